@@ -1,0 +1,62 @@
+"""Blocks, memory budgets and threads: how work is cut so that no temporary outgrows its budget."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+MEMORY_BUDGET = 2**30
+"""Default bound, in bytes, on any one temporary."""
+
+T = TypeVar("T")
+
+
+def blocks(total: int, size: int) -> Iterator[slice]:
+    """Cut ``range(total)`` into consecutive slices of at most ``size``.
+
+    >>> list(blocks(5, 2))
+    [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
+    """
+    for start in range(0, total, size):
+        yield slice(start, min(start + size, total))
+
+
+def block_size(bytes_per_item: int, memory_budget: int) -> int:
+    """The number of items, at least one, whose temporaries fit in ``memory_budget`` bytes.
+
+    >>> block_size(bytes_per_item=100, memory_budget=1000)
+    10
+    """
+    return max(1, memory_budget // max(1, bytes_per_item))
+
+
+def thread_count() -> int:
+    """Threads to use: the cores this process may run on, or fewer where the environment asks for fewer.
+
+    ``NUMBA_NUM_THREADS`` and ``OMP_NUM_THREADS`` are honoured because joblib and Dask set them in their workers.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    for name in ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS"):
+        asked = os.environ.get(name, "")
+        if asked.isdigit() and int(asked) > 0:
+            cores = min(cores, int(asked))
+    return cores
+
+
+def run_threads(work: Callable[[T], object], items: Iterable[T]) -> None:
+    """Call ``work`` on every item, on as many threads as we may use.
+
+    ``work`` must release the GIL to gain by it: the compiled loops of ``_fused`` do. Plain threads rather than a
+    compiled runtime's pool, because they may be started from any thread and survive a fork.
+    """
+    items = list(items)
+    n_threads = min(thread_count(), len(items))
+    if n_threads <= 1:
+        for item in items:
+            work(item)
+        return
+    with ThreadPoolExecutor(n_threads) as pool:
+        for _ in pool.map(work, items):
+            pass

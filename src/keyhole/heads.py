@@ -1,0 +1,243 @@
+"""Laws of the query-key matrix W: how to draw heads, and the Gaussian moments of their scores."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from typing import Any, Protocol, Self, runtime_checkable
+
+import numpy as np
+from jaxtyping import Float
+from scipy.special import ndtri
+
+from keyhole._checks import check_count, check_finite, check_float_array, check_number, check_seed
+
+
+@runtime_checkable
+class HeadLaw(Protocol):
+    """A law of W: anything with this method can be passed as ``law``."""
+
+    def sample(self, n_heads: int, dim: int, seed: int, *, start: int = 0) -> Float[np.ndarray, "m e e"]:
+        """Draw heads ``start … start + n_heads − 1`` of the infinite sequence that ``seed`` names."""
+        ...
+
+
+class _Params:
+    """scikit-learn's parameter protocol, so that ``law__mean`` can be searched over; no import needed."""
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        names = list(inspect.signature(type(self).__init__).parameters)[1:]
+        return {name: getattr(self, name) for name in names}
+
+    def set_params(self, **params: Any) -> Self:
+        known = self.get_params()
+        for name, value in params.items():
+            if name not in known:
+                raise ValueError(
+                    f"{type(self).__name__} has no parameter {name!r}: it has {', '.join(sorted(known))}."
+                )
+            setattr(self, name, value)
+        return self
+
+    def __repr__(self) -> str:
+        shown = []
+        for name, value in self.get_params().items():
+            if isinstance(value, np.ndarray):
+                value = f"array{value.shape}"
+            shown.append(f"{name}={value}")
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    def __eq__(self, other: object) -> bool:
+        if type(self) is not type(other):
+            return NotImplemented
+        theirs = other.get_params()  # type: ignore[attr-defined]
+        return all(np.array_equal(value, theirs[name]) for name, value in self.get_params().items())
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class GaussianHeads(_Params):
+    """Independent Gaussian entries around a mean: W = mean + scale · G.
+
+    ``mean=0`` is the paper's RFA, ``mean=1`` its biased BRFA, for which E s = <x_0, x_i>. With ``scale=1/2`` and
+    unit tokens the scores have unit variance.
+
+    Parameters
+    ----------
+    mean : float or array (D, D)
+        A number c means c·W_0 with W_0 = [[I_d, 0], [0, 0]]; an array is the mean itself, D = d + 1.
+    scale : float
+        Standard deviation of the entries.
+
+    Examples
+    --------
+    >>> law = GaussianHeads(mean=1.0)
+    >>> law.sample(n_heads=4, dim=3, seed=0).shape
+    (4, 4, 4)
+    >>> bool((law.sample(2, 3, seed=0) == law.sample(4, 3, seed=0)[:2]).all())   # draws nest
+    True
+    """
+
+    def __init__(self, mean: float | Float[np.ndarray, "e e"] = 0.0, scale: float = 0.5) -> None:
+        self.mean = mean
+        self.scale = scale
+
+    def sample(self, n_heads: int, dim: int, seed: int, *, start: int = 0) -> Float[np.ndarray, "m e e"]:
+        """Draw heads ``start … start + n_heads − 1`` of the sequence that ``seed`` names; D = dim + 1.
+
+        Returns
+        -------
+        array (n_heads, D, D)
+            The same heads whatever the block size: ``sample(M, …)[a:b]`` equals ``sample(b−a, …, start=a)``.
+        """
+        mean, scale = self.moments(dim)
+        width = dim + 1
+        noise = standard_normals(n_heads, width * width, seed, start=start).reshape(n_heads, width, width)
+        noise *= scale
+        if mean is not None:
+            noise += mean
+        return noise
+
+    def moments(self, dim: int) -> tuple[Float[np.ndarray, "e e"] | None, float]:
+        """Return the mean matrix (None when it is zero) and the standard deviation of the entries, checked."""
+        dim = check_count(dim, "dim")
+        scale = check_number(self.scale, "scale", minimum=0.0, exclusive=True)
+        if np.ndim(self.mean) == 0:
+            strength = check_number(self.mean, "mean")
+            return (None if strength == 0 else strength * identity_mean(dim)), scale
+        mean = check_float_array(self.mean, "mean").astype(np.float64)
+        if mean.shape != (dim + 1, dim + 1):
+            raise ValueError(
+                f"`mean` must be a number or a (D, D) matrix with D = d + 1: got shape {mean.shape} for tokens of "
+                f"dimension {dim}, so D = {dim + 1}. The last row and column belong to the appended one."
+            )
+        check_finite(mean, "mean")
+        return (mean if mean.any() else None), scale
+
+
+class QueryKeyHeads(_Params):
+    """Products of Gaussian query and key matrices: W = QᵀK with Q, K in R^{rank × D}.
+
+    Entries of Q and K are i.i.d. Gaussian, scaled so that the entries of W have standard deviation ``scale``. As
+    ``rank`` grows this becomes ``GaussianHeads(0, scale)``; at finite rank no closed-form kernel is known.
+
+    Parameters
+    ----------
+    rank : int
+        Head dimension r.
+    scale : float
+        Standard deviation of the entries of W.
+
+    Examples
+    --------
+    >>> QueryKeyHeads(rank=2).sample(n_heads=3, dim=5, seed=0).shape
+    (3, 6, 6)
+    """
+
+    def __init__(self, rank: int, scale: float = 0.5) -> None:
+        self.rank = rank
+        self.scale = scale
+
+    def sample(self, n_heads: int, dim: int, seed: int, *, start: int = 0) -> Float[np.ndarray, "m e e"]:
+        """Draw heads ``start … start + n_heads − 1`` of the sequence that ``seed`` names; D = dim + 1."""
+        rank = check_count(self.rank, "rank")
+        scale = check_number(self.scale, "scale", minimum=0.0, exclusive=True)
+        width = check_count(dim, "dim") + 1
+        factors = standard_normals(n_heads, 2 * rank * width, seed, start=start)
+        query, key = np.moveaxis(factors.reshape(n_heads, 2, rank, width), 1, 0)
+        # entries of QᵀK are sums of `rank` products, of variance 1 each
+        return np.matmul(query.transpose(0, 2, 1), key) * (scale / math.sqrt(rank))
+
+
+class HeadDraw:
+    """M heads of a law under one seed, regenerated block by block instead of stored.
+
+    Parameters
+    ----------
+    law : HeadLaw
+    n_heads : int
+        M.
+    dim : int
+        Token dimension d; heads are (D, D) with D = d + 1.
+    seed : int
+
+    Examples
+    --------
+    >>> draw = HeadDraw(GaussianHeads(), n_heads=1000, dim=3, seed=0)
+    >>> draw.block(10, 30).shape
+    (20, 4, 4)
+    """
+
+    def __init__(self, law: HeadLaw, n_heads: int, dim: int, seed: int) -> None:
+        if not isinstance(law, HeadLaw):
+            raise TypeError(
+                f"`law` must be a law of heads, with a method sample(n_heads, dim, seed): got {law!r}. "
+                "Use kh.GaussianHeads() or kh.QueryKeyHeads(rank)."
+            )
+        self.law = law
+        self.n_heads = check_count(n_heads, "n_heads")
+        self.dim = check_count(dim, "dim")
+        self.seed = check_seed(seed)
+
+    def __len__(self) -> int:
+        return self.n_heads
+
+    def block(self, start: int, stop: int) -> Float[np.ndarray, "m e e"]:
+        """Heads ``start … stop − 1``."""
+        return self.law.sample(stop - start, self.dim, self.seed, start=start)
+
+
+def identity_mean(dim: int) -> Float[np.ndarray, "e e"]:
+    """W_0 = [[I_d, 0], [0, 0]], for which the mean score is <x_0, x_i>.
+
+    >>> identity_mean(2)
+    array([[1., 0., 0.],
+           [0., 1., 0.],
+           [0., 0., 0.]])
+    """
+    mean = np.eye(dim + 1)
+    mean[-1, -1] = 0.0
+    return mean
+
+
+def sample_mlp_weights(width: int, n_keys: int, dim: int, seed: int, *, start: int = 0) -> Float[np.ndarray, "m z"]:
+    """Draw first-layer weights of the MLP baseline: w ~ N(0, I/(N+2)) on z = [x_0; …; x_N; 1].
+
+    Parameters
+    ----------
+    width : int
+        Number of hidden units; M(d+1) of them match the parameters of M attention heads.
+    n_keys, dim : int
+        N and d.
+    seed : int
+    start : int
+        First unit of the sequence to draw: draws nest as heads do.
+
+    Returns
+    -------
+    array (width, (N+1)·d + 1)
+
+    Examples
+    --------
+    >>> sample_mlp_weights(width=5, n_keys=2, dim=3, seed=0).shape
+    (5, 10)
+    """
+    n_keys, dim = check_count(n_keys, "n_keys"), check_count(dim, "dim")
+    return standard_normals(width, (n_keys + 1) * dim + 1, seed, start=start) / math.sqrt(n_keys + 2)
+
+
+def standard_normals(n_items: int, n_entries: int, seed: int, *, start: int = 0) -> Float[np.ndarray, "m z"]:
+    """Draw items ``start … start + n_items − 1`` of an infinite sequence of Gaussian vectors.
+
+    Item m is a function of (seed, m, n_entries) alone. The bits are Philox counters, which NumPy keeps stable
+    between versions and which can start anywhere; the normal is the inverse distribution function of 52 of them.
+    """
+    n_items = check_count(n_items, "n_heads")
+    start = check_count(start, "start", minimum=0)
+    key = np.random.SeedSequence(check_seed(seed)).generate_state(2, np.uint64)
+    generator = np.random.Philox(key=key)
+    counters_per_item = -(-n_entries // 4)  # one counter gives four 64-bit words
+    generator.advance(start * counters_per_item)
+    bits = generator.random_raw(n_items * counters_per_item * 4).reshape(n_items, -1)[:, :n_entries]
+    # midpoints of 2^52 cells: never 0 or 1, so never infinite
+    return ndtri(((bits >> np.uint64(12)) + 0.5) * 2.0**-52)

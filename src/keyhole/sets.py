@@ -1,0 +1,348 @@
+"""SetBatch: sets of keys, each with a query, stored end to end without padding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Self
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from keyhole._checks import check_finite, check_float_array
+
+
+class SetBatch:
+    """A batch of n sets of keys, each with an optional query.
+
+    Set i has keys x_1 … x_N in R^d, N ≥ 1 and different from set to set, and one query x_0 in R^d. The order of
+    the keys never matters. Keys are stored end to end, so a long set costs the others nothing.
+
+    Parameters
+    ----------
+    keys : array (n, N, d), or sequence of n arrays (N_i, d)
+        The keys of each set.
+    query : array (n, d), optional
+        One query per set. Without it every set has the constant query x~_0 = [0; √2], whose length is that of a
+        unit token [x; 1].
+
+    Attributes
+    ----------
+    tokens : array (Σ N_i, d)
+        All keys, set after set. Read-only.
+    offsets : array (n + 1,)
+        Set i owns rows ``offsets[i]:offsets[i+1]`` of ``tokens``.
+
+    Notes
+    -----
+    float32 input stays float32, everything else becomes float64. Arrays are copied only where that is needed to
+    join or convert them, and what the batch holds is read-only.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import keyhole as kh
+    >>> batch = kh.SetBatch([np.ones((2, 3)), np.ones((5, 3))], query=np.zeros((2, 3)))
+    >>> batch
+    SetBatch(2 sets, 2–5 keys each (7 in all), dim 3, with query, float64)
+    >>> batch.lengths
+    array([2, 5])
+    >>> batch[1:]
+    SetBatch(1 set, 5 keys, dim 3, with query, float64)
+    """
+
+    __slots__ = ("_offsets", "_query", "_tokens")
+    # the batch compares by identity and holds arrays: not hashable by content
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, keys: Any, query: Any = None) -> None:
+        tokens, offsets = _join_sets(keys, "keys")
+        if query is not None:
+            query = check_float_array(query, "query")
+            _check_query(query, n=len(offsets) - 1, keys_dim=tokens.shape[1])
+            dtype = np.result_type(tokens, query)
+            tokens, query = tokens.astype(dtype, copy=False), query.astype(dtype, copy=False)
+            check_finite(query, "query")
+        self._store(tokens, offsets, query)
+
+    def _store(self, tokens: np.ndarray, offsets: np.ndarray, query: np.ndarray | None) -> None:
+        self._tokens = _frozen(tokens)
+        self._offsets = _frozen(offsets)
+        self._query = None if query is None else _frozen(query)
+
+    @classmethod
+    def from_tokens(cls, x: Any) -> Self:
+        """Build a batch from token arrays whose row 0 is the query: the paper's x_{0:N}.
+
+        Parameters
+        ----------
+        x : array (n, 1+N, d), or sequence of n arrays (1+N_i, d)
+            Row 0 of each set is its query, the other rows are its keys.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> SetBatch.from_tokens(np.zeros((4, 1 + 6, 3)))
+        SetBatch(4 sets, 6 keys each (24 in all), dim 3, with query, float64)
+        """
+        tokens, offsets = _join_sets(x, "x")
+        lengths = np.diff(offsets)
+        if lengths.min() < 2:
+            i = int(lengths.argmin())
+            raise ValueError(
+                f"each set of `x` must have a query (row 0) and at least one key: set {i} has no keys, only its "
+                "query. Drop such sets, or use SetBatch(keys) if your sets carry no query."
+            )
+        is_key = np.ones(len(tokens), dtype=bool)
+        is_key[offsets[:-1]] = False
+        return cls._from_flat(tokens[is_key], offsets - np.arange(len(offsets)), tokens[offsets[:-1]])
+
+    @classmethod
+    def _from_flat(cls, tokens: np.ndarray, offsets: np.ndarray, query: np.ndarray | None) -> Self:
+        """Wrap arrays that are known to be valid."""
+        batch = cls.__new__(cls)
+        batch._store(tokens, offsets, query)
+        return batch
+
+    @property
+    def tokens(self) -> Float[np.ndarray, "t d"]:
+        """All keys, set after set."""
+        return self._tokens
+
+    @property
+    def offsets(self) -> Int[np.ndarray, " n+1"]:
+        """Set i owns rows ``offsets[i]:offsets[i+1]`` of ``tokens``."""
+        return self._offsets
+
+    @property
+    def query(self) -> Float[np.ndarray, "n d"] | None:
+        """One query per set, or None for the constant query."""
+        return self._query
+
+    @property
+    def dim(self) -> int:
+        """The token dimension d."""
+        return int(self._tokens.shape[1])
+
+    @property
+    def lengths(self) -> Int[np.ndarray, " n"]:
+        """The number of keys of each set."""
+        return np.diff(self._offsets)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """float32 or float64."""
+        return self._tokens.dtype
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(n, d), so that scikit-learn can slice the batch as it slices an array."""
+        return len(self), self.dim
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held by the batch."""
+        held = self._tokens.nbytes + self._offsets.nbytes
+        return held + (0 if self._query is None else self._query.nbytes)
+
+    def astype(self, dtype: Any) -> SetBatch:
+        """Return the batch in float32 or float64."""
+        if np.dtype(dtype) not in (np.float32, np.float64):
+            raise ValueError(f"`dtype` must be float32 or float64: got {np.dtype(dtype)}.")
+        if self.dtype == np.dtype(dtype):
+            return self
+        query = None if self._query is None else self._query.astype(dtype)
+        return self._from_flat(self._tokens.astype(dtype), self._offsets, query)
+
+    def extended_keys(self) -> Float[np.ndarray, "t e"]:
+        """All keys with a one appended: x~ = [x; 1]."""
+        return _with_last(self._tokens, 1.0)
+
+    def extended_query(self) -> Float[np.ndarray, "n e"]:
+        """Queries with a one appended, or the constant query [0; √2] for every set."""
+        if self._query is None:
+            return _with_last(np.zeros((len(self), self.dim), dtype=self.dtype), np.sqrt(2.0))
+        return _with_last(self._query, 1.0)
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    def __iter__(self) -> Iterator[SetBatch]:
+        return (self[i : i + 1] for i in range(len(self)))
+
+    def __getitem__(self, rows: Any) -> SetBatch:
+        """Return the sets that ``rows`` names: a slice, integers, or a mask. One integer gives a batch of one set."""
+        if isinstance(rows, tuple) and len(rows) == 2 and rows[1] is Ellipsis:
+            rows = rows[0]  # scikit-learn writes X[rows, ...]
+        if isinstance(rows, slice):
+            start, stop, step = rows.indices(len(self))
+            if step == 1:
+                return self._contiguous(start, max(start, stop))
+            rows = np.arange(start, stop, step)
+        return self._gather(self._row_numbers(rows))
+
+    def _row_numbers(self, rows: Any) -> np.ndarray:
+        index = np.asarray(rows)
+        if index.dtype == bool:
+            if index.shape != (len(self),):
+                raise IndexError(
+                    f"a mask must have one entry per set: got shape {index.shape} for {len(self)} sets."
+                )
+            return np.flatnonzero(index)
+        if index.size == 0:
+            index = index.astype(np.intp)
+        if index.dtype.kind not in "iu" or index.ndim > 1:
+            raise IndexError(
+                "a SetBatch is indexed by a slice, a list or array of integers, or a mask: "
+                f"got {type(rows).__name__} of dtype {index.dtype} and shape {index.shape}."
+            )
+        index = np.atleast_1d(index).astype(np.intp)
+        outside = (index < -len(self)) | (index >= len(self))
+        if outside.any():
+            raise IndexError(f"set {int(index[outside][0])} is out of range for a batch of {len(self)} sets.")
+        return np.where(index < 0, index + len(self), index)
+
+    def _contiguous(self, start: int, stop: int) -> SetBatch:
+        offsets = self._offsets[start : stop + 1]
+        first = offsets[0]
+        query = None if self._query is None else self._query[start:stop]
+        return self._from_flat(self._tokens[first : offsets[-1]], offsets - first, query)
+
+    def _gather(self, rows: np.ndarray) -> SetBatch:
+        lengths = self.lengths[rows]
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        # token k of new set i is token k of old set rows[i]
+        source = np.arange(offsets[-1]) + np.repeat(self._offsets[rows] - offsets[:-1], lengths)
+        query = None if self._query is None else self._query[rows]
+        return self._from_flat(self._tokens[source], offsets, query)
+
+    def __repr__(self) -> str:
+        n, total = len(self), len(self._tokens)
+        query = "with query" if self._query is not None else "no query"
+        tail = f"dim {self.dim}, {query}, {self.dtype})"
+        if n == 0:
+            return f"SetBatch(0 sets, {tail}"
+        low, high = int(self.lengths.min()), int(self.lengths.max())
+        span = f"{low}" if low == high else f"{low}–{high}"
+        plural = "key" if span == "1" else "keys"
+        if n == 1:
+            return f"SetBatch(1 set, {span} {plural}, {tail}"
+        return f"SetBatch({n} sets, {span} {plural} each ({total} in all), {tail}"
+
+
+def concatenate(batches: Sequence[SetBatch]) -> SetBatch:
+    """Join batches end to end. All must have the same dimension, and all or none a query.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> concatenate([SetBatch(np.zeros((2, 3, 4))), SetBatch(np.zeros((1, 8, 4)))])
+    SetBatch(3 sets, 3–8 keys each (14 in all), dim 4, no query, float64)
+    """
+    if not batches:
+        raise ValueError("`batches` must hold at least one SetBatch: got none.")
+    dims = {b.dim for b in batches}
+    if len(dims) > 1:
+        raise ValueError(f"`batches` must share their token dimension: got {sorted(dims)}.")
+    queries = [b.query for b in batches if b.query is not None]
+    if queries and len(queries) != len(batches):
+        raise ValueError(
+            f"`batches` must all carry a query, or none: {len(queries)} of {len(batches)} do. "
+            "Give the others a query of their own."
+        )
+    lengths = np.concatenate([b.lengths for b in batches])
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    query = np.concatenate(queries) if queries else None
+    return SetBatch._from_flat(np.concatenate([b.tokens for b in batches]), offsets, query)
+
+
+def _frozen(array: np.ndarray) -> np.ndarray:
+    view = np.ascontiguousarray(array).view()
+    view.flags.writeable = False
+    return view
+
+
+def _with_last(array: np.ndarray, value: float) -> np.ndarray:
+    extended = np.empty((array.shape[0], array.shape[1] + 1), dtype=array.dtype)
+    extended[:, :-1] = array
+    extended[:, -1] = value
+    return extended
+
+
+def _join_sets(sets: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return (tokens, offsets) for an (n, N, d) array or a sequence of (N_i, d) arrays, checked."""
+    if isinstance(sets, SetBatch):
+        raise TypeError(f"`{name}` is a SetBatch already: use it as it is, or pass its arrays.")
+    if isinstance(sets, np.ndarray) and sets.dtype != object:
+        return _join_dense(check_float_array(sets, name), name)
+    if isinstance(sets, np.ndarray) and sets.ndim == 3:
+        return _join_dense(check_float_array(sets, name), name)
+    if not hasattr(sets, "__len__") or not hasattr(sets, "__getitem__"):
+        raise TypeError(
+            f"`{name}` must be an (n, N, d) array or a sequence of n arrays (N_i, d): got {type(sets).__name__}."
+        )
+    return _join_ragged(sets, name)
+
+
+def _join_dense(array: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray]:
+    if array.ndim != 3:
+        raise ValueError(
+            f"`{name}` must have shape (n, N, d), sets × keys × coordinates, or be a list of (N_i, d) arrays: "
+            f"got shape {array.shape}. For one key per set, pass x[:, None, :]."
+        )
+    n, length, dim = array.shape
+    _check_sizes(n, np.full(n, length), dim, name)
+    check_finite(array, name)
+    return array.reshape(n * length, dim), np.arange(0, n * length + 1, length, dtype=np.int64)
+
+
+def _join_ragged(sets: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
+    arrays = []
+    for i in range(len(sets)):
+        array = check_float_array(sets[i], f"{name}[{i}]")
+        if array.ndim != 2:
+            raise ValueError(
+                f"each set of `{name}` must have shape (N_i, d): set {i} has shape {array.shape}. "
+                "A set of one key is x[None, :]."
+            )
+        if arrays and array.shape[1] != arrays[0].shape[1]:
+            raise ValueError(
+                f"all sets of `{name}` must share their last axis (the token dimension): set 0 has shape "
+                f"{arrays[0].shape} and set {i} has shape {array.shape}."
+            )
+        arrays.append(array)
+    lengths = np.array([len(a) for a in arrays], dtype=np.int64)
+    _check_sizes(len(arrays), lengths, arrays[0].shape[1] if arrays else 1, name)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    tokens = np.concatenate(arrays)
+    if not np.isfinite(tokens).all():
+        for i, array in enumerate(arrays):
+            check_finite(array, f"{name}[{i}]")
+    return tokens, offsets
+
+
+def _check_sizes(n: int, lengths: np.ndarray, dim: int, name: str) -> None:
+    if n == 0:
+        raise ValueError(f"`{name}` must hold at least one set: got none (0 sample(s)).")
+    if dim == 0:
+        raise ValueError(f"tokens of `{name}` must have at least one coordinate: got 0 feature(s).")
+    if lengths.min() == 0:
+        i = int(lengths.argmin())
+        raise ValueError(
+            f"every set of `{name}` must have at least one key: set {i} has no keys. "
+            "Drop it, or give it a token that says 'empty'."
+        )
+
+
+def _check_query(query: np.ndarray, n: int, keys_dim: int) -> None:
+    if query.ndim != 2:
+        raise ValueError(
+            f"`query` must have shape (n, d), one query per set: got shape {query.shape} for {n} sets."
+        )
+    if query.shape[1] != keys_dim:
+        raise ValueError(
+            "`keys` and `query` must share their last axis (the token dimension): got query "
+            f"{query.shape} and keys of dimension {keys_dim}. If only one of them carries extra coordinates, "
+            "pad the other with zeros."
+        )
+    if query.shape[0] != n:
+        raise ValueError(f"`query` must have one row per set: got {query.shape[0]} rows for {n} sets.")

@@ -1,0 +1,27 @@
+"""Shapes are checked while testing; every test that draws takes its seed from here."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from jaxtyping import install_import_hook
+
+SOURCE = Path(__file__).parents[1] / "src" / "keyhole"
+# the compiled loops take no annotations, and decorating them would hide them from numba
+CHECKED = [f"keyhole.{p.stem}" for p in SOURCE.iterdir() if p.stem not in ("_fused", "__init__", "__pycache__", "py")]
+install_import_hook(CHECKED, "beartype.beartype")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seed", type=int, default=int(os.environ.get("KEYHOLE_TEST_SEED", "0")))
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    return int(request.config.getoption("--seed"))
+
+
+@pytest.fixture
+def rng(seed: int) -> np.random.Generator:
+    return np.random.default_rng(seed)
