@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float
@@ -29,7 +29,7 @@ class _Params:
         names = list(inspect.signature(type(self).__init__).parameters)[1:]
         return {name: getattr(self, name) for name in names}
 
-    def set_params(self, **params: Any) -> Self:
+    def set_params(self, **params: Any) -> _Params:
         known = self.get_params()
         for name, value in params.items():
             if name not in known:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -70,7 +70,7 @@ class SetBatch:
         self._query = None if query is None else _frozen(query)
 
     @classmethod
-    def from_tokens(cls, x: Any) -> Self:
+    def from_tokens(cls, x: Any) -> SetBatch:
         """Build a batch from token arrays whose row 0 is the query: the paper's x_{0:N}.
 
         Parameters
@@ -97,7 +97,7 @@ class SetBatch:
         return cls._from_flat(tokens[is_key], offsets - np.arange(len(offsets)), tokens[offsets[:-1]])
 
     @classmethod
-    def _from_flat(cls, tokens: np.ndarray, offsets: np.ndarray, query: np.ndarray | None) -> Self:
+    def _from_flat(cls, tokens: np.ndarray, offsets: np.ndarray, query: np.ndarray | None) -> SetBatch:
         """Wrap arrays that are known to be valid."""
         batch = cls.__new__(cls)
         batch._store(tokens, offsets, query)
@@ -109,7 +109,7 @@ class SetBatch:
         return self._tokens
 
     @property
-    def offsets(self) -> Int[np.ndarray, " n+1"]:
+    def offsets(self) -> Int[np.ndarray, " offsets"]:
         """Set i owns rows ``offsets[i]:offsets[i+1]`` of ``tokens``."""
         return self._offsets
 

@@ -1,0 +1,50 @@
+# Two commands: `make run` and `make test`. Each sets up what it needs in .venv, from the package index alone.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+OUT ?= out
+
+.PHONY: run test test-slow lint bench clean help
+
+run: $(VENV)/.core  ## fit attention with finite and infinite heads and an MLP on one target of each family; print and draw
+	$(BIN)/keyhole compare --out $(OUT)/compare
+
+test: $(VENV)/.test  ## the tests, doctests of README and docstrings included (under 8 minutes on two cores)
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: $(VENV)/.test  ## the slow statistical runs
+	$(BIN)/python -m pytest -m slow
+
+lint: $(VENV)/.lint  ## ruff and mypy --strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.bench  ## every hot path beside its rivals, in one run
+	$(BIN)/python benchmarks/run.py
+
+help:  ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+clean:  ## remove the environment and everything made
+	rm -rf $(VENV) $(OUT) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(VENV)/.core: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "keyhole needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version). Try: make PYTHON=python3.12 …"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.core
+	$(PIP) -e ".[test]"
+	@touch $@
+
+$(VENV)/.lint: $(VENV)/.test
+	$(PIP) -e ".[test,lint]"
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.core
+	$(PIP) -e ".[bench]"
+	@touch $@
