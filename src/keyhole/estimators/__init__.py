@@ -1,0 +1,8 @@
+"""The scikit-learn surface: check what was passed, call the mathematics, store what came out."""
+
+from __future__ import annotations
+
+from keyhole.estimators.attention import AttentionClassifier, AttentionRegressor
+from keyhole.estimators.transformer import AttentionFeatures
+
+__all__ = ["AttentionClassifier", "AttentionFeatures", "AttentionRegressor"]

@@ -1,0 +1,275 @@
+"""One attention layer with frozen random heads, fitted in closed form: regression and classification."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from scipy.special import softmax
+from sklearn import get_config
+from sklearn.base import BaseEstimator, ClassifierMixin, MultiOutputMixin, RegressorMixin
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, column_or_1d
+
+from keyhole.estimators._input import (
+    as_columns,
+    as_heads,
+    as_law,
+    as_penalties,
+    as_seed,
+    as_sets,
+    as_weights,
+    check_given,
+    check_layer_options,
+    check_lengths,
+)
+from keyhole.heads import HeadDraw
+from keyhole.layer import LayerFit, fit_finite_layer, fit_kernel_layer
+from keyhole.sets import SetBatch
+from keyhole.solvers.calibration import fit_temperature
+
+
+class _AttentionModel(BaseEstimator):  # type: ignore[misc]
+    """What regression and classification share: parameters, the fit of columns, and scores."""
+
+    def __init__(
+        self,
+        n_heads: float = 512,
+        law: Any = None,
+        alpha: Any = "loo",
+        activation: str = "relu",
+        fit_intercept: bool = True,
+        random_state: Any = None,
+        *,
+        dtype: str = "float64",
+    ) -> None:
+        self.n_heads = n_heads
+        self.law = law
+        self.alpha = alpha
+        self.activation = activation
+        self.fit_intercept = fit_intercept
+        self.random_state = random_state
+        self.dtype = dtype
+
+    def _fit_columns(self, batch: SetBatch, columns: np.ndarray, weights: np.ndarray | None) -> LayerFit:
+        activation, dtype = check_layer_options(self.activation, self.dtype)
+        n_heads, law, penalties = as_heads(self.n_heads), as_law(self.law), as_penalties(self.alpha)
+        options = {
+            "activation": activation,
+            "fit_intercept": bool(self.fit_intercept),
+            "weights": weights,
+            "memory_budget": _memory_budget(),
+        }
+        if n_heads is None:
+            fit = fit_kernel_layer(batch, columns, law, penalties, **options)
+        else:
+            draw = HeadDraw(law, n_heads, batch.dim, as_seed(self.random_state))
+            fit = fit_finite_layer(batch, columns, draw, penalties, dtype=dtype, **options)
+        self.layer_ = fit.layer
+        self.alpha_ = fit.alpha
+        self.alphas_ = fit.alphas
+        self.loo_errors_ = fit.loo_errors
+        self.loo_error_ = fit.loo_error
+        self.solver_ = fit.route
+        return fit
+
+    def _scores(self, X: Any) -> np.ndarray:
+        check_is_fitted(self)
+        batch = as_sets(self, X, reset=False)
+        scores = self.layer_.predict(batch, memory_budget=_memory_budget())
+        return scores
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.three_d_array = True
+        return tags
+
+
+class AttentionRegressor(MultiOutputMixin, RegressorMixin, _AttentionModel):  # type: ignore[misc]
+    """Regression on sets with a query, by one attention layer with frozen random heads and ridge values.
+
+    The layer is f(x) = Σ_m <v_m, φ_m(x)> + b with features φ_m of M random heads; v minimises
+    Σ_i (y_i − f(x_i))² + α|v|², the intercept b being free. Primal if M·(d+1) < n, dual otherwise, the exact
+    kernel if ``n_heads=math.inf``; the same numbers by all three.
+
+    Parameters
+    ----------
+    n_heads : int or math.inf
+        M, or infinity for the exact kernel of infinitely many heads.
+    law : law of the heads, optional
+        ``kh.GaussianHeads()`` if None. ``kh.GaussianHeads(mean=1.0)`` favours targets that depend on <x_0, x_i>.
+    alpha : "loo", number or sequence of numbers
+        Ridge penalty; "loo" chooses from an automatic grid, a sequence from itself, both by exact leave-one-out.
+    activation : str
+        "relu" (weights ReLU(s)/N), "softmax" (softmax over the set), "linear", "square", "step" or "exp".
+    fit_intercept : bool
+    random_state : int, RandomState, Generator or None
+        An integer s means the heads ``law.sample(n_heads, d, s)``.
+    dtype : "float64" or "float32"
+        Precision of the features and their Gram matrix. Kernels are always float64.
+
+    Attributes
+    ----------
+    alpha_ : float
+        The penalty used.
+    loo_error_ : float
+        Leave-one-out mean squared error at ``alpha_``.
+    alphas_, loo_errors_ : arrays
+        The penalties tried and the error of each; infinite where rounding makes it meaningless.
+    loo_predictions_ : array (n,) or (n, outputs)
+        Prediction for each training sample by the model fitted without it and without its exact copies.
+    intercept_ : float or array (outputs,)
+    values_ : array (M, D) or (M, D, outputs)
+        v, for finite heads.
+    heads_ : HeadDraw
+        The heads, for finite heads; ``heads_.block(0, M)`` draws them.
+    dual_coef_ : array (n', outputs)
+        For infinite heads: f(x) = Σ_i dual_coef_i K(x, x_i) + b over the n' distinct training sets.
+    solver_ : str
+        "primal", "dual" or "kernel".
+    n_features_in_ : int
+        Token dimension d.
+
+    Notes
+    -----
+    ``X`` is a SetBatch, or tokens as ``SetBatch.from_tokens`` takes them, or an (n, d) table of one key per set.
+    Exact copies of a sample (same keys in any order, same query, same y) count as one sample of their joint weight,
+    so leave-one-out leaves all of them out. Temporaries stay within scikit-learn's ``working_memory`` setting
+    (1 GiB); the n × n or p × p Gram matrix comes on top.
+
+    Examples
+    --------
+    >>> import keyhole as kh
+    >>> target = kh.targets.TokenPower(2, dim=4)
+    >>> train = kh.targets.sphere_sets(300, n_keys=6, dim=4, seed=0)
+    >>> test = kh.targets.sphere_sets(300, n_keys=6, dim=4, seed=1)
+    >>> model = kh.AttentionRegressor(n_heads=100, random_state=0).fit(train, target(train))
+    >>> bool(model.score(test, target(test)) > 0.99)
+    True
+    >>> model.solver_, model.values_.shape
+    ('dual', (100, 5))
+    """
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> AttentionRegressor:
+        """Fit the values. ``sample_weight`` weighs the squared error of each sample."""
+        batch = as_sets(self, X, reset=True)
+        columns = as_columns(self, y, batch)
+        fit = self._fit_columns(batch, columns, as_weights(sample_weight, batch))
+        self._store(fit, single=np.ndim(y) == 1)
+        return self
+
+    def _store(self, fit: LayerFit, *, single: bool) -> None:
+        self._single = single
+        last = (lambda a: a[..., 0]) if single else (lambda a: a)
+        self.loo_predictions_ = last(fit.loo_predictions)
+        intercept = last(fit.layer.intercept)
+        self.intercept_ = float(intercept) if single else intercept
+        _store_coefficients(self, fit, last)
+
+    def predict(self, X: Any) -> Float[np.ndarray, "n ..."]:
+        """Return predictions, shape (n,) or (n, outputs) as ``y`` had."""
+        scores = self._scores(X)
+        return scores[:, 0] if self._single else scores
+
+
+class AttentionClassifier(ClassifierMixin, _AttentionModel):  # type: ignore[misc]
+    """Classification of sets with a query, by one attention layer with frozen random heads and ridge values.
+
+    Ridge on ±1 columns, one per class (a single one for two classes), as scikit-learn's ``RidgeClassifier`` does;
+    probabilities are softmax(c · scores) with the temperature c fitted to the leave-one-out scores.
+
+    Parameters
+    ----------
+    n_heads, law, alpha, activation, fit_intercept, random_state, dtype
+        As for `AttentionRegressor`.
+
+    Attributes
+    ----------
+    classes_ : array (classes,)
+        The labels, sorted.
+    loo_error_ : float
+        Leave-one-out mean squared error of the ±1 columns at ``alpha_``.
+    loo_decision_ : array (n,) or (n, classes)
+        Leave-one-out decision function of the training samples.
+    temperature_ : float
+        c.
+    alpha_, alphas_, loo_errors_, intercept_, values_, heads_, dual_coef_, solver_, n_features_in_
+        As for `AttentionRegressor`; outputs are the columns.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import keyhole as kh
+    >>> sets = kh.targets.sphere_sets(400, n_keys=5, dim=4, seed=0)
+    >>> score = kh.targets.TokenPower(2, dim=4)(sets)
+    >>> label = np.where(score > np.median(score), "wide", "narrow")
+    >>> model = kh.AttentionClassifier(n_heads=100, random_state=0).fit(sets[:300], label[:300])
+    >>> bool(model.score(sets[300:], label[300:]) > 0.95)
+    True
+    >>> model.predict_proba(sets[300:]).shape
+    (100, 2)
+    """
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> AttentionClassifier:
+        """Fit the values and the temperature."""
+        batch = as_sets(self, X, reset=True)
+        weights = as_weights(sample_weight, batch)
+        labels = self._encode(y, batch)
+        columns = np.where(labels[:, None] == np.arange(len(self.classes_)), 1.0, -1.0)
+        single = len(self.classes_) == 2
+        fit = self._fit_columns(batch, columns[:, 1:] if single else columns, weights)
+        last = (lambda a: a[..., 0]) if single else (lambda a: a)
+        self.loo_decision_ = last(fit.loo_predictions)
+        self.intercept_ = fit.layer.intercept
+        self.temperature_ = fit_temperature(_class_scores(self.loo_decision_), labels, weights)
+        _store_coefficients(self, fit, last)
+        return self
+
+    def _encode(self, y: Any, batch: SetBatch) -> np.ndarray:
+        check_given(self, y)
+        y = column_or_1d(y, warn=True)
+        check_classification_targets(y)
+        check_lengths(batch, y, "y")
+        self.classes_, labels = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError(
+                f"`y` must have at least two classes: got 1 class, {self.classes_[0]!r}, in {len(y)} samples. "
+                "There is nothing to tell apart."
+            )
+        return labels
+
+    def decision_function(self, X: Any) -> Float[np.ndarray, "n ..."]:
+        """Return scores: (n,) for two classes, positive for ``classes_[1]``; otherwise (n, classes)."""
+        scores = self._scores(X)
+        return scores[:, 0] if len(self.classes_) == 2 else scores
+
+    def predict(self, X: Any) -> Any:
+        """Return the label with the highest score."""
+        return self.classes_[_class_scores(self.decision_function(X)).argmax(axis=1)]
+
+    def predict_proba(self, X: Any) -> Float[np.ndarray, "n c"]:
+        """Return probabilities, calibrated on the leave-one-out scores."""
+        return softmax(self.temperature_ * _class_scores(self.decision_function(X)), axis=1)
+
+    def predict_log_proba(self, X: Any) -> Float[np.ndarray, "n c"]:
+        """Return the logarithms of `predict_proba`."""
+        return np.log(self.predict_proba(X))
+
+
+def _class_scores(decision: np.ndarray) -> np.ndarray:
+    """One column of scores per class."""
+    return np.stack([-decision, decision], axis=1) if decision.ndim == 1 else decision
+
+
+def _store_coefficients(model: _AttentionModel, fit: LayerFit, last: Any) -> None:
+    if fit.route == "kernel":
+        model.dual_coef_ = last(fit.layer.dual)
+    else:
+        model.values_ = last(fit.layer.values)
+        model.heads_ = fit.layer.heads
+
+
+def _memory_budget() -> int:
+    """scikit-learn's ``working_memory``, in bytes: 1 GiB unless the user says otherwise."""
+    return int(get_config()["working_memory"] * 2**20)

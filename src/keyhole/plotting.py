@@ -1,0 +1,75 @@
+"""Figures from rows. Nothing is computed here that a row does not hold, but means and their standard errors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+_COLOURS = ("#2b6cb0", "#c05621", "#6b7280", "#2f855a", "#805ad5", "#b83280")
+
+
+def mean_and_error(rows: Sequence[dict[str, Any]], x: str, y: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Group rows by ``x``; return the distinct values of ``x``, the means of ``y`` and their standard errors."""
+    places = np.array(sorted({row[x] for row in rows}))
+    groups = [np.array([row[y] for row in rows if row[x] == place]) for place in places]
+    means = np.array([group.mean() for group in groups])
+    errors = np.array([group.std(ddof=1) / np.sqrt(len(group)) if len(group) > 1 else 0.0 for group in groups])
+    return places, means, errors
+
+
+def plot_learning_curves(rows: Sequence[dict[str, Any]], path: Path, *, title: str) -> list[Path]:
+    """Draw relative test error against n, one panel per target and one line per model, as SVG and PNG.
+
+    Parameters
+    ----------
+    rows : sequence of dict
+        With keys target, model, exact (bool: infinite heads or width, drawn dashed), n, error.
+    path : Path
+        Where to write, without suffix.
+
+    Returns
+    -------
+    list of Path
+        The files written.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    targets = list(dict.fromkeys(row["target"] for row in rows))
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    figure, axes = plt.subplots(
+        1, len(targets), figsize=(3.4 * len(targets), 3.6), sharey=True, squeeze=False, layout="constrained"
+    )
+    for axis, target in zip(axes[0], targets, strict=True):
+        for model, colour in zip(models, _COLOURS, strict=False):
+            for exact in (False, True):
+                chosen = [
+                    r for r in rows if (r["target"], r["model"], r["exact"]) == (target, model, exact)
+                ]
+                if not chosen:
+                    continue
+                n, means, errors = mean_and_error(chosen, "n", "error")
+                style = {"ls": "--", "lw": 1.2, "alpha": 0.8} if exact else {"ls": "-", "lw": 1.8, "marker": "o", "ms": 3.5}
+                label = f"{model}, infinite" if exact else model
+                axis.errorbar(n, means, yerr=errors, color=colour, capsize=2, label=label, **style)
+        axis.set(xscale="log", yscale="log", title=target, xlabel="training sets n")
+        axis.set_xticks(n, [str(int(v)) for v in n])
+        axis.minorticks_off()
+        axis.grid(True, which="major", color="#e5e7eb", lw=0.8)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0, 0].set_ylabel("test error / variance of the target")
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    figure.suptitle(title, fontsize=11)
+    written = []
+    for suffix in (".svg", ".png"):
+        target_path = path.with_suffix(suffix)
+        figure.savefig(target_path, dpi=150, metadata={"Date": None} if suffix == ".svg" else None)
+        written.append(target_path)
+    plt.close(figure)
+    return written

@@ -1,0 +1,114 @@
+"""Imports point one way, heavy packages stay in their rooms, and `import keyhole` stays light."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src" / "keyhole"
+
+# a room may import rooms of a strictly lower level, and its own
+LEVEL = {
+    "_checks": 0,
+    "_array": 0,
+    "_fused": 1,
+    "sets": 2,
+    "activations": 3,
+    "_duplicates": 3,
+    "heads": 4,
+    "targets": 4,
+    "theory": 5,
+    "features": 5,
+    "kernels": 5,
+    "solvers": 5,
+    "layer": 6,
+    "estimators": 7,
+    "plotting": 7,
+    "experiments": 8,
+    "cli": 9,
+}
+# package → the rooms that may import it
+HOME = {
+    "sklearn": {"estimators"},
+    "matplotlib": {"plotting"},
+    "numba": {"_fused"},
+    "typer": {"cli"},
+    "rich": {"cli", "experiments"},
+    "torch": set(),
+    "dask": set(),
+}
+BLIND = {"solvers": {"sets", "heads", "features", "kernels"}, "theory": {"sets", "kernels", "features", "estimators"}}
+
+
+def edges(text: str) -> list[str]:
+    """Full names of the modules that a piece of source imports, wherever it does so."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found += [f"{node.module}.{alias.name}" for alias in node.names]
+    return found
+
+
+def forbidden(room: str, text: str) -> list[str]:
+    bad = []
+    for name in edges(text):
+        package, *rest = name.split(".")
+        if package in HOME and room not in HOME[package]:
+            bad.append(f"{room} → {package}")
+        if package == "keyhole" and rest and rest[0] in LEVEL:
+            other = rest[0]
+            if other != room and (LEVEL[other] >= LEVEL[room] or other in BLIND.get(room, ())):
+                bad.append(f"{room} → {other}")
+    return bad
+
+
+def rooms() -> list[tuple[str, Path]]:
+    return [
+        (path.relative_to(SOURCE).parts[0].removesuffix(".py"), path)
+        for path in sorted(SOURCE.rglob("*.py"))
+        if path != SOURCE / "__init__.py"
+    ]
+
+
+@pytest.mark.parametrize(("room", "path"), rooms(), ids=lambda v: v if isinstance(v, str) else v.stem)
+def test_imports_point_one_way(room, path):
+    assert room in LEVEL, f"say where the room {room!r} stands in LEVEL"
+    assert forbidden(room, path.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("room", "text"),
+    [
+        ("sets", "from keyhole.heads import GaussianHeads"),
+        ("solvers", "def f():\n    from keyhole.sets import SetBatch"),
+        ("features", "import keyhole.estimators"),
+        ("features", "import numba"),
+        ("experiments", "import matplotlib.pyplot as plt"),
+        ("theory", "from keyhole import kernels"),
+    ],
+)
+def test_a_forbidden_edge_is_seen(room, text):
+    assert forbidden(room, text)
+
+
+def test_import_is_light_and_complete():
+    code = (
+        "import sys, keyhole as kh\n"
+        "heavy = {'sklearn', 'numba', 'matplotlib', 'torch', 'dask', 'typer'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+        "for name in kh.__all__: getattr(kh, name)\n"
+        "assert not {'torch', 'dask'} & set(sys.modules)\n"
+        "assert set(kh.__all__) <= set(dir(kh))\n"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    import keyhole
+
+    with pytest.raises(AttributeError, match="no attribute 'AttentionRegresor'"):
+        keyhole.AttentionRegresor  # noqa: B018

@@ -1,0 +1,125 @@
+"""scikit-learn's own checks, and its tools on ragged sets."""
+
+import math
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.linear_model import Ridge
+from sklearn.metrics import r2_score
+from sklearn.model_selection import (
+    GridSearchCV,
+    KFold,
+    cross_val_predict,
+    cross_val_score,
+    learning_curve,
+    train_test_split,
+)
+from sklearn.pipeline import make_pipeline
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import keyhole as kh
+
+ESTIMATORS = [
+    kh.AttentionRegressor(),
+    kh.AttentionRegressor(n_heads=math.inf),
+    kh.AttentionRegressor(n_heads=3, alpha=0.1),
+    kh.AttentionClassifier(),
+    kh.AttentionClassifier(n_heads=math.inf, law=kh.GaussianHeads(mean=1.0)),
+    kh.AttentionFeatures(n_heads=8),
+]
+
+
+@parametrize_with_checks(ESTIMATORS)
+def test_scikit_learns_own_checks(estimator, check):
+    check(estimator)
+
+
+@pytest.fixture
+def ragged(rng):
+    keys = [rng.normal(size=(rng.integers(1, 9), 3)) for _ in range(60)]
+    query = rng.normal(size=(60, 3))
+    y = np.array([np.tanh(k @ q).mean() for k, q in zip(keys, query, strict=True)])
+    return kh.SetBatch(keys, query), y
+
+
+def test_cross_validation_on_ragged_sets_equals_doing_it_by_hand(ragged):
+    X, y = ragged
+    model = kh.AttentionRegressor(n_heads=32, random_state=0)
+    folds = KFold(3)
+    scores = cross_val_score(model, X, y, cv=folds)
+    by_hand = [
+        r2_score(y[test], clone(model).fit(X[train], y[train]).predict(X[test])) for train, test in folds.split(X)
+    ]
+    np.testing.assert_allclose(scores, by_hand)
+    assert cross_val_predict(model, X, y, cv=folds).shape == y.shape
+
+
+def test_grid_search_reaches_into_the_law(ragged):
+    X, y = ragged
+    model = kh.AttentionRegressor(n_heads=16, law=kh.GaussianHeads(), random_state=0)
+    search = GridSearchCV(model, {"law__mean": [0.0, 1.0], "alpha": [0.01, "loo"]}, cv=3).fit(X, y)
+    assert search.best_params_["law__mean"] in (0.0, 1.0)
+    assert model.law.mean == 0.0, "searching must not change the estimator it was given"
+    assert search.predict(X).shape == y.shape
+
+
+def test_pipelines_splits_and_learning_curves_take_sets(ragged):
+    X, y = ragged
+    X_train, X_test, y_train, y_test = train_test_split(X, y, random_state=0)
+    assert isinstance(X_train, kh.SetBatch)
+    pipeline = make_pipeline(kh.AttentionFeatures(16, random_state=0), Ridge(0.1))
+    same = kh.AttentionRegressor(16, alpha=0.1, random_state=0)
+    np.testing.assert_allclose(
+        pipeline.fit(X_train, y_train).predict(X_test), same.fit(X_train, y_train).predict(X_test), atol=1e-8
+    )
+    sizes, _, _ = learning_curve(same, X, y, cv=3, train_sizes=[0.5, 1.0])
+    assert len(sizes) == 2
+
+
+def test_parallel_cross_validation_equals_serial(ragged):
+    X, y = ragged
+    model = kh.AttentionRegressor(n_heads=16, random_state=0)
+    np.testing.assert_array_equal(
+        cross_val_score(model, X, y, cv=3, n_jobs=2), cross_val_score(model, X, y, cv=3)
+    )
+
+
+def test_threads_may_fit_at_the_same_time(ragged):
+    from concurrent.futures import ThreadPoolExecutor
+
+    X, y = ragged
+    fit = lambda seed: kh.AttentionRegressor(16, random_state=seed).fit(X, y).predict(X)  # noqa: E731
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(fit, range(8)))
+    for seed, prediction in enumerate(together):
+        np.testing.assert_array_equal(prediction, fit(seed))
+
+
+@pytest.mark.parametrize("model", ESTIMATORS, ids=lambda m: f"{type(m).__name__}-{m.n_heads}")
+def test_clone_and_repr_carry_the_parameters(model):
+    copy = clone(model)
+    assert copy.get_params().keys() == model.get_params().keys()
+    assert repr(copy) == repr(model)
+
+
+def test_tables_tokens_and_batches_are_the_same_data(rng):
+    table = rng.normal(size=(30, 4))
+    y = rng.normal(size=30)
+    model = kh.AttentionRegressor(16, random_state=0)
+    from_table = model.fit(table, y).predict(table)
+    as_batch = kh.SetBatch(table[:, None, :])
+    np.testing.assert_array_equal(model.fit(as_batch, y).predict(as_batch), from_table)
+    tokens = rng.normal(size=(30, 5, 4))
+    from_tokens = model.fit(tokens, y).predict(list(tokens))
+    batch = kh.SetBatch(tokens[:, 1:], tokens[:, 0])
+    np.testing.assert_array_equal(model.fit(batch, y).predict(batch), from_tokens)
+
+
+def test_data_frames_keep_their_names(rng):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(rng.normal(size=(20, 2)), columns=["left", "right"])
+    model = kh.AttentionRegressor(8, random_state=0).fit(frame, rng.normal(size=20))
+    assert list(model.feature_names_in_) == ["left", "right"]
+    names = kh.AttentionFeatures(2).fit(frame).get_feature_names_out()
+    assert list(names) == [f"attentionfeatures{i}" for i in range(2 * 3)]
