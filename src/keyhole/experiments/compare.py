@@ -1,0 +1,155 @@
+"""Attention, biased attention and the MLP baseline, finite and infinite, on one target of each family.
+
+Settings are ours. Each model sees the same sets; penalties are chosen by leave-one-out on the training sets alone.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keyhole.features import attention_features, mlp_features
+from keyhole.heads import GaussianHeads, sample_mlp_weights
+from keyhole.kernels import attention_kernel, mlp_kernel
+from keyhole.plotting import mean_and_error, plot_learning_curves
+from keyhole.sets import SetBatch
+from keyhole.solvers import ridge_gram_path
+from keyhole.targets import Correlation, Polynomial, QueryPower, RotatedCorrelation, TokenPower, sphere_sets
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Config:
+    """Sizes of the comparison."""
+
+    dim: int = 8
+    n_keys: int = 8
+    n_heads: int = 200
+    sizes: tuple[int, ...] = (64, 128, 256, 512, 1024)
+    repeats: int = 3
+    n_test: int = 1000
+    seed: int = 0
+
+    def describe(self) -> str:
+        """Return the settings in a line."""
+        width = self.n_heads * (self.dim + 1)
+        return f"d = {self.dim}, N = {self.n_keys}, M = {self.n_heads} heads, MLP width M(d+1) = {width}"
+
+
+def sizes_up_to(largest: int) -> tuple[int, ...]:
+    """Return five training sizes, each twice the one before, that end at ``largest``.
+
+    >>> sizes_up_to(1024)
+    (64, 128, 256, 512, 1024)
+    """
+    return tuple(sorted({max(2, largest >> k) for k in range(5)}))
+
+
+def family_targets(dim: int) -> dict[str, Polynomial]:
+    """One target of each family, by the name the figure gives it."""
+    return {
+        "query ⟨β,x₀⟩²": QueryPower(2, dim),
+        "token mean ⟨β,xᵢ⟩²": TokenPower(2, dim),
+        "correlation ⟨x₀,xᵢ⟩⟨β,xᵢ⟩": Correlation(1, dim),
+        "half-rotated correlation³": RotatedCorrelation(0.5, dim, seed=0),
+    }
+
+
+def run(config: Config, progress: Callable[[str], None] = lambda text: None) -> list[Row]:
+    """Fit everything; return one row per model, target, size and repetition."""
+    targets = family_targets(config.dim)
+    rows: list[Row] = []
+    for repeat in range(config.repeats):
+        draw = 2 * (config.seed * config.repeats + repeat)
+        train = sphere_sets(config.sizes[-1], config.n_keys, config.dim, seed=draw)
+        test = sphere_sets(config.n_test, config.n_keys, config.dim, seed=draw + 1)
+        for model, exact, grams in _models(config):
+            progress(f"repetition {repeat + 1} of {config.repeats}: {model}{', infinite' if exact else ''}")
+            gram, cross = grams(train, test, draw)
+            for n in config.sizes:
+                for name, target in targets.items():
+                    error = _relative_error(gram[:n, :n], cross[:, :n], target(train[:n]), target(test))
+                    rows.append({"target": name, "model": model, "exact": exact, "n": n, "repeat": repeat, "error": error})
+    return rows
+
+
+def _relative_error(gram: np.ndarray, cross: np.ndarray, y: np.ndarray, y_test: np.ndarray) -> float:
+    """Mean squared test error of leave-one-out ridge over the variance of the target."""
+    solution = ridge_gram_path(gram, y[:, None]).solution()
+    prediction = cross @ solution.coef[:, 0] + solution.intercept[0]
+    return float(np.mean((prediction - y_test) ** 2) / np.var(y_test))
+
+
+Grams = Callable[[SetBatch, SetBatch, int], tuple[np.ndarray, np.ndarray]]
+
+
+def _models(config: Config) -> list[tuple[str, bool, Grams]]:
+    def finite(features: Callable[[SetBatch, int], np.ndarray]) -> Grams:
+        def grams(train: SetBatch, test: SetBatch, seed: int) -> tuple[np.ndarray, np.ndarray]:
+            design = features(train, seed)
+            return design @ design.T, features(test, seed) @ design.T
+
+        return grams
+
+    def heads_of(law: GaussianHeads) -> Grams:
+        return finite(lambda sets, seed: attention_features(sets, law.sample(config.n_heads, config.dim, seed)))
+
+    def kernel_of(law: GaussianHeads) -> Grams:
+        return lambda train, test, seed: (attention_kernel(train, law=law), attention_kernel(test, train, law=law))
+
+    width = config.n_heads * (config.dim + 1)
+    mlp = finite(
+        lambda sets, seed: mlp_features(sets, sample_mlp_weights(width, config.n_keys, config.dim, seed))
+    )
+    zero, biased = GaussianHeads(), GaussianHeads(mean=1.0)
+    return [
+        ("attention", False, heads_of(zero)),
+        ("attention", True, kernel_of(zero)),
+        ("biased attention", False, heads_of(biased)),
+        ("biased attention", True, kernel_of(biased)),
+        ("MLP", False, mlp),
+        ("MLP", True, lambda train, test, seed: (mlp_kernel(train), mlp_kernel(test, train))),
+    ]
+
+
+def summarise(rows: Sequence[Row]) -> dict[tuple[str, str], dict[str, str]]:
+    """Mean ± standard error at the largest n: {(model, heads): {target: text}}."""
+    largest = max(row["n"] for row in rows)
+    summary: dict[tuple[str, str], dict[str, str]] = {}
+    for row in rows:
+        key = row["model"], "∞" if row["exact"] else "finite"
+        cells = summary.setdefault(key, {})
+        if row["target"] not in cells:
+            same = [
+                r
+                for r in rows
+                if r["n"] == largest and all(r[k] == row[k] for k in ("model", "exact", "target"))
+            ]
+            _, mean, error = mean_and_error(same, "n", "error")
+            cells[row["target"]] = f"{mean[0]:.4f} ± {error[0]:.4f}"
+    return summary
+
+
+def write_rows(rows: Sequence[Row], folder: Path) -> list[Path]:
+    """Write the rows behind the figure as CSV, whole or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "compare.csv"
+    partial = path.with_suffix(".csv.partial")
+    with partial.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    partial.replace(path)
+    return [path]
+
+
+def plot(rows: Sequence[Row], config: Config, folder: Path) -> list[Path]:
+    """Draw the figure."""
+    title = f"One target of each family: {config.describe()}"
+    return plot_learning_curves(rows, folder / "compare", title=title)

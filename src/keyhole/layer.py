@@ -1,0 +1,354 @@
+"""The layer f(x) = Σ_m <v_m, φ_m(x)> + b, fitted in closed form: features or kernel, then ridge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from keyhole._array import MEMORY_BUDGET, block_size, blocks
+from keyhole._duplicates import first_occurrences
+from keyhole.features import apply_values, attention_features, feature_blocks
+from keyhole.heads import HeadDraw, HeadLaw
+from keyhole.kernels import attention_kernel
+from keyhole.sets import SetBatch
+from keyhole.solvers import (
+    RidgeSolution,
+    accumulate_design,
+    accumulate_gram,
+    ridge_gram_fixed,
+    ridge_gram_path,
+    ridge_statistics_path,
+)
+
+
+@dataclass(frozen=True)
+class FiniteLayer:
+    """A layer of M heads, regenerated from their seed as needed.
+
+    Attributes
+    ----------
+    heads : HeadDraw
+    values : array (M, D, t)
+        v, in the scaling where φ carries M^{-1/2}.
+    intercept : array (t,)
+    activation, dtype : str
+    """
+
+    heads: HeadDraw
+    values: Float[np.ndarray, "m e t"] = field(repr=False)
+    intercept: Float[np.ndarray, " t"]
+    activation: str
+    dtype: str
+
+    def predict(self, batch: SetBatch, *, memory_budget: int = MEMORY_BUDGET) -> Float[np.ndarray, "n t"]:
+        """Return f on every set of ``batch``. O(tokens · M · D) and no temporary beyond the budget."""
+        scores = apply_values(
+            batch, self.heads, self.values, self.activation, dtype=self.dtype, memory_budget=memory_budget
+        )
+        return scores + self.intercept
+
+
+@dataclass(frozen=True)
+class KernelLayer:
+    """A layer of infinitely many heads: f(x) = Σ_i dual_i K(x, x_i) + b.
+
+    Attributes
+    ----------
+    law : HeadLaw
+    sets : SetBatch
+        The n training sets.
+    dual : array (n, t)
+    intercept : array (t,)
+    activation : str
+    """
+
+    law: HeadLaw
+    sets: SetBatch
+    dual: Float[np.ndarray, "n t"] = field(repr=False)
+    intercept: Float[np.ndarray, " t"]
+    activation: str
+
+    def predict(self, batch: SetBatch, *, memory_budget: int = MEMORY_BUDGET) -> Float[np.ndarray, "n t"]:
+        """Return f on every set of ``batch``, in blocks of rows of the kernel."""
+        scores = np.empty((len(batch), self.dual.shape[1]))
+        for rows in blocks(len(batch), block_size(8 * len(self.sets), memory_budget)):
+            kernel = attention_kernel(
+                batch[rows], self.sets, self.law, self.activation, memory_budget=memory_budget
+            )
+            scores[rows] = kernel @ self.dual
+        return scores + self.intercept
+
+
+@dataclass(frozen=True)
+class LayerFit:
+    """A fitted layer and what leave-one-out says of it.
+
+    Attributes
+    ----------
+    layer : FiniteLayer or KernelLayer
+    alpha : float
+        The penalty used.
+    alphas, loo_errors : arrays (a,)
+        The penalties tried and the leave-one-out mean squared error of each.
+    loo_predictions : array (n, t)
+        For each sample given, the prediction of the fit without it and its copies.
+    loo_error : float
+        Their weighted mean squared error. NaN for a single sample, which leaves nothing to fit.
+    route : str
+        "primal", "dual" or "kernel".
+    """
+
+    layer: FiniteLayer | KernelLayer
+    alpha: float
+    alphas: Float[np.ndarray, " a"]
+    loo_errors: Float[np.ndarray, " a"]
+    loo_predictions: Float[np.ndarray, "n t"] = field(repr=False)
+    loo_error: float
+    route: str
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Distinct samples of positive weight, and which of them each sample given is.
+
+    Attributes
+    ----------
+    batch : SetBatch
+    columns : array (n', t)
+    weights : array (n',) or None
+        Joint weight of all copies; None if every one is 1.
+    owner : array (n,)
+        Position of each sample given among the distinct ones; −1 for weight 0.
+    """
+
+    batch: SetBatch
+    columns: Float[np.ndarray, "k t"]
+    weights: Float[np.ndarray, " k"] | None
+    owner: Int[np.ndarray, " n"]
+
+
+def distinct_samples(
+    batch: SetBatch, columns: Float[np.ndarray, "n t"], weights: Float[np.ndarray, " n"] | None
+) -> Samples:
+    """Drop samples of weight 0 and join exact copies, so that repeating a sample is the same as weighting it."""
+    given = np.ones(len(batch)) if weights is None else weights
+    kept = np.flatnonzero(given > 0)
+    first = first_occurrences(batch[kept], columns[kept])
+    unique, position = np.unique(first, return_inverse=True)
+    joint = np.bincount(position, weights=given[kept])
+    owner = np.full(len(batch), -1)
+    owner[kept] = position
+    plain = bool((joint == 1.0).all())
+    if len(unique) == len(batch):
+        return Samples(batch, columns, None if plain else joint, owner)
+    rows = kept[unique]
+    return Samples(batch[rows], columns[rows], None if plain else joint, owner)
+
+
+def check_enough_samples(samples: Samples, penalties: Float[np.ndarray, " a"] | None) -> None:
+    """Raise if a penalty is to be chosen by leave-one-out and there is only one sample."""
+    if len(samples.batch) < 2 and (penalties is None or len(penalties) > 1):
+        raise ValueError(
+            "leave-one-out needs at least two samples: got 1 sample (copies and samples of weight 0 do not "
+            "count). Give more samples, or one fixed number as `alpha`."
+        )
+
+
+def fit_finite_layer(
+    batch: SetBatch,
+    columns: Float[np.ndarray, "n t"],
+    heads: HeadDraw,
+    penalties: Float[np.ndarray, " a"] | None = None,
+    *,
+    activation: str = "relu",
+    fit_intercept: bool = True,
+    weights: Float[np.ndarray, " n"] | None = None,
+    dtype: str = "float64",
+    memory_budget: int = MEMORY_BUDGET,
+) -> LayerFit:
+    """Fit the values of M heads by ridge; primal if M·D is less than the number of distinct samples, else dual.
+
+    Parameters
+    ----------
+    batch : SetBatch
+        n sets.
+    columns : array (n, t)
+        Outputs.
+    heads : HeadDraw
+    penalties : array (a,), optional
+        Chosen from by leave-one-out; an automatic grid if None; one alone is used as it is.
+    activation : str
+    fit_intercept : bool
+    weights : array (n,), optional
+        Not negative.
+    dtype : "float64" or "float32"
+        Precision of features and Gram matrix.
+    memory_budget : int
+        Bound in bytes on any temporary but the Gram matrix, n × n or p × p with p = M·D.
+
+    Notes
+    -----
+    Primal O(np² + p³), dual O(n²p + n³); the features are made once if they fit the budget, otherwise block by
+    block, three times in primal and twice in dual form.
+    """
+    samples = distinct_samples(batch, columns, weights)
+    check_enough_samples(samples, penalties)
+    n_columns = heads.n_heads * (heads.dim + 1)
+    primal = n_columns < len(samples.batch)
+    fit_values = _fit_primal if primal else _fit_dual
+    solved, values, intercept = fit_values(
+        samples, heads, penalties, activation, fit_intercept, dtype, memory_budget
+    )
+    values = values.reshape(heads.n_heads, heads.dim + 1, -1)
+    layer = FiniteLayer(heads, values, intercept, activation, dtype)
+    return _assemble(layer, solved, samples, batch, "primal" if primal else "dual", memory_budget)
+
+
+def fit_kernel_layer(
+    batch: SetBatch,
+    columns: Float[np.ndarray, "n t"],
+    law: HeadLaw,
+    penalties: Float[np.ndarray, " a"] | None = None,
+    *,
+    activation: str = "relu",
+    fit_intercept: bool = True,
+    weights: Float[np.ndarray, " n"] | None = None,
+    memory_budget: int = MEMORY_BUDGET,
+) -> LayerFit:
+    """Fit infinitely many heads: ridge on their exact kernel. Parameters as for `fit_finite_layer`. O(tokens² + n³)."""
+    samples = distinct_samples(batch, columns, weights)
+    check_enough_samples(samples, penalties)
+    gram = attention_kernel(samples.batch, None, law, activation, memory_budget=memory_budget)
+    solved = _solve_gram(gram, samples, penalties, fit_intercept, None, memory_budget)
+    layer = KernelLayer(law, samples.batch, solved.best.coef, solved.best.intercept, activation)
+    return _assemble(layer, solved, samples, batch, "kernel", memory_budget)
+
+
+@dataclass(frozen=True)
+class _Solved:
+    """The solution used, and the errors of all penalties tried."""
+
+    best: RidgeSolution
+    alphas: Float[np.ndarray, " a"]
+    loo_errors: Float[np.ndarray, " a"]
+
+
+def _fit_primal(
+    samples: Samples,
+    heads: HeadDraw,
+    penalties: np.ndarray | None,
+    activation: str,
+    fit_intercept: bool,
+    dtype: str,
+    memory_budget: int,
+) -> tuple[_Solved, np.ndarray, np.ndarray]:
+    """Sum ΦᵀΦ over rows, then pass over the rows again for leave-one-out."""
+    n = len(samples.batch)
+    row_bytes = heads.n_heads * (heads.dim + 1) * np.dtype(dtype).itemsize
+    # the solver makes a few temporaries of the size of a block
+    size = block_size(6 * row_bytes, memory_budget)
+    whole = None
+    if n * row_bytes <= memory_budget:
+        whole = attention_features(samples.batch, heads, activation, dtype=dtype)
+
+    def row_blocks() -> Iterator[np.ndarray]:
+        for rows in blocks(n, size):
+            if whole is not None:
+                yield whole[rows]
+            else:
+                yield attention_features(samples.batch[rows], heads, activation, dtype=dtype)
+
+    statistics = accumulate_design(
+        row_blocks, samples.columns, fit_intercept=fit_intercept, weights=samples.weights
+    )
+    path = ridge_statistics_path(statistics, row_blocks, penalties, overwrite_gram=True)
+    best = path.solution()
+    return _Solved(best, path.alphas, path.loo_mse), best.coef, best.intercept
+
+
+def _fit_dual(
+    samples: Samples,
+    heads: HeadDraw,
+    penalties: np.ndarray | None,
+    activation: str,
+    fit_intercept: bool,
+    dtype: str,
+    memory_budget: int,
+) -> tuple[_Solved, np.ndarray, np.ndarray]:
+    """Sum ΦΦᵀ over blocks of heads, solve, then v = Φᵀa over the blocks again."""
+    n = len(samples.batch)
+    share = memory_budget // 2  # one half for a block of features, one for the solver's copy of it
+    width = heads.dim + 1
+    whole = None
+    if n * heads.n_heads * width * np.dtype(dtype).itemsize <= share:
+        whole = attention_features(samples.batch, heads, activation, dtype=dtype)
+
+    def head_blocks() -> Iterator[tuple[slice, np.ndarray]]:
+        if whole is not None:
+            yield slice(0, heads.n_heads), whole
+        else:
+            yield from feature_blocks(samples.batch, heads, activation, dtype=dtype, memory_budget=share)
+
+    total = accumulate_gram(
+        (block for _, block in head_blocks()),
+        n,
+        dtype,
+        centre=fit_intercept,
+        weights=samples.weights,
+        memory_budget=share,
+    )
+    solved = _solve_gram(total.gram, samples, penalties, fit_intercept, total.rounding, memory_budget)
+    dual = solved.best.coef
+    values = np.empty((heads.n_heads * width, dual.shape[1]))
+    for part, block in head_blocks():
+        values[part.start * width : part.stop * width] = block.T @ dual.astype(block.dtype)
+    values -= np.outer(total.means, dual.sum(axis=0))  # the Gram matrix was that of the centred features
+    return solved, values, solved.best.intercept - total.means @ values
+
+
+def _solve_gram(
+    gram: np.ndarray,
+    samples: Samples,
+    penalties: np.ndarray | None,
+    fit_intercept: bool,
+    rounding: float | None,
+    memory_budget: int,
+) -> _Solved:
+    """Ridge on a Gram matrix, which is overwritten: one Cholesky for one penalty, one path for several."""
+    options = {
+        "fit_intercept": fit_intercept,
+        "weights": samples.weights,
+        "rounding": rounding,
+        "overwrite_gram": True,
+        "memory_budget": memory_budget,
+    }
+    if penalties is not None and len(penalties) == 1:
+        best = ridge_gram_fixed(gram, samples.columns, float(penalties[0]), **options)
+        return _Solved(best, penalties, np.array([best.loo_mse]))
+    path = ridge_gram_path(gram, samples.columns, penalties, **options)
+    return _Solved(path.solution(), path.alphas, path.loo_mse)
+
+
+def _assemble(
+    layer: FiniteLayer | KernelLayer,
+    solved: _Solved,
+    samples: Samples,
+    batch: SetBatch,
+    route: str,
+    memory_budget: int,
+) -> LayerFit:
+    """Hand leave-one-out back to the samples as they were given."""
+    best = solved.best
+    alone = len(samples.batch) == 1
+    left_out = samples.columns - best.loo_residuals
+    predictions = np.full((len(batch), left_out.shape[1]), np.nan)
+    known = samples.owner >= 0
+    if not alone:
+        predictions[known] = left_out[samples.owner[known]]
+    if not known.all():  # a sample of weight 0 is left out already
+        predictions[~known] = layer.predict(batch[~known], memory_budget=memory_budget)
+    error = float("nan") if alone else best.loo_mse
+    return LayerFit(layer, best.alpha, solved.alphas, solved.loo_errors, predictions, error, route)

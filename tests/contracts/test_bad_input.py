@@ -1,0 +1,185 @@
+"""Bad input: each a clear error, with its words pinned, or a documented right answer."""
+
+import math
+
+import numpy as np
+import pytest
+
+import keyhole as kh
+
+MODELS = [
+    pytest.param(kh.AttentionRegressor(8, random_state=0), id="regressor"),
+    pytest.param(kh.AttentionRegressor(math.inf), id="kernel regressor"),
+    pytest.param(kh.AttentionClassifier(8, random_state=0), id="classifier"),
+]
+
+
+@pytest.fixture
+def sets(rng):
+    return kh.SetBatch(rng.normal(size=(12, 4, 3)), rng.normal(size=(12, 3)))
+
+
+@pytest.fixture
+def labels():
+    return np.arange(12) % 2
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("model", MODELS)
+def test_nan_and_infinity_are_named_wherever_they_are(model, bad, sets, labels, rng):
+    keys = rng.normal(size=(12, 4, 3))
+    keys[7, 2, 1] = bad
+    with pytest.raises(ValueError, match=r"`x` must be finite: found (NaN|infinity).*index \(7, 2, 1\)"):
+        model.fit(keys, labels)
+    table = rng.normal(size=(12, 3))
+    table[3, 1] = bad
+    with pytest.raises(ValueError, match="NaN|infinity"):
+        model.fit(table, labels)
+    y = labels.astype(float)
+    y[5] = bad
+    with pytest.raises(ValueError, match="y contains NaN|y contains infinity|Input y"):
+        model.fit(sets, y)
+    with pytest.raises(ValueError, match="sample_weight contains"):
+        model.fit(sets, labels, sample_weight=np.where(np.arange(12) == 4, bad, 1.0))
+    model.fit(sets, labels)
+    with pytest.raises(ValueError, match="must be finite"):
+        model.predict(keys)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_an_empty_set_and_no_sets_are_refused(model, labels, rng):
+    tokens = [rng.normal(size=(4, 3)) for _ in range(12)]
+    tokens[3] = tokens[3][:1]
+    with pytest.raises(ValueError, match="set 3 has no keys, only its query"):
+        model.fit(tokens, labels)
+    with pytest.raises(ValueError, match=r"at least one set: got .*0 sets"):
+        model.fit(kh.SetBatch(np.ones((2, 1, 3)))[:0], labels[:0])
+    with pytest.raises(ValueError, match=r"0 sample\(s\)"):
+        model.fit(np.empty((0, 3)), labels[:0])
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_fit_and_predict_must_agree(model, sets, labels, rng):
+    model.fit(sets, labels)
+    with pytest.raises(ValueError, match="X has 5 features, but .* is expecting 3 features"):
+        model.predict(kh.SetBatch(rng.normal(size=(2, 4, 5)), rng.normal(size=(2, 5))))
+    with pytest.raises(ValueError, match="fitted with queries and got sets without"):
+        model.predict(kh.SetBatch(rng.normal(size=(2, 4, 3))))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_wrong_lengths_name_both(model, sets, labels):
+    with pytest.raises(ValueError, match="12 sets and 11 entries of `y`"):
+        model.fit(sets, labels[:11])
+    with pytest.raises(ValueError, match="12 sets and 3 entries of `sample_weight`"):
+        model.fit(sets, labels, sample_weight=np.ones(3))
+    with pytest.raises(ValueError, match="sample 2 has weight -1"):
+        model.fit(sets, labels, sample_weight=np.where(np.arange(12) == 2, -1.0, 1.0))
+    with pytest.raises(ValueError, match="all weights are 0"):
+        model.fit(sets, labels, sample_weight=np.zeros(12))
+
+
+def test_one_sample_cannot_be_left_out_but_can_be_fitted(sets):
+    with pytest.raises(ValueError, match="at least two samples: got 1 sample"):
+        kh.AttentionRegressor(8).fit(sets[:1], [3.0])
+    model = kh.AttentionRegressor(8, alpha=1.0, random_state=0).fit(sets[:1], [3.0])
+    np.testing.assert_allclose(model.predict(sets), 3.0)
+    assert math.isnan(model.loo_error_)
+
+
+@pytest.mark.parametrize("n_heads", [8, math.inf])
+def test_a_constant_target_is_predicted_exactly(n_heads, sets):
+    model = kh.AttentionRegressor(n_heads, random_state=0).fit(sets, np.full(12, 2.5))
+    np.testing.assert_allclose(model.predict(sets), 2.5, rtol=1e-12)
+    assert model.loo_error_ < 1e-20
+
+
+def test_one_class_is_refused(sets):
+    with pytest.raises(ValueError, match="at least two classes: got 1 class, 'a', in 12 samples"):
+        kh.AttentionClassifier(8).fit(sets, ["a"] * 12)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_no_target_is_refused(model, sets):
+    with pytest.raises(ValueError, match="requires y to be passed, but the target y is None"):
+        model.fit(sets, None)
+
+
+def test_integers_and_objects_are_numbers_too(rng, labels):
+    counts = rng.integers(-3, 4, size=(12, 5, 3))
+    model = kh.AttentionRegressor(8, alpha=1.0, random_state=0)
+    expected = model.fit(counts.astype(float), labels).predict(counts.astype(float))
+    np.testing.assert_array_equal(model.fit(counts, labels).predict(counts), expected)
+    np.testing.assert_array_equal(model.fit(counts.astype(object), labels).predict(counts), expected)
+    ragged = np.empty(12, dtype=object)
+    ragged[:] = list(counts)
+    np.testing.assert_array_equal(model.fit(ragged, labels).predict(ragged), expected)
+    with pytest.raises((TypeError, ValueError), match="must hold numbers"):
+        model.fit(np.full((12, 5, 3), "word", dtype=object), labels)
+    with pytest.raises(ValueError, match="Complex data not supported"):
+        model.fit(counts + 1j, labels)
+
+
+@pytest.mark.parametrize(
+    ("alpha", "words"),
+    [
+        (-1.0, r"`alpha` must be at least 0: got -1"),
+        ([1.0, -2.0], r"`alpha\[1\]` must be at least 0: got -2"),
+        ([], "non-empty sequence"),
+        ("gcv", "must be 'loo', a number or a sequence of numbers: got 'gcv'"),
+        (np.nan, "must be finite: got nan"),
+    ],
+)
+@pytest.mark.parametrize("n_heads", [8, math.inf])
+def test_a_penalty_is_not_negative(alpha, words, n_heads, sets, labels):
+    with pytest.raises(ValueError, match=words):
+        kh.AttentionRegressor(n_heads, alpha=alpha).fit(sets, labels)
+
+
+@pytest.mark.parametrize(
+    ("n_heads", "error", "words"),
+    [
+        (0, ValueError, "`n_heads` must be at least 1: got 0"),
+        (-3, ValueError, "`n_heads` must be at least 1: got -3"),
+        (2.5, TypeError, "positive integer, or math.inf for the exact kernel: got 2.5"),
+        (math.nan, TypeError, "positive integer, or math.inf"),
+        ("many", TypeError, "positive integer, or math.inf"),
+    ],
+)
+def test_heads_are_counted(n_heads, error, words, sets, labels):
+    for model in (kh.AttentionRegressor(n_heads), kh.AttentionClassifier(n_heads)):
+        with pytest.raises(error, match=words):
+            model.fit(sets, labels)
+    with pytest.raises(error, match=words):
+        kh.AttentionFeatures(n_heads).fit(sets)
+
+
+def test_infinitely_many_heads_have_no_features(sets):
+    with pytest.raises(ValueError, match="infinitely many heads have infinitely many columns"):
+        kh.AttentionFeatures(math.inf).fit(sets)
+
+
+def test_kernels_that_do_not_exist_name_the_remedy(sets, labels):
+    with pytest.raises(ValueError, match="softmax.*finite"):
+        kh.AttentionRegressor(math.inf, activation="softmax").fit(sets, labels)
+    with pytest.raises((TypeError, ValueError), match="closed.form"):
+        kh.AttentionRegressor(math.inf, law=kh.QueryKeyHeads(2)).fit(sets, labels)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"activation": "tanh"}, ValueError, "`activation` must be one of 'relu'.*: got 'tanh'"),
+        ({"law": "gaussian"}, TypeError, "`law` must be a law of heads"),
+        ({"law": kh.GaussianHeads}, TypeError, "`law` must be a law of heads"),
+        ({"law": kh.GaussianHeads(mean=np.eye(3))}, ValueError, r"\(D, D\) matrix with D = d \+ 1: got shape \(3, 3\)"),
+        ({"law": kh.GaussianHeads(scale=0.0)}, ValueError, "`scale` must be larger than 0"),
+        ({"law": kh.QueryKeyHeads(rank=0)}, ValueError, "`rank` must be at least 1"),
+        ({"dtype": "float16"}, ValueError, "`dtype` must be one of 'float64', 'float32'"),
+        ({"random_state": -1}, ValueError, "`random_state` must be at least 0"),
+    ],
+)
+def test_options_are_checked_before_any_work(options, error, words, sets, labels):
+    for model in (kh.AttentionRegressor(8), kh.AttentionClassifier(8)):
+        with pytest.raises(error, match=words):
+            model.set_params(**options).fit(sets, labels)
