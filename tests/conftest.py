@@ -10,7 +10,7 @@ from jaxtyping import install_import_hook
 SOURCE = Path(__file__).parents[1] / "src" / "keyhole"
 # the compiled loops take no annotations, and decorating them would hide them from numba
 CHECKED = [f"keyhole.{p.stem}" for p in SOURCE.iterdir() if p.stem not in ("_fused", "__init__", "__pycache__", "py")]
-install_import_hook(CHECKED, "beartype.beartype")
+install_import_hook(CHECKED, "shapecheck.checker")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

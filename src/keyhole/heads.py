@@ -78,7 +78,7 @@ class GaussianHeads(_Params):
     True
     """
 
-    def __init__(self, mean: float | Float[np.ndarray, "e e"] = 0.0, scale: float = 0.5) -> None:
+    def __init__(self, mean: Any = 0.0, scale: Any = 0.5) -> None:
         self.mean = mean
         self.scale = scale
 
@@ -134,7 +134,7 @@ class QueryKeyHeads(_Params):
     (3, 6, 6)
     """
 
-    def __init__(self, rank: int, scale: float = 0.5) -> None:
+    def __init__(self, rank: Any, scale: Any = 0.5) -> None:
         self.rank = rank
         self.scale = scale
 
@@ -168,7 +168,7 @@ class HeadDraw:
     (20, 4, 4)
     """
 
-    def __init__(self, law: HeadLaw, n_heads: int, dim: int, seed: int) -> None:
+    def __init__(self, law: Any, n_heads: Any, dim: Any, seed: Any) -> None:
         if not isinstance(law, HeadLaw):
             raise TypeError(
                 f"`law` must be a law of heads, with a method sample(n_heads, dim, seed): got {law!r}. "

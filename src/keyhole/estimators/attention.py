@@ -35,14 +35,14 @@ class _AttentionModel(BaseEstimator):  # type: ignore[misc]
 
     def __init__(
         self,
-        n_heads: float = 512,
+        n_heads: Any = 512,
         law: Any = None,
         alpha: Any = "loo",
-        activation: str = "relu",
-        fit_intercept: bool = True,
+        activation: Any = "relu",
+        fit_intercept: Any = True,
         random_state: Any = None,
         *,
-        dtype: str = "float64",
+        dtype: Any = "float64",
     ) -> None:
         self.n_heads = n_heads
         self.law = law

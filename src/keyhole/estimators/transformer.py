@@ -55,12 +55,12 @@ class AttentionFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
 
     def __init__(
         self,
-        n_heads: int = 512,
+        n_heads: Any = 512,
         law: Any = None,
-        activation: str = "relu",
+        activation: Any = "relu",
         random_state: Any = None,
         *,
-        dtype: str = "float64",
+        dtype: Any = "float64",
     ) -> None:
         self.n_heads = n_heads
         self.law = law
