@@ -75,7 +75,7 @@ def test_wrong_lengths_name_both(model, sets, labels):
         model.fit(sets, labels, sample_weight=np.ones(3))
     with pytest.raises(ValueError, match="sample 2 has weight -1"):
         model.fit(sets, labels, sample_weight=np.where(np.arange(12) == 2, -1.0, 1.0))
-    with pytest.raises(ValueError, match="all weights are 0"):
+    with pytest.raises(ValueError, match="all weights are zero"):
         model.fit(sets, labels, sample_weight=np.zeros(12))
 
 

@@ -67,8 +67,9 @@ def _holds_token_arrays(X: Any) -> bool:
 def as_columns(estimator: BaseEstimator, y: Any, batch: SetBatch) -> Float[np.ndarray, "n t"]:
     """Return a regression target as float64 columns, one per output."""
     check_given(estimator, y)
-    if np.ndim(y) not in (1, 2):
-        raise ValueError(f"`y` must have shape (n,) or (n, outputs): got shape {np.shape(y)}.")
+    y = np.asarray(y)
+    if y.ndim not in (1, 2):
+        raise ValueError(f"`y` must have shape (n,) or (n, outputs): got shape {y.shape}.")
     y = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y", estimator=estimator)
     check_lengths(batch, y, "y")
     return y.reshape(len(y), -1)
@@ -95,13 +96,14 @@ def as_weights(sample_weight: Any, batch: SetBatch) -> Float[np.ndarray, " n"] |
     """Return checked sample weights, or None."""
     if sample_weight is None:
         return None
-    if np.ndim(sample_weight) == 0:
+    sample_weight = np.asarray(sample_weight)
+    if sample_weight.ndim == 0:
         sample_weight = np.full(len(batch), sample_weight)
-    if np.ndim(sample_weight) != 1:
+    if sample_weight.ndim != 1:
         # "1D" is what scikit-learn's own checks look for
         raise ValueError(
             "Sample weights must be 1D array or scalar: `sample_weight` has shape "
-            f"{np.shape(sample_weight)} for {len(batch)} sets."
+            f"{sample_weight.shape} for {len(batch)} sets."
         )
     weights = check_array(sample_weight, ensure_2d=False, dtype=np.float64, input_name="sample_weight")
     check_lengths(batch, weights, "sample_weight")
@@ -112,7 +114,7 @@ def as_weights(sample_weight: Any, batch: SetBatch) -> Float[np.ndarray, " n"] |
             "Use 0 to leave a sample out."
         )
     if not weights.any():
-        raise ValueError("`sample_weight` must have a positive entry: all weights are 0.")
+        raise ValueError("`sample_weight` must have a positive entry: all weights are zero.")
     return weights
 
 
