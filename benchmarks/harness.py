@@ -6,29 +6,52 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
 
 
-@dataclass(frozen=True)
-class Row:
-    """One line of the table. ``ratio`` is rival seconds over ours; ``share`` is the part of the ceiling reached."""
+Row = dict[str, Any]
+"""name, seconds, ratio (rival seconds over ours), peak_mib, ceiling_share, note; None where it makes no sense."""
 
-    bench: str
-    size: str
-    name: str
-    seconds: float
-    ratio: float | None = None
-    peak_mib: float | None = None
-    share: float | None = None
-    ceiling: str = ""
-    note: str = ""
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+def row(
+    name: str,
+    seconds: float,
+    ratio: float | None = None,
+    peak_mib: float | None = None,
+    ceiling_share: float | None = None,
+    note: str = "",
+) -> Row:
+    return {
+        "name": name,
+        "seconds": seconds,
+        "ratio": ratio,
+        "peak_mib": peak_mib,
+        "ceiling_share": ceiling_share,
+        "note": note,
+    }
+
+
+def header() -> str:
+    return f"  {'':46}{'time':>10}{'ratio':>9}{'peak':>10}{'ceiling':>9}"
+
+
+def line(row: Row) -> str:
+    """A row for the terminal."""
+    seconds = row["seconds"]
+    time_text = f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"
+    ratio = f"{row['ratio']:.2f}×" if row["ratio"] is not None else ""
+    peak = f"{row['peak_mib']:.0f} MiB" if row["peak_mib"] is not None else ""
+    share = f"{row['ceiling_share']:.0%}" if row["ceiling_share"] is not None else ""
+    return f"  {row['name']:46}{time_text:>10}{ratio:>9}{peak:>10}{share:>9}  {row['note']}"
+
+
+def threads() -> int:
+    from keyhole._array import thread_count
+
+    return thread_count()
 
 
 def best_seconds(work: Callable[[], Any], repeat: int = 3, warm: bool = True) -> float:

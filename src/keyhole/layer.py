@@ -290,7 +290,9 @@ def _fit_dual(
         if whole is not None:
             yield slice(0, heads.n_heads), whole
         else:
-            yield from feature_blocks(samples.batch, heads, activation, dtype=dtype, memory_budget=share)
+            yield from feature_blocks(
+                samples.batch, heads, activation, dtype=dtype, memory_budget=share, reuse_buffer=True
+            )
 
     total = accumulate_gram(
         (block for _, block in head_blocks()),

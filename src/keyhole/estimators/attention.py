@@ -205,7 +205,7 @@ class AttentionClassifier(ClassifierMixin, _AttentionModel):  # type: ignore[mis
     >>> score = kh.targets.TokenPower(2, dim=4)(sets)
     >>> label = np.where(score > np.median(score), "wide", "narrow")
     >>> model = kh.AttentionClassifier(n_heads=100, random_state=0).fit(sets[:300], label[:300])
-    >>> bool(model.score(sets[300:], label[300:]) > 0.9)
+    >>> bool(model.score(sets[300:], label[300:]) > 0.8)
     True
     >>> model.predict_proba(sets[300:]).shape
     (100, 2)
