@@ -177,10 +177,10 @@ def _multiply(a, start, row, step, b, c, rows, add):
             _panel_1(a, start + r * row, row, step, b, c, r, h, add)
 
 
-# exp(x) = 2^n · exp(r): n is the integer nearest to x / log 2, read from the last bits of x / log 2 + SHIFT; log 2
-# is in two parts so that r is exact, |r| ≤ log(2)/2, and exp(r) is its Taylor series. The error stays below 0.7
-# units in the last place, and NaN becomes infinity, which the callers report. Written out because a library call
-# for each score does not vectorise.
+# exp(x) = 2^n · exp(r): n is the integer nearest to x / log 2, read from the last bits of x / log 2 + SHIFT;
+# log 2 is in two parts so that r is exact, |r| ≤ log(2)/2, and exp(r) is its Taylor series. The error stays
+# below 0.7 units in the last place; NaN becomes infinity, which the callers report. Written out because a
+# library call for each score does not vectorise.
 _SERIES_64 = tuple(1.0 / math.factorial(k) for k in range(13, -1, -1))
 _SERIES_32 = tuple(np.float32(1.0 / math.factorial(k)) for k in range(7, -1, -1))
 _LOG2_64 = (0.6931471803691238, 1.9082149292705877e-10)
@@ -393,8 +393,9 @@ def write_features(heads, queries, keys, offsets, sets, tiles, n_heads, code, sc
     """Write Φ for a range of sets and of tiles of heads.
 
     heads (T, D, D, width), heads last and zeros after the last of ``n_heads``; queries flat (n · D), or one
-    shared by all sets (D); keys flat (Σ N_i · D); ``sets`` and ``tiles`` (first, last). The features of set i go to
-    the flat ``out`` from ``first + i·row`` on. Returns the first set with a feature that is not finite, or −1.
+    shared by all sets (D); keys flat (Σ N_i · D); ``sets`` and ``tiles`` (first, last). The features of set i
+    go to the flat ``out`` from ``first + i·row`` on. Returns the first set with a feature that is not finite,
+    or −1.
     """
     D, width = heads.shape[2], heads.shape[3]
     shared = len(queries) == D

@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from keyhole._array import MEMORY_BUDGET, block_size, blocks, run_threads, thread_count
 from keyhole._checks import check_finite, check_float_array
@@ -35,6 +35,7 @@ class TiledLayer:
     dtype: np.dtype[Any]
     queries: Float[np.ndarray, " q"]  # x~_0 of every set end to end, or of one set that stands for all
     keys: Float[np.ndarray, " k"]  # every x~_i end to end
+    offsets: Int[np.ndarray, " o"]
 
     @classmethod
     def of(cls, batch: SetBatch, heads: HeadDraw | np.ndarray, activation: str, dtype: Any) -> TiledLayer:
@@ -42,9 +43,12 @@ class TiledLayer:
         batch, activation, number = check_batch(batch), check_activation(activation), check_dtype(dtype)
         heads = _check_heads(heads, batch.dim)
         tokens = narrow(batch, number)
-        # sets without a query share one, which is then projected once per tile of heads
-        queries = (tokens if batch.query is not None else tokens[:1]).extended_query()
-        return cls(batch, heads, activation, number, queries.reshape(-1), tokens.extended_keys().reshape(-1))
+        # sets without a query share one, which is then projected once for a group of them
+        queries = (tokens if batch.query is not None else tokens[:1]).extended_query().reshape(-1)
+        keys = tokens.extended_keys().reshape(-1)
+        # a copy, because read-only arrays are another type to compile for, and a batch read from a pickle
+        # has writable ones
+        return cls(batch, heads, activation, number, queries, keys, batch.offsets.copy())
 
     @property
     def width(self) -> int:
@@ -79,7 +83,7 @@ class TiledLayer:
         wrong: list[int] = []
 
         def work(task: tuple[tuple[int, int], tuple[int, int]]) -> None:
-            inputs = (packed, self.queries, self.keys, self.batch.offsets, *task)
+            inputs = (packed, self.queries, self.keys, self.offsets, *task)
             found = write_features(*inputs, len(block), *self.weighting, flat, start, row, workspace(packed))
             if found >= 0:
                 wrong.append(found)
@@ -105,7 +109,7 @@ class TiledLayer:
         table = table.reshape(*table.shape[:2], -1)
 
         def work(sets: tuple[int, int]) -> None:
-            inputs = (packed, table, self.queries, self.keys, self.batch.offsets, sets)
+            inputs = (packed, table, self.queries, self.keys, self.offsets, sets)
             add_outputs(*inputs, *self.weighting, out, workspace(packed))
 
         run_threads(work, self._set_ranges(slice(0, len(out)), len(block)))
@@ -115,12 +119,16 @@ class TiledLayer:
         query = self.batch[i].extended_query().astype(np.float64)
         keys = self.batch[i].extended_keys().astype(np.float64)
         with np.errstate(all="ignore"):
-            scores = (np.abs(query @ block @ keys.T).max() for _, block in self.head_blocks(MEMORY_BUDGET))
-            peak = float(max(scores))
-        remedy = "activation='softmax'" if self.activation == "exp" else "dtype='float64'"
+            peaks = [np.abs(query @ block @ keys.T).max() for _, block in self.head_blocks(MEMORY_BUDGET)]
+        peak = float(np.nan_to_num(peaks, nan=np.inf).max())
+        remedy = "Scale the tokens or the heads down"
+        if self.activation == "exp":
+            remedy += ", or use activation='softmax'"
+        elif self.dtype == np.float32:
+            remedy += ", or use dtype='float64'"
         return ValueError(
-            f"features must be finite: those of set {i} overflow {self.dtype} under activation {self.activation!r}, "
-            f"with scores of size {peak:.3g}. Scale the tokens or the heads down, or use {remedy}."
+            f"features must be finite: those of set {i} overflow {self.dtype} under activation "
+            f"{self.activation!r}, with scores of size up to {peak:.3g}. {remedy}."
         )
 
     def _pack(self, block: Float[np.ndarray, "m e e"]) -> Float[np.ndarray, "tiles e e lanes"]:
@@ -134,7 +142,7 @@ class TiledLayer:
 
     def _set_ranges(self, rows: slice, n_heads: int) -> list[tuple[int, int]]:
         """Cut sets into ranges of equal work: 4MD·N_i operations for scores and values, 2MD² for a query."""
-        offsets = self.batch.offsets[rows.start : rows.stop + 1]
+        offsets = self.offsets[rows.start : rows.stop + 1]
         cost = offsets - offsets[0] + self.width / 2 * np.arange(len(offsets))
         n_parts = min(8 * thread_count(), 1 + int(4 * n_heads * self.width * cost[-1] / _TASK))
         return _ranges(rows.start + np.searchsorted(cost, np.linspace(0, cost[-1], n_parts + 1)))
@@ -161,7 +169,7 @@ def check_batch(batch: SetBatch) -> SetBatch:
     """Return ``batch`` if it is a SetBatch."""
     if not isinstance(batch, SetBatch):
         raise TypeError(
-            f"`batch` must be a SetBatch: got {type(batch).__name__}. Wrap arrays as kh.SetBatch(keys, query)."
+            f"`batch` must be a SetBatch: got {type(batch).__name__}. Wrap arrays: kh.SetBatch(keys, query)."
         )
     return batch
 

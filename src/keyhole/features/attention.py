@@ -47,8 +47,8 @@ def attention_features(
 
     Notes
     -----
-    Cost: 2MD² + 4MD·N_i operations for a set of N_i keys, whatever the lengths of the others. The features of a
-    set are computed in the same order whatever else is in the batch: slicing the batch changes no bit of them.
+    Cost: 2MD² + 4MD·N_i operations for a set of N_i keys, whatever the lengths of the others. The features of
+    a set are computed in the same order whatever else is in the batch: slicing it changes no bit of them.
 
     Examples
     --------
@@ -200,8 +200,8 @@ def _check_values(values: np.ndarray, n_heads: int, width: int) -> Float[np.ndar
         values = values.reshape(n_heads, width, values.shape[1])
     if values.ndim != 3 or values.shape[:2] != (n_heads, width):
         raise ValueError(
-            f"`values` must have shape (M·D, t) = ({n_heads * width}, t) or (M, D, t) = ({n_heads}, {width}, t), "
-            f"t outputs: got shape {values.shape}. A single output is values[:, None]."
+            f"`values` must have shape (M·D, t) = ({n_heads * width}, t) or (M, D, t) = ({n_heads}, {width}, "
+            f"t) for t outputs: got shape {values.shape}. A single output is values[:, None]."
         )
     check_finite(values, "values")
     return values

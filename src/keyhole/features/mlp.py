@@ -102,9 +102,9 @@ def _check_weights(weights: np.ndarray, batch: SetBatch, dtype: np.dtype[Any]) -
     columns = (n_keys + 1) * batch.dim + 1
     if weights.ndim != 2 or weights.shape[1] != columns or len(weights) == 0:
         raise ValueError(
-            f"`weights` must have shape (p, (N+1)·d + 1) = (p, {columns}) for sets of {n_keys} keys of dimension "
-            f"{batch.dim}: got shape {weights.shape}. heads.sample_mlp_weights(p, {n_keys}, {batch.dim}, seed) "
-            "draws such weights."
+            f"`weights` must have shape (p, (N+1)·d + 1) = (p, {columns}) for sets of {n_keys} keys of "
+            f"dimension {batch.dim}: got shape {weights.shape}. "
+            f"heads.sample_mlp_weights(p, {n_keys}, {batch.dim}, seed) draws such weights."
         )
     check_finite(weights, "weights")
     with np.errstate(over="ignore"):  # what overflows here shows in the features
