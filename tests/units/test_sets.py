@@ -2,6 +2,7 @@ import pickle
 
 import numpy as np
 import pytest
+
 from keyhole.sets import SetBatch, concatenate
 
 
@@ -206,8 +207,16 @@ def test_concatenate_names_what_does_not_fit(rng):
     ("keys", "query", "text"),
     [
         (np.ones((2, 3, 4)), None, "SetBatch(2 sets, 3 keys each (6 in all), dim 4, no query, float64)"),
-        (np.ones((1, 1, 4), "f4"), np.ones((1, 4), "f4"), "SetBatch(1 set, 1 key, dim 4, with query, float32)"),
-        ([np.ones((2, 1)), np.ones((9, 1))], None, "SetBatch(2 sets, 2–9 keys each (11 in all), dim 1, no query, float64)"),
+        (
+            np.ones((1, 1, 4), "f4"),
+            np.ones((1, 4), "f4"),
+            "SetBatch(1 set, 1 key, dim 4, with query, float32)",
+        ),
+        (
+            [np.ones((2, 1)), np.ones((9, 1))],
+            None,
+            "SetBatch(2 sets, 2–9 keys each (11 in all), dim 1, no query, float64)",
+        ),
     ],
 )
 def test_repr_says_what_is_in_the_batch(keys, query, text):
@@ -232,21 +241,21 @@ def spoiled(value, index):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        (spoiled(np.nan, (1, 0, 3)), r"`keys` must be finite: found NaN \(NaN or inf\) at index \(1, 0, 3\), 1 such"),
+        (spoiled(np.nan, (1, 0, 3)), r"`keys` must be finite: found NaN .* at index \(1, 0, 3\), 1 such"),
         (spoiled(-np.inf, (2, 1)), r"`keys` must be finite: found infinity .* at index \(2, 1, 0\), 4 such"),
         (list(spoiled(np.nan, (1, 0, 3))), r"`keys\[1\]` must be finite: found NaN .* at index \(0, 3\)"),
         ([], r"`keys` must hold at least one set: got none \(0 sample\(s\)\)"),
         (np.ones((0, 2, 4)), "`keys` must hold at least one set: got none"),
         (np.ones((3, 0, 4)), "every set of `keys` must have at least one key: set 0 has no keys. Drop it"),
-        ([np.ones((2, 4)), np.ones((0, 4))], "every set of `keys` must have at least one key: set 1 has no keys"),
+        ([np.ones((2, 4)), np.ones((0, 4))], "must have at least one key: set 1 has no keys"),
         (np.ones((3, 2, 0)), r"tokens of `keys` must have at least one coordinate: got 0 feature\(s\)"),
-        (np.ones((3, 4)), r"`keys` must have shape \(n, N, d\).*: got shape \(3, 4\). For one key per set, pass x\[:, None"),
+        (np.ones((3, 4)), r"`keys` must have shape \(n, N, d\).*\(3, 4\). For one key per set, pass x\[:, None"),
         (np.ones(3), r"`keys` must have shape \(n, N, d\).*: got shape \(3,\)"),
         (np.ones((1, 2, 3, 4)), r"`keys` must have shape \(n, N, d\).*: got shape \(1, 2, 3, 4\)"),
-        ([np.ones((2, 4)), np.ones(4)], r"each set of `keys` must have shape \(N_i, d\): set 1 has shape \(4,\)"),
+        ([np.ones((2, 4)), np.ones(4)], r"must have shape \(N_i, d\): set 1 has shape \(4,\)"),
         (
             [np.ones((2, 4)), np.ones((2, 4)), np.ones((1, 3))],
-            r"must share their last axis \(the token dimension\): set 0 has shape \(2, 4\) and set 2 has shape \(1, 3\)",
+            r"must share their last axis .*: set 0 has shape \(2, 4\) and set 2 has shape \(1, 3\)",
         ),
         (DENSE + 1j, "`keys` must be real. Complex data not supported: got dtype complex128"),
         (DENSE.astype(str), "`keys` must hold numbers: got dtype <U"),
@@ -267,9 +276,12 @@ def test_bad_keys_are_named(keys, message):
         (None, r"`keys` must be an \(n, N, d\) array or a sequence of n arrays \(N_i, d\): got NoneType"),
         (3.0, "got float"),
         ((x for x in DENSE), "got generator"),
-        (np.array(None, dtype=object), "got ndarray of shape"),
+        (np.array(None, dtype=object), "got ndarray"),
         (SetBatch(DENSE), "`keys` is a SetBatch already"),
-        (np.array([[[{}]]], dtype=object), "`keys` must hold numbers: argument must be a string or a real number"),
+        (
+            np.array([[[{}]]], dtype=object),
+            "`keys` must hold numbers: argument must be a string or a real number",
+        ),
     ],
 )
 def test_keys_of_the_wrong_type_are_named(keys, message):
@@ -280,7 +292,10 @@ def test_keys_of_the_wrong_type_are_named(keys, message):
 @pytest.mark.parametrize(
     ("query", "message"),
     [
-        (np.ones((3, 3)), r"must share their last axis .*: got query \(3, 3\) and keys of dimension 4. If only one"),
+        (
+            np.ones((3, 3)),
+            r"must share their last axis .*: got query \(3, 3\) and keys of dimension 4. If only one",
+        ),
         (np.ones((2, 4)), "`query` must have one row per set: got 2 rows for 3 sets"),
         (np.ones(4), r"`query` must have shape \(n, d\), one query per set: got shape \(4,\) for 3 sets"),
         (np.ones((3, 1, 4)), r"`query` must have shape \(n, d\).*got shape \(3, 1, 4\)"),
@@ -298,8 +313,14 @@ def test_a_bad_query_is_named(query, message):
 @pytest.mark.parametrize(
     ("x", "message"),
     [
-        (np.ones((3, 1, 4)), r"must have a query \(row 0\) and at least one key: set 0 has no keys, only its query"),
-        ([np.ones((2, 4)), np.ones((1, 4))], "set 1 has no keys, only its query. Drop such sets, or use SetBatch"),
+        (
+            np.ones((3, 1, 4)),
+            r"must have a query \(row 0\) and at least one key: set 0 has no keys, only its query",
+        ),
+        (
+            [np.ones((2, 4)), np.ones((1, 4))],
+            "set 1 has no keys, only its query. Drop such sets, or use SetBatch",
+        ),
         (spoiled(np.nan, (2, 0, 1)), r"`x` must be finite: found NaN .* at index \(2, 0, 1\)"),
         ([], "`x` must hold at least one set"),
     ],
