@@ -35,7 +35,8 @@ class SetBatch:
     Notes
     -----
     float32 input stays float32, everything else becomes float64. Arrays are copied only where that is needed to
-    join or convert them, and what the batch holds is read-only.
+    join or convert them. What the batch holds is read-only, but may share memory with the arrays it was made
+    from: writing to those later shows in the batch.
 
     Examples
     --------
@@ -181,7 +182,8 @@ class SetBatch:
         return self._gather(self._row_numbers(rows))
 
     def _row_numbers(self, rows: Any) -> np.ndarray:
-        index = np.asarray(rows)
+        # a tuple addresses several axes in NumPy, and a batch has one
+        index = np.empty((), dtype=object) if isinstance(rows, tuple) else np.asarray(rows)
         if index.dtype == bool:
             if index.shape != (len(self),):
                 raise IndexError(
@@ -276,7 +278,8 @@ def _join_sets(sets: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
         return _join_dense(check_float_array(sets, name), name)
     if isinstance(sets, np.ndarray) and sets.ndim == 3:
         return _join_dense(check_float_array(sets, name), name)
-    if not hasattr(sets, "__len__") or not hasattr(sets, "__getitem__"):
+    is_scalar = isinstance(sets, np.ndarray) and sets.ndim == 0
+    if is_scalar or not hasattr(sets, "__len__") or not hasattr(sets, "__getitem__"):
         raise TypeError(
             f"`{name}` must be an (n, N, d) array or a sequence of n arrays (N_i, d): got {type(sets).__name__}."
         )
@@ -296,7 +299,7 @@ def _join_dense(array: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _join_ragged(sets: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
-    arrays = []
+    arrays: list[np.ndarray] = []
     for i in range(len(sets)):
         array = check_float_array(sets[i], f"{name}[{i}]")
         if array.ndim != 2:
