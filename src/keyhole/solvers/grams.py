@@ -12,10 +12,13 @@ from scipy.linalg import get_blas_funcs
 
 from keyhole._array import MEMORY_BUDGET, block_size, blocks
 from keyhole._checks import check_count, check_float_array
-from keyhole.solvers.weighted_gram import PANEL, check_weights
+from keyhole.solvers.weighted_gram import check_weights
 
 CHUNK = 2**26
 """Bytes of the centred copy of a few columns: wide enough that the symmetric update runs at full speed."""
+
+TILE = 4096
+"""Order of the float32 tiles that are added to a float64 sum: 64 MiB each."""
 
 
 @dataclass(frozen=True)
@@ -51,15 +54,17 @@ def accumulate_gram(
     Parameters
     ----------
     feature_blocks : iterable of arrays (n, p_b)
-        Blocks of columns of Φ, float32 or float64, never modified. Products are made in the dtype of the block.
+        Blocks of columns of Φ, float32 or float64, never modified. Products are made in the dtype of the
+        block.
     n : int
         Number of samples.
     dtype : float32 or float64
-        Precision of the sum. float32 products summed in float64 cost a tenth more than summed in float32.
+        Precision of the sum. float32 products summed in float64 take twice the memory and gain little: on
+        attention features (n = 2000, p = 17000) the error falls from 0.15 to 0.11 units of rounding of λ_max.
     centre : bool
-        Subtract the weighted mean from each column first. For a fit with an intercept this changes nothing in exact
-        arithmetic, and keeps the rounding of the products in proportion to what varies: with attention features
-        in float32 the error of the centred Gram matrix falls from 134 to 0.1 units of rounding of λ_max.
+        Subtract the weighted mean from each column first. For a fit with an intercept this changes nothing in
+        exact arithmetic, and keeps the rounding of the products in proportion to what varies: on the same
+        features in float32 the error falls from 1.4 to 0.15 units. Costs one more pass over the block.
     weights : array (n,), optional
         Weights of the means.
     memory_budget : int
@@ -68,8 +73,8 @@ def accumulate_gram(
     Returns
     -------
     AccumulatedGram
-        With ``centre``, dual coefficients a found from it give v = Φᵀa as always, and their intercept belongs to
-        the centred features: f(x) = (φ(x) − means)ᵀv + b.
+        With ``centre``, dual coefficients a found from it give v = Φᵀa as always, and the intercept b found
+        with them belongs to the centred features: f(x) = (φ(x) − means)ᵀv + b.
 
     Notes
     -----
@@ -130,28 +135,29 @@ def add_outer(total: Float[np.ndarray, "n n"], factor: Float[np.ndarray, "n k"])
     """``total += factor @ factor.T`` on the lower triangle of a Fortran-ordered total, in place.
 
     No copy of a contiguous factor is made, whatever its order: a C-ordered (n, k) array is a Fortran-ordered
-    (k, n) one to BLAS. A float32 factor of a float64 total is multiplied in float32 panel by panel, and added in
-    float64.
+    (k, n) one to BLAS. A float32 factor of a float64 total is multiplied in float32 tile by tile, and added
+    in float64.
     """
-    if factor.dtype == np.float32 and total.dtype == np.float64:
-        _add_outer_panels(total, factor)
+    if factor.dtype != np.float32 or total.dtype != np.float64:
+        _rank_update(total, factor.astype(total.dtype, copy=False), beta=1.0)
         return
-    factor = factor.astype(total.dtype, copy=False)
+    for columns in blocks(len(total), TILE):
+        width = columns.stop - columns.start
+        square = np.zeros((width, width), dtype=np.float32, order="F")
+        _rank_update(square, factor[columns], beta=0.0)
+        total[columns, columns] += square
+        for rows in blocks(len(total) - columns.stop, TILE):
+            below = slice(columns.stop + rows.start, columns.stop + rows.stop)
+            # transposed, because the product is C-ordered and the total is not
+            total[below, columns].T[...] += factor[columns] @ factor[below].T
+
+
+def _rank_update(total: np.ndarray, factor: np.ndarray, *, beta: float) -> None:
     (syrk,) = get_blas_funcs(("syrk",), (total,))
     if factor.flags.c_contiguous:
-        syrk(1.0, factor.T, beta=1.0, c=total, trans=1, lower=1, overwrite_c=1)
+        syrk(1.0, factor.T, beta=beta, c=total, trans=1, lower=1, overwrite_c=1)
     else:
-        syrk(1.0, factor, beta=1.0, c=total, lower=1, overwrite_c=1)
-
-
-def _add_outer_panels(total: Float[np.ndarray, "n n"], factor: Float[np.ndarray, "n k"]) -> None:
-    upper = total.T  # C-ordered, so that a panel of rows is contiguous
-    n = len(total)
-    width = min(
-        block_size(n * factor.itemsize, PANEL), max(64, n // 16)
-    )  # the wasted half-panels stay below 1/16
-    for rows in blocks(n, width):
-        upper[rows, rows.start :] += factor[rows] @ factor[rows.start :].T
+        syrk(1.0, factor, beta=beta, c=total, lower=1, overwrite_c=1)
 
 
 def mirror_lower(gram: Float[np.ndarray, "n n"]) -> Float[np.ndarray, "n n"]:

@@ -4,8 +4,8 @@ All of them solve, for a design Φ (n, p), outputs y (n, t), weights w (n,) and 
 
     min over v, b of  Σ_i w_i |y_i − φ_iᵀv − b|² + alpha |v|²
 
-with b free, or zero when ``fit_intercept`` is False, and judge it by the residuals of the n fits that each leave one
-sample out altogether, without refitting:  e_i = r_i / (1 − h_i), r the residuals and h the leverages.
+with b free, or zero when ``fit_intercept`` is False, and judge it by the residuals of the n fits that each
+leave one sample out altogether, without refitting: e_i = r_i / (1 − h_i), r the residuals, h the leverages.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class RidgeSolution:
     alpha : float
         The penalty.
     coef : array (n, t) or (p, t)
-        From a Gram matrix, the dual coefficients a of f(x) = Σ_i a_i K(x, x_i) + b, so that v = Φᵀa; from a design
-        matrix, the weights v themselves.
+        From a Gram matrix, the dual coefficients a of f(x) = Σ_i a_i K(x, x_i) + b, so that v = Φᵀa; from a
+        design matrix, the weights v themselves.
     intercept : array (t,)
         b; zero without an intercept.
     loo_residuals : array (n, t)
-        y_i minus the prediction for i of the fit without sample i, in the units of y. Infinite where the leverage
-        is 1 within rounding.
+        y_i minus the prediction for i of the fit without sample i, in the units of y. Infinite where the
+        leverage is 1 within rounding.
     loo_mse : float
         Their weighted mean square, averaged over outputs; infinite if any of them is.
     route : str
@@ -57,8 +57,8 @@ class RidgeSolution:
 class RidgePath:
     """Ridge fits for a whole path of penalties from one factorisation.
 
-    It holds on to the factorisation (n² or p² numbers) to give the solution at any penalty of the path; keep the
-    solution and drop the path when one is enough.
+    It holds on to the factorisation (n² or p² numbers) to give the solution at any penalty of the path; keep
+    the solution and drop the path when one is enough.
 
     Attributes
     ----------
@@ -69,7 +69,7 @@ class RidgePath:
     route : str
         "tridiagonal", "eigen" or "design".
     floor : float
-        Eigenvalues below this carry no information; no penalty above it is ever disqualified.
+        Eigenvalues below this carry no information.
     complements : array (a, n)
         1 − h, the complements of the leverages; 0 where they are within rounding of it.
     """
@@ -88,7 +88,7 @@ class RidgePath:
         return select_alpha(self.alphas, self.loo_mse, self.resolution)
 
     def solution(self, i: int | None = None) -> RidgeSolution:
-        """The fit at ``alphas[i]``, by default at the best. Costs O(n²t) on a Gram matrix, O(npt) on a design."""
+        """The fit at ``alphas[i]``, by default the best; O(n²t) from a Gram matrix, O(npt) from a design."""
         i = self.best if i is None else i
         alpha = float(self.alphas[i])
         coef, intercept, residuals = self._solve(alpha)
@@ -99,7 +99,7 @@ class RidgePath:
 def leave_one_out(
     residuals: Float[np.ndarray, "n t"], complement: Float[np.ndarray, " n"]
 ) -> Float[np.ndarray, "n t"]:
-    """Residuals of the fits that leave each sample out: r_i / (1 − h_i), infinite where the complement is 0."""
+    """Residuals of the fits that leave each sample out: r_i / (1 − h_i), infinite where 1 − h_i is 0."""
     known = complement > 0
     loo = np.full(residuals.shape, np.inf)
     loo[known] = residuals[known] / complement[known, None]

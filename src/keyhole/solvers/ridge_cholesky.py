@@ -31,8 +31,8 @@ def ridge_gram_fixed(
     Parameters
     ----------
     gram : array (n, n)
-        K, symmetric and positive semidefinite. Only one triangle is read: the lower of a Fortran-ordered, the upper
-        of a C-ordered array.
+        K, symmetric and positive semidefinite. Only one triangle is read: the lower of a Fortran-ordered,
+        the upper of a C-ordered array.
     y : array (n, t)
         Outputs.
     alpha : float
@@ -51,8 +51,8 @@ def ridge_gram_fixed(
     Returns
     -------
     RidgeSolution
-        Its route is "cholesky"; or "eigen", with eigenvalues below the floor set to zero and three n × n matrices,
-        when ``alpha`` is below the numerical floor or the matrix is not positive semidefinite.
+        Its route is "cholesky"; or "eigen", with eigenvalues below the floor set to zero and three n × n
+        matrices, when ``alpha`` is below the numerical floor or the matrix is not positive semidefinite.
 
     Notes
     -----
@@ -119,7 +119,7 @@ def _solve(
 def _inverse_diagonal(
     inverse: Float[np.ndarray, "n n"], normal: Float[np.ndarray, " n"] | None, memory_budget: int
 ) -> Float[np.ndarray, " n"]:
-    """diag of H X^T X H for the lower triangular X: squared lengths of the columns of X − 2 (X u) uᵀ, by panels."""
+    """Diagonal of H XᵀX H for a lower triangular X: squared lengths of the columns of X − 2 (X u) uᵀ."""
     n = len(inverse)
     shift = np.zeros(n, dtype=inverse.dtype)
     u = np.zeros(n, dtype=inverse.dtype)

@@ -62,14 +62,14 @@ def accumulate_design(
 ) -> DesignStatistics:
     """Sum the statistics of a design over blocks of rows.
 
-    Each block is centred on its own mean before it is multiplied, and the scatter between blocks is added at the end,
-    so that a large common offset costs no digits.
+    Each block is centred on its own mean before it is multiplied, and the scatter between blocks is added at
+    the end, so that a large common offset costs no digits.
 
     Parameters
     ----------
     row_blocks : callable
-        Called once; gives arrays (n_b, p) in order, float32 or float64, never modified. Products are made in the
-        dtype of the block and summed in float64.
+        Called once; gives arrays (n_b, p) in order, float32 or float64, never modified. Products are made in
+        the dtype of the block and summed in float64.
     y : array (n, t)
         Outputs of all samples.
     fit_intercept : bool
@@ -93,7 +93,9 @@ def accumulate_design(
     y_mean = centre_of(y, np.sqrt(w)) if fit_intercept else np.zeros(y.shape[1])
     left = centred(y, y_mean)
     gram, cross, rounding = np.zeros((0, 0)), np.zeros((0, y.shape[1])), EPS
-    block_means, block_weights, block_targets = [], [], []
+    block_means: list[np.ndarray] = []
+    block_weights: list[float] = []
+    block_targets: list[np.ndarray] = []
     for rows, block in _checked_rows(row_blocks, len(y)):
         if not block_means:
             gram = np.zeros((block.shape[1], block.shape[1]), order="F")
@@ -103,7 +105,7 @@ def accumulate_design(
         add_outer(gram, scaled.T)
         cross += scaled.T @ (np.sqrt(w[rows])[:, None] * left[rows]).astype(block.dtype)
         block_means.append(mean)
-        block_weights.append(w[rows].sum())
+        block_weights.append(float(w[rows].sum()))
         block_targets.append(w[rows] @ left[rows])
     means = np.average(block_means, axis=0, weights=block_weights)
     if fit_intercept:
@@ -239,7 +241,8 @@ class _Principal:
     noise: float
 
     def coef(self, alpha: float) -> Float[np.ndarray, "p t"]:
-        return self.axes @ ((self.axes.T @ self.statistics.cross) / (self.values[:, None] + alpha))
+        scores = (self.axes.T @ self.statistics.cross) / (self.values[:, None] + alpha)
+        return np.asarray(self.axes @ scores)
 
     def judge(self, alphas: Float[np.ndarray, " a"], row_blocks: RowBlocks) -> tuple[np.ndarray, np.ndarray]:
         """Complements of the leverages (a, n), and leave-one-out errors (a,), in one pass over the rows."""
@@ -263,7 +266,7 @@ class _Principal:
         return complements, squares / s.weights.sum()
 
     def _complements(self, shared: np.ndarray, shares: np.ndarray, w: np.ndarray) -> Float[np.ndarray, "b a"]:
-        """1 − h: what no axis explains, plus what the penalty keeps from being explained; 0 if hidden by rounding."""
+        """1 − h: what no axis explains, plus what the penalty keeps unexplained; 0 if rounding hides it."""
         mean_share = w / self.statistics.weights.sum() if self.statistics.fit_intercept else 0 * w
         unexplained = np.maximum(1 - mean_share - shared.sum(axis=1), 0.0)
         kept = unexplained[:, None] + shared @ shares
@@ -306,10 +309,7 @@ def _checked_rows(row_blocks: RowBlocks, n: int) -> Iterator[tuple[slice, np.nda
                 f"{rows.start} to {rows.stop} has shape {block.shape}, the first had p = {width}."
             )
         stop = rows.stop
-        if stop > n:
-            break
-        yield rows, block
+        if stop <= n:
+            yield rows, block
     if stop != n:
-        raise ValueError(
-            f"the blocks of rows must hold one row per output: got {stop} rows or more for {n} outputs."
-        )
+        raise ValueError(f"the blocks of rows must hold one row per output: got {stop} rows for {n} outputs.")

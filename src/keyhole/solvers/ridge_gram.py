@@ -29,14 +29,14 @@ def ridge_gram_path(
     """Ridge on a Gram matrix for a whole path of penalties, with exact leave-one-out, from one factorisation.
 
     Penalties above the numerical floor are served by a tridiagonal form of the matrix. If any is below it (0
-    included), the form is diagonalised and eigenvalues below the floor count as exact zeros, so that alpha → 0 is
-    the minimum-norm least-squares fit on the others.
+    included), the form is diagonalised and eigenvalues below the floor count as exact zeros, so that
+    alpha → 0 is the minimum-norm least-squares fit on the others.
 
     Parameters
     ----------
     gram : array (n, n)
-        K = ΦΦᵀ or an exact kernel matrix, symmetric and positive semidefinite. Only one triangle is read: the lower
-        of a Fortran-ordered, the upper of a C-ordered array.
+        K = ΦΦᵀ or an exact kernel matrix, symmetric and positive semidefinite. Only one triangle is read: the
+        lower of a Fortran-ordered, the upper of a C-ordered array.
     y : array (n, t)
         Outputs.
     alphas : sequence of float, optional
@@ -48,7 +48,8 @@ def ridge_gram_path(
     rounding : float, optional
         Unit of rounding of the arithmetic that made ``gram``; by default that of its dtype.
     dtype : float32 or float64, optional
-        Precision of the factorisation; by default that of ``gram``. float32 that fails is repeated in float64.
+        Precision of the factorisation; by default that of ``gram``. One that fails in float32 is repeated in
+        float64.
     overwrite_gram : bool
         Whether the memory of ``gram`` may be used; then no second n × n matrix is made above the floor.
     memory_budget : int
@@ -61,8 +62,8 @@ def ridge_gram_path(
 
     Notes
     -----
-    Cost: 8n³/3 operations once, then 5n² + 2n²t for each penalty; below the floor about 5n³ more and three n × n
-    matrices in all.
+    Cost: 8n³/3 operations once, then 5n² + 2n²t for each penalty; below the floor about 5n³ more and three
+    n × n matrices in all.
 
     Examples
     --------

@@ -1,8 +1,8 @@
-"""A symmetric matrix as K = Q T Qᵀ with T tridiagonal: half an eigendecomposition, and enough for a ridge path.
+"""A symmetric matrix as K = Q T Qᵀ with T tridiagonal: half an eigendecomposition, enough for a ridge path.
 
-Given Q and T, (K + alpha)⁻¹ times a vector, and its whole diagonal, cost O(n²) for each alpha through the Cholesky
-factors of T + alpha. The eigenvectors are needed only below the numerical floor, where eigenvalues have to be told
-apart one by one; they cost as much again as Q and T.
+Given Q and T, (K + alpha)⁻¹ times a vector, and its whole diagonal, cost O(n²) for each alpha through the
+Cholesky factors of T + alpha. The eigenvectors are needed only below the numerical floor, where eigenvalues
+have to be told apart one by one; they cost as much again as Q and T.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from scipy.linalg import eigvalsh_tridiagonal, get_blas_funcs, get_lapack_funcs
 from keyhole._array import block_size, blocks, run_threads
 
 TILE = 40_000
-"""Entries (penalties × samples) of a tile of the sweep: fits the second-level cache, dwarfs the cost of a call."""
+"""Entries (penalties × samples) of a tile of the sweep: fits the second-level cache, dwarfs a call's cost."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Tridiagonal:
     Attributes
     ----------
     basis : array (n, m)
-        Q, orthonormal columns in Fortran order; m = n, or n − 1 when the direction of the intercept is left out.
+        Q, orthonormal columns in Fortran order; m = n, or n − 1 without the direction of the intercept.
     diagonal, beside : arrays (m,) and (m − 1,)
         Entries of T, in float64.
     """
@@ -48,12 +48,12 @@ class Tridiagonal:
 def tridiagonalise(
     matrix: Float[np.ndarray, "n n"], normal: Float[np.ndarray, " n"] | None, dtype: Any
 ) -> Tridiagonal:
-    """Reduce ``matrix`` (Fortran order, lower), in place if it is of ``dtype``; in float64 if ``dtype`` failed.
+    """Reduce ``matrix`` (Fortran order, lower), in place if it is of ``dtype``.
 
-    ``normal`` is the unit vector u of the reflection I − 2uuᵀ that emptied row and column 0, None if there was none.
+    A reduction that fails in float32 is repeated on the float64 matrix, if that is what was given. ``normal``
+    is the unit vector u of the reflection I − 2uuᵀ that emptied row and column 0, None if there was none.
 
-    Cost: 8n³/3 floating-point operations, a quarter of them bound by memory; no second n × n matrix in its own
-    dtype.
+    Cost: 8n³/3 operations, a quarter of them bound by memory; no second n × n matrix of its dtype.
     """
     reduced = _reduce(matrix.astype(dtype, order="F", copy=False), normal)
     if reduced is None and np.dtype(dtype) != matrix.dtype:
@@ -79,7 +79,7 @@ def _reduce(matrix: Float[np.ndarray, "n n"], normal: Float[np.ndarray, " n"] | 
     if n == 1:
         basis = np.ones_like(matrix)
     else:
-        # the reflectors of sytrd are stored as those of a Hessenberg reduction, whose Q LAPACK forms at GEMM speed
+        # sytrd stores its reflectors as a Hessenberg reduction does, whose Q LAPACK forms at GEMM speed
         work = int(orghr_lwork(n, lo=0, hi=n - 1)[0])
         basis, _ = orghr(matrix, tau, lo=0, hi=n - 1, lwork=work, overwrite_a=1)
     diagonal, beside = diagonal.astype(np.float64), beside.astype(np.float64)
@@ -129,8 +129,8 @@ class Sweep:
     def complements(self, alphas: Float[np.ndarray, " a"]) -> Float[np.ndarray, "a n"] | None:
         """1 − h = alpha diag (K + alpha)⁻¹, each a sum of squares; None where T + alpha is not positive.
 
-        Column by column, u_k = q_k − l_k u_{k−1} is the forward substitution of Qᵀ for all penalties at once, and the
-        diagonal is Σ_k u_k² / D_k. Cost: 5 n m a operations in cache.
+        Column by column, u_k = q_k − l_k u_{k−1} is the forward substitution of Qᵀ for all penalties at once,
+        and the diagonal is Σ_k u_k² / D_k. Cost: 5 n m a operations in cache.
         """
         factors = self.pivots(alphas)
         if factors is None:
@@ -175,7 +175,7 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Spectrum:
-    """K = V Λ Vᵀ with eigenvalues below the floor set to zero: for penalties that rounding may blur, and for 0.
+    """K = V Λ Vᵀ with eigenvalues below the floor set to zero: for penalties that rounding blurs, and for 0.
 
     Attributes
     ----------
@@ -204,7 +204,7 @@ class Spectrum:
         return cls(vectors, values, outputs, noise)
 
     def shrinkage(self, alphas: Float[np.ndarray, " a"]) -> Float[np.ndarray, "m a"]:
-        """alpha / (λ + alpha), what a residual keeps of each eigenvector; 1 for λ = 0, also at alpha = 0."""
+        """What a residual keeps of each eigenvector: alpha / (λ + alpha); 1 for λ = 0, also at alpha = 0."""
         kept = np.ones((len(self.values), len(alphas)))
         known = self.values > 0
         kept[known] = alphas / (self.values[known, None] + alphas)
@@ -213,8 +213,8 @@ class Spectrum:
     def complements(self, alphas: Float[np.ndarray, " a"], memory_budget: int) -> Float[np.ndarray, "a n"]:
         """1 − h = Σ_j V_ij² alpha/(λ_j + alpha); 0 where rounding hides more than a tenth of it.
 
-        Rounding tilts eigenvector j into the null space by about noise/λ_j, which leaks Σ_j V_ij² (noise/λ_j)² of
-        sample i into it. A null space that is empty leaks nothing.
+        Rounding tilts eigenvector j into the null space by about noise/λ_j, which leaks
+        Σ_j V_ij² (noise/λ_j)² of sample i into it. A null space that is empty leaks nothing.
         """
         known = self.values > 0
         tilt = np.zeros(len(known))
@@ -231,7 +231,7 @@ class Spectrum:
         return result
 
     def residuals(self, alphas: Float[np.ndarray, " a"]) -> Float[np.ndarray, "a n t"]:
-        """y minus the fit, for each penalty."""
+        """Outputs minus fit, for each penalty."""
         m, t = self.outputs.shape
         x = self.shrinkage(alphas)[:, :, None] * self.outputs[:, None, :]
         product = self.vectors @ x.reshape(m, len(alphas) * t).astype(self.vectors.dtype)
@@ -244,7 +244,7 @@ class Spectrum:
         inverse = np.zeros(len(known))
         inverse[known] = 1 / (self.values[known] + alpha)
         product = self.vectors @ (inverse[:, None] * self.outputs).astype(self.vectors.dtype)
-        return product.astype(np.float64)
+        return np.asarray(product, dtype=np.float64)
 
 
 def _eigenpairs(form: Tridiagonal) -> tuple[np.ndarray, np.ndarray]:
@@ -256,8 +256,8 @@ def _eigenpairs(form: Tridiagonal) -> tuple[np.ndarray, np.ndarray]:
         if info == 0 and np.isfinite(values).all() and np.isfinite(vectors).all():
             return values.astype(np.float64), vectors
     raise np.linalg.LinAlgError(
-        f"the eigendecomposition of the {form.basis.shape} Gram matrix did not converge in float64 (info {info}). "
-        "Use penalties above the numerical floor, which need none."
+        f"the eigendecomposition of the {form.basis.shape} Gram matrix did not converge in float64 (info "
+        f"{info}). Use penalties above the numerical floor, which need none."
     )
 
 

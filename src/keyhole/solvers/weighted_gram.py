@@ -1,8 +1,8 @@
 """Weights and the intercept, folded into the Gram matrix: what is left is plain ridge without either.
 
-With s = √w the weighted problem is the plain one on K~ = S K S and S y. The free intercept removes the direction s:
-a reflection H = I − 2uuᵀ that takes s to the first axis turns that into deleting the first row and column, exactly,
-where a projection would leave an eigenvalue of rounding size to be told apart from the true ones.
+With s = √w the weighted problem is the plain one on K~ = S K S and S y. The free intercept removes the
+direction s: a reflection H = I − 2uuᵀ that takes s to the first axis turns that into deleting the first row and
+column, exactly, where a projection would leave an eigenvalue of rounding size to be told from the true ones.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Weighing:
     @property
     def weights(self) -> Float[np.ndarray, " n"]:
         """The weights w = s²."""
-        return np.square(self.roots)
+        return np.asarray(np.square(self.roots))
 
     def reflect(self, x: Float[np.ndarray, "n t"]) -> Float[np.ndarray, "n t"]:
         """H x; x itself without an intercept."""
@@ -130,8 +130,8 @@ def centre_of(y: Float[np.ndarray, "n t"], roots: Float[np.ndarray, " n"]) -> Fl
 
 
 def centred(y: Float[np.ndarray, "n t"], mean: Float[np.ndarray, " t"]) -> Float[np.ndarray, "n t"]:
-    """y − mean in float64, exactly zero for an output that is constant within rounding."""
-    left = y.astype(np.float64) - mean
+    """Outputs less their mean in float64, exactly zero for one that is constant within rounding."""
+    left = np.asarray(y - mean, dtype=np.float64)
     left[:, np.abs(left).max(axis=0) <= 4 * EPS * np.abs(mean)] = 0.0
     return left
 
