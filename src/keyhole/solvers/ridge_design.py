@@ -212,8 +212,7 @@ def ridge_statistics_path(
     floor = numerical_floor(largest, max(n, p), statistics.rounding)
     if grid is None:
         grid = default_alphas(largest, max(n, p), statistics.rounding)
-    known = values > floor
-    form = _Principal(statistics, values[known], vectors[:, known], statistics.rounding * largest)
+    form = _Principal(statistics, np.maximum(values, 0.0), vectors, floor, statistics.rounding * largest)
     complements, loo_mse = form.judge(grid, row_blocks)
 
     def solve(alpha: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -233,44 +232,58 @@ def ridge_statistics_path(
 
 @dataclass(frozen=True)
 class _Principal:
-    """The principal axes of the design whose eigenvalues are above the floor."""
+    """The design along its principal axes. Eigenvalues below the floor are zeros to a penalty below it."""
 
     statistics: DesignStatistics
-    values: Float[np.ndarray, " k"]
-    axes: Float[np.ndarray, "p k"]
+    values: Float[np.ndarray, " p"]
+    axes: Float[np.ndarray, "p p"]
+    floor: float
     noise: float
 
+    def inverse(self, alphas: Float[np.ndarray, " a"]) -> Float[np.ndarray, "p a"]:
+        """1 / (λ + alpha), and 0 for an eigenvalue that a penalty below the floor has to take for zero."""
+        values = self.values[:, None]
+        seen = (values > self.floor) | ((alphas >= self.floor) & (alphas > 0))
+        return np.asarray(np.divide(1.0, values + alphas, out=np.zeros(seen.shape), where=seen))
+
     def coef(self, alpha: float) -> Float[np.ndarray, "p t"]:
-        scores = (self.axes.T @ self.statistics.cross) / (self.values[:, None] + alpha)
+        scores = self.inverse(np.array([alpha])) * (self.axes.T @ self.statistics.cross)
         return np.asarray(self.axes @ scores)
 
     def judge(self, alphas: Float[np.ndarray, " a"], row_blocks: RowBlocks) -> tuple[np.ndarray, np.ndarray]:
         """Complements of the leverages (a, n), and leave-one-out errors (a,), in one pass over the rows."""
         s = self.statistics
         n, t = s.y.shape
-        # u = φ · axis / √λ are the left singular vectors: what a fit without penalty explains of each sample
-        axes = self.axes / np.sqrt(self.values)
-        shares = alphas / (self.values[:, None] + alphas)
-        coefs = (axes.T @ s.cross)[:, None, :] * (1 - shares)[:, :, None]
+        coefs = self.inverse(alphas)[:, :, None] * (self.axes.T @ s.cross)[:, None, :]
         complements, squares = np.empty((len(alphas), n)), np.zeros(len(alphas))
         for rows, block in _rows(row_blocks):
             w = s.weights[rows]
-            scores = (block - s.means.astype(block.dtype)) @ axes.astype(block.dtype, copy=False)
+            scores = (block - s.means.astype(block.dtype)) @ self.axes.astype(block.dtype, copy=False)
             scores = scores.astype(np.float64, copy=False)
-            fitted = (scores @ coefs.reshape(len(axes.T), -1)).reshape(len(w), len(alphas), t)
-            shared = np.square(scores) * w[:, None]
-            complements[:, rows] = self._complements(shared, shares, w).T
+            fitted = (scores @ coefs.reshape(len(coefs), -1)).reshape(len(w), len(alphas), t)
+            complements[:, rows] = self._complements(np.square(scores) * w[:, None], alphas, w).T
             for i in range(len(alphas)):
                 loo = leave_one_out(s.y[rows] - fitted[:, i], complements[i, rows])
                 squares[i] += mean_square(loo, w) * w.sum()
         return complements, squares / s.weights.sum()
 
-    def _complements(self, shared: np.ndarray, shares: np.ndarray, w: np.ndarray) -> Float[np.ndarray, "b a"]:
-        """1 − h: what no axis explains, plus what the penalty keeps unexplained; 0 if rounding hides it."""
+    def _complements(
+        self, squares: Float[np.ndarray, "b p"], alphas: Float[np.ndarray, " a"], w: Float[np.ndarray, " b"]
+    ) -> Float[np.ndarray, "b a"]:
+        """1 − h: what no axis explains, plus what the penalty keeps unexplained; 0 if rounding hides it.
+
+        ``squares`` are the squared scores of the samples on each axis, so squares/λ is the share of a sample
+        that a fit without penalty explains by it.
+        """
         mean_share = w / self.statistics.weights.sum() if self.statistics.fit_intercept else 0 * w
-        unexplained = np.maximum(1 - mean_share - shared.sum(axis=1), 0.0)
-        kept = unexplained[:, None] + shared @ shares
-        hidden = 4 * EPS + shared @ (2 * self.noise / self.values)
+        known = self.values > self.floor
+        shares = np.divide(1.0, self.values, out=np.zeros(len(known)), where=known)
+        unexplained = np.maximum(1 - mean_share - squares @ shares, 0.0)
+        inverse = self.inverse(alphas)
+        # below the floor λ is too small to divide by: those axes were not counted as explained above
+        kept = np.where(known[:, None], shares[:, None] * alphas * inverse, -inverse)
+        kept = unexplained[:, None] + squares @ kept
+        hidden = 4 * EPS + squares @ (2 * self.noise * np.square(shares))
         return np.where(hidden[:, None] > 0.1 * kept, 0.0, kept)
 
 

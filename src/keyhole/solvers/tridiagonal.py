@@ -175,16 +175,21 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Spectrum:
-    """K = V Λ Vᵀ with eigenvalues below the floor set to zero: for penalties that rounding blurs, and for 0.
+    """K = V Λ Vᵀ, for paths that reach below the floor: to a penalty there, eigenvalues below it are zeros.
+
+    To a penalty above the floor they are what they are, so that what is said of one penalty does not depend
+    on the others. Negative ones are zeros always.
 
     Attributes
     ----------
     vectors : array (n, m)
         V.
     values : array (m,)
-        Eigenvalues; those at or below the floor are exact zeros.
+        Eigenvalues.
     outputs : array (m, t)
         Vᵀy.
+    floor : float
+        The numerical floor.
     noise : float
         Rounding error of an eigenvalue: one unit of rounding times the largest.
     """
@@ -192,6 +197,7 @@ class Spectrum:
     vectors: Float[np.ndarray, "n m"]
     values: Float[np.ndarray, " m"]
     outputs: Float[np.ndarray, "m t"]
+    floor: float
     noise: float
 
     @classmethod
@@ -199,16 +205,19 @@ class Spectrum:
         """Decompose T and rotate Q. Cost: up to 14n³/3 operations and two more n × n matrices."""
         values, rotation = _eigenpairs(form)
         vectors = form.basis @ rotation.astype(form.basis.dtype, copy=False)
-        values = np.where(values > floor, values, 0.0)
         outputs = (vectors.T @ y.astype(vectors.dtype)).astype(np.float64)
-        return cls(vectors, values, outputs, noise)
+        return cls(vectors, values, outputs, floor, noise)
+
+    def inverse(self, alphas: Float[np.ndarray, " a"]) -> Float[np.ndarray, "m a"]:
+        """1 / (λ + alpha), and 0 for an eigenvalue that a penalty below the floor has to take for zero."""
+        values = np.maximum(self.values, 0.0)[:, None]
+        seen = (values > self.floor) | ((alphas >= self.floor) & (alphas > 0))
+        return np.asarray(np.divide(1.0, values + alphas, out=np.zeros(seen.shape), where=seen))
 
     def shrinkage(self, alphas: Float[np.ndarray, " a"]) -> Float[np.ndarray, "m a"]:
         """What a residual keeps of each eigenvector: alpha / (λ + alpha); 1 for λ = 0, also at alpha = 0."""
-        kept = np.ones((len(self.values), len(alphas)))
-        known = self.values > 0
-        kept[known] = alphas / (self.values[known, None] + alphas)
-        return kept
+        inverse = self.inverse(alphas)
+        return np.asarray(np.where(inverse > 0, alphas * inverse, 1.0))
 
     def complements(self, alphas: Float[np.ndarray, " a"], memory_budget: int) -> Float[np.ndarray, "a n"]:
         """1 − h = Σ_j V_ij² alpha/(λ_j + alpha); 0 where rounding hides more than a tenth of it.
@@ -216,7 +225,7 @@ class Spectrum:
         Rounding tilts eigenvector j into the null space by about noise/λ_j, which leaks
         Σ_j V_ij² (noise/λ_j)² of sample i into it. A null space that is empty leaks nothing.
         """
-        known = self.values > 0
+        known = self.values > self.floor
         tilt = np.zeros(len(known))
         if not known.all():
             tilt[known] = np.square(self.noise / self.values[known])
@@ -226,7 +235,7 @@ class Spectrum:
         for rows in blocks(n, block_size(m * 24, memory_budget)):
             sums = np.square(self.vectors[rows], dtype=np.float64) @ columns
             kept, leak = sums[:, :-1], sums[:, -1:]
-            hidden = 2 * np.sqrt(leak * kept) + leak
+            hidden = np.where(alphas < self.floor, 2 * np.sqrt(leak * kept) + leak, 0.0)
             result[:, rows] = np.where(hidden > 0.1 * kept, 0.0, kept).T
         return result
 
@@ -239,11 +248,9 @@ class Spectrum:
         return np.ascontiguousarray(product.transpose(1, 0, 2), dtype=np.float64)
 
     def solve(self, alpha: float) -> Float[np.ndarray, "n t"]:
-        """(K + alpha)⁻¹ y on the eigenvectors above the floor; the others carry no function."""
-        known = self.values > 0
-        inverse = np.zeros(len(known))
-        inverse[known] = 1 / (self.values[known] + alpha)
-        product = self.vectors @ (inverse[:, None] * self.outputs).astype(self.vectors.dtype)
+        """(K + alpha)⁻¹ y; of eigenvalues taken for zero nothing, since they carry no function."""
+        inverse = self.inverse(np.array([alpha]))
+        product = self.vectors @ (inverse * self.outputs).astype(self.vectors.dtype)
         return np.asarray(product, dtype=np.float64)
 
 

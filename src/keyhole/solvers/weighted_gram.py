@@ -1,8 +1,8 @@
 """Weights and the intercept, folded into the Gram matrix: what is left is plain ridge without either.
 
 With s = √w the weighted problem is the plain one on K~ = S K S and S y. The free intercept removes the
-direction s: a reflection H = I − 2uuᵀ that takes s to the first axis turns that into deleting the first row and
-column, exactly, where a projection would leave an eigenvalue of rounding size to be told from the true ones.
+direction s: a reflection H = I − 2uuᵀ that takes s to the first axis turns that into deleting the first row
+and column, exactly, where a projection would leave an eigenvalue of rounding size among the true ones.
 """
 
 from __future__ import annotations
