@@ -1,0 +1,275 @@
+"""A symmetric matrix as K = Q T Qᵀ with T tridiagonal: half an eigendecomposition, enough for a ridge path.
+
+Given Q and T, (K + alpha)⁻¹ times a vector, and its whole diagonal, cost O(n²) for each alpha through the
+Cholesky factors of T + alpha. The eigenvectors are needed only below the numerical floor, where eigenvalues
+have to be told apart one by one; they cost as much again as Q and T.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from scipy.linalg import eigvalsh_tridiagonal, get_blas_funcs, get_lapack_funcs
+
+from keyhole._array import block_size, blocks, run_threads
+
+TILE = 40_000
+"""Entries (penalties × samples) of a tile of the sweep: fits the second-level cache, dwarfs a call's cost."""
+
+
+@dataclass(frozen=True)
+class Tridiagonal:
+    """K = Q T Qᵀ on the span of the columns of Q.
+
+    Attributes
+    ----------
+    basis : array (n, m)
+        Q, orthonormal columns in Fortran order; m = n, or n − 1 without the direction of the intercept.
+    diagonal, beside : arrays (m,) and (m − 1,)
+        Entries of T, in float64.
+    """
+
+    basis: Float[np.ndarray, "n m"]
+    diagonal: Float[np.ndarray, " m"]
+    beside: Float[np.ndarray, " edges"]
+
+    def largest(self) -> float:
+        """The largest eigenvalue."""
+        m = len(self.diagonal)
+        if m < 2:
+            return float(self.diagonal.max(initial=0.0))
+        top = eigvalsh_tridiagonal(self.diagonal, self.beside, select="i", select_range=(m - 1, m - 1))
+        return float(top[0])
+
+
+def tridiagonalise(
+    matrix: Float[np.ndarray, "n n"], normal: Float[np.ndarray, " n"] | None, dtype: Any
+) -> Tridiagonal:
+    """Reduce ``matrix`` (Fortran order, lower), in place if it is of ``dtype``.
+
+    A reduction that fails in float32 is repeated on the float64 matrix, if that is what was given. ``normal``
+    is the unit vector u of the reflection I − 2uuᵀ that emptied row and column 0, None if there was none.
+
+    Cost: 8n³/3 operations, a quarter of them bound by memory; no second n × n matrix of its dtype.
+    """
+    reduced = _reduce(matrix.astype(dtype, order="F", copy=False), normal)
+    if reduced is None and np.dtype(dtype) != matrix.dtype:
+        reduced = _reduce(matrix, normal)
+    if reduced is None:
+        raise np.linalg.LinAlgError(
+            f"the tridiagonal reduction of the {matrix.shape} Gram matrix overflowed in {matrix.dtype}. "
+            "Pass it in float64, or divide it and the penalties by a common factor."
+        )
+    return reduced
+
+
+def _reduce(matrix: Float[np.ndarray, "n n"], normal: Float[np.ndarray, " n"] | None) -> Tridiagonal | None:
+    """Q and T of ``matrix``, overwritten by Q; None if anything is not finite."""
+    sytrd, sytrd_lwork, orghr, orghr_lwork = get_lapack_funcs(
+        ("sytrd", "sytrd_lwork", "orghr", "orghr_lwork"), (matrix,)
+    )
+    n = len(matrix)
+    work = int(sytrd_lwork(n, lower=1)[0])
+    matrix, diagonal, beside, tau, _ = sytrd(matrix, lower=1, lwork=work, overwrite_a=1)
+    if not (np.isfinite(diagonal).all() and np.isfinite(beside).all()):
+        return None
+    if n == 1:
+        basis = np.ones_like(matrix)
+    else:
+        # sytrd stores its reflectors as a Hessenberg reduction does, whose Q LAPACK forms at GEMM speed
+        work = int(orghr_lwork(n, lo=0, hi=n - 1)[0])
+        basis, _ = orghr(matrix, tau, lo=0, hi=n - 1, lwork=work, overwrite_a=1)
+    diagonal, beside = diagonal.astype(np.float64), beside.astype(np.float64)
+    if normal is None:
+        return Tridiagonal(basis, diagonal, beside)
+    # row and column 0 were empty, so T starts with a lone 0 and Q with the first axis: leave both out
+    basis = basis[:, 1:]
+    if n > 1:
+        (ger,) = get_blas_funcs(("ger",), (basis,))
+        u = normal.astype(basis.dtype)
+        ger(-2.0, u, basis.T @ u, a=basis, overwrite_a=1)
+    return Tridiagonal(basis, diagonal[1:], beside[1:])
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """(K + alpha)⁻¹ for penalties above the numerical floor, by Gaussian elimination in T + alpha.
+
+    Everything is held in units of ``scale``, so that float32 neither overflows nor underflows.
+    """
+
+    form: Tridiagonal
+    outputs: Float[np.ndarray, "m t"]
+    scale: float
+
+    @classmethod
+    def of(cls, form: Tridiagonal, y: Float[np.ndarray, "n t"]) -> Sweep:
+        """Prepare for the scaled outputs ``y``."""
+        outputs = (form.basis.T @ y.astype(form.basis.dtype)).astype(np.float64)
+        scale = max(np.abs(form.diagonal).max(initial=0.0), np.abs(form.beside).max(initial=0.0))
+        return cls(form, outputs, float(scale) or 1.0)
+
+    def pivots(self, alphas: Float[np.ndarray, " a"]) -> tuple[np.ndarray, np.ndarray] | None:
+        """Pivots D (m, a) and multipliers l (m, a) of T + alpha = L D Lᵀ, L unit lower bidiagonal.
+
+        None if a pivot is not positive: then K has an eigenvalue below −alpha.
+        """
+        diagonal = (self.form.diagonal[:, None] + alphas) / self.scale
+        beside = self.form.beside / self.scale
+        multipliers = np.zeros_like(diagonal)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            for k in range(1, len(diagonal)):
+                np.divide(beside[k - 1], diagonal[k - 1], out=multipliers[k])
+                diagonal[k] -= multipliers[k] * beside[k - 1]
+        return (diagonal, multipliers) if (diagonal > 0).all() else None
+
+    def complements(self, alphas: Float[np.ndarray, " a"]) -> Float[np.ndarray, "a n"] | None:
+        """1 − h = alpha diag (K + alpha)⁻¹, each a sum of squares; None where T + alpha is not positive.
+
+        Column by column, u_k = q_k − l_k u_{k−1} is the forward substitution of Qᵀ for all penalties at once,
+        and the diagonal is Σ_k u_k² / D_k. Cost: 5 n m a operations in cache.
+        """
+        factors = self.pivots(alphas)
+        if factors is None:
+            return None
+        basis = self.form.basis
+        n, m = basis.shape
+        multipliers = factors[1].astype(basis.dtype)[:, :, None]
+        shares = (alphas / self.scale / factors[0]).astype(basis.dtype)[:, :, None]
+        result = np.empty((len(alphas), n))
+
+        def sweep(rows: slice) -> None:
+            substituted = np.zeros((len(alphas), rows.stop - rows.start), dtype=basis.dtype)
+            term, total = np.empty_like(substituted), np.zeros_like(substituted)
+            for k in range(m):
+                np.multiply(substituted, multipliers[k], out=substituted)
+                np.subtract(basis[rows, k], substituted, out=substituted)
+                np.multiply(substituted, substituted, out=term)
+                np.multiply(term, shares[k], out=term)
+                np.add(total, term, out=total)
+            result[:, rows] = total
+
+        run_threads(sweep, blocks(n, max(256, TILE // len(alphas))))
+        return result
+
+    def solve(self, alphas: Float[np.ndarray, " a"]) -> Float[np.ndarray, "a n t"]:
+        """(K + alpha)⁻¹ y for each penalty. Cost: 2 n m a t operations."""
+        factors = self.pivots(alphas)
+        if factors is None:
+            raise np.linalg.LinAlgError("T + alpha must be positive definite: ask `complements` first.")
+        pivots, multipliers = factors
+        (m, a), t = pivots.shape, self.outputs.shape[1]
+        x = np.repeat(self.outputs[:, None, :], a, axis=1)
+        for k in range(1, m):
+            x[k] -= multipliers[k, :, None] * x[k - 1]
+        x /= pivots[:, :, None] * self.scale
+        for k in range(m - 2, -1, -1):
+            x[k] -= multipliers[k + 1, :, None] * x[k + 1]
+        basis = self.form.basis
+        product = basis @ x.reshape(m, a * t).astype(basis.dtype)
+        return np.ascontiguousarray(product.reshape(len(basis), a, t).transpose(1, 0, 2), dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """K = V Λ Vᵀ, for paths that reach below the floor: to a penalty there, eigenvalues below it are zeros.
+
+    To a penalty above the floor they are what they are, so that what is said of one penalty does not depend
+    on the others. Negative ones are zeros always.
+
+    Attributes
+    ----------
+    vectors : array (n, m)
+        V.
+    values : array (m,)
+        Eigenvalues.
+    outputs : array (m, t)
+        Vᵀy.
+    floor : float
+        The numerical floor.
+    noise : float
+        Rounding error of an eigenvalue: one unit of rounding times the largest.
+    """
+
+    vectors: Float[np.ndarray, "n m"]
+    values: Float[np.ndarray, " m"]
+    outputs: Float[np.ndarray, "m t"]
+    floor: float
+    noise: float
+
+    @classmethod
+    def of(cls, form: Tridiagonal, y: Float[np.ndarray, "n t"], floor: float, noise: float) -> Spectrum:
+        """Decompose T and rotate Q. Cost: up to 14n³/3 operations and two more n × n matrices."""
+        values, rotation = _eigenpairs(form)
+        vectors = form.basis @ rotation.astype(form.basis.dtype, copy=False)
+        outputs = (vectors.T @ y.astype(vectors.dtype)).astype(np.float64)
+        return cls(vectors, values, outputs, floor, noise)
+
+    def inverse(self, alphas: Float[np.ndarray, " a"]) -> Float[np.ndarray, "m a"]:
+        """1 / (λ + alpha), and 0 for an eigenvalue that a penalty below the floor has to take for zero."""
+        values = np.maximum(self.values, 0.0)[:, None]
+        seen = (values > self.floor) | ((alphas >= self.floor) & (alphas > 0))
+        return np.asarray(np.divide(1.0, values + alphas, out=np.zeros(seen.shape), where=seen))
+
+    def shrinkage(self, alphas: Float[np.ndarray, " a"]) -> Float[np.ndarray, "m a"]:
+        """What a residual keeps of each eigenvector: alpha / (λ + alpha); 1 for λ = 0, also at alpha = 0."""
+        inverse = self.inverse(alphas)
+        return np.asarray(np.where(inverse > 0, alphas * inverse, 1.0))
+
+    def complements(self, alphas: Float[np.ndarray, " a"], memory_budget: int) -> Float[np.ndarray, "a n"]:
+        """1 − h = Σ_j V_ij² alpha/(λ_j + alpha); 0 where rounding hides more than a tenth of it.
+
+        Rounding tilts eigenvector j into the null space by about noise/λ_j, which leaks
+        Σ_j V_ij² (noise/λ_j)² of sample i into it. A null space that is empty leaks nothing.
+        """
+        known = self.values > self.floor
+        tilt = np.zeros(len(known))
+        if not known.all():
+            tilt[known] = np.square(self.noise / self.values[known])
+        columns = np.column_stack([self.shrinkage(alphas), tilt])
+        n, m = self.vectors.shape
+        result = np.empty((len(alphas), n))
+        for rows in blocks(n, block_size(m * 24, memory_budget)):
+            sums = np.square(self.vectors[rows], dtype=np.float64) @ columns
+            kept, leak = sums[:, :-1], sums[:, -1:]
+            hidden = np.where(alphas < self.floor, 2 * np.sqrt(leak * kept) + leak, 0.0)
+            result[:, rows] = np.where(hidden > 0.1 * kept, 0.0, kept).T
+        return result
+
+    def residuals(self, alphas: Float[np.ndarray, " a"]) -> Float[np.ndarray, "a n t"]:
+        """Outputs minus fit, for each penalty."""
+        m, t = self.outputs.shape
+        x = self.shrinkage(alphas)[:, :, None] * self.outputs[:, None, :]
+        product = self.vectors @ x.reshape(m, len(alphas) * t).astype(self.vectors.dtype)
+        product = product.reshape(len(self.vectors), len(alphas), t)
+        return np.ascontiguousarray(product.transpose(1, 0, 2), dtype=np.float64)
+
+    def solve(self, alpha: float) -> Float[np.ndarray, "n t"]:
+        """(K + alpha)⁻¹ y; of eigenvalues taken for zero nothing, since they carry no function."""
+        inverse = self.inverse(np.array([alpha]))
+        product = self.vectors @ (inverse * self.outputs).astype(self.vectors.dtype)
+        return np.asarray(product, dtype=np.float64)
+
+
+def _eigenpairs(form: Tridiagonal) -> tuple[np.ndarray, np.ndarray]:
+    """Eigenvalues (float64) and eigenvectors of T in the precision of the basis, in float64 if that fails."""
+    if len(form.diagonal) < 2:
+        return form.diagonal.copy(), np.ones((len(form.diagonal),) * 2)
+    for dtype in dict.fromkeys((form.basis.dtype, np.dtype(np.float64))):
+        values, vectors, info = _stevd(form.diagonal.astype(dtype), form.beside.astype(dtype))
+        if info == 0 and np.isfinite(values).all() and np.isfinite(vectors).all():
+            return values.astype(np.float64), vectors
+    raise np.linalg.LinAlgError(
+        f"the eigendecomposition of the {form.basis.shape} Gram matrix did not converge in float64 (info "
+        f"{info}). Use penalties above the numerical floor, which need none."
+    )
+
+
+def _stevd(diagonal: np.ndarray, beside: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+    """LAPACK's divide and conquer for a tridiagonal matrix."""
+    (stevd,) = get_lapack_funcs(("stevd",), (diagonal,))
+    values, vectors, info = stevd(diagonal, beside)
+    return values, vectors, int(info)
