@@ -22,15 +22,27 @@ _HOME = {
 }
 _ROOMS = ("activations", "estimators", "features", "heads", "kernels", "sets", "solvers", "targets")
 
-__all__ = ["__version__", *_HOME]
+__all__ = ["__version__", *_HOME, *_ROOMS]
 
-if TYPE_CHECKING:
-    from keyhole import activations, estimators, features, heads, kernels, sets, solvers, targets
-    from keyhole.estimators import AttentionClassifier, AttentionFeatures, AttentionRegressor
-    from keyhole.features import attention_features, mlp_features
-    from keyhole.heads import GaussianHeads, QueryKeyHeads
-    from keyhole.kernels import attention_kernel, mlp_kernel
-    from keyhole.sets import SetBatch
+if TYPE_CHECKING:  # what `__getattr__` will find, for type checkers and editors
+    from keyhole import activations as activations
+    from keyhole import estimators as estimators
+    from keyhole import features as features
+    from keyhole import heads as heads
+    from keyhole import kernels as kernels
+    from keyhole import sets as sets
+    from keyhole import solvers as solvers
+    from keyhole import targets as targets
+    from keyhole.estimators import AttentionClassifier as AttentionClassifier
+    from keyhole.estimators import AttentionFeatures as AttentionFeatures
+    from keyhole.estimators import AttentionRegressor as AttentionRegressor
+    from keyhole.features import attention_features as attention_features
+    from keyhole.features import mlp_features as mlp_features
+    from keyhole.heads import GaussianHeads as GaussianHeads
+    from keyhole.heads import QueryKeyHeads as QueryKeyHeads
+    from keyhole.kernels import attention_kernel as attention_kernel
+    from keyhole.kernels import mlp_kernel as mlp_kernel
+    from keyhole.sets import SetBatch as SetBatch
 
 
 def __getattr__(name: str) -> Any:
@@ -42,4 +54,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME, *_ROOMS})
+    return sorted({*globals(), *__all__})

@@ -50,7 +50,7 @@ class _Params:
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other):
             return NotImplemented
-        theirs = other.get_params()  # type: ignore[attr-defined]
+        theirs = other.get_params()
         return all(np.array_equal(value, theirs[name]) for name, value in self.get_params().items())
 
     __hash__ = None  # type: ignore[assignment]
@@ -145,8 +145,9 @@ class QueryKeyHeads(_Params):
         width = check_count(dim, "dim") + 1
         factors = standard_normals(n_heads, 2 * rank * width, seed, start=start)
         query, key = np.moveaxis(factors.reshape(n_heads, 2, rank, width), 1, 0)
-        # entries of QᵀK are sums of `rank` products, of variance 1 each
-        return np.matmul(query.transpose(0, 2, 1), key) * (scale / math.sqrt(rank))
+        heads: np.ndarray = np.matmul(query.transpose(0, 2, 1), key)
+        heads *= scale / math.sqrt(rank)  # entries of QᵀK are sums of `rank` products, of variance 1 each
+        return heads
 
 
 class HeadDraw:
@@ -169,7 +170,7 @@ class HeadDraw:
     """
 
     def __init__(self, law: Any, n_heads: Any, dim: Any, seed: Any) -> None:
-        if not isinstance(law, HeadLaw):
+        if isinstance(law, type) or not isinstance(law, HeadLaw):
             raise TypeError(
                 f"`law` must be a law of heads, with a method sample(n_heads, dim, seed): got {law!r}. "
                 "Use kh.GaussianHeads() or kh.QueryKeyHeads(rank)."
@@ -184,6 +185,11 @@ class HeadDraw:
 
     def block(self, start: int, stop: int) -> Float[np.ndarray, "m e e"]:
         """Heads ``start … stop − 1``."""
+        if not 0 <= start < stop <= self.n_heads:
+            raise IndexError(
+                f"block {start}:{stop} must be a part of heads 0 … {self.n_heads - 1}, and not empty. "
+                "A longer draw with the same seed begins with the same heads."
+            )
         return self.law.sample(stop - start, self.dim, self.seed, start=start)
 
 
@@ -222,7 +228,7 @@ def sample_mlp_weights(width: int, n_keys: int, dim: int, seed: int, *, start: i
     >>> sample_mlp_weights(width=5, n_keys=2, dim=3, seed=0).shape
     (5, 10)
     """
-    n_keys, dim = check_count(n_keys, "n_keys"), check_count(dim, "dim")
+    width, n_keys, dim = check_count(width, "width"), check_count(n_keys, "n_keys"), check_count(dim, "dim")
     return standard_normals(width, (n_keys + 1) * dim + 1, seed, start=start) / math.sqrt(n_keys + 2)
 
 
@@ -240,4 +246,5 @@ def standard_normals(n_items: int, n_entries: int, seed: int, *, start: int = 0)
     generator.advance(start * counters_per_item)
     bits = generator.random_raw(n_items * counters_per_item * 4).reshape(n_items, -1)[:, :n_entries]
     # midpoints of 2^52 cells: never 0 or 1, so never infinite
-    return ndtri(((bits >> np.uint64(12)) + 0.5) * 2.0**-52)
+    normals: np.ndarray = ndtri(((bits >> np.uint64(12)) + 0.5) * 2.0**-52)
+    return normals

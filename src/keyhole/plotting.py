@@ -9,6 +9,10 @@ from typing import Any
 import numpy as np
 
 _COLOURS = ("#2b6cb0", "#c05621", "#6b7280", "#2f855a", "#805ad5", "#b83280")
+_STYLES: dict[bool, dict[str, Any]] = {
+    False: {"ls": "-", "lw": 1.8, "marker": "o", "ms": 3.5},
+    True: {"ls": "--", "lw": 1.2, "alpha": 0.8},
+}
 
 
 def mean_and_error(rows: Sequence[dict[str, Any]], x: str, y: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -54,9 +58,8 @@ def plot_learning_curves(rows: Sequence[dict[str, Any]], path: Path, *, title: s
                 if not chosen:
                     continue
                 n, means, errors = mean_and_error(chosen, "n", "error")
-                style = {"ls": "--", "lw": 1.2, "alpha": 0.8} if exact else {"ls": "-", "lw": 1.8, "marker": "o", "ms": 3.5}
                 label = f"{model}, infinite" if exact else model
-                axis.errorbar(n, means, yerr=errors, color=colour, capsize=2, label=label, **style)
+                axis.errorbar(n, means, yerr=errors, color=colour, capsize=2, label=label, **_STYLES[exact])
         axis.set(xscale="log", yscale="log", title=target, xlabel="training sets n")
         axis.set_xticks(n, [str(int(v)) for v in n])
         axis.minorticks_off()

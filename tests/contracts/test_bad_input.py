@@ -33,11 +33,11 @@ def test_nan_and_infinity_are_named_wherever_they_are(model, bad, sets, labels, 
         model.fit(keys, labels)
     table = rng.normal(size=(12, 3))
     table[3, 1] = bad
-    with pytest.raises(ValueError, match="NaN|infinity"):
+    with pytest.raises(ValueError, match=r"NaN|infinity"):
         model.fit(table, labels)
     y = labels.astype(float)
     y[5] = bad
-    with pytest.raises(ValueError, match="y contains NaN|y contains infinity|Input y"):
+    with pytest.raises(ValueError, match=r"y contains NaN|y contains infinity|Input y"):
         model.fit(sets, y)
     with pytest.raises(ValueError, match="sample_weight contains"):
         model.fit(sets, labels, sample_weight=np.where(np.arange(12) == 4, bad, 1.0))
@@ -61,7 +61,7 @@ def test_an_empty_set_and_no_sets_are_refused(model, labels, rng):
 @pytest.mark.parametrize("model", MODELS)
 def test_fit_and_predict_must_agree(model, sets, labels, rng):
     model.fit(sets, labels)
-    with pytest.raises(ValueError, match="X has 5 features, but .* is expecting 3 features"):
+    with pytest.raises(ValueError, match=r"X has 5 features, but .* is expecting 3 features"):
         model.predict(kh.SetBatch(rng.normal(size=(2, 4, 5)), rng.normal(size=(2, 5))))
     with pytest.raises(ValueError, match="fitted with queries and got sets without"):
         model.predict(kh.SetBatch(rng.normal(size=(2, 4, 3))))
@@ -160,16 +160,16 @@ def test_infinitely_many_heads_have_no_features(sets):
 
 
 def test_kernels_that_do_not_exist_name_the_remedy(sets, labels):
-    with pytest.raises(ValueError, match="softmax.*finite"):
+    with pytest.raises(ValueError, match=r"softmax.*finite"):
         kh.AttentionRegressor(math.inf, activation="softmax").fit(sets, labels)
-    with pytest.raises((TypeError, ValueError), match="closed.form"):
+    with pytest.raises((TypeError, ValueError), match=r"closed.form"):
         kh.AttentionRegressor(math.inf, law=kh.QueryKeyHeads(2)).fit(sets, labels)
 
 
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"activation": "tanh"}, ValueError, "`activation` must be one of 'relu'.*: got 'tanh'"),
+        ({"activation": "tanh"}, ValueError, r"`activation` must be one of 'relu'.*: got 'tanh'"),
         ({"law": "gaussian"}, TypeError, "`law` must be a law of heads"),
         ({"law": kh.GaussianHeads}, TypeError, "`law` must be a law of heads"),
         ({"law": kh.GaussianHeads(mean=np.eye(3))}, ValueError, r"\(D, D\) matrix with D = d \+ 1: got shape \(3, 3\)"),

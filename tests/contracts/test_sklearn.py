@@ -66,7 +66,7 @@ def test_grid_search_reaches_into_the_law(ragged):
 
 def test_pipelines_splits_and_learning_curves_take_sets(ragged):
     X, y = ragged
-    X_train, X_test, y_train, y_test = train_test_split(X, y, random_state=0)
+    X_train, X_test, y_train, _ = train_test_split(X, y, random_state=0)
     assert isinstance(X_train, kh.SetBatch)
     pipeline = make_pipeline(kh.AttentionFeatures(16, random_state=0), Ridge(0.1))
     same = kh.AttentionRegressor(16, alpha=0.1, random_state=0)

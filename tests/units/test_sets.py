@@ -249,7 +249,7 @@ def spoiled(value, index):
         (np.ones((3, 0, 4)), "every set of `keys` must have at least one key: set 0 has no keys. Drop it"),
         ([np.ones((2, 4)), np.ones((0, 4))], "must have at least one key: set 1 has no keys"),
         (np.ones((3, 2, 0)), r"tokens of `keys` must have at least one coordinate: got 0 feature\(s\)"),
-        (np.ones((3, 4)), r"`keys` must have shape \(n, N, d\).*\(3, 4\). For one key per set, pass x\[:, None"),
+        (np.ones((3, 4)), r"`keys` must have shape \(n, N, d\).*\(3, 4\). For one key per set, pass"),
         (np.ones(3), r"`keys` must have shape \(n, N, d\).*: got shape \(3,\)"),
         (np.ones((1, 2, 3, 4)), r"`keys` must have shape \(n, N, d\).*: got shape \(1, 2, 3, 4\)"),
         ([np.ones((2, 4)), np.ones(4)], r"must have shape \(N_i, d\): set 1 has shape \(4,\)"),

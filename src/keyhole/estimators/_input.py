@@ -54,7 +54,7 @@ def _holds_token_arrays(X: Any) -> bool:
     """Whether ``X`` is three levels deep: sets of tokens of coordinates."""
     if hasattr(X, "iloc") or hasattr(X, "toarray"):
         return False  # a table: a data frame or a sparse matrix
-    if hasattr(X, "ndim") and not (X.ndim == 1 and getattr(X, "dtype", None) == object):
+    if hasattr(X, "ndim") and X.ndim != 1:
         return bool(X.ndim == 3)
     if not hasattr(X, "__len__") or isinstance(X, (str, bytes, dict)) or len(X) == 0:
         return False

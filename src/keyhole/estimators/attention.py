@@ -26,12 +26,12 @@ from keyhole.estimators._input import (
     check_lengths,
 )
 from keyhole.heads import HeadDraw
-from keyhole.layer import LayerFit, fit_finite_layer, fit_kernel_layer
+from keyhole.layer import KernelLayer, LayerFit, fit_finite_layer, fit_kernel_layer
 from keyhole.sets import SetBatch
 from keyhole.solvers.calibration import fit_temperature
 
 
-class _AttentionModel(BaseEstimator):  # type: ignore[misc]
+class _AttentionModel(BaseEstimator):
     """What regression and classification share: parameters, the fit of columns, and scores."""
 
     def __init__(
@@ -56,7 +56,7 @@ class _AttentionModel(BaseEstimator):  # type: ignore[misc]
     def _fit_columns(self, batch: SetBatch, columns: np.ndarray, weights: np.ndarray | None) -> LayerFit:
         activation, dtype = check_layer_options(self.activation, self.dtype)
         n_heads, law, penalties = as_heads(self.n_heads), as_law(self.law), as_penalties(self.alpha)
-        options = {
+        options: dict[str, Any] = {
             "activation": activation,
             "fit_intercept": bool(self.fit_intercept),
             "weights": weights,
@@ -86,7 +86,7 @@ class _AttentionModel(BaseEstimator):  # type: ignore[misc]
         return tags
 
 
-class AttentionRegressor(MultiOutputMixin, RegressorMixin, _AttentionModel):  # type: ignore[misc]
+class AttentionRegressor(MultiOutputMixin, RegressorMixin, _AttentionModel):
     """Regression on sets with a query, by one attention layer with frozen random heads and ridge values.
 
     The layer is f(x) = Σ_m <v_m, φ_m(x)> + b with features φ_m of M random heads; v minimises
@@ -161,19 +161,16 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, _AttentionModel):  # 
 
     def _store(self, fit: LayerFit, *, single: bool) -> None:
         self._single = single
-        last = (lambda a: a[..., 0]) if single else (lambda a: a)
-        self.loo_predictions_ = last(fit.loo_predictions)
-        intercept = last(fit.layer.intercept)
-        self.intercept_ = float(intercept) if single else intercept
-        _store_coefficients(self, fit, last)
+        self.loo_predictions_ = _outputs(fit.loo_predictions, single)
+        self.intercept_ = float(fit.layer.intercept[0]) if single else fit.layer.intercept
+        _store_coefficients(self, fit, single)
 
     def predict(self, X: Any) -> Float[np.ndarray, "n ..."]:
         """Return predictions, shape (n,) or (n, outputs) as ``y`` had."""
-        scores = self._scores(X)
-        return scores[:, 0] if self._single else scores
+        return _outputs(self._scores(X), self._single)
 
 
-class AttentionClassifier(ClassifierMixin, _AttentionModel):  # type: ignore[misc]
+class AttentionClassifier(ClassifierMixin, _AttentionModel):
     """Classification of sets with a query, by one attention layer with frozen random heads and ridge values.
 
     Ridge on ±1 columns, one per class (a single one for two classes), as scikit-learn's ``RidgeClassifier`` does;
@@ -219,11 +216,10 @@ class AttentionClassifier(ClassifierMixin, _AttentionModel):  # type: ignore[mis
         columns = np.where(labels[:, None] == np.arange(len(self.classes_)), 1.0, -1.0)
         single = len(self.classes_) == 2
         fit = self._fit_columns(batch, columns[:, 1:] if single else columns, weights)
-        last = (lambda a: a[..., 0]) if single else (lambda a: a)
-        self.loo_decision_ = last(fit.loo_predictions)
+        self.loo_decision_ = _outputs(fit.loo_predictions, single)
         self.intercept_ = fit.layer.intercept
         self.temperature_ = fit_temperature(_class_scores(self.loo_decision_), labels, weights)
-        _store_coefficients(self, fit, last)
+        _store_coefficients(self, fit, single)
         return self
 
     def _encode(self, y: Any, batch: SetBatch) -> np.ndarray:
@@ -243,7 +239,7 @@ class AttentionClassifier(ClassifierMixin, _AttentionModel):  # type: ignore[mis
     def decision_function(self, X: Any) -> Float[np.ndarray, "n ..."]:
         """Return scores: (n,) for two classes, positive for ``classes_[1]``; otherwise (n, classes)."""
         scores = self._scores(X)
-        return scores[:, 0] if len(self.classes_) == 2 else scores
+        return _outputs(scores, len(self.classes_) == 2)
 
     def predict(self, X: Any) -> Any:
         """Return the label with the highest score."""
@@ -253,7 +249,7 @@ class AttentionClassifier(ClassifierMixin, _AttentionModel):  # type: ignore[mis
     def predict_proba(self, X: Any) -> Float[np.ndarray, "n c"]:
         """Return probabilities, calibrated on the leave-one-out scores."""
         scores = _class_scores(self.decision_function(X))
-        return softmax(self.temperature_ * scores, axis=1)
+        return np.asarray(softmax(self.temperature_ * scores, axis=1))
 
     def predict_log_proba(self, X: Any) -> Float[np.ndarray, "n c"]:
         """Return the logarithms of `predict_proba`."""
@@ -265,11 +261,16 @@ def _class_scores(decision: np.ndarray) -> np.ndarray:
     return np.stack([-decision, decision], axis=1) if decision.ndim == 1 else decision
 
 
-def _store_coefficients(model: _AttentionModel, fit: LayerFit, last: Any) -> None:
-    if fit.route == "kernel":
-        model.dual_coef_ = last(fit.layer.dual)
+def _outputs(array: np.ndarray, single: bool) -> np.ndarray:
+    """Drop the last axis, of outputs, if there is just one and nobody asked for the axis."""
+    return array[..., 0] if single else array
+
+
+def _store_coefficients(model: _AttentionModel, fit: LayerFit, single: bool) -> None:
+    if isinstance(fit.layer, KernelLayer):
+        model.dual_coef_ = _outputs(fit.layer.dual, single)
     else:
-        model.values_ = last(fit.layer.values)
+        model.values_ = _outputs(fit.layer.values, single)
         model.heads_ = fit.layer.heads
 
 

@@ -14,7 +14,7 @@ from keyhole.features import attention_features
 from keyhole.heads import HeadDraw
 
 
-class AttentionFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+class AttentionFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     """Turn sets with a query into the features of M frozen random attention heads.
 
     φ_m(x) = M^{-1/2} (1/N) Σ_i σ(x~_0ᵀ W_m x~_i) x~_i, so M·(d+1) columns, ready for any learner on tables.

@@ -75,7 +75,8 @@ def run(config: Config, progress: Callable[[str], None] = lambda text: None) -> 
             for n in config.sizes:
                 for name, target in targets.items():
                     error = _relative_error(gram[:n, :n], cross[:, :n], target(train[:n]), target(test))
-                    rows.append({"target": name, "model": model, "exact": exact, "n": n, "repeat": repeat, "error": error})
+                    cell = {"target": name, "model": model, "exact": exact, "n": n, "repeat": repeat}
+                    rows.append({**cell, "error": error})
     return rows
 
 

@@ -106,7 +106,7 @@ class TiledLayer:
 
         packed = self._pack(block)
         table = _heads_last(values.transpose(0, 2, 1), packed.shape[-1], self.dtype)
-        table = table.reshape(*table.shape[:2], -1)
+        table = table.reshape(len(packed), values.shape[2], self.width * packed.shape[-1])
 
         def work(sets: tuple[int, int]) -> None:
             inputs = (packed, table, self.queries, self.keys, self.offsets, sets)
@@ -120,7 +120,7 @@ class TiledLayer:
         keys = self.batch[i].extended_keys().astype(np.float64)
         with np.errstate(all="ignore"):
             peaks = [np.abs(query @ block @ keys.T).max() for _, block in self.head_blocks(MEMORY_BUDGET)]
-        peak = float(np.nan_to_num(peaks, nan=np.inf).max())
+        peak = float(np.nan_to_num(peaks, nan=np.inf, posinf=np.inf).max())
         remedy = "Scale the tokens or the heads down"
         if self.activation == "exp":
             remedy += ", or use activation='softmax'"

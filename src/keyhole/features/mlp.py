@@ -60,7 +60,8 @@ def mlp_features(batch: SetBatch, weights: np.ndarray, *, dtype: Any = None) -> 
         # ReLU is homogeneous: scaling the narrow side saves a pass over the wide one
         flat = _flatten(tokens[rows])
         flat *= scale
-        np.matmul(flat, weights.T, out=out[rows])
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.matmul(flat, weights.T, out=out[rows])
         _check_overflow(flat, weights, out[rows])
     run_threads(lambda part: np.maximum(part, 0, out=part), np.array_split(out, 8))
     return out
@@ -81,7 +82,7 @@ def _check_overflow(
 ) -> None:
     """Raise if a unit is not finite; look at them only where the sizes of both factors allow it."""
     bound = float(np.abs(flat).max()) * float(np.abs(weights).sum(axis=1, dtype=np.float64).max())
-    if bound < np.finfo(units.dtype).max or np.isfinite(units).all():
+    if bound < float(np.finfo(units.dtype).max) or np.isfinite(units).all():
         return
     raise ValueError(
         f"features must be finite: these overflow {units.dtype}, with units of size up to {bound:.3g}. "

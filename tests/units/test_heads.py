@@ -1,0 +1,243 @@
+import copy
+import pickle
+
+import numpy as np
+import pytest
+from jaxtyping import config
+from scipy.special import ndtr
+
+from keyhole.heads import (
+    GaussianHeads,
+    HeadDraw,
+    HeadLaw,
+    QueryKeyHeads,
+    identity_mean,
+    sample_mlp_weights,
+    standard_normals,
+)
+
+DIM = 3
+LAWS = [
+    GaussianHeads(),
+    GaussianHeads(1.0),
+    GaussianHeads(np.arange(16.0).reshape(4, 4), 0.1),
+    QueryKeyHeads(2),
+]
+
+
+def z_scores(samples, mean):
+    """Distance of each column mean from ``mean``, in its own standard errors."""
+    return (samples.mean(axis=0) - mean) / (samples.std(axis=0) / np.sqrt(len(samples)))
+
+
+# ---- the laws --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mean", "scale"), [(0.0, 0.5), (1.0, 0.5), (-2.5, 0.1), (np.arange(16.0).reshape(4, 4), 3.0)]
+)
+def test_gaussian_entries_have_the_mean_and_scale_asked_for(seed, mean, scale):
+    heads = GaussianHeads(mean, scale).sample(4000, DIM, seed).reshape(4000, -1)
+    expected = (mean * identity_mean(DIM) if np.ndim(mean) == 0 else mean).ravel()
+    assert np.abs(z_scores(heads, expected)).max() < 5
+    assert np.abs(z_scores((heads - expected) ** 2, scale**2)).max() < 5
+    # different entries of one head are uncorrelated
+    noise = (heads - expected) / scale
+    assert np.abs(z_scores(noise[:, :-1] * noise[:, 1:], 0.0)).max() < 5
+
+
+def test_a_law_with_the_wrong_scale_would_be_seen(seed):
+    heads = GaussianHeads(scale=0.6).sample(4000, DIM, seed).reshape(4000, -1)
+    assert np.abs(z_scores(heads**2, 0.25)).max() > 5
+
+
+@pytest.mark.parametrize("rank", [1, 2, 7])
+def test_query_key_entries_have_the_scale_asked_for(seed, rank):
+    heads = QueryKeyHeads(rank, scale=0.5).sample(6000, DIM, seed).reshape(6000, -1)
+    assert np.abs(z_scores(heads, 0.0)).max() < 5
+    # products have heavy tails: compare the variance over all entries, one mean square per head
+    assert np.abs(z_scores((heads**2).mean(axis=1, keepdims=True), 0.25)).max() < 5
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_query_key_heads_have_their_rank(seed, rank):
+    heads = QueryKeyHeads(rank).sample(20, DIM, seed)
+    assert (np.linalg.matrix_rank(heads, tol=1e-9) == rank).all()
+
+
+def test_query_key_heads_become_gaussian_as_the_rank_grows(seed):
+    def excess_kurtosis(rank):
+        x = QueryKeyHeads(rank, scale=1.0).sample(4000, DIM, seed).reshape(4000, -1)
+        return float((x**4).mean() - 3)
+
+    # of a sum of r products of two normals: 6 / r
+    assert excess_kurtosis(1) > 3
+    assert abs(excess_kurtosis(100)) < 0.5
+
+
+@pytest.mark.parametrize("dim", [1, 4, 9])
+def test_scores_of_unit_tokens_have_unit_variance(seed, rng, dim):
+    tokens = rng.normal(size=(2, dim))
+    query, key = np.c_[tokens / np.linalg.norm(tokens, axis=1, keepdims=True), [1, 1]]
+    constant = np.append(np.zeros(dim), np.sqrt(2))
+    heads = GaussianHeads().sample(4000, dim, seed)
+    for left in (query, constant):
+        scores = (heads @ key @ left)[:, None]
+        assert np.abs(z_scores(scores, 0.0)).max() < 5
+        assert np.abs(z_scores(scores**2, 1.0)).max() < 5
+    biased = (GaussianHeads(1.0).sample(4000, dim, seed) @ key @ query)[:, None]
+    assert np.abs(z_scores(biased, query[:-1] @ key[:-1])).max() < 5
+
+
+def test_mlp_weights_have_variance_one_over_n_plus_two(seed):
+    weights = sample_mlp_weights(3000, n_keys=2, dim=3, seed=seed)
+    assert weights.shape == (3000, 10)
+    assert np.abs(z_scores(weights, 0.0)).max() < 5
+    assert np.abs(z_scores(weights**2, 1 / 4)).max() < 5
+
+
+def test_normals_are_normal(seed):
+    x = np.sort(standard_normals(1, 20_000, seed)[0])
+    gap = np.abs(ndtr(x) - (np.arange(20_000) + 0.5) / 20_000).max()
+    assert gap * np.sqrt(20_000) < 2.5  # Kolmogorov: exceeded with probability 7e-6
+    assert np.isfinite(x).all()
+
+
+def test_seeds_give_different_heads(seed):
+    a, b = (standard_normals(50, 16, s) for s in (seed, seed + 1))
+    assert abs(np.corrcoef(a.ravel(), b.ravel())[0, 1]) * np.sqrt(a.size) < 5
+    assert abs(np.corrcoef(a[:-1].ravel(), a[1:].ravel())[0, 1]) * np.sqrt(a.size) < 5
+
+
+def test_a_seed_is_the_same_draw_on_every_machine():
+    # pinned: a change here changes every fitted model that was stored by its seed
+    pinned = [GaussianHeads().sample(2, 1, 0)[1], QueryKeyHeads(1).sample(1, 1, 7)[0]]
+    expected = [
+        [[1.0180963955404865, -0.32773297166312326], [0.7593968077055616, -0.438851174560204]],
+        [[0.013712042746729925, 0.027965522110736787], [0.032630723244141416, 0.06654991012123214]],
+    ]
+    assert np.allclose(pinned, expected, rtol=1e-13, atol=0)
+
+
+# ---- HeadDraw --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_a_draw_is_the_sample_in_blocks(seed, law):
+    draw = HeadDraw(law, n_heads=30, dim=DIM, seed=seed)
+    assert len(draw) == 30
+    assert np.array_equal(draw.block(0, 30), law.sample(30, DIM, seed))
+    assert np.array_equal(draw.block(7, 19), law.sample(30, DIM, seed)[7:19])
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 31), (-1, 3), (5, 5), (6, 5), (30, 31)])
+def test_a_block_outside_the_draw_is_named(start, stop):
+    with pytest.raises(IndexError, match=f"block {start}:{stop} must be a part of heads 0 … 29"):
+        HeadDraw(GaussianHeads(), n_heads=30, dim=DIM, seed=0).block(start, stop)
+
+
+class Doubled:
+    """A law of one's own needs no more than ``sample``."""
+
+    def sample(self, n_heads, dim, seed, *, start=0):
+        return 2 * GaussianHeads().sample(n_heads, dim, seed, start=start)
+
+
+def test_any_law_with_sample_can_be_drawn_from():
+    assert isinstance(Doubled(), HeadLaw)
+    draw = HeadDraw(Doubled(), n_heads=4, dim=DIM, seed=0)
+    assert np.array_equal(draw.block(1, 3), 2 * GaussianHeads().sample(4, DIM, 0)[1:3])
+
+
+# ---- parameters, as scikit-learn wants them --------------------------------------------------------------
+
+
+def test_parameters_can_be_read_and_set():
+    law = GaussianHeads(mean=1.0)
+    assert law.get_params() == {"mean": 1.0, "scale": 0.5}
+    assert law.set_params(scale=0.25) is law
+    assert law == GaussianHeads(1.0, 0.25)
+    with pytest.raises(ValueError, match="GaussianHeads has no parameter 'rank': it has mean, scale"):
+        law.set_params(rank=3)
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_laws_compare_by_their_parameters(law):
+    assert copy.deepcopy(law) == law
+    assert pickle.loads(pickle.dumps(law)) == law
+    assert sum(law == other for other in LAWS) == 1
+    assert law != 3
+
+
+def test_repr():
+    assert repr(GaussianHeads(1.0)) == "GaussianHeads(mean=1.0, scale=0.5)"
+    assert repr(GaussianHeads(np.eye(4))) == "GaussianHeads(mean=array(4, 4), scale=0.5)"
+    assert repr(QueryKeyHeads(rank=2)) == "QueryKeyHeads(rank=2, scale=0.5)"
+
+
+def test_a_zero_mean_is_no_mean():
+    assert GaussianHeads(0.0).moments(DIM) == (None, 0.5)
+    assert GaussianHeads(np.zeros((4, 4))).moments(DIM) == (None, 0.5)
+    mean, scale = GaussianHeads(2, np.float32(0.25)).moments(DIM)
+    assert np.array_equal(mean, np.diag([2.0, 2.0, 2.0, 0.0]))
+    assert scale == 0.25
+
+
+# ---- bad input -------------------------------------------------------------------------------------------
+
+BAD = [
+    (lambda: GaussianHeads(np.eye(3)).sample(2, DIM, 0), ValueError,
+     r"`mean` must be a number or a \(D, D\) matrix with D = d \+ 1: got shape \(3, 3\) .* so D = 4"),
+    (lambda: GaussianHeads(np.full((4, 4), np.nan)).sample(2, DIM, 0), ValueError,
+     r"`mean` must be finite: found NaN .* at index \(0, 0\)"),
+    (lambda: GaussianHeads(np.nan).sample(2, DIM, 0), ValueError, "`mean` must be finite: got nan"),
+    (lambda: GaussianHeads(np.inf).sample(2, DIM, 0), ValueError, "`mean` must be finite: got inf"),
+    (lambda: GaussianHeads(scale=0.0).sample(2, DIM, 0), ValueError, "`scale` must be larger than 0: got 0"),
+    (lambda: GaussianHeads(scale=-1.0).sample(2, DIM, 0), ValueError, "`scale` must be larger than 0"),
+    (lambda: GaussianHeads(scale=np.nan).sample(2, DIM, 0), ValueError, "`scale` must be finite: got nan"),
+    (lambda: GaussianHeads().sample(0, DIM, 0), ValueError, "`n_heads` must be at least 1: got 0"),
+    (lambda: GaussianHeads().sample(-3, DIM, 0), ValueError, "`n_heads` must be at least 1: got -3"),
+    (lambda: GaussianHeads().sample(2, 0, 0), ValueError, "`dim` must be at least 1: got 0"),
+    (lambda: GaussianHeads().sample(2, DIM, -1), ValueError, "`seed` must be at least 0: got -1"),
+    (lambda: GaussianHeads().sample(2, DIM, 0, start=-1), ValueError, "`start` must be at least 0: got -1"),
+    (lambda: QueryKeyHeads(0).sample(2, DIM, 0), ValueError, "`rank` must be at least 1: got 0"),
+    (lambda: QueryKeyHeads(2, scale=0.0).sample(2, DIM, 0), ValueError, "`scale` must be larger than 0"),
+    (lambda: HeadDraw(GaussianHeads(), 0, DIM, 0), ValueError, "`n_heads` must be at least 1: got 0"),
+    (lambda: HeadDraw(GaussianHeads(), 2, 0, 0), ValueError, "`dim` must be at least 1: got 0"),
+    (lambda: HeadDraw(GaussianHeads(), 2, DIM, -1), ValueError, "`seed` must be at least 0: got -1"),
+    (lambda: sample_mlp_weights(0, 2, DIM, 0), ValueError, "`width` must be at least 1: got 0"),
+    (lambda: sample_mlp_weights(2, 0, DIM, 0), ValueError, "`n_keys` must be at least 1: got 0"),
+    (lambda: sample_mlp_weights(2, 2, 0, 0), ValueError, "`dim` must be at least 1: got 0"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "error", "message"), BAD)
+def test_bad_numbers_are_named(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+WRONG_TYPE = [
+    (lambda: GaussianHeads("a").sample(2, DIM, 0), "`mean` must be a number: got 'a' of type str"),
+    (lambda: GaussianHeads(scale=None).sample(2, DIM, 0), "`scale` must be a number: got None of type"),
+    (lambda: GaussianHeads().sample(2.0, DIM, 0), "`n_heads` must be an integer .* got 2.0 of type float"),
+    (lambda: GaussianHeads().sample(True, DIM, 0), "`n_heads` must be an integer .* got True of type bool"),
+    (lambda: GaussianHeads().sample(2, DIM, None), "`seed` must be an integer of at least 0: got None"),
+    (lambda: QueryKeyHeads(1.5).sample(2, DIM, 0), "`rank` must be an integer of at least 1: got 1.5"),
+    (lambda: HeadDraw(3, 2, DIM, 0), r"`law` must be a law of heads, with a method sample.*: got 3. Use kh."),
+    (lambda: HeadDraw(GaussianHeads, 2, DIM, 0), r"`law` must be a law of heads.*got <class .*GaussianHeads"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "message"), WRONG_TYPE)
+def test_wrong_types_are_named(unchecked, call, message):
+    with pytest.raises(TypeError, match=message):
+        call()
+
+
+@pytest.fixture
+def unchecked():
+    """Turn the shape checks of the tests off, so that the library's own answer to a wrong type is seen."""
+    config.update("jaxtyping_disable", True)
+    yield
+    config.update("jaxtyping_disable", False)
