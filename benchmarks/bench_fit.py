@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from functools import partial
 
 import harness
 import numpy as np
@@ -42,8 +43,8 @@ def path_rows(train: kh.SetBatch, test: kh.SetBatch, y: np.ndarray, n_heads: int
     rival = RidgeCV(alphas=ALPHAS)
     seconds = harness.interleaved_seconds(
         {
-            **{name: (lambda m=m: m.fit(train, y)) for name, m in models.items()},
-            "RidgeCV": lambda: rival.fit(ready, y),
+            **{name: partial(model.fit, train, y) for name, model in models.items()},
+            "RidgeCV": partial(rival.fit, ready, y),
         },
         repeat=2 if len(y) > 1000 else 5,
     )
@@ -52,7 +53,7 @@ def path_rows(train: kh.SetBatch, test: kh.SetBatch, y: np.ndarray, n_heads: int
     for name, model in models.items():
         error = np.abs(model.predict(test) - expected).max() / np.std(expected)
         assert model.alpha_ == rival.alpha_ or name == "float32", (model.alpha_, rival.alpha_)
-        peak = harness.peak_mib(lambda m=model: m.fit(train, y))
+        peak = harness.peak_mib(partial(model.fit, train, y))
         rows.append(
             harness.row(
                 f"20 penalties, features included, {name}",
@@ -79,7 +80,7 @@ def fixed_rows(train: kh.SetBatch, test: kh.SetBatch, y: np.ndarray, n_heads: in
         rival = Ridge(alpha=1.0)
         target = y.astype(dtype)
         seconds = harness.interleaved_seconds(
-            {"ours": lambda: model.fit(train, y), "Ridge": lambda: rival.fit(ready, target)},
+            {"ours": partial(model.fit, train, y), "Ridge": partial(rival.fit, ready, target)},
             repeat=3 if len(y) > 1000 else 10,
         )
         error = np.abs(model.predict(test) - rival.predict(ready_test)).max() / np.std(model.predict(test))
@@ -89,7 +90,7 @@ def fixed_rows(train: kh.SetBatch, test: kh.SetBatch, y: np.ndarray, n_heads: in
                 f"one penalty, features included, {dtype}",
                 seconds["ours"],
                 seconds["Ridge"] / seconds["ours"],
-                harness.peak_mib(lambda: model.fit(train, y)),
+                harness.peak_mib(partial(model.fit, train, y)),
                 gram_flops(len(y), ready.shape[1]) / seconds["ours"] / harness.gemm_rate(dtype),
                 f"predictions off by {error:.1e} of their spread",
             )

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-
 Row = dict[str, Any]
 """name, seconds, ratio (rival seconds over ours), peak_mib, ceiling_share, note; None where it makes no sense."""
 

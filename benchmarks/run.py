@@ -1,4 +1,4 @@
-"""Every hot path beside its rivals, in one run: `make bench`, or `python benchmarks/run.py --only ridge --size small`."""
+"""Every hot path beside its rivals, in one run: `make bench`, or `run.py --only ridge --size small`."""
 
 from __future__ import annotations
 

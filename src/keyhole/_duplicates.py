@@ -59,7 +59,7 @@ def _hash_sets(batch: SetBatch, labels: np.ndarray) -> np.ndarray:
     hashes = np.add.reduceat(_hash_rows(batch.tokens), batch.offsets[:-1])
     if batch.query is not None:
         hashes = hashes * _MIX + _hash_rows(batch.query)
-    return hashes * _MIX + _hash_rows(labels)
+    return np.asarray(hashes * _MIX + _hash_rows(labels))
 
 
 def _same_sample(batch: SetBatch, labels: np.ndarray, i: int, j: int) -> bool:

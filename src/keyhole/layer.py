@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -48,7 +49,7 @@ class FiniteLayer:
         scores = apply_values(
             batch, self.heads, self.values, self.activation, dtype=self.dtype, memory_budget=memory_budget
         )
-        return scores + self.intercept
+        return np.asarray(scores + self.intercept)
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class KernelLayer:
                 batch[rows], self.sets, self.law, self.activation, memory_budget=memory_budget
             )
             scores[rows] = kernel @ self.dual
-        return scores + self.intercept
+        return np.asarray(scores + self.intercept)
 
 
 @dataclass(frozen=True)
@@ -320,7 +321,7 @@ def _solve_gram(
     memory_budget: int,
 ) -> _Solved:
     """Ridge on a Gram matrix, which is overwritten: one Cholesky for one penalty, one path for several."""
-    options = {
+    options: dict[str, Any] = {
         "fit_intercept": fit_intercept,
         "weights": samples.weights,
         "rounding": rounding,

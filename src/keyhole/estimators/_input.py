@@ -72,7 +72,7 @@ def as_columns(estimator: BaseEstimator, y: Any, batch: SetBatch) -> Float[np.nd
         raise ValueError(f"`y` must have shape (n,) or (n, outputs): got shape {y.shape}.")
     y = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y", estimator=estimator)
     check_lengths(batch, y, "y")
-    return y.reshape(len(y), -1)
+    return np.asarray(y.reshape(len(y), -1))
 
 
 def check_given(estimator: BaseEstimator, y: Any) -> None:
@@ -115,7 +115,7 @@ def as_weights(sample_weight: Any, batch: SetBatch) -> Float[np.ndarray, " n"] |
         )
     if not weights.any():
         raise ValueError("`sample_weight` must have a positive entry: all weights are zero.")
-    return weights
+    return np.asarray(weights)
 
 
 def as_penalties(alpha: Any) -> Float[np.ndarray, " a"] | None:

@@ -253,7 +253,7 @@ class AttentionClassifier(ClassifierMixin, _AttentionModel):
 
     def predict_log_proba(self, X: Any) -> Float[np.ndarray, "n c"]:
         """Return the logarithms of `predict_proba`."""
-        return np.log(self.predict_proba(X))
+        return np.asarray(np.log(self.predict_proba(X)))
 
 
 def _class_scores(decision: np.ndarray) -> np.ndarray:
