@@ -41,7 +41,7 @@ class AccumulatedGram:
 
 
 def accumulate_gram(
-    feature_blocks: Iterable[Float[np.ndarray, "n p_b"]],
+    feature_blocks: Iterable[Float[np.ndarray, "n _"]],
     n: int,
     dtype: Any = np.float64,
     *,
@@ -169,7 +169,7 @@ def mirror_lower(gram: Float[np.ndarray, "n n"]) -> Float[np.ndarray, "n n"]:
     array([[1., 2.],
            [2., 3.]])
     """
-    n, width = len(gram), 512
+    n, width = len(gram), 128  # a pair of blocks fits the first-level caches
     for columns in blocks(n, width):
         square = gram[columns, columns]
         square[:] = np.tril(square) + np.tril(square, -1).T

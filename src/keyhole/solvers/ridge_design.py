@@ -15,7 +15,7 @@ from keyhole._checks import check_finite, check_float_array
 from keyhole.solvers.grams import add_outer
 from keyhole.solvers.penalties import EPS, Alphas, check_alphas, default_alphas, numerical_floor
 from keyhole.solvers.ridge import RidgePath, leave_one_out, mean_square, rounding_of_squares
-from keyhole.solvers.weighted_gram import centre_of, centred, check_weights
+from keyhole.solvers.weighted_gram import centre_of, centred, check_outputs, check_weights
 
 RowBlocks: TypeAlias = Callable[[], Iterable[np.ndarray]]
 """Gives the row blocks (n_b, p) of the design, in order, every time it is called."""
@@ -88,7 +88,7 @@ def accumulate_design(
     >>> accumulate_design(lambda: [x[:3], x[3:]], y).gram[1, 0]
     np.float64(20.0)
     """
-    check_finite(y, "y")
+    check_outputs(y)
     w = check_weights(weights, len(y))
     y_mean = centre_of(y, np.sqrt(w)) if fit_intercept else np.zeros(y.shape[1])
     left = centred(y, y_mean)
@@ -162,8 +162,10 @@ def ridge_design_path(
     (1e-06, array([ 3., -1.]), array([2.]))
     """
 
+    count = 30 if alphas is None else len(alphas)
+    size = block_size(8 * (6 * design.shape[1] + 2 * count * y.shape[1]), memory_budget)
+
     def row_blocks() -> Iterator[np.ndarray]:
-        size = block_size(6 * 8 * design.shape[1], memory_budget)
         return (design[rows] for rows in blocks(len(design), size))
 
     statistics = accumulate_design(row_blocks, y, fit_intercept=fit_intercept, weights=weights)
@@ -283,7 +285,7 @@ class _Principal:
         # below the floor λ is too small to divide by: those axes were not counted as explained above
         kept = np.where(known[:, None], shares[:, None] * alphas * inverse, -inverse)
         kept = unexplained[:, None] + squares @ kept
-        hidden = 4 * EPS + squares @ (2 * self.noise * np.square(shares))
+        hidden = 4 * self.statistics.rounding + squares @ (2 * self.noise * np.square(shares))
         return np.where(hidden[:, None] > 0.1 * kept, 0.0, kept)
 
 
@@ -306,6 +308,7 @@ def _rows(row_blocks: RowBlocks) -> Iterator[tuple[slice, np.ndarray]]:
     """Blocks with the rows they hold."""
     start = 0
     for block in row_blocks():
+        block = check_float_array(block, "row_blocks")
         yield slice(start, start + len(block)), block
         start += len(block)
 
@@ -314,7 +317,6 @@ def _checked_rows(row_blocks: RowBlocks, n: int) -> Iterator[tuple[slice, np.nda
     """Blocks with the rows they hold; raises if they do not make up n rows of one width."""
     width, stop = None, 0
     for rows, block in _rows(row_blocks):
-        block = check_float_array(block, "row_blocks")
         width = block.shape[-1] if width is None else width
         if block.ndim != 2 or block.shape[1] != width or width == 0:
             raise ValueError(

@@ -81,10 +81,12 @@ def weigh_gram(
     Weighing
         The rest of the problem.
     """
+    check_outputs(y)
     n = len(y)
-    if n == 0:
-        raise ValueError("`gram` and `y` must hold at least one sample: got none (0 sample(s)).")
-    check_finite(y, "y")
+    if gram.shape != (n, n):
+        raise ValueError(
+            f"`gram` must have one row and one column per output: got shape {gram.shape} for {n} outputs."
+        )
     roots = np.sqrt(check_weights(weights, n))
     matrix = _fortran_lower(gram, overwrite=overwrite_gram)
     panels = [*blocks(n, block_size(n * matrix.itemsize, PANEL))]
@@ -102,6 +104,13 @@ def weigh_gram(
         return matrix, Weighing(scaled, roots, None, y_mean, np.zeros(n), 0.0)
     normal, mean, removed = _reflect_in_place(matrix, roots)
     return matrix, Weighing(scaled, roots, normal, y_mean, mean, removed)
+
+
+def check_outputs(y: Float[np.ndarray, "n t"]) -> None:
+    """Raise unless there is at least one sample with one output, and all are finite."""
+    if y.size == 0:
+        raise ValueError(f"`y` must hold at least one sample and one output: got shape {y.shape}.")
+    check_finite(y, "y")
 
 
 def check_weights(weights: Float[np.ndarray, " n"] | None, n: int) -> Float[np.ndarray, " n"]:

@@ -1,0 +1,356 @@
+"""Ridge solvers: what they refuse, what they do at the edges, and what they leave alone."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from keyhole.solvers import (
+    accumulate_design,
+    accumulate_gram,
+    default_alphas,
+    mirror_lower,
+    numerical_floor,
+    ridge_design_path,
+    ridge_gram_fixed,
+    ridge_gram_path,
+    select_alpha,
+    tridiagonal,
+)
+
+
+@pytest.fixture
+def design(rng):
+    return rng.standard_normal((30, 8)) + 2
+
+
+@pytest.fixture
+def y(rng, design):
+    return design @ rng.standard_normal((8, 3)) + 0.1 * rng.standard_normal((30, 3))
+
+
+@pytest.fixture
+def gram(design):
+    return design @ design.T
+
+
+def every_route(design, y, alphas, **options):
+    """One path or one-penalty fit of every kind."""
+    gram = design @ design.T
+    return [
+        ridge_gram_path(gram, y, alphas, **options),
+        ridge_gram_path(gram, y, [*alphas, 0.0], **options),
+        ridge_design_path(design, y, alphas, **options),
+    ], [ridge_gram_fixed(gram, y, alpha, **options) for alpha in alphas]
+
+
+class TestRefusals:
+    def test_negative_penalty_is_named(self, gram, design, y):
+        for solve in (lambda a: ridge_gram_path(gram, y, a), lambda a: ridge_design_path(design, y, a)):
+            with pytest.raises(ValueError, match=r"at least 0: got -0\.5 at position 1"):
+                solve([1.0, -0.5])
+        with pytest.raises(ValueError, match=r"`alpha` must be at least 0: got -2"):
+            ridge_gram_fixed(gram, y, -2.0)
+
+    def test_penalties_must_be_a_sequence_of_finite_numbers(self, gram, y):
+        with pytest.raises(ValueError, match="at least one penalty"):
+            ridge_gram_path(gram, y, [])
+        with pytest.raises(ValueError, match="got inf at position 0"):
+            ridge_gram_path(gram, y, [np.inf])
+
+    @pytest.mark.parametrize("bad", [np.nan, np.inf])
+    def test_what_is_not_finite_is_found_before_any_factorisation(self, gram, design, y, bad, monkeypatch):
+        monkeypatch.setattr(tridiagonal, "_reduce", lambda *_: pytest.fail("too late"))
+        for name, wrong in (("gram", gram.copy()), ("y", y.copy())):
+            wrong[7, 2] = bad
+            if name == "gram":
+                wrong[2, 7] = bad
+            arguments = (wrong, y) if name == "gram" else (gram, wrong)
+            with pytest.raises(ValueError, match=f"`{name}` must be finite"):
+                ridge_gram_path(*arguments, [1.0])
+            with pytest.raises(ValueError, match=f"`{name}` must be finite"):
+                ridge_gram_fixed(*arguments, 1.0)
+        design[4, 4] = bad
+        with pytest.raises(ValueError, match="`design` must be finite"), np.errstate(invalid="ignore"):
+            ridge_design_path(design, y, [1.0])
+
+    def test_weights_must_be_positive(self, gram, design, y):
+        weights = np.ones(30)
+        weights[3] = 0.0
+        with pytest.raises(ValueError, match=r"`weights` must be positive: got 0 for sample 3\. Drop samples"):
+            ridge_gram_path(gram, y, [1.0], weights=weights)
+        with pytest.raises(ValueError, match="must be positive"):
+            ridge_design_path(design, y, [1.0], weights=-weights)
+
+    def test_blocks_must_fit(self, design, y):
+        with pytest.raises(ValueError, match=r"n = 29 samples: block 0 has shape \(30, 8\)"):
+            accumulate_gram(iter([design]), 29)
+        with pytest.raises(ValueError, match="one row per output: got 20 rows for 30 outputs"):
+            accumulate_design(lambda: [design[:20]], y)
+        with pytest.raises(ValueError, match="one row per output: got 40 rows for 30 outputs"):
+            accumulate_design(lambda: [design, design[:10]], y)
+        with pytest.raises(ValueError, match=r"rows 10 to 30 has shape \(20, 7\), the first had p = 8"):
+            accumulate_design(lambda: [design[:10], design[10:, :7]], y)
+
+    def test_no_samples(self):
+        with pytest.raises(ValueError, match="at least one sample"):
+            ridge_gram_path(np.zeros((0, 0)), np.zeros((0, 1)), [1.0])
+        with pytest.raises(ValueError, match="at least one sample"):
+            ridge_design_path(np.zeros((0, 2)), np.zeros((0, 1)), [1.0])
+
+
+class TestEdges:
+    def test_one_sample_is_fitted_but_cannot_be_left_out(self):
+        x, y = np.array([[2.0]]), np.array([[3.0]])
+        paths, fixed = every_route(x, y, [1.0])
+        for fit in [path.solution(0) for path in paths] + fixed:
+            assert fit.intercept == pytest.approx([3.0])
+            assert fit.coef == pytest.approx(np.zeros((1, 1)))
+            assert np.isinf(fit.loo_mse)
+        for path in paths:
+            with pytest.raises(ValueError, match="1 sample only"):
+                _ = path.best
+
+    def test_one_sample_without_intercept_is_predicted_by_zero(self):
+        paths, fixed = every_route(np.array([[2.0]]), np.array([[3.0]]), [1.0], fit_intercept=False)
+        for fit in [path.solution(0) for path in paths] + fixed:
+            assert fit.loo_residuals == pytest.approx(np.array([[3.0]]))
+
+    @pytest.mark.parametrize("value", [0.0, 0.1, -1e9])
+    def test_constant_outputs_take_the_largest_penalty(self, design, value):
+        y = np.full((30, 2), value)
+        paths, _ = every_route(design, y, [1.0, 100.0, 0.01])
+        for path in paths:
+            assert (path.loo_mse == 0).all()
+            assert path.alphas[path.best] == 100.0
+            fit = path.solution()
+            assert (fit.coef == 0).all()
+            assert fit.intercept == pytest.approx([value, value])
+
+    def test_a_zero_gram_matrix_predicts_the_mean(self, y):
+        paths, fixed = every_route(np.zeros((30, 2)), y, [1.0, 3.0])
+        for path in paths:
+            assert path.alphas[path.best] == 3.0
+            assert path.loo_mse[0] == pytest.approx(path.loo_mse[1], rel=1e-12)
+        for fit in [path.solution() for path in paths] + fixed:
+            assert fit.intercept == pytest.approx(y.mean(axis=0))
+            assert fit.loo_residuals == pytest.approx((y - y.mean(axis=0)) * 30 / 29)
+        assert np.isfinite(ridge_gram_path(np.zeros((30, 30)), y).loo_mse).all()
+
+    def test_penalties_keep_their_order(self, gram, y):
+        path = ridge_gram_path(gram, y, [5.0, 0.1, 5.0, 1.0])
+        ordered = ridge_gram_path(gram, y, [0.1, 1.0, 5.0])
+        assert path.alphas.tolist() == [5.0, 0.1, 5.0, 1.0]
+        assert path.loo_mse == pytest.approx(ordered.loo_mse[[2, 0, 2, 1]], rel=1e-12)
+
+    def test_integer_penalties_are_penalties(self, gram, y):
+        assert ridge_gram_path(gram, y, [1, 10]).loo_mse.shape == (2,)
+
+    def test_very_uneven_weights(self, design, gram, y, rng):
+        weights = 10.0 ** rng.uniform(-5, 5, 30)
+        for path in every_route(design, y, [1e-2, 1.0], weights=weights)[0]:
+            fit = path.solution(0)
+            # α a = w r: the optimality condition in the dual
+            residuals = y - design @ (fit.coef if path.route == "design" else design.T @ fit.coef) - fit.intercept
+            gradient = design.T @ (weights[:, None] * residuals)
+            v = fit.coef if path.route == "design" else design.T @ fit.coef
+            size = np.abs(design.T) @ (weights[:, None] * np.abs(y))
+            assert np.abs(gradient - 1e-2 * v).max() < 1e-10 * size.max()
+            assert np.abs(weights @ residuals).max() < 1e-10 * size.max()
+
+    def test_weights_of_one_are_no_weights(self, gram, y):
+        plain, weighted = ridge_gram_path(gram, y, [1.0]), ridge_gram_path(gram, y, [1.0], weights=np.ones(30))
+        assert np.array_equal(plain.loo_mse, weighted.loo_mse)
+
+    def test_all_disqualified(self, rng):
+        square = rng.standard_normal((10, 20))
+        path = ridge_gram_path(square @ square.T, rng.standard_normal((10, 1)), [0.0])
+        with pytest.raises(ValueError, match=r"among the 1 penalties from 0 to 0: .* Add larger penalties"):
+            _ = path.best
+        assert np.isinf(path.solution(0).loo_mse)
+
+    def test_outputs_far_from_zero_cost_no_digits(self, gram, y):
+        near, far = ridge_gram_path(gram, y, [1.0]), ridge_gram_path(gram, y + 1e6, [1.0])
+        assert far.loo_mse == pytest.approx(near.loo_mse, rel=1e-8)
+        assert far.solution(0).intercept - 1e6 == pytest.approx(near.solution(0).intercept, abs=1e-8)
+
+    def test_float32_with_large_or_small_units(self, gram, y):
+        wanted = ridge_gram_path(gram, y, [1.0]).loo_mse
+        for unit in (1e-30, 1e30):
+            path = ridge_gram_path((gram * unit).astype(np.float32), y, [unit])
+            assert path.loo_mse == pytest.approx(wanted, rel=1e-3)
+
+
+class TestPenalties:
+    def test_floor_is_n_units_of_float64_and_sixteen_of_float32(self):
+        assert numerical_floor(2.0, 500) == pytest.approx(500 * 2.0**-52 * 2)
+        assert numerical_floor(2.0, 500, rounding=2.0**-23) == pytest.approx(16 * 2.0**-23 * 2)
+
+    def test_default_grid_spans_the_spectrum_and_stays_above_the_floor(self, gram, y):
+        path = ridge_gram_path(gram, y)
+        assert path.route == "tridiagonal"
+        assert len(path.alphas) == 30
+        assert path.alphas.min() > path.floor
+        centred = gram - gram.mean(axis=0)
+        assert path.alphas.max() == pytest.approx(10 * np.linalg.eigvals(centred).real.max())
+        assert np.isfinite(path.loo_mse).all()
+
+    def test_default_grid_of_nothing(self):
+        assert (default_alphas(0.0, 10) > 0).all()
+
+    def test_choice(self):
+        alphas = np.array([3.0, 1.0, 2.0])
+        assert select_alpha(alphas, np.array([np.inf, 1.0, 2.0])) == 1
+        assert select_alpha(alphas, np.array([1.0, 1.0, 1.0])) == 0
+        assert select_alpha(alphas, np.array([1e-3, 1e-32, 1e-31]), resolution=1e-30) == 2
+
+
+class TestMemory:
+    def test_only_one_triangle_is_read(self, gram, y):
+        wanted = ridge_gram_path(gram, y, [1.0]).loo_mse
+        lower = np.asfortranarray(np.tril(gram))
+        upper = np.ascontiguousarray(np.triu(gram))
+        for half in (lower, upper):
+            assert ridge_gram_path(half, y, [1.0]).loo_mse == pytest.approx(wanted, rel=1e-12)
+            assert ridge_gram_fixed(half, y, 1.0).loo_mse == pytest.approx(wanted[0], rel=1e-12)
+
+    @pytest.mark.parametrize("order", ["C", "F"])
+    def test_input_is_left_alone_unless_offered(self, gram, y, order, rng):
+        given = np.array(gram, order=order)
+        weights = rng.uniform(1, 2, 30)
+        ridge_gram_path(given, y, [1.0, 0.0], weights=weights)
+        ridge_gram_fixed(given, y, 1.0, weights=weights)
+        assert np.array_equal(given, gram)
+
+    @pytest.mark.parametrize("order", ["C", "F"])
+    @pytest.mark.parametrize("dtype", [np.float32, np.float64])
+    def test_no_second_gram_matrix(self, rng, order, dtype):
+        n = 600
+        design = rng.standard_normal((n, 50))
+        gram = np.array(design @ design.T, order=order, dtype=dtype)
+        y = design[:, :1]
+        for solve in (
+            lambda g: ridge_gram_fixed(g, y, 1.0, overwrite_gram=True, memory_budget=2**16),
+            lambda g: ridge_gram_path(g, y, [1.0, 2.0], overwrite_gram=True, memory_budget=2**16),
+        ):
+            given = gram.copy(order="K")
+            tracemalloc.start()
+            solve(given)
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            # LAPACK's work space is 32 to 64 columns; vectors and multipliers are a few columns more
+            assert peak < 0.35 * gram.nbytes, f"{peak / gram.nbytes:.2f} of a Gram matrix"
+
+    @pytest.mark.parametrize("order", ["C", "F"])
+    @pytest.mark.parametrize(("given", "summed"), [("f8", "f8"), ("f4", "f4"), ("f4", "f8")])
+    @pytest.mark.parametrize("centre", [True, False])
+    def test_sums_over_blocks_make_no_copy_of_them(self, rng, order, given, summed, centre):
+        n, p = 300, 1500
+        design = np.array(rng.standard_normal((n, p)) + 1, order=order, dtype=given)
+        tracemalloc.start()
+        total = accumulate_gram([design], n, np.dtype(summed), centre=centre, memory_budget=2**16)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        tile = n * n * 4 if given != summed else 0
+        assert peak < total.gram.nbytes + tile + 0.15 * design.nbytes
+        exact = design.astype(np.float64)
+        exact = exact - exact.mean(axis=0) if centre else exact
+        wanted = exact @ exact.T
+        assert np.abs(np.tril(total.gram - wanted)).max() < (1e-12 if given == "f8" else 1e-5) * wanted.max()
+        assert (np.triu(total.gram, 1) == 0).all() or given != summed
+        assert total.means == pytest.approx(design.mean(axis=0, dtype=np.float64) * centre, abs=1e-6)
+        assert total.rounding == np.finfo(given).eps
+
+    def test_strided_blocks(self, rng):
+        wide = rng.integers(-3, 4, (20, 12)).astype(float)
+        total = accumulate_gram([wide[:, ::2], wide[::-1, 1::2][::-1]], 20)
+        assert np.array_equal(mirror_lower(total.gram), wide @ wide.T)
+
+    def test_mixed_precision_by_tiles(self, rng, monkeypatch):
+        monkeypatch.setattr("keyhole.solvers.grams.TILE", 16)
+        design = rng.standard_normal((50, 30)).astype(np.float32)
+        total = accumulate_gram([design], 50)
+        assert mirror_lower(total.gram) == pytest.approx(design.astype(np.float64) @ design.T, abs=1e-4)
+        assert total.gram.dtype == np.float64
+
+    def test_mirror_over_several_blocks(self, rng):
+        gram = rng.standard_normal((1100, 1100))
+        wanted = np.tril(gram) + np.tril(gram, -1).T
+        assert np.array_equal(mirror_lower(gram), wanted)
+
+
+class TestPrecision:
+    def test_float32_stays_close(self, design, y):
+        wanted = ridge_gram_path(design @ design.T, y, [0.1, 1.0])
+        total = accumulate_gram([design.astype(np.float32)], 30, np.float32, centre=True)
+        path = ridge_gram_path(total.gram, y, [0.1, 1.0])
+        fixed = ridge_gram_fixed(total.gram, y, 1.0)
+        assert path.route == "tridiagonal"
+        assert path.loo_mse == pytest.approx(wanted.loo_mse, rel=1e-3)
+        assert fixed.loo_mse == pytest.approx(wanted.loo_mse[1], rel=1e-3)
+        assert design.T @ fixed.coef == pytest.approx(design.T @ wanted.solution(1).coef, abs=1e-4)
+        primal = ridge_design_path(design.astype(np.float32), y, [0.1, 1.0])
+        assert primal.loo_mse == pytest.approx(wanted.loo_mse, rel=1e-3)
+
+    @pytest.mark.parametrize("failure", ["no convergence", "not finite"])
+    def test_eigenvectors_that_fail_in_float32_are_found_in_float64(self, gram, y, monkeypatch, failure):
+        tried = []
+        honest = tridiagonal._stevd
+
+        def failing(diagonal, beside):
+            tried.append(diagonal.dtype)
+            values, vectors, info = honest(diagonal, beside)
+            if diagonal.dtype == np.float64:
+                return values, vectors, info
+            return values, vectors * (np.nan if failure == "not finite" else 1), int(failure == "no convergence")
+
+        wanted = ridge_gram_path(gram, y, [0.0, 1.0]).loo_mse
+        monkeypatch.setattr(tridiagonal, "_stevd", failing)
+        path = ridge_gram_path(gram.astype(np.float32), y, [0.0, 1.0])
+        assert tried == [np.float32, np.float64]
+        assert path.loo_mse[1] == pytest.approx(wanted[1], rel=1e-3)
+        monkeypatch.setattr(tridiagonal, "_stevd", lambda d, e: (d, np.eye(len(d)), 1))
+        with pytest.raises(np.linalg.LinAlgError, match="did not converge in float64"):
+            ridge_gram_path(gram, y, [0.0])
+
+    def test_a_reduction_that_fails_in_float32_is_made_in_float64(self, gram, y, monkeypatch):
+        tried = []
+        honest = tridiagonal._reduce
+
+        def failing(matrix, normal):
+            tried.append(matrix.dtype)
+            return None if matrix.dtype == np.float32 else honest(matrix, normal)
+
+        monkeypatch.setattr(tridiagonal, "_reduce", failing)
+        path = ridge_gram_path(gram, y, [1.0], dtype=np.float32)
+        assert tried == [np.float32, np.float64]
+        assert np.isfinite(path.loo_mse).all()
+        with pytest.raises(np.linalg.LinAlgError, match="overflowed in float32. Pass it in float64"):
+            ridge_gram_path(gram.astype(np.float32), y, [1.0])
+
+    def test_factorising_a_float64_matrix_in_float32(self, gram, y):
+        path = ridge_gram_path(gram, y, [1.0], dtype=np.float32)
+        assert path.loo_mse == pytest.approx(ridge_gram_path(gram, y, [1.0]).loo_mse, rel=1e-3)
+
+
+class TestRouteAtOnePenalty:
+    def test_cholesky_above_the_floor_and_eigen_below(self, gram, y):
+        assert ridge_gram_fixed(gram, y, 1e-3).route == "cholesky"
+        assert ridge_gram_fixed(gram, y, 0.0).route == "eigen"
+        tiny = ridge_gram_fixed(gram, y, 1e-18)
+        path = ridge_gram_path(gram, y, [1e-18])
+        assert tiny.route == path.route == "eigen"
+        assert tiny.loo_mse == pytest.approx(path.loo_mse[0])
+
+    @pytest.mark.parametrize("overwrite", [False, True])
+    @pytest.mark.parametrize("half", [False, True])
+    def test_a_matrix_that_is_not_positive_falls_to_the_eigenvalues(self, gram, y, overwrite, half):
+        values, vectors = np.linalg.eigh(gram)
+        values[0] = -0.5 * values[-1]
+        wrong = (vectors * values) @ vectors.T
+        wrong = np.asfortranarray(np.tril(wrong) if half else (wrong + wrong.T) / 2)
+        path = ridge_gram_path(wrong, y, [1.0])
+        fixed = ridge_gram_fixed(wrong, y, 1.0, overwrite_gram=overwrite)
+        assert path.route == fixed.route == "eigen"
+        assert fixed.coef == pytest.approx(path.solution(0).coef, abs=1e-10)
+        assert fixed.loo_mse == pytest.approx(path.loo_mse[0])
