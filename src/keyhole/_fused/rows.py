@@ -1,0 +1,256 @@
+"""Up to four keys against a row of others: their weighted Gaussian moments, vectorised along the row.
+
+Every `*_rows` function does total[s, j] += w_i c_ij m(ρ_ij) for keys i = start … stop − 1 of a, owned by set first + s,
+with c_ij the cosine of the two keys, q_sj that of their queries and ρ_ij = q_sj c_ij. Two things keep the loops fast:
+they run from zero, as an index that might be negative does not vectorise, and they index whole arrays, as each view
+of a row costs two atomic operations (60 ns per key when there were views).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import njit
+
+from keyhole._fused.moments import (
+    EXP_HIGHEST,
+    EXP_LOWEST,
+    LINEAR,
+    OPTIONS,
+    RELU,
+    SQUARE,
+    normal_parts,
+    rectified_moment,
+    relu_arc,
+    step_arc,
+    vector_exp,
+)
+
+ORDER = 112  # terms of the series in ρ
+_CAP = 0.8  # the series serves ρ ≤ CAP: at CAP all ORDER terms are needed
+_NEAR = 0.99  # beyond, 1 − |ρ| is taken from differences of unit vectors
+_ROOT = np.sqrt(np.arange(ORDER + 2.0))
+
+
+@njit(**OPTIONS)
+def dots(rows, i, last, columns, count, out):
+    """Inner products of rows i … i+3 (never beyond ``last``) with the columns of a transposed array.
+
+    Four rows by four coordinates: sixteen multiply-adds per four loads, the column index innermost. The first
+    coordinate stands alone, so the number of coordinates is one more than a multiple of four.
+    """
+    i1, i2, i3 = min(i + 1, last), min(i + 2, last), min(i + 3, last)
+    a0, b0, c0, d0 = rows[i, 0], rows[i1, 0], rows[i2, 0], rows[i3, 0]
+    for j in range(count):
+        x0 = columns[0, j]
+        out[0, j] = a0 * x0
+        out[1, j] = b0 * x0
+        out[2, j] = c0 * x0
+        out[3, j] = d0 * x0
+    for e in range(1, rows.shape[1], 4):
+        a0, a1, a2, a3 = rows[i, e], rows[i, e + 1], rows[i, e + 2], rows[i, e + 3]
+        b0, b1, b2, b3 = rows[i1, e], rows[i1, e + 1], rows[i1, e + 2], rows[i1, e + 3]
+        c0, c1, c2, c3 = rows[i2, e], rows[i2, e + 1], rows[i2, e + 2], rows[i2, e + 3]
+        d0, d1, d2, d3 = rows[i3, e], rows[i3, e + 1], rows[i3, e + 2], rows[i3, e + 3]
+        for j in range(count):
+            x0, x1, x2, x3 = columns[e, j], columns[e + 1, j], columns[e + 2, j], columns[e + 3, j]
+            # brackets make it a chain of fused multiply-adds
+            out[0, j] = (((out[0, j] + a0 * x0) + a1 * x1) + a2 * x2) + a3 * x3
+            out[1, j] = (((out[1, j] + b0 * x0) + b1 * x1) + b2 * x2) + b3 * x3
+            out[2, j] = (((out[2, j] + c0 * x0) + c1 * x1) + c2 * x2) + c3 * x3
+            out[3, j] = (((out[3, j] + d0 * x0) + d1 * x1) + d2 * x2) + d3 * x3
+
+
+@njit(**OPTIONS)
+def _half_distance(x, i, y, j, sign):
+    """|x_i − sign·y_j|²/2, which is 1 − |cosine| of unit vectors without its cancellation."""
+    total = 0.0
+    for e in range(x.shape[1]):
+        total += (x[i, e] - sign * y[j, e]) ** 2
+    return 0.5 * total
+
+
+@njit(**OPTIONS)
+def _gap(a, i, b, j, cosine, query_cosine):
+    """1 − |ρ| of a pair of keys, accurate relative to its size."""
+    keys = _half_distance(a.unit, i, b.unit, j, math.copysign(1.0, cosine))
+    queries = _half_distance(a.query, a.owner[i], b.query, b.owner[j], math.copysign(1.0, query_cosine))
+    return min(1.0, keys + queries - keys * queries)
+
+
+@njit(**OPTIONS)
+def may_oppose(x, y):
+    """Whether unit vectors with first coordinates of at least x and y (≥ 0) can have a cosine below −NEAR."""
+    return x * y - math.sqrt((1.0 - min(x, 1.0) ** 2) * (1.0 - min(y, 1.0) ** 2)) < -_NEAR
+
+
+@njit(**OPTIONS)
+def arc_rows(code, owner, weight, first, start, stop, cosine, query_cosine, count, total):
+    """ReLU and step around mean zero."""
+    for i in range(start, stop):
+        r, s, w = i - start, owner[i] - first, weight[i]
+        if code == RELU:
+            for j in range(count):
+                rho = query_cosine[s, j] * cosine[r, j]
+                total[s, j] += w * cosine[r, j] * relu_arc(rho, max(1.0 - abs(rho), 0.0))
+        else:
+            for j in range(count):
+                rho = query_cosine[s, j] * cosine[r, j]
+                total[s, j] += w * cosine[r, j] * step_arc(rho, max(1.0 - abs(rho), 0.0))
+
+
+@njit(**OPTIONS)
+def mend_rows(code, a, first, start, stop, b, chunk, cosine, query_cosine, count, total):
+    """Replace zero-mean terms with ρ near ±1 by what they are with 1 − |ρ| taken from differences.
+
+    κ(ρ) vanishes at −1 and the step's arcsine is steep at both ends: rounding of ρ would show.
+    """
+    for i in range(start, stop):
+        r, s, near = i - start, a.owner[i] - first, 0
+        for j in range(count):
+            near += abs(query_cosine[s, j] * cosine[r, j]) > _NEAR
+        if near == 0:
+            continue
+        for j in range(count):
+            rho = query_cosine[s, j] * cosine[r, j]
+            if abs(rho) > _NEAR:
+                rough, fine = max(1.0 - abs(rho), 0.0), _gap(a, i, b, chunk + j, cosine[r, j], query_cosine[s, j])
+                if code == RELU:
+                    change = relu_arc(rho, fine) - relu_arc(rho, rough)
+                else:
+                    change = step_arc(rho, fine) - step_arc(rho, rough)
+                total[s, j] += a.weight[i] * cosine[r, j] * change
+
+
+@njit(**OPTIONS)
+def plain_rows(code, a, first, start, stop, shifts, stds, cosine, query_cosine, count, total):
+    """Linear, square and exp, whose moments are elementary for any mean."""
+    for i in range(start, stop):
+        r, s, w, shift, std = i - start, a.owner[i] - first, a.weight[i], a.shift[i], a.std[i]
+        if code == LINEAR:
+            for j in range(count):
+                rho = query_cosine[s, j] * cosine[r, j]
+                total[s, j] += w * cosine[r, j] * (shift * shifts[j] + rho)
+        elif code == SQUARE:
+            for j in range(count):
+                rho = query_cosine[s, j] * cosine[r, j]
+                both = (1.0 + shift * shift) * (1.0 + shifts[j] * shifts[j])
+                total[s, j] += w * cosine[r, j] * (both + 2.0 * rho * (2.0 * shift * shifts[j] + rho))
+        else:
+            for j in range(count):
+                exponent = shift + shifts[j] + query_cosine[s, j] * cosine[r, j] * std * stds[j]
+                value = vector_exp(min(max(exponent, EXP_LOWEST), EXP_HIGHEST))
+                total[s, j] += w * cosine[r, j] * (value if exponent <= EXP_HIGHEST else math.inf)
+
+
+@njit(**OPTIONS)
+def series_floor(shift):
+    """The lowest ρ at which the series keeps its digits: it cancels where both scores are rare and ρ is negative."""
+    if shift < -3.0:
+        return 2.0
+    return -0.6 if shift >= -1.0 else -0.2
+
+
+@njit(**OPTIONS)
+def series_coefficients(power, shifts, count, out):
+    """Coefficients c_k(h) of E[(h+U)_+^p (k+V)_+^p] = Σ_k ρ^k c_k(h) c_k(k), up to a sign that squares away.
+
+    For p = 1: ψ(h), Φ(h), then He_{k−2}(h) φ(h)/√k!; for p = 0: Φ(h), then He_{k−1}(h) φ(h)/√k!. ``out`` is
+    (ORDER, ≥ count), filled down its columns by the recurrence of the normalised Hermite polynomials.
+    """
+    lead = power + 1  # out[lead − 1 + n] is He_n φ/√n!, n ≥ 1, before it is rescaled
+    for j in range(count):
+        density, mass, mean, _ = normal_parts(shifts[j])
+        out[0, j], out[lead - 1, j] = mean, mass
+        if power == 0:
+            out[0, j] = mass
+        out[lead, j] = density
+    for n in range(1, ORDER - lead):
+        slope, drop = 1.0 / _ROOT[n], (_ROOT[n - 1] / _ROOT[n] if n > 1 else 0.0)
+        for j in range(count):
+            out[lead + n, j] = shifts[j] * slope * out[lead + n - 1, j] - drop * out[lead + n - 2, j]
+    for k in range(lead, ORDER):
+        scale = 1.0 / (_ROOT[k] * _ROOT[k - 1]) if power == 1 else 1.0 / _ROOT[k]
+        for j in range(count):
+            out[k, j] *= scale
+
+
+@njit(**OPTIONS)
+def _correlate(cosine, r, query_cosine, s, floor, floors, count, rho):
+    """Fill row r of ρ; return the largest |ρ| that the series serves, and how many it does not."""
+    # the bits of a positive double are ordered as it is, and a maximum of integers vectorises where that of doubles
+    # does not
+    peak, beyond = np.int64(0), np.int64(0)
+    for j in range(count):
+        value = min(max(query_cosine[s, j] * cosine[r, j], -1.0), 1.0)
+        rho[r, j] = value
+        served = (value >= max(floor, floors[j])) & (value <= _CAP)
+        beyond += np.int64(0) if served else np.int64(1)
+        bits = np.float64(abs(value) if served else 0.0).view(np.int64)
+        peak = bits if bits > peak else peak
+    return np.int64(peak).view(np.float64), beyond
+
+
+@njit(**OPTIONS)
+def _sum_series(order, rows, i, last, columns, rho, count, out):
+    """out_rj = Σ_{k<order} ρ_rj^k rows_ik columns_kj for rows i … i+3, never beyond ``last``; order is even.
+
+    Four rows at a time, because the columns come from the second-level cache.
+    """
+    i1, i2, i3 = min(i + 1, last), min(i + 2, last), min(i + 3, last)
+    for r in range(4):
+        for j in range(count):
+            out[r, j] = 0.0
+    for step in range(0, order, 2):
+        k = order - 2 - step
+        a0, b0, c0, d0 = rows[i, k], rows[i1, k], rows[i2, k], rows[i3, k]
+        a1, b1, c1, d1 = rows[i, k + 1], rows[i1, k + 1], rows[i2, k + 1], rows[i3, k + 1]
+        for j in range(count):
+            x0, x1 = columns[k, j], columns[k + 1, j]
+            out[0, j] = (out[0, j] * rho[0, j] + a1 * x1) * rho[0, j] + a0 * x0
+            out[1, j] = (out[1, j] * rho[1, j] + b1 * x1) * rho[1, j] + b0 * x0
+            out[2, j] = (out[2, j] * rho[2, j] + c1 * x1) * rho[2, j] + c0 * x0
+            out[3, j] = (out[3, j] * rho[3, j] + d1 * x1) * rho[3, j] + d0 * x0
+
+
+@njit(**OPTIONS)
+def _fill_exact(power, a, i, b, chunk, cosine, r, query_cosine, s, floor, floors, rho, count, out):
+    """Overwrite what the series does not serve with the moment computed pair by pair."""
+    for j in range(count):
+        value = rho[r, j]
+        if value >= max(floor, floors[j]) and value <= _CAP:
+            continue
+        one_minus, one_plus = 1.0 - value, 1.0 + value
+        if abs(value) > _NEAR:
+            gap = _gap(a, i, b, chunk + j, cosine[r, j], query_cosine[s, j])
+            if value > 0.0:
+                one_minus = gap
+            else:
+                one_plus = gap
+        out[r, j] = rectified_moment(power, a.shift[i], b.shift[chunk + j], value, one_minus, one_plus)
+
+
+@njit(**OPTIONS)
+def rectified_rows(
+    power, a, first, start, stop, row_series, block, b, chunk, column_series, floors, cosine, query_cosine, count,
+    rho, moment, total,
+):  # fmt: skip
+    """ReLU (power 1) and step (power 0) around any mean: the series in ρ where it holds, else pair by pair."""
+    peak, beyond = 0.0, 0
+    for i in range(start, stop):
+        s, floor = a.owner[i] - first, series_floor(a.shift[i])
+        row_peak, row_beyond = _correlate(cosine, i - start, query_cosine, s, floor, floors, count, rho)
+        peak = max(peak, row_peak)
+        beyond += row_beyond
+    if beyond < count * (stop - start):
+        # thirteen digits: the terms fall like ρ^k/k²
+        order = min(ORDER, 2 * int(math.ceil((7.0 - 23.0 / math.log(max(peak, 1e-9))) / 2.0)))
+        _sum_series(order, row_series, start - block, stop - 1 - block, column_series, rho, count, moment)
+    for i in range(start, stop):
+        r, s, w = i - start, a.owner[i] - first, a.weight[i]
+        if beyond > 0:
+            floor = series_floor(a.shift[i])
+            _fill_exact(power, a, i, b, chunk, cosine, r, query_cosine, s, floor, floors, rho, count, moment)
+        for j in range(count):
+            total[s, j] += w * cosine[r, j] * moment[r, j]
