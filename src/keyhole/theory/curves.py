@@ -1,0 +1,354 @@
+"""Learning curves without training: the test error of ridge regression from eigenvalues and target powers.
+
+Ridge α = nλ on n samples with k random features, noise variance σ², eigenvalues λ_i, target powers c_i². With
+z(γ) = Σ λ_i/(λ_i+γ) and q(γ) = Σ (λ_i/(λ_i+γ))² the implicit ridge γ solves
+
+    γ (1 − z/k) (1 − z/n) = λ,      z < min(n, k),
+
+whose left side grows with γ, so there is one root. The test error, noise floor included, is
+
+    n (k−q) / [(n−q)(k−q) − (z−q)²] · ( Σ_i c_i² [γ² + γ λ_i (z−q)/(k−q)] / (λ_i+γ)² + σ² ).
+
+These are the equations of Simon, Karkada, Ghosh and Belkin (2023) with κ = γ (1 − z/k) eliminated and differences
+of nearly equal numbers written as products; k → ∞ gives the kernel limit n/(n−q) · (Σ c_i² γ²/(λ_i+γ)² + σ²).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from scipy.optimize import brentq, minimize_scalar
+
+from keyhole._checks import check_count, check_finite, check_float_array, check_number
+from keyhole.targets.polynomial import Polynomial
+from keyhole.theory.problem import Problem, problems
+
+RESOLVED = 0.01
+"""Eigenvalues below this share of γ may be lumped together: each is off by that share of its own λ/γ."""
+
+
+def learning_curve(
+    target: Polynomial,
+    n_samples: Any,
+    n_keys: int,
+    ridge: float,
+    noise: float = 0.0,
+    n_heads: float = math.inf,
+    model: str = "attention",
+) -> Float[np.ndarray, "*shape"]:
+    """Predicted test error E (f̂ − f*)² + σ² of ridge regression under the sphere law, before any training.
+
+    Parameters
+    ----------
+    target : Polynomial
+        The target f*.
+    n_samples : int or array
+        Training samples n.
+    n_keys : int
+        Keys per set, N.
+    ridge : float
+        λ, so that the penalty is α = nλ; 0 means interpolation.
+    noise : float
+        Variance σ² of the noise in the labels. It is part of the test error too.
+    n_heads : int or math.inf
+        M. Attention heads have k = M (d+1) scalar features; the MLP is given as many hidden units.
+    model : "attention" or "mlp"
+
+    Returns
+    -------
+    array like ``n_samples``
+
+    Notes
+    -----
+    The theory is asymptotic in the number of eigenfunctions and treats eigenfunctions as if they were Gaussian; k =
+    M (d+1) is what experiments support (a head gives d+1 correlated features). Eigenvalues that the sample
+    cannot resolve enter by their sum. Cost: a root per entry of ``n_samples``, milliseconds, whatever d, N and n.
+
+    Examples
+    --------
+    >>> from keyhole.targets import Correlation
+    >>> target = Correlation(q=1, dim=8)
+    >>> learning_curve(target, [100, 1000, 10_000], n_keys=8, ridge=1e-4).round(6)
+    array([0.001834, 0.000936, 0.000171])
+    >>> learning_curve(Correlation(q=1, dim=512), 10**9, n_keys=4096, ridge=0.0) < 1e-11
+    np.True_
+    """
+    samples = _check_samples(n_samples)
+    ridge = check_number(ridge, "ridge", minimum=0.0)
+    noise = check_number(noise, "noise", minimum=0.0)
+    features = feature_count(n_heads, target.dim)
+    solver = _Solver(target, n_keys, model, features)
+    errors = [solver.error(n, ridge, noise) for n in samples.ravel()]
+    return np.array(errors).reshape(samples.shape)
+
+
+def learning_surface(
+    target: Polynomial,
+    n_samples: Sequence[int],
+    n_heads: Sequence[float],
+    n_keys: int,
+    ridge: float,
+    noise: float = 0.0,
+    model: str = "attention",
+) -> Float[np.ndarray, "n m"]:
+    """Predicted test error over samples and heads together: row i has n = n_samples[i], column j M = n_heads[j].
+
+    Parameters and meaning are those of :func:`learning_curve`.
+
+    Examples
+    --------
+    >>> import math
+    >>> from keyhole.targets import TokenPower
+    >>> learning_surface(TokenPower(p=2, dim=8), [100, 1000], [10, 100, math.inf], n_keys=8, ridge=1e-4).round(6)
+    array([[0.001785, 0.00158 , 0.001573],
+           [0.000889, 0.000273, 0.000224]])
+    """
+    columns = [learning_curve(target, n_samples, n_keys, ridge, noise, m, model) for m in n_heads]
+    return np.stack(columns, axis=1)
+
+
+@dataclass(frozen=True)
+class BestRidge:
+    """The ridge that makes the predicted test error smallest, and that error.
+
+    Attributes
+    ----------
+    n_samples, ridge, error : arrays of one shape
+    """
+
+    n_samples: Float[np.ndarray, "*shape"]
+    ridge: Float[np.ndarray, "*shape"]
+    error: Float[np.ndarray, "*shape"]
+
+
+def best_ridge_curve(
+    target: Polynomial,
+    n_samples: Any,
+    n_keys: int,
+    noise: float = 0.0,
+    n_heads: float = math.inf,
+    model: str = "attention",
+) -> BestRidge:
+    """Predicted test error with the ridge chosen best for every number of samples.
+
+    Parameters and meaning are those of :func:`learning_curve`.
+
+    Examples
+    --------
+    >>> from keyhole.targets import TokenPower
+    >>> best = best_ridge_curve(TokenPower(p=2, dim=8), [100, 1000], n_keys=8, noise=0.01)
+    >>> best.error.round(5), bool(best.ridge[0] > best.ridge[1] > 0)
+    (array([0.01191, 0.01086]), True)
+    """
+    samples = _check_samples(n_samples)
+    noise = check_number(noise, "noise", minimum=0.0)
+    solver = _Solver(target, n_keys, model, feature_count(n_heads, target.dim))
+    found = [solver.best(n, noise) for n in samples.ravel()]
+    ridge, error = (np.array(column).reshape(samples.shape) for column in zip(*found, strict=True))
+    return BestRidge(samples, ridge, error)
+
+
+def curve_from_spectrum(
+    eigenvalues: Float[np.ndarray, " levels"],
+    multiplicities: Float[np.ndarray, " levels"],
+    powers: Float[np.ndarray, " levels"],
+    n_samples: Any,
+    ridge: float,
+    noise: float = 0.0,
+    n_features: float = math.inf,
+    remainder: float = 0.0,
+) -> Float[np.ndarray, "*shape"]:
+    """Predicted test error for any spectrum: the formula of this module on plain arrays.
+
+    Parameters
+    ----------
+    eigenvalues, multiplicities, powers : array (levels,)
+        ``powers`` is the target's power summed over the eigenfunctions of a level.
+    n_samples : int or array
+    ridge, noise : float
+        λ and σ².
+    n_features : int or math.inf
+        Scalar random features k.
+    remainder : float
+        Sum of eigenvalues too small to list.
+
+    Returns
+    -------
+    array like ``n_samples``
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> one = np.ones(1)
+    >>> curve_from_spectrum(one, 50 * one, one, [100], ridge=0.0, noise=1.0)    # least squares: n/(n−p) σ²
+    array([2.])
+    """
+    problem = _checked_problem(eigenvalues, multiplicities, powers, remainder)
+    samples = _check_samples(n_samples)
+    ridge = check_number(ridge, "ridge", minimum=0.0)
+    noise = check_number(noise, "noise", minimum=0.0)
+    features = _check_features(n_features, "n_features")
+    errors = []
+    for n in samples.ravel():
+        gamma = implicit_ridge(problem, n, features, ridge)
+        errors.append(predicted_error(problem, n, features, gamma, noise))
+    return np.array(errors).reshape(samples.shape)
+
+
+def implicit_ridge(problem: Problem, n: float, k: float, ridge: float) -> float:
+    """γ: the root of γ (1 − z/k)(1 − z/n) = λ with z(γ) < min(n, k); where λ = 0, the point where z = min(n, k)."""
+    fewest, trace = min(n, k), problem.trace
+    if trace == 0.0:
+        return ridge
+    floor = _saturation(problem, fewest)
+    if ridge == 0.0:
+        return floor
+
+    def excess(log_gamma: float) -> float:
+        gamma = math.exp(log_gamma)
+        z, _ = problem.freedom(gamma)
+        return math.log(max((1 - z / k) * (1 - z / n), 1e-300)) + log_gamma - math.log(ridge)
+
+    # above, z ≤ min(n, k)/2, so that the product is at least a quarter
+    top = max(2 * trace / fewest, 4 * ridge)
+    low, high = math.log(max(floor, min(ridge, 1e-300))), math.log(top) + 1e-9
+    if excess(low) >= 0.0:
+        return math.exp(low)
+    return math.exp(float(brentq(excess, low, high, xtol=1e-14, rtol=8.9e-16, maxiter=500)))
+
+
+def _saturation(problem: Problem, fewest: float) -> float:
+    """The γ at which z(γ) = min(n, k); 0 where the kernel has no more eigenfunctions than that."""
+    if problem.remainder == 0.0 and problem.freedom(0.0)[0] <= fewest:
+        return 0.0
+
+    def excess(log_gamma: float) -> float:
+        return problem.freedom(math.exp(log_gamma))[0] / fewest - 1
+
+    high = math.log(problem.trace / fewest) + 1e-9
+    low = high - 1.0
+    while excess(low) < 0:
+        low -= 2 * (high - low)
+        if low < -700:  # only rounding keeps z from n: the spectrum is used up
+            return 0.0
+    return math.exp(float(brentq(excess, low, high, xtol=1e-14, rtol=8.9e-16, maxiter=500)))
+
+
+def predicted_error(problem: Problem, n: float, k: float, gamma: float, noise: float) -> float:
+    """Test error at implicit ridge γ; infinite where noise or target meets the interpolation peak n = k = q."""
+    z, q = problem.freedom(gamma)
+    # bias per unit of power, and what the spread of features adds to it
+    excess = 0.0 if math.isinf(k) else (z - q) / (k - q) if k > q else math.inf
+    if gamma == 0.0:
+        learned = problem.eigenvalues > 0
+        bias = float(problem.powers[~learned].sum())
+    else:
+        share = gamma / (problem.eigenvalues + gamma)
+        bias = float(problem.powers @ (share * share))
+        spread = float(problem.powers @ (share * (1 - share)))
+        bias += excess * spread if spread > 0 else 0.0
+    signal = bias + noise
+    if signal == 0.0:
+        return 0.0
+    remaining = (n - q) - (0.0 if math.isinf(k) else (z - q) * excess)
+    return n / remaining * signal if remaining > 1e-12 * n else math.inf
+
+
+class _Solver:
+    """Learning curves of one target: finds a spectrum fine enough for each question."""
+
+    def __init__(self, target: Polynomial, n_keys: int, model: str, features: float) -> None:
+        self.what = f"{target!r} with {n_keys} keys ({model})"
+        self.features = features
+        self._finer: Iterator[Problem] = problems(target, n_keys, model)
+        self.problem = next(self._finer)
+
+    def error(self, n: float, ridge: float, noise: float) -> float:
+        """Test error at a given ridge."""
+        gamma = implicit_ridge(self.problem, n, self.features, ridge)
+        while self.problem.next_eigenvalue > RESOLVED * gamma:
+            self._refine(n, gamma)
+            gamma = implicit_ridge(self.problem, n, self.features, ridge)
+        return predicted_error(self.problem, n, self.features, gamma, noise)
+
+    def best(self, n: float, noise: float) -> tuple[float, float]:
+        """(ridge, test error) at the best ridge."""
+        floor = implicit_ridge(self.problem, n, self.features, 0.0)
+        gamma = self._best_gamma(n, floor, noise)
+        while self.problem.next_eigenvalue > RESOLVED * gamma:
+            self._refine(n, gamma)
+            floor = implicit_ridge(self.problem, n, self.features, 0.0)
+            gamma = self._best_gamma(n, floor, noise)
+        z, _ = self.problem.freedom(gamma)
+        ridge = 0.0 if gamma == floor else gamma * max(1 - z / self.features, 0.0) * max(1 - z / n, 0.0)
+        return ridge, predicted_error(self.problem, n, self.features, gamma, noise)
+
+    def _best_gamma(self, n: float, floor: float, noise: float) -> float:
+        base = max(floor, 1e-18 * self.problem.trace)
+
+        def error(log_lift: float) -> float:
+            return predicted_error(self.problem, n, self.features, base * math.exp(log_lift), noise)
+
+        span = math.log(10 * max(self.problem.trace / base, 1.0)) + 1.0
+        lifts = np.geomspace(1e-6, span, 64)
+        errors = np.array([error(lift) for lift in lifts])
+        best = int(errors.argmin())
+        low, high = lifts[max(best - 1, 0)], lifts[min(best + 1, len(lifts) - 1)]
+        refined = minimize_scalar(error, bounds=(low, high), method="bounded", options={"xatol": 1e-6 * high})
+        candidates = [(float(errors[best]), base * math.exp(lifts[best]))]
+        candidates.append((float(refined.fun), base * math.exp(float(refined.x))))
+        candidates.append((predicted_error(self.problem, n, self.features, floor, noise), floor))
+        return min(candidates)[1]
+
+    def _refine(self, n: float, gamma: float) -> None:
+        coarse = self.problem
+        try:
+            self.problem = next(self._finer)
+        except StopIteration:
+            raise ValueError(
+                f"{n:.3g} samples of {self.what} resolve eigenvalues down to about {RESOLVED * gamma:.1e}, and the "
+                f"finest spectrum we keep stops at {coarse.next_eigenvalue:.1e}. Ask for fewer samples or a larger "
+                "ridge, or pass a longer spectrum to curve_from_spectrum."
+            ) from None
+
+
+def feature_count(n_heads: float, dim: int) -> float:
+    """k = M (d+1), the scalar features of M heads."""
+    return _check_features(n_heads, "n_heads") * (dim + 1)
+
+
+def _check_features(value: float, name: str) -> float:
+    if isinstance(value, float) and math.isinf(value) and value > 0:
+        return math.inf
+    return float(check_count(value, name))
+
+
+def _check_samples(n_samples: Any) -> np.ndarray:
+    samples = check_float_array(n_samples, "n_samples").astype(np.float64)
+    check_finite(samples, "n_samples")
+    if samples.size == 0 or samples.min() < 1:
+        raise ValueError(
+            f"`n_samples` must hold numbers of at least 1: got {'none' if samples.size == 0 else samples.min()}."
+        )
+    return samples
+
+
+def _checked_problem(eigenvalues: Any, multiplicities: Any, powers: Any, remainder: float) -> Problem:
+    arrays = []
+    for name, value in (("eigenvalues", eigenvalues), ("multiplicities", multiplicities), ("powers", powers)):
+        array = np.atleast_1d(check_float_array(value, name).astype(np.float64))
+        check_finite(array, name)
+        if array.ndim != 1 or array.shape != np.shape(np.atleast_1d(eigenvalues)):
+            raise ValueError(
+                f"`eigenvalues`, `multiplicities` and `powers` must be vectors of one length: `{name}` has shape "
+                f"{array.shape} and `eigenvalues` {np.shape(eigenvalues)}."
+            )
+        if array.min(initial=0.0) < 0:
+            raise ValueError(f"`{name}` must not be negative: got {array.min():g} at level {array.argmin()}.")
+        arrays.append(array)
+    return Problem(*arrays, remainder=check_number(remainder, "remainder", minimum=0.0))
