@@ -1,4 +1,4 @@
-"""The kernels of SPEC section 3 for unit tokens, written out plainly: what the theory's laws are checked against."""
+"""The kernels for unit tokens written out plainly: what the theory's laws are checked against."""
 
 import numpy as np
 

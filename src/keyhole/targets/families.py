@@ -100,8 +100,8 @@ class RotatedCorrelation(Polynomial):
 
     P is a random rotation without fixed directions and with trace zero (:func:`fixed_free_rotation`): γ = 0
     is ``Correlation(q=3)``; at γ = 1 the correlation has nothing left in common with <x_0, x_i>. In even
-    dimension S_γ is a multiple of a rotation, by √((1−γ)² + γ²), so every γ is equally hard, up to that scale,
-    for heads of zero mean.
+    dimension S_γ is a multiple of a rotation, by √((1−γ)² + γ²), so every γ is equally hard, up to that
+    scale, for heads of zero mean.
 
     Parameters
     ----------

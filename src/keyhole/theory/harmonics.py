@@ -1,7 +1,7 @@
-"""Spherical harmonics in the query and in a key: how many there are, and how much of a target lies in each degree.
+"""Spherical harmonics in the query and in a key: their number, and how much of a target lies in each degree.
 
-P_k is the Gegenbauer polynomial of degree k on the unit sphere of R^d with P_k(1) = 1, N_k the number of harmonics
-of degree k, τ the law of <u, v> for independent uniform u, v.
+P_k is the Gegenbauer polynomial of degree k on the unit sphere of R^d with P_k(1) = 1, N_k the number of
+harmonics of degree k, τ the law of <u, v> for independent uniform u, v.
 """
 
 from __future__ import annotations
@@ -36,6 +36,13 @@ def harmonic_count(dim: int, degree: int) -> int:
     return math.comb(degree + dim - 1, degree) - lower
 
 
+def _shared(p: int, q: int, degree: int, dim: int) -> float:
+    """N_k ∫ t^p P_k dτ ∫ t^q P_k dτ, in logarithms because N_k alone may overflow."""
+    logs = _log_power_moment(p, degree, dim) + _log_power_moment(q, degree, dim)
+    count = harmonic_count(dim, degree)
+    return math.exp(logs + math.log(count)) if count and logs > -math.inf else 0.0
+
+
 def power_moment(power: int, degree: int, dim: int) -> float:
     """∫ t^p P_k(t) τ(dt), which is zero unless p − k is even and non-negative.
 
@@ -46,11 +53,17 @@ def power_moment(power: int, degree: int, dim: int) -> float:
     >>> round(power_moment(power=2, degree=0, dim=5), 12)    # E <u,v>² = 1/d
     0.2
     """
+    return math.exp(_log_power_moment(power, degree, dim))
+
+
+def _log_power_moment(power: int, degree: int, dim: int) -> float:
     if power < degree or (power - degree) % 2 or (dim == 1 and degree > 1):
-        return 0.0
+        return -math.inf
     j, half = (power - degree) // 2, dim / 2
-    log = gammaln(power + 1) - power * math.log(2) - gammaln(j + 1) + gammaln(half) - gammaln(half + degree + j)
-    return math.exp(log)
+    log = (
+        gammaln(power + 1) - power * math.log(2) - gammaln(j + 1) + gammaln(half) - gammaln(half + degree + j)
+    )
+    return float(log)
 
 
 def pair_powers(target: Polynomial) -> Float[np.ndarray, "r s"]:
@@ -64,8 +77,8 @@ def pair_powers(target: Polynomial) -> Float[np.ndarray, "r s"]:
     Returns
     -------
     array (r+1, s+1)
-        r and s are the highest degrees of F in the query and in the key. The entries sum to E F². The power of f*
-        itself in (k, l) is the entry (k, 0), and the entry (k, l) divided by N for l ≥ 1.
+        r and s are the highest degrees of F in the query and in the key. The entries sum to E F². The power
+        of f* itself in (k, l) is the entry (k, 0), and the entry (k, l) divided by N for l ≥ 1.
 
     Raises
     ------
@@ -74,10 +87,10 @@ def pair_powers(target: Polynomial) -> Float[np.ndarray, "r s"]:
 
     Notes
     -----
-    Powers of one direction, and <x_0,x_i>^q <β,x_i>, have closed forms of positive terms. Everything else comes
-    from the joinings of a term with itself and with the others (:mod:`keyhole.targets.contractions`): a
-    homogeneous polynomial is Σ_j |x|^{2j} h_{s−2j} with h harmonic, Laplacians are joints inside a term, and the
-    inner products of the h solve a triangular system. Cost: one joining per pair of terms.
+    Powers of one direction, and <x_0,x_i>^q <β,x_i>, have closed forms of positive terms. Everything else
+    comes from the joinings of a term with itself and with the others (:mod:`keyhole.targets.contractions`):
+    a homogeneous polynomial is Σ_j |x|^{2j} h_{s−2j} with h harmonic, Laplacians are joints inside a term,
+    and the inner products of the h solve a triangular system. Cost: one joining per pair of terms.
 
     Examples
     --------
@@ -112,14 +125,14 @@ def _check_rounding(target: Polynomial, total: np.ndarray, size: np.ndarray) -> 
     rounding = 64 * np.finfo(float).eps * size.max()
     if rounding > 1e-6 * total.max() > 0:
         raise ValueError(
-            f"the harmonic parts of {target!r} in dimension {target.dim} cannot be told from rounding: they add "
-            f"up terms of size {size.max():.1e} to powers of at most {total.max():.1e}. "
+            f"the harmonic parts of {target!r} in dimension {target.dim} cannot be told from rounding: they "
+            f"add up terms of size {size.max():.1e} to powers of at most {total.max():.1e}. "
             "rkhs_norm_bound(target) needs no harmonics and stays exact."
         )
 
 
 def _term_products(first: Term, second: Term, dim: int) -> tuple[np.ndarray, np.ndarray]:
-    """<P_kl T_1, P_kl T_2> for all (k, l), coefficients left out, and the size of what was added up to get it."""
+    """<P_kl T_1, P_kl T_2> for all (k, l), without coefficients, and the size of what was added up for it."""
     for closed in (_direction_products, _correlation_products):
         product = closed(first, second, dim)
         if product is not None:
@@ -136,7 +149,7 @@ def _term_products(first: Term, second: Term, dim: int) -> tuple[np.ndarray, np.
 
 
 def _single(term: Term) -> tuple[str, np.ndarray | None, int] | None:
-    """(kind, array, power) of a term that is one power, the constant being the power 0; None if it is not."""
+    """(kind, array, power) of a term that is one power, the constant being power 0; None if it is not."""
     if not term.powers:
         return "constant", None, 0
     if len(term.powers) > 1 or term.powers[0][0].kind == PAIR:
@@ -157,14 +170,10 @@ def _direction_products(first: Term, second: Term, dim: int) -> np.ndarray | Non
     (scale_a, p), (scale_b, q) = _scale(a), _scale(b)
     cosine = 1.0
     if a[1] is not None and b[1] is not None and not np.array_equal(a[1], b[1]):
-        cosine = float(a[1] @ b[1]) / max(np.linalg.norm(a[1]) * np.linalg.norm(b[1]), np.finfo(float).tiny)
+        lengths = float(np.linalg.norm(a[1])) * float(np.linalg.norm(b[1]))
+        cosine = float(a[1] @ b[1]) / lengths if lengths > 0 else 0.0
     zonal = gegenbauer(min(p, q), cosine, dim)
-    products = np.array(
-        [
-            scale_a * scale_b * power_moment(p, k, dim) * power_moment(q, k, dim) * harmonic_count(dim, k) * zonal[k]
-            for k in range(min(p, q) + 1)
-        ]
-    )
+    products = np.array([scale_a * scale_b * zonal[k] * _shared(p, q, k, dim) for k in range(min(p, q) + 1)])
     return products[:, None] if kinds == {QUERY} else products[None, :]
 
 
@@ -183,7 +192,7 @@ def _correlation_products(first: Term, second: Term, dim: int) -> np.ndarray | N
     products = np.zeros((degree + 1, degree + 2))
     overlap = float(beta @ beta2) / dim
     for k in range(degree + 1):
-        common = power_moment(q, k, dim) * power_moment(q2, k, dim) * harmonic_count(dim, k) * overlap
+        common = _shared(q, q2, k, dim) * overlap
         up = 1.0 if k == 0 else (k + dim - 2) / (2 * k + dim - 2)
         products[k, k + 1] = common * up
         if k > 0:
@@ -221,12 +230,12 @@ def gegenbauer(max_degree: int, t: float, dim: int) -> Float[np.ndarray, " k"]:
 
 @lru_cache(maxsize=256)
 def _harmonic_transform(s: int, s2: int, dim: int) -> np.ndarray:
-    """The matrix from joinings, by number i of joints inside the first term, to inner products of harmonic parts.
+    """The matrix from joinings, by number i of joints inside the first term, to products of harmonic parts.
 
-    For homogeneous p of degree s, Δ^i p = Σ_l (c_jl / c_{j−i,l}) |x|^{2(j−i)} h_l with j = (s−l)/2 and
-    c_jl = Π_{a≤j} 2a(2a+2l+d−2). In the Fischer product, where |x|² is adjoint to Δ, this gives
-    [Δ^i p, Δ^i' q] = Σ_{l≤m} c_jl c_j'l / c_{(m−l)/2,l} [h_l(p), h_l(q)] with m = s−2i = s'−2i' the slots left
-    over; on the sphere E h_l(p) h_l(q) = [h_l(p), h_l(q)] / (d (d+2) ⋯ (d+2l−2)). Solved in rational numbers.
+    For homogeneous p of degree s, Δ^i p = Σ_l (c_jl / c_{j−i,l}) |x|^{2(j−i)} h_l with j = (s−l)/2 and c_jl
+    = Π_{a≤j} 2a(2a+2l+d−2). In the Fischer product, where |x|² is adjoint to Δ, this gives [Δ^i p, Δ^i' q]
+    = Σ_{l≤m} c_jl c_j'l / c_{(m−l)/2,l} [h_l(p), h_l(q)] with m = s−2i = s'−2i' the slots left over; on the
+    sphere E h_l(p) h_l(q) = [h_l(p), h_l(q)] / (d (d+2) ⋯ (d+2l−2)). Solved in rational numbers.
     """
     degrees = list(range(s % 2, min(s, s2) + 1, 2))
     solved: list[list[Fraction]] = []

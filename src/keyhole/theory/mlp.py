@@ -18,8 +18,8 @@ from keyhole.theory.spectrum import Spectrum
 TRACE = 0.5
 """K(x, x) = κ(1) of the MLP kernel for unit tokens."""
 
-MAX_TOTAL_DEGREE = 16
-"""The highest total degree an adaptive spectrum goes to: there are 915 levels up to it."""
+MAX_LEVELS = 1000
+"""Levels a spectrum may have: total degree 16 for many keys, more for few."""
 
 _ORDER = 1600
 """Terms of the power series that are summed before the rest is extrapolated."""
@@ -47,16 +47,16 @@ def mlp_spectrum(dim: int, n_keys: int, max_degree: int | None = None, tolerance
     dim, n_keys : int
         d and N.
     max_degree : int, optional
-        List the levels of total degree Σ_i l_i ≤ max_degree. By default the smallest for which the listed levels
-        hold all but ``tolerance`` of the trace.
+        List the levels of total degree Σ_i l_i ≤ max_degree. By default the smallest for which the listed
+        levels hold all but ``tolerance`` of the trace.
     tolerance : float
         Share of the trace that may be left over when ``max_degree`` is None.
 
     Returns
     -------
     Spectrum
-        ``degrees`` has shape (levels, parts): the degrees of the tokens in falling order, padded with zeros. The
-        trace is κ(1) = 1/2.
+        ``degrees`` has shape (levels, parts): the degrees of the tokens in falling order, padded with
+        zeros. The trace is κ(1) = 1/2.
 
     Notes
     -----
@@ -71,21 +71,39 @@ def mlp_spectrum(dim: int, n_keys: int, max_degree: int | None = None, tolerance
     dim, n_keys = check_count(dim, "dim"), check_count(n_keys, "n_keys")
     if max_degree is not None:
         degree = check_count(max_degree, "max_degree", minimum=0)
-        if degree > MAX_TOTAL_DEGREE:
+        if degree > highest_total_degree(dim, n_keys):
             raise ValueError(
-                f"`max_degree` is a total degree over tokens, at most {MAX_TOTAL_DEGREE} here (915 levels): got "
-                f"{degree}. What lies beyond is `remainder`."
+                "`max_degree` is the total degree over tokens, at most "
+                f"{highest_total_degree(dim, n_keys)} for dim {dim} and {n_keys} keys ({MAX_LEVELS} levels): "
+                f"got {degree}. What lies beyond the listed levels is `remainder`."
             )
         return _mlp_levels(dim, n_keys, degree)
     tolerance = check_number(tolerance, "tolerance", minimum=0.0, exclusive=True)
-    for degree in range(2, MAX_TOTAL_DEGREE + 1):
+    for degree in range(highest_total_degree(dim, n_keys) + 1):
         spectrum = _mlp_levels(dim, n_keys, degree)
         if spectrum.remainder <= tolerance * TRACE:
             return spectrum
     raise ValueError(
-        f"total degree {MAX_TOTAL_DEGREE} leaves {spectrum.remainder / TRACE:.2e} of the trace, and `tolerance` "
-        f"is {tolerance:.1e}. Raise `tolerance`, or choose `max_degree` and use `remainder`."
+        f"total degree {degree} leaves {spectrum.remainder / TRACE:.2e} of the trace, and `tolerance` is "
+        f"{tolerance:.1e}. Raise `tolerance`, or choose `max_degree` and use `remainder`."
     )
+
+
+@lru_cache(maxsize=256)
+def highest_total_degree(dim: int, n_keys: int) -> int:
+    """The largest total degree, at most 32, with no more than MAX_LEVELS levels up to it.
+
+    Beyond 32 the eigenvalues would need more terms of the power series than are summed.
+
+    Examples
+    --------
+    >>> highest_total_degree(dim=8, n_keys=8), highest_total_degree(dim=8, n_keys=1)
+    (16, 32)
+    """
+    degree = 0
+    while degree < 32 and len(mlp_levels(dim, n_keys, degree + 1)) <= MAX_LEVELS:
+        degree += 1
+    return degree
 
 
 def _mlp_levels(dim: int, n_keys: int, max_degree: int) -> Spectrum:
@@ -99,10 +117,12 @@ def _mlp_levels(dim: int, n_keys: int, max_degree: int) -> Spectrum:
 
 
 def mlp_levels(dim: int, n_keys: int, max_degree: int) -> list[Parts]:
-    """All multisets of token degrees with total at most ``max_degree`` that have eigenfunctions."""
+    """All multisets of token degrees with total at most ``max_degree`` that have eigenfunctions, by total."""
     largest = 1 if dim == 1 else max_degree
     return [
-        parts for total in range(max_degree + 1) for parts in _partitions(total, min(total, largest), n_keys + 1)
+        parts
+        for total in range(max_degree + 1)
+        for parts in _partitions(total, min(total, largest), n_keys + 1)
     ]
 
 
@@ -132,7 +152,7 @@ def mlp_eigenvalue(dim: int, n_keys: int, parts: Parts) -> float:
     Examples
     --------
     >>> round(mlp_eigenvalue(dim=8, n_keys=8, parts=(1,)), 8)
-    0.00329149
+    0.00332542
     """
     return _eigenvalue(dim, n_keys, tuple(sorted(parts, reverse=True)))
 
@@ -189,7 +209,7 @@ def _idle_series(dim: int, n_keys: int, idle: int) -> np.ndarray:
             product = np.convolve(product, square)[: _ORDER + 1]
         square = np.convolve(square, square)[: _ORDER + 1]
         idle >>= 1
-    return product
+    return np.asarray(product)
 
 
 @lru_cache(maxsize=4096)
@@ -198,16 +218,16 @@ def _busy_series(dim: int, n_keys: int, parts: Parts) -> np.ndarray:
     if not parts:
         return np.ones(1)
     last = _token_series(dim, n_keys, parts[-1])
-    return last if len(parts) == 1 else np.convolve(_busy_series(dim, n_keys, parts[:-1]), last)[: _ORDER + 1]
+    if len(parts) == 1:
+        return last
+    return np.asarray(np.convolve(_busy_series(dim, n_keys, parts[:-1]), last)[: _ORDER + 1])
 
 
-def mlp_level_powers(
-    powers: Float[np.ndarray, "r s"], n_keys: int
-) -> dict[Parts, float]:
+def mlp_level_powers(powers: Float[np.ndarray, "r s"], n_keys: int) -> dict[Parts, float]:
     """Power of f* = (1/N) Σ_i F in each level of the MLP, from the pair powers |P_kl F|² of F.
 
-    Query and keys are tokens alike here: (k, l) and (l, k) share the level {k, l}. Only one key at a time has a
-    positive degree, and the N of them add up as they do for attention: |P_kl F|²/N for l ≥ 1.
+    Query and keys are tokens alike here: (k, l) and (l, k) share the level {k, l}. Only one key at a time
+    has a positive degree, and the N of them add up as they do for attention: |P_kl F|²/N for l ≥ 1.
     """
     shares: dict[Parts, float] = {}
     for (k, l), power in np.ndenumerate(powers):  # noqa: E741

@@ -1,7 +1,8 @@
 """The arc-cosine kernel as a power series, and sums over it that stay exact where the series is slow.
 
-κ(ρ) = [√(1−ρ²) + (π − arccos ρ) ρ]/2π = Σ_n a_n ρ^n has a_0 = 1/2π, a_1 = 1/4, no other odd term, and for even
-n = 2m ≥ 2 the positive coefficients a_n = Γ(m−½) / (2 π^{3/2} Γ(m) (2m−1) 2m), which fall like n^{−5/2}.
+κ(ρ) = [√(1−ρ²) + (π − arccos ρ) ρ]/2π = Σ_n a_n ρ^n has a_0 = 1/2π, a_1 = 1/4, no other odd term, and for
+even n = 2m ≥ 2 the positive coefficients a_n = Γ(m−½) / (2 π^{3/2} Γ(m) (2m−1) 2m), which fall like
+n^{−5/2}.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def series_coefficients(order: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n
 
 
 def log_gamma_ratio(x: Float[np.ndarray, " n"], shift: float) -> Float[np.ndarray, " n"]:
-    """log Γ(x) − log Γ(x + shift) for x > 0, shift ≥ 0, accurate to rounding at any x.
+    """The difference log Γ(x) − log Γ(x + shift) for x > 0, shift ≥ 0, accurate to rounding at any x.
 
     A difference of two log Γ loses x log x · ε; here x is first moved beyond 30 by the recurrence, and then
     Stirling's series is subtracted term by term.
@@ -65,16 +66,17 @@ def log_gamma_ratio(x: Float[np.ndarray, " n"], shift: float) -> Float[np.ndarra
 
 
 def _stirling(x: np.ndarray) -> np.ndarray:
-    """log Γ(x) − [(x−½) log x − x + ½ log 2π] for x ≥ 30."""
+    """Stirling's log Γ(x) − [(x−½) log x − x + ½ log 2π] for x ≥ 30."""
     inverse = 1 / (x * x)
     return np.asarray((1 / 12 - inverse * (1 / 360 - inverse * (1 / 1260 - inverse / 1680))) / x)
 
 
 def tail_nodes(start: int) -> tuple[Float[np.ndarray, " q"], Float[np.ndarray, " q"]]:
-    """Nodes n and weights w with Σ_{m≥0} f(start + 2m) = Σ w f(n), for f smooth in n that falls like n^{−j/2}.
+    """Nodes n and weights w with Σ_{m≥0} f(start+2m) = Σ w f(n), for smooth f that falls like n^{−j/2}.
 
-    Gregory's formula: the sum is half the integral plus differences of f at its lower end. The integral is taken
-    in v = √(start/n), where f with an expansion in half-integer powers is a smooth function on (0, 1].
+    Gregory's formula: the sum is half the integral plus differences of f at its lower end. The integral is
+    taken in v = √(start/n), where f with an expansion in half-integer powers is a smooth function on (0,
+    1].
     """
     nodes, weights = np.polynomial.legendre.leggauss(120)
     v, dv = (nodes + 1) / 2, weights / 2

@@ -1,8 +1,8 @@
-"""A learning problem in the eigenbasis of its kernel: eigenvalues, target powers, and what lies beyond them."""
+"""A learning problem in the eigenbasis of its kernel: eigenvalues, target powers, and what lies beyond."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -12,8 +12,21 @@ from jaxtyping import Float
 from keyhole._checks import check_choice, check_count
 from keyhole.targets.polynomial import Polynomial
 from keyhole.theory.harmonics import pair_powers
-from keyhole.theory.mlp import MAX_TOTAL_DEGREE, TRACE, mlp_eigenvalue, mlp_level_powers, mlp_levels, mlp_spectrum
-from keyhole.theory.spectrum import MAX_DEGREE, attention_spectrum, attention_trace, pair_eigenvalues
+from keyhole.theory.mlp import (
+    TRACE,
+    highest_total_degree,
+    mlp_eigenvalue,
+    mlp_level_powers,
+    mlp_levels,
+    mlp_spectrum,
+)
+from keyhole.theory.spectrum import (
+    MAX_DEGREE,
+    Spectrum,
+    attention_spectrum,
+    attention_trace,
+    pair_eigenvalues,
+)
 
 MODELS = ("attention", "mlp")
 
@@ -27,8 +40,8 @@ class Problem:
     eigenvalues, multiplicities, powers : array (levels,)
         ``powers`` is the total over the eigenfunctions of a level.
     remainder : float
-        Sum of the eigenvalues beyond the listed levels. None of them is resolved by the sample, so each adds its
-        λ/γ to the degrees of freedom: together they act like a ridge of n λ = remainder.
+        Sum of the eigenvalues beyond the listed levels. None of them is resolved by the sample, so each
+        adds its λ/γ to the degrees of freedom: together they act like a ridge of n λ = remainder.
     next_eigenvalue : float
         The largest eigenvalue beyond the listed levels: the approximation asks that it be small against γ.
     """
@@ -50,7 +63,7 @@ class Problem:
         return float(self.powers.sum())
 
     def freedom(self, gamma: float) -> tuple[float, float]:
-        """z = Σ λ/(λ+γ), with the remainder's share, and q = Σ (λ/(λ+γ))²."""
+        """Degrees of freedom: z = Σ λ/(λ+γ), with the remainder's share, and q = Σ (λ/(λ+γ))²."""
         if gamma == 0.0:
             count = float(self.multiplicities[self.eigenvalues > 0].sum())
             return count, count
@@ -69,12 +82,11 @@ def problems(target: Polynomial, n_keys: int, model: str) -> Iterator[Problem]:
     check_model(model)
     n_keys = check_count(n_keys, "n_keys")
     if model == "mlp":
-        lowest = sum(pair_powers(target).shape) - 2
-        for degree in range(max(lowest, 2), max(lowest, MAX_TOTAL_DEGREE - 2) + 1):
+        for degree in range(2, highest_total_degree(target.dim, n_keys) - 1):
             yield _mlp_problem(target, n_keys, degree)
         return
-    degree = max(4, *(size - 1 for size in pair_powers(target).shape))
-    while degree <= max(MAX_DEGREE, 2 * max(pair_powers(target).shape)):
+    degree = 4
+    while degree <= MAX_DEGREE:
         yield _attention_problem(target, n_keys, degree)
         degree *= 2
 
@@ -82,27 +94,48 @@ def problems(target: Polynomial, n_keys: int, model: str) -> Iterator[Problem]:
 @lru_cache(maxsize=32)
 def _attention_problem(target: Polynomial, n_keys: int, degree: int) -> Problem:
     spectrum = attention_spectrum(target.dim, n_keys, degree)
-    powers = np.zeros((degree + 1, degree + 1))
     known = pair_powers(target)
-    powers[: known.shape[0], : known.shape[1]] = known
-    powers[:, 1:] /= n_keys
-    k, l = spectrum.degrees.T  # noqa: E741
-    beyond = 0.0
-    if target.dim > 1:
-        edge = pair_eigenvalues(target.dim, degree + 1)
-        beyond = max(edge[-1, 0], edge[0, -1] / n_keys)
-    return Problem(spectrum.eigenvalues, spectrum.multiplicities, powers[k, l], spectrum.remainder, beyond)
+    shares: dict[tuple[int, ...], float] = {
+        level: float(power) / (n_keys if level[1] else 1)
+        for level, power in np.ndenumerate(known)
+        if power > 0
+    }
+    values = pair_eigenvalues(target.dim, max(degree + 1, *(size - 1 for size in known.shape)))
+    values[:, 1:] /= n_keys
+    edge = max(values[degree + 1, 0], values[0, degree + 1]) if target.dim > 1 else 0.0
+    levels: list[tuple[int, ...]] = [tuple(int(part) for part in row) for row in spectrum.degrees]
+    return _with_shares(spectrum, levels, shares, lambda level: float(values[level]), edge)
 
 
 @lru_cache(maxsize=32)
 def _mlp_problem(target: Polynomial, n_keys: int, degree: int) -> Problem:
     spectrum = mlp_spectrum(target.dim, n_keys, degree)
     shares = mlp_level_powers(pair_powers(target), n_keys)
-    rows = [tuple(int(part) for part in row if part) for row in spectrum.degrees]
-    powers = np.array([shares.get(row, 0.0) for row in rows])
-    further = mlp_levels(target.dim, n_keys, degree + 2)[len(rows) :]
-    beyond = max((mlp_eigenvalue(target.dim, n_keys, parts) for parts in further), default=0.0)
-    return Problem(spectrum.eigenvalues, spectrum.multiplicities, powers, spectrum.remainder, beyond)
+    levels = [tuple(int(part) for part in row if part) for row in spectrum.degrees]
+    further = mlp_levels(target.dim, n_keys, degree + 2)[len(levels) :]
+    edge = max((mlp_eigenvalue(target.dim, n_keys, parts) for parts in further), default=0.0)
+    return _with_shares(
+        spectrum, levels, shares, lambda level: mlp_eigenvalue(target.dim, n_keys, level), edge
+    )
+
+
+def _with_shares(
+    spectrum: Spectrum,
+    levels: list[tuple[int, ...]],
+    shares: Mapping[tuple[int, ...], float],
+    eigenvalue: Callable[[tuple[int, ...]], float],
+    edge: float,
+) -> Problem:
+    """Give every level the target's power in it.
+
+    A level that has power but is not listed is added with multiplicity zero: its eigenvalues are in the
+    remainder already, and only the power is missing.
+    """
+    beyond = [level for level in shares if level not in set(levels)]
+    eigenvalues = np.concatenate([spectrum.eigenvalues, [eigenvalue(level) for level in beyond]])
+    multiplicities = np.concatenate([spectrum.multiplicities, np.zeros(len(beyond))])
+    powers = np.array([shares.get(level, 0.0) for level in (*levels, *beyond)])
+    return Problem(eigenvalues, multiplicities, powers, spectrum.remainder, edge)
 
 
 def problem_trace(dim: int, n_keys: int, model: str) -> float:

@@ -26,8 +26,8 @@ class Spectrum:
     multiplicities : array (levels,)
         Exact integers where a float holds them, the nearest float beyond 2^53.
     degrees : int array (levels, …)
-        What the eigenfunctions of a level are: for attention (k, l), the degree in the query and in the keys; for
-        the MLP the degrees of its tokens in falling order, zeros at the end.
+        What the eigenfunctions of a level are: for attention (k, l), the degree in the query and in the
+        keys; for the MLP the degrees of its tokens in falling order, zeros at the end.
     trace : float
         E K(x, x): the sum of all eigenvalues, those beyond the listed levels included.
     """
@@ -62,9 +62,10 @@ def attention_spectrum(
     dim, n_keys : int
         d and N.
     max_degree : int, optional
-        List the levels with k, l ≤ max_degree. By default the smallest of 4, 8, 16, … 1024 for which the listed
-        levels hold all but ``tolerance`` of the trace. The trace converges slowly (like degree^{−3/2} when d is
-        large), because K has a cusp on its diagonal; what is left is ``remainder``, known exactly.
+        List the levels with k, l ≤ max_degree. By default the smallest of 4, 8, 16, … 1024 for which the
+        listed levels hold all but ``tolerance`` of the trace. The trace converges slowly (like
+        degree^{−3/2} when d is large), because K has a cusp on its diagonal; what is left is ``remainder``,
+        known exactly.
     tolerance : float
         Share of the trace that may be left over when ``max_degree`` is None.
 
@@ -96,8 +97,8 @@ def attention_spectrum(
             return spectrum
         if degree >= MAX_DEGREE:
             raise ValueError(
-                f"degree {degree} leaves {spectrum.remainder / spectrum.trace:.2e} of the trace, and `tolerance` is "
-                f"{tolerance:.1e}. Raise `tolerance`, or choose `max_degree` and use `remainder`."
+                f"degree {degree} leaves {spectrum.remainder / spectrum.trace:.2e} of the trace, and "
+                f"`tolerance` is {tolerance:.1e}. Raise it, or choose `max_degree` and use `remainder`."
             )
         degree *= 2
 
@@ -109,7 +110,9 @@ def _attention_levels(dim: int, n_keys: int, max_degree: int) -> Spectrum:
     k, l = np.nonzero(np.outer(counts, counts))  # noqa: E741 (the paper's letters)
     order = np.argsort(-values[k, l], kind="stable")
     k, l = k[order], l[order]  # noqa: E741
-    return Spectrum(values[k, l], counts[k] * counts[l], np.stack([k, l], axis=1), attention_trace(dim, n_keys))
+    return Spectrum(
+        values[k, l], counts[k] * counts[l], np.stack([k, l], axis=1), attention_trace(dim, n_keys)
+    )
 
 
 def multiplicity_table(dim: int, max_degree: int) -> Float[np.ndarray, " k"]:
@@ -119,8 +122,8 @@ def multiplicity_table(dim: int, max_degree: int) -> Float[np.ndarray, " k"]:
         count = harmonic_count(dim, degree)
         if count > 10**150:
             raise ValueError(
-                f"`max_degree` must keep multiplicities within floating point: in dimension {dim} degree {degree} "
-                f"has {float(math.log10(count)):.0f} digits of harmonics. Choose max_degree < {degree}."
+                f"`max_degree` must keep multiplicities within floating point: in dimension {dim} the number "
+                f"of harmonics of degree {degree} has {math.log10(count):.0f} digits. Stop below {degree}."
             )
         counts.append(float(count))
     return np.array(counts)
@@ -134,8 +137,8 @@ def pair_eigenvalues(dim: int, max_degree: int) -> Float[np.ndarray, "k l"]:
 
         μ_kl = 2 Σ_n a_n j_n j_{n+1} r_k(n) r_l(n+1).
 
-    Every term is positive, so every eigenvalue has full relative accuracy at any d and degree. The terms fall like
-    n^{−d−3/2} only; beyond 10 K the sum over n is done as an integral with end corrections.
+    Every term is positive, so every eigenvalue has full relative accuracy at any d and degree. The terms
+    fall like n^{−d−3/2} only; beyond 10 K the sum over n is done as an integral with end corrections.
 
     Examples
     --------
@@ -156,7 +159,7 @@ def pair_eigenvalues(dim: int, max_degree: int) -> Float[np.ndarray, "k l"]:
 
 
 def _log_moment(order: np.ndarray, dim: int) -> np.ndarray:
-    """log ∫ ((1+s)/2)^n τ(ds): the moments of a Beta(h, h) variable, h = (d−1)/2."""
+    """The logarithm of ∫ ((1+s)/2)^n τ(ds): the moments of a Beta(h, h) variable, h = (d−1)/2."""
     h = (dim - 1) / 2
     at_zero = log_gamma_ratio(np.array([h]), h)
     return np.asarray(log_gamma_ratio(order + h, h) - at_zero)
@@ -172,7 +175,7 @@ def _ratios(order: np.ndarray, dim: int, max_degree: int) -> np.ndarray:
 
 
 def _pair_eigenvalues_on_the_line(max_degree: int) -> np.ndarray:
-    """d = 1: tokens are ±1, the pair kernel takes the values 1 at (1, 1), 1/π at (−1, 1) and 0 at t = −1."""
+    """Dimension one: tokens are ±1, the pair kernel is 1 at (1, 1), 1/π at (−1, 1) and 0 at t = −1."""
     values = np.zeros((max_degree + 1, max_degree + 1))
     for k in range(max_degree + 1):
         values[k, :] = (1.0 + (-1.0) ** k / math.pi) / 4
