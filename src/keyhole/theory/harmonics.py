@@ -123,7 +123,7 @@ def _pair_powers(target: Polynomial) -> np.ndarray:
 
 def _check_rounding(target: Polynomial, total: np.ndarray, size: np.ndarray) -> None:
     rounding = 64 * np.finfo(float).eps * size.max()
-    if rounding > 1e-6 * total.max() > 0:
+    if size.max() > 0 and rounding > 1e-6 * total.max():
         raise ValueError(
             f"the harmonic parts of {target!r} in dimension {target.dim} cannot be told from rounding: they "
             f"add up terms of size {size.max():.1e} to powers of at most {total.max():.1e}. "
