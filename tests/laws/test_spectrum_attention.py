@@ -1,6 +1,7 @@
-"""The exact spectrum of the attention kernel: against its integrals, its trace, and eigenvalues of Gram matrices."""
+"""The exact spectrum of the attention kernel against its integrals, its trace, and Gram matrices."""
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -35,10 +36,19 @@ def test_eigenvalues_are_their_integrals(dim, k, l):  # noqa: E741
 
 
 def test_values_of_the_specification():
-    """d = N = 8. The trace of the specification, 0.4121, is the sum of its listed levels, up to degree six."""
+    """d = N = 8. The specification's trace, 0.4121, is the sum of levels up to degree six."""
     spectrum = attention_spectrum(8, 8)
-    listed = {tuple(degree): value for degree, value in zip(spectrum.degrees.tolist(), spectrum.eigenvalues, strict=True)}
-    for degree, value in {(0, 0): 0.2373, (1, 0): 0.01054, (0, 1): 0.004735, (1, 1): 3.107e-4, (0, 2): 2.498e-4}.items():
+    listed = {
+        tuple(degree): value
+        for degree, value in zip(spectrum.degrees.tolist(), spectrum.eigenvalues, strict=True)
+    }
+    for degree, value in {
+        (0, 0): 0.2373,
+        (1, 0): 0.01054,
+        (0, 1): 0.004735,
+        (1, 1): 3.107e-4,
+        (0, 2): 2.498e-4,
+    }.items():
         assert math.isclose(listed[degree], value, rel_tol=5e-4)
     assert round(spectrum.trace, 4) == 0.4123
     six = attention_spectrum(8, 8, max_degree=6)
@@ -102,7 +112,7 @@ def empirical_levels(spectrum, dim, n_keys, n, seed):
     batch = sphere_sets(n, n_keys, dim, seed)
     values = np.linalg.eigvalsh(attention_gram(batch, batch) / n)[::-1]
     edges = np.concatenate([[0], np.cumsum(spectrum.multiplicities[:LEVELS])]).astype(int)
-    return np.array([values[a:b].mean() for a, b in zip(edges[:-1], edges[1:], strict=True)])
+    return np.array([values[a:b].mean() for a, b in pairwise(edges)])
 
 
 def standard_errors_off(dim, n_keys, n, draws, seed, scale_keys=True):

@@ -1,4 +1,4 @@
-"""The exact spectrum of the MLP kernel on a product of spheres: against quadrature, trace and Gram matrices."""
+"""The exact spectrum of the MLP kernel on a product of spheres, by quadrature and Gram matrices."""
 
 import math
 

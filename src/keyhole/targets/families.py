@@ -121,7 +121,7 @@ class RotatedCorrelation(Polynomial):
     """
 
     def __init__(
-        self, gamma: float, dim: int, seed: int, beta: Float[np.ndarray, " d"] | None = None
+        self, gamma: float | int, dim: int, seed: int, beta: Float[np.ndarray, " d"] | None = None
     ) -> None:
         self.gamma = check_number(gamma, "gamma")
         self.seed = check_seed(seed)

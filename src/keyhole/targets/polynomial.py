@@ -260,7 +260,7 @@ class Polynomial:
 
 def monomial(
     dim: int,
-    coefficient: float = 1.0,
+    coefficient: float | int = 1.0,
     pairs: Sequence[tuple[Any, int]] = (),
     keys: Sequence[tuple[Any, int]] = (),
     query: Sequence[tuple[Any, int]] = (),
@@ -294,7 +294,8 @@ def monomial(
             power = check_count(power, f"power of `{name}`", minimum=0)
             factor = _checked_factor(kind, name, array, dim)
             if power > 0:
-                term = term.times(Term(1.0, ((factor, power),)))
+                nonzero = factor.array is None or bool(factor.array.any())
+                term = term.times(Term(1.0 if nonzero else 0.0, ((factor, power),)))
     return Polynomial(dim, [term])
 
 

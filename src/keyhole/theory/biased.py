@@ -1,23 +1,25 @@
 """The biased law W = c W_0 + noise: targets of <x_0, x_i> whose norm does not grow with the dimension.
 
 With unit tokens the scores are u = cμ + z and v = cν + z', μ = <x_0, x_i>, z and z' standard normal with
-correlation ρ. Expanding σ(cμ + z) in Hermite polynomials of z, whose moments are E[He_j(z) He_k(z')] = δ_jk
-k! ρ^k, gives
+correlation ρ. Expanding σ(cμ + z) in Hermite polynomials of z, for which E[He_j(z) He_k(z')] = δ_jk k! ρ^k,
+gives
 
     E[σ(cμ+z) σ(cν+z')] = Σ_k ρ^k/k! · h_k(cμ) h_k(cν),    h_k(m) = E[σ(m+z) He_k(z)] = E[σ^(k)(m+z)],
 
 for ReLU h_0 = mΦ + φ, h_1 = Φ and h_k = (−1)^k He_{k−2} φ. With ρ = (1+u)(1+t)/4 and the factor 1+t of the
-pair kernel, the k-th summand is the product of h_k(cμ) h_k(cν) and of a polynomial kernel with the
-coefficients 4^{−k} C(k,r) C(k+1,s)/k! of u^r t^s. So a function Σ_k c_k h_k(cμ) Q(x_0, x_i), Q of degree
-(r, s) with coefficient tensor Q, has squared norm at most
+pair kernel, the k-th summand is h_k(cμ) h_k(cν) times a polynomial kernel in which u^r t^s has the
+coefficient 4^{−k} C(k,r) C(k+1,s)/k!. So a function Σ_k h_k(cμ) G_k(x_0, x_i) with polynomials G_k has
 
-    Σ_k c_k² w_k |Q|²,      w_k = k! 4^k / (C(k,r) C(k+1,s)),
+    |Σ_k h_k(cμ) G_k|²_H ≤ Σ_k k! 4^k Σ_rs |G_k,rs|² / (C(k,r) C(k+1,s)).
 
-in which the dimension does not occur.
+For a target g(μ) Q(x_0, x_i) we take G_k = Σ_a c_ka μ^a Q. The terms with a = 0 are free of the dimension;
+those with a > 0 pay the coefficient norm of μ^a Q, which grows like d^a, and are worth it in low dimension
+only.
 
-Powers of μ are not of this form: Σ c_k h_k(cμ) = E[σ(cμ+z) ψ(z)] with ψ = Σ c_k He_k, so its second
-derivative is c² ψ(−cμ) φ(cμ); were it a polynomial, ψ would grow like exp(z²/2), while Σ c_k² w_k < ∞
-allows exp(z²/10) at most. They are limits of it, hence the `error` that every bound here asks for.
+Powers of μ need the latter, or an allowance for error. For Σ_k c_k h_k(cμ) = E[σ(cμ+z) ψ(z)], ψ = Σ_k c_k
+He_k, has the second derivative c² ψ(−cμ) φ(cμ); were that a polynomial, ψ would grow like exp(z²/2), while
+Σ_k c_k² k! 4^k < ∞ allows it exp(z²/10) at most. Powers of μ are limits of such sums, hence the `error`
+below.
 """
 
 from __future__ import annotations
@@ -57,13 +59,12 @@ class BiasedNorm:
     mean: float
 
 
-def biased_norm_bound(target: Polynomial, error: float, mean: float = 1.0) -> BiasedNorm:
+def biased_norm_bound(target: Polynomial, error: float | int, mean: float | int = 1.0) -> BiasedNorm:
     """Bound the squared norm, in the RKHS of biased heads, of a function within ``error`` of the target.
 
-    Every matrix of the target is split into a multiple of the identity and a rest; powers of <x_0, x_i> are
-    written with the functions h_k at a price that is free of the dimension, the rest pays its coefficient
-    norm. The alternative, to treat <x_0, x_i> like any other factor, is tried as well, and the smaller
-    bound is kept.
+    Every matrix of the target is split into a multiple of the identity and a rest, which makes F a sum of
+    g(<x_0, x_i>) Q with Q free of <x_0, x_i>; each g is fitted by the functions of this module, as cheaply
+    as its share of the error allows.
 
     Parameters
     ----------
@@ -79,7 +80,7 @@ def biased_norm_bound(target: Polynomial, error: float, mean: float = 1.0) -> Bi
 
     Notes
     -----
-    Cost: a least-squares problem of 60 functions on 120 nodes for every different rest.
+    Cost: a least-squares problem of a few hundred functions on 120 nodes for every Q.
 
     Examples
     --------
@@ -89,14 +90,16 @@ def biased_norm_bound(target: Polynomial, error: float, mean: float = 1.0) -> Bi
     ...     target = Correlation(q=3, dim=dim)
     ...     allowed = 0.01 * 15 / (dim**2 * (dim + 2) * (dim + 4))    # one percent of E F²
     ...     print(dim, f"{biased_norm_bound(target, allowed).norm:.1e}", f"{rkhs_norm(target):.1e}")
-    8 4.1e+04 2.3e+04
-    64 6.6e+03 1.1e+07
-    512 4.8e+03 5.7e+09
+    8 9.1e+02 2.3e+04
+    64 2.6e+03 1.1e+07
+    512 4.2e+03 5.7e+09
     """
     error = check_number(error, "error", minimum=0.0, exclusive=True)
     mean = check_number(mean, "mean")
-    bounds = [_bound(_groups(target, split), target.dim, error, mean) for split in (True, False)]
-    return BiasedNorm(min(bounds), error, mean)
+    groups = _groups(target)
+    share = error / max(len(groups), 1) ** 2  # errors add up at worst, so their roots do
+    fitted = [_fit(group, target.dim, share, mean) for group in groups]
+    return BiasedNorm(_squared_norm(groups, fitted, target.dim), error, mean)
 
 
 def hermite_moments(m: Float[np.ndarray, " q"], n_terms: int) -> Float[np.ndarray, "k q"]:
@@ -130,16 +133,23 @@ class _Group:
     rest: Term
     coefficients: dict[int, float]
 
+    @property
+    def extra(self) -> int:
+        """The highest power a of μ that G_k = Σ_a c_ka μ^a Q may use."""
+        return max(self.coefficients) + 2
 
-def _groups(target: Polynomial, split: bool) -> list[_Group]:
-    """Write F as Σ_j g_j(μ) Q_j; without ``split`` every g_j is one and the target itself is the rest."""
+    def raised(self, a: int) -> Term:
+        """μ^a Q."""
+        return self.rest.times(Term(1.0, ((Factor(PAIR, None), a),))) if a else self.rest
+
+
+def _groups(target: Polynomial) -> list[_Group]:
+    """Write F as Σ_j g_j(μ) Q_j."""
     collected: dict[frozenset[tuple[Factor, int]], tuple[Term, dict[int, float]]] = {}
     for term in target.terms:
         parts = [(0, Term(term.coefficient, ()))]
         for factor, power in term.powers:
-            expanded = (
-                _expansion(factor, power, target.dim) if split else [(0, Term(1.0, ((factor, power),)))]
-            )
+            expanded = _expansion(factor, power, target.dim)
             parts = [(p + e, part.times(more)) for p, part in parts for e, more in expanded]
         for power, part in parts:
             _, coefficients = collected.setdefault(part.monomial, (Term(1.0, part.powers), {}))
@@ -160,36 +170,36 @@ def _expansion(factor: Factor, power: int, dim: int) -> list[tuple[int, Term]]:
     expanded = []
     for e in range(power + 1):
         weight = math.comb(power, e) * scale**e
-        if weight != 0.0:
+        if weight != 0.0 and (e == power or traceless.any()):
             expanded.append((e, Term(weight, ((rest, power - e),) if power > e else ())))
     return expanded
 
 
-def _bound(groups: list[_Group], dim: int, error: float, mean: float) -> float:
-    """Σ_k of the squared norms of the k-th parts, each group approximated to its share of the error."""
-    share = error / len(groups) ** 2 if groups else error
-    fitted = []
-    for group in groups:
-        coefficients = _fit(group, dim, share, mean)
-        if coefficients is None:
-            return math.inf
-        fitted.append(coefficients)
+def _squared_norm(groups: list[_Group], fitted: list[np.ndarray], dim: int) -> float:
+    """Σ_k k! 4^k Σ_rs |G_k,rs|² / (C(k,r) C(k+1,s)), parts of one degree added before the norm is taken."""
+    parts = [
+        (group.raised(a), coefficients[a] / _lengths(group, dim)[a])
+        for group, coefficients in zip(groups, fitted, strict=True)
+        for a in range(group.extra + 1)
+    ]
     total = 0.0
-    for i, first in enumerate(groups):
-        for j in range(i, len(groups)):
-            if groups[j].rest.degrees == first.rest.degrees:
-                overlap = symmetric_product(first.rest, groups[j].rest, dim)
-                total += (1.0 if i == j else 2.0) * overlap * float(fitted[i] @ fitted[j])
+    for i, (first, of_first) in enumerate(parts):
+        for second, of_second in parts[i:]:
+            if second.degrees == first.degrees and of_first.any() and of_second.any():
+                overlap = symmetric_product(first, second, dim)
+                total += (1.0 if second is first else 2.0) * overlap * float(of_first @ of_second)
     return total
 
 
-def _fit(group: _Group, dim: int, allowed: float, mean: float) -> np.ndarray | None:
-    """The cheapest b with E (Σ_k b_k h_k(cμ)/√w_k − g(μ))² E Q² ≤ allowed; None if rounding forbids it."""
+def _fit(group: _Group, dim: int, allowed: float, mean: float) -> Float[np.ndarray, "a k"]:
+    """The cheapest b with E (Σ_ak b_ak h_k(cμ) μ^a/√w_ak − g(μ))² E Q² ≤ allowed."""
     allowed /= _mean_square(group.rest, dim)
     nodes, weights = _nodes(dim)
     root = np.sqrt(weights)
     target = root * sum(c * nodes**p for p, c in group.coefficients.items())
-    design = root[:, None] * _features(mean * nodes, *group.rest.degrees)
+    features = fitted_functions(group, nodes, dim, mean)
+    shape = features.shape[:2]
+    design = root[:, None] * features.reshape(-1, len(nodes)).T
     left, scales, right = np.linalg.svd(design, full_matrices=False)
     # what lies in directions below rounding is out of reach
     keep = scales > 1e-13 * scales[0]
@@ -203,23 +213,43 @@ def _fit(group: _Group, dim: int, allowed: float, mean: float) -> np.ndarray | N
 
     low, high = math.log(scales[-1] ** 2) - 30.0, math.log(scales[0] ** 2) + 30.0
     if misfit(low) > allowed:
-        return None
+        raise ValueError(
+            f"`error` must leave room for rounding: no function of the biased space was found nearer than "
+            f"{misfit(low):.1e} where {allowed:.1e} was asked for. Allow a larger error."
+        )
     if misfit(high) <= allowed:
-        return np.zeros(design.shape[1])
+        return np.zeros(shape)
     for _ in range(200):
         middle = (low + high) / 2
         low, high = (middle, high) if misfit(middle) <= allowed else (low, middle)
-    return np.asarray(right.T @ (projected * scales / (scales**2 + math.exp(low))))
+    return np.asarray(right.T @ (projected * scales / (scales**2 + math.exp(low)))).reshape(shape)
 
 
-def _features(m: np.ndarray, r: int, s: int) -> np.ndarray:
-    """h_k(m)/√w_k, shape (nodes, terms), zero for k < max(r, s−1)."""
-    k = np.arange(_TERMS + max(r, s))
-    log = np.full(len(k), -np.inf)
-    able = (k >= r) & (k + 1 >= s)
-    some = k[able].astype(np.float64)
-    log[able] = (_log_choose(some, r) + _log_choose(some + 1, s)) / 2 - some * math.log(2)
-    return np.asarray((hermite_moments(m, len(k)) * np.exp(log)[:, None]).T)
+def fitted_functions(
+    group: _Group, mu: Float[np.ndarray, " q"], dim: int, mean: float
+) -> Float[np.ndarray, "a k q"]:
+    """h_k(cμ) μ^a/√w_ak for all k and a, w_ak = k! 4^k |μ^a Q|² / (C(k,r+a) C(k+1,s+a)).
+
+    Zero where k is too low for μ^a Q. Multiplied by Q they have norm at most one in the biased space.
+    """
+    r, s = group.rest.degrees
+    n_terms = _TERMS + max(r, s) + group.extra
+    moments = hermite_moments(mean * mu, n_terms)
+    k = np.arange(n_terms)
+    features = np.zeros((group.extra + 1, n_terms, len(mu)))
+    for a, length in enumerate(_lengths(group, dim)):
+        able = (k >= r + a) & (k + 1 >= s + a)
+        some = k[able].astype(np.float64)
+        log = (_log_choose(some, r + a) + _log_choose(some + 1, s + a)) / 2 - some * math.log(2)
+        features[a, able] = moments[able] * np.exp(log)[:, None] * mu**a / length
+    return features
+
+
+def _lengths(group: _Group, dim: int) -> list[float]:
+    """|μ^a Q| for every a."""
+    return [
+        math.sqrt(symmetric_product(group.raised(a), group.raised(a), dim)) for a in range(group.extra + 1)
+    ]
 
 
 def _log_choose(n: np.ndarray, k: int) -> np.ndarray:

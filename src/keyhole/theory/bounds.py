@@ -53,7 +53,11 @@ class RiskBound:
 
 
 def risk_bound(
-    target: Polynomial, n_samples: float, n_heads: float, delta: float = 0.05, constant: float = 1.0
+    target: Polynomial,
+    n_samples: float | int,
+    n_heads: float | int,
+    delta: float | int = 0.05,
+    constant: float | int = 1.0,
 ) -> RiskBound:
     """The paper's excess risk of its learner: √B [√(log(dM)/n) + √((d² + log M)/(δM))].
 
@@ -90,7 +94,7 @@ def risk_bound(
 
 
 def approximation_bound(
-    target: Polynomial, n_heads: float, delta: float = 0.05, constant: float = 1.0
+    target: Polynomial, n_heads: float | int, delta: float | int = 0.05, constant: float | int = 1.0
 ) -> float:
     """The paper's squared approximation error of M heads: (d² + log M) B / (δM), times its constant.
 
@@ -109,7 +113,9 @@ def _head_error(complexity: float, dim: int, heads: float, delta: float) -> floa
     return 0.0 if math.isinf(heads) else (dim**2 + math.log(heads)) * complexity / (delta * heads)
 
 
-def kernel_risk_bound(target: Polynomial, n_samples: float, n_keys: int, delta: float = 0.05) -> RiskBound:
+def kernel_risk_bound(
+    target: Polynomial, n_samples: float | int, n_keys: int, delta: float | int = 0.05
+) -> RiskBound:
     """An excess-risk bound without hidden constants, in the limit of many heads.
 
     Let ℓ(·, y) be 1-Lipschitz and let f̂ minimise the mean loss over n i.i.d. samples of the sphere law
@@ -147,10 +153,10 @@ def rademacher_factor(mean_diagonal: float, largest_diagonal: float, delta: floa
 def samples_needed(
     target: Polynomial,
     n_keys: int,
-    error: float,
+    error: float | int,
     model: str = "attention",
-    noise: float = 0.0,
-    n_heads: float = math.inf,
+    noise: float | int = 0.0,
+    n_heads: float | int = math.inf,
 ) -> int:
     """The number of samples at which the predicted excess test error E (f̂ − f*)² falls to ``error``.
 
@@ -186,7 +192,9 @@ def samples_needed(
     return _smallest(enough, f"samples for an error of {error:g} with {n_heads:g} heads")
 
 
-def heads_needed(target: Polynomial, error: float, delta: float = 0.05, constant: float = 1.0) -> int:
+def heads_needed(
+    target: Polynomial, error: float | int, delta: float | int = 0.05, constant: float | int = 1.0
+) -> int:
     """The number of heads M at which the paper's squared approximation error falls to ``error``.
 
     It inverts :func:`approximation_bound`, constant and all: safe, and far above what
@@ -206,7 +214,9 @@ def heads_needed(target: Polynomial, error: float, delta: float = 0.05, constant
     return _smallest(enough, f"heads for an approximation error of {error:g}")
 
 
-def heads_predicted(target: Polynomial, n_keys: int, error: float, n_samples: float = MOST_SAMPLES) -> int:
+def heads_predicted(
+    target: Polynomial, n_keys: int, error: float | int, n_samples: float | int = MOST_SAMPLES
+) -> int:
     """The number of heads at which the predicted error, best ridge and no noise, falls to ``error``.
 
     With the default number of samples this is the approximation error of M random heads under the sphere law:
@@ -254,10 +264,9 @@ class SampleComplexity:
     target : Polynomial
     n_keys : int
     attention, mlp : float
-        Samples at which the predicted test error is the given share of E f*²; NaN beyond what can be
-        predicted.
+        Samples at which the predicted test error is the given share of Var f*; NaN beyond 10^18.
     attention_norm, biased_norm, mlp_norm : float
-        Squared RKHS norms: exact, exact, and for biased heads the bound at that share of E F².
+        Squared RKHS norms: exact for the first and the last, for biased heads the bound at that error.
     attention_bound, biased_bound, mlp_bound : float
         Samples at which the explicit bound of a ball of that norm falls to the same share (root of it,
         since the loss is Lipschitz): R²/error · factor².
@@ -283,8 +292,8 @@ def sample_complexity_table(
     dims: Iterable[int] = (8, 64, 512),
     n_keys: Iterable[int] = (8, 64),
     powers: Iterable[int] = (1, 2, 3),
-    share: float = 0.1,
-    delta: float = 0.05,
+    share: float | int = 0.1,
+    delta: float | int = 0.05,
 ) -> list[SampleComplexity]:
     """Samples that attention, biased attention and the MLP need, over families, dimensions, keys and powers.
 
@@ -293,7 +302,7 @@ def sample_complexity_table(
     dims, n_keys, powers : iterables of int
         d, N, and the p of ``QueryPower`` and ``TokenPower``, the q of ``Correlation``.
     share : float
-        The error asked for, as a share of the target's power E f*².
+        The error asked for, as a share of the variance of f*(x).
     delta : float
         Probability of failure of the bounds.
 
@@ -317,7 +326,12 @@ def sample_complexity_table(
 
 def _table_row(target: Polynomial, n_keys: int, share: float, delta: float) -> SampleComplexity:
     powers = pair_powers(target)
-    power = float(powers[:, 0].sum() + powers[:, 1:].sum() / n_keys)
+    power = float(powers[1:, 0].sum() + powers[:, 1:].sum() / n_keys)
+    if power <= 1e-12 * powers.sum():
+        raise ValueError(
+            f"{target!r} is constant under the sphere law, so it has no variance to reach a share of. "
+            "Leave out dimension one with even powers, and power zero."
+        )
     norms = rkhs_norm(target), biased_norm_bound(target, share * power).norm, mlp_norm(target, n_keys)
     # the mean diagonal of the biased kernel is at most E 2 ReLU(μ+z)² = 1 + 1/d
     diagonals = (
@@ -340,13 +354,13 @@ def _predicted(target: Polynomial, n_keys: int, error: float, model: str) -> flo
         return math.nan
 
 
-def _check_size(value: float, name: str) -> float:
+def _check_size(value: float | int, name: str) -> float:
     if isinstance(value, float) and math.isinf(value) and value > 0:
         return math.inf
     return check_number(value, name, minimum=1.0)
 
 
-def _check_delta(delta: float) -> float:
+def _check_delta(delta: float | int) -> float:
     delta = check_number(delta, "delta", minimum=0.0, exclusive=True)
     if delta >= 1:
         raise ValueError(f"`delta` is a probability of failure and must be below 1: got {delta:g}.")

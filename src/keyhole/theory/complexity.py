@@ -48,7 +48,7 @@ def rkhs_norm_bound(target: Polynomial) -> float:
     >>> round(rkhs_norm_bound(TokenPower(p=1, dim=3)), 4), round(rkhs_norm_bound(Correlation(q=1, dim=3)), 3)
     (3.3421, 21.403)
     """
-    return sum(norm / kernel_coefficient(r, s) for (r, s), norm in target.coefficient_norms().items())
+    return math.fsum(norm / kernel_coefficient(r, s) for (r, s), norm in target.coefficient_norms().items())
 
 
 def kernel_coefficient(r: int, s: int) -> float:
@@ -119,4 +119,4 @@ def mlp_norm(target: Polynomial, n_keys: int) -> float:
             f"the MLP norm of {target!r} divides by eigenvalues below 1e-290, the edge of floating point. "
             "Lower the degree, the dimension or the number of keys."
         )
-    return sum(power / values[parts] for parts, power in shares.items())
+    return math.fsum(power / values[parts] for parts, power in shares.items())

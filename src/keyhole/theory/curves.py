@@ -37,9 +37,9 @@ def learning_curve(
     target: Polynomial,
     n_samples: Any,
     n_keys: int,
-    ridge: float,
-    noise: float = 0.0,
-    n_heads: float = math.inf,
+    ridge: float | int,
+    noise: float | int = 0.0,
+    n_heads: float | int = math.inf,
     model: str = "attention",
 ) -> Float[np.ndarray, "*shape"]:
     """Predicted test error E (f̂ − f*)² + σ² of ridge regression under the sphere law, before any training.
@@ -92,10 +92,10 @@ def learning_curve(
 def learning_surface(
     target: Polynomial,
     n_samples: Sequence[int],
-    n_heads: Sequence[float],
+    n_heads: Sequence[float | int],
     n_keys: int,
-    ridge: float,
-    noise: float = 0.0,
+    ridge: float | int,
+    noise: float | int = 0.0,
     model: str = "attention",
 ) -> Float[np.ndarray, "n m"]:
     """Predicted test error over samples and heads: row i has n = n_samples[i], column j M = n_heads[j].
@@ -133,8 +133,8 @@ def best_ridge_curve(
     target: Polynomial,
     n_samples: Any,
     n_keys: int,
-    noise: float = 0.0,
-    n_heads: float = math.inf,
+    noise: float | int = 0.0,
+    n_heads: float | int = math.inf,
     model: str = "attention",
 ) -> BestRidge:
     """Predicted test error with the ridge chosen best for every number of samples.
@@ -157,14 +157,14 @@ def best_ridge_curve(
 
 
 def curve_from_spectrum(
-    eigenvalues: Float[np.ndarray, " levels"],
-    multiplicities: Float[np.ndarray, " levels"],
-    powers: Float[np.ndarray, " levels"],
+    eigenvalues: Any,
+    multiplicities: Any,
+    powers: Any,
     n_samples: Any,
-    ridge: float,
-    noise: float = 0.0,
-    n_features: float = math.inf,
-    remainder: float = 0.0,
+    ridge: float | int,
+    noise: float | int = 0.0,
+    n_features: float | int = math.inf,
+    remainder: float | int = 0.0,
 ) -> Float[np.ndarray, "*shape"]:
     """Predicted test error for any spectrum: the formula of this module on plain arrays.
 
@@ -245,17 +245,15 @@ def _saturation(problem: Problem, fewest: float) -> float:
 def predicted_error(problem: Problem, n: float, k: float, gamma: float, noise: float) -> float:
     """Test error at implicit ridge γ; infinite where an error meets the interpolation peak n = k = q."""
     z, q = problem.freedom(gamma)
-    # bias per unit of power, and what the spread of features adds to it
-    excess = 0.0 if math.isinf(k) else (z - q) / (k - q) if k > q else math.inf
     if gamma == 0.0:
-        learned = problem.eigenvalues > 0
-        bias = float(problem.powers[~learned].sum())
+        bias, spread = float(problem.powers[problem.eigenvalues == 0].sum()), 0.0
     else:
         share = gamma / (problem.eigenvalues + gamma)
         bias = float(problem.powers @ (share * share))
-        spread = float(problem.powers @ (share * (1 - share)))
-        bias += excess * spread if spread > 0 else 0.0
-    signal = bias + noise
+        spread = float(problem.powers @ share) - bias
+    # what the spread of finitely many features adds to the bias, and takes from the samples
+    excess = 0.0 if math.isinf(k) else (z - q) / (k - q) if k > q else math.inf
+    signal = bias + noise + (excess * spread if spread > 0 else 0.0)
     if signal == 0.0:
         return 0.0
     remaining = (n - q) - (0.0 if math.isinf(k) else (z - q) * excess)
@@ -320,12 +318,12 @@ class Learner:
             ) from None
 
 
-def feature_count(n_heads: float, dim: int) -> float:
+def feature_count(n_heads: float | int, dim: int) -> float:
     """Return k = M (d+1), the scalar features of M heads."""
     return check_features(n_heads, "n_heads") * (dim + 1)
 
 
-def check_features(value: float, name: str) -> float:
+def check_features(value: float | int, name: str) -> float:
     """Return a number of features or heads, math.inf included, as a float."""
     if isinstance(value, float) and math.isinf(value) and value > 0:
         return math.inf
@@ -343,7 +341,7 @@ def check_samples(n_samples: Any) -> Float[np.ndarray, "*shape"]:
     return samples
 
 
-def _checked_problem(eigenvalues: Any, multiplicities: Any, powers: Any, remainder: float) -> Problem:
+def _checked_problem(eigenvalues: Any, multiplicities: Any, powers: Any, remainder: float | int) -> Problem:
     arrays = []
     for name, value in (("eigenvalues", eigenvalues), ("multiplicities", multiplicities), ("powers", powers)):
         array = np.atleast_1d(check_float_array(value, name).astype(np.float64))

@@ -30,12 +30,12 @@ class EmpiricalCurve:
 
 
 def empirical_curve(
-    gram: Float[np.ndarray, "m m"],
-    y: Float[np.ndarray, " m"],
+    gram: Any,
+    y: Any,
     n_samples: Any,
-    ridge: float,
-    noise: float = 0.0,
-    n_features: float = math.inf,
+    ridge: float | int,
+    noise: float | int = 0.0,
+    n_features: float | int = math.inf,
     n_halves: int = 8,
     seed: int = 0,
 ) -> EmpiricalCurve:

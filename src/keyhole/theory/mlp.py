@@ -31,7 +31,9 @@ Parts = tuple[int, ...]
 """Degrees of the tokens of a level in falling order, zeros left out."""
 
 
-def mlp_spectrum(dim: int, n_keys: int, max_degree: int | None = None, tolerance: float = 0.05) -> Spectrum:
+def mlp_spectrum(
+    dim: int, n_keys: int, max_degree: int | None = None, tolerance: float | int = 0.05
+) -> Spectrum:
     """Eigenvalues of the MLP kernel κ((Σ_i <x_i, x'_i> + 1)/(N+2)) under the sphere law.
 
     The input is a point on a product of N+1 spheres, not on one large sphere. Eigenfunctions are products of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -94,17 +94,17 @@ def problems(target: Polynomial, n_keys: int, model: str) -> Iterator[Problem]:
 @lru_cache(maxsize=32)
 def _attention_problem(target: Polynomial, n_keys: int, degree: int) -> Problem:
     spectrum = attention_spectrum(target.dim, n_keys, degree)
-    known = pair_powers(target)
-    shares: dict[tuple[int, ...], float] = {
-        level: float(power) / (n_keys if level[1] else 1)
-        for level, power in np.ndenumerate(known)
-        if power > 0
-    }
+    known = pair_powers(target).copy()
+    known[:, 1:] /= n_keys
     values = pair_eigenvalues(target.dim, max(degree + 1, *(size - 1 for size in known.shape)))
     values[:, 1:] /= n_keys
     edge = max(values[degree + 1, 0], values[0, degree + 1]) if target.dim > 1 else 0.0
-    levels: list[tuple[int, ...]] = [tuple(int(part) for part in row) for row in spectrum.degrees]
-    return _with_shares(spectrum, levels, shares, lambda level: float(values[level]), edge)
+    k, l = spectrum.degrees.T  # noqa: E741
+    listed = np.zeros((degree + 1, degree + 1))
+    rows, columns = min(degree + 1, known.shape[0]), min(degree + 1, known.shape[1])
+    listed[:rows, :columns] = known[:rows, :columns]
+    known[:rows, :columns] = 0.0
+    return _with_powers(spectrum, listed[k, l], values[known.nonzero()], known[known.nonzero()], edge)
 
 
 @lru_cache(maxsize=32)
@@ -112,30 +112,27 @@ def _mlp_problem(target: Polynomial, n_keys: int, degree: int) -> Problem:
     spectrum = mlp_spectrum(target.dim, n_keys, degree)
     shares = mlp_level_powers(pair_powers(target), n_keys)
     levels = [tuple(int(part) for part in row if part) for row in spectrum.degrees]
+    powers = np.array([shares.pop(level, 0.0) for level in levels])
+    values = np.array([mlp_eigenvalue(target.dim, n_keys, level) for level in shares])
     further = mlp_levels(target.dim, n_keys, degree + 2)[len(levels) :]
     edge = max((mlp_eigenvalue(target.dim, n_keys, parts) for parts in further), default=0.0)
-    return _with_shares(
-        spectrum, levels, shares, lambda level: mlp_eigenvalue(target.dim, n_keys, level), edge
-    )
+    return _with_powers(spectrum, powers, values, np.array(list(shares.values())), edge)
 
 
-def _with_shares(
-    spectrum: Spectrum,
-    levels: list[tuple[int, ...]],
-    shares: Mapping[tuple[int, ...], float],
-    eigenvalue: Callable[[tuple[int, ...]], float],
-    edge: float,
+def _with_powers(
+    spectrum: Spectrum, powers: np.ndarray, beyond: np.ndarray, beyond_powers: np.ndarray, edge: float
 ) -> Problem:
-    """Give every level the target's power in it.
+    """The listed levels with their powers, then the unlisted ones in which the target has power.
 
-    A level that has power but is not listed is added with multiplicity zero: its eigenvalues are in the
-    remainder already, and only the power is missing.
+    The latter get multiplicity zero: their eigenvalues are in the remainder already.
     """
-    beyond = [level for level in shares if level not in set(levels)]
-    eigenvalues = np.concatenate([spectrum.eigenvalues, [eigenvalue(level) for level in beyond]])
-    multiplicities = np.concatenate([spectrum.multiplicities, np.zeros(len(beyond))])
-    powers = np.array([shares.get(level, 0.0) for level in (*levels, *beyond)])
-    return Problem(eigenvalues, multiplicities, powers, spectrum.remainder, edge)
+    return Problem(
+        np.concatenate([spectrum.eigenvalues, beyond]),
+        np.concatenate([spectrum.multiplicities, np.zeros(len(beyond))]),
+        np.concatenate([powers, beyond_powers]),
+        spectrum.remainder,
+        float(edge),
+    )
 
 
 def problem_trace(dim: int, n_keys: int, model: str) -> float:

@@ -50,7 +50,7 @@ class Spectrum:
 
 
 def attention_spectrum(
-    dim: int, n_keys: int, max_degree: int | None = None, tolerance: float = 1e-4
+    dim: int, n_keys: int, max_degree: int | None = None, tolerance: float | int = 1e-4
 ) -> Spectrum:
     """Eigenvalues of the attention kernel (ReLU, zero-mean heads) under the sphere law.
 
