@@ -98,8 +98,8 @@ def test_the_bound_does_not_grow_with_the_dimension(q):
 
 def test_bias_helps_less_the_more_the_keys_are_turned():
     ratios = []
-    for gamma in (0.0, 0.1, 0.3, 1.0):
-        target = RotatedCorrelation(gamma, 64, seed=0)
+    for gamma in (0.0, 0.3, 1.0):
+        target = RotatedCorrelation(gamma, 32, seed=0)
         ratios.append(biased_norm_bound(target, 0.01 * pair_powers(target).sum()).norm / rkhs_norm(target))
     assert all(a < b for a, b in pairwise(ratios))
     assert ratios[0] < 0.01

@@ -34,10 +34,10 @@ def standard_errors_off(target, powers, rng):
     product = target(a) * target(b)
     u = np.einsum("nd,nd->n", a.query, b.query)
     t = np.einsum("nd,nd->n", a.tokens, b.tokens)
+    tables = [np.array([gegenbauer(max(powers.shape) - 1, x, d) for x in xs]) for xs in (u, t)]
     off = []
     for (k, l), power in np.ndenumerate(powers):  # noqa: E741
-        zonal = [np.array([gegenbauer(degree, x, d)[-1] for x in xs]) for degree, xs in ((k, u), (l, t))]
-        draws = product * zonal[0] * zonal[1] * harmonic_count(d, k) * harmonic_count(d, l)
+        draws = product * tables[0][:, k] * tables[1][:, l] * harmonic_count(d, k) * harmonic_count(d, l)
         off.append((draws.mean() - power) / (draws.std() / math.sqrt(len(draws))))
     return np.abs(off)
 

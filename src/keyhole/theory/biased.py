@@ -178,9 +178,9 @@ def _expansion(factor: Factor, power: int, dim: int) -> list[tuple[int, Term]]:
 def _squared_norm(groups: list[_Group], fitted: list[np.ndarray], dim: int) -> float:
     """Σ_k k! 4^k Σ_rs |G_k,rs|² / (C(k,r) C(k+1,s)), parts of one degree added before the norm is taken."""
     parts = [
-        (group.raised(a), coefficients[a] / _lengths(group, dim)[a])
+        (group.raised(a), coefficients[a] / length)
         for group, coefficients in zip(groups, fitted, strict=True)
-        for a in range(group.extra + 1)
+        for a, length in enumerate(_lengths(group, dim))
     ]
     total = 0.0
     for i, (first, of_first) in enumerate(parts):
