@@ -1,4 +1,4 @@
-"""The four families of targets: functions of the query, of a key, of their correlation, of a rotated correlation."""
+"""The four families of targets: powers of the query, of a key, of their correlation, of a rotated one."""
 
 from __future__ import annotations
 
@@ -98,10 +98,10 @@ class Correlation(Polynomial):
 class RotatedCorrelation(Polynomial):
     """Correlation through a rotation: f_{3,γ}(x) = (1/N) Σ_i <x_0, S_γ x_i>³ <β, x_i>, S_γ = (1−γ) I + γ P.
 
-    P is a random rotation without fixed directions and with trace zero (:func:`fixed_free_rotation`): γ = 0 is
-    ``Correlation(q=3)``; at γ = 1 the correlation has nothing left in common with <x_0, x_i>. In even dimension
-    S_γ is a multiple of a rotation, by √((1−γ)² + γ²), so every γ is equally hard, up to that scale, for heads of
-    zero mean.
+    P is a random rotation without fixed directions and with trace zero (:func:`fixed_free_rotation`): γ = 0
+    is ``Correlation(q=3)``; at γ = 1 the correlation has nothing left in common with <x_0, x_i>. In even
+    dimension S_γ is a multiple of a rotation, by √((1−γ)² + γ²), so every γ is equally hard, up to that
+    scale, for heads of zero mean.
 
     Parameters
     ----------
@@ -121,7 +121,7 @@ class RotatedCorrelation(Polynomial):
     """
 
     def __init__(
-        self, gamma: float, dim: int, seed: int, beta: Float[np.ndarray, " d"] | None = None
+        self, gamma: float | int, dim: int, seed: int, beta: Float[np.ndarray, " d"] | None = None
     ) -> None:
         self.gamma = check_number(gamma, "gamma")
         self.seed = check_seed(seed)

@@ -45,12 +45,12 @@ class Factor:
         if self.kind == QUERY:
             return np.asarray((query @ self.array)[owner])
         turned = query if self.array is None else query @ self.array
-        return np.einsum("td,td->t", turned[owner], tokens)
+        return np.asarray(np.einsum("td,td->t", turned[owner], tokens))
 
 
 @dataclass(frozen=True)
 class Term:
-    """A coefficient times powers of factors: c · Π_j <x_0, A_j x_i>^{q_j} <β_j, x_i>^{p_j} <γ_j, x_0>^{r_j}."""
+    """A coefficient times powers of factors <x_0, A x_i>, <β, x_i> and <γ, x_0>."""
 
     coefficient: float
     powers: tuple[tuple[Factor, int], ...]
@@ -78,10 +78,11 @@ class Term:
 class Polynomial:
     """A target f*(x) = (1/N) Σ_i F(x_0, x_i) with F a polynomial of a query and one key.
 
-    F is a sum of terms c · Π_j <x_0, A_j x_i>^{q_j} · Π_j <β_j, x_i>^{p_j} · Π_j <γ_j, x_0>^{r_j}. Build one from the
-    families of this package or with :func:`monomial`; add, subtract, scale and multiply them with the usual signs. A
-    product of two averages over the keys is no such average (it is one over pairs of keys), so ``*`` asks that
-    one of the two depend on the query alone; :meth:`pairwise` multiplies the functions F before averaging.
+    F is a sum of terms c · Π_j <x_0, A_j x_i>^{q_j} · Π_j <β_j, x_i>^{p_j} · Π_j <γ_j, x_0>^{r_j}. Build
+    one from the families of this package or with :func:`monomial`; add, subtract, scale and multiply them
+    with the usual signs. A product of two averages over the keys is no such average (it is one over pairs
+    of keys), so ``*`` asks that one of the two depend on the query alone; :meth:`pairwise` multiplies the
+    functions F before averaging.
 
     Parameters
     ----------
@@ -143,7 +144,8 @@ class Polynomial:
 
         Notes
         -----
-        Cost: one pass over the tokens per factor, in blocks of sets, so temporaries stay within the memory budget.
+        Cost: one pass over the tokens per factor, in blocks of sets that keep temporaries within the memory
+        budget.
         """
         if batch.dim != self._dim:
             raise ValueError(
@@ -196,11 +198,11 @@ class Polynomial:
         return Polynomial(self._dim, (a.times(b) for a in self._terms for b in other._terms))
 
     def __add__(self, other: Any) -> Polynomial:
-        other = self._coerce(other)
-        if other is None:
+        right = self._coerce(other)
+        if right is None:
             return NotImplemented
-        _check_same_dim(self, other)
-        return Polynomial(self._dim, (*self._terms, *other._terms))
+        _check_same_dim(self, right)
+        return Polynomial(self._dim, (*self._terms, *right._terms))
 
     __radd__ = __add__
 
@@ -208,23 +210,25 @@ class Polynomial:
         return self * -1.0
 
     def __sub__(self, other: Any) -> Polynomial:
-        other = self._coerce(other)
-        return NotImplemented if other is None else self + (-other)
+        right = self._coerce(other)
+        if right is None:
+            return NotImplemented
+        return self + (-right)
 
     def __rsub__(self, other: Any) -> Polynomial:
-        return (-self) + other
+        return (-self).__add__(other)
 
     def __mul__(self, other: Any) -> Polynomial:
-        other = self._coerce(other)
-        if other is None:
+        right = self._coerce(other)
+        if right is None:
             return NotImplemented
-        if self.needs_keys and other.needs_keys:
+        if self.needs_keys and right.needs_keys:
             raise ValueError(
-                f"the product of {self!r} and {other!r} is an average over pairs of keys, not over keys, so it "
-                "leaves the class (1/N) Σ_i F(x_0, x_i). One of the two must depend on the query alone; to multiply "
-                "the functions of a key before averaging, use a.pairwise(b)."
+                f"the product of {self!r} and {right!r} is an average over pairs of keys, not over keys, "
+                "so it leaves the class (1/N) Σ_i F(x_0, x_i). One of the two must depend on the query "
+                "alone; to multiply the functions of a key before averaging, use a.pairwise(b)."
             )
-        return self.pairwise(other)
+        return self.pairwise(right)
 
     __rmul__ = __mul__
 
@@ -256,7 +260,7 @@ class Polynomial:
 
 def monomial(
     dim: int,
-    coefficient: float = 1.0,
+    coefficient: float | int = 1.0,
     pairs: Sequence[tuple[Any, int]] = (),
     keys: Sequence[tuple[Any, int]] = (),
     query: Sequence[tuple[Any, int]] = (),
@@ -290,7 +294,8 @@ def monomial(
             power = check_count(power, f"power of `{name}`", minimum=0)
             factor = _checked_factor(kind, name, array, dim)
             if power > 0:
-                term = term.times(Term(1.0, ((factor, power),)))
+                nonzero = factor.array is None or bool(factor.array.any())
+                term = term.times(Term(1.0 if nonzero else 0.0, ((factor, power),)))
     return Polynomial(dim, [term])
 
 

@@ -49,8 +49,8 @@ def sphere_sets(n_sets: int, n_keys: int, dim: int, seed: int) -> SetBatch:
 def fixed_free_rotation(dim: int, seed: int) -> Float[np.ndarray, "d d"]:
     """Draw an orthogonal matrix without fixed directions: no x ≠ 0 has P x = x, and tr P = 0 for d ≥ 2.
 
-    Quarter turns in random orthogonal planes. An odd dimension leaves three directions over, which get a turn by
-    60° and a reflection: eigenvalues e^{±iπ/3} and −1, whose sum is zero too. In dimension one P = −1.
+    Quarter turns in random orthogonal planes. An odd dimension leaves three directions over, which get a turn
+    by 60° and a reflection: eigenvalues e^{±iπ/3} and −1, whose sum is zero too. In dimension one P = −1.
 
     Examples
     --------
@@ -71,4 +71,4 @@ def fixed_free_rotation(dim: int, seed: int) -> Float[np.ndarray, "d d"]:
         turns[planes:, planes:] = [[cosine, -sine, 0.0], [sine, cosine, 0.0], [0.0, 0.0, -1.0]]
     basis, triangle = np.linalg.qr(np.random.default_rng(seed).standard_normal((dim, dim)))
     basis *= np.sign(np.diag(triangle))  # QR's own signs would bias the basis; with these it is uniform
-    return basis @ turns @ basis.T
+    return np.asarray(basis @ turns @ basis.T)

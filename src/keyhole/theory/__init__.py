@@ -1,0 +1,67 @@
+"""The theory as code: complexity, spectrum, learning curves, bounds. Integers and formulas, never data."""
+
+from __future__ import annotations
+
+from keyhole.theory.biased import BiasedNorm, biased_norm_bound
+from keyhole.theory.bounds import (
+    RiskBound,
+    SampleComplexity,
+    approximation_bound,
+    heads_needed,
+    heads_predicted,
+    kernel_risk_bound,
+    risk_bound,
+    sample_complexity_table,
+    samples_needed,
+)
+from keyhole.theory.complexity import (
+    kernel_coefficient,
+    mlp_norm,
+    paper_complexity,
+    rkhs_norm,
+    rkhs_norm_bound,
+)
+from keyhole.theory.curves import (
+    BestRidge,
+    best_ridge_curve,
+    curve_from_spectrum,
+    learning_curve,
+    learning_surface,
+)
+from keyhole.theory.empirical import EmpiricalCurve, empirical_curve
+from keyhole.theory.harmonics import harmonic_count, pair_powers
+from keyhole.theory.mlp import mlp_spectrum
+from keyhole.theory.spectrum import Spectrum, attention_spectrum, attention_trace, pair_eigenvalues
+
+__all__ = [
+    "BestRidge",
+    "BiasedNorm",
+    "EmpiricalCurve",
+    "RiskBound",
+    "SampleComplexity",
+    "Spectrum",
+    "approximation_bound",
+    "attention_spectrum",
+    "attention_trace",
+    "best_ridge_curve",
+    "biased_norm_bound",
+    "curve_from_spectrum",
+    "empirical_curve",
+    "harmonic_count",
+    "heads_needed",
+    "heads_predicted",
+    "kernel_coefficient",
+    "kernel_risk_bound",
+    "learning_curve",
+    "learning_surface",
+    "mlp_norm",
+    "mlp_spectrum",
+    "pair_eigenvalues",
+    "pair_powers",
+    "paper_complexity",
+    "risk_bound",
+    "rkhs_norm",
+    "rkhs_norm_bound",
+    "sample_complexity_table",
+    "samples_needed",
+]

@@ -1,0 +1,122 @@
+"""How hard a target is: the paper's B(f*), a bound with every constant named, and the norm itself."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from scipy.special import gammaln
+
+from keyhole._checks import check_count
+from keyhole.targets.polynomial import Polynomial
+from keyhole.theory.harmonics import pair_powers
+from keyhole.theory.mlp import mlp_eigenvalue, mlp_level_powers
+from keyhole.theory.moments import series_coefficients
+from keyhole.theory.spectrum import pair_eigenvalues
+
+
+def paper_complexity(target: Polynomial) -> float:
+    """B(f*) = Σ_k C_k Σ_{max(r,s)=k} |f_rs|², C_k = max(k^{4.5} 4^k, 1): the paper's complexity.
+
+    It dominates the squared norm up to a universal constant only; :func:`rkhs_norm_bound` names its
+    constants.
+
+    Examples
+    --------
+    >>> from keyhole.targets import Correlation, TokenPower
+    >>> paper_complexity(TokenPower(p=1, dim=3))
+    4.0
+    >>> round(paper_complexity(Correlation(q=1, dim=3)), 3)    # 2 · 2^{4.5} 4²
+    724.077
+    """
+    total = 0.0
+    for (r, s), norm in target.coefficient_norms().items():
+        degree = max(r, s)
+        total += max(degree**4.5 * 4.0**degree, 1.0) * norm
+    return total
+
+
+def rkhs_norm_bound(target: Polynomial) -> float:
+    """Σ_rs |f_rs|² / b_rs ≥ |f*|²_H: a bound on the squared norm for all unit tokens, every constant named.
+
+    The pair kernel of zero-mean heads is Σ_rs b_rs <x_0,x'_0>^r <x_i,x'_j>^s with positive b_rs
+    (:func:`kernel_coefficient`), and a function <x_0^r ⊗ x_i^s, f_rs> has squared norm |f_rs|²/b_rs at most.
+
+    Examples
+    --------
+    >>> from keyhole.targets import Correlation, TokenPower
+    >>> round(rkhs_norm_bound(TokenPower(p=1, dim=3)), 4), round(rkhs_norm_bound(Correlation(q=1, dim=3)), 3)
+    (3.3421, 21.403)
+    """
+    return math.fsum(norm / kernel_coefficient(r, s) for (r, s), norm in target.coefficient_norms().items())
+
+
+def kernel_coefficient(r: int, s: int) -> float:
+    """b_rs = Σ_k a_k 4^{−k} C(k, r) C(k+1, s), the coefficient of u^r t^s in the pair kernel on unit tokens.
+
+    Examples
+    --------
+    >>> [round(kernel_coefficient(r, s), 6) for r, s in ((0, 0), (0, 1), (1, 0), (1, 2))]
+    [0.226655, 0.299209, 0.072554, 0.093443]
+    """
+    r, s = check_count(r, "r", minimum=0), check_count(s, "s", minimum=0)
+    # past k = 4 (r+s) the terms at least halve from one k to the next two
+    order = np.arange(max(r, s - 1, 0), 4 * (r + s) + 200, dtype=np.float64)
+    coefficients = np.where((order > 1) & (order % 2 == 1), 0.0, series_coefficients(order))
+    log = _log_choose(order, r) + _log_choose(order + 1, s) - order * math.log(4)
+    return float(np.sum(coefficients * np.exp(log)))
+
+
+def _log_choose(n: np.ndarray, k: int) -> np.ndarray:
+    return np.asarray(gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1))
+
+
+def rkhs_norm(target: Polynomial) -> float:
+    """|f*|²_H = Σ_kl |P_kl F|² / μ_kl: the squared norm under the sphere law, zero-mean heads, any N.
+
+    It is the limit from below of yᵀK⁻¹y as samples are added, and never above :func:`rkhs_norm_bound`,
+    which holds for the larger space of polynomials on all of R^d.
+
+    Raises
+    ------
+    ValueError
+        Where the degree is so high that a harmonic part or an eigenvalue is lost to floating point.
+
+    Examples
+    --------
+    >>> from keyhole.targets import Correlation, TokenPower
+    >>> round(rkhs_norm(TokenPower(p=1, dim=3)), 4), round(rkhs_norm(Correlation(q=1, dim=3)), 3)
+    (3.2339, 18.489)
+    """
+    powers = pair_powers(target)
+    values = pair_eigenvalues(target.dim, max(powers.shape) - 1)[: powers.shape[0], : powers.shape[1]]
+    present = powers > 0
+    if present.any() and values[present].min() < 1e-290:
+        raise ValueError(
+            f"the norm of {target!r} in dimension {target.dim} divides by eigenvalues below 1e-290, the edge "
+            "of floating point. rkhs_norm_bound(target) needs no eigenvalues and stays exact."
+        )
+    return float(np.sum(powers[present] / values[present]))
+
+
+def mlp_norm(target: Polynomial, n_keys: int) -> float:
+    """The squared norm of f* in the RKHS of the MLP kernel on the flattened input, under the sphere law.
+
+    Unlike attention's it depends on N: an MLP has to learn every key's place apart.
+
+    Examples
+    --------
+    >>> from keyhole.targets import TokenPower
+    >>> target = TokenPower(p=2, dim=8)
+    >>> round(rkhs_norm(target), 2), [round(mlp_norm(target, n), 1) for n in (1, 8, 64)]
+    (11.01, [91.5, 136.1, 747.7])
+    """
+    n_keys = check_count(n_keys, "n_keys")
+    shares = mlp_level_powers(pair_powers(target), n_keys)
+    values = {parts: mlp_eigenvalue(target.dim, n_keys, parts) for parts in shares}
+    if any(value < 1e-290 for value in values.values()):
+        raise ValueError(
+            f"the MLP norm of {target!r} divides by eigenvalues below 1e-290, the edge of floating point. "
+            "Lower the degree, the dimension or the number of keys."
+        )
+    return math.fsum(power / values[parts] for parts, power in shares.items())

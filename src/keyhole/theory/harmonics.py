@@ -1,0 +1,267 @@
+"""Spherical harmonics in the query and in a key: their number, and how much of a target lies in each degree.
+
+P_k is the Gegenbauer polynomial of degree k on the unit sphere of R^d with P_k(1) = 1, N_k the number of
+harmonics of degree k, τ the law of <u, v> for independent uniform u, v.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from functools import lru_cache
+
+import numpy as np
+from jaxtyping import Float
+from scipy.special import gammaln
+
+from keyhole._checks import check_count
+from keyhole.targets.contractions import joinings
+from keyhole.targets.polynomial import KEY, PAIR, QUERY, Polynomial, Term
+
+
+def harmonic_count(dim: int, degree: int) -> int:
+    """N_k = C(k+d−1, k) − C(k+d−3, k−2): the number of harmonics of degree k on the sphere of R^d, exactly.
+
+    Examples
+    --------
+    >>> [harmonic_count(dim=3, degree=k) for k in range(4)]
+    [1, 3, 5, 7]
+    >>> [harmonic_count(dim=1, degree=k) for k in range(4)]    # on {−1, 1} only 1 and x
+    [1, 1, 0, 0]
+    """
+    dim, degree = check_count(dim, "dim"), check_count(degree, "degree", minimum=0)
+    if dim == 1:
+        return 1 if degree < 2 else 0
+    lower = math.comb(degree + dim - 3, degree - 2) if degree >= 2 else 0
+    return math.comb(degree + dim - 1, degree) - lower
+
+
+def _shared(p: int, q: int, degree: int, dim: int) -> float:
+    """N_k ∫ t^p P_k dτ ∫ t^q P_k dτ, in logarithms because N_k alone may overflow."""
+    logs = _log_power_moment(p, degree, dim) + _log_power_moment(q, degree, dim)
+    count = harmonic_count(dim, degree)
+    return math.exp(logs + math.log(count)) if count and logs > -math.inf else 0.0
+
+
+def power_moment(power: int, degree: int, dim: int) -> float:
+    """∫ t^p P_k(t) τ(dt), which is zero unless p − k is even and non-negative.
+
+    With j = (p−k)/2 it is p! Γ(d/2) / (2^p j! Γ(d/2+k+j)): no cancellation at any degree.
+
+    Examples
+    --------
+    >>> round(power_moment(power=2, degree=0, dim=5), 12)    # E <u,v>² = 1/d
+    0.2
+    """
+    return math.exp(_log_power_moment(power, degree, dim))
+
+
+def _log_power_moment(power: int, degree: int, dim: int) -> float:
+    if power < degree or (power - degree) % 2 or (dim == 1 and degree > 1):
+        return -math.inf
+    j, half = (power - degree) // 2, dim / 2
+    log = (
+        gammaln(power + 1) - power * math.log(2) - gammaln(j + 1) + gammaln(half) - gammaln(half + degree + j)
+    )
+    return float(log)
+
+
+def pair_powers(target: Polynomial) -> Float[np.ndarray, "r s"]:
+    """|P_kl F|² under the sphere law: the power of the pair function F in query degree k and key degree l.
+
+    Parameters
+    ----------
+    target : Polynomial
+        f*(x) = (1/N) Σ_i F(x_0, x_i).
+
+    Returns
+    -------
+    array (r+1, s+1)
+        r and s are the highest degrees of F in the query and in the key. The entries sum to E F². The power
+        of f* itself in (k, l) is the entry (k, 0), and the entry (k, l) divided by N for l ≥ 1.
+
+    Raises
+    ------
+    ValueError
+        Where rounding would drown the answer: terms of high degree that no closed form covers.
+
+    Notes
+    -----
+    Powers of one direction, and <x_0,x_i>^q <β,x_i>, have closed forms of positive terms. Everything else
+    comes from the joinings of a term with itself and with the others (:mod:`keyhole.targets.contractions`):
+    a homogeneous polynomial is Σ_j |x|^{2j} h_{s−2j} with h harmonic, Laplacians are joints inside a term,
+    and the inner products of the h solve a triangular system. Cost: one joining per pair of terms.
+
+    Examples
+    --------
+    >>> from keyhole.targets import Correlation, TokenPower
+    >>> pair_powers(TokenPower(p=2, dim=3)).round(6)      # <β,x>² = 1/3 + a harmonic of degree 2
+    array([[0.111111, 0.      , 0.088889]])
+    >>> float(pair_powers(Correlation(q=1, dim=3)).sum().round(6))    # E <x_0,x_i>² <β,x_i>² = 1/9
+    0.111111
+    """
+    return _pair_powers(target)
+
+
+@lru_cache(maxsize=64)
+def _pair_powers(target: Polynomial) -> np.ndarray:
+    degrees = [term.degrees for term in target.terms] or [(0, 0)]
+    shape = max(r for r, _ in degrees) + 1, max(s for _, s in degrees) + 1
+    total, size = np.zeros(shape), np.zeros(shape)
+    for a, first in enumerate(target.terms):
+        for second in target.terms[a:]:
+            weight = first.coefficient * second.coefficient * (1.0 if first is second else 2.0)
+            product, magnitude = _term_products(first, second, target.dim)
+            rows, columns = product.shape
+            total[:rows, :columns] += weight * product
+            size[:rows, :columns] += abs(weight) * magnitude
+    _check_rounding(target, total, size)
+    total = np.maximum(total, 0.0)
+    total.flags.writeable = False
+    return total
+
+
+def _check_rounding(target: Polynomial, total: np.ndarray, size: np.ndarray) -> None:
+    rounding = 64 * np.finfo(float).eps * size.max()
+    if size.max() > 0 and rounding > 1e-6 * total.max():
+        raise ValueError(
+            f"the harmonic parts of {target!r} in dimension {target.dim} cannot be told from rounding: they "
+            f"add up terms of size {size.max():.1e} to powers of at most {total.max():.1e}. "
+            "rkhs_norm_bound(target) needs no harmonics and stays exact."
+        )
+
+
+def _term_products(first: Term, second: Term, dim: int) -> tuple[np.ndarray, np.ndarray]:
+    """<P_kl T_1, P_kl T_2> for all (k, l), without coefficients, and the size of what was added up for it."""
+    for closed in (_direction_products, _correlation_products):
+        product = closed(first, second, dim)
+        if product is not None:
+            return product, np.abs(product)
+    (r, s), (r2, s2) = first.degrees, second.degrees
+    if (r - r2) % 2 or (s - s2) % 2:
+        zero = np.zeros((1, 1))
+        return zero, zero
+    sums = joinings(first, second, dim)
+    key, query = _harmonic_transform(s, s2, dim), _harmonic_transform(r, r2, dim)
+    product = query @ sums.T @ key.T
+    magnitude = np.abs(query) @ np.abs(sums).T @ np.abs(key).T
+    return product, magnitude
+
+
+def _single(term: Term) -> tuple[str, np.ndarray | None, int] | None:
+    """(kind, array, power) of a term that is one power, the constant being power 0; None if it is not."""
+    if not term.powers:
+        return "constant", None, 0
+    if len(term.powers) > 1 or term.powers[0][0].kind == PAIR:
+        return None
+    factor, power = term.powers[0]
+    return factor.kind, factor.array, power
+
+
+def _direction_products(first: Term, second: Term, dim: int) -> np.ndarray | None:
+    """Two powers of directions, <β,x>^p and <γ,x>^q, of the query alone or of the key alone: Funk–Hecke."""
+    a, b = _single(first), _single(second)
+    if a is None or b is None:
+        return None
+    kinds = {kind for kind, _, _ in (a, b)} - {"constant"}
+    if len(kinds) == 2:  # of the query and of the key: only their means meet
+        parts = [scale * power_moment(power, 0, dim) for scale, power in (_scale(a), _scale(b))]
+        return np.array([[parts[0] * parts[1]]])
+    (scale_a, p), (scale_b, q) = _scale(a), _scale(b)
+    cosine = 1.0
+    if a[1] is not None and b[1] is not None and not np.array_equal(a[1], b[1]):
+        lengths = float(np.linalg.norm(a[1])) * float(np.linalg.norm(b[1]))
+        cosine = float(a[1] @ b[1]) / lengths if lengths > 0 else 0.0
+    zonal = gegenbauer(min(p, q), cosine, dim)
+    products = np.array([scale_a * scale_b * zonal[k] * _shared(p, q, k, dim) for k in range(min(p, q) + 1)])
+    return products[:, None] if kinds == {QUERY} else products[None, :]
+
+
+def _scale(single: tuple[str, np.ndarray | None, int]) -> tuple[float, int]:
+    _, array, power = single
+    return (1.0 if array is None else float(np.linalg.norm(array)) ** power), power
+
+
+def _correlation_products(first: Term, second: Term, dim: int) -> np.ndarray | None:
+    """<x_0,x_i>^q <β,x_i> against <x_0,x_i>^q' <β',x_i>: t P_k = A_k P_{k+1} + B_k P_{k−1}."""
+    forms = [_correlation_form(first), _correlation_form(second)]
+    if forms[0] is None or forms[1] is None:
+        return None
+    (q, beta), (q2, beta2) = forms[0], forms[1]
+    degree = min(q, q2)
+    products = np.zeros((degree + 1, degree + 2))
+    overlap = float(beta @ beta2) / dim
+    for k in range(degree + 1):
+        common = _shared(q, q2, k, dim) * overlap
+        up = 1.0 if k == 0 else (k + dim - 2) / (2 * k + dim - 2)
+        products[k, k + 1] = common * up
+        if k > 0:
+            products[k, k - 1] = common * (1.0 - up)
+    return products
+
+
+def _correlation_form(term: Term) -> tuple[int, np.ndarray] | None:
+    power, beta = 0, None
+    for factor, exponent in term.powers:
+        if factor.kind == PAIR and factor.array is None:
+            power = exponent
+        elif factor.kind == KEY and exponent == 1 and beta is None:
+            beta = factor.array
+        else:
+            return None
+    return None if beta is None else (power, beta)
+
+
+def gegenbauer(max_degree: int, t: float, dim: int) -> Float[np.ndarray, " k"]:
+    """P_0(t), …, P_K(t) on the sphere of R^d by their three-term recurrence, for |t| ≤ 1.
+
+    Examples
+    --------
+    >>> gegenbauer(max_degree=3, t=0.5, dim=3)    # Legendre
+    array([ 1.    ,  0.5   , -0.125 , -0.4375])
+    """
+    values = np.ones(max_degree + 1)
+    if max_degree >= 1:
+        values[1] = t
+    for k in range(1, max_degree):
+        values[k + 1] = ((2 * k + dim - 2) * t * values[k] - k * values[k - 1]) / max(k + dim - 2, 1)
+    return values
+
+
+@lru_cache(maxsize=256)
+def _harmonic_transform(s: int, s2: int, dim: int) -> np.ndarray:
+    """The matrix from joinings, by number i of joints inside the first term, to products of harmonic parts.
+
+    For homogeneous p of degree s, Δ^i p = Σ_l (c_jl / c_{j−i,l}) |x|^{2(j−i)} h_l with j = (s−l)/2 and c_jl
+    = Π_{a≤j} 2a(2a+2l+d−2). In the Fischer product, where |x|² is adjoint to Δ, this gives [Δ^i p, Δ^i' q]
+    = Σ_{l≤m} c_jl c_j'l / c_{(m−l)/2,l} [h_l(p), h_l(q)] with m = s−2i = s'−2i' the slots left over; on the
+    sphere E h_l(p) h_l(q) = [h_l(p), h_l(q)] / (d (d+2) ⋯ (d+2l−2)). Solved in rational numbers.
+    """
+    degrees = list(range(s % 2, min(s, s2) + 1, 2))
+    solved: list[list[Fraction]] = []
+    for row, m in enumerate(degrees):
+        i, i2 = (s - m) // 2, (s2 - m) // 2
+        # i unordered joints are 2^i i! times one Laplacian power, and joinings come divided by s!
+        right = [Fraction(0)] * len(degrees)
+        right[row] = Fraction(2 ** (i + i2) * math.factorial(i) * math.factorial(i2) * math.factorial(s))
+        for column, lower in enumerate(degrees[:row]):
+            factor = Fraction(
+                _laplace((s - lower) // 2, lower, dim) * _laplace((s2 - lower) // 2, lower, dim),
+                _laplace((m - lower) // 2, lower, dim),
+            )
+            right = [a - factor * b for a, b in zip(right, solved[column], strict=True)]
+        diagonal = Fraction(_laplace(i, m, dim) * _laplace(i2, m, dim))
+        solved.append([a / diagonal for a in right])
+    transform = np.zeros((min(s, s2) + 1, s // 2 + 1))
+    for row, degree in enumerate(degrees):
+        if harmonic_count(dim, degree) == 0:
+            continue  # on {−1, 1} a degree above one has no harmonics: what is left there is rounding
+        volume = math.prod(dim + 2 * a for a in range(degree))
+        for column, m in enumerate(degrees):
+            transform[degree, (s - m) // 2] = float(solved[row][column] / volume)
+    return transform
+
+
+def _laplace(j: int, degree: int, dim: int) -> int:
+    """c_jl: Δ^j |x|^{2j} h = c_jl h for a harmonic h of degree l."""
+    return math.prod(2 * a * (2 * a + 2 * degree + dim - 2) for a in range(1, j + 1))

@@ -1,0 +1,119 @@
+import math
+
+import pytest
+
+from keyhole.targets import Correlation, QueryPower, RotatedCorrelation, TokenPower
+from keyhole.theory import (
+    approximation_bound,
+    best_ridge_curve,
+    biased_norm_bound,
+    heads_needed,
+    heads_predicted,
+    kernel_risk_bound,
+    learning_curve,
+    paper_complexity,
+    risk_bound,
+    rkhs_norm,
+    sample_complexity_table,
+    samples_needed,
+)
+
+
+def test_the_papers_bound_term_by_term():
+    target, n, heads, delta = TokenPower(2, 8), 10_000, 500, 0.1
+    complexity = paper_complexity(target)
+    bound = risk_bound(target, n, heads, delta, constant=2.0)
+    assert math.isclose(bound.estimation, 2 * math.sqrt(complexity * math.log(8 * heads) / n))
+    assert math.isclose(
+        bound.approximation, 2 * math.sqrt(complexity * (64 + math.log(heads)) / (delta * heads))
+    )
+    assert bound.total == bound.approximation + bound.estimation
+    assert "constant 2" in str(bound)
+    assert "probability 0.9" in str(bound)
+
+
+def test_infinite_sizes_make_their_term_vanish():
+    assert risk_bound(TokenPower(2, 8), 100, math.inf).approximation == 0.0
+    assert risk_bound(TokenPower(2, 8), math.inf, 100).estimation == 0.0
+    assert risk_bound(TokenPower(1, 1), 10, 1).estimation == 0.0  # log(dM) = 0
+
+
+def test_the_explicit_bound_has_no_hidden_constant():
+    bound = kernel_risk_bound(TokenPower(2, 8), 1000, 8, delta=0.01)
+    assert bound.approximation == 0.0
+    assert bound.constant == 1.0
+    assert "no hidden constant" in str(bound)
+    factor = 2 * math.sqrt(0.41232089773844) + math.sqrt(8 * math.log(100))
+    assert math.isclose(bound.total, math.sqrt(rkhs_norm(TokenPower(2, 8)) / 1000) * factor, rel_tol=1e-9)
+
+
+def test_samples_needed_inverts_the_curve():
+    target = TokenPower(2, 8)
+    n = samples_needed(target, 8, 1e-3)
+    at, before = best_ridge_curve(target, [n, n - 1], 8).error
+    assert at <= 1e-3 < before
+
+
+def test_an_mlp_needs_more_samples_and_more_with_more_keys():
+    target = TokenPower(2, 8)
+    ratios = []
+    for n_keys in (4, 8):
+        error = 1e-3 / n_keys  # the same share of E f*², which falls like 1/N
+        ratios.append(samples_needed(target, n_keys, error, "mlp") / samples_needed(target, n_keys, error))
+    assert 1 < ratios[0] < ratios[1]
+
+
+def test_heads_needed_inverts_the_bound():
+    target = Correlation(1, 4)
+    heads = heads_needed(target, 10.0, delta=0.1, constant=0.5)
+    assert (
+        approximation_bound(target, heads, 0.1, 0.5)
+        <= 10.0
+        < approximation_bound(target, heads - 1, 0.1, 0.5)
+    )
+
+
+def test_heads_predicted_inverts_the_curve():
+    target = TokenPower(1, 8)
+    heads = heads_predicted(target, 8, 1e-3, n_samples=10_000)
+    assert float(best_ridge_curve(target, 10_000, 8, n_heads=heads).error) <= 1e-3
+    assert heads < heads_needed(target, 1e-3)
+
+
+def test_unreachable_errors_are_refused():
+    with pytest.raises(
+        ValueError, match=r"no number of samples for an error of 1e-09 with 2 heads.*more heads"
+    ):
+        samples_needed(TokenPower(2, 8), 8, 1e-9, n_heads=2)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: samples_needed(TokenPower(1, 3), 2, 0.0), "`error` must be larger than 0"),
+        (lambda: risk_bound(TokenPower(1, 3), 0, 10), "`n_samples` must be at least 1"),
+        (lambda: risk_bound(TokenPower(1, 3), 10, 10, delta=1.0), "`delta` is a probability of failure"),
+        (lambda: risk_bound(TokenPower(1, 3), 10, 10, constant=0.0), "`constant` must be larger than 0"),
+        (lambda: biased_norm_bound(TokenPower(1, 3), 0.0), "`error` must be larger than 0"),
+    ],
+)
+def test_bad_input_is_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_the_table_has_a_row_for_every_case():
+    rows = sample_complexity_table(dims=[4, 16], n_keys=[4], powers=[1, 2], share=0.2)
+    assert len(rows) == 2 * 2 * 3
+    for row in rows:
+        assert row.attention <= row.mlp
+        assert row.attention_norm <= row.mlp_norm * (1 + 1e-9)
+        assert row.attention_bound > row.attention
+
+
+def test_the_zero_target_costs_nothing():
+    zero = RotatedCorrelation(0.5, 1, seed=0)  # S = (1−γ) − γ = 0
+    assert rkhs_norm(zero) == 0.0
+    assert biased_norm_bound(zero, 0.1).norm == 0.0
+    assert float(learning_curve(zero, 10, 2, 0.1)) == 0.0
+    assert float(learning_curve(QueryPower(1, 2) - QueryPower(1, 2), 10, 2, 0.1)) == 0.0

@@ -1,0 +1,215 @@
+import math
+import time
+
+import numpy as np
+import pytest
+
+from keyhole.targets import Correlation, QueryPower, RotatedCorrelation, TokenPower
+from keyhole.theory import (
+    best_ridge_curve,
+    curve_from_spectrum,
+    empirical_curve,
+    learning_curve,
+    learning_surface,
+    pair_powers,
+)
+from keyhole.theory.curves import implicit_ridge
+from keyhole.theory.problem import Problem
+
+
+def specification_error(problem, n, k, ridge, noise):
+    """The two equations of the specification in κ and γ, solved by plain bisection."""
+    values, counts, powers = problem.eigenvalues, problem.multiplicities, problem.powers
+
+    def mismatch(gamma):
+        z = np.sum(counts * values / (values + gamma))
+        kappa = gamma * (1 - z / k)
+        return z + n * ridge / kappa - n if kappa > 0 and z < n else math.inf
+
+    low, high = 1e-14, 1e4
+    for _ in range(300):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if mismatch(middle) > 0 else (low, middle)
+    gamma = high
+    learned = values / (values + gamma)
+    z, q = np.sum(counts * learned), np.sum(counts * learned**2)
+    kappa = gamma * (1 - z / k)
+    bias = np.sum(powers * (gamma / (values + gamma) - kappa * values / (values + gamma) ** 2 * k / (k - q)))
+    return (bias + noise) / (1 - (q * (k - 2 * z) + z**2) / (n * (k - q)))
+
+
+def some_problem(rng, levels=12):
+    values = np.sort(10.0 ** rng.uniform(-5, 0, levels))[::-1]
+    return Problem(values, np.arange(1.0, levels + 1), rng.uniform(0, 1, levels))
+
+
+@pytest.mark.parametrize(("n", "k"), [(30, 1e12), (30, 50), (300, 50), (60, 60)])
+def test_rewritten_equations_are_those_of_the_specification(n, k, rng):
+    problem = some_problem(rng)
+    for ridge, noise in ((1e-2, 0.0), (1e-4, 0.3)):
+        got = curve_from_spectrum(
+            problem.eigenvalues, problem.multiplicities, problem.powers, n, ridge, noise, int(k)
+        )
+        assert math.isclose(float(got), specification_error(problem, n, k, ridge, noise), rel_tol=1e-6)
+
+
+def test_many_features_are_the_kernel_limit(rng):
+    problem = some_problem(rng)
+    levels = problem.eigenvalues, problem.multiplicities, problem.powers
+    np.testing.assert_allclose(
+        curve_from_spectrum(*levels, [5, 50], 1e-3, n_features=10**12),
+        curve_from_spectrum(*levels, [5, 50], 1e-3),
+        rtol=1e-8,
+    )
+
+
+def test_ridge_roots_hold_over_hundreds_of_orders():
+    for exponent in (-250, -100, 0, 100):
+        scale = 10.0**exponent
+        problem = Problem(np.array([1.0, 1e-3, 1e-9]) * scale, np.array([1.0, 10.0, 1e6]), np.ones(3))
+        for ridge in (0.0, 1e-30, 1e-6, 1.0):
+            gamma = implicit_ridge(problem, 50.0, 200.0, ridge * scale)
+            z, _ = problem.freedom(gamma)
+            assert z <= 50 * (1 + 1e-9)
+            left = gamma * (1 - z / 200) * max(1 - z / 50, 0.0)
+            assert math.isclose(left / scale, ridge, rel_tol=1e-5, abs_tol=1e-11 * gamma / scale)
+
+
+def test_least_squares_in_closed_form():
+    """p = 50 equal eigenvalues, no ridge: n/(n−p) σ² above p, infinite at p, 1 − n/p of the target below."""
+    one = np.ones(1)
+    for n, noise, want in (
+        (100, 1.0, 2.0),
+        (100, 0.0, 0.0),
+        (50, 1.0, math.inf),
+        (50, 0.0, 0.0),
+        (25, 0.0, 0.5),
+    ):
+        got = float(curve_from_spectrum(one, 50 * one, one, n, 0.0, noise))
+        assert got == pytest.approx(want, rel=1e-9)
+
+
+def test_infinite_data_leaves_the_approximation_error_of_the_features():
+    """k features of 50 equal directions keep a share 1 − k/50 of the target."""
+    one = np.ones(1)
+    got = curve_from_spectrum(one, 50 * one, one, 10**9, 0.0, n_features=20)
+    assert float(got) == pytest.approx(0.6, rel=1e-6)
+    assert math.isinf(float(curve_from_spectrum(one, 50 * one, one, 20, 0.0, n_features=20)))
+
+
+def test_shapes_follow_the_samples():
+    target = TokenPower(1, 4)
+    assert learning_curve(target, 10, 2, 0.1).shape == ()
+    assert learning_curve(target, [[10, 20], [30, 40]], 2, 0.1).shape == (2, 2)
+    assert learning_surface(target, [10, 20, 30], [5, math.inf], 2, 0.1).shape == (3, 2)
+
+
+def test_no_samples_to_speak_of_predict_the_power():
+    target = Correlation(1, 8)
+    power = pair_powers(target)[:, 0].sum() + pair_powers(target)[:, 1:].sum() / 8
+    assert float(learning_curve(target, 1, 8, ridge=1e6)) == pytest.approx(power, rel=1e-4)
+
+
+@pytest.mark.parametrize("model", ["attention", "mlp"])
+@pytest.mark.parametrize(("dim", "n_keys"), [(1, 1), (1, 5), (2, 1), (2, 3), (3, 1), (8, 8)])
+def test_degenerate_sizes_give_falling_curves(model, dim, n_keys):
+    for target in (
+        QueryPower(0, dim),
+        QueryPower(2, dim),
+        TokenPower(3, dim),
+        RotatedCorrelation(0.2, dim, seed=0),
+    ):
+        curve = learning_curve(target, [1, 3, 10, 30], n_keys, ridge=1e-3, noise=0.0, model=model)
+        assert np.all(np.isfinite(curve))
+        assert np.all(curve >= 0)
+        assert curve[-1] < curve[0]
+        interpolated = learning_curve(target, [1, 3, 10], n_keys, ridge=0.0, model=model)
+        assert np.all(interpolated >= 0)
+
+
+def test_dimension_one_is_learned_exactly_once_its_functions_are_seen():
+    assert float(learning_curve(Correlation(1, 1), 10, 3, ridge=0.0)) == 0.0
+    assert float(learning_curve(Correlation(1, 1), 10, 3, ridge=0.0, noise=0.6)) == pytest.approx(
+        0.6 * 10 / (10 - 4)
+    )
+
+
+def test_targets_of_huge_degree_are_not_learned():
+    target = TokenPower(200, 8)
+    curve = learning_curve(target, [10, 10_000], 4, ridge=1e-3)
+    power = pair_powers(target)[0, 0] + pair_powers(target)[0, 1:].sum() / 4
+    assert 0.3 * power < curve[1] <= curve[0] <= 3 * power
+
+
+def test_samples_beyond_the_finest_spectrum_are_refused():
+    with pytest.raises(
+        ValueError, match=r"1e\+09 samples of TokenPower.*finest spectrum.*curve_from_spectrum"
+    ):
+        learning_curve(TokenPower(1, 2), 10**9, 1, ridge=0.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"n_samples": 0}, "`n_samples` must hold numbers of at least 1: got 0"),
+        ({"n_samples": []}, "got none"),
+        ({"ridge": -1.0}, "`ridge` must be at least 0"),
+        ({"noise": -1.0}, "`noise` must be at least 0"),
+        ({"n_heads": 0}, "`n_heads` must be at least 1"),
+        ({"n_keys": 0}, "`n_keys` must be at least 1"),
+        ({"model": "transformer"}, "`model` must be one of 'attention', 'mlp': got 'transformer'"),
+    ],
+)
+def test_bad_input_is_named(arguments, message):
+    settings = {"n_samples": 10, "n_keys": 2, "ridge": 0.1} | arguments
+    with pytest.raises(ValueError, match=message):
+        learning_curve(TokenPower(1, 3), **settings)
+
+
+def test_bad_spectra_are_named():
+    one = np.ones(1)
+    with pytest.raises(ValueError, match="vectors of one length"):
+        curve_from_spectrum(one, np.ones(2), one, 10, 0.1)
+    with pytest.raises(ValueError, match=r"`eigenvalues` must not be negative: got -1 at level 0"):
+        curve_from_spectrum(-one, one, one, 10, 0.1)
+
+
+def test_large_problems_take_less_than_a_second():
+    n = np.logspace(1, 9, 9)
+    for model in ("attention", "mlp"):
+        for target in (Correlation(2, 512), RotatedCorrelation(0.5, 512, seed=0)):
+            start = time.perf_counter()
+            curve = learning_curve(target, n, 4096, ridge=0.0, model=model)
+            assert time.perf_counter() - start < 1.0
+            assert np.all(np.isfinite(curve))
+
+
+def test_best_ridge_without_noise_is_no_worse_than_any():
+    target = TokenPower(2, 8)
+    best = best_ridge_curve(target, [50, 500], 8, n_heads=40)
+    for ridge in (0.0, 1e-6, 1e-4, 1e-2):
+        assert np.all(best.error <= learning_curve(target, [50, 500], 8, ridge, n_heads=40) * (1 + 1e-6))
+
+
+def test_empirical_input_is_checked(rng):
+    gram, y = np.eye(8), np.ones(8)
+    with pytest.raises(ValueError, match=r"must not exceed the 8 samples of `gram`.*got 9"):
+        empirical_curve(gram, y, 9, 0.1)
+    with pytest.raises(ValueError, match=r"got \(8, 8\) and \(7,\)"):
+        empirical_curve(gram, y[:7], 2, 0.1)
+    with pytest.raises(ValueError, match="must be symmetric"):
+        empirical_curve(rng.standard_normal((8, 8)), y, 2, 0.1)
+    with pytest.raises(ValueError, match="at least 4 samples"):
+        empirical_curve(np.eye(3), np.ones(3), 1, 0.1)
+
+
+def test_an_empirical_curve_is_the_formula_on_the_sample(rng):
+    x = rng.standard_normal((40, 10))
+    gram, y = x @ x.T, x[:, 0]
+    values, vectors = np.linalg.eigh(gram / 40)
+    kept = values > 1e-10
+    powers = (vectors.T @ y) ** 2 / 40
+    want = curve_from_spectrum(values[kept], np.ones(kept.sum()), powers[kept], [5, 20], 0.01)
+    curve = empirical_curve(gram, y, [5, 20], 0.01)
+    np.testing.assert_allclose(curve.error, want, rtol=1e-8)
+    assert curve.standard_error.shape == (2,)
