@@ -1,8 +1,8 @@
 """Accelerated proximal gradient steps with restarts, on the loss with its intercept minimised out.
 
-F(v) = min_b Σ_i w_i ℓ(y_i, Φ_i v + b) is convex, its gradient is Φᵀ(w a) with a the gradient of the loss at the best b,
-and it is no steeper than the loss at fixed b: the intercept costs O(n) a step and removes the mean of the columns,
-which is the worst direction of most designs.
+F(v) = min_b Σ_i w_i ℓ(y_i, Φ_i v + b) is convex, its gradient is Φᵀ(w a) with a the gradient of the loss at
+the best b, and it is no steeper than the loss at fixed b: the intercept costs O(n) a step and removes the
+mean of the columns, which is the worst direction of most designs.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from jaxtyping import Float
 
 from keyhole.solvers.design import Design, WorkingColumns
 from keyhole.solvers.dual_gap import Problem
+from keyhole.solvers.losses import Outputs, Samples
 from keyhole.solvers.projection import group_norms
 
 RELAX = 0.95
@@ -23,10 +24,10 @@ RELAX = 0.95
 class AcceleratedDescent:
     """Minimise F(v) + Ω(v) for a smooth loss, one iteration per `advance`.
 
-    Each iteration is a proximal gradient step from a point extrapolated by momentum (FISTA). The momentum is dropped
-    when it points uphill (gradient restart of O'Donoghue and Candès). The step 1/L follows the curvature met on the
-    way: a step is accepted if <∇F(new) − ∇F(old), new − old> ≤ L |new − old|². Cost per iteration: one product with
-    Φ, one with Φᵀ, and a proximal map.
+    Each iteration is a proximal gradient step from a point extrapolated by momentum (FISTA). The momentum is
+    dropped when it points uphill (gradient restart of O'Donoghue and Candès). The step 1/L follows the
+    curvature met on the way: a step is accepted if <∇F(new) − ∇F(old), new − old> ≤ L |new − old|². Cost per
+    iteration: one product with Φ, one with Φᵀ, and a proximal map.
 
     Parameters
     ----------
@@ -44,7 +45,8 @@ class AcceleratedDescent:
     values, predictions, intercept
         The current v, Φv and best b.
     dual, scores
-        The gradient of the loss at the last extrapolated point, a dual point, and the group norms of Φᵀ(w dual).
+        The gradient of the loss at the last extrapolated point, a dual point, and the group norms of Φᵀ(w
+        dual).
     """
 
     def __init__(
@@ -52,7 +54,7 @@ class AcceleratedDescent:
         problem: Problem,
         columns: Design,
         values: Float[np.ndarray, "p t"],
-        intercept: Float[np.ndarray, "t"],
+        intercept: Outputs,
         curvature: float = 0.0,
     ) -> None:
         self.problem = problem
@@ -88,8 +90,11 @@ class AcceleratedDescent:
         self.curvature *= RELAX
 
     def _step(
-        self, start: Float[np.ndarray, "p t"], predictions: Float[np.ndarray, "n t"], gradient: Float[np.ndarray, "p t"]
-    ) -> tuple[Float[np.ndarray, "p t"], Float[np.ndarray, "n t"]]:
+        self,
+        start: Float[np.ndarray, "p t"],
+        predictions: Samples,
+        gradient: Float[np.ndarray, "p t"],
+    ) -> tuple[Float[np.ndarray, "p t"], Samples]:
         """The proximal gradient step from ``start`` with the largest step that passes the curvature test."""
         problem = self.problem
         while True:

@@ -17,7 +17,8 @@ class Design(Protocol):
     """A linear map from values (p, t) to predictions (n, t): anything with these three members can be fitted.
 
     Products are float64. A design that also has ``take(groups)``, the columns of some groups as an array, is
-    fitted much faster when few groups are active, because the others are then visited only to check the solution.
+    fitted much faster when few groups are active, because the others are then visited only to check the
+    solution.
     """
 
     @property
@@ -38,7 +39,7 @@ class Design(Protocol):
 class SelectableDesign(Design, Protocol):
     """A design whose columns can be had, some groups at a time."""
 
-    def take(self, groups: Int[np.ndarray, "k"]) -> Float[np.ndarray, "n q"]:
+    def take(self, groups: Int[np.ndarray, " k"]) -> Float[np.ndarray, "n q"]:
         """The columns of ``groups``, side by side."""
         ...
 
@@ -46,8 +47,8 @@ class SelectableDesign(Design, Protocol):
 class DenseDesign:
     """An (n, p) array whose columns form p/group_size groups.
 
-    float32 arrays are multiplied in float64, a block of rows at a time: the products are those of the given numbers,
-    and no temporary outgrows ``memory_budget``.
+    float32 arrays are multiplied in float64, a block of rows at a time: the products are those of the given
+    numbers, and no temporary outgrows ``memory_budget``.
     """
 
     def __init__(
@@ -78,13 +79,10 @@ class DenseDesign:
             total += product(self._double(rows).T, residuals[rows])
         return total
 
-    def take(self, groups: Int[np.ndarray, "k"]) -> Float[np.ndarray, "n q"]:
-        """The columns of ``groups``, copied; in memory the same way round as the array."""
-        n, p = self.shape
-        n_groups = p // self.group_size
-        if self.array.flags.f_contiguous and not self.array.flags.c_contiguous:
-            return self.array.T.reshape(n_groups, self.group_size, n)[groups].reshape(-1, n).T
-        return np.take(self.array.reshape(n, n_groups, self.group_size), groups, axis=1).reshape(n, -1)
+    def take(self, groups: Int[np.ndarray, " k"]) -> Float[np.ndarray, "n q"]:
+        """The columns of ``groups``, side by side, copied."""
+        columns = groups[:, None] * self.group_size + np.arange(self.group_size)
+        return self.array[:, columns.ravel()]
 
     def _row_blocks(self) -> list[slice]:
         # 4 MiB of doubles: a block is used while it is still in the cache
@@ -117,7 +115,7 @@ class StreamedDesign:
 
     def __init__(
         self,
-        columns: Callable[[Int[np.ndarray, "k"]], Float[np.ndarray, "n q"]],
+        columns: Callable[[Int[np.ndarray, " k"]], Float[np.ndarray, "n q"]],
         n_rows: int,
         n_groups: int,
         group_size: int,
@@ -152,15 +150,34 @@ class StreamedDesign:
             result[columns] = product(self._block(np.arange(part.start, part.stop)).T, residuals)
         return result
 
-    def take(self, groups: Int[np.ndarray, "k"]) -> Float[np.ndarray, "n q"]:
+    def take(self, groups: Int[np.ndarray, " k"]) -> Float[np.ndarray, "n q"]:
         """The columns of ``groups``."""
         return self.columns(groups)
 
-    def _block(self, groups: Int[np.ndarray, "k"]) -> Float[np.ndarray, "n q"]:
+    def _block(self, groups: Int[np.ndarray, " k"]) -> Float[np.ndarray, "n q"]:
         return self.columns(groups).astype(np.float64, copy=False)
 
     def _groups_per_block(self) -> int:
         return block_size(8 * self.n_rows * self.group_size, self.memory_budget)
+
+
+class ColumnBuffer:
+    """Memory for copies of columns, kept from one copy to the next: touching fresh memory is what copying costs."""
+
+    def __init__(self, dtype: np.dtype) -> None:
+        self._store = np.empty(0, dtype)
+
+    def fill(self, design: SelectableDesign, groups: Int[np.ndarray, " k"], group_size: int) -> WorkingColumns:
+        """The columns of ``groups``, side by side; what the last call returned is overwritten."""
+        n = design.shape[0]
+        width = len(groups) * group_size
+        if self._store.size < n * width:
+            self._store = np.empty(n * width, self._store.dtype)
+        copy = self._store[: n * width].reshape(n, width)
+        # 4 MiB at a time, so that a conversion of precision stays in the cache
+        for part in blocks(len(groups), block_size(8 * n * group_size, 2**22)):
+            copy[:, part.start * group_size : part.stop * group_size] = design.take(groups[part])
+        return WorkingColumns(copy)
 
 
 class WorkingColumns:
@@ -181,7 +198,9 @@ class WorkingColumns:
 
     def rmatvec(self, residuals: Float[np.ndarray, "n t"]) -> Float[np.ndarray, "q t"]:
         """Φᵀ r."""
-        return product(self.array.T, residuals.astype(self.array.dtype, copy=False)).astype(np.float64, copy=False)
+        return product(self.array.T, residuals.astype(self.array.dtype, copy=False)).astype(
+            np.float64, copy=False
+        )
 
 
 def product(matrix: Float[np.ndarray, "a b"], columns: Float[np.ndarray, "b t"]) -> Float[np.ndarray, "a t"]:

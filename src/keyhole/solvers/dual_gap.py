@@ -1,21 +1,33 @@
-"""The regularised mean loss, its dual, and the gap between them: the certificate on which every solver here stops.
+"""The regularised mean loss, its dual, and the gap between them: the certificate on which every solver here
+stops.
 
     primal   P(v, b) = Σ_i w_i ℓ(y_i, Φ_i v + b) + Ω(v),                 Σ w = 1
     dual     D(a)    = −Σ_i w_i ℓ*(y_i, a_i) − Ω*(Φᵀ(w a)),              Σ_i w_i a_i = 0 if b is free
 
-P(v, b) ≥ D(a) for every v, b and every such a, so P − D bounds what is left to gain. Ω is symmetric under v → −v.
+P(v, b) ≥ D(a) for every v, b and every such a, so P − D bounds what is left to gain. Ω is symmetric under v →
+−v.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float
 
 from keyhole.solvers.design import Design
-from keyhole.solvers.losses import Absolute, Hinge, Huber, Logistic, Loss, Squared
+from keyhole.solvers.losses import (
+    Absolute,
+    Hinge,
+    Huber,
+    Logistic,
+    Loss,
+    Outputs,
+    PerSample,
+    Samples,
+    Squared,
+)
 from keyhole.solvers.multinomial import Multinomial
 from keyhole.solvers.projection import group_norms
 
@@ -24,10 +36,11 @@ LOSSES: dict[str, Loss] = {
 }
 """Every loss by its name."""
 
-ROUNDING = 64 * np.finfo(np.float64).eps
+ROUNDING = 64 * float(np.finfo(np.float64).eps)
 """Added to every reported gap, times the size of the terms it is the difference of: it stays an upper bound."""
 
 
+@runtime_checkable
 class Regulariser(Protocol):
     """Ω(v), a convex even function of the group norms, 0 at 0."""
 
@@ -35,19 +48,19 @@ class Regulariser(Protocol):
         """The minimiser u of step · Ω(u) + |u − values|²/2."""
         ...
 
-    def value(self, norms: Float[np.ndarray, "m"]) -> float:
+    def value(self, norms: Float[np.ndarray, " m"]) -> float:
         """Ω at a point that `prox` returned, from its group norms."""
         ...
 
-    def conjugate(self, norms: Float[np.ndarray, "m"]) -> float:
+    def conjugate(self, norms: Float[np.ndarray, " m"]) -> float:
         """Ω*(g) from the group norms of g; inf outside its domain."""
         ...
 
-    def threshold(self, norms: Float[np.ndarray, "m"]) -> float:
+    def threshold(self, norms: Float[np.ndarray, " m"]) -> float:
         """Groups of g shorter than this are zero in the maximiser of <g, v> − Ω(v)."""
         ...
 
-    def dual_scales(self, norms: Float[np.ndarray, "m"]) -> tuple[float, ...]:
+    def dual_scales(self, norms: Float[np.ndarray, " m"]) -> tuple[float, ...]:
         """Factors in [0, 1] worth trying on a dual point whose gradient has these group norms; one makes Ω* finite."""
         ...
 
@@ -68,8 +81,8 @@ class Problem:
     fit_intercept : bool
     """
 
-    targets: Float[np.ndarray, "n t"]
-    weights: Float[np.ndarray, "n"]
+    targets: Samples
+    weights: PerSample
     loss: Loss
     regulariser: Regulariser
     group_size: int
@@ -79,36 +92,35 @@ class Problem:
         """Values with one row per group, all outputs of a group side by side."""
         return values.reshape(values.shape[0] // self.group_size, -1)
 
-    def best_intercept(
-        self, predictions: Float[np.ndarray, "n t"], start: Float[np.ndarray, "t"]
-    ) -> Float[np.ndarray, "t"]:
+    def best_intercept(self, predictions: Samples, start: Outputs) -> Outputs:
         """The best intercept for Φv = ``predictions``, or zeros if none is free."""
         if not self.fit_intercept:
             return np.zeros_like(start)
         return self.loss.best_intercept(self.targets, predictions, self.weights, start)
 
     def primal(
-        self, predictions: Float[np.ndarray, "n t"], intercept: Float[np.ndarray, "t"], values: Float[np.ndarray, "p t"]
+        self,
+        predictions: Samples,
+        intercept: Outputs,
+        values: Float[np.ndarray, "p t"],
     ) -> float:
         """P(v, b) from Φv."""
         mean = float(self.weights @ self.loss.value(self.targets, predictions + intercept))
         return mean + self.regulariser.value(group_norms(self.grouped(values)))
 
-    def dual_point(
-        self, predictions: Float[np.ndarray, "n t"], intercept: Float[np.ndarray, "t"]
-    ) -> Float[np.ndarray, "n t"]:
+    def dual_point(self, predictions: Samples, intercept: Outputs) -> Samples:
         """The gradient of the loss at a point: in the domain of ℓ*, and balanced when ``intercept`` is the best one."""
         return self.loss.gradient(self.targets, predictions + intercept)
 
-    def feasible(self, dual: Float[np.ndarray, "n t"]) -> Float[np.ndarray, "n t"]:
+    def feasible(self, dual: Samples) -> Samples:
         """``dual`` made to satisfy Σ_i w_i a_i = 0 if an intercept is free."""
         return self.loss.balanced(self.targets, dual, self.weights) if self.fit_intercept else dual
 
-    def weighted(self, dual: Float[np.ndarray, "n t"]) -> Float[np.ndarray, "n t"]:
+    def weighted(self, dual: Samples) -> Samples:
         """w a, what Φᵀ is applied to."""
         return dual * self.weights[:, None]
 
-    def dual(self, dual: Float[np.ndarray, "n t"], norms: Float[np.ndarray, "m"]) -> tuple[float, float]:
+    def dual(self, dual: Samples, norms: Float[np.ndarray, " m"]) -> tuple[float, float]:
         """The best D(s·a) over the scales s worth trying, and that s; ``norms`` are the group norms of Φᵀ(w a)."""
         best, best_scale = -np.inf, 0.0
         for scale in self.regulariser.dual_scales(norms):
@@ -141,19 +153,20 @@ class Certificate:
     objective: float
     lower_bound: float
     gap: float
-    intercept: Float[np.ndarray, "t"]
-    dual: Float[np.ndarray, "n t"]
-    scores: Float[np.ndarray, "m"]
+    intercept: Outputs
+    dual: Samples
+    scores: Float[np.ndarray, " m"]
 
 
 def certify(
     problem: Problem,
     design: Design,
     values: Float[np.ndarray, "p t"],
-    dual: Float[np.ndarray, "n t"] | None,
-    intercept: Float[np.ndarray, "t"],
+    dual: Samples | None,
+    intercept: Outputs,
 ) -> Certificate:
-    """Evaluate P at (values, best intercept) and D at ``dual``, or at the gradient of the loss there if it is None.
+    """Evaluate P at (values, best intercept) and D at ``dual``, or at the gradient of the loss there if it is
+    None.
 
     Cost: one product with Φ and one with Φᵀ.
     """

@@ -5,27 +5,34 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from jaxtyping import Float
 from scipy.special import entr, logsumexp, softmax
 
-from keyhole.solvers.losses import DOMAIN_SLACK, Loss
+from keyhole.solvers.losses import DOMAIN_SLACK, Loss, Outputs, PerSample, Samples
+
+ROUNDING = 2 * float(np.finfo(np.float64).eps)
+"""A mean gradient smaller than this is zero."""
+
+NEAR = 1e-12
+"""A predicted fall of the loss that the loss itself, with its 16 digits, can no longer show."""
 
 MAX_STEPS = 100
 """Newton steps for the intercepts; a warm start needs two or three."""
 
 
 class Multinomial(Loss):
-    """log Σ_k exp z_k − <y, z> for y on the simplex of t classes: one-hot labels, or any distribution over them.
+    """log Σ_k exp z_k − <y, z> for y on the simplex of t classes: one-hot labels, or any distribution over
+    them.
 
-    The gradient is softmax(z) − y, at most √2 long, and turns no faster than 1/2: the Hessian diag(q) − qqᵀ of a
-    softmax q has eigenvalues of at most 1/2. The conjugate is Σ_k q_k log q_k at q = dual + y on the simplex.
+    The gradient is softmax(z) − y, at most √2 long, and turns no faster than 1/2: the Hessian diag(q) − qqᵀ
+    of a softmax q has eigenvalues of at most 1/2. The conjugate is Σ_k q_k log q_k at q = dual + y on the
+    simplex.
     """
 
     name = "multinomial"
     lipschitz = math.sqrt(2.0)
     smoothness = 0.5
 
-    def check_targets(self, y: Float[np.ndarray, "n t"], weights: Float[np.ndarray, "n"], intercept: bool) -> None:
+    def check_targets(self, y: Samples, weights: PerSample, intercept: bool) -> None:
         """Rows of y lie on the simplex; with free intercepts every class must carry weight."""
         if y.shape[1] < 2:
             raise ValueError(
@@ -45,76 +52,70 @@ class Multinomial(Loss):
                 "weight, and its intercept would fall for ever. Drop its column, or fit without an intercept."
             )
 
-    def value(self, y: Float[np.ndarray, "n t"], z: Float[np.ndarray, "n t"]) -> Float[np.ndarray, "n"]:
+    def value(self, y: Samples, z: Samples) -> PerSample:
         """log Σ_k exp z_k − <y, z>, without overflow."""
         return logsumexp(z, axis=1) - (y * z).sum(axis=1)
 
-    def gradient(self, y: Float[np.ndarray, "n t"], z: Float[np.ndarray, "n t"]) -> Float[np.ndarray, "n t"]:
+    def gradient(self, y: Samples, z: Samples) -> Samples:
         """softmax(z) − y."""
         return softmax(z, axis=1) - y
 
-    def conjugate(self, y: Float[np.ndarray, "n t"], dual: Float[np.ndarray, "n t"]) -> Float[np.ndarray, "n"]:
+    def conjugate(self, y: Samples, dual: Samples) -> PerSample:
         """−H(q), the entropy of q = dual + y on the simplex, with a minus sign."""
         q = dual + y
         outside = (q < -DOMAIN_SLACK).any(axis=1) | (np.abs(q.sum(axis=1) - 1.0) > DOMAIN_SLACK * q.shape[1])
         return np.where(outside, math.inf, -entr(np.maximum(q, 0.0)).sum(axis=1))
 
-    def best_intercept(
-        self,
-        y: Float[np.ndarray, "n t"],
-        z: Float[np.ndarray, "n t"],
-        weights: Float[np.ndarray, "n"],
-        start: Float[np.ndarray, "t"],
-    ) -> Float[np.ndarray, "t"]:
+    def best_intercept(self, y: Samples, z: Samples, weights: PerSample, start: Outputs) -> Outputs:
         """The minimiser b of Σ_i weights_i ℓ(y_i, z_i + b) with Σ b = 0, by damped Newton steps.
 
-        Stops when the mean gradient is zero to rounding, or when rounding no longer lets the loss fall.
+        Far from it the loss must fall at every step. Where the predicted fall drowns in rounding, full steps are
+        taken for as long as they halve the mean gradient, which they square until rounding stops them.
         """
-        n_classes = y.shape[1]
         b = start - start.mean()
-        current = float(weights @ self.value(y, z + b))
+        last = math.inf
         for _ in range(MAX_STEPS):
             q = softmax(z + b, axis=1)
             slope = weights @ (q - y)
-            if np.abs(slope).max() <= 4 * np.finfo(np.float64).eps:
+            size = float(np.abs(slope).max())
+            if size <= ROUNDING:
                 break
-            # a constant shift changes nothing: the rank-one term makes the Hessian definite across it
-            hessian = np.diag(weights @ q) - (q * weights[:, None]).T @ q + 1.0 / n_classes
-            step = np.linalg.solve(hessian + 1e-14 * np.eye(n_classes), slope)
-            step -= step.mean()
-            scale, moved = 1.0, False
-            while scale > 1e-10 and not moved:
-                trial = b - scale * step
-                value = float(weights @ self.value(y, z + trial))
-                moved = value <= current - 1e-4 * scale * float(slope @ step)
+            step = self._newton_step(q, weights, slope)
+            fall = float(slope @ step)
+            if fall <= NEAR:
+                if size > 0.5 * last:
+                    break
+                b, last = b - step, size
+                continue
+            scale, wanted = 1.0, float(weights @ self.value(y, z + b)) - 0.1 * fall
+            while float(weights @ self.value(y, z + b - scale * step)) > wanted and scale > 1e-9:
                 scale *= 0.5
-            if not moved:
-                # the predicted fall is below rounding: the full step is still the better point if its slope is smaller
-                full = b - step
-                if np.abs(weights @ self.gradient(y, z + full)).max() < 0.5 * np.abs(slope).max():
-                    b, current = full, float(weights @ self.value(y, z + full))
-                    continue
-                break
-            b, current = trial, value
+                wanted += 0.1 * scale * fall
+            b = b - scale * step
         return b
 
-    def balanced(
-        self, y: Float[np.ndarray, "n t"], dual: Float[np.ndarray, "n t"], weights: Float[np.ndarray, "n"]
-    ) -> Float[np.ndarray, "n t"]:
+    def _newton_step(self, q: Samples, weights: PerSample, slope: Outputs) -> Outputs:
+        """H⁻¹ slope for the Hessian H = Σ_i weights_i (diag(q_i) − q_i q_iᵀ), on the vectors that sum to zero."""
+        # H takes constant vectors to zero: the rank-one term makes it definite there and changes nothing elsewhere
+        hessian = np.diag(weights @ q) - (q * weights[:, None]).T @ q + 1.0 / q.shape[1]
+        step = np.linalg.lstsq(hessian, slope, rcond=None)[0]
+        return np.asarray(step - step.mean())
+
+    def balanced(self, y: Samples, dual: Samples, weights: PerSample) -> Samples:
         """Mix q = dual + y with one constant distribution, as little of it as gives q the class weights of y.
 
-        The mean of q must be π, the mean of y. With share s of a distribution c it is (1 − s) q̄ + s c, and c ≥ 0
-        asks for s ≥ 1 − π_k/q̄_k in every class k; near a minimiser over the intercepts s is of the order of
-        rounding.
+        The mean of q must be π, the mean of y. With share s of a distribution c it is (1 − s) q̄ + s c, and c
+        ≥ 0 asks for s ≥ 1 − π_k/q̄_k in every class k; near a minimiser over the intercepts s is of the order
+        of rounding.
         """
         q = np.maximum(dual + y, 0.0)
         q /= q.sum(axis=1, keepdims=True)
         total = weights.sum()
         wanted, mean = weights @ y / total, weights @ q / total
         excess = 1.0 - np.divide(wanted, mean, out=np.ones_like(mean), where=mean > 0)
-        share = float(excess.max())
-        if share <= 0.0:
-            return q - y
-        share = min(share, 1.0)
+        share = min(float(excess.max()), 1.0)
         constant = np.maximum(wanted - (1.0 - share) * mean, 0.0)
-        return (1.0 - share) * q + share * constant / constant.sum() - y
+        missing = float(constant.sum())
+        if share <= 0.0 or missing == 0.0:
+            return q - y
+        return (1.0 - share) * q + (share / missing) * constant - y

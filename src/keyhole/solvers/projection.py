@@ -1,11 +1,12 @@
 """The norm ball {Σ_m |v_m| ≤ K} ∩ {|v| ≤ R}: its Euclidean projection and its support function, both exact.
 
-Both depend on v only through the group norms a_m = |v_m|, and both come down to one threshold. The projection is
-x = s (a − θ)₊; when both constraints bind, θ solves |(a − θ)₊|₁ / |(a − θ)₊|₂ = K/R. The support function is
-min_θ Kθ + R |(a − θ)₊|₂, whose stationary point solves the same equation.
+Both depend on v only through the group norms a_m = |v_m|, and both come down to one threshold. The projection
+is x = s (a − θ)₊; when both constraints bind, θ solves |(a − θ)₊|₁ / |(a − θ)₊|₂ = K/R. The support function
+is min_θ Kθ + R |(a − θ)₊|₂, whose stationary point solves the same equation.
 
-Everything is done on c = max a − a and τ = max a − θ, the depth of the threshold below the largest norm. Where k
-norms exceed the threshold the equation is quadratic in τ, and centred at the mean of the k smallest c it reads
+Everything is done on c = max a − a and τ = max a − θ, the depth of the threshold below the largest norm.
+Where k norms exceed the threshold the equation is quadratic in τ, and centred at the mean of the k smallest c
+it reads
 
     τ = mean(c) + r √(V / (k (k − r²))),    V = Σ (c − mean(c))²,  r = K/R,
 
@@ -37,13 +38,15 @@ def project_norm_ball(
     Returns
     -------
     array (m, d)
-        The dtype of ``values``. Groups below the threshold are exactly zero. The sum and the root of the sum of
-        squares of the group norms exceed K and R by rounding at most (a few eps of ``values``' dtype, relative).
+        The dtype of ``values``. Groups below the threshold are exactly zero. The sum and the root of the sum
+        of squares of the group norms exceed K and R by rounding at most (a few eps of ``values``' dtype,
+        relative).
 
     Notes
     -----
-    Not iterative: the number of surviving groups is found by sorting, the threshold by a closed form. The error is
-    rounding, a few eps times the largest norm (float64 inside, whatever the dtype). Cost O(m d + m log m).
+    Not iterative: the number of surviving groups is found by sorting, the threshold by a closed form. The
+    error is rounding, a few eps times the largest norm (float64 inside, whatever the dtype). Cost O(m d + m
+    log m).
 
     Examples
     --------
@@ -61,12 +64,14 @@ def project_norm_ball(
     return values * factor[:, None].astype(values.dtype)
 
 
-def group_norms(values: Float[np.ndarray, "m d"]) -> Float[np.ndarray, "m"]:
+def group_norms(values: Float[np.ndarray, "m d"]) -> Float[np.ndarray, " m"]:
     """|v_m| of every row, summed in float64."""
     return np.sqrt(np.einsum("md,md->m", values, values, dtype=np.float64))
 
 
-def project_norms(norms: Float[np.ndarray, "m"], group_radius: float, ball_radius: float) -> Float[np.ndarray, "m"]:
+def project_norms(
+    norms: Float[np.ndarray, " m"], group_radius: float, ball_radius: float
+) -> Float[np.ndarray, " m"]:
     """Project the vector of group norms, a ≥ 0, onto {Σ x ≤ K, |x| ≤ R}; ``norms`` itself if it is inside.
 
     Examples
@@ -96,7 +101,7 @@ def project_norms(norms: Float[np.ndarray, "m"], group_radius: float, ball_radiu
 
 
 def norm_ball_support(
-    norms: Float[np.ndarray, "m"], group_radius: float, ball_radius: float
+    norms: Float[np.ndarray, " m"], group_radius: float, ball_radius: float
 ) -> tuple[float, float]:
     """The support function of the norm ball, max <g, v>, from the group norms a_m = |g_m|; and its threshold.
 
@@ -110,8 +115,8 @@ def norm_ball_support(
     Returns
     -------
     support : float
-        min over θ ≥ 0 of Kθ + R |(a − θ)₊|₂. Every θ bounds the maximum from above, so what is returned is never too
-        small by more than the rounding of that one sum, however θ was found.
+        min over θ ≥ 0 of Kθ + R |(a − θ)₊|₂. Every θ bounds the maximum from above, so what is returned is
+        never too small by more than the rounding of that one sum, however θ was found.
     threshold : float
         The minimising θ: the maximiser v has v_m = 0 wherever a_m < θ.
 
@@ -138,7 +143,7 @@ def norm_ball_support(
     return group_radius * (top - reach) + ball_radius * rest, top - reach
 
 
-def _sum_depth(depth: Float[np.ndarray, "m"], radius: float) -> float:
+def _sum_depth(depth: Float[np.ndarray, " m"], radius: float) -> float:
     """The τ with Σ (τ − depth)₊ = radius > 0."""
     ordered = np.sort(depth)
     count = np.arange(1, len(ordered) + 1)
@@ -147,11 +152,13 @@ def _sum_depth(depth: Float[np.ndarray, "m"], radius: float) -> float:
     return float(radius / kept + ordered[:kept].mean())
 
 
-def _ratio_depth(depth: Float[np.ndarray, "m"], ratio: float) -> float:
-    """The τ with |(τ − depth)₊|₁ = ratio · |(τ − depth)₊|₂, for a ratio between √(number of zeros) and its largest.
+def _ratio_depth(depth: Float[np.ndarray, " m"], ratio: float) -> float:
+    """The τ with |(τ − depth)₊|₁ = ratio · |(τ − depth)₊|₂, for a ratio between √(number of zeros) and its
+    largest.
 
-    The left side over the right side grows with τ, so the number k of depths below τ is found by bisection over
-    the sorted depths, each trial summed afresh; within the segment the closed form of the module docstring holds.
+    The left side over the right side grows with τ, so the number k of depths below τ is found by bisection
+    over the sorted depths, each trial summed afresh; within the segment the closed form of the module
+    docstring holds.
     """
     ordered = np.sort(depth)
     low, high = math.floor(ratio**2) + 1, len(ordered)  # k > r², because |·|₁ ≤ √k |·|₂
