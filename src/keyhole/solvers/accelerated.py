@@ -18,7 +18,7 @@ from keyhole.solvers.losses import Outputs, Samples
 from keyhole.solvers.projection import group_norms
 
 RELAX = 0.95
-"""The step grows by 1/RELAX after every iteration; a failed test costs one product, a timid step every iteration."""
+"""The step grows by 1/RELAX an iteration: a failed test costs one product, a timid step many iterations."""
 
 
 class AcceleratedDescent:

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from keyhole.solvers.accelerated import AcceleratedDescent
 from keyhole.solvers.design import Design
 from keyhole.solvers.dual_gap import Problem
-from keyhole.solvers.losses import Outputs, ProximalLoss, Samples
+from keyhole.solvers.losses import KinkedLoss, Outputs, Samples
 from keyhole.solvers.smoothing import Smoothed
 
 CHECK_EVERY = 5
@@ -27,7 +27,7 @@ FIRST_WIDTH = 0.3
 """First smoothing width, in units of the loss of the best constant: the scale of the residuals."""
 
 NARROWER = 0.3
-"""The width shrinks by this factor when moving the centre has not brought the gap below 0.3 of what it was."""
+"""The width shrinks by this factor when moving the centre did not bring the gap below 0.3 of what it was."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,8 @@ class GapWatch:
 
 
 def descend(problem: Problem, columns: Design, start: Iterate, target: float, max_iter: int) -> Iterate:
-    """Iterate until the gap on ``columns`` is at most ``target``, or no longer falls, or max_iter is reached."""
-    if isinstance(problem.loss, ProximalLoss) and not np.isfinite(problem.loss.smoothness):
+    """Iterate until the gap on ``columns`` is at most ``target``, or falls no more, or max_iter is there."""
+    if isinstance(problem.loss, KinkedLoss):
         return _descend_kinked(problem, problem.loss, columns, start, target, max_iter)
     return _descend_smooth(problem, columns, start, target, max_iter)
 
@@ -119,14 +119,14 @@ def _descend_smooth(
 
 
 def _descend_kinked(
-    problem: Problem, loss: ProximalLoss, columns: Design, start: Iterate, target: float, max_iter: int
+    problem: Problem, loss: KinkedLoss, columns: Design, start: Iterate, target: float, max_iter: int
 ) -> Iterate:
     watch = GapWatch(problem, start.dual)
     centre, width, curvature = start.dual, start.width, start.curvature
     values, intercept, n_iter = start.values, start.intercept, start.n_iter
     before = np.inf
     while n_iter < max_iter:
-        smoothed = replace(problem, loss=Smoothed(loss, width, centre))
+        smoothed = replace(problem, loss=Smoothed(loss, problem.targets, width, centre))
         descent = AcceleratedDescent(smoothed, columns, values, intercept, curvature)
         inner = GapWatch(smoothed, centre)
         first = n_iter

@@ -162,12 +162,14 @@ class StreamedDesign:
 
 
 class ColumnBuffer:
-    """Memory for copies of columns, kept from one copy to the next: touching fresh memory is what copying costs."""
+    """Memory for copies of columns, kept from one to the next: touching fresh memory is what copies cost."""
 
     def __init__(self, dtype: np.dtype) -> None:
         self._store = np.empty(0, dtype)
 
-    def fill(self, design: SelectableDesign, groups: Int[np.ndarray, " k"], group_size: int) -> WorkingColumns:
+    def fill(
+        self, design: SelectableDesign, groups: Int[np.ndarray, " k"], group_size: int
+    ) -> WorkingColumns:
         """The columns of ``groups``, side by side; what the last call returned is overwritten."""
         n = design.shape[0]
         width = len(groups) * group_size
@@ -204,30 +206,30 @@ class WorkingColumns:
 
 
 def product(matrix: Float[np.ndarray, "a b"], columns: Float[np.ndarray, "b t"]) -> Float[np.ndarray, "a t"]:
-    """``matrix @ columns``; one column goes through the matrix–vector routine, which reads the matrix once."""
+    """``matrix @ columns``; a single column goes through the faster matrix–vector routine."""
     if columns.shape[1] == 1:
         return (matrix @ columns[:, 0])[:, None]
     return matrix @ columns
 
 
 def check_design(design: Any, group_size: int, memory_budget: int) -> Design:
-    """Return ``design`` as a Design: arrays are checked and wrapped, operators must have the right members."""
+    """Return ``design`` as a Design: arrays are checked and wrapped, operators taken as they are."""
     if isinstance(design, Design):
         n, p = design.shape
     else:
         array = check_float_array(design, "design")
         if array.ndim != 2:
             raise ValueError(
-                f"`design` must have shape (n, p), samples × columns, or be an operator with shape, matvec and rmatvec: "
-                f"got shape {array.shape}."
+                "`design` must have shape (n, p), samples × columns, or be an operator with shape, matvec "
+                f"and rmatvec: got shape {array.shape}."
             )
         check_finite(array, "design")
         n, p = array.shape
         design = DenseDesign(array, group_size, memory_budget)
     if n == 0 or p == 0 or p % group_size:
         raise ValueError(
-            f"`design` must have at least one row and whole groups of {group_size} columns: got shape {(n, p)}. "
-            "`group_size` is the number of columns that belong to one head."
+            f"`design` must have at least one row and whole groups of {group_size} columns: got shape "
+            f"{(n, p)}. `group_size` is the number of columns that belong to one group."
         )
     checked: Design = design
     return checked

@@ -1,11 +1,9 @@
-"""The regularised mean loss, its dual, and the gap between them: the certificate on which every solver here
-stops.
+"""The regularised mean loss, its dual, and the gap between them, on which every solver here stops.
 
     primal   P(v, b) = Σ_i w_i ℓ(y_i, Φ_i v + b) + Ω(v),                 Σ w = 1
     dual     D(a)    = −Σ_i w_i ℓ*(y_i, a_i) − Ω*(Φᵀ(w a)),              Σ_i w_i a_i = 0 if b is free
 
-P(v, b) ≥ D(a) for every v, b and every such a, so P − D bounds what is left to gain. Ω is symmetric under v →
-−v.
+P(v, b) ≥ D(a) for every v, b and every such a, so P − D bounds what is left to gain. Ω is even.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ LOSSES: dict[str, Loss] = {
 """Every loss by its name."""
 
 ROUNDING = 64 * float(np.finfo(np.float64).eps)
-"""Added to every reported gap, times the size of the terms it is the difference of: it stays an upper bound."""
+"""Added to every gap, times the size of the terms it is the difference of: so it stays an upper bound."""
 
 
 @runtime_checkable
@@ -61,7 +59,7 @@ class Regulariser(Protocol):
         ...
 
     def dual_scales(self, norms: Float[np.ndarray, " m"]) -> tuple[float, ...]:
-        """Factors in [0, 1] worth trying on a dual point whose gradient has these group norms; one makes Ω* finite."""
+        """Factors in [0, 1] to try on a dual point whose gradient has these norms; one makes Ω* finite."""
         ...
 
 
@@ -109,7 +107,7 @@ class Problem:
         return mean + self.regulariser.value(group_norms(self.grouped(values)))
 
     def dual_point(self, predictions: Samples, intercept: Outputs) -> Samples:
-        """The gradient of the loss at a point: in the domain of ℓ*, and balanced when ``intercept`` is the best one."""
+        """The gradient of the loss: in the domain of ℓ*, and balanced if ``intercept`` is the best one."""
         return self.loss.gradient(self.targets, predictions + intercept)
 
     def feasible(self, dual: Samples) -> Samples:
@@ -117,11 +115,11 @@ class Problem:
         return self.loss.balanced(self.targets, dual, self.weights) if self.fit_intercept else dual
 
     def weighted(self, dual: Samples) -> Samples:
-        """w a, what Φᵀ is applied to."""
+        """The product w a, to which Φᵀ is applied."""
         return dual * self.weights[:, None]
 
     def dual(self, dual: Samples, norms: Float[np.ndarray, " m"]) -> tuple[float, float]:
-        """The best D(s·a) over the scales s worth trying, and that s; ``norms`` are the group norms of Φᵀ(w a)."""
+        """The best D(s·a) over the scales s to try, and that s; ``norms`` are the group norms of Φᵀ(w a)."""
         best, best_scale = -np.inf, 0.0
         for scale in self.regulariser.dual_scales(norms):
             conjugate = float(self.weights @ self.loss.conjugate(self.targets, scale * dual))
@@ -165,8 +163,9 @@ def certify(
     dual: Samples | None,
     intercept: Outputs,
 ) -> Certificate:
-    """Evaluate P at (values, best intercept) and D at ``dual``, or at the gradient of the loss there if it is
-    None.
+    """Evaluate P at (values, best intercept) and D at ``dual``.
+
+    Without a ``dual`` point the gradient of the loss at the primal point is one.
 
     Cost: one product with Φ and one with Φᵀ.
     """

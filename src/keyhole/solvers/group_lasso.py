@@ -84,7 +84,7 @@ class GroupLassoFit:
     n_iter: int
     converged: bool
     active: Bool[np.ndarray, " m"]
-    dual: Float[np.ndarray, "n *t"]
+    dual: Float[np.ndarray, " n *t"]
 
 
 def fit_group_lasso(
@@ -136,8 +136,8 @@ def fit_group_lasso(
     )
     if penalty == GroupPenalty(0.0, 0.0):
         raise ValueError(
-            "`group_penalty` and `ridge_penalty` must not both be 0: without a penalty nothing bounds the gap. "
-            "Give one of them a positive number."
+            "`group_penalty` and `ridge_penalty` must not both be 0: without a penalty nothing bounds the "
+            "gap. Give one of them a positive number."
         )
     tol = check_number(tol, "tol", minimum=0.0, exclusive=True)
     max_iter = check_count(max_iter, "max_iter")

@@ -12,7 +12,9 @@ MAX_STEPS = 200
 """Guarded Newton steps; bisection alone needs about 60 once both ends are known."""
 
 
-def monotone_root(derivatives: Callable[[float], tuple[float, float]], start: float, tolerance: float) -> float:
+def monotone_root(
+    derivatives: Callable[[float], tuple[float, float]], start: float, tolerance: float
+) -> float:
     """The root of a nondecreasing function by Newton steps, guarded by a bracket that only shrinks.
 
     Parameters
@@ -30,9 +32,9 @@ def monotone_root(derivatives: Callable[[float], tuple[float, float]], start: fl
 
     Notes
     -----
-    A Newton step is taken when it falls inside the bracket and the function has at least halved since the step
-    before; otherwise the bracket is halved, or, while it is open, left in steps that double. Piecewise linear
-    functions (the derivative of Huber's loss) take finitely many steps, one or two from a warm start.
+    A Newton step is taken when it falls inside the bracket and the function has at least halved since the
+    step before; otherwise the bracket is halved, or, while it is open, left in steps that double. Piecewise
+    linear functions (the derivative of Huber's loss) take finitely many steps, one or two from a warm start.
 
     Examples
     --------
@@ -67,8 +69,8 @@ def weighted_quantile(
 ) -> float:
     """The smallest point with at least ``level`` of the weight at or below it.
 
-    It minimises b ↦ Σ_i weights_i |points_i − b| for level 1/2, and every tilted absolute loss for other levels.
-    Cost: one sort, O(n log n).
+    With half of the weight as level it minimises b ↦ Σ_i weights_i |points_i − b|; other levels belong to
+    tilted absolute losses. Cost: one sort, O(n log n).
 
     Examples
     --------

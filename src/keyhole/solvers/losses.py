@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from functools import partial
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from scipy.special import entr, expit
 
 from keyhole.solvers.intercept import monotone_root, weighted_quantile
@@ -24,7 +25,7 @@ ROUNDING = 2 * float(np.finfo(np.float64).eps)
 """A weighted mean of slopes of size one that is smaller than this is zero."""
 
 DOMAIN_SLACK = 1e-12
-"""How far outside the domain of a conjugate a point may lie by rounding; beyond it the conjugate is infinite."""
+"""How far outside the domain of a conjugate rounding may put a point; beyond it the conjugate is infinite."""
 
 
 class Loss(ABC):
@@ -67,11 +68,9 @@ class Loss(ABC):
 
     @abstractmethod
     def balanced(self, y: Samples, dual: Samples, weights: PerSample) -> Samples:
-        """A dual point near ``dual``, in the domain of the conjugate, with Σ_i weights_i dual_i = 0 to
-        rounding.
+        """A point near ``dual``, in the domain of the conjugate as it is, with Σ_i weights_i dual_i = 0.
 
-        That sum is the constraint which a free intercept puts on the dual problem. ``dual`` must be in the
-        domain.
+        That sum is the constraint which a free intercept puts on the dual problem. It holds to rounding.
         """
 
 
@@ -87,23 +86,27 @@ class ScalarLoss(Loss):
         slope, bend = weights @ self.gradient(y, z), weights @ self.curvature(y, z)
         return float(slope.sum()), float(bend.sum())
 
+    def _derivatives_at(
+        self, y: Samples, z: Samples, weights: PerSample, shift: float
+    ) -> tuple[float, float]:
+        return self.mean_derivatives(y, z + shift, weights)
+
     def column(self, output: int) -> ScalarLoss:
         """The loss of one output by itself."""
         return self
 
     def best_intercept(self, y: Samples, z: Samples, weights: PerSample, start: Outputs) -> Outputs:
-        """A minimiser of Σ_i weights_i ℓ(y_i, z_i + b): the root of its monotone derivative, by guarded Newton."""
+        """The root of the monotone derivative of Σ_i weights_i ℓ(y_i, z_i + b), by guarded Newton steps."""
         tolerance = ROUNDING * float(weights.sum()) * min(self.lipschitz, 1.0)
         best = np.empty(y.shape[1])
         for k in range(y.shape[1]):
-            loss, targets, predictions = self.column(k), y[:, k : k + 1], z[:, k : k + 1]
-            best[k] = monotone_root(
-                lambda b: loss.mean_derivatives(targets, predictions + b, weights), float(start[k]), tolerance
-            )
+            one = slice(k, k + 1)
+            derivatives = partial(self.column(k)._derivatives_at, y[:, one], z[:, one], weights)
+            best[k] = monotone_root(derivatives, float(start[k]), tolerance)
         return best
 
     def balanced(self, y: Samples, dual: Samples, weights: PerSample) -> Samples:
-        """Shrink the heavier sign of each output until both signs weigh the same: the domain is an interval around 0."""
+        """Shrink the heavier sign of each output until both weigh the same: 0 is inside the domain."""
         upper = weights @ np.maximum(dual, 0.0)
         lower = weights @ np.maximum(-dual, 0.0)
         lighter = np.minimum(upper, lower)
@@ -112,8 +115,96 @@ class ScalarLoss(Loss):
         return np.where(dual > 0, dual * up, dual * down)
 
 
-class ProximalLoss(ScalarLoss):
-    """A scalar loss whose proximal maps have closed forms; `smoothing` builds on them where there are kinks."""
+class KinkedLoss(ScalarLoss):
+    """ℓ(y, z) = max of a·(z − y) over low(y) ≤ a ≤ high(y): two straight pieces that meet at z = y.
+
+    A subclass says what the slopes are; all else follows. The conjugate is a·y between them.
+    """
+
+    smoothness = math.inf
+
+    @abstractmethod
+    def slopes(self, y: Samples) -> tuple[Samples, Samples]:
+        """The slope left of the kink, at most 0, and right of it, at least 0."""
+
+    def value(self, y: Samples, z: Samples) -> PerSample:
+        """The larger of low · (z − y) and high · (z − y)."""
+        low, high = self.slopes(y)
+        return np.maximum(low * (z - y), high * (z - y)).sum(axis=1)
+
+    def gradient(self, y: Samples, z: Samples) -> Samples:
+        """The slope on this side of the kink; zero on it."""
+        low, high = self.slopes(y)
+        return np.where(z > y, high, np.where(z < y, low, 0.0))
+
+    def curvature(self, y: Samples, z: Samples) -> Samples:
+        """Zero away from the kink."""
+        return np.zeros_like(z)
+
+    def conjugate(self, y: Samples, dual: Samples) -> PerSample:
+        """The product a·y between the slopes."""
+        low, high = self.slopes(y)
+        return _inside(np.maximum(low - dual, dual - high), dual * y)
+
+    def prox(self, y: Samples, z: Samples, step: float) -> Samples:
+        """Move down the slope by ``step`` times its size, but not beyond the kink."""
+        low, high = self.slopes(y)
+        return np.where(z > y, np.maximum(z - step * high, y), np.minimum(z - step * low, y))
+
+    def conjugate_prox(self, y: Samples, dual: Samples, step: float) -> Samples:
+        """Subtract step · y, then clip to the slopes."""
+        low, high = self.slopes(y)
+        return np.clip(dual - step * y, low, high)
+
+    def best_intercept(self, y: Samples, z: Samples, weights: PerSample, start: Outputs) -> Outputs:
+        """A quantile of the residuals y − z: the median for the absolute loss.
+
+        As b passes y_i − z_i the slope of Σ weights_i ℓ(y_i, z_i + b) rises by weights_i (high_i − low_i),
+        from Σ weights_i low_i on the far left.
+        """
+        low, high = self.slopes(y)
+        rise, level = weights[:, None] * (high - low), -(weights @ low)
+        return np.array(
+            [weighted_quantile((y - z)[:, k], rise[:, k], float(level[k])) for k in range(y.shape[1])]
+        )
+
+
+class Absolute(KinkedLoss):
+    """|r|, r = z − y."""
+
+    name = "absolute"
+    lipschitz = 1.0
+
+    def check_targets(self, y: Samples, weights: PerSample, intercept: bool) -> None:
+        """Every finite target is fine, and a best intercept always exists."""
+
+    def slopes(self, y: Samples) -> tuple[Samples, Samples]:
+        """−1 and 1."""
+        return np.full_like(y, -1.0), np.ones_like(y)
+
+
+class Hinge(KinkedLoss):
+    """max(0, 1 − y z) for labels y = ±1: the kink is at z = y, because y² = 1."""
+
+    name = "hinge"
+    lipschitz = 1.0
+
+    def check_targets(self, y: Samples, weights: PerSample, intercept: bool) -> None:
+        """Labels are ±1; a best intercept always exists."""
+        _check_signs(y, self.name)
+
+    def slopes(self, y: Samples) -> tuple[Samples, Samples]:
+        """−1 and 0 for the label 1, 0 and 1 for the label −1."""
+        return np.minimum(-y, 0.0), np.maximum(-y, 0.0)
+
+
+class ResidualLoss(ScalarLoss):
+    """A smooth loss of the residual r = z − y: any real target will do."""
+
+    smoothness = 1.0
+
+    def check_targets(self, y: Samples, weights: PerSample, intercept: bool) -> None:
+        """Every finite target is fine, and a best intercept always exists."""
 
     @abstractmethod
     def prox(self, y: Samples, z: Samples, step: float) -> Samples:
@@ -121,59 +212,7 @@ class ProximalLoss(ScalarLoss):
 
     @abstractmethod
     def conjugate_prox(self, y: Samples, dual: Samples, step: float) -> Samples:
-        """The minimiser a of step · ℓ*(y, a) + (a − dual)²/2; exactly inside the domain of ℓ*."""
-
-    @abstractmethod
-    def interior(self, y: Samples, dual: Samples) -> Bool[np.ndarray, "n t"]:
-        """Whether each entry lies strictly inside the domain of ℓ*."""
-
-
-class ResidualLoss(ProximalLoss):
-    """A loss of the residual r = z − y: any real target will do."""
-
-    def check_targets(self, y: Samples, weights: PerSample, intercept: bool) -> None:
-        """Every finite target is fine, and a best intercept always exists."""
-
-
-class Absolute(ResidualLoss):
-    """|r|, r = z − y."""
-
-    name = "absolute"
-    lipschitz = 1.0
-    smoothness = math.inf
-
-    def value(self, y: Samples, z: Samples) -> PerSample:
-        """|z − y|."""
-        return np.abs(z - y).sum(axis=1)
-
-    def gradient(self, y: Samples, z: Samples) -> Samples:
-        """sign(z − y)."""
-        return np.sign(z - y)
-
-    def curvature(self, y: Samples, z: Samples) -> Samples:
-        """Zero away from the kink."""
-        return np.zeros_like(z)
-
-    def conjugate(self, y: Samples, dual: Samples) -> PerSample:
-        """a·y for |a| ≤ 1."""
-        return _inside(np.abs(dual) - 1.0, dual * y)
-
-    def prox(self, y: Samples, z: Samples, step: float) -> Samples:
-        """Move towards y by at most ``step``."""
-        return y + np.sign(z - y) * np.maximum(np.abs(z - y) - step, 0.0)
-
-    def conjugate_prox(self, y: Samples, dual: Samples, step: float) -> Samples:
-        """Subtract step · y, then clip to [−1, 1]."""
-        return np.clip(dual - step * y, -1.0, 1.0)
-
-    def interior(self, y: Samples, dual: Samples) -> Bool[np.ndarray, "n t"]:
-        """|a| < 1."""
-        return np.abs(dual) < 1.0
-
-    def best_intercept(self, y: Samples, z: Samples, weights: PerSample, start: Outputs) -> Outputs:
-        """The weighted median of the residuals."""
-        half = 0.5 * float(weights.sum())
-        return np.array([weighted_quantile(residuals, weights, half) for residuals in (y - z).T])
+        """The minimiser a of step · ℓ*(y, a) + (a − dual)²/2."""
 
 
 class Huber(ResidualLoss):
@@ -181,7 +220,6 @@ class Huber(ResidualLoss):
 
     name = "huber"
     lipschitz = 1.0
-    smoothness = 1.0
 
     def value(self, y: Samples, z: Samples) -> PerSample:
         """r²/2 or |r| − 1/2: both are c(|r| − c/2) with c = min(|r|, 1)."""
@@ -209,17 +247,12 @@ class Huber(ResidualLoss):
         """(a − step · y)/(1 + step), clipped to [−1, 1]."""
         return np.clip((dual - step * y) / (1.0 + step), -1.0, 1.0)
 
-    def interior(self, y: Samples, dual: Samples) -> Bool[np.ndarray, "n t"]:
-        """|a| < 1."""
-        return np.abs(dual) < 1.0
-
 
 class Squared(ResidualLoss):
-    """r²/2, r = z − y: half of what scikit-learn calls the squared error, so that it is Huber's loss near zero."""
+    """r²/2, r = z − y: half of scikit-learn's squared error, so that it is Huber's loss near zero."""
 
     name = "squared"
     lipschitz = math.inf
-    smoothness = 1.0
 
     def value(self, y: Samples, z: Samples) -> PerSample:
         """(z − y)²/2."""
@@ -245,10 +278,6 @@ class Squared(ResidualLoss):
         """(a − step · y)/(1 + step)."""
         return (dual - step * y) / (1.0 + step)
 
-    def interior(self, y: Samples, dual: Samples) -> Bool[np.ndarray, "n t"]:
-        """Everywhere."""
-        return np.ones(dual.shape, dtype=bool)
-
     def best_intercept(self, y: Samples, z: Samples, weights: PerSample, start: Outputs) -> Outputs:
         """The weighted mean of the residuals."""
         return weights @ (y - z)
@@ -267,9 +296,10 @@ class Logistic(ScalarLoss):
         for column, labels in enumerate(y.T if intercept else ()):
             if np.unique(labels[weights > 0]).size < 2:
                 raise ValueError(
-                    "the logistic loss with a free intercept needs both labels: every sample of positive weight "
-                    f"has label {labels[weights > 0][0]:+g} in output {column}, and the loss falls for ever as the "
-                    "intercept grows. Add samples of the other class, or fit without an intercept."
+                    "the logistic loss with a free intercept needs both labels: every sample of positive "
+                    f"weight has label {labels[weights > 0][0]:+g} in output {column}, and the loss falls "
+                    "for ever as the intercept grows. Add samples of the other class, or fit without an "
+                    "intercept."
                 )
 
     def value(self, y: Samples, z: Samples) -> PerSample:
@@ -291,60 +321,8 @@ class Logistic(ScalarLoss):
         return _inside(np.maximum(-q, q - 1.0), -entr(inside) - entr(1.0 - inside))
 
 
-class Hinge(ProximalLoss):
-    """max(0, 1 − y z) for labels y = ±1."""
-
-    name = "hinge"
-    lipschitz = 1.0
-    smoothness = math.inf
-
-    def check_targets(self, y: Samples, weights: PerSample, intercept: bool) -> None:
-        """Labels are ±1; a best intercept always exists."""
-        _check_signs(y, self.name)
-
-    def value(self, y: Samples, z: Samples) -> PerSample:
-        """max(0, 1 − y z)."""
-        return np.maximum(0.0, 1.0 - y * z).sum(axis=1)
-
-    def gradient(self, y: Samples, z: Samples) -> Samples:
-        """−y where y z < 1, zero elsewhere."""
-        return np.where(y * z < 1.0, -y, 0.0)
-
-    def curvature(self, y: Samples, z: Samples) -> Samples:
-        """Zero away from the kink."""
-        return np.zeros_like(z)
-
-    def conjugate(self, y: Samples, dual: Samples) -> PerSample:
-        """y·a for y·a in [−1, 0]."""
-        signed = y * dual
-        return _inside(np.maximum(-1.0 - signed, signed), signed)
-
-    def prox(self, y: Samples, z: Samples, step: float) -> Samples:
-        """Raise the margin y z towards 1, by at most ``step``."""
-        return z + y * np.clip(1.0 - y * z, 0.0, step)
-
-    def conjugate_prox(self, y: Samples, dual: Samples, step: float) -> Samples:
-        """Subtract step from y·a, then clip it to [−1, 0]."""
-        return y * np.clip(y * dual - step, -1.0, 0.0)
-
-    def interior(self, y: Samples, dual: Samples) -> Bool[np.ndarray, "n t"]:
-        """−1 < y·a < 0."""
-        return (y * dual > -1.0) & (y * dual < 0.0)
-
-    def best_intercept(self, y: Samples, z: Samples, weights: PerSample, start: Outputs) -> Outputs:
-        """The quantile of y − z whose level is the weight of the positive class.
-
-        As b passes y_i − z_i the slope of Σ weights_i max(0, 1 − y_i (z_i + b)) rises by weights_i, whatever
-        the label, from minus the weight of the positive class.
-        """
-        levels = weights @ (y > 0)
-        return np.array(
-            [weighted_quantile(points, weights, float(a)) for points, a in zip((y - z).T, levels, strict=True)]
-        )
-
-
 def _inside(excess: np.ndarray, value: np.ndarray) -> PerSample:
-    """``value`` summed over outputs, or inf for a sample whose ``excess`` over its domain is more than rounding."""
+    """``value`` summed over outputs; inf where the ``excess`` over the domain is more than rounding."""
     total = value.sum(axis=1)
     return np.where((excess > DOMAIN_SLACK).any(axis=1), math.inf, total)
 
@@ -354,6 +332,6 @@ def _check_signs(y: np.ndarray, name: str) -> None:
     if len(wrong):
         where = tuple(int(i) for i in wrong[0])
         raise ValueError(
-            f"the {name} loss needs labels −1 and +1: found {y[where]:g} at index {where}, {len(wrong)} such labels in "
-            "all. Encode two classes as 2·(y == positive) − 1."
+            f"the {name} loss needs labels −1 and +1: found {y[where]:g} at index {where}, {len(wrong)} such "
+            "labels in all. Encode two classes as 2·(y == positive) − 1."
         )

@@ -20,8 +20,7 @@ MAX_STEPS = 100
 
 
 class Multinomial(Loss):
-    """log Σ_k exp z_k − <y, z> for y on the simplex of t classes: one-hot labels, or any distribution over
-    them.
+    """log Σ_k exp z_k − <y, z> for y on the simplex of t classes: one-hot labels, or soft ones.
 
     The gradient is softmax(z) − y, at most √2 long, and turns no faster than 1/2: the Hessian diag(q) − qqᵀ
     of a softmax q has eigenvalues of at most 1/2. The conjugate is Σ_k q_k log q_k at q = dual + y on the
@@ -36,24 +35,26 @@ class Multinomial(Loss):
         """Rows of y lie on the simplex; with free intercepts every class must carry weight."""
         if y.shape[1] < 2:
             raise ValueError(
-                f"the multinomial loss needs at least two classes: got targets of shape {y.shape}. Pass one column per "
-                "class, one-hot."
+                f"the multinomial loss needs at least two classes: got targets of shape {y.shape}. Pass one "
+                "column per class, one-hot."
             )
         wrong = np.flatnonzero((y < 0).any(axis=1) | (np.abs(y.sum(axis=1) - 1.0) > 1e-9))
         if len(wrong):
             raise ValueError(
-                "the multinomial loss needs targets that are distributions over the classes, one-hot or not: row "
-                f"{wrong[0]} is {y[wrong[0]]}, {len(wrong)} such rows in all. Pass np.eye(n_classes)[labels]."
+                "the multinomial loss needs targets that are distributions over the classes, one-hot or not: "
+                f"row {wrong[0]} is {y[wrong[0]]}, {len(wrong)} such rows in all. Pass "
+                "np.eye(n_classes)[labels]."
             )
         absent = np.flatnonzero(weights @ y == 0.0)
         if intercept and len(absent):
             raise ValueError(
-                f"the multinomial loss with free intercepts needs every class to occur: class {absent[0]} has no "
-                "weight, and its intercept would fall for ever. Drop its column, or fit without an intercept."
+                "the multinomial loss with free intercepts needs every class to occur: class "
+                f"{absent[0]} has no weight, and its intercept would fall for ever. Drop its column, or fit "
+                "without an intercept."
             )
 
     def value(self, y: Samples, z: Samples) -> PerSample:
-        """log Σ_k exp z_k − <y, z>, without overflow."""
+        """The loss log Σ_k exp z_k − <y, z>, without overflow."""
         return logsumexp(z, axis=1) - (y * z).sum(axis=1)
 
     def gradient(self, y: Samples, z: Samples) -> Samples:
@@ -69,8 +70,8 @@ class Multinomial(Loss):
     def best_intercept(self, y: Samples, z: Samples, weights: PerSample, start: Outputs) -> Outputs:
         """The minimiser b of Σ_i weights_i ℓ(y_i, z_i + b) with Σ b = 0, by damped Newton steps.
 
-        Far from it the loss must fall at every step. Where the predicted fall drowns in rounding, full steps are
-        taken for as long as they halve the mean gradient, which they square until rounding stops them.
+        Far from it the loss must fall at every step. Where the predicted fall drowns in rounding, full steps
+        are taken for as long as they halve the mean gradient, which they square until rounding stops them.
         """
         b = start - start.mean()
         last = math.inf
@@ -95,8 +96,8 @@ class Multinomial(Loss):
         return b
 
     def _newton_step(self, q: Samples, weights: PerSample, slope: Outputs) -> Outputs:
-        """H⁻¹ slope for the Hessian H = Σ_i weights_i (diag(q_i) − q_i q_iᵀ), on the vectors that sum to zero."""
-        # H takes constant vectors to zero: the rank-one term makes it definite there and changes nothing elsewhere
+        """H⁻¹ slope for the Hessian H = Σ_i weights_i (diag(q_i) − q_i q_iᵀ), on vectors that sum to zero."""
+        # H takes constant vectors to zero: the rank-one term makes it definite there and is zero elsewhere
         hessian = np.diag(weights @ q) - (q * weights[:, None]).T @ q + 1.0 / q.shape[1]
         step = np.linalg.lstsq(hessian, slope, rcond=None)[0]
         return np.asarray(step - step.mean())

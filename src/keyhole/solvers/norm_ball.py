@@ -28,7 +28,7 @@ __all__ = ["NormBall", "NormBallFit", "SolverWarning", "fit_norm_ball", "norm_ba
 
 @dataclass(frozen=True)
 class NormBall:
-    """The indicator of {Σ_m |v_m| ≤ group_radius, |v| ≤ ball_radius}; its conjugate is the support function."""
+    """Indicator of {Σ_m |v_m| ≤ group_radius, |v| ≤ ball_radius}. Its conjugate is the support function."""
 
     group_radius: float
     ball_radius: float
@@ -42,7 +42,7 @@ class NormBall:
         return 0.0
 
     def conjugate(self, norms: Float[np.ndarray, " m"]) -> float:
-        """max <g, v> over the ball."""
+        """The largest <g, v> over the ball."""
         return norm_ball_support(norms, self.group_radius, self.ball_radius)[0]
 
     def threshold(self, norms: Float[np.ndarray, " m"]) -> float:
@@ -86,7 +86,7 @@ class NormBallFit:
     n_iter: int
     converged: bool
     active: Bool[np.ndarray, " m"]
-    dual: Float[np.ndarray, "n *t"]
+    dual: Float[np.ndarray, " n *t"]
 
 
 def fit_norm_ball(
@@ -254,8 +254,8 @@ def check_radii(group_radius: float, ball_radius: float) -> tuple[float, float]:
         pair.append(math.inf if unbounded else check_number(radius, name, minimum=0.0))
     if pair == [math.inf, math.inf]:
         raise ValueError(
-            "`group_radius` and `ball_radius` must not both be infinite: without a bound on the values nothing bounds "
-            "the gap. Give one of them a number, or use ridge regression."
+            "`group_radius` and `ball_radius` must not both be infinite: without a bound on the values "
+            "nothing bounds the gap. Give one of them a number, or use ridge regression."
         )
     return pair[0], pair[1]
 
@@ -338,8 +338,8 @@ def check_problem(
     y = check_float_array(targets, "targets").astype(np.float64)
     if y.ndim not in (1, 2) or y.shape[0] != n or y.size == 0:
         raise ValueError(
-            f"`targets` must have shape (n,) or (n, t) with one row per row of the design: got shape {y.shape} for "
-            f"a design of shape {operator.shape}."
+            "`targets` must have shape (n,) or (n, t) with one row per row of the design: got shape "
+            f"{y.shape} for a design of shape {operator.shape}."
         )
     check_finite(y, "targets")
     weights = _check_weights(sample_weight, n)
@@ -365,7 +365,7 @@ def _check_weights(sample_weight: Any, n: int) -> Float[np.ndarray, " n"]:
     check_finite(weights, "sample_weight")
     if weights.min() < 0 or weights.sum() == 0:
         raise ValueError(
-            f"`sample_weight` must be nonnegative and not all zero: the smallest is {weights.min():g} and they sum to "
-            f"{weights.sum():g}. A weight of zero leaves its sample out."
+            f"`sample_weight` must be nonnegative and not all zero: the smallest is {weights.min():g} and "
+            f"they sum to {weights.sum():g}. A weight of zero leaves its sample out."
         )
     return np.asarray(weights / weights.sum())

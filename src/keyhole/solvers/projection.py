@@ -153,11 +153,10 @@ def _sum_depth(depth: Float[np.ndarray, " m"], radius: float) -> float:
 
 
 def _ratio_depth(depth: Float[np.ndarray, " m"], ratio: float) -> float:
-    """The τ with |(τ − depth)₊|₁ = ratio · |(τ − depth)₊|₂, for a ratio between √(number of zeros) and its
-    largest.
+    """The τ with |(τ − depth)₊|₁ = ratio · |(τ − depth)₊|₂, where there is one.
 
-    The left side over the right side grows with τ, so the number k of depths below τ is found by bisection
-    over the sorted depths, each trial summed afresh; within the segment the closed form of the module
+    The quotient of the two norms grows with τ, from √(number of zeros), so the number k of depths below τ is
+    found by bisection over the sorted depths, each trial summed afresh; then the closed form of the module
     docstring holds.
     """
     ordered = np.sort(depth)

@@ -1,8 +1,8 @@
 """Fit on the groups that matter, certify on all of them.
 
-A stage iterates on a working set of groups, whose columns are copied side by side; then the gap is computed on
-the whole design, in float64. Groups left out cost two products a stage instead of two an iteration. Nothing rests
-on the choice of the working set but speed: the gap that is reported has seen every group.
+A stage iterates on a working set of groups, whose columns are copied side by side; then the gap is computed
+on the whole design, in float64. Groups left out cost two products a stage instead of two an iteration.
+Nothing rests on the choice of the working set but speed: the gap that is reported has seen every group.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from keyhole.solvers.dual_gap import Certificate, Problem, certify
 from keyhole.solvers.projection import group_norms
 
 OBJECTIVE_FLOOR = 1e-3
-"""The gap is relative to the objective, or to this share of the loss of the best constant if that is larger."""
+"""The gap is relative to the objective, or to this share of the best constant's loss where that is larger."""
 
 ROUNDING_FLOOR = 1e-12
-"""And never to less than this share of the loss of predicting zero: constant targets are fitted to rounding."""
+"""And never to less than this share of the loss at zero: constant targets are fitted to rounding only."""
 
 STAGE = 0.1
 """A stage aims at this share of the certified gap: more would be spent on a working set that may be wrong."""
@@ -32,17 +32,17 @@ SPARE_GROUPS = 10
 """Groups added to those predicted active, doubled when the prediction was too small."""
 
 COPYING = 12.0
-"""What copying columns costs, in iterations on them: about 20 into fresh memory, 2 into memory used before."""
+"""What copying columns costs, in iterations on them: about 20 into fresh memory, 2 into used memory."""
 
 SHORT_STAGE = 10
-"""Iterations that a first stage is expected to take; later ones are expected to be as long as the one before."""
+"""Iterations that a first stage is expected to take; a later one is expected to be like the one before."""
 
 WORTH_SHRINKING = 0.7
 """Share of the columns at hand below which a smaller working set is worth a copy and the loss of momentum."""
 
 
 class SolverWarning(UserWarning):
-    """A solver stopped before the duality gap was as small as asked: the message has the number and the remedy."""
+    """A solver stopped before the gap was as small as asked; the message has the number and the remedy."""
 
 
 @dataclass(frozen=True)
@@ -152,9 +152,7 @@ def minimise(
             break
         working.update(_predict_active(problem, values, best.scores, spare), expected)
         target = max(0.7 * tol * scale, STAGE * best.gap)
-        before = replace(
-            iterate, values=working.restrict(values), intercept=best.intercept, dual=best.dual
-        )
+        before = replace(iterate, values=working.restrict(values), intercept=best.intercept, dual=best.dual)
         iterate = descend(problem, working.columns, before, target, max_iter)
         expected = iterate.n_iter - before.n_iter
         candidate = working.extend(iterate.values)
@@ -179,8 +177,8 @@ def warn_if_short(solution: Solution, tol: float, max_iter: int, dtype: np.dtype
     else:
         remedy = "rounding has the last word here: raise `tol`"
     warnings.warn(
-        f"stopped after {solution.n_iter} iterations at a relative duality gap of {solution.relative_gap:.2e}, "
-        f"where `tol` asked for {tol:.2e}: {remedy}.",
+        f"stopped after {solution.n_iter} iterations at a relative duality gap of "
+        f"{solution.relative_gap:.2e}, where `tol` asked for {tol:.2e}: {remedy}.",
         SolverWarning,
         stacklevel=4,
     )
