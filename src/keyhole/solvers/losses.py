@@ -37,7 +37,8 @@ class Loss(ABC):
     Attributes
     ----------
     lipschitz : float
-        max |gradient|, in the Euclidean norm over outputs; inf for the squared loss.
+        Largest length of the gradient: of each output for a loss of one number, of all together for the
+        multinomial one. Infinite for the squared loss.
     smoothness : float
         Lipschitz constant of the gradient; inf where the loss has a kink.
     """
