@@ -106,7 +106,9 @@ def test_fenchel_young(name, rng):
 
 def test_fenchel_young_catches_huber_without_its_quadratic_part(rng):
     y, z = sample("huber", rng)
-    assert equality_violation(broken(Huber(), conjugate=Absolute.conjugate, slopes=Absolute.slopes), y, z) > 0.1
+    assert (
+        equality_violation(broken(Huber(), conjugate=Absolute.conjugate, slopes=Absolute.slopes), y, z) > 0.1
+    )
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -220,4 +222,11 @@ def test_best_intercept_balances_the_gradient(name, rng):
 
 
 def test_the_losses_are_the_six():
-    assert [type(loss) for loss in LOSSES.values()] == [Absolute, Huber, Squared, Logistic, Hinge, Multinomial]
+    assert [type(loss) for loss in LOSSES.values()] == [
+        Absolute,
+        Huber,
+        Squared,
+        Logistic,
+        Hinge,
+        Multinomial,
+    ]

@@ -61,9 +61,7 @@ def solve_by_cvxpy(design, targets, loss, size, constraints=None, penalty=None, 
     for accuracy in (1e-10, 1e-9, 1e-8):  # as tight as it can be brought to agree to
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Solution may be inaccurate")
-            problem.solve(
-                solver=cp.CLARABEL, tol_gap_abs=accuracy, tol_gap_rel=accuracy, tol_feas=accuracy
-            )
+            problem.solve(solver=cp.CLARABEL, tol_gap_abs=accuracy, tol_gap_rel=accuracy, tol_feas=accuracy)
         if problem.status == "optimal":
             return float(problem.value), 10 * accuracy * max(1.0, float(problem.value))
     raise AssertionError(f"the reference solver failed: {problem.status}")
@@ -276,15 +274,25 @@ def test_float32_iterations_with_a_float64_certificate(rng):
 
 def test_float32_says_when_it_has_no_more_digits(rng):
     design, targets, radii = random_problem(rng, "huber", n=60, n_groups=40)
-    with pytest.warns(SolverWarning, match=r"float32 has no more digits to give: use float64, or raise `tol`"):
+    with pytest.warns(
+        SolverWarning, match=r"float32 has no more digits to give: use float64, or raise `tol`"
+    ):
         fit_norm_ball(
-            design, targets, group_size=5, group_radius=radii[0], ball_radius=radii[1], tol=1e-14, dtype="float32"
+            design,
+            targets,
+            group_size=5,
+            group_radius=radii[0],
+            ball_radius=radii[1],
+            tol=1e-14,
+            dtype="float32",
         )
 
 
 def test_stopping_early_warns_with_the_number_and_the_remedy(rng):
     design, targets, _ = random_problem(rng, "huber", n=60, n_groups=40)
-    with pytest.warns(SolverWarning, match=r"after 3 iterations at a relative duality gap of .*raise `max_iter`"):
+    with pytest.warns(
+        SolverWarning, match=r"after 3 iterations at a relative duality gap of .*raise `max_iter`"
+    ):
         fit = fit_norm_ball(design, targets, group_size=5, group_radius=5.0, tol=1e-8, max_iter=3)
     assert not fit.converged
     assert fit.n_iter == 3
@@ -296,7 +304,8 @@ def test_path_starts_each_fit_from_the_one_before(rng):
     radii = [(r, 2.0) for r in np.linspace(1.0, 4.0, 10)]
     path = norm_ball_path(design, targets, radii, group_size=5, tol=1e-7)
     alone = [
-        fit_norm_ball(design, targets, group_size=5, group_radius=k, ball_radius=r, tol=1e-7) for k, r in radii
+        fit_norm_ball(design, targets, group_size=5, group_radius=k, ball_radius=r, tol=1e-7)
+        for k, r in radii
     ]
     assert [fit.objective for fit in path] == pytest.approx([fit.objective for fit in alone], rel=2e-7)
     assert sum(fit.n_iter for fit in path) < sum(fit.n_iter for fit in alone)
@@ -308,7 +317,9 @@ def test_path_starts_each_fit_from_the_one_before(rng):
 
 def test_the_same_call_gives_the_same_numbers(rng):
     design, targets, radii = random_problem(rng, "absolute")
-    fits = [fit_norm_ball(design, targets, group_size=5, group_radius=radii[0], loss="absolute") for _ in range(2)]
+    fits = [
+        fit_norm_ball(design, targets, group_size=5, group_radius=radii[0], loss="absolute") for _ in range(2)
+    ]
     assert np.array_equal(fits[0].values, fits[1].values)
     assert fits[0].duality_gap == fits[1].duality_gap
 
@@ -337,7 +348,9 @@ def test_errors_say_rule_evidence_and_remedy(change, message):
 
 
 def test_errors_of_shape():
-    with pytest.raises(ValueError, match=r"one row per row of the design: got shape \(3,\) for a design of shape"):
+    with pytest.raises(
+        ValueError, match=r"one row per row of the design: got shape \(3,\) for a design of shape"
+    ):
         fit_norm_ball(np.ones((4, 8)), np.arange(3.0), **GOOD)
     with pytest.raises(ValueError, match=r"`design` must have shape \(n, p\).* got shape \(8,\)"):
         fit_norm_ball(np.ones(8), np.arange(8.0), **GOOD)

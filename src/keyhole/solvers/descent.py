@@ -1,4 +1,4 @@
-"""One stage of a fit: iterate on the columns at hand until the duality gap there is below a target.
+"""Descend on the columns at hand until the duality gap there is below a target, and go on from there if asked.
 
 Smooth losses descend by themselves. Losses with kinks are smoothed around a dual point that moves to the dual
 solution (`Smoothed`): the proximal point method on the dual, which needs no vanishing width to be exact.
@@ -6,6 +6,7 @@ solution (`Smoothed`): the proximal point method on the dual, which needs no van
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,8 +21,11 @@ from keyhole.solvers.smoothing import Smoothed
 CHECK_EVERY = 5
 """Iterations between two looks at the gap, which cost O(n log n + m log m) and no product."""
 
-PATIENCE = 60
-"""Looks without a gap 1 % below the best one before a stage gives up: rounding has the last word."""
+PATIENCE = 50
+"""Looks without a gap 1 % below the best one before a descent gives up: rounding has the last word."""
+
+IDLE_MOVES = 5
+"""Moves of the centre in a row without a gap 1 % smaller before a descent gives up."""
 
 FIRST_WIDTH = 0.3
 """First smoothing width, in units of the loss of the best constant: the scale of the residuals."""
@@ -31,24 +35,20 @@ NARROWER = 0.3
 
 
 @dataclass(frozen=True)
-class Iterate:
-    """Where a stage starts and ends.
+class Start:
+    """Where a descent begins.
 
     Attributes
     ----------
     values : array (q, t)
+        Of the groups at hand; a value of the proximal map.
     intercept : array (t,)
     dual : array (n, t)
-        The dual point with the best bound so far on these columns; the centre of the smoothing of a loss with
-        kinks.
+        A dual point, feasible; the first centre of the smoothing of a loss with kinks.
     curvature : float
         Estimate of L, 0 when there is none.
     width : float
         Smoothing width, of use to losses with kinks only.
-    n_iter : int
-        Iterations so far, over all stages.
-    descent : AcceleratedDescent or None
-        The descent that ended here; a stage on the same columns goes on with it and keeps its momentum.
     """
 
     values: Float[np.ndarray, "q t"]
@@ -56,35 +56,32 @@ class Iterate:
     dual: Samples
     curvature: float
     width: float
-    n_iter: int
-    descent: AcceleratedDescent | None = None
 
 
 class GapWatch:
     """The best primal and dual points of a problem met so far on the columns at hand, and how long ago."""
 
-    def __init__(self, problem: Problem, dual: Samples) -> None:
+    def __init__(self, problem: Problem, values: Float[np.ndarray, "q t"], dual: Samples) -> None:
         self.problem = problem
-        self.objective, self.bound = np.inf, -np.inf
-        self.values: np.ndarray | None = None
+        self.values = values
         self.dual = dual
         self.stale = 0
-        self._record = np.inf
+        self._objective, self._bound, self._record = np.inf, -np.inf, np.inf
 
     @property
     def gap(self) -> float:
         """Best objective less best bound."""
-        return self.objective - self.bound
+        return self._objective - self._bound
 
     def look(self, descent: AcceleratedDescent, dual: Samples) -> float:
         """Evaluate the problem at the current point of ``descent`` and at ``dual``; return the gap."""
         intercept = self.problem.best_intercept(descent.predictions, descent.intercept)
         objective = self.problem.primal(descent.predictions, intercept, descent.values)
-        if objective < self.objective:
-            self.objective, self.values = objective, descent.values
+        if objective < self._objective:
+            self._objective, self.values = objective, descent.values
         bound, scale = self.problem.dual(dual, descent.scores)
-        if bound > self.bound:
-            self.bound, self.dual = bound, scale * dual
+        if bound > self._bound:
+            self._bound, self.dual = bound, scale * dual
         if self.gap < 0.99 * self._record:
             self._record, self.stale = self.gap, 0
         else:
@@ -92,61 +89,106 @@ class GapWatch:
         return self.gap
 
 
-def descend(problem: Problem, columns: Design, start: Iterate, target: float, max_iter: int) -> Iterate:
-    """Iterate until the gap on ``columns`` is at most ``target``, or falls no more, or max_iter is there."""
-    if isinstance(problem.loss, KinkedLoss):
-        return _descend_kinked(problem, problem.loss, columns, start, target, max_iter)
-    return _descend_smooth(problem, columns, start, target, max_iter)
+class Descent(ABC):
+    """A descent on some columns that can be taken further and further.
+
+    Attributes
+    ----------
+    watch : GapWatch
+        The best points so far.
+    n_iter : int
+        Iterations so far.
+    exhausted : bool
+        Whether the gap falls no more.
+    """
+
+    def __init__(self, problem: Problem, columns: Design, start: Start) -> None:
+        self.problem = problem
+        self.columns = columns
+        self.width = start.width
+        self.watch = GapWatch(problem, start.values, start.dual)
+        self.n_iter = 0
+        self.exhausted = False
+        self._inner = self._begin(start)
+
+    @property
+    def intercept(self) -> Outputs:
+        """The intercept of the last iterate."""
+        return self._inner.intercept
+
+    @property
+    def curvature(self) -> float:
+        """The current estimate of L."""
+        return self._inner.curvature
+
+    def run(self, target: float, max_iter: int) -> None:
+        """Iterate until the gap is at most ``target`` or falls no more, ``max_iter`` times at most."""
+        last = self.n_iter + max_iter
+        while self.n_iter < last:
+            self._inner.advance()
+            self.n_iter += 1
+            if self.n_iter % CHECK_EVERY == 0 or self.n_iter == last:
+                dual = self.problem.feasible(self._inner.dual)
+                gap = self.watch.look(self._inner, dual)
+                if gap <= target:
+                    break
+                self._adapt(dual)
+                if self.exhausted:
+                    break
+
+    @abstractmethod
+    def _begin(self, start: Start) -> AcceleratedDescent:
+        """The iteration to run."""
+
+    @abstractmethod
+    def _adapt(self, dual: Samples) -> None:
+        """Change the iteration in the light of its current dual point, or find it exhausted."""
 
 
-def _descend_smooth(
-    problem: Problem, columns: Design, start: Iterate, target: float, max_iter: int
-) -> Iterate:
-    descent = start.descent
-    if descent is None or descent.columns is not columns:
-        descent = AcceleratedDescent(problem, columns, start.values, start.intercept, start.curvature)
-    watch = GapWatch(problem, start.dual)
-    n_iter = start.n_iter
-    while n_iter < max_iter:
-        descent.advance()
-        n_iter += 1
-        if (n_iter - start.n_iter) % CHECK_EVERY and n_iter < max_iter:
-            continue
-        if watch.look(descent, problem.feasible(descent.dual)) <= target or watch.stale > PATIENCE:
-            break
-    values = descent.values if watch.values is None else watch.values
-    return Iterate(values, descent.intercept, watch.dual, descent.curvature, start.width, n_iter, descent)
+class SmoothDescent(Descent):
+    """Accelerated descent on the problem itself."""
+
+    def _begin(self, start: Start) -> AcceleratedDescent:
+        return AcceleratedDescent(self.problem, self.columns, start.values, start.intercept, start.curvature)
+
+    def _adapt(self, dual: Samples) -> None:
+        self.exhausted = self.watch.stale > PATIENCE
 
 
-def _descend_kinked(
-    problem: Problem, loss: KinkedLoss, columns: Design, start: Iterate, target: float, max_iter: int
-) -> Iterate:
-    watch = GapWatch(problem, start.dual)
-    centre, width, curvature = start.dual, start.width, start.curvature
-    values, intercept, n_iter = start.values, start.intercept, start.n_iter
-    before = np.inf
-    while n_iter < max_iter:
-        smoothed = replace(problem, loss=Smoothed(loss, problem.targets, width, centre))
-        descent = AcceleratedDescent(smoothed, columns, values, intercept, curvature)
-        inner = GapWatch(smoothed, centre)
-        first = n_iter
-        while n_iter < max_iter:
-            descent.advance()
-            n_iter += 1
-            if (n_iter - first) % CHECK_EVERY and n_iter < max_iter:
-                continue
-            dual = problem.feasible(descent.dual)
-            done = watch.look(descent, dual) <= target or watch.stale > PATIENCE
-            # the smoothed problem need only be solved as well as the centre is known
-            shift = 0.5 * width * float(problem.weights @ np.square(dual - centre).sum(axis=1))
-            if done or inner.look(descent, dual) <= 2.0 * shift or inner.stale > PATIENCE:
-                break
-        values, intercept, curvature, centre = descent.values, descent.intercept, descent.curvature, dual
-        if done:
-            break
-        if watch.gap > 0.3 * before:
-            width, curvature = NARROWER * width, curvature / NARROWER
-        before = watch.gap
-    return Iterate(
-        values if watch.values is None else watch.values, intercept, watch.dual, curvature, width, n_iter
-    )
+class KinkedDescent(Descent):
+    """Accelerated descent on smoothed problems whose centre moves to the dual solution."""
+
+    def _begin(self, start: Start) -> AcceleratedDescent:
+        self._before = np.inf
+        self._idle_moves = 0
+        return self._recentre(start.values, start.intercept, start.curvature, start.dual)
+
+    def _recentre(
+        self, values: Float[np.ndarray, "q t"], intercept: Outputs, curvature: float, centre: Samples
+    ) -> AcceleratedDescent:
+        loss = self.problem.loss
+        assert isinstance(loss, KinkedLoss)
+        self._centre = centre
+        smoothed = replace(self.problem, loss=Smoothed(loss, self.problem.targets, self.width, centre))
+        self._inner_watch = GapWatch(smoothed, values, centre)
+        return AcceleratedDescent(smoothed, self.columns, values, intercept, curvature)
+
+    def _adapt(self, dual: Samples) -> None:
+        """Move the centre once the smoothed problem is solved as well as the centre is known."""
+        inner = self._inner
+        shift = 0.5 * self.width * float(self.problem.weights @ np.square(dual - self._centre).sum(axis=1))
+        if self._inner_watch.look(inner, dual) > 2.0 * shift and self._inner_watch.stale <= PATIENCE:
+            return
+        self._idle_moves = self._idle_moves + 1 if self.watch.gap > 0.99 * self._before else 0
+        self.exhausted = self._idle_moves > IDLE_MOVES
+        curvature = inner.curvature
+        if self.watch.gap > 0.3 * self._before:
+            self.width, curvature = NARROWER * self.width, curvature / NARROWER
+        self._before = self.watch.gap
+        self._inner = self._recentre(inner.values, inner.intercept, curvature, dual)
+
+
+def begin_descent(problem: Problem, columns: Design, start: Start) -> Descent:
+    """The descent that suits the loss."""
+    kinked = isinstance(problem.loss, KinkedLoss)
+    return KinkedDescent(problem, columns, start) if kinked else SmoothDescent(problem, columns, start)

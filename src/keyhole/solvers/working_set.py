@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float
 
-from keyhole.solvers.descent import FIRST_WIDTH, Iterate, descend
+from keyhole.solvers.descent import FIRST_WIDTH, Descent, Start, begin_descent
 from keyhole.solvers.design import ColumnBuffer, DenseDesign, Design, SelectableDesign, WorkingColumns
 from keyhole.solvers.dual_gap import Certificate, Problem, certify
 from keyhole.solvers.projection import group_norms
@@ -143,27 +143,33 @@ def minimise(
     constant, null, floor = _best_constant(problem)
     best = certify(problem, design, start, None, constant)
     working = WorkingSet(problem, design, dtype, memory_budget)
-    iterate = Iterate(start, best.intercept, best.dual, 0.0, FIRST_WIDTH * max(null, floor), 0)
-    values, spare, stalled, expected = start, SPARE_GROUPS, 0, SHORT_STAGE
+    values, curvature, width = start, 0.0, FIRST_WIDTH * max(null, floor)
+    spare, expected, n_iter, exhausted = SPARE_GROUPS, SHORT_STAGE, 0, False
+    descent: Descent | None = None
     while True:
         scale = max(best.objective, floor)
         converged = best.gap <= tol * scale
-        if converged or iterate.n_iter >= max_iter or stalled > 1:
+        if converged or n_iter >= max_iter or exhausted:
             break
         working.update(_predict_active(problem, values, best.scores, spare), expected)
-        target = max(0.7 * tol * scale, STAGE * best.gap)
-        before = replace(iterate, values=working.restrict(values), intercept=best.intercept, dual=best.dual)
-        iterate = descend(problem, working.columns, before, target, max_iter)
-        expected = iterate.n_iter - before.n_iter
-        candidate = working.extend(iterate.values)
-        certificate = certify(problem, design, candidate, iterate.dual, iterate.intercept)
+        if descent is None or descent.columns is not working.columns:
+            if descent is not None:
+                curvature, width = descent.curvature, descent.width
+            at = Start(working.restrict(values), best.intercept, best.dual, curvature, width)
+            descent = begin_descent(problem, working.columns, at)
+        target, before = max(0.7 * tol * scale, STAGE * best.gap), descent.n_iter
+        descent.run(target, max_iter - n_iter)
+        expected = descent.n_iter - before
+        n_iter += expected
+        candidate = working.extend(descent.watch.values)
+        certificate = certify(problem, design, candidate, descent.watch.dual, descent.intercept)
         if certificate.objective <= best.objective:
             values = candidate
         gap, best = best.gap, _merge(best, certificate)
-        stalled = stalled + 1 if best.gap > 0.99 * gap else 0
+        exhausted = descent.exhausted and best.gap > 0.5 * gap
         # the gap on the working set was below target: what is left is due to groups outside it
         spare = 2 * spare if best.gap > 3.0 * target else spare
-    return Solution(values, best, best.gap / scale if scale > 0 else 0.0, iterate.n_iter, converged)
+    return Solution(values, best, best.gap / scale if scale > 0 else 0.0, n_iter, converged)
 
 
 def warn_if_short(solution: Solution, tol: float, max_iter: int, dtype: np.dtype) -> None:
