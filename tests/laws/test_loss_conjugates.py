@@ -1,7 +1,7 @@
 """A loss, its gradient, its conjugate and its proximal maps are one object: each follows from the others.
 
-Every law below is a function that returns by how much it is violated. It is applied to the loss, which must satisfy
-it, and to a twin with one thing wrong, which must not.
+Every law below is a function that returns by how much it is violated. It is applied to the loss, which must
+satisfy it, and to a twin with one thing wrong, which must not.
 """
 
 import math
@@ -190,7 +190,7 @@ def test_smoothing_lies_below_and_touches_where_the_centre_is_the_gradient(base,
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_balancing_keeps_the_dual_point_feasible(name, rng):
-    """After balancing, Σ w a = 0, the conjugate is still finite, and a point that was balanced is left alone."""
+    """After balancing, Σ w a = 0 and the conjugate is still finite; a balanced point is left alone."""
     loss = LOSSES[name]
     y, z = sample(name, rng, n=60)
     weights = rng.dirichlet(np.ones(len(y)))

@@ -1,6 +1,6 @@
-"""At a solution over the norm ball the Karush–Kuhn–Tucker conditions hold, to the accuracy the solver reports.
+"""At a solution over the norm ball the Karush–Kuhn–Tucker conditions hold, to the accuracy it reports.
 
-With a the dual point, g = Φᵀ(w a) and z = Φv + b, the duality gap is a sum of two terms, neither of them negative:
+With a the dual point, g = Φᵀ(w a) and z = Φv + b, the duality gap is a sum of two nonnegative terms:
 
     gap = Σ_i w_i [ℓ(z_i) + ℓ*(a_i) − a_i z_i]  +  [max over the ball of <g, u> + <g, v>]
 

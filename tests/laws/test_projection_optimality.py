@@ -1,7 +1,7 @@
 """The projection x of a is the point of the ball with <a − x, u − x> ≤ 0 for every u of the ball.
 
-No reference solution is needed: the law is tested against all u at once through the support function, and against
-points u of the ball drawn at random, which trust nothing but the definition of the ball.
+No reference solution is needed: the law is tested against all u at once through the support function, and
+against points u of the ball drawn at random, which trust nothing but the definition of the ball.
 """
 
 import math
@@ -30,7 +30,7 @@ def feasible(rng, shape, group_radius, ball_radius):
 
 
 def violation(values, point, group_radius, ball_radius, rng):
-    """max over u of <a − x, u − x>, over all u by the support function and over random u, relative to |a|²."""
+    """max over u of <a − x, u − x> relative to |a|²: all u by the support function, and random u."""
     step = values - point
     by_support = norm_ball_support(group_norms(step), group_radius, ball_radius)[0] - np.vdot(step, point)
     at_random = max(
@@ -68,7 +68,7 @@ def test_projecting_twice_changes_nothing(rng):
 
 
 def test_projections_do_not_move_apart(rng):
-    """|x − x'|² ≤ <x − x', a − a'>, which no map but a projection's kind satisfies; scaling alone does not."""
+    """|x − x'|² ≤ <x − x', a − a'> for projections x, x' of a, a'; scaling into the ball fails it."""
 
     def excess(project, a, b):
         x, y = project(a), project(b)
@@ -90,7 +90,7 @@ def test_projections_do_not_move_apart(rng):
 def test_support_function_is_attained_by_far_projections(rng):
     """<g, x> for the projection x of s·g rises to the support function as s grows: two codes, one number.
 
-    Since |s g − x|² ≤ |s g − u|² for all u of the ball, the shortfall is at most R²/(2 s): it is tested in those units.
+    Since |s g − x|² ≤ |s g − u|² for all u of the ball, the shortfall is at most R²/(2 s), its unit here.
     """
     for _ in range(30):
         gradient, group_radius, ball_radius = draw(rng)

@@ -1,4 +1,4 @@
-"""Descend on the columns at hand until the duality gap there is below a target, and go on from there if asked.
+"""Descend on the columns at hand until the duality gap there is below a target, and further if asked.
 
 Smooth losses descend by themselves. Losses with kinks are smoothed around a dual point that moves to the dual
 solution (`Smoothed`): the proximal point method on the dual, which needs no vanishing width to be exact.

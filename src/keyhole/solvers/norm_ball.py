@@ -160,23 +160,12 @@ def fit_norm_ball(
     >>> targets = design[:, :3] @ [1.0, -2.0, 2.0] + 5.0
     >>> fit = fit_norm_ball(design, targets, group_size=3, group_radius=2.0, tol=1e-6)
     >>> fit.values[0].round(2), float(fit.intercept.round(1)), int(fit.active.sum())
-    (array([ 0.66, -1.35,  1.32]), 5.0, 1)
+    (array([ 0.73, -1.38,  1.25]), 5.0, 1)
     """
-    radii = [(group_radius, ball_radius)]
-    (fit,) = norm_ball_path(
-        design,
-        targets,
-        radii,
-        group_size=group_size,
-        loss=loss,
-        fit_intercept=fit_intercept,
-        sample_weight=sample_weight,
-        start=start,
-        tol=tol,
-        max_iter=max_iter,
-        dtype=dtype,
-        memory_budget=memory_budget,
+    setup = check_problem(
+        design, targets, group_size, loss, fit_intercept, sample_weight, dtype, memory_budget
     )
+    (fit,) = _fit_path(setup, [(group_radius, ball_radius)], start, tol, max_iter, memory_budget)
     return fit
 
 
@@ -216,13 +205,24 @@ def norm_ball_path(
     >>> rng = np.random.default_rng(0)
     >>> design = rng.standard_normal((100, 20 * 3))
     >>> targets = design[:, :3] @ [1.0, -2.0, 2.0] + design[:, 3]
-    >>> path = norm_ball_path(design, targets, [(1.0, 1.0), (2.0, 2.0), (4.0, 4.0)], group_size=3)
-    >>> [round(fit.objective, 3) for fit in path]
-    [1.524, 0.854, 0.036]
+    >>> path = norm_ball_path(design, targets, [(1.0, 1.0), (2.0, 2.0), (3.0, 3.0)], group_size=3)
+    >>> [round(fit.objective, 2) for fit in path], [int(fit.active.sum()) for fit in path]
+    ([1.44, 0.78, 0.27], [1, 1, 2])
     """
     setup = check_problem(
         design, targets, group_size, loss, fit_intercept, sample_weight, dtype, memory_budget
     )
+    return _fit_path(setup, radii, start, tol, max_iter, memory_budget)
+
+
+def _fit_path(
+    setup: Setup,
+    radii: Sequence[tuple[float, float]],
+    start: Any,
+    tol: float,
+    max_iter: int,
+    memory_budget: int,
+) -> tuple[NormBallFit, ...]:
     tol = check_number(tol, "tol", minimum=0.0, exclusive=True)
     max_iter = check_count(max_iter, "max_iter")
     values = setup.check_start(start)
@@ -240,7 +240,7 @@ def norm_ball_path(
             dtype=setup.dtype,
             memory_budget=memory_budget,
         )
-        warn_if_short(solution, tol, max_iter, setup.dtype)
+        warn_if_short(solution, tol, max_iter, setup.dtype, stacklevel=4)
         values = solution.values
         fits.append(NormBallFit(**setup.fields(solution)))
     return tuple(fits)

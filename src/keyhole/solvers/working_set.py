@@ -172,8 +172,11 @@ def minimise(
     return Solution(values, best, best.gap / scale if scale > 0 else 0.0, n_iter, converged)
 
 
-def warn_if_short(solution: Solution, tol: float, max_iter: int, dtype: np.dtype) -> None:
-    """Warn with a `SolverWarning` if ``solution`` did not reach ``tol``: the number, and what to change."""
+def warn_if_short(solution: Solution, tol: float, max_iter: int, dtype: np.dtype, stacklevel: int) -> None:
+    """Warn with a `SolverWarning` if ``solution`` did not reach ``tol``: the number, and what to change.
+
+    ``stacklevel`` is that of `warnings.warn`: the warning belongs to the line that asked for the fit.
+    """
     if solution.converged:
         return
     if solution.n_iter >= max_iter:
@@ -186,7 +189,7 @@ def warn_if_short(solution: Solution, tol: float, max_iter: int, dtype: np.dtype
         f"stopped after {solution.n_iter} iterations at a relative duality gap of "
         f"{solution.relative_gap:.2e}, where `tol` asked for {tol:.2e}: {remedy}.",
         SolverWarning,
-        stacklevel=4,
+        stacklevel=stacklevel,
     )
 
 
