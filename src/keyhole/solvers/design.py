@@ -1,0 +1,235 @@
+"""Designs: the n × p matrix of a linear model, in memory or streamed block by block of groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from keyhole._array import MEMORY_BUDGET, block_size, blocks
+from keyhole._checks import check_count, check_finite, check_float_array
+
+
+@runtime_checkable
+class Design(Protocol):
+    """A linear map from values (p, t) to predictions (n, t): anything with these three members can be fitted.
+
+    Products are float64. A design that also has ``take(groups)``, the columns of some groups as an array, is
+    fitted much faster when few groups are active, because the others are then visited only to check the
+    solution.
+    """
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(n, p)."""
+        ...
+
+    def matvec(self, values: Float[np.ndarray, "p t"]) -> Float[np.ndarray, "n t"]:
+        """Φ v."""
+        ...
+
+    def rmatvec(self, residuals: Float[np.ndarray, "n t"]) -> Float[np.ndarray, "p t"]:
+        """Φᵀ r."""
+        ...
+
+
+@runtime_checkable
+class SelectableDesign(Design, Protocol):
+    """A design whose columns can be had, some groups at a time."""
+
+    def take(self, groups: Int[np.ndarray, " k"]) -> Float[np.ndarray, "n q"]:
+        """The columns of ``groups``, side by side."""
+        ...
+
+
+class DenseDesign:
+    """An (n, p) array whose columns form p/group_size groups.
+
+    float32 arrays are multiplied in float64, a block of rows at a time: the products are those of the given
+    numbers, and no temporary outgrows ``memory_budget``.
+    """
+
+    def __init__(
+        self, array: Float[np.ndarray, "n p"], group_size: int, memory_budget: int = MEMORY_BUDGET
+    ) -> None:
+        self.array = array
+        self.group_size = group_size
+        self.memory_budget = memory_budget
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(n, p)."""
+        n, p = self.array.shape
+        return n, p
+
+    def matvec(self, values: Float[np.ndarray, "p t"]) -> Float[np.ndarray, "n t"]:
+        """Φ v in float64."""
+        if self.array.dtype == np.float64:
+            return product(self.array, values)
+        return np.concatenate([product(self._double(rows), values) for rows in self._row_blocks()])
+
+    def rmatvec(self, residuals: Float[np.ndarray, "n t"]) -> Float[np.ndarray, "p t"]:
+        """Φᵀ r in float64."""
+        if self.array.dtype == np.float64:
+            return product(self.array.T, residuals)
+        total = np.zeros((self.shape[1], residuals.shape[1]))
+        for rows in self._row_blocks():
+            total += product(self._double(rows).T, residuals[rows])
+        return total
+
+    def take(self, groups: Int[np.ndarray, " k"]) -> Float[np.ndarray, "n q"]:
+        """The columns of ``groups``, side by side, copied."""
+        columns = groups[:, None] * self.group_size + np.arange(self.group_size)
+        return self.array[:, columns.ravel()]
+
+    def _row_blocks(self) -> list[slice]:
+        # 4 MiB of doubles: a block is used while it is still in the cache
+        size = block_size(8 * self.shape[1], min(self.memory_budget, 2**22))
+        return list(blocks(self.shape[0], size))
+
+    def _double(self, rows: slice) -> np.ndarray:
+        return self.array[rows].astype(np.float64)
+
+
+class StreamedDesign:
+    """A design computed on the fly, a block of groups at a time: memory is that of one block.
+
+    Parameters
+    ----------
+    columns : callable
+        groups (k,) → array (n, k · group_size): the columns of those groups, float32 or float64.
+    n_rows, n_groups, group_size : int
+    memory_budget : int
+        Bytes that one block may take, in float64.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> table = np.arange(12.0).reshape(2, 6)                # three groups of two columns
+    >>> design = StreamedDesign(lambda g: table.reshape(2, 3, 2)[:, g].reshape(2, -1), 2, 3, 2)
+    >>> design.matvec(np.ones((6, 1))).ravel()
+    array([15., 51.])
+    """
+
+    def __init__(
+        self,
+        columns: Callable[[Int[np.ndarray, " k"]], Float[np.ndarray, "n q"]],
+        n_rows: int,
+        n_groups: int,
+        group_size: int,
+        memory_budget: int = MEMORY_BUDGET,
+    ) -> None:
+        self.columns = columns
+        self.n_rows = check_count(n_rows, "n_rows")
+        self.n_groups = check_count(n_groups, "n_groups")
+        self.group_size = check_count(group_size, "group_size")
+        self.memory_budget = memory_budget
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(n, p)."""
+        return self.n_rows, self.n_groups * self.group_size
+
+    def matvec(self, values: Float[np.ndarray, "p t"]) -> Float[np.ndarray, "n t"]:
+        """Φ v in float64; groups whose values are zero are not computed."""
+        grouped = values.reshape(self.n_groups, -1)
+        active = np.flatnonzero(grouped.any(axis=1))
+        total = np.zeros((self.n_rows, values.shape[1]))
+        for part in blocks(len(active), self._groups_per_block()):
+            groups = active[part]
+            total += product(self._block(groups), grouped[groups].reshape(-1, values.shape[1]))
+        return total
+
+    def rmatvec(self, residuals: Float[np.ndarray, "n t"]) -> Float[np.ndarray, "p t"]:
+        """Φᵀ r in float64."""
+        result = np.empty((self.shape[1], residuals.shape[1]))
+        for part in blocks(self.n_groups, self._groups_per_block()):
+            columns = slice(part.start * self.group_size, part.stop * self.group_size)
+            result[columns] = product(self._block(np.arange(part.start, part.stop)).T, residuals)
+        return result
+
+    def take(self, groups: Int[np.ndarray, " k"]) -> Float[np.ndarray, "n q"]:
+        """The columns of ``groups``."""
+        return self.columns(groups)
+
+    def _block(self, groups: Int[np.ndarray, " k"]) -> Float[np.ndarray, "n q"]:
+        return self.columns(groups).astype(np.float64, copy=False)
+
+    def _groups_per_block(self) -> int:
+        return block_size(8 * self.n_rows * self.group_size, self.memory_budget)
+
+
+class ColumnBuffer:
+    """Memory for copies of columns, kept from one to the next: touching fresh memory is what copies cost."""
+
+    def __init__(self, dtype: np.dtype) -> None:
+        self._store = np.empty(0, dtype)
+
+    def fill(
+        self, design: SelectableDesign, groups: Int[np.ndarray, " k"], group_size: int
+    ) -> WorkingColumns:
+        """The columns of ``groups``, side by side; what the last call returned is overwritten."""
+        n = design.shape[0]
+        width = len(groups) * group_size
+        if self._store.size < n * width:
+            self._store = np.empty(n * width, self._store.dtype)
+        copy = self._store[: n * width].reshape(n, width)
+        # 4 MiB at a time, so that a conversion of precision stays in the cache
+        for part in blocks(len(groups), block_size(8 * n * group_size, 2**22)):
+            copy[:, part.start * group_size : part.stop * group_size] = design.take(groups[part])
+        return WorkingColumns(copy)
+
+
+class WorkingColumns:
+    """Columns at hand for the inner iterations: products in the array's own precision, results in float64."""
+
+    def __init__(self, array: Float[np.ndarray, "n q"]) -> None:
+        self.array = array
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(n, q)."""
+        n, q = self.array.shape
+        return n, q
+
+    def matvec(self, values: Float[np.ndarray, "q t"]) -> Float[np.ndarray, "n t"]:
+        """Φ v."""
+        return product(self.array, values.astype(self.array.dtype, copy=False)).astype(np.float64, copy=False)
+
+    def rmatvec(self, residuals: Float[np.ndarray, "n t"]) -> Float[np.ndarray, "q t"]:
+        """Φᵀ r."""
+        return product(self.array.T, residuals.astype(self.array.dtype, copy=False)).astype(
+            np.float64, copy=False
+        )
+
+
+def product(matrix: Float[np.ndarray, "a b"], columns: Float[np.ndarray, "b t"]) -> Float[np.ndarray, "a t"]:
+    """``matrix @ columns``; a single column goes through the faster matrix–vector routine."""
+    if columns.shape[1] == 1:
+        return (matrix @ columns[:, 0])[:, None]
+    return matrix @ columns
+
+
+def check_design(design: Any, group_size: int, memory_budget: int) -> Design:
+    """Return ``design`` as a Design: arrays are checked and wrapped, operators taken as they are."""
+    if isinstance(design, Design):
+        n, p = design.shape
+    else:
+        array = check_float_array(design, "design")
+        if array.ndim != 2:
+            raise ValueError(
+                "`design` must have shape (n, p), samples × columns, or be an operator with shape, matvec "
+                f"and rmatvec: got shape {array.shape}."
+            )
+        check_finite(array, "design")
+        n, p = array.shape
+        design = DenseDesign(array, group_size, memory_budget)
+    if n == 0 or p == 0 or p % group_size:
+        raise ValueError(
+            f"`design` must have at least one row and whole groups of {group_size} columns: got shape "
+            f"{(n, p)}. `group_size` is the number of columns that belong to one group."
+        )
+    checked: Design = design
+    return checked

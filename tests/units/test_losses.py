@@ -1,0 +1,102 @@
+"""Values at points worked out by hand, and what the losses refuse."""
+
+import math
+
+import numpy as np
+import pytest
+
+from keyhole.solvers.dual_gap import LOSSES
+from keyhole.solvers.intercept import monotone_root, weighted_quantile
+
+
+def column(*numbers):
+    return np.array(numbers, dtype=float)[:, None]
+
+
+@pytest.mark.parametrize(
+    ("name", "y", "z", "value", "gradient"),
+    [
+        ("absolute", [1, 1, 1], [3, 1, 0.5], [2, 0, 0.5], [1, 0, -1]),
+        ("huber", [0, 0, 0], [0.5, 1, -3], [0.125, 0.5, 2.5], [0.5, 1, -1]),
+        ("squared", [1, 1], [3, 0], [2, 0.5], [2, -1]),
+        ("hinge", [1, 1, -1, -1], [0, 2, 0, -3], [1, 0, 1, 0], [-1, 0, 1, 0]),
+        ("logistic", [1, -1], [0, 0], [math.log(2)] * 2, [-0.5, 0.5]),
+    ],
+)
+def test_values_by_hand(name, y, z, value, gradient):
+    loss = LOSSES[name]
+    assert loss.value(column(*y), column(*z)) == pytest.approx(value)
+    assert loss.gradient(column(*y), column(*z))[:, 0] == pytest.approx(gradient)
+
+
+def test_multinomial_with_two_classes_is_logistic(rng):
+    labels = rng.choice([-1.0, 1.0], 30)
+    margin = rng.standard_normal(30)
+    one_hot = np.column_stack([labels > 0, labels < 0]).astype(float)
+    z = np.column_stack([margin, np.zeros(30)])
+    assert LOSSES["multinomial"].value(one_hot, z) == pytest.approx(
+        LOSSES["logistic"].value(labels[:, None], margin[:, None])
+    )
+
+
+@pytest.mark.parametrize("name", ["logistic", "multinomial"])
+def test_no_overflow_far_out(name):
+    y = np.array([[1.0, 0.0]]) if name == "multinomial" else np.array([[1.0]])
+    z = np.array([[-1e4, 1e4]]) if name == "multinomial" else np.array([[-2e4]])
+    assert LOSSES[name].value(y, z) == pytest.approx([2e4])
+    assert np.isfinite(LOSSES[name].gradient(y, z)).all()
+    assert LOSSES[name].value(y, -z) == pytest.approx([0.0])
+
+
+def test_outputs_are_summed(rng):
+    y, z = rng.standard_normal((5, 3)), rng.standard_normal((5, 3))
+    for name in ("absolute", "huber", "squared"):
+        loss = LOSSES[name]
+        one_by_one = sum(loss.value(y[:, k : k + 1], z[:, k : k + 1]) for k in range(3))
+        assert loss.value(y, z) == pytest.approx(one_by_one)
+
+
+@pytest.mark.parametrize("name", ["logistic", "hinge"])
+def test_labels_must_be_signs(name):
+    with pytest.raises(
+        ValueError, match=r"needs labels −1 and \+1: found 0 at index \(1, 0\), 1 such labels"
+    ):
+        LOSSES[name].check_targets(column(1, 0), np.full(2, 0.5), True)
+
+
+def test_logistic_needs_both_labels_for_an_intercept():
+    weights = np.array([0.5, 0.5, 0.0])
+    with pytest.raises(ValueError, match=r"every sample of positive weight has label \+1 in output 0"):
+        LOSSES["logistic"].check_targets(column(1, 1, -1), weights, True)
+    LOSSES["logistic"].check_targets(column(1, 1, -1), weights, False)
+    LOSSES["hinge"].check_targets(column(1, 1, 1), weights, True)
+
+
+def test_multinomial_needs_distributions_and_every_class():
+    loss, weights = LOSSES["multinomial"], np.full(2, 0.5)
+    with pytest.raises(ValueError, match=r"row 1 is \[0.5 0.6\], 1 such rows"):
+        loss.check_targets(np.array([[1.0, 0.0], [0.5, 0.6]]), weights, True)
+    with pytest.raises(ValueError, match=r"class 1 has no weight"):
+        loss.check_targets(np.array([[1.0, 0.0], [1.0, 0.0]]), weights, True)
+    with pytest.raises(ValueError, match=r"at least two classes: got targets of shape \(2, 1\)"):
+        loss.check_targets(np.ones((2, 1)), weights, True)
+    loss.check_targets(np.array([[1.0, 0.0], [1.0, 0.0]]), weights, False)
+
+
+def test_weighted_quantile_at_its_ends():
+    points, weights = np.array([3.0, 1.0, 2.0, 9.0]), np.array([0.25, 0.25, 0.5, 0.0])
+    assert weighted_quantile(points, weights, 0.0) == 1.0
+    assert weighted_quantile(points, weights, 0.26) == 2.0
+    assert weighted_quantile(points, weights, 1.0 + 1e-12) == 3.0  # 9 carries no weight
+
+
+def test_monotone_root_where_newton_fails():
+    def kinked(b):  # flat on both sides: Newton has no slope to follow
+        return (-1.0, 0.0) if b < 5 else (1.0, 0.0)
+
+    assert monotone_root(kinked, 0.0, 1e-15) == pytest.approx(5.0)
+
+    def arctan(b):  # Newton from far away runs off to infinity
+        return math.atan(b - 2.0), 1.0 / (1.0 + (b - 2.0) ** 2)
+
+    assert monotone_root(arctan, 1e6, 1e-15) == pytest.approx(2.0)

@@ -1,0 +1,360 @@
+"""The solver over the norm ball: against a generic conic solver, at its edges, and in its words."""
+
+import math
+import warnings
+
+import cvxpy as cp
+import numpy as np
+import pytest
+
+from keyhole.solvers.design import DenseDesign, StreamedDesign
+from keyhole.solvers.group_lasso import fit_group_lasso
+from keyhole.solvers.norm_ball import SolverWarning, fit_norm_ball, norm_ball_path
+
+LOSSES = ("absolute", "huber", "squared", "logistic", "hinge", "multinomial")
+N_PROBLEMS = 20
+
+
+def random_problem(rng, loss, n=None, n_groups=None, size=5):
+    """A design, targets that a few groups explain up to noise, and radii from tight to loose."""
+    n = n or int(rng.integers(15, 61))
+    n_groups = n_groups or int(rng.integers(2, 41))
+    design = rng.standard_normal((n, n_groups * size)) * rng.uniform(0.3, 3.0)
+    truth = np.zeros((n_groups, size))
+    truth[:3] = rng.standard_normal(truth[:3].shape)
+    signal = design @ truth.ravel()
+    signal = signal + signal.std() * rng.standard_normal(n) + rng.uniform(-2, 2)
+    targets = {
+        "logistic": lambda: np.where(signal > np.median(signal), 1.0, -1.0),
+        "hinge": lambda: np.where(signal > np.median(signal), 1.0, -1.0),
+        "multinomial": lambda: np.eye(3)[np.digitize(signal, np.quantile(signal, [0.3, 0.6]))],
+    }.get(loss, lambda: signal)()
+    norms = np.linalg.norm(truth, axis=1)
+    if loss in ("logistic", "hinge", "multinomial"):  # labels have no scale: margins of about one
+        norms = norms / signal.std()
+    radii = norms.sum() * rng.uniform(0.1, 0.8), np.linalg.norm(norms) * rng.uniform(0.1, 0.8)
+    return design, targets, radii
+
+
+def cvxpy_loss(loss, y, z):
+    return {
+        "absolute": lambda: cp.sum(cp.abs(z - y), axis=1),
+        "huber": lambda: cp.sum(0.5 * cp.huber(z - y, 1), axis=1),
+        "squared": lambda: cp.sum(0.5 * cp.square(z - y), axis=1),
+        "logistic": lambda: cp.sum(cp.logistic(-cp.multiply(y, z)), axis=1),
+        "hinge": lambda: cp.sum(cp.pos(1 - cp.multiply(y, z)), axis=1),
+        "multinomial": lambda: cp.log_sum_exp(z, axis=1) - cp.sum(cp.multiply(y, z), axis=1),
+    }[loss]()
+
+
+def solve_by_cvxpy(design, targets, loss, size, constraints=None, penalty=None, weights=None, intercept=True):
+    """Minimum of the weighted mean loss plus penalty by an interior-point method, and how far to trust it."""
+    y = targets.reshape(len(targets), -1)
+    weights = np.full(len(y), 1 / len(y)) if weights is None else weights / weights.sum()
+    values = cp.Variable((design.shape[1], y.shape[1]))
+    bias = cp.Variable((1, y.shape[1])) if intercept else np.zeros((1, y.shape[1]))
+    norms = cp.hstack([cp.norm(values[i : i + size], "fro") for i in range(0, design.shape[1], size)])
+    objective = weights @ cvxpy_loss(loss, y, design @ values + np.ones((len(y), 1)) @ bias)
+    if penalty is not None:
+        objective += penalty(norms, values)
+    problem = cp.Problem(cp.Minimize(objective), constraints(norms, values) if constraints else [])
+    for accuracy in (1e-10, 1e-9, 1e-8):  # as tight as it can be brought to agree to
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Solution may be inaccurate")
+            problem.solve(solver=cp.CLARABEL, tol_gap_abs=accuracy, tol_gap_rel=accuracy, tol_feas=accuracy)
+        if problem.status == "optimal":
+            return float(problem.value), 10 * accuracy * max(1.0, float(problem.value))
+    raise AssertionError(f"the reference solver failed: {problem.status}")
+
+
+def mean_loss(loss, design, targets, values, intercept, weights=None):
+    """The objective, written out here once more."""
+    y = targets.reshape(len(targets), -1)
+    z = design @ values.reshape(design.shape[1], -1) + intercept
+    r = np.abs(z - y)
+    per_sample = {
+        "absolute": lambda: r.sum(1),
+        "huber": lambda: np.where(r <= 1, r**2 / 2, r - 0.5).sum(1),
+        "squared": lambda: (r**2 / 2).sum(1),
+        "logistic": lambda: np.log1p(np.exp(-y * z)).sum(1),
+        "hinge": lambda: np.maximum(0, 1 - y * z).sum(1),
+        "multinomial": lambda: np.log(np.exp(z).sum(1)) - (y * z).sum(1),
+    }[loss]()
+    return float(np.average(per_sample, weights=weights))
+
+
+def ball(radii):
+    def constraints(norms, values):
+        return [cp.sum(norms) <= radii[0], cp.norm(values, "fro") <= radii[1]]
+
+    return constraints
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_agrees_with_a_conic_solver(loss, rng):
+    for _ in range(N_PROBLEMS):
+        design, targets, radii = random_problem(rng, loss)
+        fit = fit_norm_ball(
+            design, targets, group_size=5, group_radius=radii[0], ball_radius=radii[1], loss=loss, tol=8e-7
+        )
+        reference, slack = solve_by_cvxpy(design, targets, loss, 5, ball(radii))
+        norms = np.linalg.norm(fit.values.reshape(len(fit.values), -1), axis=1)
+        true_gap = fit.objective - reference
+        assert fit.converged
+        assert fit.objective == pytest.approx(
+            mean_loss(loss, design, targets, fit.values, fit.intercept), rel=1e-12
+        )
+        assert abs(true_gap) <= 1e-6 * reference + slack
+        assert norms.sum() <= radii[0] * (1 + 1e-9)
+        assert np.linalg.norm(norms) <= radii[1] * (1 + 1e-9)
+        assert fit.duality_gap >= true_gap - slack
+        assert true_gap >= -slack
+        assert np.array_equal(fit.active, norms > 0)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_penalised_sibling_agrees_with_a_conic_solver(loss, rng):
+    for ridge in (0.0, 0.05):
+        design, targets, _ = random_problem(rng, loss, n=40, n_groups=12)
+        fit = fit_group_lasso(
+            design, targets, group_size=5, group_penalty=0.1, ridge_penalty=ridge, loss=loss, tol=8e-7
+        )
+
+        def penalty(norms, values, ridge=ridge):
+            return 0.1 * cp.sum(norms) + 0.5 * ridge * cp.sum_squares(values)
+
+        reference, slack = solve_by_cvxpy(design, targets, loss, 5, penalty=penalty)
+        true_gap = fit.objective - reference
+        assert fit.converged
+        assert abs(true_gap) <= 1e-6 * reference + slack
+        assert fit.duality_gap >= true_gap - slack
+
+
+@pytest.mark.parametrize("loss", ["huber", "absolute"])
+def test_several_outputs_share_their_groups(loss, rng):
+    design, _, radii = random_problem(rng, loss, n=40, n_groups=8)
+    targets = design[:, :5] @ rng.standard_normal((5, 3)) + rng.standard_normal((40, 3))
+    fit = fit_norm_ball(
+        design, targets, group_size=5, group_radius=radii[0], ball_radius=radii[1], loss=loss, tol=1e-6
+    )
+    assert fit.values.shape == (8, 5, 3)
+    assert fit.intercept.shape == (3,)
+    assert fit.dual.shape == (40, 3)
+    reference, slack = solve_by_cvxpy(design, targets, loss, 5, ball(radii))
+    assert -slack <= fit.objective - reference <= 1e-6 * reference + slack
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_weights_are_repetitions_and_intercepts_optional(loss, rng):
+    design, targets, radii = random_problem(rng, loss, n=30, n_groups=6)
+    counts = rng.integers(0, 4, 30)
+    counts[:5] = 1  # so that every class carries weight
+    options = {"group_size": 5, "group_radius": radii[0], "ball_radius": radii[1], "loss": loss, "tol": 1e-6}
+    for intercept in (True, False):
+        weighted = fit_norm_ball(design, targets, sample_weight=counts, fit_intercept=intercept, **options)
+        repeated = fit_norm_ball(
+            np.repeat(design, counts, axis=0),
+            np.repeat(targets, counts, axis=0),
+            fit_intercept=intercept,
+            **options,
+        )
+        assert weighted.objective == pytest.approx(repeated.objective, rel=2e-6)
+        assert weighted.intercept.any() == intercept
+
+
+def test_zero_radius_fits_the_intercept_alone(rng):
+    design, targets, _ = random_problem(rng, "huber", n=31)
+    for loss, best in (("absolute", np.median(targets)), ("squared", targets.mean())):
+        for radii in ((0.0, 1.0), (1.0, 0.0)):
+            fit = fit_norm_ball(
+                design, targets, group_size=5, group_radius=radii[0], ball_radius=radii[1], loss=loss
+            )
+            assert not fit.values.any()
+            assert not fit.active.any()
+            assert float(fit.intercept) == pytest.approx(best)
+            assert fit.converged
+
+
+@pytest.mark.parametrize("loss", ["absolute", "huber", "squared"])
+def test_constant_targets_cost_nothing(loss, rng):
+    design = rng.standard_normal((20, 10))
+    for level in (0.0, 3.3, -1e6):
+        fit = fit_norm_ball(design, np.full(20, level), group_size=5, group_radius=1.0, loss=loss)
+        assert fit.converged
+        assert float(fit.intercept) == pytest.approx(level, abs=1e-9 * abs(level))
+        assert fit.objective <= 1e-9 * (1 + abs(level))
+
+
+def test_separable_labels_within_the_ball_give_zero_hinge(rng):
+    design = rng.standard_normal((20, 100))
+    targets = np.where(design[:, 0] > 0, 1.0, -1.0)
+    fit = fit_norm_ball(design, targets, group_size=5, group_radius=1e3, ball_radius=1e3, loss="hinge")
+    assert fit.converged
+    assert fit.objective <= 1e-7
+
+
+def test_small_group_radius_prunes_and_large_does_not(rng):
+    design, targets, _ = random_problem(rng, "huber", n=60, n_groups=30)
+    pruned = fit_norm_ball(design, targets, group_size=5, group_radius=0.5)
+    spread = fit_norm_ball(design, targets, group_size=5, ball_radius=0.5)
+    assert pruned.active.sum() < 15
+    assert spread.active.all()
+    assert not pruned.values[~pruned.active].any()
+
+
+class Operator:
+    """A design that is nothing but its products."""
+
+    def __init__(self, array):
+        self.array_ = array
+        self.shape = array.shape
+
+    def matvec(self, values):
+        return self.array_ @ values
+
+    def rmatvec(self, residuals):
+        return self.array_.T @ residuals
+
+
+def test_every_kind_of_design_gives_the_same_solution(rng):
+    design, targets, radii = random_problem(rng, "huber", n=50, n_groups=30)
+    calls = []
+
+    def columns(groups):
+        calls.append(len(groups))
+        return design.reshape(50, 30, 5)[:, groups].reshape(50, -1)
+
+    # room for seven groups in a block, and then for two
+    streamed = StreamedDesign(columns, 50, 30, 5, memory_budget=8 * 50 * 5 * 7)
+    options = {"group_size": 5, "group_radius": radii[0], "ball_radius": radii[1], "tol": 1e-9}
+    expected = fit_norm_ball(design, targets, **options)
+    for other in (
+        np.asfortranarray(design),
+        Operator(design),
+        streamed,
+        DenseDesign(design, 5),
+        StreamedDesign(columns, 50, 30, 5, memory_budget=8 * 50 * 5 * 2),
+    ):
+        fit = fit_norm_ball(other, targets, **options)
+        assert fit.objective == pytest.approx(expected.objective, rel=1e-8)
+        assert np.allclose(fit.values, expected.values, atol=1e-3 * np.abs(expected.values).max())
+    assert max(calls) <= 30
+
+
+def test_memory_stays_within_its_budget(rng):
+    """A budget too small for the working set falls back on the streamed design, block by block."""
+    design, targets, _ = random_problem(rng, "huber", n=50, n_groups=40)
+    largest = []
+
+    def columns(groups):
+        largest.append(len(groups))
+        return design.reshape(50, 40, 5)[:, groups].reshape(50, -1)
+
+    budget = 8 * 50 * 5 * 3
+    streamed = StreamedDesign(columns, 50, 40, 5, memory_budget=budget)
+    fit = fit_norm_ball(streamed, targets, group_size=5, ball_radius=0.5, memory_budget=budget)
+    assert fit.converged
+    assert max(largest) <= 3
+
+
+def test_float32_iterations_with_a_float64_certificate(rng):
+    design, targets, radii = random_problem(rng, "huber", n=60, n_groups=40)
+    options = {"group_size": 5, "group_radius": radii[0], "ball_radius": radii[1]}
+    double = fit_norm_ball(design, targets, tol=1e-9, **options)
+    single = fit_norm_ball(design, targets, tol=1e-5, dtype=np.float32, **options)
+    assert single.converged
+    assert double.objective * (1 - 1e-8) <= single.objective <= double.objective * (1 + 1e-5)
+    assert single.duality_gap >= single.objective - double.objective
+    # a design that is float32 to begin with: its own numbers are the problem, and are certified as such
+    rounded = fit_norm_ball(design.astype(np.float32), targets, tol=1e-5, **options)
+    exact = fit_norm_ball(design.astype(np.float32).astype(np.float64), targets, tol=1e-9, **options)
+    assert rounded.objective == pytest.approx(exact.objective, rel=1e-5)
+    assert rounded.duality_gap >= rounded.objective - exact.objective
+
+
+def test_float32_says_when_it_has_no_more_digits(rng):
+    design, targets, radii = random_problem(rng, "huber", n=60, n_groups=40)
+    with pytest.warns(
+        SolverWarning, match=r"float32 has no more digits to give: use float64, or raise `tol`"
+    ):
+        fit_norm_ball(
+            design,
+            targets,
+            group_size=5,
+            group_radius=radii[0],
+            ball_radius=radii[1],
+            tol=1e-14,
+            dtype="float32",
+        )
+
+
+def test_stopping_early_warns_with_the_number_and_the_remedy(rng):
+    design, targets, _ = random_problem(rng, "huber", n=60, n_groups=40)
+    with pytest.warns(
+        SolverWarning, match=r"after 3 iterations at a relative duality gap of .*raise `max_iter`"
+    ):
+        fit = fit_norm_ball(design, targets, group_size=5, group_radius=5.0, tol=1e-8, max_iter=3)
+    assert not fit.converged
+    assert fit.n_iter == 3
+    assert fit.duality_gap > 1e-8 * fit.objective
+
+
+def test_path_starts_each_fit_from_the_one_before(rng):
+    design, targets, _ = random_problem(rng, "huber", n=60, n_groups=40)
+    radii = [(r, 2.0) for r in np.linspace(1.0, 4.0, 10)]
+    path = norm_ball_path(design, targets, radii, group_size=5, tol=1e-7)
+    alone = [
+        fit_norm_ball(design, targets, group_size=5, group_radius=k, ball_radius=r, tol=1e-7)
+        for k, r in radii
+    ]
+    assert [fit.objective for fit in path] == pytest.approx([fit.objective for fit in alone], rel=2e-7)
+    assert sum(fit.n_iter for fit in path) < sum(fit.n_iter for fit in alone)
+    again = fit_norm_ball(
+        design, targets, group_size=5, group_radius=4.0, ball_radius=2.0, tol=1e-6, start=path[-1].values
+    )
+    assert again.n_iter <= path[-1].n_iter
+
+
+def test_the_same_call_gives_the_same_numbers(rng):
+    design, targets, radii = random_problem(rng, "absolute")
+    fits = [
+        fit_norm_ball(design, targets, group_size=5, group_radius=radii[0], loss="absolute") for _ in range(2)
+    ]
+    assert np.array_equal(fits[0].values, fits[1].values)
+    assert fits[0].duality_gap == fits[1].duality_gap
+
+
+GOOD = {"group_size": 2, "group_radius": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"group_radius": math.inf}, r"must not both be infinite"),
+        ({"group_radius": -1.0}, r"`group_radius` must be at least 0: got -1"),
+        ({"ball_radius": math.nan}, r"`ball_radius` must be finite: got nan"),
+        ({"group_size": 3}, r"whole groups of 3 columns: got shape \(4, 8\)"),
+        ({"loss": "cubic"}, r"`loss` must be one of 'absolute', 'huber', .*: got 'cubic'"),
+        ({"sample_weight": np.zeros(4)}, r"not all zero: the smallest is 0 and they sum to 0"),
+        ({"sample_weight": np.ones(3)}, r"`sample_weight` must have shape \(4,\)"),
+        ({"start": np.zeros((2, 2))}, r"`start` must have the shape of the values, \(4, 2\): got \(2, 2\)"),
+        ({"tol": 0.0}, r"`tol` must be larger than 0"),
+        ({"dtype": np.int64}, r"`dtype` must be float32 or float64: got int64"),
+    ],
+)
+def test_errors_say_rule_evidence_and_remedy(change, message):
+    with pytest.raises(ValueError, match=message):
+        fit_norm_ball(np.ones((4, 8)), np.arange(4.0), **(GOOD | change))
+
+
+def test_errors_of_shape():
+    with pytest.raises(
+        ValueError, match=r"one row per row of the design: got shape \(3,\) for a design of shape"
+    ):
+        fit_norm_ball(np.ones((4, 8)), np.arange(3.0), **GOOD)
+    with pytest.raises(ValueError, match=r"`design` must have shape \(n, p\).* got shape \(8,\)"):
+        fit_norm_ball(np.ones(8), np.arange(8.0), **GOOD)
+    with pytest.raises(ValueError, match=r"`targets` must be finite: found NaN"):
+        fit_norm_ball(np.ones((2, 4)), np.array([1.0, math.nan]), **GOOD)
+    with pytest.raises(ValueError, match=r"must not both be 0: without a penalty nothing bounds the gap"):
+        fit_group_lasso(np.ones((2, 4)), np.ones(2), group_size=2, group_penalty=0.0)
