@@ -310,8 +310,9 @@ def _fill(
     code: int, biased: bool | None, mode: int, left: Panel, right: Panel, out: np.ndarray, row: int, column: int
 ) -> None:
     """Fill the panel of K whose first entry is (row, column), tile by tile, on all threads."""
-    from keyhole._fused import gram
+    from keyhole._fused import announce_compilation, gram
 
+    announce_compilation(gram.fill_tile)
     n_columns = len(right.offsets) - 1
     spans = [slice(0, n_columns)] if mode == gram.DIAGONAL else _cut(right.offsets, _SPAN)
     tiles = [

@@ -75,8 +75,10 @@ class TiledLayer:
         self, out: Float[np.ndarray, "n p"], column: int, block: Float[np.ndarray, "m e e"], rows: slice
     ) -> None:
         """Write the features of the sets ``rows`` under a block of heads into ``out``, from ``column`` on."""
+        from keyhole._fused import announce_compilation
         from keyhole._fused.features import workspace, write_features
 
+        announce_compilation(write_features)
         packed = self._pack(block)
         flat, row = out.reshape(-1), out.shape[1]
         start = column - rows.start * row  # where the features of set 0 would begin
@@ -102,8 +104,10 @@ class TiledLayer:
         values: Float[np.ndarray, "m e t"],
     ) -> None:
         """Add the outputs of a block of heads to ``out``."""
+        from keyhole._fused import announce_compilation
         from keyhole._fused.features import add_outputs, workspace
 
+        announce_compilation(add_outputs)
         packed = self._pack(block)
         table = _heads_last(values.transpose(0, 2, 1), packed.shape[-1], self.dtype)
         table = table.reshape(len(packed), values.shape[2], self.width * packed.shape[-1])
