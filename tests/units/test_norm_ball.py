@@ -49,7 +49,7 @@ def cvxpy_loss(loss, y, z):
 
 
 def solve_by_cvxpy(design, targets, loss, size, constraints=None, penalty=None):
-    """Minimum of the weighted mean loss plus penalty, and how far to trust it; None if the solver gives up."""
+    """Minimum of the mean loss plus penalty, and how far to trust it; None if the solver gives up."""
     y = targets.reshape(len(targets), -1)
     weights = np.full(len(y), 1 / len(y))
     values = cp.Variable((design.shape[1], y.shape[1]))
