@@ -2,8 +2,8 @@
 
     python benchmarks/bench_ridge.py [paper|small]
 
-Both sides start from the same feature matrix and end with the values v and the intercept. Ours includes making the
-Gram matrix. Rivals take turns with ours and each keeps its best time, so that a busy moment hits both alike.
+Both sides start from the same feature matrix and end with the values v. Ours includes making the Gram matrix.
+Rivals take turns with ours and each keeps its best time, so that a busy moment hits both alike.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ SIZES = {"paper": (4000, 1000), "small": (400, 100)}
 FIXED = 0.1
 
 
-def attention_features(n: int, n_heads: int, dim: int = 16, n_keys: int = 16) -> tuple[np.ndarray, np.ndarray]:
+def attention_features(
+    n: int, n_heads: int, dim: int = 16, n_keys: int = 16
+) -> tuple[np.ndarray, np.ndarray]:
     """ReLU attention features in float64 and outputs: what the solver meets in this library."""
     rng = np.random.default_rng(0)
     tokens = rng.standard_normal((n, 1 + n_keys, dim))
@@ -48,7 +50,12 @@ def path_fit(features: np.ndarray, y: np.ndarray, alphas: np.ndarray) -> dict[st
     path = ridge_gram_path(total.gram, y[:, None], alphas, rounding=total.rounding, overwrite_gram=True)
     fit = path.solution()
     values = features.T @ fit.coef.astype(features.dtype)
-    return {"alpha": fit.alpha, "values": values[:, 0], "loo": fit.loo_residuals[:, 0], "loo_mse": path.loo_mse}
+    return {
+        "alpha": fit.alpha,
+        "values": values[:, 0],
+        "loo": fit.loo_residuals[:, 0],
+        "loo_mse": path.loo_mse,
+    }
 
 
 def fixed_fit(features: np.ndarray, y: np.ndarray) -> dict[str, Any]:
@@ -75,7 +82,7 @@ def sklearn_fixed(features: np.ndarray, y: np.ndarray) -> dict[str, Any]:
 
 
 def peak_rss_of(call: Callable[[], dict[str, Any]]) -> tuple[dict[str, Any], float, float]:
-    """Result, seconds, and MiB by which the resident size rose above where it stood (NaN where Linux is not)."""
+    """Result, seconds, and MiB by which the resident size rose above where it stood (NaN off Linux)."""
     try:
         with open("/proc/self/clear_refs", "w") as handle:
             handle.write("5")  # resets the high-water mark
@@ -178,7 +185,6 @@ def agreement(results: dict[str, dict[str, Any]]) -> dict[str, str]:
 
 if __name__ == "__main__":
     for row in run(sys.argv[1] if len(sys.argv) > 1 else "paper"):
-        print(
-            f"{row['name']:36s} {row['seconds']:8.3f} s  ratio {row['ratio']:5.2f}  {row['peak_mib']:7.0f} MiB  "
-            f"{100 * row['ceiling_share']:4.0f} % of GEMM  {row['note']}"
-        )
+        share = f"{100 * row['ceiling_share']:4.0f} % of GEMM"
+        print(f"{row['name']:36s} {row['seconds']:8.3f} s  ratio {row['ratio']:5.2f}", end="  ")
+        print(f"{row['peak_mib']:7.0f} MiB  {share}  {row['note']}")

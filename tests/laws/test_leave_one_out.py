@@ -32,7 +32,11 @@ def closed_forms(design, y, fit_intercept, weights):
     options = {"fit_intercept": fit_intercept, "weights": weights}
     gram = design @ design.T
     with_zero = ridge_gram_path(gram, y, [*ALPHAS, 0.0], **options)
-    paths = [ridge_gram_path(gram, y, ALPHAS, **options), with_zero, ridge_design_path(design, y, ALPHAS, **options)]
+    paths = [
+        ridge_gram_path(gram, y, ALPHAS, **options),
+        with_zero,
+        ridge_design_path(design, y, ALPHAS, **options),
+    ]
     assert [path.route for path in paths] == ["tridiagonal", "eigen", "design"]
     for path in paths:
         yield path.route, [path.solution(i) for i in range(len(ALPHAS))]

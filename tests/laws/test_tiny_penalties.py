@@ -1,4 +1,4 @@
-"""Leave-one-out is not fooled by rounding: the penalty it chooses predicts as well as the best of the grid."""
+"""Leave-one-out is not fooled by rounding: the penalty it chooses predicts as well as the best of a grid."""
 
 import mpmath
 import numpy as np
@@ -14,14 +14,14 @@ N_TEST = 400
 
 
 def low_rank(rng, n, rank, offset=0.0):
-    """Noiseless linear targets of 200 features that span ``rank`` directions; the last rows are for testing."""
+    """Noiseless linear targets of 200 features that span ``rank`` directions; the last rows are for tests."""
     mix = rng.standard_normal((rank, 200)) * np.geomspace(1, 0.1, rank)[:, None] / np.sqrt(200)
     design = rng.standard_normal((n + N_TEST, rank)) @ mix + offset
     return design, design @ rng.standard_normal((200, 20)) + 3
 
 
 def smooth_kernel(rng, n):
-    """Noiseless smooth targets on the sphere and the kernel exp(<x, x'>), whose eigenvalues fall through the floor."""
+    """Noiseless smooth targets on the sphere; the eigenvalues of exp(<x, x'>) fall through the floor."""
     x, centres = rng.standard_normal((n + N_TEST, 3)), rng.standard_normal((40, 3))
     x /= np.linalg.norm(x, axis=1, keepdims=True)
     centres /= np.linalg.norm(centres, axis=1, keepdims=True)
@@ -132,7 +132,7 @@ def test_above_the_floor_leave_one_out_is_right_to_the_rounding_of_the_gram_matr
 
 
 def test_a_leverage_within_rounding_of_one_disqualifies_the_penalty(rng):
-    # sample 0 has a feature of its own, the other 19 share 3: at alpha = 0 nothing is left of sample 0 to judge by
+    # sample 0 has a feature of its own, the others share 3: at alpha = 0 nothing is left of it to judge by
     design = np.zeros((20, 4))
     design[0, 0], design[1:, 1:] = 1.0, rng.standard_normal((19, 3))
     y = rng.standard_normal((20, 1))

@@ -77,7 +77,9 @@ class TestRefusals:
     def test_weights_must_be_positive(self, gram, design, y):
         weights = np.ones(30)
         weights[3] = 0.0
-        with pytest.raises(ValueError, match=r"`weights` must be positive: got 0 for sample 3\. Drop samples"):
+        with pytest.raises(
+            ValueError, match=r"`weights` must be positive: got 0 for sample 3\. Drop samples"
+        ):
             ridge_gram_path(gram, y, [1.0], weights=weights)
         with pytest.raises(ValueError, match="must be positive"):
             ridge_design_path(design, y, [1.0], weights=-weights)
@@ -151,7 +153,9 @@ class TestEdges:
         for path in every_route(design, y, [1e-2, 1.0], weights=weights)[0]:
             fit = path.solution(0)
             # α a = w r: the optimality condition in the dual
-            residuals = y - design @ (fit.coef if path.route == "design" else design.T @ fit.coef) - fit.intercept
+            residuals = (
+                y - design @ (fit.coef if path.route == "design" else design.T @ fit.coef) - fit.intercept
+            )
             gradient = design.T @ (weights[:, None] * residuals)
             v = fit.coef if path.route == "design" else design.T @ fit.coef
             size = np.abs(design.T) @ (weights[:, None] * np.abs(y))
@@ -159,7 +163,10 @@ class TestEdges:
             assert np.abs(weights @ residuals).max() < 1e-10 * size.max()
 
     def test_weights_of_one_are_no_weights(self, gram, y):
-        plain, weighted = ridge_gram_path(gram, y, [1.0]), ridge_gram_path(gram, y, [1.0], weights=np.ones(30))
+        plain, weighted = (
+            ridge_gram_path(gram, y, [1.0]),
+            ridge_gram_path(gram, y, [1.0], weights=np.ones(30)),
+        )
         assert np.array_equal(plain.loo_mse, weighted.loo_mse)
 
     def test_all_disqualified(self, rng):
@@ -196,7 +203,7 @@ class TestPenalties:
         assert np.isfinite(path.loo_mse).all()
 
     def test_default_grid_of_nothing(self):
-        assert (default_alphas(0.0, 10) > 0).all()
+        assert (default_alphas(0.0, 0.0) > 0).all()
 
     def test_choice(self):
         alphas = np.array([3.0, 1.0, 2.0])
@@ -302,7 +309,11 @@ class TestPrecision:
             values, vectors, info = honest(diagonal, beside)
             if diagonal.dtype == np.float64:
                 return values, vectors, info
-            return values, vectors * (np.nan if failure == "not finite" else 1), int(failure == "no convergence")
+            return (
+                values,
+                vectors * (np.nan if failure == "not finite" else 1),
+                int(failure == "no convergence"),
+            )
 
         wanted = ridge_gram_path(gram, y, [0.0, 1.0]).loo_mse
         monkeypatch.setattr(tridiagonal, "_stevd", failing)
@@ -325,7 +336,7 @@ class TestPrecision:
         path = ridge_gram_path(gram, y, [1.0], dtype=np.float32)
         assert tried == [np.float32, np.float64]
         assert np.isfinite(path.loo_mse).all()
-        with pytest.raises(np.linalg.LinAlgError, match="overflowed in float32. Pass it in float64"):
+        with pytest.raises(np.linalg.LinAlgError, match=r"overflowed in float32\. Pass it in float64"):
             ridge_gram_path(gram.astype(np.float32), y, [1.0])
 
     def test_factorising_a_float64_matrix_in_float32(self, gram, y):

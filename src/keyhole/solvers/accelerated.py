@@ -87,7 +87,6 @@ class AcceleratedDescent:
             momentum = 1.0
         self._last_values, self._last_predictions = self.values, self.predictions
         self.values, self.predictions, self._momentum = values, predictions, momentum
-        self.curvature *= RELAX
 
     def _step(
         self,
@@ -110,6 +109,8 @@ class AcceleratedDescent:
             # what rounding in the products alone could add to `bend`
             allowance = self._noise * float(np.linalg.norm(turn) * np.linalg.norm(reached))
             if bend <= self.curvature * size + allowance:
+                # where rounding decided the test, it says nothing about longer steps
+                self.curvature *= RELAX if bend > allowance else 1.0
                 return values, reached
             self.curvature = max(2.0 * self.curvature, 1.1 * bend / size)
 

@@ -49,31 +49,29 @@ def numerical_floor(scale: float, n: int, rounding: float = EPS) -> float:
     return max(GUARD * rounding, n * EPS) * scale
 
 
-def default_alphas(largest: float, n: int, rounding: float = EPS, count: int = 30) -> Float[np.ndarray, " a"]:
+def default_alphas(largest: float, floor: float, count: int = 30) -> Float[np.ndarray, " a"]:
     """The grid tried when nobody names one: from just above the numerical floor to ten times λ_max.
 
     Parameters
     ----------
     largest : float
         Largest eigenvalue λ_max of the (weighted, centred) Gram matrix.
-    n : int
-        Number of samples.
-    rounding : float
-        Unit of rounding of the Gram matrix.
+    floor : float
+        Its ``numerical_floor``.
     count : int
         Number of penalties.
 
     Examples
     --------
-    >>> grid = default_alphas(largest=5.0, n=100)
-    >>> len(grid), float(grid[-1])
-    (30, 50.0)
+    >>> grid = default_alphas(largest=5.0, floor=1e-12)
+    >>> len(grid), float(grid[0]), float(grid[-1])
+    (30, 2e-12, 50.0)
     """
     count = check_count(count, "count")
     if not largest > 0:
         largest = 1.0  # a zero Gram matrix: every penalty gives the same answer
-    low = min(2 * numerical_floor(1.0, n, rounding), 1.0)
-    return np.geomspace(low, 10.0, count) * largest
+    low = max(2 * floor, EPS * largest)
+    return np.geomspace(low, max(10 * largest, 10 * low), count)
 
 
 def check_alphas(alphas: Alphas) -> Float[np.ndarray, " a"]:

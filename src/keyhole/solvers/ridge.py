@@ -17,7 +17,7 @@ from typing import TypeAlias
 import numpy as np
 from jaxtyping import Float
 
-from keyhole.solvers.penalties import EPS, select_alpha
+from keyhole.solvers.penalties import select_alpha
 
 Solve: TypeAlias = Callable[[float], tuple[np.ndarray, np.ndarray, np.ndarray]]
 """alpha → coefficients, intercept (t,), residuals (n, t)."""
@@ -67,7 +67,7 @@ class RidgePath:
     loo_mse : array (a,)
         Leave-one-out mean squared error of each; infinite where rounding forbids a judgement.
     route : str
-        "tridiagonal", "eigen" or "design".
+        "tridiagonal" or "eigen" from a Gram matrix, "design" from a design matrix.
     floor : float
         Eigenvalues below this carry no information.
     complements : array (a, n)
@@ -113,6 +113,6 @@ def mean_square(loo: Float[np.ndarray, "n t"], weights: Float[np.ndarray, " n"])
     return float((weights @ np.square(loo)).mean() / weights.sum())
 
 
-def rounding_of_squares(y: Float[np.ndarray, "n t"], rounding: float = EPS) -> float:
+def rounding_of_squares(y_size: float, rounding: float) -> float:
     """Mean squared errors below this are rounding: 4 units on the largest output, squared."""
-    return float((4 * rounding * np.abs(y).max(initial=0.0)) ** 2)
+    return (4 * rounding * y_size) ** 2

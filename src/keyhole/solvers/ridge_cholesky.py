@@ -9,9 +9,8 @@ from scipy.linalg import get_blas_funcs, get_lapack_funcs
 from keyhole._array import MEMORY_BUDGET, block_size, blocks
 from keyhole.solvers.grams import mirror_lower
 from keyhole.solvers.penalties import check_alpha, numerical_floor
-from keyhole.solvers.ridge import RidgeSolution, leave_one_out, mean_square, rounding_of_squares
-from keyhole.solvers.ridge_gram import spectrum_path
-from keyhole.solvers.tridiagonal import Spectrum, tridiagonalise
+from keyhole.solvers.ridge import RidgeSolution, leave_one_out, mean_square
+from keyhole.solvers.ridge_gram import weighed_path
 from keyhole.solvers.weighted_gram import PANEL, Weighing, weigh_gram
 
 
@@ -51,8 +50,8 @@ def ridge_gram_fixed(
     Returns
     -------
     RidgeSolution
-        Its route is "cholesky"; or "eigen", with eigenvalues below the floor set to zero and three n × n
-        matrices, when ``alpha`` is below the numerical floor or the matrix is not positive semidefinite.
+        Its route is "cholesky", or that of ``ridge_gram_path`` when ``alpha`` may be below the numerical
+        floor or the matrix is not positive semidefinite: slower, and three n × n matrices if it is "eigen".
 
     Notes
     -----
@@ -79,12 +78,10 @@ def ridge_gram_fixed(
             return _solve(matrix, problem, alpha, memory_budget)
         mirror_lower(matrix.T)
         np.fill_diagonal(matrix, diagonal)
-    form = tridiagonalise(matrix, problem.normal, matrix.dtype)
-    scale = max(form.largest(), problem.removed)
-    floor = numerical_floor(scale, len(y), rounding)
-    spectrum = Spectrum.of(form, problem.y, floor, rounding * scale)
-    resolution = rounding_of_squares(y, rounding)
-    return spectrum_path(problem, spectrum, np.array([alpha]), floor, resolution, memory_budget).solution(0)
+    path = weighed_path(
+        matrix, problem, np.array([alpha]), rounding=rounding, dtype=matrix.dtype, memory_budget=memory_budget
+    )
+    return path.solution(0)
 
 
 def _factorise(matrix: Float[np.ndarray, "n n"], problem: Weighing, alpha: float) -> bool:

@@ -161,7 +161,6 @@ def ridge_design_path(
     >>> fit.alpha, np.round(fit.coef.ravel(), 4), np.round(fit.intercept, 4)
     (1e-06, array([ 3., -1.]), array([2.]))
     """
-
     count = 30 if alphas is None else len(alphas)
     size = block_size(8 * (6 * design.shape[1] + 2 * count * y.shape[1]), memory_budget)
 
@@ -213,7 +212,7 @@ def ridge_statistics_path(
     largest = float(max(values[-1], 0.0))
     floor = numerical_floor(largest, max(n, p), statistics.rounding)
     if grid is None:
-        grid = default_alphas(largest, max(n, p), statistics.rounding)
+        grid = default_alphas(largest, floor)
     form = _Principal(statistics, np.maximum(values, 0.0), vectors, floor, statistics.rounding * largest)
     complements, loo_mse = form.judge(grid, row_blocks)
 
@@ -228,7 +227,9 @@ def ridge_statistics_path(
         )
         return coef, intercept, residuals
 
-    resolution = rounding_of_squares(statistics.y + statistics.y_mean, statistics.rounding)
+    resolution = rounding_of_squares(
+        float(np.abs(statistics.y + statistics.y_mean).max()), statistics.rounding
+    )
     return RidgePath(grid, loo_mse, "design", floor, complements, resolution, solve)
 
 

@@ -81,23 +81,37 @@ def ridge_gram_path(
     grid = None if alphas is None else check_alphas(alphas)
     rounding = float(np.finfo(gram.dtype).eps) if rounding is None else rounding
     dtype = gram.dtype if dtype is None else np.dtype(dtype)
-    rounding = max(rounding, float(np.finfo(dtype).eps))
     matrix, problem = weigh_gram(gram, y, weights, fit_intercept=fit_intercept, overwrite_gram=overwrite_gram)
+    return weighed_path(matrix, problem, grid, rounding=rounding, dtype=dtype, memory_budget=memory_budget)
+
+
+def weighed_path(
+    matrix: Float[np.ndarray, "n n"],
+    problem: Weighing,
+    alphas: Float[np.ndarray, " a"] | None,
+    *,
+    rounding: float,
+    dtype: np.dtype[Any],
+    memory_budget: int,
+) -> RidgePath:
+    """The path of a matrix that is weighed already, and overwritten here if it is of ``dtype``."""
+    n = len(matrix)
     form = tridiagonalise(matrix, problem.normal, dtype)
     del matrix  # what is still needed of it is in the form
-    largest, n = form.largest(), len(y)
+    rounding = max(rounding, float(np.finfo(dtype).eps))
+    largest = form.largest()
     scale = max(largest, problem.removed)
     floor = numerical_floor(scale, n, rounding)
-    if grid is None:
-        grid = np.maximum(default_alphas(largest, n, rounding), 2 * floor)
-    resolution = rounding_of_squares(y, rounding)
-    if grid.min() > 0 and grid.min() >= floor:
+    if alphas is None:
+        alphas = default_alphas(largest, floor)
+    resolution = rounding_of_squares(problem.y_size, rounding)
+    if alphas.min() > 0 and alphas.min() >= floor:
         sweep = Sweep.of(form, problem.y)
-        complements = sweep.complements(grid)
+        complements = sweep.complements(alphas)
         if complements is not None:
-            return _sweep_path(problem, sweep, grid, complements, floor, resolution, memory_budget)
+            return _sweep_path(problem, sweep, alphas, complements, floor, resolution, memory_budget)
     spectrum = Spectrum.of(form, problem.y, floor, rounding * scale)
-    return spectrum_path(problem, spectrum, grid, floor, resolution, memory_budget)
+    return _spectrum_path(problem, spectrum, alphas, floor, resolution, memory_budget)
 
 
 def _sweep_path(
@@ -123,7 +137,7 @@ def _sweep_path(
     return RidgePath(alphas, loo_mse, "tridiagonal", floor, complements, resolution, solve)
 
 
-def spectrum_path(
+def _spectrum_path(
     problem: Weighing,
     spectrum: Spectrum,
     alphas: Float[np.ndarray, " a"],

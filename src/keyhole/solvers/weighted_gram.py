@@ -39,6 +39,8 @@ class Weighing:
         S K w / Σw, from which the intercept follows.
     removed : float
         sᵀ S K S s / Σw, the size of what centring took away and so of the rounding it left.
+    y_size : float
+        Largest |y|, before centring.
     """
 
     y: Float[np.ndarray, "n t"]
@@ -47,6 +49,7 @@ class Weighing:
     y_mean: Float[np.ndarray, " t"]
     gram_mean: Float[np.ndarray, " n"]
     removed: float
+    y_size: float
 
     @property
     def weights(self) -> Float[np.ndarray, " n"]:
@@ -100,10 +103,11 @@ def weigh_gram(
             matrix[:, columns] *= scale[:, None]
     y_mean = centre_of(y, roots) if fit_intercept else np.zeros(y.shape[1])
     scaled = roots[:, None] * centred(y, y_mean)
+    y_size = float(np.abs(y).max())
     if not fit_intercept:
-        return matrix, Weighing(scaled, roots, None, y_mean, np.zeros(n), 0.0)
+        return matrix, Weighing(scaled, roots, None, y_mean, np.zeros(n), 0.0, y_size)
     normal, mean, removed = _reflect_in_place(matrix, roots)
-    return matrix, Weighing(scaled, roots, normal, y_mean, mean, removed)
+    return matrix, Weighing(scaled, roots, normal, y_mean, mean, removed, y_size)
 
 
 def check_outputs(y: Float[np.ndarray, "n t"]) -> None:

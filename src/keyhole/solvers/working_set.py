@@ -37,6 +37,9 @@ COPYING = 12.0
 SHORT_STAGE = 10
 """Iterations that a first stage is expected to take; a later one is expected to be like the one before."""
 
+IDLE_STAGES = 2
+"""Stages in a row on the same groups, without a gap 1 % smaller, before a fit gives up: it is rounding."""
+
 WORTH_SHRINKING = 0.7
 """Share of the columns at hand below which a smaller working set is worth a copy and the loss of momentum."""
 
@@ -144,7 +147,7 @@ def minimise(
     best = certify(problem, design, start, None, constant)
     working = WorkingSet(problem, design, dtype, memory_budget)
     values, curvature, width = start, 0.0, FIRST_WIDTH * max(null, floor)
-    spare, expected, n_iter, exhausted = SPARE_GROUPS, SHORT_STAGE, 0, False
+    spare, expected, n_iter, idle, exhausted = SPARE_GROUPS, SHORT_STAGE, 0, 0, False
     descent: Descent | None = None
     while True:
         scale = max(best.objective, floor)
@@ -152,7 +155,8 @@ def minimise(
         if converged or n_iter >= max_iter or exhausted:
             break
         working.update(_predict_active(problem, values, best.scores, spare), expected)
-        if descent is None or descent.columns is not working.columns:
+        moved = descent is None or descent.columns is not working.columns
+        if descent is None or moved:
             if descent is not None:
                 curvature, width = descent.curvature, descent.width
             at = Start(working.restrict(values), best.intercept, best.dual, curvature, width)
@@ -166,7 +170,8 @@ def minimise(
         if certificate.objective <= best.objective:
             values = candidate
         gap, best = best.gap, _merge(best, certificate)
-        exhausted = descent.exhausted and best.gap > 0.5 * gap
+        idle = idle + 1 if best.gap > 0.99 * gap and not moved else 0
+        exhausted = idle > IDLE_STAGES or (descent.exhausted and best.gap > 0.5 * gap)
         # the gap on the working set was below target: what is left is due to groups outside it
         spare = 2 * spare if best.gap > 3.0 * target else spare
     return Solution(values, best, best.gap / scale if scale > 0 else 0.0, n_iter, converged)
