@@ -47,17 +47,19 @@ def apply(name: str, scores: Float[np.ndarray, "..."]) -> Float[np.ndarray, "...
     >>> apply("step", np.array([-1.0, 0.0, 2.0]))
     array([0., 0., 1.])
     """
+    weights: np.ndarray
     match check_pointwise(name):
         case "relu":
-            return np.maximum(scores, 0)
+            weights = np.maximum(scores, 0)
         case "linear":
-            return scores.copy()
+            weights = scores.copy()
         case "square":
-            return np.square(scores)
+            weights = np.square(scores)
         case "step":
-            return (scores > 0).astype(scores.dtype)
+            weights = (scores > 0).astype(scores.dtype)
         case _:
-            return np.exp(scores)
+            weights = np.exp(scores)
+    return weights
 
 
 def gaussian_moment(
@@ -95,9 +97,9 @@ def gaussian_moment(
 
     Notes
     -----
-    Cost: about 0.3 µs per pair for relu and step. SPEC's closed form for relu subtracts terms that agree to all digits in the
-    tails. Here V is split into its mean ρU given U and the rest: E(h+U)_+(k+ρU)_+ has a closed form without
-    cancellation, and what the rest adds is a positive, smooth, one-dimensional integral.
+    Cost: about 0.3 µs per pair for relu and step. The textbook closed form of the relu moment subtracts terms that
+    agree to all digits in the tails. Here V is split into its mean ρU given U and the rest: E(h+U)_+(k+ρU)_+ has a
+    closed form without cancellation, and what the rest adds is a positive, smooth, one-dimensional integral.
 
     Examples
     --------

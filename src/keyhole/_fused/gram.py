@@ -152,7 +152,7 @@ def _fill_chunk(code, biased, mode, mend, a, block, block_stop, b, chunk, chunk_
             stop = min(start + 4, group_stop)
             dots(a.unit, start, stop - 1, unit, count, cosine)
             if biased is None:
-                if code == RELU or code == STEP:
+                if code in (RELU, STEP):
                     arc_rows(code, a.owner, a.weight, group, start, stop, cosine, query_cosine, count, total)
                     if mend:
                         mend_rows(code, a, group, start, stop, b, chunk, cosine, query_cosine, count, total)
@@ -170,9 +170,9 @@ def _fill_chunk(code, biased, mode, mend, a, block, block_stop, b, chunk, chunk_
 def fill_tile(code, biased, mode, a, b, first, last, b_first, b_last, out, origin, stride):
     """Add the sums over pairs of keys to K in rows ``first … last − 1`` and columns ``b_first … b_last − 1``.
 
-    Entry (i, j) of K is ``out[origin + i·stride + j]``. With mode UPPER a is b, and only pairs of sets i ≤ j are filled; with mode DIAGONAL only i = j, into column 0.
-    ``biased`` is True for ReLU and step around a mean and None otherwise: None is a type of its own, so that the
-    longer code for means is compiled by those who use it.
+    Entry (i, j) of K is ``out[origin + i·stride + j]``. With mode UPPER a is b, and only pairs of sets i ≤ j are
+    filled; with mode DIAGONAL only i = j, into column 0. ``biased`` is True for ReLU and step around a mean and None
+    otherwise: None is a type of its own, so that the longer code for means is compiled by those who use it.
     """
     buffers = _buffers(a.unit.shape[1], biased)
     power = 1 if code == RELU else 0
@@ -195,4 +195,6 @@ def fill_tile(code, biased, mode, a, b, first, last, b_first, b_last, out, origi
                 series_coefficients(power, b.shift[chunk:chunk_stop], chunk_stop - chunk, buffers.column_series)
                 for j in range(chunk_stop - chunk):
                     buffers.floors[j] = series_floor(b.shift[chunk + j])
-            _fill_chunk(code, biased, mode, mend, a, block, block_stop, b, chunk, chunk_stop, buffers, out, origin, stride)
+            _fill_chunk(
+                code, biased, mode, mend, a, block, block_stop, b, chunk, chunk_stop, buffers, out, origin, stride
+            )

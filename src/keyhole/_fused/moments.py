@@ -8,16 +8,17 @@ distribution; ψ(h) = E(h + U)_+ and χ(h) = E(h + U)²_+. Everything that depen
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from numba import njit
 
 # `contract` allows fused multiply-adds and nothing else: vector_exp relies on the order of its additions.
-OPTIONS = {"nogil": True, "error_model": "numpy", "fastmath": {"contract"}}
+OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"contract"}}
 # a sum over nodes may be taken in any order, which lets it vectorise
-SUM_OPTIONS = {**OPTIONS, "fastmath": {"contract", "reassoc"}}
+SUM_OPTIONS: dict[str, Any] = {**OPTIONS, "fastmath": {"contract", "reassoc"}}
 # what Python calls is kept on disk, and holds the rest within it
-ENTRY_OPTIONS = {**OPTIONS, "cache": True}
+ENTRY_OPTIONS: dict[str, Any] = {**OPTIONS, "cache": True}
 
 RELU, LINEAR, SQUARE, STEP, EXP = range(5)  # the order of activations.POINTWISE
 

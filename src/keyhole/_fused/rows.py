@@ -245,7 +245,7 @@ def rectified_rows(
         beyond += row_beyond
     if beyond < count * (stop - start):
         # thirteen digits: the terms fall like ρ^k/k²
-        order = min(ORDER, 2 * int(math.ceil((7.0 - 23.0 / math.log(max(peak, 1e-9))) / 2.0)))
+        order = min(ORDER, 2 * math.ceil((7.0 - 23.0 / math.log(max(peak, 1e-9))) / 2.0))
         _sum_series(order, row_series, start - block, stop - 1 - block, column_series, rho, count, moment)
     for i in range(start, stop):
         r, s, w = i - start, a.owner[i] - first, a.weight[i]
