@@ -20,6 +20,8 @@ def test_levels_are_sorted_and_of_one_length(build):
     assert np.all(spectrum.eigenvalues > 0)
     assert spectrum.remainder > 0
     assert "levels from" in repr(spectrum)
+    with pytest.raises(ValueError, match="read-only"):
+        spectrum.eigenvalues[0] = 1.0
 
 
 def test_adaptive_spectra_meet_their_tolerance():
