@@ -126,6 +126,6 @@ def test_series_coefficients_sum_to_one_half():
 
 
 def test_spectra_are_quick():
-    start = time.perf_counter()
+    start = time.process_time()
     attention_spectrum(512, 4096, 32)
-    assert time.perf_counter() - start < 1.0
+    assert time.process_time() - start < 1.0
