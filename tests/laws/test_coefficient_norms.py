@@ -95,6 +95,6 @@ def test_high_powers_neither_overflow_nor_underflow():
 
 
 def test_degree_eight_at_dimension_512_takes_no_time():
-    start = time.perf_counter()
+    start = time.process_time()
     Correlation(8, 512).coefficient_norms()
-    assert time.perf_counter() - start < 2.0
+    assert time.process_time() - start < 2.0

@@ -178,9 +178,9 @@ def test_large_problems_take_less_than_a_second():
     n = np.logspace(1, 9, 9)
     for model in ("attention", "mlp"):
         for target in (Correlation(2, 512), RotatedCorrelation(0.5, 512, seed=0)):
-            start = time.perf_counter()
+            start = time.process_time()
             curve = learning_curve(target, n, 4096, ridge=0.0, model=model)
-            assert time.perf_counter() - start < 1.0
+            assert time.process_time() - start < 1.0
             assert np.all(np.isfinite(curve))
 
 

@@ -14,7 +14,7 @@ from keyhole.theory.curves import check_features, check_samples, implicit_ridge,
 from keyhole.theory.problem import Problem
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class EmpiricalCurve:
     """A predicted test error with the sampling error of the prediction.
 

@@ -31,7 +31,7 @@ from keyhole.theory.spectrum import (
 MODELS = ("attention", "mlp")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Problem:
     """Levels of a kernel with the power of a target in each.
 

@@ -16,7 +16,7 @@ MAX_DEGREE = 1024
 """The highest degree an adaptive spectrum goes to."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Spectrum:
     """Levels of a kernel: distinct eigenvalues with their multiplicities, largest first.
 
@@ -37,10 +37,15 @@ class Spectrum:
     degrees: Int[np.ndarray, "levels parts"]
     trace: float
 
+    def __post_init__(self) -> None:
+        for array in (self.eigenvalues, self.multiplicities, self.degrees):
+            array.flags.writeable = False
+
     @property
     def remainder(self) -> float:
-        """The part of the trace beyond the listed levels."""
-        return max(self.trace - float(self.eigenvalues @ self.multiplicities), 0.0)
+        """The part of the trace beyond the listed levels; zero where it is no more than rounding."""
+        rest = self.trace - float(self.eigenvalues @ self.multiplicities)
+        return rest if rest > 1e-14 * self.trace else 0.0
 
     def __repr__(self) -> str:
         return (
