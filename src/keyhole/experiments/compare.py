@@ -69,22 +69,30 @@ def run(config: Config, progress: Callable[[str], None] = lambda text: None) -> 
         draw = 2 * (config.seed * config.repeats + repeat)
         train = sphere_sets(config.sizes[-1], config.n_keys, config.dim, seed=draw)
         test = sphere_sets(config.n_test, config.n_keys, config.dim, seed=draw + 1)
+        y, y_test = (np.column_stack([f(sets) for f in targets.values()]) for sets in (train, test))
         for model, exact, grams in _models(config):
             progress(f"repetition {repeat + 1} of {config.repeats}: {model}{', infinite' if exact else ''}")
             gram, cross = grams(train, test, draw)
             for n in config.sizes:
-                for name, target in targets.items():
-                    error = _relative_error(gram[:n, :n], cross[:, :n], target(train[:n]), target(test))
+                errors = _relative_errors(gram[:n, :n], cross[:, :n], y[:n], y_test)
+                for name, error in zip(targets, errors, strict=True):
                     cell = {"target": name, "model": model, "exact": exact, "n": n, "repeat": repeat}
                     rows.append({**cell, "error": error})
     return rows
 
 
-def _relative_error(gram: np.ndarray, cross: np.ndarray, y: np.ndarray, y_test: np.ndarray) -> float:
-    """Mean squared test error of leave-one-out ridge over the variance of the target."""
-    solution = ridge_gram_path(gram, y[:, None]).solution()
-    prediction = cross @ solution.coef[:, 0] + solution.intercept[0]
-    return float(np.mean((prediction - y_test) ** 2) / np.var(y_test))
+def _relative_errors(gram: np.ndarray, cross: np.ndarray, y: np.ndarray, y_test: np.ndarray) -> list[float]:
+    """Mean squared test error of ridge over the variance of the target, each with its own leave-one-out penalty.
+
+    One factorisation serves all targets.
+    """
+    path = ridge_gram_path(gram, y)
+    errors = []
+    for t in range(y.shape[1]):
+        best = path.solution(path.best_for(t))
+        prediction = cross @ best.coef[:, t] + best.intercept[t]
+        errors.append(float(np.mean((prediction - y_test[:, t]) ** 2) / np.var(y_test[:, t])))
+    return errors
 
 
 Grams = Callable[[SetBatch, SetBatch, int], tuple[np.ndarray, np.ndarray]]

@@ -64,8 +64,8 @@ class RidgePath:
     ----------
     alphas : array (a,)
         The penalties, in the order given.
-    loo_mse : array (a,)
-        Leave-one-out mean squared error of each; infinite where rounding forbids a judgement.
+    output_mse : array (a, t)
+        Leave-one-out mean squared error of each penalty and output; infinite where rounding forbids a judgement.
     route : str
         "tridiagonal" or "eigen" from a Gram matrix, "design" from a design matrix.
     floor : float
@@ -75,12 +75,21 @@ class RidgePath:
     """
 
     alphas: Float[np.ndarray, " a"]
-    loo_mse: Float[np.ndarray, " a"]
+    output_mse: Float[np.ndarray, "a t"]
     route: str
     floor: float
     complements: Float[np.ndarray, "a n"] = field(repr=False)
     resolution: float = field(repr=False)
     _solve: Solve = field(repr=False)
+
+    @property
+    def loo_mse(self) -> Float[np.ndarray, " a"]:
+        """Leave-one-out mean squared error of each penalty, averaged over outputs."""
+        return np.asarray(self.output_mse.mean(axis=1))
+
+    def best_for(self, output: int) -> int:
+        """Position of the penalty that leave-one-out prefers for one output: each may have its own."""
+        return select_alpha(self.alphas, self.output_mse[:, output], self.resolution)
 
     @property
     def best(self) -> int:
@@ -106,11 +115,11 @@ def leave_one_out(
     return loo
 
 
-def mean_square(loo: Float[np.ndarray, "n t"], weights: Float[np.ndarray, " n"]) -> float:
-    """Weighted mean over samples, plain mean over outputs, of squared leave-one-out residuals."""
+def mean_squares(loo: Float[np.ndarray, "n t"], weights: Float[np.ndarray, " n"]) -> Float[np.ndarray, " t"]:
+    """Weighted mean over samples of squared leave-one-out residuals, infinite if any of them is."""
     if np.isinf(loo).any():
-        return float("inf")
-    return float((weights @ np.square(loo)).mean() / weights.sum())
+        return np.full(loo.shape[1], np.inf)
+    return np.asarray(weights @ np.square(loo) / weights.sum())
 
 
 def rounding_of_squares(y_size: float, rounding: float) -> float:

@@ -9,7 +9,7 @@ from scipy.linalg import get_blas_funcs, get_lapack_funcs
 from keyhole._array import MEMORY_BUDGET, block_size, blocks
 from keyhole.solvers.grams import mirror_lower
 from keyhole.solvers.penalties import check_alpha, numerical_floor
-from keyhole.solvers.ridge import RidgeSolution, leave_one_out, mean_square
+from keyhole.solvers.ridge import RidgeSolution, leave_one_out, mean_squares
 from keyhole.solvers.ridge_gram import weighed_path
 from keyhole.solvers.weighted_gram import PANEL, Weighing, weigh_gram
 
@@ -110,7 +110,7 @@ def _solve(
     complement = alpha * _inverse_diagonal(factor, problem.normal, memory_budget)
     coef, intercept = problem.unscale(dual)
     loo = leave_one_out(alpha * dual / problem.roots[:, None], complement)
-    return RidgeSolution(alpha, coef, intercept, loo, mean_square(loo, problem.weights), "cholesky")
+    return RidgeSolution(alpha, coef, intercept, loo, float(mean_squares(loo, problem.weights).mean()), "cholesky")
 
 
 def _inverse_diagonal(

@@ -14,7 +14,7 @@ from keyhole._array import MEMORY_BUDGET, block_size, blocks
 from keyhole._checks import check_finite, check_float_array
 from keyhole.solvers.grams import add_outer
 from keyhole.solvers.penalties import EPS, Alphas, check_alphas, default_alphas, numerical_floor
-from keyhole.solvers.ridge import RidgePath, leave_one_out, mean_square, rounding_of_squares
+from keyhole.solvers.ridge import RidgePath, leave_one_out, mean_squares, rounding_of_squares
 from keyhole.solvers.weighted_gram import centre_of, centred, check_outputs, check_weights
 
 RowBlocks: TypeAlias = Callable[[], Iterable[np.ndarray]]
@@ -214,7 +214,7 @@ def ridge_statistics_path(
     if grid is None:
         grid = default_alphas(largest, floor)
     form = _Principal(statistics, np.maximum(values, 0.0), vectors, floor, statistics.rounding * largest)
-    complements, loo_mse = form.judge(grid, row_blocks)
+    complements, output_mse = form.judge(grid, row_blocks)
 
     def solve(alpha: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         coef = form.coef(alpha)
@@ -230,7 +230,7 @@ def ridge_statistics_path(
     resolution = rounding_of_squares(
         float(np.abs(statistics.y + statistics.y_mean).max()), statistics.rounding
     )
-    return RidgePath(grid, loo_mse, "design", floor, complements, resolution, solve)
+    return RidgePath(grid, output_mse, "design", floor, complements, resolution, solve)
 
 
 @dataclass(frozen=True)
@@ -254,11 +254,11 @@ class _Principal:
         return np.asarray(self.axes @ scores)
 
     def judge(self, alphas: Float[np.ndarray, " a"], row_blocks: RowBlocks) -> tuple[np.ndarray, np.ndarray]:
-        """Complements of the leverages (a, n), and leave-one-out errors (a,), in one pass over the rows."""
+        """Complements of the leverages (a, n), and leave-one-out errors (a, t), in one pass over the rows."""
         s = self.statistics
         n, t = s.y.shape
         coefs = self.inverse(alphas)[:, :, None] * (self.axes.T @ s.cross)[:, None, :]
-        complements, squares = np.empty((len(alphas), n)), np.zeros(len(alphas))
+        complements, squares = np.empty((len(alphas), n)), np.zeros((len(alphas), t))
         for rows, block in _rows(row_blocks):
             w = s.weights[rows]
             scores = (block - s.means.astype(block.dtype)) @ self.axes.astype(block.dtype, copy=False)
@@ -267,7 +267,7 @@ class _Principal:
             complements[:, rows] = self._complements(np.square(scores) * w[:, None], alphas, w).T
             for i in range(len(alphas)):
                 loo = leave_one_out(s.y[rows] - fitted[:, i], complements[i, rows])
-                squares[i] += mean_square(loo, w) * w.sum()
+                squares[i] += mean_squares(loo, w) * w.sum()
         return complements, squares / s.weights.sum()
 
     def _complements(

@@ -9,7 +9,7 @@ from jaxtyping import Float
 
 from keyhole._array import MEMORY_BUDGET, block_size, blocks
 from keyhole.solvers.penalties import Alphas, check_alphas, default_alphas, numerical_floor
-from keyhole.solvers.ridge import RidgePath, leave_one_out, mean_square, rounding_of_squares
+from keyhole.solvers.ridge import RidgePath, leave_one_out, mean_squares, rounding_of_squares
 from keyhole.solvers.tridiagonal import Spectrum, Sweep, tridiagonalise
 from keyhole.solvers.weighted_gram import Weighing, weigh_gram
 
@@ -125,16 +125,16 @@ def _sweep_path(
 ) -> RidgePath:
     """The path from T and Q, all penalties above the floor."""
     weights = problem.weights
-    loo_mse = np.empty(len(alphas))
+    output_mse = np.empty((len(alphas), problem.y.shape[1]))
     for part in _parts(alphas, problem.y, memory_budget):
         residuals = alphas[part, None, None] * sweep.solve(alphas[part]) / problem.roots[:, None]
-        loo_mse[part] = _scores(residuals, complements[part], weights)
+        output_mse[part] = _scores(residuals, complements[part], weights)
 
     def solve(alpha: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         dual = sweep.solve(np.array([alpha]))[0]
         return *problem.unscale(dual), alpha * dual / problem.roots[:, None]
 
-    return RidgePath(alphas, loo_mse, "tridiagonal", floor, complements, resolution, solve)
+    return RidgePath(alphas, output_mse, "tridiagonal", floor, complements, resolution, solve)
 
 
 def _spectrum_path(
@@ -148,16 +148,16 @@ def _spectrum_path(
     """The path from eigenvalues and eigenvectors, for any penalties."""
     weights = problem.weights
     complements = spectrum.complements(alphas, memory_budget)
-    loo_mse = np.empty(len(alphas))
+    output_mse = np.empty((len(alphas), problem.y.shape[1]))
     for part in _parts(alphas, problem.y, memory_budget):
         residuals = spectrum.residuals(alphas[part]) / problem.roots[:, None]
-        loo_mse[part] = _scores(residuals, complements[part], weights)
+        output_mse[part] = _scores(residuals, complements[part], weights)
 
     def solve(alpha: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         residuals = spectrum.residuals(np.array([alpha]))[0] / problem.roots[:, None]
         return *problem.unscale(spectrum.solve(alpha)), residuals
 
-    return RidgePath(alphas, loo_mse, "eigen", floor, complements, resolution, solve)
+    return RidgePath(alphas, output_mse, "eigen", floor, complements, resolution, solve)
 
 
 def _parts(alphas: np.ndarray, y: np.ndarray, memory_budget: int) -> list[slice]:
@@ -165,5 +165,5 @@ def _parts(alphas: np.ndarray, y: np.ndarray, memory_budget: int) -> list[slice]
     return list(blocks(len(alphas), block_size(3 * 8 * y.size, memory_budget)))
 
 
-def _scores(residuals: np.ndarray, complements: np.ndarray, weights: np.ndarray) -> list[float]:
-    return [mean_square(leave_one_out(r, c), weights) for r, c in zip(residuals, complements, strict=True)]
+def _scores(residuals: np.ndarray, complements: np.ndarray, weights: np.ndarray) -> list[np.ndarray]:
+    return [mean_squares(leave_one_out(r, c), weights) for r, c in zip(residuals, complements, strict=True)]
