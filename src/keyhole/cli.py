@@ -31,10 +31,10 @@ def _root(
 @app.command()
 def compare(
     out: Annotated[Path, typer.Option(help="Folder for the figure and the rows behind it.")] = Path("out/compare"),
-    dim: Annotated[int, typer.Option(help="Token dimension d.", min=1)] = 8,
-    keys: Annotated[int, typer.Option(help="Keys per set N.", min=1)] = 8,
+    dim: Annotated[int, typer.Option(help="Token dimension d.", min=1)] = 16,
+    keys: Annotated[int, typer.Option(help="Keys per set N.", min=1)] = 16,
     heads: Annotated[int, typer.Option(help="Heads M; the MLP gets width M(d+1).", min=1)] = 200,
-    largest: Annotated[int, typer.Option(help="Largest number of training sets n.", min=32)] = 1024,
+    largest: Annotated[int, typer.Option(help="Largest number of training sets n.", min=32)] = 2048,
     repeats: Annotated[int, typer.Option(help="Independent repetitions behind each error bar.", min=1)] = 3,
     seed: Annotated[int, typer.Option(help="Seed of everything.", min=0)] = 0,
 ) -> None:

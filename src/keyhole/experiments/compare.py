@@ -28,10 +28,10 @@ Row = dict[str, Any]
 class Config:
     """Sizes of the comparison."""
 
-    dim: int = 8
-    n_keys: int = 8
+    dim: int = 16
+    n_keys: int = 16
     n_heads: int = 200
-    sizes: tuple[int, ...] = (64, 128, 256, 512, 1024)
+    sizes: tuple[int, ...] = (128, 256, 512, 1024, 2048)
     repeats: int = 3
     n_test: int = 1000
     seed: int = 0
@@ -52,12 +52,16 @@ def sizes_up_to(largest: int) -> tuple[int, ...]:
 
 
 def family_targets(dim: int) -> dict[str, Polynomial]:
-    """One target of each family, by the name the figure gives it."""
+    """One target of each family, by the name the figure gives it.
+
+    ⟨β,x₀⟩², the mean of ⟨β,xᵢ⟩², the mean of ⟨x₀,xᵢ⟩⟨β,xᵢ⟩, and the mean of ⟨x₀,Sxᵢ⟩³⟨β,xᵢ⟩ with S half-way
+    between the identity and a rotation.
+    """
     return {
-        "query ⟨β,x₀⟩²": QueryPower(2, dim),
-        "token mean ⟨β,xᵢ⟩²": TokenPower(2, dim),
-        "correlation ⟨x₀,xᵢ⟩⟨β,xᵢ⟩": Correlation(1, dim),
-        "half-rotated correlation³": RotatedCorrelation(0.5, dim, seed=0),
+        "query": QueryPower(2, dim),
+        "tokens": TokenPower(2, dim),
+        "correlation": Correlation(1, dim),
+        "half-rotated": RotatedCorrelation(0.5, dim, seed=0),
     }
 
 
@@ -141,7 +145,7 @@ def summarise(rows: Sequence[Row]) -> dict[tuple[str, str], dict[str, str]]:
                 if r["n"] == largest and all(r[k] == row[k] for k in ("model", "exact", "target"))
             ]
             _, mean, error = mean_and_error(same, "n", "error")
-            cells[row["target"]] = f"{mean[0]:.4f} ± {error[0]:.4f}"
+            cells[row["target"]] = f"{mean[0]:.3f}±{error[0]:.3f}"
     return summary
 
 
