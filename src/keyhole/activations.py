@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from jaxtyping import Float
-from numpy.typing import ArrayLike
 
 from keyhole._checks import check_choice, check_finite
 
@@ -64,11 +65,11 @@ def apply(name: str, scores: Float[np.ndarray, "..."]) -> Float[np.ndarray, "...
 
 def gaussian_moment(
     activation: str,
-    mean_u: ArrayLike,
-    mean_v: ArrayLike,
-    std_u: ArrayLike,
-    std_v: ArrayLike,
-    correlation: ArrayLike,
+    mean_u: Any,
+    mean_v: Any,
+    std_u: Any,
+    std_v: Any,
+    correlation: Any,
 ) -> Float[np.ndarray, "..."]:
     r"""Return E[σ(u)σ(v)] for jointly Gaussian u and v, exactly and for any means.
 

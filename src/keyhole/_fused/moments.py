@@ -208,6 +208,16 @@ def _blur(power, k, rho, r, eta, offset):
 
 
 @njit(**OPTIONS)
+def _residual(k, h, rho, one_minus, one_plus):
+    """k − ρh, without cancellation as ρ → ±1 and h → ±k."""
+    if rho > 0.5:
+        return (k - h) + h * one_minus
+    if rho < -0.5:
+        return (k + h) - h * one_plus
+    return k - rho * h
+
+
+@njit(**OPTIONS)
 def rectified_moment(power, h, k, rho, one_minus, one_plus):
     """E[(h+U)_+^p (k+V)_+^p]: the ReLU moment at p = 1, Φ₂(h, k; ρ) at p = 0. Any h, k and −1 ≤ ρ ≤ 1.
 
@@ -218,16 +228,15 @@ def rectified_moment(power, h, k, rho, one_minus, one_plus):
         return 0.0
     if h > _FAR and k > _FAR:
         return h * k + rho if power == 1 else 1.0
+    k_given, h_given = _residual(k, h, rho, one_minus, one_plus), _residual(h, k, rho, one_minus, one_plus)
     if rho >= 0.0:
         if max(h, k) > _FAR:
             _, mass, mean, _ = normal_parts(min(h, k))
             return max(h, k) * mean + rho * mass if power == 1 else mass
-        k_given, h_given = (k - h) + h * one_minus, (h - k) + k * one_minus  # k − ρh and h − ρk
         # (k + ρU)_+ starts at U = −k/ρ: before (h + U)_+ does, or after
         _, mass, mean, square = normal_parts(h if k_given >= 0.0 else k / rho)
         sharp = abs(k_given) * mean + rho * square if power == 1 else mass
     else:
-        k_given, h_given = (k + h) - h * one_plus, (h + k) - k * one_plus
         sharp = _strip(power, h, -k / rho, -k_given / rho)
         if power == 1:
             sharp *= -rho
