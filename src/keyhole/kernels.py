@@ -64,13 +64,13 @@ def attention_kernel(
     >>> import keyhole as kh
     >>> sets = kh.SetBatch([np.eye(3)[:2], np.eye(3)[1:], np.eye(3)])
     >>> kh.attention_kernel(sets).round(3)
-    array([[0.743, 0.603, 0.65 ],
-           [0.603, 0.743, 0.65 ],
-           [0.65 , 0.65 , 0.65 ]])
+    array([[0.652, 0.478, 0.536],
+           [0.478, 0.652, 0.536],
+           [0.536, 0.536, 0.536]])
     >>> kh.attention_kernel(sets, sets[:1], kh.GaussianHeads(mean=1.0), "linear").round(3)
-    array([[0.75 ],
-           [0.562],
-           [0.625]])
+    array([[1.25 ],
+           [0.875],
+           [1.   ]])
     """
     from keyhole._fused import gram
 
@@ -169,9 +169,9 @@ def mlp_kernel(
     >>> import keyhole as kh
     >>> sets = kh.SetBatch(np.eye(3)[:, None, :], query=np.eye(3))
     >>> mlp_kernel(sets).round(4)
-    array([[0.5   , 0.2179, 0.2179],
-           [0.2179, 0.5   , 0.2179],
-           [0.2179, 0.2179, 0.5   ]])
+    array([[0.5   , 0.2514, 0.2514],
+           [0.2514, 0.5   , 0.2514],
+           [0.2514, 0.2514, 0.5   ]])
     """
     check_sets(a, "a")
     n_keys = _check_equal_lengths(a, b)
