@@ -104,7 +104,7 @@ def gaussian_moment(
 
     Examples
     --------
-    >>> round(float(gaussian_moment("relu", 0.0, 0.0, 1.0, 1.0, 1.0)), 12)   # E U²_+
+    >>> float(gaussian_moment("relu", 0.0, 0.0, 1.0, 1.0, 1.0).round(12))   # E U²_+
     0.5
     >>> gaussian_moment("step", [0.0, 1.0], 0.0, 1.0, 1.0, 0.0).round(4)   # Φ(h)/2
     array([0.25  , 0.4207])

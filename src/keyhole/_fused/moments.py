@@ -247,11 +247,9 @@ def rectified_moment(power, h, k, rho, one_minus, one_plus):
 
 
 @njit(**OPTIONS)
-def _certain(code, mean):
-    """σ(mean)."""
-    if code == RELU:
-        return max(mean, 0.0)
-    return 1.0 if mean > 0.0 else 0.0
+def _is_certain(mean, std):
+    """Whether the deviation is zero, or so small that mean/std may overflow."""
+    return std <= 1e-100 * abs(mean) or std == 0.0
 
 
 @njit(**OPTIONS)
@@ -267,11 +265,11 @@ def moment(code, mean_u, mean_v, std_u, std_v, rho):
         covariance = rho * std_u * std_v
         return math.exp(mean_u + mean_v + 0.5 * (std_u * std_u + std_v * std_v) + covariance)
     power = 1 if code == RELU else 0
-    if std_u == 0.0 or std_v == 0.0:
+    if _is_certain(mean_u, std_u) or _is_certain(mean_v, std_v):
         value = 1.0
         for mean, std in ((mean_u, std_u), (mean_v, std_v)):
-            if std == 0.0:
-                value *= _certain(code, mean)
+            if _is_certain(mean, std):
+                value *= max(mean, 0.0) if power == 1 else 1.0 if mean > 0.0 else 0.0
             else:
                 _, mass, rectified, _ = normal_parts(mean / std)
                 value *= std * rectified if power == 1 else mass
