@@ -135,15 +135,16 @@ def add_outer(total: Float[np.ndarray, "n n"], factor: Float[np.ndarray, "n k"])
     """``total += factor @ factor.T`` on the lower triangle of a Fortran-ordered total, in place.
 
     No copy of a contiguous factor is made, whatever its order: a C-ordered (n, k) array is a Fortran-ordered
-    (k, n) one to BLAS. A float32 factor of a float64 total is multiplied in float32 tile by tile, and added
-    in float64.
+    (k, n) one to BLAS. Beyond TILE rows, and for a float32 factor of a float64 total, products are made tile by tile in
+    the dtype of the factor and then added. Tiles are not only for the cache: one rank-419 update of a matrix of order
+    20,000 by the OpenBLAS that SciPy 1.17.1 carries wrote outside of it.
     """
-    if factor.dtype != np.float32 or total.dtype != np.float64:
+    if len(total) <= TILE and not (factor.dtype == np.float32 and total.dtype == np.float64):
         _rank_update(total, factor.astype(total.dtype, copy=False), beta=1.0)
         return
     for columns in blocks(len(total), TILE):
         width = columns.stop - columns.start
-        square = np.zeros((width, width), dtype=np.float32, order="F")
+        square = np.zeros((width, width), dtype=factor.dtype, order="F")
         _rank_update(square, factor[columns], beta=0.0)
         total[columns, columns] += square
         for rows in blocks(len(total) - columns.stop, TILE):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 from jaxtyping import Float
-from scipy.linalg import get_blas_funcs, get_lapack_funcs
+from scipy.linalg import get_blas_funcs
 
 from keyhole._array import MEMORY_BUDGET, block_size, blocks
 from keyhole.solvers.grams import mirror_lower
 from keyhole.solvers.penalties import check_alpha, numerical_floor
 from keyhole.solvers.ridge import RidgeSolution, leave_one_out, mean_squares
 from keyhole.solvers.ridge_gram import weighed_path
+from keyhole.solvers.tiled import factorise_lower, invert_lower, solve_factor
 from keyhole.solvers.weighted_gram import PANEL, Weighing, weigh_gram
 
 
@@ -86,25 +87,21 @@ def ridge_gram_fixed(
 
 def _factorise(matrix: Float[np.ndarray, "n n"], problem: Weighing, alpha: float) -> bool:
     """Replace the lower triangle by the Cholesky factor of matrix + alpha; False if it has none."""
-    (potrf,) = get_lapack_funcs(("potrf",), (matrix,))
     np.fill_diagonal(matrix, matrix.diagonal() + matrix.dtype.type(alpha))
     if problem.normal is not None:
         matrix[0, 0] = 1.0  # the direction of the intercept: decoupled, and left out of every sum below
-    _, info = potrf(matrix, lower=1, clean=0, overwrite_a=1)
-    return bool(info == 0 and np.isfinite(matrix.diagonal()).all())
+    return factorise_lower(matrix)
 
 
 def _solve(
     factor: Float[np.ndarray, "n n"], problem: Weighing, alpha: float, memory_budget: int
 ) -> RidgeSolution:
     """Dual coefficients, then the inverse of the factor in its own place for the leverages."""
-    potrs, trtri = get_lapack_funcs(("potrs", "trtri"), (factor,))
     target = problem.reflect(problem.y)
     if problem.normal is not None:
         target[0] = 0.0
-    dual, _ = potrs(factor, target.astype(factor.dtype, order="F"), lower=1)
-    dual = problem.reflect(dual.astype(np.float64))
-    trtri(factor, lower=1, overwrite_c=1)
+    dual = problem.reflect(solve_factor(factor, target).astype(np.float64))
+    invert_lower(factor)
     if problem.normal is not None:
         factor[0, 0] = 0.0
     complement = alpha * _inverse_diagonal(factor, problem.normal, memory_budget)
