@@ -26,7 +26,13 @@ def test_version():
 
 def test_help_explains_the_notation():
     text = " ".join(invoke("theory", "--help").output.split())
-    for words in ("corr = <x_0, x_i>", "token = <β, x_i>", "query = <β, x_0>", "rotated(gamma)", "corr^3 * token"):
+    for words in (
+        "corr = <x_0, x_i>",
+        "token = <β, x_i>",
+        "query = <β, x_0>",
+        "rotated(gamma)",
+        "corr^3 * token",
+    ):
         assert words in text
 
 
@@ -42,7 +48,9 @@ def report(*arguments):
 
 
 def test_json_has_stable_keys():
-    answer = report("--target", "corr^3 * token", "--dim", 8, "--keys", 8, "--heads", 100, "--samples", "100,1000")
+    answer = report(
+        "--target", "corr^3 * token", "--dim", 8, "--keys", 8, "--heads", 100, "--samples", "100,1000"
+    )
     assert list(answer) == [
         "target",
         "settings",
@@ -72,14 +80,22 @@ def test_json_has_stable_keys():
         "constant",
         "statement",
     ]
-    assert list(answer["needed"]) == ["error", "samples", "mlp_to_attention", "heads_bound", "heads_predicted"]
+    assert list(answer["needed"]) == [
+        "error",
+        "samples",
+        "mlp_to_attention",
+        "heads_bound",
+        "heads_predicted",
+    ]
 
 
 def test_json_says_what_the_functions_say():
     from keyhole import theory
     from keyhole.targets import TokenPower
 
-    answer = report("--target", "token^2", "--dim", 8, "--keys", 8, "--samples", "1e2,1000", "--error", "1e-4")
+    answer = report(
+        "--target", "token^2", "--dim", 8, "--keys", 8, "--samples", "1e2,1000", "--error", "1e-4"
+    )
     target = TokenPower(2, 8)
     assert answer["complexity"]["rkhs_norm"] == theory.rkhs_norm(target)
     assert answer["complexity"]["paper_complexity"] == theory.paper_complexity(target)
@@ -119,12 +135,26 @@ def test_tables_name_every_part():
 @pytest.mark.parametrize("target", ["0", "1", "query^40", "token^3 - token", "rotated(0.5)^3 * token"])
 @pytest.mark.parametrize("dim", [1, 2, 5])
 def test_degenerate_targets_answer_or_say_why(target, dim):
-    answer = report("--target", target, "--dim", dim, "--keys", 1, "--heads", 3, "--ridge", 0, "--samples", "1,50")
+    answer = report(
+        "--target", target, "--dim", dim, "--keys", 1, "--heads", 3, "--ridge", 0, "--samples", "1,50"
+    )
     assert all(len(reason) > 10 for reason in answer["unavailable"].values())
 
 
 def test_theory_draws(tmp_path):
-    invoke("theory", "--target", "token", "--dim", 4, "--samples", "10,100", "--model", "attention", "--out", tmp_path)
+    invoke(
+        "theory",
+        "--target",
+        "token",
+        "--dim",
+        4,
+        "--samples",
+        "10,100",
+        "--model",
+        "attention",
+        "--out",
+        tmp_path,
+    )
     assert {path.name for path in tmp_path.iterdir()} == {"theory.csv", "theory.svg", "theory.png"}
     with (tmp_path / "theory.csv").open() as file:
         rows = list(csv.DictReader(file))

@@ -23,7 +23,11 @@ def beyond(row, predicted):
 def repredicted(row, **changes):
     """The prediction for a cell with some of its settings changed."""
     target = prediction.grid_targets(row["d"])[row["target"]]
-    settings = {"n_heads": math.inf if row["M"] == "inf" else row["M"], "noise": row["noise"], "ridge": row["ridge"]}
+    settings = {
+        "n_heads": math.inf if row["M"] == "inf" else row["M"],
+        "noise": row["noise"],
+        "ridge": row["ridge"],
+    }
     settings |= changes
     return float(learning_curve(target, row["n"], row["N"], **settings))
 
@@ -50,7 +54,8 @@ def test_heads_may_not_be_ignored(rows):
 def test_alpha_is_not_the_ridge(rows):
     """Broken twin: α = nλ put where λ belongs."""
     missed = [
-        beyond(row, repredicted(row, ridge=row["ridge"] * row["n"])) > prediction.TOLERANCE[row["d"]] for row in rows
+        beyond(row, repredicted(row, ridge=row["ridge"] * row["n"])) > prediction.TOLERANCE[row["d"]]
+        for row in rows
     ]
     assert np.mean(missed) > 0.3
 
@@ -68,7 +73,9 @@ def test_a_summary_counts_its_cells(rows):
 def test_the_whole_grid(seed):
     """What the documentation states: median 6 %; 90 % of the cells within 12 % at d ≥ 8, and 20 % at d = 4."""
     rows = prediction.run(replace(prediction.PRESETS["full"], seed=seed))
-    off = {dims: np.abs([r["deviation"] for r in rows if r["d"] in dims]) for dims in ((4,), (8, 16), (4, 8, 16))}
+    off = {
+        dims: np.abs([r["deviation"] for r in rows if r["d"] in dims]) for dims in ((4,), (8, 16), (4, 8, 16))
+    }
     assert np.median(off[4, 8, 16]) <= 0.06
     assert np.quantile(off[8, 16], 0.9) <= 0.12
     assert np.quantile(off[4,], 0.9) <= 0.20

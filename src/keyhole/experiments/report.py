@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -159,30 +160,28 @@ def _shares(spectrum: Spectrum, read: Notation, config: Config) -> dict[int, flo
     powers[:, 1:] /= config.n_keys
     rows, columns = powers.shape
     return {
-        i: float(powers[k, l]) if k < rows and l < columns else 0.0 for i, (k, l) in enumerate(spectrum.degrees)
+        i: float(powers[r, s]) if r < rows and s < columns else 0.0
+        for i, (r, s) in enumerate(spectrum.degrees)
     }
 
 
 def _curve(sheet: _Sheet, read: Notation, config: Config, model: str) -> list[Row]:
-    rows = []
-    for n in config.samples:
-        here = f"learning_curve.{model}.{n}"
-        at_ridge = sheet.ask(here, lambda n=n: float(_error(read, config, n, model)))
-        best = sheet.ask(
-            f"{here}.best_ridge",
-            lambda n=n: theory.best_ridge_curve(
-                read.target, n, config.n_keys, config.noise, config.n_heads, model
-            ),
-        )
-        rows.append(
-            {
-                "n": n,
-                "error": at_ridge,
-                "best_ridge": None if best is None else float(best.ridge),
-                "error_at_best_ridge": None if best is None else float(best.error),
-            }
-        )
-    return rows
+    return [_curve_row(sheet, read, config, model, n) for n in config.samples]
+
+
+def _curve_row(sheet: _Sheet, read: Notation, config: Config, model: str, n: int) -> Row:
+    here = f"learning_curve.{model}.{n}"
+
+    def at_best_ridge() -> theory.BestRidge:
+        return theory.best_ridge_curve(read.target, n, config.n_keys, config.noise, config.n_heads, model)
+
+    best: theory.BestRidge | None = sheet.ask(f"{here}.best_ridge", at_best_ridge)
+    return {
+        "n": n,
+        "error": sheet.ask(here, lambda: float(_error(read, config, n, model))),
+        "best_ridge": None if best is None else float(best.ridge),
+        "error_at_best_ridge": None if best is None else float(best.error),
+    }
 
 
 def _error(read: Notation, config: Config, n: Any, model: str) -> Any:
@@ -196,29 +195,24 @@ def _bounds(sheet: _Sheet, read: Notation, config: Config) -> list[Row]:
 
     def paper(n: int) -> theory.RiskBound:
         if math.isinf(config.n_heads):
-            raise ValueError("the paper's bound grows with log(dM): it needs finitely many heads. Pass --heads.")
+            raise ValueError(
+                "the paper's bound grows with log(dM): it needs finitely many heads. Pass --heads."
+            )
         return theory.risk_bound(read.target, n, config.n_heads, config.delta, config.constant)
 
-    rows = []
-    for n in config.samples:
-        for kind, question in (
-            ("paper", paper),
-            ("kernel", lambda n: theory.kernel_risk_bound(read.target, n, config.n_keys, config.delta)),
-        ):
-            bound = sheet.ask(f"risk_bound.{kind}", lambda n=n, question=question: question(n))
-            if bound is not None:
-                rows.append(
-                    {
-                        "kind": kind,
-                        "n": n,
-                        "approximation": bound.approximation,
-                        "estimation": bound.estimation,
-                        "total": bound.total,
-                        "constant": bound.constant,
-                        "statement": bound.statement,
-                    }
-                )
-    return rows
+    def kernel(n: int) -> theory.RiskBound:
+        return theory.kernel_risk_bound(read.target, n, config.n_keys, config.delta)
+
+    rows = [_bound_row(sheet, kind, n) for n in config.samples for kind in (paper, kernel)]
+    return [row for row in rows if row is not None]
+
+
+def _bound_row(sheet: _Sheet, kind: Callable[[int], theory.RiskBound], n: int) -> Row | None:
+    bound: theory.RiskBound | None = sheet.ask(f"risk_bound.{kind.__name__}", lambda: kind(n))
+    if bound is None:
+        return None
+    terms = {"approximation": bound.approximation, "estimation": bound.estimation, "total": bound.total}
+    return {"kind": kind.__name__, "n": n, **terms, "constant": bound.constant, "statement": bound.statement}
 
 
 def _needed(
@@ -229,15 +223,10 @@ def _needed(
             raise ValueError("the target has no variance to take a tenth of. Pass --error.")
         return error
 
-    samples = {
-        model: sheet.ask(
-            f"needed.samples.{model}",
-            lambda model=model: theory.samples_needed(
-                read.target, config.n_keys, asked(), model, config.noise, config.n_heads
-            ),
-        )
-        for model in models
-    }
+    def samples_of(model: str) -> int:
+        return theory.samples_needed(read.target, config.n_keys, asked(), model, config.noise, config.n_heads)
+
+    samples = {model: sheet.ask(f"needed.samples.{model}", partial(samples_of, model)) for model in models}
     both = samples.get("attention") and samples.get("mlp")
     return {
         "error": error,
