@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from keyhole.experiments import prediction, sample_ratio
+from keyhole.kernels import attention_kernel
+from keyhole.targets import Correlation, sphere_sets
 from keyhole.theory import learning_curve
 
 SMALL = prediction.Config(
@@ -67,6 +69,28 @@ def test_a_summary_counts_its_cells(rows):
     listed = prediction.outliers([row | {"deviation": 0.5 * i / len(rows)} for i, row in enumerate(rows)])
     assert [row["deviation"] for row in listed] == sorted((row["deviation"] for row in listed), reverse=True)
     assert all(row["deviation"] > prediction.TOLERANCE[row["d"]] for row in listed)
+
+
+def gaussian_feature_errors(target, n_keys, n, n_features, ridge, seed, fits=10):
+    """Test errors of ridge on Gaussian random functions whose covariance is the attention kernel."""
+    errors = []
+    for fit in range(fits):
+        batch = sphere_sets(n + 400, n_keys, target.dim, 1000 * seed + fit)
+        root = np.linalg.cholesky(attention_kernel(batch) + 1e-10 * np.eye(len(batch)))
+        draws = np.random.default_rng([seed, fit]).standard_normal((len(batch), n_features))
+        phi, y = root @ draws / math.sqrt(n_features), target(batch)
+        weights = prediction.ridge_solve(phi[:n] @ phi[:n].T, n * ridge, y[:n, None])[:, 0]
+        errors.append(np.mean((phi[n:] @ (phi[:n].T @ weights) - y[n:]) ** 2))
+    return np.array(errors)
+
+
+def test_gaussian_features_are_predicted_where_few_heads_are_not(seed):
+    """The outliers of the grid: heads are no Gaussian functions. Gaussian ones with their kernel fit the theory."""
+    target, n_keys, n, n_heads, ridge = Correlation(1, 16), 16, 100, 20, 1e-5
+    predicted = float(learning_curve(target, n, n_keys, ridge, n_heads=n_heads))
+    errors = gaussian_feature_errors(target, n_keys, n, n_heads * 17, ridge, seed)
+    off = abs(predicted - errors.mean()) - 5 * errors.std(ddof=1) / math.sqrt(len(errors))
+    assert off < 0.05 * errors.mean()
 
 
 @pytest.mark.slow

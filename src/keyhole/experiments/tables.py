@@ -11,13 +11,15 @@ Row = dict[str, Any]
 
 
 def write_csv(rows: Sequence[Row], path: Path) -> Path:
-    """Write rows as CSV through a partial file, so that a reader never meets half of one."""
+    """Write rows as CSV, six digits each, through a partial file: a reader never meets half of one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     with partial.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]))
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows(
+            {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows
+        )
     partial.replace(path)
     return path
 
