@@ -76,3 +76,106 @@ def plot_learning_curves(rows: Sequence[dict[str, Any]], path: Path, *, title: s
         written.append(target_path)
     plt.close(figure)
     return written
+
+
+def plot_prediction(rows: Sequence[dict[str, Any]], path: Path, tolerance: dict[int, float]) -> list[Path]:
+    """Draw predicted over measured test error against the measured one, a panel per target, a colour per d.
+
+    Parameters
+    ----------
+    rows : sequence of dict
+        With keys d, target, M ("inf" is drawn hollow), predicted, measured, standard_error, relative_error.
+    path : Path
+        Where to write, without suffix.
+    tolerance : dict
+        The band drawn for every d.
+
+    Returns
+    -------
+    list of Path
+        The files written.
+    """
+    plt = _pyplot()
+    targets = list(dict.fromkeys(row["target"] for row in rows))
+    dims = sorted({row["d"] for row in rows})
+    figure, axes = plt.subplots(
+        1, len(targets), figsize=(3.8 * len(targets), 3.8), sharey=True, squeeze=False, layout="constrained"
+    )
+    for axis, target in zip(axes[0], targets, strict=True):
+        for share in sorted(set(tolerance.values()), reverse=True):
+            axis.axhspan(1 - share, 1 + share, color="#9ca3af", alpha=0.18, lw=0)
+        axis.axhline(1.0, color="#374151", lw=0.8)
+        for dim, colour in zip(dims, _COLOURS, strict=False):
+            for infinite in (False, True):
+                cells = [
+                    r for r in rows if (r["target"], r["d"], r["M"] == "inf") == (target, dim, infinite)
+                ]
+                if not cells:
+                    continue
+                ratio = np.array([r["predicted"] / r["measured"] for r in cells])
+                bars = ratio * np.array([r["standard_error"] / r["measured"] for r in cells])
+                axis.errorbar(
+                    [r["relative_error"] for r in cells],
+                    ratio,
+                    yerr=bars,
+                    color=colour,
+                    fmt="o",
+                    ms=3.5,
+                    lw=0.6,
+                    mfc="white" if infinite else colour,
+                    label=f"d = {dim}, {'infinitely many' if infinite else 'finite'} heads",
+                )
+        axis.set(xscale="log", title=f"${target}$", xlabel="measured test error / variance of the target")
+        axis.grid(True, which="major", color="#e5e7eb", lw=0.8)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0, 0].set_ylabel("predicted / measured")
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    return _save(figure, path)
+
+
+def plot_predicted_curves(rows: Sequence[dict[str, Any]], path: Path, *, title: str) -> list[Path]:
+    """Draw predicted test error against n, a line per model, as SVG and PNG.
+
+    Parameters
+    ----------
+    rows : sequence of dict
+        With keys model, n, error.
+    path : Path
+        Where to write, without suffix.
+
+    Returns
+    -------
+    list of Path
+        The files written.
+    """
+    plt = _pyplot()
+    figure, axis = plt.subplots(figsize=(5.2, 3.8), layout="constrained")
+    for model, colour in zip(dict.fromkeys(row["model"] for row in rows), _COLOURS, strict=False):
+        curve = sorted((row["n"], row["error"]) for row in rows if row["model"] == model)
+        axis.plot(*zip(*curve, strict=True), color=colour, marker="o", ms=3.5, label=model)
+    axis.set(xscale="log", yscale="log", xlabel="training sets n", ylabel="predicted test error")
+    axis.grid(True, which="major", color="#e5e7eb", lw=0.8)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False)
+    axis.set_title(title, fontsize=10)
+    return _save(figure, path)
+
+
+def _pyplot() -> Any:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    return plt
+
+
+def _save(figure: Any, path: Path) -> list[Path]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    written = []
+    for suffix in (".svg", ".png"):
+        written.append(path.with_suffix(suffix))
+        figure.savefig(written[-1], dpi=150, metadata={"Date": None} if suffix == ".svg" else None)
+    _pyplot().close(figure)
+    return written

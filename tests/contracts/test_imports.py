@@ -19,6 +19,7 @@ LEVEL = {
     "_duplicates": 3,
     "heads": 4,
     "targets": 4,
+    "notation": 5,
     "theory": 5,
     "features": 5,
     "kernels": 5,

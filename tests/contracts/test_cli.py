@@ -1,0 +1,201 @@
+"""The command line: exit codes, files, JSON with stable keys, and errors a reader can act on."""
+
+import csv
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+import keyhole
+from keyhole.cli import app
+
+runner = CliRunner()
+
+
+def invoke(*arguments, code=0):
+    result = runner.invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == code, result.output
+    # a refusal is a message, not a traceback
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    return result
+
+
+def test_version():
+    assert invoke("--version").output.strip() == f"keyhole {keyhole.__version__}"
+
+
+def test_help_explains_the_notation():
+    text = " ".join(invoke("theory", "--help").output.split())
+    for words in (
+        "corr = <x_0, x_i>",
+        "token = <β, x_i>",
+        "query = <β, x_0>",
+        "rotated(gamma)",
+        "corr^3 * token",
+    ):
+        assert words in text
+
+
+def test_compare_writes_its_files(tmp_path):
+    sizes = ("--dim", 2, "--keys", 2, "--heads", 2, "--largest", 32, "--repeats", 1)
+    result = invoke("compare", *sizes, "--out", tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"compare.csv", "compare.svg", "compare.png"}
+    assert "relative test error at n = 32" in result.output
+
+
+def report(*arguments):
+    return json.loads(invoke("theory", "--json", *arguments).stdout)
+
+
+def test_json_has_stable_keys():
+    answer = report(
+        "--target", "corr^3 * token", "--dim", 8, "--keys", 8, "--heads", 100, "--samples", "100,1000"
+    )
+    assert list(answer) == [
+        "target",
+        "settings",
+        "coefficient_norms",
+        "complexity",
+        "spectrum",
+        "learning_curve",
+        "risk_bound",
+        "needed",
+        "unavailable",
+    ]
+    assert list(answer["target"]) == ["notation", "expanded", "squared_mean", "variance"]
+    assert list(answer["complexity"]) == [
+        "paper_complexity",
+        "rkhs_norm_bound",
+        "rkhs_norm",
+        "biased_norm_bound",
+        "mlp_norm",
+    ]
+    assert [row["n"] for row in answer["learning_curve"]["attention"]] == [100, 1000]
+    assert list(answer["risk_bound"][0]) == [
+        "kind",
+        "n",
+        "approximation",
+        "estimation",
+        "total",
+        "constant",
+        "statement",
+    ]
+    assert list(answer["needed"]) == [
+        "error",
+        "samples",
+        "mlp_to_attention",
+        "heads_bound",
+        "heads_predicted",
+    ]
+
+
+def test_json_says_what_the_functions_say():
+    from keyhole import theory
+    from keyhole.targets import TokenPower
+
+    answer = report(
+        "--target", "token^2", "--dim", 8, "--keys", 8, "--samples", "1e2,1000", "--error", "1e-4"
+    )
+    target = TokenPower(2, 8)
+    assert answer["complexity"]["rkhs_norm"] == theory.rkhs_norm(target)
+    assert answer["complexity"]["paper_complexity"] == theory.paper_complexity(target)
+    assert answer["coefficient_norms"] == [{"query_degree": 0, "key_degree": 2, "squared_norm": 1.0}]
+    curve = theory.learning_curve(target, [100, 1000], 8, 1e-5, model="mlp")
+    assert [row["error"] for row in answer["learning_curve"]["mlp"]] == curve.tolist()
+    assert answer["needed"]["samples"] == {"attention": 430, "mlp": 5322}
+    assert answer["needed"]["heads_bound"] == theory.heads_needed(target, 1e-4)
+    level = answer["spectrum"]["attention"]["levels"][0]
+    assert level["degrees"] == [0, 0]
+    assert level["target_power"] == pytest.approx(1 / 64)
+    assert answer["settings"]["n_heads"] == "inf"
+    # the paper's bound is infinite without a number of heads: the reason is given, not a number
+    assert {row["kind"] for row in answer["risk_bound"]} == {"kernel"}
+    assert "finitely many heads" in answer["unavailable"]["risk_bound.paper"]
+
+
+def test_tables_name_every_part():
+    output = invoke("theory", "--target", "corr * token", "--dim", 4, "--keys", 4, "--heads", 50).output
+    for words in (
+        "coefficient norms",
+        "paper's B(f*)",
+        "named constants",
+        "exact, sphere law",
+        "biased heads",
+        "spectrum of attention",
+        "spectrum of mlp",
+        "predicted test error",
+        "excess risk is at most",
+        "constant",
+        "samples, attention",
+        "heads, paper's bound",
+    ):
+        assert words in output
+
+
+@pytest.mark.parametrize("target", ["0", "1", "query^40", "token^3 - token", "rotated(0.5)^3 * token"])
+@pytest.mark.parametrize("dim", [1, 2, 5])
+def test_degenerate_targets_answer_or_say_why(target, dim):
+    answer = report(
+        "--target", target, "--dim", dim, "--keys", 1, "--heads", 3, "--ridge", 0, "--samples", "1,50"
+    )
+    assert all(len(reason) > 10 for reason in answer["unavailable"].values())
+
+
+def test_theory_draws(tmp_path):
+    invoke(
+        "theory",
+        "--target",
+        "token",
+        "--dim",
+        4,
+        "--samples",
+        "10,100",
+        "--model",
+        "attention",
+        "--out",
+        tmp_path,
+    )
+    assert {path.name for path in tmp_path.iterdir()} == {"theory.csv", "theory.svg", "theory.png"}
+    with (tmp_path / "theory.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["model"] for row in rows} == {"attention"}
+    assert (rows[0]["n"], rows[-1]["n"]) == ("10", "100")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--target", "corr^3 * tokn"), ("character 10", "Did you mean 'token'?", "corr, token, query")),
+        (("--heads", "many"), ("--heads", "'many'")),
+        (("--heads", "0"), ("--heads", "'0'")),
+        (("--samples", "10,,20"), ("--samples", "'10,,20'")),
+        (("--samples", "0"), ("--samples", "at least 1")),
+        (("--samples", "inf"), ("--samples",)),
+        (("--model", "cnn"), ("attention, mlp, both", "'cnn'")),
+        (("--error", "-1"), ("--error", "-1")),
+        (("--dim", "0"), ("--dim",)),
+        (("--ridge", "-1"), ("--ridge",)),
+    ],
+)
+def test_slips_are_refused_with_their_name(arguments, words):
+    output = invoke("theory", *arguments, code=2).stderr
+    for word in words:
+        assert word in output
+
+
+def test_an_unknown_preset_is_refused():
+    assert "quick, full" in invoke("prediction", "--preset", "huge", code=2).stderr
+
+
+def test_prediction_writes_its_files(tmp_path, monkeypatch):
+    from keyhole.experiments import prediction, sample_ratio
+
+    tiny = prediction.Config(dims=(4,), n_keys=(4,), sizes=((50, 2),), heads=(20,), n_test=50)
+    monkeypatch.setitem(prediction.PRESETS, "quick", tiny)
+    few = sample_ratio.Config(n_keys=(4,), share=0.5, repeats=(("attention", 2), ("mlp", 2)), n_test=50)
+    monkeypatch.setitem(sample_ratio.PRESETS, "quick", few)
+    invoke("prediction", "--out", tmp_path)
+    names = {f"prediction.{suffix}" for suffix in ("csv", "md", "svg", "png")}
+    assert {path.name for path in tmp_path.iterdir()} == names | {"sample_ratio.csv", "sample_ratio.md"}
+    with (tmp_path / "prediction.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == 3 * 2 * 2
