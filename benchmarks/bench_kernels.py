@@ -3,9 +3,9 @@
     python benchmarks/bench_kernels.py [paper|small]
 
 d = N = 16, tokens on the sphere, float64. Rivals compute the whole matrix block by block, as broadcasts do; ours
-computes one triangle. Every rival's numbers are compared with ours in the run. The ceiling of a Gram matrix is the time its
-multiply-adds take at the rate of a matrix product plus the time its evaluations of κ take at the rate of a bare loop,
-both measured here.
+computes one triangle. Every rival's numbers are compared with ours in the run. The ceiling of a Gram matrix is the
+time its multiply-adds take at the rate of a matrix product plus the time its evaluations of κ take at the rate of a
+bare loop, both measured here.
 """
 
 from __future__ import annotations

@@ -215,6 +215,8 @@ def _check_arguments(
                 "A kernel compares sets from one space."
             )
     law = GaussianHeads() if law is None else law
+    if isinstance(law, type):
+        raise TypeError(f"`law` must be a law, not its class: got {law.__name__}. Write {law.__name__}().")
     if not hasattr(law, "moments"):
         raise ValueError(
             f"`law` must be Gaussian for an exact kernel, with a method moments(dim): got {law!r}, for which no closed "

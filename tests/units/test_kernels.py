@@ -172,6 +172,11 @@ def test_laws_without_a_closed_form_name_the_remedy(rng):
             call(a, law=kh.GaussianHeads(mean=np.eye(3)))
 
 
+def test_a_class_is_not_a_law(rng):
+    with pytest.raises(TypeError, match=r"not its class: got GaussianHeads. Write GaussianHeads\(\)"):
+        kh.attention_kernel(ragged(rng, [2, 3], 3), law=kh.GaussianHeads)
+
+
 def test_sets_from_different_spaces_are_refused(rng):
     a, b = ragged(rng, [2, 3], 3), ragged(rng, [2, 3], 4)
     with pytest.raises(ValueError, match="`a` and `b` must share their token dimension: got 3 and 4"):

@@ -8,6 +8,8 @@ weighted by w_j and summed over each set of columns.
 
 from __future__ import annotations
 
+import zlib
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -60,26 +62,26 @@ class Buffers(NamedTuple):
 
 
 @njit(**OPTIONS)
-def _aligned(rows):
-    """An uninitialised array (rows, WIDTH + 8) whose rows start on cache lines.
+def _aligned(count):
+    """An uninitialised array (count, WIDTH + 8) whose rows start on cache lines.
 
     512-bit loads off the line straddle two of them (the series is then 20 % slower), and rows a power of two apart
     would share few cache sets, hence the 8.
     """
     stride = WIDTH + 8
-    flat = np.empty(rows * stride + 8)
+    flat = np.empty(count * stride + 8)
     skip = (64 - flat.ctypes.data % 64) % 64 // 8
-    return flat[skip : skip + rows * stride].reshape((rows, stride))
+    return flat[skip : skip + count * stride].reshape((count, stride))
 
 
 @njit(**OPTIONS)
 def _buffers(width, biased):
     order, block = (0, 0) if biased is None else (ORDER, BLOCK)
-    rows = _aligned(2 * width + 24 + order)
+    r = _aligned(2 * width + 24 + order)
     k = 2 * width
     return Buffers(
-        rows[:width], rows[width:k], rows[k : k + 4], rows[k + 4 : k + 8], rows[k + 8 : k + 12], rows[k + 12 : k + 16],
-        rows[k + 16 : k + 20], rows[k + 20 : k + 24], np.empty(WIDTH), rows[k + 24 :], _aligned(block),
+        r[:width], r[width:k], r[k : k + 4], r[k + 4 : k + 8], r[k + 8 : k + 12], r[k + 12 : k + 16],
+        r[k + 16 : k + 20], r[k + 20 : k + 24], np.empty(WIDTH), r[k + 24 :], _aligned(block),
     )  # fmt: skip
 
 
@@ -166,35 +168,46 @@ def _fill_chunk(code, biased, mode, mend, a, block, block_stop, b, chunk, chunk_
         _end_group(mode, total, weight, owner, group, group_last - group, out, origin, stride)
 
 
-@njit(**ENTRY_OPTIONS)
-def fill_tile(code, biased, mode, a, b, first, last, b_first, b_last, out, origin, stride):
-    """Add the sums over pairs of keys to K in rows ``first … last − 1`` and columns ``b_first … b_last − 1``.
+def _compile_with(stamp):
+    """Return `fill_tile`, compiled on its first call or taken from the cache of a call with the same stamp."""
 
-    Entry (i, j) of K is ``out[origin + i·stride + j]``. With mode UPPER a is b, and only pairs of sets i ≤ j are
-    filled; with mode DIAGONAL only i = j, into column 0. ``biased`` is True for ReLU and step around a mean and None
-    otherwise: None is a type of its own, so that the longer code for means is compiled by those who use it.
-    """
-    buffers = _buffers(a.unit.shape[1], biased)
-    power = 1 if code == RELU else 0
-    for block in range(a.offsets[first], a.offsets[last], BLOCK):
-        block_stop = min(block + BLOCK, a.offsets[last])
-        set_first, set_last = a.owner[block], a.owner[block_stop - 1] + 1
-        least_key, least_query = _least_first(a.unit, block, block_stop), _least_first(a.query, set_first, set_last)
-        if biased is not None:
-            _fill_row_series(power, a.shift[block:block_stop], buffers.column_series, buffers.row_series)
-        columns_start = b.offsets[b_first if mode == FULL else max(b_first, set_first)]
-        columns_stop = b.offsets[set_last if mode == DIAGONAL else b_last]
-        for chunk in range(columns_start, columns_stop, WIDTH):
-            chunk_stop = min(chunk + WIDTH, columns_stop)
-            left, right = b.owner[chunk], b.owner[chunk_stop - 1] + 1
-            _transpose(b.unit, chunk, chunk_stop, buffers.unit)
-            _transpose(b.query, left, right, buffers.query)
-            mend = code == STEP or may_oppose(least_key, _least_first(b.unit, chunk, chunk_stop))
-            mend = mend or may_oppose(least_query, _least_first(b.query, left, right))
+    @njit(**ENTRY_OPTIONS)
+    def fill_tile(code, biased, mode, a, b, first, last, b_first, b_last, out, origin, stride):
+        """Add the sums over pairs of keys to K in rows ``first … last − 1`` and columns ``b_first … b_last − 1``.
+
+        Entry (i, j) of K is ``out[origin + i·stride + j]``. With mode UPPER a is b, and only pairs of sets i ≤ j are
+        filled; with mode DIAGONAL only i = j, into column 0. ``biased`` is True for ReLU and step around a mean and
+        None otherwise: None is a type of its own, so that the longer code for means is compiled by those who use it.
+        """
+        _ = stamp
+        buffers = _buffers(a.unit.shape[1], biased)
+        power = 1 if code == RELU else 0
+        for block in range(a.offsets[first], a.offsets[last], BLOCK):
+            block_stop = min(block + BLOCK, a.offsets[last])
+            set_first, set_last = a.owner[block], a.owner[block_stop - 1] + 1
+            least_key, least_query = _least_first(a.unit, block, block_stop), _least_first(a.query, set_first, set_last)
             if biased is not None:
-                series_coefficients(power, b.shift[chunk:chunk_stop], chunk_stop - chunk, buffers.column_series)
-                for j in range(chunk_stop - chunk):
-                    buffers.floors[j] = series_floor(b.shift[chunk + j])
-            _fill_chunk(
-                code, biased, mode, mend, a, block, block_stop, b, chunk, chunk_stop, buffers, out, origin, stride
-            )
+                _fill_row_series(power, a.shift[block:block_stop], buffers.column_series, buffers.row_series)
+            columns_start = b.offsets[b_first if mode == FULL else max(b_first, set_first)]
+            columns_stop = b.offsets[set_last if mode == DIAGONAL else b_last]
+            for chunk in range(columns_start, columns_stop, WIDTH):
+                chunk_stop = min(chunk + WIDTH, columns_stop)
+                left, right = b.owner[chunk], b.owner[chunk_stop - 1] + 1
+                _transpose(b.unit, chunk, chunk_stop, buffers.unit)
+                _transpose(b.query, left, right, buffers.query)
+                mend = code == STEP or may_oppose(least_key, _least_first(b.unit, chunk, chunk_stop))
+                mend = mend or may_oppose(least_query, _least_first(b.query, left, right))
+                if biased is not None:
+                    series_coefficients(power, b.shift[chunk:chunk_stop], chunk_stop - chunk, buffers.column_series)
+                    for j in range(chunk_stop - chunk):
+                        buffers.floors[j] = series_floor(b.shift[chunk + j])
+                _fill_chunk(
+                    code, biased, mode, mend, a, block, block_stop, b, chunk, chunk_stop, buffers, out, origin, stride
+                )
+
+    return fill_tile
+
+
+# numba's cache watches the file of the function that Python calls, and what that function closes over
+_SOURCES = [Path(__file__).with_name(name) for name in ("moments.py", "rows.py")]
+fill_tile = _compile_with(zlib.crc32(b"".join(path.read_bytes() for path in _SOURCES)))

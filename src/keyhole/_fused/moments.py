@@ -209,7 +209,7 @@ def _blur(power, k, rho, r, eta, offset):
 
 @njit(**OPTIONS)
 def _residual(k, h, rho, one_minus, one_plus):
-    """k − ρh, without cancellation as ρ → ±1 and h → ±k."""
+    """Return k − ρh, without cancellation as ρ → ±1 and h → ±k."""
     if rho > 0.5:
         return (k - h) + h * one_minus
     if rho < -0.5:
