@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from functools import partial
 
 import harness
@@ -17,17 +18,17 @@ SIZES = {"paper": {"n": 4000, "M": 1000}, "small": {"n": 400, "M": 1000}}
 ALPHAS = np.geomspace(1e-4, 1e3, 20)
 
 
-def run(size: str) -> list[harness.Row]:
+def run(size: str) -> Iterator[harness.Row]:
     n, n_heads = SIZES[size]["n"], SIZES[size]["M"]
     train = kh.targets.sphere_sets(n, n_keys=16, dim=16, seed=0)
     test = kh.targets.sphere_sets(500, n_keys=16, dim=16, seed=1)
     y = kh.targets.TokenPower(2, 16)(train) + 0.05 * np.random.default_rng(0).standard_normal(n)
-    rows = [*path_rows(train, test, y, n_heads), *fixed_rows(train, test, y, n_heads)]
+    yield from path_rows(train, test, y, n_heads)
+    yield from fixed_rows(train, test, y, n_heads)
     if size == "paper":
-        rows += [memory_row()]
+        yield memory_row()
     else:
-        rows += first_use_rows()
-    return rows
+        yield from first_use_rows()
 
 
 def path_rows(train: kh.SetBatch, test: kh.SetBatch, y: np.ndarray, n_heads: int) -> list[harness.Row]:

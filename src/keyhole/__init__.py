@@ -20,7 +20,7 @@ _HOME = {
     "AttentionClassifier": "estimators",
     "AttentionFeatures": "estimators",
 }
-_ROOMS = ("activations", "estimators", "features", "heads", "kernels", "sets", "solvers", "targets")
+_ROOMS = ("activations", "estimators", "features", "heads", "kernels", "sets", "solvers", "targets", "theory")
 
 __all__ = ["__version__", *_HOME, *_ROOMS]
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # what `__getattr__` will find, for type checkers and editors
     from keyhole import sets as sets
     from keyhole import solvers as solvers
     from keyhole import targets as targets
+    from keyhole import theory as theory
     from keyhole.estimators import AttentionClassifier as AttentionClassifier
     from keyhole.estimators import AttentionFeatures as AttentionFeatures
     from keyhole.estimators import AttentionRegressor as AttentionRegressor
