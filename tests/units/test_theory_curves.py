@@ -194,7 +194,7 @@ def test_best_ridge_without_noise_is_no_worse_than_any():
 def test_empirical_input_is_checked(rng):
     gram, y = np.eye(8), np.ones(8)
     with pytest.raises(
-        ValueError, match=r"at most a quarter of the 8 samples of `gram`.*got 3.*of 12 samples"
+        ValueError, match=r"at most a quarter of the 8 samples of `gram`: got 3.*of 12 samples"
     ):
         empirical_curve(gram, y, 3, 0.1)
     with pytest.raises(ValueError, match=r"got \(8, 8\) and \(7,\)"):

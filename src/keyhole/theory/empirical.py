@@ -90,8 +90,8 @@ def empirical_curve(
     m = len(y)
     if samples.max() > m / 4:
         raise ValueError(
-            f"`n_samples` must be at most a quarter of the {m} samples of `gram`, where their spectrum "
-            f"says too little: got {samples.max():g}. Pass a Gram matrix of "
+            f"`n_samples` must be at most a quarter of the {m} samples of `gram`: got "
+            f"{samples.max():g}, about which their spectrum says too little. Pass a Gram matrix of "
             f"{4 * math.ceil(samples.max())} samples."
         )
     settings = (
