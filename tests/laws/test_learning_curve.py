@@ -139,14 +139,23 @@ def test_the_best_ridge_is_best():
 
 
 def test_an_empirical_spectrum_predicts_too(seed):
-    """From a Gram matrix of 800 samples, within its standard error and the bias of a sample's spectrum."""
-    target, n_keys = TokenPower(2, 8), 4
-    batch = sphere_sets(800, n_keys, 8, seed)
-    curve = empirical_curve(attention_gram(batch, batch), target(batch), [50, 100, 200], ridge=1e-4)
-    exact = learning_curve(target, [50, 100, 200], n_keys, ridge=1e-4)
-    assert np.all(np.abs(curve.error - exact) < 0.2 * exact + 5 * curve.standard_error)
-    assert np.all(curve.standard_error > 0.002 * exact)
-    assert np.all(curve.standard_error < 0.3 * exact)
+    """Gram matrices of 400 samples: right to six percent on average, and their standard error is a spread."""
+    target, n_keys, sizes = TokenPower(2, 8), 4, [25, 50, 100]
+    exact = learning_curve(target, sizes, n_keys, ridge=1e-4)
+    curves = []
+    for i in range(8):
+        batch = sphere_sets(400, n_keys, 8, 1000 * seed + i)
+        curves.append(empirical_curve(attention_gram(batch, batch), target(batch), sizes, ridge=1e-4))
+    errors = np.array([curve.error for curve in curves])
+    spread = errors.std(axis=0, ddof=1)
+    off = np.abs(errors.mean(axis=0) - exact)
+    assert np.all(off < 0.06 * exact + 6 * spread / math.sqrt(8))
+    # eight draws know their own spread to a quarter, and the halves know it to a factor of two
+    reported = np.mean([curve.standard_error for curve in curves], axis=0)
+    assert np.all((reported > spread / 4) & (reported < 4 * spread))
+    # broken twin: the plain formula, its bias left in
+    plain = np.mean([curve.error + curve.bias for curve in curves], axis=0)
+    assert abs(plain[-1] - exact[-1]) > 0.06 * exact[-1] + 6 * spread[-1] / math.sqrt(8)
 
 
 @pytest.mark.slow

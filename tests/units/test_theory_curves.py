@@ -193,8 +193,10 @@ def test_best_ridge_without_noise_is_no_worse_than_any():
 
 def test_empirical_input_is_checked(rng):
     gram, y = np.eye(8), np.ones(8)
-    with pytest.raises(ValueError, match=r"must not exceed the 8 samples of `gram`.*got 9"):
-        empirical_curve(gram, y, 9, 0.1)
+    with pytest.raises(
+        ValueError, match=r"at most a quarter of the 8 samples of `gram`: got 3.*of 12 samples"
+    ):
+        empirical_curve(gram, y, 3, 0.1)
     with pytest.raises(ValueError, match=r"got \(8, 8\) and \(7,\)"):
         empirical_curve(gram, y[:7], 2, 0.1)
     with pytest.raises(ValueError, match="must be symmetric"):
@@ -203,13 +205,13 @@ def test_empirical_input_is_checked(rng):
         empirical_curve(np.eye(3), np.ones(3), 1, 0.1)
 
 
-def test_an_empirical_curve_is_the_formula_on_the_sample(rng):
-    x = rng.standard_normal((40, 10))
+def test_an_empirical_curve_is_the_formula_on_the_sample_less_its_bias(rng):
+    x = rng.standard_normal((80, 10))
     gram, y = x @ x.T, x[:, 0]
-    values, vectors = np.linalg.eigh(gram / 40)
+    values, vectors = np.linalg.eigh(gram / 80)
     kept = values > 1e-10
-    powers = (vectors.T @ y) ** 2 / 40
-    want = curve_from_spectrum(values[kept], np.ones(kept.sum()), powers[kept], [5, 20], 0.01)
+    powers = (vectors.T @ y) ** 2 / 80
+    plain = curve_from_spectrum(values[kept], np.ones(kept.sum()), powers[kept], [5, 20], 0.01)
     curve = empirical_curve(gram, y, [5, 20], 0.01)
-    np.testing.assert_allclose(curve.error, want, rtol=1e-8)
+    np.testing.assert_allclose(curve.error + curve.bias, plain, rtol=1e-8)
     assert curve.standard_error.shape == (2,)

@@ -31,8 +31,8 @@ from keyhole.targets.polynomial import Polynomial
 from keyhole.theory.problem import Problem, problems
 
 RESOLVED, TOLERATED = 0.01, 0.1
-"""Eigenvalues below RESOLVED · γ are lumped together, which moves predictions by a thousandth at most. Where
-the finest spectrum ends before, TOLERATED · γ is accepted (two percent); beyond that we refuse."""
+"""Eigenvalues below RESOLVED · γ are lumped together, which moved predictions by 0.1 % where we looked. Where
+the finest spectrum ends before, TOLERATED · γ is accepted (2 %); beyond that we refuse."""
 
 
 def learning_curve(
@@ -70,8 +70,8 @@ def learning_curve(
     -----
     The theory is asymptotic in the number of eigenfunctions and treats eigenfunctions as if they were
     Gaussian; k = M (d+1) is what experiments support (a head gives d+1 correlated features). Eigenvalues
-    that the sample cannot resolve enter by their sum. Cost: a root per entry of ``n_samples``,
-    milliseconds, whatever d, N and n.
+    that the sample cannot resolve enter by their sum. Cost: a root per
+    entry of ``n_samples``, and the spectrum once: 0.3 s at most at d = 512, N = 4096.
 
     Examples
     --------
