@@ -238,9 +238,7 @@ def differences(case: Case, rivals: dict[str, Work]) -> dict[str, float]:
             theirs = theirs.transpose(0, 2, 1)
         errors[name] = float(np.abs(theirs.reshape(ours.shape) - ours).max() / np.abs(ours).max())
         if errors[name] > TOLERANCE[case.dtype]:
-            raise AssertionError(
-                f"{name} differs by {errors[name]:.2g}; {TOLERANCE[case.dtype]:.2g} is allowed"
-            )
+            raise AssertionError(f"{name} differs by {errors[name]:.2g}; {TOLERANCE[case.dtype]:.2g} is allowed")
     return errors
 
 
@@ -277,9 +275,7 @@ def attention_rows(size: str, dtype: str) -> list[dict[str, Any]]:
             note=f"mean {lengths.mean():.1f}, max {lengths.max()} keys: {per_token[1] * 1e9:.0f} ns per token, "
             f"{per_token[0] * 1e9:.0f} for equal sets; the ratio is that of these",
         ),
-        line(
-            f"attention_features, softmax, {dtype}", "softmax", TORCH_SOFTMAX, note=f"against {TORCH_SOFTMAX}"
-        ),
+        line(f"attention_features, softmax, {dtype}", "softmax", TORCH_SOFTMAX, note=f"against {TORCH_SOFTMAX}"),
         line(
             f"apply_values, one output, {dtype}",
             "apply",
@@ -316,9 +312,7 @@ def mlp_rows(size: str, dtype: str) -> list[dict[str, Any]]:
 
 def run(size: str) -> list[dict[str, Any]]:
     """Rows for "paper" (d = N = 16, M = 1000, n = 4000) or "small" (n = 400)."""
-    return [
-        r for dtype in ("float32", "float64") for r in (*attention_rows(size, dtype), *mlp_rows(size, dtype))
-    ]
+    return [r for dtype in ("float32", "float64") for r in (*attention_rows(size, dtype), *mlp_rows(size, dtype))]
 
 
 def show(rows: list[dict[str, Any]]) -> None:

@@ -83,9 +83,7 @@ def projected_gradient(
         gradient = (design.T @ problem.weighted(dual)[:, 0])[:, None]
         if n_iter % 5 == 0:
             objective = problem.primal(predictions, intercept, values)
-            bound = max(
-                bound, problem.dual(problem.feasible(dual), group_norms(gradient.reshape(-1, WIDTH)))[0]
-            )
+            bound = max(bound, problem.dual(problem.feasible(dual), group_norms(gradient.reshape(-1, WIDTH)))[0])
             gap = (objective - bound) / objective
             if gap <= TOL or time.perf_counter() - start > limit:
                 return {"objective": objective, "gap": gap, "n_iter": n_iter}
@@ -208,8 +206,7 @@ def norm_ball_rows(design: np.ndarray, targets: np.ndarray, size: str) -> list[d
             rows += mine
             rows.append(plain_row(design, targets, radii, SIZES[size]["limit"], seconds))
             rows += [
-                cvxpy_row(folder, solver, radii, SIZES[size]["limit"], seconds, best)
-                for solver in ("SCS", "CLARABEL")
+                cvxpy_row(folder, solver, radii, SIZES[size]["limit"], seconds, best) for solver in ("SCS", "CLARABEL")
             ]
     return rows
 
@@ -311,9 +308,7 @@ def group_lasso_rows(design: np.ndarray, targets: np.ndarray, size: str) -> list
                 off = excess(model.coef_, model.intercept_, penalty, best.objective)
                 if off <= TOL:
                     break
-            rows.append(
-                row(f"  {rival}", spent, spent / seconds["ours"], note=f"tol {tol:g}, off by {off:.0e}")
-            )
+            rows.append(row(f"  {rival}", spent, spent / seconds["ours"], note=f"tol {tol:g}, off by {off:.0e}"))
     return rows
 
 
@@ -326,6 +321,4 @@ if __name__ == "__main__":
     for result in run(sys.argv[1] if len(sys.argv) > 1 else "small"):
         ratio = "" if result["ratio"] is None else f"{result['ratio']:.1f}×"
         peak = "" if result["peak_mib"] is None else f"{result['peak_mib']:.0f} MiB"
-        print(
-            f"{result['name']:46}{result['seconds']:9.3f} s{ratio:>9}{peak:>10}  {result['note']}", flush=True
-        )
+        print(f"{result['name']:46}{result['seconds']:9.3f} s{ratio:>9}{peak:>10}  {result['note']}", flush=True)

@@ -24,9 +24,7 @@ SIZES = {"paper": (4000, 1000), "small": (400, 100)}
 FIXED = 0.1
 
 
-def attention_features(
-    n: int, n_heads: int, dim: int = 16, n_keys: int = 16
-) -> tuple[np.ndarray, np.ndarray]:
+def attention_features(n: int, n_heads: int, dim: int = 16, n_keys: int = 16) -> tuple[np.ndarray, np.ndarray]:
     """ReLU attention features in float64 and outputs: what the solver meets in this library."""
     rng = np.random.default_rng(0)
     tokens = rng.standard_normal((n, 1 + n_keys, dim))

@@ -40,9 +40,7 @@ def check_float_array(value: Any, name: str) -> np.ndarray:
             "Pass real and imaginary parts as separate coordinates."
         )
     if array.dtype.kind not in "fiub":
-        raise ValueError(
-            f"`{name}` must hold numbers: got dtype {array.dtype}. Encode text or dates as numbers first."
-        )
+        raise ValueError(f"`{name}` must hold numbers: got dtype {array.dtype}. Encode text or dates as numbers first.")
     if array.dtype not in (np.float32, np.float64):
         array = array.astype(np.float64)
     return array

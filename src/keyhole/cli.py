@@ -21,9 +21,7 @@ app = typer.Typer(
 
 @app.callback(invoke_without_command=True)
 def _root(
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version and stop.", is_eager=True)
-    ] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.", is_eager=True)] = False,
 ) -> None:
     if version:
         import keyhole
@@ -51,9 +49,7 @@ def compare(
         rows = experiment.run(config, progress=lambda text: status.update(text))
     files = [*experiment.write_rows(rows, out), *experiment.plot(rows, config, out)]
     console.print(_comparison_table(experiment.summarise(rows), config.sizes[-1]))
-    console.print(
-        f"{config.describe()}; relative test error, mean ± standard error over {config.repeats} repetitions."
-    )
+    console.print(f"{config.describe()}; relative test error, mean ± standard error over {config.repeats} repetitions.")
     for path in files:
         console.print(f"wrote {path}", soft_wrap=True, highlight=False)
 
@@ -86,9 +82,7 @@ def theory(
     target: Annotated[str, typer.Option(help='The target, for example "corr^3 * token".')] = "corr * token",
     dim: Annotated[int, typer.Option(help="Token dimension d.", min=1, max=1_000_000)] = 16,
     keys: Annotated[int, typer.Option(help="Keys per set N.", min=1)] = 16,
-    samples: Annotated[
-        str, typer.Option(help="Numbers of training sets n, with commas.")
-    ] = "100,1000,10000,100000",
+    samples: Annotated[str, typer.Option(help="Numbers of training sets n, with commas.")] = "100,1000,10000,100000",
     heads: Annotated[str, typer.Option(help="Heads M, a number or inf; the MLP gets width M(d+1).")] = "inf",
     ridge: Annotated[float, typer.Option(help="Ridge λ (alpha = nλ).", min=0.0)] = 1e-5,
     noise: Annotated[float, typer.Option(help="Variance of the noise in the labels.", min=0.0)] = 0.0,
@@ -153,9 +147,7 @@ def _refuse(message: str) -> NoReturn:
 
 def _print_report(console: Console, report: dict[str, Any], settings: str) -> None:
     target, complexity, needed = report["target"], report["complexity"], report["needed"]
-    console.print(
-        f"target  {target['expanded']}    (averaged over the keys)", highlight=False, soft_wrap=True
-    )
+    console.print(f"target  {target['expanded']}    (averaged over the keys)", highlight=False, soft_wrap=True)
     console.print(f"        {settings}; Var f* = {_number(target['variance'])}", highlight=False)
     norms = Table("degree in x_0", "in x_i", "|f_rs|²", title="coefficient norms", title_justify="left")
     for row in report["coefficient_norms"]:

@@ -33,9 +33,7 @@ class _Params:
         known = self.get_params()
         for name, value in params.items():
             if name not in known:
-                raise ValueError(
-                    f"{type(self).__name__} has no parameter {name!r}: it has {', '.join(sorted(known))}."
-                )
+                raise ValueError(f"{type(self).__name__} has no parameter {name!r}: it has {', '.join(sorted(known))}.")
             setattr(self, name, value)
         return self
 

@@ -76,9 +76,7 @@ class KernelLayer:
         """Return f on every set of ``batch``, in blocks of rows of the kernel."""
         scores = np.empty((len(batch), self.dual.shape[1]))
         for rows in blocks(len(batch), block_size(8 * len(self.sets), memory_budget)):
-            kernel = attention_kernel(
-                batch[rows], self.sets, self.law, self.activation, memory_budget=memory_budget
-            )
+            kernel = attention_kernel(batch[rows], self.sets, self.law, self.activation, memory_budget=memory_budget)
             scores[rows] = kernel @ self.dual
         return np.asarray(scores + self.intercept)
 
@@ -200,9 +198,7 @@ def fit_finite_layer(
     n_columns = heads.n_heads * (heads.dim + 1)
     primal = n_columns < len(samples.batch)
     fit_values = _fit_primal if primal else _fit_dual
-    solved, values, intercept = fit_values(
-        samples, heads, penalties, activation, fit_intercept, dtype, memory_budget
-    )
+    solved, values, intercept = fit_values(samples, heads, penalties, activation, fit_intercept, dtype, memory_budget)
     values = values.reshape(heads.n_heads, heads.dim + 1, -1)
     layer = FiniteLayer(heads, values, intercept, activation, dtype)
     return _assemble(layer, solved, samples, batch, "primal" if primal else "dual", memory_budget)
@@ -262,9 +258,7 @@ def _fit_primal(
             else:
                 yield attention_features(samples.batch[rows], heads, activation, dtype=dtype)
 
-    statistics = accumulate_design(
-        row_blocks, samples.columns, fit_intercept=fit_intercept, weights=samples.weights
-    )
+    statistics = accumulate_design(row_blocks, samples.columns, fit_intercept=fit_intercept, weights=samples.weights)
     path = ridge_statistics_path(statistics, row_blocks, penalties, overwrite_gram=True)
     best = path.solution()
     return _Solved(best, path.alphas, path.loo_mse), best.coef, best.intercept

@@ -52,9 +52,7 @@ def plot_learning_curves(rows: Sequence[dict[str, Any]], path: Path, *, title: s
     for axis, target in zip(axes[0], targets, strict=True):
         for model, colour in zip(models, _COLOURS, strict=False):
             for exact in (False, True):
-                chosen = [
-                    r for r in rows if (r["target"], r["model"], r["exact"]) == (target, model, exact)
-                ]
+                chosen = [r for r in rows if (r["target"], r["model"], r["exact"]) == (target, model, exact)]
                 if not chosen:
                     continue
                 n, means, errors = mean_and_error(chosen, "n", "error")
@@ -107,9 +105,7 @@ def plot_prediction(rows: Sequence[dict[str, Any]], path: Path, tolerance: dict[
         axis.axhline(1.0, color="#374151", lw=0.8)
         for dim, colour in zip(dims, _COLOURS, strict=False):
             for infinite in (False, True):
-                cells = [
-                    r for r in rows if (r["target"], r["d"], r["M"] == "inf") == (target, dim, infinite)
-                ]
+                cells = [r for r in rows if (r["target"], r["d"], r["M"] == "inf") == (target, dim, infinite)]
                 if not cells:
                     continue
                 ratio = np.array([r["predicted"] / r["measured"] for r in cells])

@@ -186,9 +186,7 @@ class SetBatch:
         index = np.empty((), dtype=object) if isinstance(rows, tuple) else np.asarray(rows)
         if index.dtype == bool:
             if index.shape != (len(self),):
-                raise IndexError(
-                    f"a mask must have one entry per set: got shape {index.shape} for {len(self)} sets."
-                )
+                raise IndexError(f"a mask must have one entry per set: got shape {index.shape} for {len(self)} sets.")
             return np.flatnonzero(index)
         if index.size == 0:
             index = index.astype(np.intp)
@@ -338,9 +336,7 @@ def _check_sizes(n: int, lengths: np.ndarray, dim: int, name: str) -> None:
 
 def _check_query(query: np.ndarray, n: int, keys_dim: int) -> None:
     if query.ndim != 2:
-        raise ValueError(
-            f"`query` must have shape (n, d), one query per set: got shape {query.shape} for {n} sets."
-        )
+        raise ValueError(f"`query` must have shape (n, d), one query per set: got shape {query.shape} for {n} sets.")
     if query.shape[1] != keys_dim:
         raise ValueError(
             "`keys` and `query` must share their last axis (the token dimension): got query "

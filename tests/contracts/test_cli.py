@@ -48,9 +48,7 @@ def report(*arguments):
 
 
 def test_json_has_stable_keys():
-    answer = report(
-        "--target", "corr^3 * token", "--dim", 8, "--keys", 8, "--heads", 100, "--samples", "100,1000"
-    )
+    answer = report("--target", "corr^3 * token", "--dim", 8, "--keys", 8, "--heads", 100, "--samples", "100,1000")
     assert list(answer) == [
         "target",
         "settings",
@@ -93,9 +91,7 @@ def test_json_says_what_the_functions_say():
     from keyhole import theory
     from keyhole.targets import TokenPower
 
-    answer = report(
-        "--target", "token^2", "--dim", 8, "--keys", 8, "--samples", "1e2,1000", "--error", "1e-4"
-    )
+    answer = report("--target", "token^2", "--dim", 8, "--keys", 8, "--samples", "1e2,1000", "--error", "1e-4")
     target = TokenPower(2, 8)
     assert answer["complexity"]["rkhs_norm"] == theory.rkhs_norm(target)
     assert answer["complexity"]["paper_complexity"] == theory.paper_complexity(target)
@@ -135,9 +131,7 @@ def test_tables_name_every_part():
 @pytest.mark.parametrize("target", ["0", "1", "query^40", "token^3 - token", "rotated(0.5)^3 * token"])
 @pytest.mark.parametrize("dim", [1, 2, 5])
 def test_degenerate_targets_answer_or_say_why(target, dim):
-    answer = report(
-        "--target", target, "--dim", dim, "--keys", 1, "--heads", 3, "--ridge", 0, "--samples", "1,50"
-    )
+    answer = report("--target", target, "--dim", dim, "--keys", 1, "--heads", 3, "--ridge", 0, "--samples", "1,50")
     assert all(len(reason) > 10 for reason in answer["unavailable"].values())
 
 

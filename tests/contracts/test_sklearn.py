@@ -80,9 +80,7 @@ def test_pipelines_splits_and_learning_curves_take_sets(ragged):
 def test_parallel_cross_validation_equals_serial(ragged):
     X, y = ragged
     model = kh.AttentionRegressor(n_heads=16, random_state=0)
-    np.testing.assert_array_equal(
-        cross_val_score(model, X, y, cv=3, n_jobs=2), cross_val_score(model, X, y, cv=3)
-    )
+    np.testing.assert_array_equal(cross_val_score(model, X, y, cv=3, n_jobs=2), cross_val_score(model, X, y, cv=3))
 
 
 def test_threads_may_fit_at_the_same_time(ragged):

@@ -17,16 +17,11 @@ def relu_moment(h, k, rho):
     """E[ReLU(h+u) ReLU(k+v)] for unit variances and correlation ρ, in closed form."""
 
     def density(r):
-        return math.exp(-(h * h - 2 * r * h * k + k * k) / (2 * (1 - r * r))) / (
-            2 * math.pi * math.sqrt(1 - r * r)
-        )
+        return math.exp(-(h * h - 2 * r * h * k + k * k) / (2 * (1 - r * r))) / (2 * math.pi * math.sqrt(1 - r * r))
 
     joint = ndtr(h) * ndtr(k) + quad(density, 0, rho, epsabs=1e-14)[0]
     r = math.sqrt(1 - rho**2)
-    edges = [
-        x * math.exp(-y * y / 2) / math.sqrt(2 * math.pi) * ndtr((x - rho * y) / r)
-        for x, y in ((h, k), (k, h))
-    ]
+    edges = [x * math.exp(-y * y / 2) / math.sqrt(2 * math.pi) * ndtr((x - rho * y) / r) for x, y in ((h, k), (k, h))]
     return (h * k + rho) * joint + sum(edges) + r * r * density(rho)
 
 
@@ -110,9 +105,7 @@ def test_without_bias_it_is_the_bound_with_named_constants():
     """At c = 0 every h_k is a number, and the cheapest sum of them costs 1/b_rs, less the error's due."""
     got = biased_norm_bound(TokenPower(2, 8), error=1e-12, mean=0.0).norm
     assert math.isclose(got, 1 / kernel_coefficient(0, 2), rel_tol=1e-4)
-    assert biased_norm_bound(Correlation(1, 8), error=1e-12, mean=0.0).norm <= rkhs_norm_bound(
-        Correlation(1, 8)
-    )
+    assert biased_norm_bound(Correlation(1, 8), error=1e-12, mean=0.0).norm <= rkhs_norm_bound(Correlation(1, 8))
 
 
 def test_free_of_the_dimension_powers_cost_without_limit_as_the_error_falls():

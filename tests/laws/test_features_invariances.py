@@ -45,9 +45,7 @@ def moved_by_permutation(features, rng, lengths):
 @pytest.mark.parametrize("activation", SMOOTH)
 def test_the_order_of_keys_does_not_matter(rng, seed, activation):
     lengths = rng.integers(2, 80, size=12)
-    assert (
-        moved_by_permutation(lambda b: attention_features(b, heads(seed), activation), rng, lengths) < ALLOWED
-    )
+    assert moved_by_permutation(lambda b: attention_features(b, heads(seed), activation), rng, lengths) < ALLOWED
 
 
 def test_the_order_of_keys_matters_to_the_mlp(rng, seed):
@@ -76,9 +74,7 @@ def moved_by_duplication(features, rng, times):
 @pytest.mark.parametrize("times", [2, 3])
 @pytest.mark.parametrize("activation", SMOOTH)
 def test_duplicating_every_key_changes_nothing(rng, seed, activation, times):
-    assert (
-        moved_by_duplication(lambda b: attention_features(b, heads(seed), activation), rng, times) < ALLOWED
-    )
+    assert moved_by_duplication(lambda b: attention_features(b, heads(seed), activation), rng, times) < ALLOWED
 
 
 def test_duplicating_every_key_would_change_a_sum(rng, seed):

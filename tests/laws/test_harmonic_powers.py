@@ -21,9 +21,7 @@ def general_powers(target):
 def mixed_target(rng, dim):
     A, B = rng.standard_normal((2, dim, dim)) / math.sqrt(dim)
     b, c, g, h = rng.standard_normal((4, dim)) / math.sqrt(dim)
-    target = monomial(dim, 1.0, [(A, 1), (B, 1)], [(b, 1)], [(g, 1)]) - monomial(
-        dim, 1.0, [(None, 1)], [(b, 1)]
-    )
+    target = monomial(dim, 1.0, [(A, 1), (B, 1)], [(b, 1)], [(g, 1)]) - monomial(dim, 1.0, [(None, 1)], [(b, 1)])
     return target + monomial(dim, 0.7, [], [(b, 1), (c, 2)], [(h, 1)]) + 0.3 * TokenPower(2, dim) + 0.1
 
 
@@ -89,8 +87,6 @@ def test_two_directions_meet_at_their_angle(rng):
 def test_rounding_is_reported_not_returned():
     """Two targets that differ in the ninth digit: squares of their difference drown in rounding."""
     nearly = (1 + 1e-9) * np.eye(3)
-    target = monomial(3, 1.0, [(None, 1)], [(np.ones(3), 2)]) - monomial(
-        3, 1.0, [(nearly, 1)], [(np.ones(3), 2)]
-    )
+    target = monomial(3, 1.0, [(None, 1)], [(np.ones(3), 2)]) - monomial(3, 1.0, [(nearly, 1)], [(np.ones(3), 2)])
     with pytest.raises(ValueError, match=r"cannot be told from rounding.*rkhs_norm_bound"):
         pair_powers(target)

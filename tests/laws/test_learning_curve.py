@@ -39,9 +39,7 @@ def head_features(batch, heads):
     n, n_keys = len(batch), int(batch.lengths[0])
     keys = batch.extended_keys().reshape(n, n_keys, -1)
     scores = np.einsum("ne,mef,nkf->nmk", batch.extended_query(), heads, keys, optimize=True)
-    return np.einsum("nmk,nkf->nmf", np.maximum(scores, 0), keys).reshape(n, -1) / (
-        n_keys * math.sqrt(len(heads))
-    )
+    return np.einsum("nmk,nkf->nmf", np.maximum(scores, 0), keys).reshape(n, -1) / (n_keys * math.sqrt(len(heads)))
 
 
 def head_errors(target, n, n_keys, n_heads, ridge, fits, seed):

@@ -106,9 +106,7 @@ def test_fenchel_young(name, rng):
 
 def test_fenchel_young_catches_huber_without_its_quadratic_part(rng):
     y, z = sample("huber", rng)
-    assert (
-        equality_violation(broken(Huber(), conjugate=Absolute.conjugate, slopes=Absolute.slopes), y, z) > 0.1
-    )
+    assert equality_violation(broken(Huber(), conjugate=Absolute.conjugate, slopes=Absolute.slopes), y, z) > 0.1
 
 
 @pytest.mark.parametrize("name", LOSSES)

@@ -56,8 +56,7 @@ def test_heads_may_not_be_ignored(rows):
 def test_alpha_is_not_the_ridge(rows):
     """Broken twin: α = nλ put where λ belongs."""
     missed = [
-        beyond(row, repredicted(row, ridge=row["ridge"] * row["n"])) > prediction.TOLERANCE[row["d"]]
-        for row in rows
+        beyond(row, repredicted(row, ridge=row["ridge"] * row["n"])) > prediction.TOLERANCE[row["d"]] for row in rows
     ]
     assert np.mean(missed) > 0.3
 
@@ -97,9 +96,7 @@ def test_gaussian_features_are_predicted_where_few_heads_are_not(seed):
 def test_the_whole_grid(seed):
     """What the documentation states: median 6 %; 90 % of the cells within 12 % at d ≥ 8, and 20 % at d = 4."""
     rows = prediction.run(replace(prediction.PRESETS["full"], seed=seed))
-    off = {
-        dims: np.abs([r["deviation"] for r in rows if r["d"] in dims]) for dims in ((4,), (8, 16), (4, 8, 16))
-    }
+    off = {dims: np.abs([r["deviation"] for r in rows if r["d"] in dims]) for dims in ((4,), (8, 16), (4, 8, 16))}
     assert np.median(off[4, 8, 16]) <= 0.06
     assert np.quantile(off[8, 16], 0.9) <= 0.12
     assert np.quantile(off[4,], 0.9) <= 0.20

@@ -34,8 +34,7 @@ def violation(values, point, group_radius, ball_radius, rng):
     step = values - point
     by_support = norm_ball_support(group_norms(step), group_radius, ball_radius)[0] - np.vdot(step, point)
     at_random = max(
-        float(np.vdot(step, feasible(rng, values.shape, group_radius, ball_radius) - point))
-        for _ in range(50)
+        float(np.vdot(step, feasible(rng, values.shape, group_radius, ball_radius) - point)) for _ in range(50)
     )
     assert at_random <= by_support + 1e-12 * np.vdot(values, values)  # the support function is an upper bound
     return by_support / np.vdot(values, values)

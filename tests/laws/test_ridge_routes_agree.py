@@ -50,9 +50,7 @@ def problem(rng, n, p, weighted):
 
 def predictions_off(v, b, design, y, alpha, fit_intercept, weights):
     """Largest difference of predictions and of values to scikit-learn's, each in units of the largest."""
-    model = Ridge(alpha=alpha, fit_intercept=fit_intercept, solver="svd").fit(
-        design, y, sample_weight=weights
-    )
+    model = Ridge(alpha=alpha, fit_intercept=fit_intercept, solver="svd").fit(design, y, sample_weight=weights)
     wanted = model.predict(design)
     return max(
         np.abs(design @ v + b - wanted).max() / np.abs(wanted).max(),

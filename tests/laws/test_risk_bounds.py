@@ -44,9 +44,7 @@ def test_the_bound_holds_for_constrained_least_absolute_deviations(seed):
         norm = math.sqrt(max(weights @ gram @ weights, 0.0))
         weights = weights * min(1.0, radius / max(norm, 1e-300))
         average += weights / steps
-    risk = (
-        np.abs(attention_gram(test, train) @ average - test_y).mean() - np.abs(target(test) - test_y).mean()
-    )
+    risk = np.abs(attention_gram(test, train) @ average - test_y).mean() - np.abs(target(test) - test_y).mean()
     assert risk <= kernel_risk_bound(target, n, n_keys).total
 
 

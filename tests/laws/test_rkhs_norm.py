@@ -45,9 +45,7 @@ def check_convergence(dim, sizes, seed, scale=1.0):
     for target, values in zip(targets, interpolation_norms(targets, dim, sizes, seed), strict=True):
         norm = scale * rkhs_norm(target)
         assert all(a <= b for a, b in pairwise(values))
-        assert values[-1] <= norm * (1 + 1e-6), (
-            f"{target} interpolates at {values[-1]}, above its norm {norm}"
-        )
+        assert values[-1] <= norm * (1 + 1e-6), f"{target} interpolates at {values[-1]}, above its norm {norm}"
         if values[-1] - values[-2] < 0.03 * values[-1]:  # doubling n moved it by less than three percent
             converged += 1
             assert values[-1] > 0.97 * norm, f"{target} has converged to {values[-1]}, not to {norm}"
@@ -102,9 +100,7 @@ def test_values_of_the_specification():
 @pytest.mark.parametrize("dim", [1, 2, 3, 8, 64, 512])
 def test_bound_is_never_below_the_norm(dim, rng):
     b, g = rng.standard_normal((2, dim)) / math.sqrt(dim)
-    others = [
-        monomial(dim, 1.0, [(None, 1)], [(b, 2)], [(g, 1)]) + TokenPower(2, dim) - 3 * QueryPower(1, dim)
-    ]
+    others = [monomial(dim, 1.0, [(None, 1)], [(b, 2)], [(g, 1)]) + TokenPower(2, dim) - 3 * QueryPower(1, dim)]
     for target in [*families(dim), *others, QueryPower(0, dim), TokenPower(7, dim), Correlation(6, dim)]:
         assert rkhs_norm(target) <= rkhs_norm_bound(target) * (1 + 1e-9)
 

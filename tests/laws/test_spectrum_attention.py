@@ -39,8 +39,7 @@ def test_values_of_the_specification():
     """d = N = 8. The specification's trace, 0.4121, is the sum of levels up to degree six."""
     spectrum = attention_spectrum(8, 8)
     listed = {
-        tuple(degree): value
-        for degree, value in zip(spectrum.degrees.tolist(), spectrum.eigenvalues, strict=True)
+        tuple(degree): value for degree, value in zip(spectrum.degrees.tolist(), spectrum.eigenvalues, strict=True)
     }
     for degree, value in {
         (0, 0): 0.2373,

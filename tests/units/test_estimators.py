@@ -67,9 +67,7 @@ def test_other_random_states_draw_a_seed(sets, y):
     first, second = (kh.AttentionRegressor(5).fit(sets, y).predict(sets) for _ in range(2))
     assert not np.array_equal(first, second)
     for make in (np.random.RandomState, np.random.default_rng):
-        first, second = (
-            kh.AttentionRegressor(5, random_state=make(3)).fit(sets, y).predict(sets) for _ in range(2)
-        )
+        first, second = (kh.AttentionRegressor(5, random_state=make(3)).fit(sets, y).predict(sets) for _ in range(2))
         np.testing.assert_array_equal(first, second)
 
 

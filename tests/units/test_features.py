@@ -214,10 +214,7 @@ def test_blocks_are_columns_of_the_whole(rng, seed, budget):
 
 def test_a_smaller_budget_makes_more_blocks(rng):
     batch, heads = draw_batch(rng, [2] * 100, 3), GaussianHeads().sample(200, 3, 0)
-    sizes = [
-        max(phi.nbytes for _, phi in feature_blocks(batch, heads, memory_budget=b))
-        for b in (2**14, 2**17, 2**30)
-    ]
+    sizes = [max(phi.nbytes for _, phi in feature_blocks(batch, heads, memory_budget=b)) for b in (2**14, 2**17, 2**30)]
     assert sizes[0] <= 2**14
     assert 2**16 < sizes[1] <= 2**17
     assert sizes[2] == 100 * 800 * 8
@@ -355,9 +352,7 @@ def test_arrays_in_the_place_of_a_batch_are_named():
     config.update("jaxtyping_disable", True)
     try:
         for call in (attention_features, feature_blocks, mlp_features):
-            with pytest.raises(
-                TypeError, match=r"`batch` must be a SetBatch: got ndarray. Wrap arrays: kh.SetBatch"
-            ):
+            with pytest.raises(TypeError, match=r"`batch` must be a SetBatch: got ndarray. Wrap arrays: kh.SetBatch"):
                 call(np.ones((4, 2, 3)), HEADS)
     finally:
         config.update("jaxtyping_disable", False)
@@ -443,7 +438,5 @@ def test_tokens_that_do_not_fit_float32_are_named():
 def test_overflow_of_the_mlp_is_named():
     batch = kh.SetBatch(np.full((2, 1, 2), 1e30))
     assert np.isfinite(mlp_features(batch, np.ones((3, 5)), dtype="float32")).all()
-    with pytest.raises(
-        ValueError, match=r"features must be finite: these overflow float32, with units of size up to"
-    ):
+    with pytest.raises(ValueError, match=r"features must be finite: these overflow float32, with units of size up to"):
         mlp_features(batch, np.full((3, 5), 1e20), dtype="float32")

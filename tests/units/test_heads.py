@@ -33,9 +33,7 @@ def z_scores(samples, mean):
 # ---- the laws --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("mean", "scale"), [(0.0, 0.5), (1.0, 0.5), (-2.5, 0.1), (np.arange(16.0).reshape(4, 4), 3.0)]
-)
+@pytest.mark.parametrize(("mean", "scale"), [(0.0, 0.5), (1.0, 0.5), (-2.5, 0.1), (np.arange(16.0).reshape(4, 4), 3.0)])
 def test_gaussian_entries_have_the_mean_and_scale_asked_for(seed, mean, scale):
     heads = GaussianHeads(mean, scale).sample(4000, DIM, seed).reshape(4000, -1)
     expected = (mean * identity_mean(DIM) if np.ndim(mean) == 0 else mean).ravel()

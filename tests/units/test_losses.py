@@ -58,9 +58,7 @@ def test_outputs_are_summed(rng):
 
 @pytest.mark.parametrize("name", ["logistic", "hinge"])
 def test_labels_must_be_signs(name):
-    with pytest.raises(
-        ValueError, match=r"needs labels −1 and \+1: found 0 at index \(1, 0\), 1 such labels"
-    ):
+    with pytest.raises(ValueError, match=r"needs labels −1 and \+1: found 0 at index \(1, 0\), 1 such labels"):
         LOSSES[name].check_targets(column(1, 0), np.full(2, 0.5), True)
 
 

@@ -63,9 +63,7 @@ def solve_by_cvxpy(design, targets, loss, size, constraints=None, penalty=None):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Solution may be inaccurate")
             with contextlib.suppress(cp.SolverError):
-                problem.solve(
-                    solver=cp.CLARABEL, tol_gap_abs=accuracy, tol_gap_rel=accuracy, tol_feas=accuracy
-                )
+                problem.solve(solver=cp.CLARABEL, tol_gap_abs=accuracy, tol_gap_rel=accuracy, tol_feas=accuracy)
         if problem.status == cp.OPTIMAL:
             return float(problem.value), 10 * accuracy * max(1.0, float(problem.value))
     return None
@@ -145,9 +143,7 @@ def test_penalised_sibling_agrees_with_a_conic_solver(loss, rng):
 def test_several_outputs_share_their_groups(loss, rng):
     design, _, radii = random_problem(rng, loss, n=40, n_groups=8)
     targets = design[:, :5] @ rng.standard_normal((5, 3)) + rng.standard_normal((40, 3))
-    fit = fit_norm_ball(
-        design, targets, group_size=5, group_radius=radii[0], ball_radius=radii[1], loss=loss, tol=1e-6
-    )
+    fit = fit_norm_ball(design, targets, group_size=5, group_radius=radii[0], ball_radius=radii[1], loss=loss, tol=1e-6)
     assert fit.values.shape == (8, 5, 3)
     assert fit.intercept.shape == (3,)
     assert fit.dual.shape == (40, 3)
@@ -177,9 +173,7 @@ def test_zero_radius_fits_the_intercept_alone(rng):
     design, targets, _ = random_problem(rng, "huber", n=31)
     for loss, best in (("absolute", np.median(targets)), ("squared", targets.mean())):
         for radii in ((0.0, 1.0), (1.0, 0.0)):
-            fit = fit_norm_ball(
-                design, targets, group_size=5, group_radius=radii[0], ball_radius=radii[1], loss=loss
-            )
+            fit = fit_norm_ball(design, targets, group_size=5, group_radius=radii[0], ball_radius=radii[1], loss=loss)
             assert not fit.values.any()
             assert not fit.active.any()
             assert float(fit.intercept) == pytest.approx(best)
@@ -285,9 +279,7 @@ def test_float32_iterations_with_a_float64_certificate(rng):
 
 def test_float32_says_when_it_has_no_more_digits(rng):
     design, targets, radii = random_problem(rng, "huber", n=20, n_groups=6)
-    with pytest.warns(
-        SolverWarning, match=r"float32 has no more digits to give: use float64, or raise `tol`"
-    ):
+    with pytest.warns(SolverWarning, match=r"float32 has no more digits to give: use float64, or raise `tol`"):
         fit_norm_ball(
             design,
             targets,
@@ -301,9 +293,7 @@ def test_float32_says_when_it_has_no_more_digits(rng):
 
 def test_stopping_early_warns_with_the_number_and_the_remedy(rng):
     design, targets, _ = random_problem(rng, "huber", n=60, n_groups=40)
-    with pytest.warns(
-        SolverWarning, match=r"after 3 iterations at a relative duality gap of .*raise `max_iter`"
-    ):
+    with pytest.warns(SolverWarning, match=r"after 3 iterations at a relative duality gap of .*raise `max_iter`"):
         fit = fit_norm_ball(design, targets, group_size=5, group_radius=5.0, tol=1e-8, max_iter=3)
     assert not fit.converged
     assert fit.n_iter == 3
@@ -314,10 +304,7 @@ def test_path_starts_each_fit_from_the_one_before(rng):
     design, targets, _ = random_problem(rng, "huber", n=60, n_groups=40)
     radii = [(r, 2.0) for r in np.linspace(1.0, 4.0, 10)]
     path = norm_ball_path(design, targets, radii, group_size=5, tol=1e-7)
-    alone = [
-        fit_norm_ball(design, targets, group_size=5, group_radius=k, ball_radius=r, tol=1e-7)
-        for k, r in radii
-    ]
+    alone = [fit_norm_ball(design, targets, group_size=5, group_radius=k, ball_radius=r, tol=1e-7) for k, r in radii]
     assert [fit.objective for fit in path] == pytest.approx([fit.objective for fit in alone], rel=2e-7)
     assert sum(fit.n_iter for fit in path) < sum(fit.n_iter for fit in alone)
     again = fit_norm_ball(
@@ -328,9 +315,7 @@ def test_path_starts_each_fit_from_the_one_before(rng):
 
 def test_the_same_call_gives_the_same_numbers(rng):
     design, targets, radii = random_problem(rng, "absolute")
-    fits = [
-        fit_norm_ball(design, targets, group_size=5, group_radius=radii[0], loss="absolute") for _ in range(2)
-    ]
+    fits = [fit_norm_ball(design, targets, group_size=5, group_radius=radii[0], loss="absolute") for _ in range(2)]
     assert np.array_equal(fits[0].values, fits[1].values)
     assert fits[0].duality_gap == fits[1].duality_gap
 
@@ -359,9 +344,7 @@ def test_errors_say_rule_evidence_and_remedy(change, message):
 
 
 def test_errors_of_shape():
-    with pytest.raises(
-        ValueError, match=r"one row per row of the design: got shape \(3,\) for a design of shape"
-    ):
+    with pytest.raises(ValueError, match=r"one row per row of the design: got shape \(3,\) for a design of shape"):
         fit_norm_ball(np.ones((4, 8)), np.arange(3.0), **GOOD)
     with pytest.raises(ValueError, match=r"`design` must have shape \(n, p\).* got shape \(8,\)"):
         fit_norm_ball(np.ones(8), np.arange(8.0), **GOOD)

@@ -92,9 +92,7 @@ def test_a_rotation_of_a_huge_dimension_is_refused():
 
 
 NUMBERS = st.floats(0, 1e6).map(repr) | st.integers(0, 99).map(str)
-ATOMS = (
-    st.sampled_from(["corr", "token", "query", "rotated(0.5)", "rotated(-1.25, 3)", "rotated(0)"]) | NUMBERS
-)
+ATOMS = st.sampled_from(["corr", "token", "query", "rotated(0.5)", "rotated(-1.25, 3)", "rotated(0)"]) | NUMBERS
 
 
 def larger(smaller):
@@ -125,9 +123,7 @@ def test_round_trip(text, dim):
         assert again.text == read.text
 
 
-PIECES = st.sampled_from(
-    [*"+-*/^(),. \t\n$é0123456789", "corr", "token", "query", "rotated", "rotated(", "1e9", "^2"]
-)
+PIECES = st.sampled_from([*"+-*/^(),. \t\n$é0123456789", "corr", "token", "query", "rotated", "rotated(", "1e9", "^2"])
 
 
 @settings(max_examples=300, deadline=None)

@@ -77,9 +77,7 @@ class TestRefusals:
     def test_weights_must_be_positive(self, gram, design, y):
         weights = np.ones(30)
         weights[3] = 0.0
-        with pytest.raises(
-            ValueError, match=r"`weights` must be positive: got 0 for sample 3\. Drop samples"
-        ):
+        with pytest.raises(ValueError, match=r"`weights` must be positive: got 0 for sample 3\. Drop samples"):
             ridge_gram_path(gram, y, [1.0], weights=weights)
         with pytest.raises(ValueError, match="must be positive"):
             ridge_design_path(design, y, [1.0], weights=-weights)
@@ -153,9 +151,7 @@ class TestEdges:
         for path in every_route(design, y, [1e-2, 1.0], weights=weights)[0]:
             fit = path.solution(0)
             # α a = w r: the optimality condition in the dual
-            residuals = (
-                y - design @ (fit.coef if path.route == "design" else design.T @ fit.coef) - fit.intercept
-            )
+            residuals = y - design @ (fit.coef if path.route == "design" else design.T @ fit.coef) - fit.intercept
             gradient = design.T @ (weights[:, None] * residuals)
             v = fit.coef if path.route == "design" else design.T @ fit.coef
             size = np.abs(design.T) @ (weights[:, None] * np.abs(y))

@@ -153,9 +153,7 @@ def test_rotation_has_no_fixed_directions(dim, seed):
 
 def test_rotated_correlation_turns_from_correlation_to_rotation():
     assert RotatedCorrelation(0.0, 5, seed=2) == Correlation(3, 5)
-    np.testing.assert_allclose(
-        RotatedCorrelation(1.0, 5, seed=2).rotation, fixed_free_rotation(5, 2), atol=1e-15
-    )
+    np.testing.assert_allclose(RotatedCorrelation(1.0, 5, seed=2).rotation, fixed_free_rotation(5, 2), atol=1e-15)
 
 
 def test_reprs_read_like_calls():

@@ -24,9 +24,7 @@ def test_the_papers_bound_term_by_term():
     complexity = paper_complexity(target)
     bound = risk_bound(target, n, heads, delta, constant=2.0)
     assert math.isclose(bound.estimation, 2 * math.sqrt(complexity * math.log(8 * heads) / n))
-    assert math.isclose(
-        bound.approximation, 2 * math.sqrt(complexity * (64 + math.log(heads)) / (delta * heads))
-    )
+    assert math.isclose(bound.approximation, 2 * math.sqrt(complexity * (64 + math.log(heads)) / (delta * heads)))
     assert bound.total == bound.approximation + bound.estimation
     assert "constant 2" in str(bound)
     assert "probability 0.9" in str(bound)
@@ -66,11 +64,7 @@ def test_an_mlp_needs_more_samples_and_more_with_more_keys():
 def test_heads_needed_inverts_the_bound():
     target = Correlation(1, 4)
     heads = heads_needed(target, 10.0, delta=0.1, constant=0.5)
-    assert (
-        approximation_bound(target, heads, 0.1, 0.5)
-        <= 10.0
-        < approximation_bound(target, heads - 1, 0.1, 0.5)
-    )
+    assert approximation_bound(target, heads, 0.1, 0.5) <= 10.0 < approximation_bound(target, heads - 1, 0.1, 0.5)
 
 
 def test_heads_predicted_inverts_the_curve():
@@ -81,9 +75,7 @@ def test_heads_predicted_inverts_the_curve():
 
 
 def test_unreachable_errors_are_refused():
-    with pytest.raises(
-        ValueError, match=r"no number of samples for an error of 1e-09 with 2 heads.*more heads"
-    ):
+    with pytest.raises(ValueError, match=r"no number of samples for an error of 1e-09 with 2 heads.*more heads"):
         samples_needed(TokenPower(2, 8), 8, 1e-9, n_heads=2)
 
 

@@ -55,9 +55,7 @@ def test_a_rotation_does_not_change_the_norm():
     assert math.isclose(
         rkhs_norm(RotatedCorrelation(gamma, 6, seed=3)), scale * rkhs_norm(Correlation(3, 6)), rel_tol=1e-9
     )
-    assert math.isclose(
-        rkhs_norm(RotatedCorrelation(1.0, 7, seed=3)), rkhs_norm(Correlation(3, 7)), rel_tol=1e-9
-    )
+    assert math.isclose(rkhs_norm(RotatedCorrelation(1.0, 7, seed=3)), rkhs_norm(Correlation(3, 7)), rel_tol=1e-9)
 
 
 def test_mlp_norm_grows_with_the_keys_and_attention_does_not():
@@ -73,7 +71,5 @@ def test_a_function_of_the_query_is_as_easy_with_many_keys_for_attention():
 
 def test_general_polynomials_have_norms_too(rng):
     A, b, g = rng.standard_normal((5, 5)), rng.standard_normal(5), rng.standard_normal(5)
-    target = monomial(5, 1.0, [(A, 1), (None, 1)], [(b, 1)], [(g, 2)]) + Polynomial(
-        5, Correlation(1, 5).terms
-    )
+    target = monomial(5, 1.0, [(A, 1), (None, 1)], [(b, 1)], [(g, 2)]) + Polynomial(5, Correlation(1, 5).terms)
     assert 0 < rkhs_norm(target) < rkhs_norm_bound(target)

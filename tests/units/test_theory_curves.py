@@ -47,9 +47,7 @@ def some_problem(rng, levels=12):
 def test_rewritten_equations_are_those_of_the_specification(n, k, rng):
     problem = some_problem(rng)
     for ridge, noise in ((1e-2, 0.0), (1e-4, 0.3)):
-        got = curve_from_spectrum(
-            problem.eigenvalues, problem.multiplicities, problem.powers, n, ridge, noise, int(k)
-        )
+        got = curve_from_spectrum(problem.eigenvalues, problem.multiplicities, problem.powers, n, ridge, noise, int(k))
         assert math.isclose(float(got), specification_error(problem, n, k, ridge, noise), rel_tol=1e-6)
 
 
@@ -129,9 +127,7 @@ def test_degenerate_sizes_give_falling_curves(model, dim, n_keys):
 
 def test_dimension_one_is_learned_exactly_once_its_functions_are_seen():
     assert float(learning_curve(Correlation(1, 1), 10, 3, ridge=0.0)) == 0.0
-    assert float(learning_curve(Correlation(1, 1), 10, 3, ridge=0.0, noise=0.6)) == pytest.approx(
-        0.6 * 10 / (10 - 4)
-    )
+    assert float(learning_curve(Correlation(1, 1), 10, 3, ridge=0.0, noise=0.6)) == pytest.approx(0.6 * 10 / (10 - 4))
 
 
 def test_targets_of_huge_degree_are_not_learned():
@@ -142,9 +138,7 @@ def test_targets_of_huge_degree_are_not_learned():
 
 
 def test_samples_beyond_the_finest_spectrum_are_refused():
-    with pytest.raises(
-        ValueError, match=r"1e\+09 samples of TokenPower.*finest spectrum.*curve_from_spectrum"
-    ):
+    with pytest.raises(ValueError, match=r"1e\+09 samples of TokenPower.*finest spectrum.*curve_from_spectrum"):
         learning_curve(TokenPower(1, 2), 10**9, 1, ridge=0.0)
 
 
@@ -193,9 +187,7 @@ def test_best_ridge_without_noise_is_no_worse_than_any():
 
 def test_empirical_input_is_checked(rng):
     gram, y = np.eye(8), np.ones(8)
-    with pytest.raises(
-        ValueError, match=r"at most a quarter of the 8 samples of `gram`: got 3.*of 12 samples"
-    ):
+    with pytest.raises(ValueError, match=r"at most a quarter of the 8 samples of `gram`: got 3.*of 12 samples"):
         empirical_curve(gram, y, 3, 0.1)
     with pytest.raises(ValueError, match=r"got \(8, 8\) and \(7,\)"):
         empirical_curve(gram, y[:7], 2, 0.1)

@@ -57,9 +57,7 @@ def test_one_key():
 def test_multiplicities_are_exact_until_floats_end():
     assert attention_spectrum(512, 4096, 8).multiplicities.max() == float(harmonic_count(512, 8) ** 2)
     assert mlp_spectrum(512, 4096, 2).multiplicities.tolist()[:2] == [1.0, 4097.0 * 512.0]
-    with pytest.raises(
-        ValueError, match=r"in dimension 512 the number of harmonics of degree \d+ has 15\d digits"
-    ):
+    with pytest.raises(ValueError, match=r"in dimension 512 the number of harmonics of degree \d+ has 15\d digits"):
         attention_spectrum(512, 8, 400)
 
 

@@ -65,9 +65,7 @@ class _Lanes:
         return self.shuffle(first, undefined, [0] * self.count)
 
     def shuffle(self, x, y, order):
-        return self.builder.shuffle_vector(
-            x, y, ir.Constant(ir.VectorType(ir.IntType(32), len(order)), order)
-        )
+        return self.builder.shuffle_vector(x, y, ir.Constant(ir.VectorType(ir.IntType(32), len(order)), order))
 
     def plus(self, start, stride, times):
         """``start + stride · times``, where ``times`` is a Python int."""
@@ -206,11 +204,7 @@ def _exp_64(x):
     bits = np.float64(shifted).view(np.int64) - _SHIFT_BITS_64
     half = bits >> 1  # 2^n in two factors, so that neither leaves the range of exponents
     rest = bits - half
-    return (
-        series
-        * np.int64((half + 1023) << 52).view(np.float64)
-        * np.int64((rest + 1023) << 52).view(np.float64)
-    )
+    return series * np.int64((half + 1023) << 52).view(np.float64) * np.int64((rest + 1023) << 52).view(np.float64)
 
 
 @_ordered
@@ -297,9 +291,7 @@ def _scale_heads(total, factors):
     """Multiply every coordinate of head h by ``factors[h]``."""
     width = len(factors)
     for start in range(0, len(total), width):
-        row = total[
-            start : start + width
-        ]  # indices from 0: an index that might be negative is not vectorised
+        row = total[start : start + width]  # indices from 0: an index that might be negative is not vectorised
         for h in range(width):
             row[h] *= factors[h]
 
@@ -356,9 +348,7 @@ def _project(queries, first, count, heads, work):
     """x~_0ᵀ W of ``count`` sets for one tile of heads. Queries are flat."""
     D = heads.shape[0]
     columns = D * heads.shape[2]
-    _multiply(
-        queries, first * D, D, 1, heads.reshape(D, columns), work.queries.reshape(GROUP, columns), count, 0
-    )
+    _multiply(queries, first * D, D, 1, heads.reshape(D, columns), work.queries.reshape(GROUP, columns), count, 0)
 
 
 @_compiled
@@ -410,9 +400,7 @@ def write_features(heads, queries, keys, offsets, sets, tiles, n_heads, code, sc
                 _attend(keys, offsets[i], offsets[i + 1], 0 if shared else i - group, code, scale, work)
                 if wrong < 0 and not _is_finite(work.total):
                     wrong = i
-                _write(
-                    work.total, width, min(width, n_heads - t * width), out, first + i * row + t * width * D
-                )
+                _write(work.total, width, min(width, n_heads - t * width), out, first + i * row + t * width * D)
     return wrong
 
 

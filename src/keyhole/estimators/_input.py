@@ -78,9 +78,7 @@ def as_columns(estimator: BaseEstimator, y: Any, batch: SetBatch) -> Float[np.nd
 def check_given(estimator: BaseEstimator, y: Any) -> None:
     """Raise if there is no target."""
     if y is None:
-        raise ValueError(
-            f"{type(estimator).__name__} requires y to be passed, but the target y is None."
-        )
+        raise ValueError(f"{type(estimator).__name__} requires y to be passed, but the target y is None.")
 
 
 def check_lengths(batch: SetBatch, values: Any, name: str) -> None:
@@ -110,8 +108,7 @@ def as_weights(sample_weight: Any, batch: SetBatch) -> Float[np.ndarray, " n"] |
     if weights.min() < 0:
         i = int(weights.argmin())
         raise ValueError(
-            f"`sample_weight` must not be negative: sample {i} has weight {weights[i]:g}. "
-            "Use 0 to leave a sample out."
+            f"`sample_weight` must not be negative: sample {i} has weight {weights[i]:g}. Use 0 to leave a sample out."
         )
     if not weights.any():
         raise ValueError("`sample_weight` must have a positive entry: all weights are zero.")
@@ -151,9 +148,7 @@ def as_law(law: Any) -> HeadLaw:
     if law is None:
         return GaussianHeads()
     if isinstance(law, type) or not isinstance(law, HeadLaw):
-        raise TypeError(
-            f"`law` must be a law of heads such as kh.GaussianHeads(mean=1.0) or None: got {law!r}."
-        )
+        raise TypeError(f"`law` must be a law of heads such as kh.GaussianHeads(mean=1.0) or None: got {law!r}.")
     return law
 
 

@@ -117,9 +117,7 @@ def _models(config: Config) -> list[tuple[str, bool, Grams]]:
         return lambda train, test, seed: (attention_kernel(train, law=law), attention_kernel(test, train, law=law))
 
     width = config.n_heads * (config.dim + 1)
-    mlp = finite(
-        lambda sets, seed: mlp_features(sets, sample_mlp_weights(width, config.n_keys, config.dim, seed))
-    )
+    mlp = finite(lambda sets, seed: mlp_features(sets, sample_mlp_weights(width, config.n_keys, config.dim, seed)))
     zero, biased = GaussianHeads(), GaussianHeads(mean=1.0)
     return [
         ("attention", False, heads_of(zero)),
@@ -139,11 +137,7 @@ def summarise(rows: Sequence[Row]) -> dict[tuple[str, str], dict[str, str]]:
         key = row["model"], "∞" if row["exact"] else "finite"
         cells = summary.setdefault(key, {})
         if row["target"] not in cells:
-            same = [
-                r
-                for r in rows
-                if r["n"] == largest and all(r[k] == row[k] for k in ("model", "exact", "target"))
-            ]
+            same = [r for r in rows if r["n"] == largest and all(r[k] == row[k] for k in ("model", "exact", "target"))]
             _, mean, error = mean_and_error(same, "n", "error")
             cells[row["target"]] = f"{mean[0]:.3f}±{error[0]:.3f}"
     return summary

@@ -46,8 +46,7 @@ class Config:
         """Return the settings in a line."""
         heads = "∞" if math.isinf(self.n_heads) else f"{self.n_heads:g}"
         return (
-            f"d = {self.dim}, N = {self.n_keys}, M = {heads}, ridge λ = {self.ridge:g}, "
-            f"noise variance {self.noise:g}"
+            f"d = {self.dim}, N = {self.n_keys}, M = {heads}, ridge λ = {self.ridge:g}, noise variance {self.noise:g}"
         )
 
 
@@ -159,10 +158,7 @@ def _shares(spectrum: Spectrum, read: Notation, config: Config) -> dict[int, flo
     powers = pair_powers(read.target).copy()
     powers[:, 1:] /= config.n_keys
     rows, columns = powers.shape
-    return {
-        i: float(powers[r, s]) if r < rows and s < columns else 0.0
-        for i, (r, s) in enumerate(spectrum.degrees)
-    }
+    return {i: float(powers[r, s]) if r < rows and s < columns else 0.0 for i, (r, s) in enumerate(spectrum.degrees)}
 
 
 def _curve(sheet: _Sheet, read: Notation, config: Config, model: str) -> list[Row]:
@@ -185,9 +181,7 @@ def _curve_row(sheet: _Sheet, read: Notation, config: Config, model: str, n: int
 
 
 def _error(read: Notation, config: Config, n: Any, model: str) -> Any:
-    return theory.learning_curve(
-        read.target, n, config.n_keys, config.ridge, config.noise, config.n_heads, model
-    )
+    return theory.learning_curve(read.target, n, config.n_keys, config.ridge, config.noise, config.n_heads, model)
 
 
 def _bounds(sheet: _Sheet, read: Notation, config: Config) -> list[Row]:
@@ -195,9 +189,7 @@ def _bounds(sheet: _Sheet, read: Notation, config: Config) -> list[Row]:
 
     def paper(n: int) -> theory.RiskBound:
         if math.isinf(config.n_heads):
-            raise ValueError(
-                "the paper's bound grows with log(dM): it needs finitely many heads. Pass --heads."
-            )
+            raise ValueError("the paper's bound grows with log(dM): it needs finitely many heads. Pass --heads.")
         return theory.risk_bound(read.target, n, config.n_heads, config.delta, config.constant)
 
     def kernel(n: int) -> theory.RiskBound:

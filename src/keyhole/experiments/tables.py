@@ -17,9 +17,7 @@ def write_csv(rows: Sequence[Row], path: Path) -> Path:
     with partial.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]))
         writer.writeheader()
-        writer.writerows(
-            {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows
-        )
+        writer.writerows({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows)
     partial.replace(path)
     return path
 
@@ -45,6 +43,4 @@ def markdown(rows: Sequence[Row]) -> str:
     """
     head = list(rows[0])
     lines = [head, ["---"] * len(head), *([str(row[key]) for key in head] for row in rows)]
-    return "\n".join(
-        "|" + "|".join(line) + "|" if line[0] == "---" else f"| {' | '.join(line)} |" for line in lines
-    )
+    return "\n".join("|" + "|".join(line) + "|" if line[0] == "---" else f"| {' | '.join(line)} |" for line in lines)

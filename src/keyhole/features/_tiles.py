@@ -18,9 +18,7 @@ from keyhole.heads import HeadDraw
 from keyhole.sets import SetBatch
 
 _TILE = 2**18  # bytes of heads worked on at a time: a quarter of a second-level cache
-_CACHE = (
-    2**21
-)  # bytes of heads gone through for each group of sets: twice that cache, so a part of the third level
+_CACHE = 2**21  # bytes of heads gone through for each group of sets: twice that cache, so a part of the third level
 _TASK = 2e7  # operations that are worth handing to another thread
 _DRAW = 40  # bytes that one entry of W takes while it is drawn, converted and packed
 
@@ -71,9 +69,7 @@ class TiledLayer:
             heads = self.heads
             yield part, heads.block(part.start, part.stop) if isinstance(heads, HeadDraw) else heads[part]
 
-    def write(
-        self, out: Float[np.ndarray, "n p"], column: int, block: Float[np.ndarray, "m e e"], rows: slice
-    ) -> None:
+    def write(self, out: Float[np.ndarray, "n p"], column: int, block: Float[np.ndarray, "m e e"], rows: slice) -> None:
         """Write the features of the sets ``rows`` under a block of heads into ``out``, from ``column`` on."""
         from keyhole._fused import announce_compilation
         from keyhole._fused.features import workspace, write_features

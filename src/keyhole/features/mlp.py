@@ -77,9 +77,7 @@ def _flatten(batch: SetBatch) -> Float[np.ndarray, "n z"]:
     return flat
 
 
-def _check_overflow(
-    flat: Float[np.ndarray, "n z"], weights: Float[np.ndarray, "p z"], units: np.ndarray
-) -> None:
+def _check_overflow(flat: Float[np.ndarray, "n z"], weights: Float[np.ndarray, "p z"], units: np.ndarray) -> None:
     """Raise if a unit is not finite; look at them only where the sizes of both factors allow it."""
     bound = float(np.abs(flat).max()) * float(np.abs(weights).sum(axis=1, dtype=np.float64).max())
     if bound < float(np.finfo(units.dtype).max) or np.isfinite(units).all():

@@ -51,9 +51,7 @@ class DenseDesign:
     numbers, and no temporary outgrows ``memory_budget``.
     """
 
-    def __init__(
-        self, array: Float[np.ndarray, "n p"], group_size: int, memory_budget: int = MEMORY_BUDGET
-    ) -> None:
+    def __init__(self, array: Float[np.ndarray, "n p"], group_size: int, memory_budget: int = MEMORY_BUDGET) -> None:
         self.array = array
         self.group_size = group_size
         self.memory_budget = memory_budget
@@ -167,9 +165,7 @@ class ColumnBuffer:
     def __init__(self, dtype: np.dtype) -> None:
         self._store = np.empty(0, dtype)
 
-    def fill(
-        self, design: SelectableDesign, groups: Int[np.ndarray, " k"], group_size: int
-    ) -> WorkingColumns:
+    def fill(self, design: SelectableDesign, groups: Int[np.ndarray, " k"], group_size: int) -> WorkingColumns:
         """The columns of ``groups``, side by side; what the last call returned is overwritten."""
         n = design.shape[0]
         width = len(groups) * group_size
@@ -200,9 +196,7 @@ class WorkingColumns:
 
     def rmatvec(self, residuals: Float[np.ndarray, "n t"]) -> Float[np.ndarray, "q t"]:
         """Φᵀ r."""
-        return product(self.array.T, residuals.astype(self.array.dtype, copy=False)).astype(
-            np.float64, copy=False
-        )
+        return product(self.array.T, residuals.astype(self.array.dtype, copy=False)).astype(np.float64, copy=False)
 
 
 def product(matrix: Float[np.ndarray, "a b"], columns: Float[np.ndarray, "b t"]) -> Float[np.ndarray, "a t"]:

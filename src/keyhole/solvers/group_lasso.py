@@ -127,9 +127,7 @@ def fit_group_lasso(
     >>> fit.values[0].round(2), int(fit.active.sum())
     (array([ 0.88, -1.71,  1.63]), 1)
     """
-    setup = check_problem(
-        design, targets, group_size, loss, fit_intercept, sample_weight, dtype, memory_budget
-    )
+    setup = check_problem(design, targets, group_size, loss, fit_intercept, sample_weight, dtype, memory_budget)
     penalty = GroupPenalty(
         check_number(group_penalty, "group_penalty", minimum=0.0),
         check_number(ridge_penalty, "ridge_penalty", minimum=0.0),

@@ -12,9 +12,7 @@ MAX_STEPS = 200
 """Guarded Newton steps; bisection alone needs about 60 once both ends are known."""
 
 
-def monotone_root(
-    derivatives: Callable[[float], tuple[float, float]], start: float, tolerance: float
-) -> float:
+def monotone_root(derivatives: Callable[[float], tuple[float, float]], start: float, tolerance: float) -> float:
     """The root of a nondecreasing function by Newton steps, guarded by a bracket that only shrinks.
 
     Parameters
@@ -64,9 +62,7 @@ def monotone_root(
     return b
 
 
-def weighted_quantile(
-    points: Float[np.ndarray, " n"], weights: Float[np.ndarray, " n"], level: float
-) -> float:
+def weighted_quantile(points: Float[np.ndarray, " n"], weights: Float[np.ndarray, " n"], level: float) -> float:
     """The smallest point with at least ``level`` of the weight at or below it.
 
     With half of the weight as level it minimises b ↦ Σ_i weights_i |points_i − b|; other levels belong to

@@ -87,9 +87,7 @@ class ScalarLoss(Loss):
         slope, bend = weights @ self.gradient(y, z), weights @ self.curvature(y, z)
         return float(slope.sum()), float(bend.sum())
 
-    def _derivatives_at(
-        self, y: Samples, z: Samples, weights: PerSample, shift: float
-    ) -> tuple[float, float]:
+    def _derivatives_at(self, y: Samples, z: Samples, weights: PerSample, shift: float) -> tuple[float, float]:
         return self.mean_derivatives(y, z + shift, weights)
 
     def column(self, output: int) -> ScalarLoss:
@@ -165,9 +163,7 @@ class KinkedLoss(ScalarLoss):
         """
         low, high = self.slopes(y)
         rise, level = weights[:, None] * (high - low), -(weights @ low)
-        return np.array(
-            [weighted_quantile((y - z)[:, k], rise[:, k], float(level[k])) for k in range(y.shape[1])]
-        )
+        return np.array([weighted_quantile((y - z)[:, k], rise[:, k], float(level[k])) for k in range(y.shape[1])])
 
 
 class Absolute(KinkedLoss):

@@ -162,9 +162,7 @@ def fit_norm_ball(
     >>> fit.values[0].round(2), float(fit.intercept.round(1)), int(fit.active.sum())
     (array([ 0.73, -1.38,  1.25]), 5.0, 1)
     """
-    setup = check_problem(
-        design, targets, group_size, loss, fit_intercept, sample_weight, dtype, memory_budget
-    )
+    setup = check_problem(design, targets, group_size, loss, fit_intercept, sample_weight, dtype, memory_budget)
     (fit,) = _fit_path(setup, [(group_radius, ball_radius)], start, tol, max_iter, memory_budget)
     return fit
 
@@ -209,9 +207,7 @@ def norm_ball_path(
     >>> [round(fit.objective, 2) for fit in path], [int(fit.active.sum()) for fit in path]
     ([1.44, 0.78, 0.26], [1, 2, 2])
     """
-    setup = check_problem(
-        design, targets, group_size, loss, fit_intercept, sample_weight, dtype, memory_budget
-    )
+    setup = check_problem(design, targets, group_size, loss, fit_intercept, sample_weight, dtype, memory_budget)
     return _fit_path(setup, radii, start, tol, max_iter, memory_budget)
 
 
@@ -277,17 +273,11 @@ class Setup:
     def value_shape(self) -> tuple[int, ...]:
         """(M, D) or (M, D, t)."""
         n_groups = self.design.shape[1] // self.group_size
-        return (
-            (n_groups, self.group_size)
-            if self.one_output
-            else (n_groups, self.group_size, self.targets.shape[1])
-        )
+        return (n_groups, self.group_size) if self.one_output else (n_groups, self.group_size, self.targets.shape[1])
 
     def problem(self, regulariser: Any) -> Problem:
         """The problem with this regulariser."""
-        return Problem(
-            self.targets, self.weights, LOSSES[self.loss], regulariser, self.group_size, self.fit_intercept
-        )
+        return Problem(self.targets, self.weights, LOSSES[self.loss], regulariser, self.group_size, self.fit_intercept)
 
     def check_start(self, start: Any) -> Float[np.ndarray, "p t"]:
         """``start`` as (p, t), or zeros."""
@@ -359,9 +349,7 @@ def _check_weights(sample_weight: Any, n: int) -> Float[np.ndarray, " n"]:
         return np.full(n, 1.0 / n)
     weights = check_float_array(sample_weight, "sample_weight").astype(np.float64)
     if weights.shape != (n,):
-        raise ValueError(
-            f"`sample_weight` must have shape ({n},), one per sample: got shape {weights.shape}."
-        )
+        raise ValueError(f"`sample_weight` must have shape ({n},), one per sample: got shape {weights.shape}.")
     check_finite(weights, "sample_weight")
     if weights.min() < 0 or weights.sum() == 0:
         raise ValueError(

@@ -97,9 +97,7 @@ def check_alpha(alpha: float) -> float:
     return check_number(alpha, "alpha", minimum=0.0)
 
 
-def select_alpha(
-    alphas: Float[np.ndarray, " a"], loo_mse: Float[np.ndarray, " a"], resolution: float = 0.0
-) -> int:
+def select_alpha(alphas: Float[np.ndarray, " a"], loo_mse: Float[np.ndarray, " a"], resolution: float = 0.0) -> int:
     """The position of the penalty with the smallest leave-one-out error; among equals, the largest penalty.
 
     Parameters

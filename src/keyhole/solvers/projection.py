@@ -69,9 +69,7 @@ def group_norms(values: Float[np.ndarray, "m d"]) -> Float[np.ndarray, " m"]:
     return np.sqrt(np.einsum("md,md->m", values, values, dtype=np.float64))
 
 
-def project_norms(
-    norms: Float[np.ndarray, " m"], group_radius: float, ball_radius: float
-) -> Float[np.ndarray, " m"]:
+def project_norms(norms: Float[np.ndarray, " m"], group_radius: float, ball_radius: float) -> Float[np.ndarray, " m"]:
     """Project the vector of group norms, a ≥ 0, onto {Σ x ≤ K, |x| ≤ R}; ``norms`` itself if it is inside.
 
     Examples
@@ -100,9 +98,7 @@ def project_norms(
     return kept * scale
 
 
-def norm_ball_support(
-    norms: Float[np.ndarray, " m"], group_radius: float, ball_radius: float
-) -> tuple[float, float]:
+def norm_ball_support(norms: Float[np.ndarray, " m"], group_radius: float, ball_radius: float) -> tuple[float, float]:
     """The support function of the norm ball, max <g, v>, from the group norms a_m = |g_m|; and its threshold.
 
     Parameters

@@ -105,9 +105,7 @@ class RidgePath:
         return RidgeSolution(alpha, coef, intercept, loo, float(self.loo_mse[i]), self.route)
 
 
-def leave_one_out(
-    residuals: Float[np.ndarray, "n t"], complement: Float[np.ndarray, " n"]
-) -> Float[np.ndarray, "n t"]:
+def leave_one_out(residuals: Float[np.ndarray, "n t"], complement: Float[np.ndarray, " n"]) -> Float[np.ndarray, "n t"]:
     """Residuals of the fits that leave each sample out: r_i / (1 − h_i), infinite where 1 − h_i is 0."""
     known = complement > 0
     loo = np.full(residuals.shape, np.inf)

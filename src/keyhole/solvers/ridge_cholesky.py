@@ -93,9 +93,7 @@ def _factorise(matrix: Float[np.ndarray, "n n"], problem: Weighing, alpha: float
     return factorise_lower(matrix)
 
 
-def _solve(
-    factor: Float[np.ndarray, "n n"], problem: Weighing, alpha: float, memory_budget: int
-) -> RidgeSolution:
+def _solve(factor: Float[np.ndarray, "n n"], problem: Weighing, alpha: float, memory_budget: int) -> RidgeSolution:
     """Dual coefficients, then the inverse of the factor in its own place for the leverages."""
     target = problem.reflect(problem.y)
     if problem.normal is not None:
@@ -129,7 +127,5 @@ def _inverse_diagonal(
         panel[:width] = np.tril(panel[:width])
         if normal is not None:
             panel += shift[start:, None] * u[columns]
-        result[columns] = np.einsum("ij,ij->j", panel, panel) + above[start] * np.square(
-            u[columns], dtype=np.float64
-        )
+        result[columns] = np.einsum("ij,ij->j", panel, panel) + above[start] * np.square(u[columns], dtype=np.float64)
     return result

@@ -206,9 +206,7 @@ def ridge_statistics_path(
     grid = None if alphas is None else check_alphas(alphas)
     n, p = len(statistics.y), len(statistics.means)
     check_finite(statistics.gram, "design")
-    values, vectors = eigh(
-        statistics.gram, lower=True, driver="evd", overwrite_a=overwrite_gram, check_finite=False
-    )
+    values, vectors = eigh(statistics.gram, lower=True, driver="evd", overwrite_a=overwrite_gram, check_finite=False)
     largest = float(max(values[-1], 0.0))
     floor = numerical_floor(largest, max(n, p), statistics.rounding)
     if grid is None:
@@ -220,16 +218,11 @@ def ridge_statistics_path(
         coef = form.coef(alpha)
         intercept = statistics.y_mean - statistics.means @ coef
         residuals = np.concatenate(
-            [
-                statistics.y[rows] - (b - statistics.means.astype(b.dtype)) @ coef
-                for rows, b in _rows(row_blocks)
-            ]
+            [statistics.y[rows] - (b - statistics.means.astype(b.dtype)) @ coef for rows, b in _rows(row_blocks)]
         )
         return coef, intercept, residuals
 
-    resolution = rounding_of_squares(
-        float(np.abs(statistics.y + statistics.y_mean).max()), statistics.rounding
-    )
+    resolution = rounding_of_squares(float(np.abs(statistics.y + statistics.y_mean).max()), statistics.rounding)
     return RidgePath(grid, output_mse, "design", floor, complements, resolution, solve)
 
 

@@ -45,9 +45,7 @@ class Tridiagonal:
         return float(top[0])
 
 
-def tridiagonalise(
-    matrix: Float[np.ndarray, "n n"], normal: Float[np.ndarray, " n"] | None, dtype: Any
-) -> Tridiagonal:
+def tridiagonalise(matrix: Float[np.ndarray, "n n"], normal: Float[np.ndarray, " n"] | None, dtype: Any) -> Tridiagonal:
     """Reduce ``matrix`` (Fortran order, lower), in place if it is of ``dtype``.
 
     A reduction that fails in float32 is repeated on the float64 matrix, if that is what was given. ``normal``

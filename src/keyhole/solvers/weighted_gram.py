@@ -87,9 +87,7 @@ def weigh_gram(
     check_outputs(y)
     n = len(y)
     if gram.shape != (n, n):
-        raise ValueError(
-            f"`gram` must have one row and one column per output: got shape {gram.shape} for {n} outputs."
-        )
+        raise ValueError(f"`gram` must have one row and one column per output: got shape {gram.shape} for {n} outputs.")
     roots = np.sqrt(check_weights(weights, n))
     matrix = _fortran_lower(gram, overwrite=overwrite_gram)
     panels = [*blocks(n, block_size(n * matrix.itemsize, PANEL))]
@@ -122,15 +120,11 @@ def check_weights(weights: Float[np.ndarray, " n"] | None, n: int) -> Float[np.n
     if weights is None:
         return np.ones(n)
     if weights.shape != (n,):
-        raise ValueError(
-            f"`weights` must have one entry per sample: got shape {weights.shape} for {n} samples."
-        )
+        raise ValueError(f"`weights` must have one entry per sample: got shape {weights.shape} for {n} samples.")
     check_finite(weights, "weights")
     if weights.min() <= 0:
         i = int(weights.argmin())
-        raise ValueError(
-            f"`weights` must be positive: got {weights[i]:g} for sample {i}. Drop samples of weight zero."
-        )
+        raise ValueError(f"`weights` must be positive: got {weights[i]:g} for sample {i}. Drop samples of weight zero.")
     return weights.astype(np.float64)
 
 

@@ -108,9 +108,7 @@ class _Node:
 
 def _nodes(first: Term, second: Term) -> list[_Node]:
     """The factors of both terms, in coordinates where a single matrix is diagonal (kept as a vector then)."""
-    powers = [
-        (side, factor, power) for side, term in enumerate((first, second)) for factor, power in term.powers
-    ]
+    powers = [(side, factor, power) for side, term in enumerate((first, second)) for factor, power in term.powers]
     matrices = {factor for _, factor, _ in powers if factor.kind == PAIR and factor.array is not None}
     plain = any(factor.kind == PAIR and factor.array is None for _, factor, _ in powers)
     if len(matrices) != 1 or plain:
@@ -243,9 +241,7 @@ def _plus(content: Content, node: int) -> Content:
     return (*content[:node], content[node] + 1, *content[node + 1 :])
 
 
-def _exponential(
-    connected: dict[Content, np.ndarray], nodes: list[_Node], shape: tuple[int, int]
-) -> np.ndarray:
+def _exponential(connected: dict[Content, np.ndarray], nodes: list[_Node], shape: tuple[int, int]) -> np.ndarray:
     """Sum over all joinings from the sum over connected ones, divided by r! s! of the first term.
 
     m_t E_m = Σ_c c_t C_c E_{m−c} for any node t, from the derivative of E = exp C. Every E_m is kept in units

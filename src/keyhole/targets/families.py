@@ -120,9 +120,7 @@ class RotatedCorrelation(Polynomial):
     True
     """
 
-    def __init__(
-        self, gamma: float | int, dim: int, seed: int, beta: Float[np.ndarray, " d"] | None = None
-    ) -> None:
+    def __init__(self, gamma: float | int, dim: int, seed: int, beta: Float[np.ndarray, " d"] | None = None) -> None:
         self.gamma = check_number(gamma, "gamma")
         self.seed = check_seed(seed)
         self.beta = _direction(beta, dim)

@@ -305,9 +305,7 @@ def _checked_factor(kind: str, name: str, array: Any, dim: int) -> Factor:
     array = check_float_array(array, name).astype(np.float64)
     shape = (dim, dim) if kind == PAIR else (dim,)
     if array.shape != shape:
-        raise ValueError(
-            f"a factor of `{name}` must have shape {shape} for dim {dim}: got shape {array.shape}."
-        )
+        raise ValueError(f"a factor of `{name}` must have shape {shape} for dim {dim}: got shape {array.shape}.")
     check_finite(array, name)
     if kind == PAIR and np.array_equal(array, np.eye(dim)):
         return Factor(PAIR, None)

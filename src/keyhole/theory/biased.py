@@ -225,9 +225,7 @@ def _fit(group: _Group, dim: int, allowed: float, mean: float) -> Float[np.ndarr
     return np.asarray(right.T @ (projected * scales / (scales**2 + math.exp(low)))).reshape(shape)
 
 
-def fitted_functions(
-    group: _Group, mu: Float[np.ndarray, " q"], dim: int, mean: float
-) -> Float[np.ndarray, "a k q"]:
+def fitted_functions(group: _Group, mu: Float[np.ndarray, " q"], dim: int, mean: float) -> Float[np.ndarray, "a k q"]:
     """h_k(cμ) μ^a/√w_ak for all k and a, w_ak = k! 4^k |μ^a Q|² / (C(k,r+a) C(k+1,s+a)).
 
     Zero where k is too low for μ^a Q. Multiplied by Q they have norm at most one in the biased space.
@@ -247,9 +245,7 @@ def fitted_functions(
 
 def _lengths(group: _Group, dim: int) -> list[float]:
     """|μ^a Q| for every a."""
-    return [
-        math.sqrt(symmetric_product(group.raised(a), group.raised(a), dim)) for a in range(group.extra + 1)
-    ]
+    return [math.sqrt(symmetric_product(group.raised(a), group.raised(a), dim)) for a in range(group.extra + 1)]
 
 
 def _log_choose(n: np.ndarray, k: int) -> np.ndarray:

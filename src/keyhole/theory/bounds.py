@@ -113,9 +113,7 @@ def _head_error(complexity: float, dim: int, heads: float, delta: float) -> floa
     return 0.0 if math.isinf(heads) else (dim**2 + math.log(heads)) * complexity / (delta * heads)
 
 
-def kernel_risk_bound(
-    target: Polynomial, n_samples: float | int, n_keys: int, delta: float | int = 0.05
-) -> RiskBound:
+def kernel_risk_bound(target: Polynomial, n_samples: float | int, n_keys: int, delta: float | int = 0.05) -> RiskBound:
     """An excess-risk bound without hidden constants, in the limit of many heads.
 
     Let ℓ(·, y) be 1-Lipschitz and let f̂ minimise the mean loss over n i.i.d. samples of the sphere law
@@ -138,10 +136,7 @@ def kernel_risk_bound(
     n, delta = _check_size(n_samples, "n_samples"), _check_delta(delta)
     norm = rkhs_norm(target)
     factor = rademacher_factor(problem_trace(target.dim, n_keys, "attention"), 1.0, delta)
-    statement = (
-        f"probability {1 - delta:g}, 1-Lipschitz loss, ball of squared RKHS norm {norm:.4g}, "
-        "no hidden constant"
-    )
+    statement = f"probability {1 - delta:g}, 1-Lipschitz loss, ball of squared RKHS norm {norm:.4g}, no hidden constant"
     return RiskBound(0.0, math.sqrt(norm / n) * factor, 1.0, statement)
 
 
@@ -192,9 +187,7 @@ def samples_needed(
     return _smallest(enough, f"samples for an error of {error:g} with {n_heads:g} heads")
 
 
-def heads_needed(
-    target: Polynomial, error: float | int, delta: float | int = 0.05, constant: float | int = 1.0
-) -> int:
+def heads_needed(target: Polynomial, error: float | int, delta: float | int = 0.05, constant: float | int = 1.0) -> int:
     """The number of heads M at which the paper's squared approximation error falls to ``error``.
 
     It inverts :func:`approximation_bound`, constant and all: safe, and far above what
@@ -214,9 +207,7 @@ def heads_needed(
     return _smallest(enough, f"heads for an approximation error of {error:g}")
 
 
-def heads_predicted(
-    target: Polynomial, n_keys: int, error: float | int, n_samples: float | int = MOST_SAMPLES
-) -> int:
+def heads_predicted(target: Polynomial, n_keys: int, error: float | int, n_samples: float | int = MOST_SAMPLES) -> int:
     """The number of heads at which the predicted error, best ridge and no noise, falls to ``error``.
 
     With the default number of samples this is the approximation error of M random heads under the sphere law:

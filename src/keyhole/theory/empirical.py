@@ -133,9 +133,7 @@ def _check_sample(gram: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
     gram = check_float_array(gram, "gram").astype(np.float64)
     y = check_float_array(y, "y").astype(np.float64)
     if gram.ndim != 2 or gram.shape[0] != gram.shape[1] or y.shape != gram.shape[:1]:
-        raise ValueError(
-            f"`gram` must be (m, m) and `y` (m,), one value per sample: got {gram.shape} and {y.shape}."
-        )
+        raise ValueError(f"`gram` must be (m, m) and `y` (m,), one value per sample: got {gram.shape} and {y.shape}.")
     if len(y) < 4:
         raise ValueError(f"`gram` must hold at least 4 samples, so that it can be halved: got {len(y)}.")
     check_finite(gram, "gram")

@@ -60,9 +60,7 @@ def _log_power_moment(power: int, degree: int, dim: int) -> float:
     if power < degree or (power - degree) % 2 or (dim == 1 and degree > 1):
         return -math.inf
     j, half = (power - degree) // 2, dim / 2
-    log = (
-        gammaln(power + 1) - power * math.log(2) - gammaln(j + 1) + gammaln(half) - gammaln(half + degree + j)
-    )
+    log = gammaln(power + 1) - power * math.log(2) - gammaln(j + 1) + gammaln(half) - gammaln(half + degree + j)
     return float(log)
 
 

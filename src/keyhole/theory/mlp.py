@@ -31,9 +31,7 @@ Parts = tuple[int, ...]
 """Degrees of the tokens of a level in falling order, zeros left out."""
 
 
-def mlp_spectrum(
-    dim: int, n_keys: int, max_degree: int | None = None, tolerance: float | int = 0.05
-) -> Spectrum:
+def mlp_spectrum(dim: int, n_keys: int, max_degree: int | None = None, tolerance: float | int = 0.05) -> Spectrum:
     """Eigenvalues of the MLP kernel κ((Σ_i <x_i, x'_i> + 1)/(N+2)) under the sphere law.
 
     The input is a point on a product of N+1 spheres, not on one large sphere. Eigenfunctions are products of
@@ -121,11 +119,7 @@ def _mlp_levels(dim: int, n_keys: int, max_degree: int) -> Spectrum:
 def mlp_levels(dim: int, n_keys: int, max_degree: int) -> list[Parts]:
     """All multisets of token degrees with total at most ``max_degree`` that have eigenfunctions, by total."""
     largest = 1 if dim == 1 else max_degree
-    return [
-        parts
-        for total in range(max_degree + 1)
-        for parts in _partitions(total, min(total, largest), n_keys + 1)
-    ]
+    return [parts for total in range(max_degree + 1) for parts in _partitions(total, min(total, largest), n_keys + 1)]
 
 
 def _partitions(total: int, largest: int, parts: int) -> Iterator[Parts]:

@@ -54,9 +54,7 @@ class Spectrum:
         )
 
 
-def attention_spectrum(
-    dim: int, n_keys: int, max_degree: int | None = None, tolerance: float | int = 1e-4
-) -> Spectrum:
+def attention_spectrum(dim: int, n_keys: int, max_degree: int | None = None, tolerance: float | int = 1e-4) -> Spectrum:
     """Eigenvalues of the attention kernel (ReLU, zero-mean heads) under the sphere law.
 
     λ_k0 = μ_k0 with N_k eigenfunctions Y_k(x_0), and λ_kl = μ_kl / N for l ≥ 1 with N_k N_l eigenfunctions
@@ -115,9 +113,7 @@ def _attention_levels(dim: int, n_keys: int, max_degree: int) -> Spectrum:
     k, l = np.nonzero(np.outer(counts, counts))  # noqa: E741 (the paper's letters)
     order = np.argsort(-values[k, l], kind="stable")
     k, l = k[order], l[order]  # noqa: E741
-    return Spectrum(
-        values[k, l], counts[k] * counts[l], np.stack([k, l], axis=1), attention_trace(dim, n_keys)
-    )
+    return Spectrum(values[k, l], counts[k] * counts[l], np.stack([k, l], axis=1), attention_trace(dim, n_keys))
 
 
 def multiplicity_table(dim: int, max_degree: int) -> Float[np.ndarray, " k"]:
