@@ -241,7 +241,7 @@ def our_rows(
         passes = seconds[dtype] / product_seconds(inputs[dtype])
         note = (
             f"{found.n_iter} iterations in the time of {passes:.0f} on all heads, {found.active.sum()} of "
-            f"{N_HEADS} heads active, gap {found.duality_gap / found.objective:.0e}, objective off by {off:.0e}"
+            f"{N_HEADS} heads active, gap {found.duality_gap / found.objective:.0e}, off by {off:.0e}"
         )
         peak = peak_mib(lambda d=dtype: fit(d))
         rows.append(row(f"Huber, {label}, {dtype}", seconds[dtype], peak_mib=peak, note=note))
