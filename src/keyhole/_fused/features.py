@@ -6,8 +6,8 @@ All arithmetic is "few rows times a wide matrix whose columns are heads", C (R �
     scores    rows are keys,        K = D coordinates of x~_i,  columns are heads
     values    rows are coordinates, K = keys,                   columns are heads
 
-so one register kernel serves all three. It is written as LLVM vectors: on one core of a Zen 4, at 16 × 16 × 64
-in float32, loops left to the compiler's own vectoriser reached 38 GFLOP/s, this 105, a large matrix product 106.
+so one register kernel serves all three. It is written as LLVM vectors: on a Zen 4 core, at 16 × 16 × 64 in
+float32, loops left to the compiler's vectoriser reached 38 GFLOP/s, this 105, a large matrix product 106.
 
 All compiled code of the features is in this one file, because numba's cache notices a change of the file it
 compiled from and of no other.

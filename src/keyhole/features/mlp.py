@@ -79,12 +79,13 @@ def _flatten(batch: SetBatch) -> Float[np.ndarray, "n z"]:
 
 def _check_overflow(flat: Float[np.ndarray, "n z"], weights: Float[np.ndarray, "p z"], units: np.ndarray) -> None:
     """Raise if a unit is not finite; look at them only where the sizes of both factors allow it."""
-    bound = float(np.abs(flat).max()) * float(np.abs(weights).sum(axis=1, dtype=np.float64).max())
+    bound = flat.shape[1] * math.prod(float(max(a.max(), -a.min())) for a in (flat, weights))
     if bound < float(np.finfo(units.dtype).max) or np.isfinite(units).all():
         return
+    rest = ", or use dtype='float64'" if units.dtype == np.float32 else ""
     raise ValueError(
         f"features must be finite: these overflow {units.dtype}, with units of size up to {bound:.3g}. "
-        "Scale the tokens or the weights down, or use dtype='float64'."
+        f"Scale the tokens or the weights down{rest}."
     )
 
 
