@@ -1,0 +1,366 @@
+"""Values over the norm ball: the heads' design, radii by cross-validation, and a layer of the active heads.
+
+Everything is in the paper's scaling: φ_m(x) = (1/N) Σ_i σ(s_mi) x~_i without M^{-1/2}, f(x) = Σ_m <v_m, φ_m(x)> + b.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from keyhole._array import MEMORY_BUDGET, block_size, blocks
+from keyhole.estimators._radii import Pair, Ray
+from keyhole.features import apply_values, attention_features
+from keyhole.heads import HeadDraw
+from keyhole.layer import Samples, distinct_samples
+from keyhole.sets import SetBatch
+from keyhole.solvers.design import DenseDesign, StreamedDesign
+from keyhole.solvers.dual_gap import LOSSES
+from keyhole.solvers.norm_ball import NormBall, NormBallFit, Setup, check_problem
+from keyhole.solvers.projection import group_norms, norm_ball_support
+from keyhole.solvers.working_set import Solution, minimise
+
+CHOOSING_TOL = 1e-2
+"""Relative gap of the fits that only serve to compare radii: errors of one fold differ by more than that."""
+
+GROWTH = 2.0
+"""From one radius of an automatic path to the next."""
+
+PATIENCE = 2
+"""Radii in a row without a smaller error after which a path ends."""
+
+LONGEST_PATH = 30
+"""Radii of an automatic path at most: a factor of 10^9."""
+
+
+@dataclass(frozen=True)
+class PrunedLayer:
+    """A layer that keeps its active heads only; they are regenerated from their seed as needed.
+
+    Attributes
+    ----------
+    heads : HeadDraw
+        All M heads.
+    active : array (k,)
+        Which of them have v_m ≠ 0.
+    values : array (k, D, t)
+        Their values.
+    intercept : array (t,)
+    activation, dtype : str
+    """
+
+    heads: HeadDraw
+    active: Int[np.ndarray, " k"] = field(repr=False)
+    values: Float[np.ndarray, "k e t"] = field(repr=False)
+    intercept: Float[np.ndarray, " t"]
+    activation: str
+    dtype: str
+
+    def predict(self, batch: SetBatch, *, memory_budget: int = MEMORY_BUDGET) -> Float[np.ndarray, "n t"]:
+        """Return f on every set of ``batch``. O(tokens · k · D), no temporary beyond the budget."""
+        scores = np.tile(self.intercept, (len(batch), 1))
+        size = block_size(100 * (self.heads.dim + 1) ** 2, memory_budget // 2)
+        for part in blocks(len(self.active), size):
+            heads = draw_heads(self.heads, self.active[part])
+            # apply_values carries the M^{-1/2} of the heads it is given
+            values = math.sqrt(len(heads)) * self.values[part]
+            scores += apply_values(
+                batch, heads, values, self.activation, dtype=self.dtype, memory_budget=memory_budget // 2
+            )
+        return scores
+
+
+@dataclass(frozen=True)
+class BallFit:
+    """A layer fitted over the norm ball.
+
+    Attributes
+    ----------
+    layer : PrunedLayer
+    fit : NormBallFit
+        Values, intercept and certificate as the solver reports them.
+    relative_gap : float
+        The gap as compared with ``tol``.
+    radii : (float, float)
+        K_1 and R_2 used.
+    trials : tuple of Trial
+        The radii tried; those used alone, with losses that are NaN, if there was nothing to choose.
+    """
+
+    layer: PrunedLayer
+    fit: NormBallFit
+    relative_gap: float
+    radii: Pair
+    trials: tuple[Trial, ...] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Cross-validation at one pair of radii: the loss of each fold and of all held-out samples together."""
+
+    radii: Pair
+    fold_losses: tuple[float, ...]
+    mean_loss: float
+    n_active: float
+
+
+def draw_heads(heads: HeadDraw, which: Int[np.ndarray, " k"]) -> Float[np.ndarray, "k e e"]:
+    """Draw some heads of a draw, run by run of consecutive ones.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import keyhole as kh
+    >>> draw = HeadDraw(kh.GaussianHeads(), n_heads=10, dim=3, seed=0)
+    >>> bool((draw_heads(draw, np.array([1, 4, 5])) == draw.block(0, 10)[[1, 4, 5]]).all())
+    True
+    """
+    runs = np.split(which, np.flatnonzero(np.diff(which) != 1) + 1)
+    return np.concatenate([heads.block(int(run[0]), int(run[-1]) + 1) for run in runs])
+
+
+def head_design(
+    batch: SetBatch, heads: HeadDraw, activation: str, dtype: str, memory_budget: int
+) -> DenseDesign | StreamedDesign:
+    """The features of all heads without M^{-1/2}: in memory if they fit the budget, else streamed by blocks of heads."""
+    width = heads.dim + 1
+    if len(batch) * heads.n_heads * width * np.dtype(dtype).itemsize <= memory_budget:
+        features = attention_features(batch, heads, activation, dtype=dtype)
+        features *= math.sqrt(heads.n_heads)
+        return DenseDesign(features, width, memory_budget)
+
+    def columns(which: Int[np.ndarray, " k"]) -> Float[np.ndarray, "n q"]:
+        features = attention_features(batch, draw_heads(heads, which), activation, dtype=dtype)
+        features *= math.sqrt(len(which))
+        return features
+
+    # a block is drawn, packed and converted beside the block itself
+    return StreamedDesign(columns, len(batch), heads.n_heads, width, max(1, memory_budget // 4))
+
+
+@dataclass(frozen=True)
+class BallProblem:
+    """What is minimised over the ball, and how hard to try."""
+
+    loss: str
+    fit_intercept: bool
+    tol: float
+    max_iter: int
+    n_folds: int
+
+
+def fit_ball_layer(
+    batch: SetBatch,
+    columns: Float[np.ndarray, "n t"],
+    heads: HeadDraw,
+    rays: Sequence[Ray],
+    problem: BallProblem,
+    *,
+    activation: str = "relu",
+    weights: Float[np.ndarray, " n"] | None = None,
+    dtype: str = "float64",
+    memory_budget: int = MEMORY_BUDGET,
+) -> BallFit:
+    """Fit the values of M heads over a norm ball; among several balls, that of least cross-validated loss.
+
+    Parameters
+    ----------
+    batch : SetBatch
+        n sets.
+    columns : array (n, t)
+        Targets as the loss takes them.
+    heads : HeadDraw
+    rays : sequence of Ray
+        The balls to choose from; a single fixed one is used as it is.
+    problem : BallProblem
+    activation : str
+    weights : array (n,), optional
+    dtype : "float64" or "float32"
+        Of the features and the inner iterations; gaps are computed in float64.
+    memory_budget : int
+        Half of it for the design, half for the solver's copy of the columns at hand.
+
+    Notes
+    -----
+    4·n·q·t flops an iteration on q columns at hand. Samples are put in an order of their own, so that neither
+    folds nor rounding depend on the order in which they are given.
+    """
+    samples = in_canonical_order(distinct_samples(batch, columns, weights))
+    share = max(1, memory_budget // 2)
+    design = head_design(samples.batch, heads, activation, dtype, share)
+    targets = samples.columns[:, 0] if columns.shape[1] == 1 else samples.columns
+    setup = check_problem(
+        design,
+        targets,
+        heads.dim + 1,
+        problem.loss,
+        problem.fit_intercept,
+        samples.weights,
+        np.dtype(dtype),
+        share,
+    )
+    if len(rays) == 1 and rays[0].fixed:
+        trials, start = [Trial(rays[0].at(1.0), (), math.nan, math.nan)], setup.check_start(None)
+        best = trials[0]
+    else:
+        trials, best, start = choose_radii(setup, rays, problem, share)
+    solution = solve(setup, best.radii, start, problem.tol, problem.max_iter, share)
+    fit = NormBallFit(**setup.fields(solution))
+    active = np.flatnonzero(fit.active)
+    kept = fit.values.reshape(heads.n_heads, heads.dim + 1, -1)[active]
+    layer = PrunedLayer(heads, active, kept, fit.intercept.reshape(-1), activation, dtype)
+    return BallFit(layer, fit, solution.relative_gap, best.radii, tuple(trials))
+
+
+def solve(
+    setup: Setup,
+    radii: Pair,
+    start: Float[np.ndarray, "p t"],
+    tol: float,
+    max_iter: int,
+    memory_budget: int,
+) -> Solution:
+    """Minimise over one ball, from ``start`` projected onto it."""
+    ball = NormBall(*radii)
+    problem = setup.problem(ball)
+    inside = ball.prox(problem.grouped(start), 1.0).reshape(start.shape)
+    return minimise(
+        problem,
+        setup.design,
+        inside,
+        tol=tol,
+        max_iter=max_iter,
+        dtype=setup.dtype,
+        memory_budget=memory_budget,
+    )
+
+
+def in_canonical_order(samples: Samples) -> Samples:
+    """Sort the samples by target, then by the sums of their keys, then by query."""
+    batch = samples.batch
+    sums = np.add.reduceat(batch.tokens, batch.offsets[:-1], axis=0)
+    parts = [samples.columns, sums] + ([] if batch.query is None else [batch.query])
+    order = np.lexsort(np.concatenate(parts, axis=1).T[::-1])
+    weights = None if samples.weights is None else samples.weights[order]
+    return Samples(batch[order], samples.columns[order], weights, samples.owner)
+
+
+def deal_folds(setup: Setup, n_folds: int) -> Int[np.ndarray, " n"]:
+    """The fold of each sample. Samples are sorted by target, so dealing them in turn balances the folds.
+
+    The only sample of a class is in no fold (−1): a fit without it would not know the class.
+    """
+    n = len(setup.targets)
+    if n < 2:
+        raise ValueError(
+            "cross-validation needs at least two samples: got 1 sample (copies and samples of weight 0 do "
+            "not count). Give more samples, or fixed numbers as `group_radius` and `ball_radius`."
+        )
+    folds = np.arange(n) % min(n_folds, n)
+    if setup.loss in ("logistic", "multinomial", "hinge"):
+        _, label, counts = np.unique(setup.targets, axis=0, return_inverse=True, return_counts=True)
+        folds[counts[label.reshape(-1)] == 1] = -1
+        if (folds < 0).all():
+            raise ValueError(
+                "cross-validation needs a class with at least two samples: every class has one. Give more "
+                "samples, or fixed numbers as `group_radius` and `ball_radius`."
+            )
+    return folds
+
+
+def radius_scale(setup: Setup, unit: Pair) -> float:
+    """The scale below which no ball of this shape can bring the training loss to zero.
+
+    By convexity the loss falls by at most the support function of the ball at the gradient of the best
+    constant: loss(0)/support. Scaling targets or features scales it accordingly.
+    """
+    loss, n_outputs = LOSSES[setup.loss], setup.targets.shape[1]
+    constant = np.zeros(n_outputs)
+    if setup.fit_intercept:
+        constant = loss.best_intercept(setup.targets, np.zeros_like(setup.targets), setup.weights, constant)
+    flat = np.zeros_like(setup.targets) + constant
+    slope = setup.design.rmatvec(setup.weights[:, None] * loss.gradient(setup.targets, flat))
+    norms = group_norms(slope.reshape(setup.value_shape[0], -1))
+    support, _ = norm_ball_support(norms, *unit)
+    null = float(setup.weights @ loss.value(setup.targets, flat))
+    return null / support if null > 0 and support > 0 else 1.0
+
+
+def choose_radii(
+    setup: Setup, rays: Sequence[Ray], problem: BallProblem, memory_budget: int
+) -> tuple[list[Trial], Trial, Float[np.ndarray, "p t"]]:
+    """Cross-validate every ball; return all trials, the best, and values near its solution to start from."""
+    folds = deal_folds(setup, problem.n_folds)
+    validation = CrossValidation(setup, folds, max(problem.tol, CHOOSING_TOL), problem.max_iter, memory_budget)
+    trials: list[Trial] = []
+    best, start = None, setup.check_start(None)
+    for ray in rays:
+        if ray.fixed:
+            scales = [1.0]
+        else:
+            first = radius_scale(setup, ray.unit) / GROWTH
+            scales = [first * GROWTH**k for k in range(LONGEST_PATH)]
+            validation.forget()
+        path: list[Trial] = []
+        for scale in scales:
+            path.append(validation.trial(ray.at(scale)))
+            if best is None or path[-1].mean_loss < best.mean_loss:
+                best, start = path[-1], validation.values[-1]
+            leader = int(np.argmin([trial.mean_loss for trial in path]))
+            if len(path) - 1 - leader >= PATIENCE:
+                break
+        trials += path
+    assert best is not None
+    return trials, best, start
+
+
+class CrossValidation:
+    """One fit per fold, each started from its own solution at the radii before."""
+
+    def __init__(
+        self, setup: Setup, folds: Int[np.ndarray, " n"], tol: float, max_iter: int, memory_budget: int
+    ) -> None:
+        self.setup = setup
+        self.held_out: list[Bool[np.ndarray, " n"]] = [folds == k for k in np.unique(folds[folds >= 0])]
+        self.options: tuple[Any, ...] = (tol, max_iter, memory_budget)
+        self.forget()
+
+    def forget(self) -> None:
+        """Start from zero again."""
+        self.values = [self.setup.check_start(None) for _ in self.held_out]
+
+    def trial(self, radii: Pair) -> Trial:
+        """Fit all folds at ``radii``. A fold is left out by weights of zero, so that all share one design."""
+        setup = self.setup
+        losses, shares, active = [], [], []
+        for k, out in enumerate(self.held_out):
+            weights = np.where(out, 0.0, setup.weights)
+            kept = replace(setup, weights=weights / weights.sum())
+            solution = solve(kept, radii, self.values[k], *self.options)
+            self.values[k] = solution.values
+            predictions = setup.design.matvec(solution.values) + solution.certificate.intercept
+            loss = LOSSES[setup.loss].value(setup.targets[out], predictions[out])
+            share = float(setup.weights[out].sum())
+            losses.append(float(setup.weights[out] @ loss) / share)
+            shares.append(share)
+            active.append(int((group_norms(solution.values.reshape(setup.value_shape[0], -1)) > 0).sum()))
+        return Trial(radii, tuple(losses), float(np.average(losses, weights=shares)), float(np.mean(active)))
+
+
+def tabulate(trials: Sequence[Trial]) -> dict[str, np.ndarray]:
+    """Trials as columns of a table."""
+    losses = np.array([trial.fold_losses for trial in trials])
+    return {
+        "group_radius": np.array([trial.radii[0] for trial in trials]),
+        "ball_radius": np.array([trial.radii[1] for trial in trials]),
+        "mean_test_loss": np.array([trial.mean_loss for trial in trials]),
+        "fold_test_losses": losses,
+        "mean_active_heads": np.array([trial.n_active for trial in trials]),
+    }
+
+
