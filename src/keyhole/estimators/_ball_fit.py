@@ -23,10 +23,13 @@ from keyhole.solvers.design import DenseDesign, StreamedDesign
 from keyhole.solvers.dual_gap import LOSSES
 from keyhole.solvers.norm_ball import NormBall, NormBallFit, Setup, check_problem
 from keyhole.solvers.projection import group_norms, norm_ball_support
-from keyhole.solvers.working_set import Solution, minimise
+from keyhole.solvers.working_set import OBJECTIVE_FLOOR, Solution, minimise
 
 CHOOSING_TOL = 1e-2
-"""Relative gap of the fits that only serve to compare radii: errors of one fold differ by more than that."""
+"""Fits that only serve to compare radii have gaps of this share of the held-out loss; so close, radii are equal."""
+
+LOOSEST_TOL = 0.5
+"""And never a gap of more than this share of their own loss."""
 
 GROWTH = 2.0
 """From one radius of an automatic path to the next."""
@@ -125,22 +128,29 @@ def draw_heads(heads: HeadDraw, which: Int[np.ndarray, " k"]) -> Float[np.ndarra
 
 
 def head_design(
-    batch: SetBatch, heads: HeadDraw, activation: str, dtype: str, memory_budget: int
+    batch: SetBatch, heads: HeadDraw, activation: str, dtype: str, memory_budget: int, *, centre: bool
 ) -> DenseDesign | StreamedDesign:
-    """The features of all heads without M^{-1/2}: in memory if they fit the budget, else streamed by blocks of heads."""
-    width = heads.dim + 1
-    if len(batch) * heads.n_heads * width * np.dtype(dtype).itemsize <= memory_budget:
-        features = attention_features(batch, heads, activation, dtype=dtype)
-        features *= math.sqrt(heads.n_heads)
-        return DenseDesign(features, width, memory_budget)
+    """The features of all heads without M^{-1/2}: in memory if they fit the budget, else streamed by blocks of heads.
 
-    def columns(which: Int[np.ndarray, " k"]) -> Float[np.ndarray, "n q"]:
-        features = attention_features(batch, draw_heads(heads, which), activation, dtype=dtype)
-        features *= math.sqrt(len(which))
+    With ``centre`` the mean of every column is taken off. A free intercept makes up for it, and then has little
+    left to do: the solver looks for it at every step.
+    """
+
+    def columns(which: HeadDraw | np.ndarray) -> Float[np.ndarray, "n q"]:
+        features = attention_features(batch, which, activation, dtype=dtype)
+        features *= math.sqrt(which.n_heads if isinstance(which, HeadDraw) else len(which))
+        if centre:
+            features -= features.mean(axis=0, dtype=np.float64).astype(features.dtype)
         return features
 
+    width = heads.dim + 1
+    if len(batch) * heads.n_heads * width * np.dtype(dtype).itemsize <= memory_budget:
+        return DenseDesign(columns(heads), width, memory_budget)
     # a block is drawn, packed and converted beside the block itself
-    return StreamedDesign(columns, len(batch), heads.n_heads, width, max(1, memory_budget // 4))
+    share = max(1, memory_budget // 4)
+    return StreamedDesign(
+        lambda which: columns(draw_heads(heads, which)), len(batch), heads.n_heads, width, share
+    )
 
 
 @dataclass(frozen=True)
@@ -192,7 +202,9 @@ def fit_ball_layer(
     """
     samples = in_canonical_order(distinct_samples(batch, columns, weights))
     share = max(1, memory_budget // 2)
-    design = head_design(samples.batch, heads, activation, dtype, share)
+    design = head_design(
+        samples.batch, heads, activation, dtype, share, centre=problem.fit_intercept
+    )
     targets = samples.columns[:, 0] if columns.shape[1] == 1 else samples.columns
     setup = check_problem(
         design,
@@ -211,10 +223,17 @@ def fit_ball_layer(
         trials, best, start = choose_radii(setup, rays, problem, share)
     solution = solve(setup, best.radii, start, problem.tol, problem.max_iter, share)
     fit = NormBallFit(**setup.fields(solution))
+    layer = _prune(fit, heads, activation, dtype)
+    if problem.fit_intercept:  # the columns were centred
+        offset = layer.intercept - layer.predict(samples.batch, memory_budget=memory_budget).mean(axis=0)
+        layer = replace(layer, intercept=layer.intercept + offset)
+    return BallFit(layer, fit, solution.relative_gap, best.radii, tuple(trials))
+
+
+def _prune(fit: NormBallFit, heads: HeadDraw, activation: str, dtype: str) -> PrunedLayer:
     active = np.flatnonzero(fit.active)
     kept = fit.values.reshape(heads.n_heads, heads.dim + 1, -1)[active]
-    layer = PrunedLayer(heads, active, kept, fit.intercept.reshape(-1), activation, dtype)
-    return BallFit(layer, fit, solution.relative_gap, best.radii, tuple(trials))
+    return PrunedLayer(heads, active, kept, fit.intercept.reshape(-1), activation, dtype)
 
 
 def solve(
@@ -273,21 +292,26 @@ def deal_folds(setup: Setup, n_folds: int) -> Int[np.ndarray, " n"]:
     return folds
 
 
+def best_constant(setup: Setup) -> tuple[Float[np.ndarray, " t"], float]:
+    """The best prediction without values, and its loss."""
+    loss, constant = LOSSES[setup.loss], np.zeros(setup.targets.shape[1])
+    flat = np.zeros_like(setup.targets)
+    if setup.fit_intercept:
+        constant = loss.best_intercept(setup.targets, flat, setup.weights, constant)
+    return constant, float(setup.weights @ loss.value(setup.targets, flat + constant))
+
+
 def radius_scale(setup: Setup, unit: Pair) -> float:
     """The scale below which no ball of this shape can bring the training loss to zero.
 
-    By convexity the loss falls by at most the support function of the ball at the gradient of the best
-    constant: loss(0)/support. Scaling targets or features scales it accordingly.
+    By convexity the loss of the best constant falls by at most the support function of the ball at its
+    gradient: the scale is their ratio, and follows the units of targets and features.
     """
-    loss, n_outputs = LOSSES[setup.loss], setup.targets.shape[1]
-    constant = np.zeros(n_outputs)
-    if setup.fit_intercept:
-        constant = loss.best_intercept(setup.targets, np.zeros_like(setup.targets), setup.weights, constant)
+    constant, null = best_constant(setup)
     flat = np.zeros_like(setup.targets) + constant
-    slope = setup.design.rmatvec(setup.weights[:, None] * loss.gradient(setup.targets, flat))
-    norms = group_norms(slope.reshape(setup.value_shape[0], -1))
-    support, _ = norm_ball_support(norms, *unit)
-    null = float(setup.weights @ loss.value(setup.targets, flat))
+    slope = LOSSES[setup.loss].gradient(setup.targets, flat)
+    slopes = setup.design.rmatvec(setup.weights[:, None] * slope).reshape(setup.value_shape[0], -1)
+    support, _ = norm_ball_support(group_norms(slopes), *unit)
     return null / support if null > 0 and support > 0 else 1.0
 
 
@@ -295,61 +319,86 @@ def choose_radii(
     setup: Setup, rays: Sequence[Ray], problem: BallProblem, memory_budget: int
 ) -> tuple[list[Trial], Trial, Float[np.ndarray, "p t"]]:
     """Cross-validate every ball; return all trials, the best, and values near its solution to start from."""
-    folds = deal_folds(setup, problem.n_folds)
-    validation = CrossValidation(setup, folds, max(problem.tol, CHOOSING_TOL), problem.max_iter, memory_budget)
+    validation = CrossValidation(
+        setup, deal_folds(setup, problem.n_folds), problem.tol, problem.max_iter, memory_budget
+    )
     trials: list[Trial] = []
     best, start = None, setup.check_start(None)
     for ray in rays:
-        if ray.fixed:
-            scales = [1.0]
-        else:
+        scales = [1.0]
+        if not ray.fixed:
             first = radius_scale(setup, ray.unit) / GROWTH
             scales = [first * GROWTH**k for k in range(LONGEST_PATH)]
             validation.forget()
-        path: list[Trial] = []
-        for scale in scales:
-            path.append(validation.trial(ray.at(scale)))
-            if best is None or path[-1].mean_loss < best.mean_loss:
-                best, start = path[-1], validation.values[-1]
-            leader = int(np.argmin([trial.mean_loss for trial in path]))
-            if len(path) - 1 - leader >= PATIENCE:
+        since_best = 0
+        for k, scale in enumerate(scales):
+            trial = validation.trial(ray.at(scale))
+            trials.append(trial)
+            since_best += 1
+            if k == 0 or trial.mean_loss < (1.0 - CHOOSING_TOL) * leader.mean_loss:
+                leader, near, since_best = trial, validation.values[0], 0
+            if since_best >= PATIENCE or validation.interpolates:
                 break
-        trials += path
+        if best is None or leader.mean_loss < best.mean_loss:
+            best, start = leader, near
     assert best is not None
     return trials, best, start
 
 
 class CrossValidation:
-    """One fit per fold, each started from its own solution at the radii before."""
+    """One fit per fold, each started from its own solution at the radii before.
+
+    A fold is left out by weights of zero, so that all folds share one design.
+    """
 
     def __init__(
         self, setup: Setup, folds: Int[np.ndarray, " n"], tol: float, max_iter: int, memory_budget: int
     ) -> None:
         self.setup = setup
         self.held_out: list[Bool[np.ndarray, " n"]] = [folds == k for k in np.unique(folds[folds >= 0])]
-        self.options: tuple[Any, ...] = (tol, max_iter, memory_budget)
+        self.tol = tol
+        self.max_iter = max_iter
+        self.memory_budget = memory_budget
+        self.floor = OBJECTIVE_FLOOR * best_constant(setup)[1]
         self.forget()
 
     def forget(self) -> None:
         """Start from zero again."""
         self.values = [self.setup.check_start(None) for _ in self.held_out]
+        self.objectives = [math.inf] * len(self.held_out)
+        self.leader = math.inf
+
+    @property
+    def interpolates(self) -> bool:
+        """Whether no fold has a training loss left that a larger ball could lower by more than the gap."""
+        return max(self.objectives) <= self.floor
 
     def trial(self, radii: Pair) -> Trial:
-        """Fit all folds at ``radii``. A fold is left out by weights of zero, so that all share one design."""
+        """Fit all folds at ``radii``."""
         setup = self.setup
         losses, shares, active = [], [], []
         for k, out in enumerate(self.held_out):
-            weights = np.where(out, 0.0, setup.weights)
-            kept = replace(setup, weights=weights / weights.sum())
-            solution = solve(kept, radii, self.values[k], *self.options)
-            self.values[k] = solution.values
+            solution = self._solve_without(out, radii, k)
             predictions = setup.design.matvec(solution.values) + solution.certificate.intercept
             loss = LOSSES[setup.loss].value(setup.targets[out], predictions[out])
-            share = float(setup.weights[out].sum())
-            losses.append(float(setup.weights[out] @ loss) / share)
-            shares.append(share)
+            shares.append(float(setup.weights[out].sum()))
+            losses.append(float(setup.weights[out] @ loss) / shares[-1])
             active.append(int((group_norms(solution.values.reshape(setup.value_shape[0], -1)) > 0).sum()))
-        return Trial(radii, tuple(losses), float(np.average(losses, weights=shares)), float(np.mean(active)))
+        mean = float(np.average(losses, weights=shares))
+        self.leader = min(self.leader, mean)
+        return Trial(radii, tuple(losses), mean, float(np.mean(active)))
+
+    def _solve_without(self, out: Bool[np.ndarray, " n"], radii: Pair, k: int) -> Solution:
+        weights = np.where(out, 0.0, self.setup.weights)
+        kept = replace(self.setup, weights=weights / weights.sum())
+        tol = CHOOSING_TOL
+        if math.isfinite(self.leader):
+            # the solver's gap is relative to a loss no larger than that of the smaller ball before
+            tol *= self.leader / max(self.objectives[k], self.floor)
+        tol = min(max(tol, self.tol), LOOSEST_TOL)
+        solution = solve(kept, radii, self.values[k], tol, self.max_iter, self.memory_budget)
+        self.values[k], self.objectives[k] = solution.values, solution.certificate.objective
+        return solution
 
 
 def tabulate(trials: Sequence[Trial]) -> dict[str, np.ndarray]:
