@@ -25,7 +25,7 @@ from keyhole.solvers.norm_ball import NormBall, NormBallFit, Setup, check_proble
 from keyhole.solvers.projection import group_norms, norm_ball_support
 from keyhole.solvers.working_set import OBJECTIVE_FLOOR, Solution, minimise
 
-CHOOSING_TOL = 1e-2
+CHOOSING_TOL = 2e-2
 """Fits that only serve to compare radii have gaps of this share of the held-out loss; so close, radii are equal."""
 
 LOOSEST_TOL = 0.5
@@ -35,7 +35,7 @@ GROWTH = 2.0
 """From one radius of an automatic path to the next."""
 
 PATIENCE = 2
-"""Radii in a row without a smaller error after which a path ends."""
+"""Radii in a row with the same held-out loss after which a path ends; one with a larger loss ends it at once."""
 
 LONGEST_PATH = 30
 """Radii of an automatic path at most: a factor of 10^9."""
@@ -244,19 +244,29 @@ def solve(
     max_iter: int,
     memory_budget: int,
 ) -> Solution:
-    """Minimise over one ball, from ``start`` projected onto it."""
+    """Minimise over one ball, from ``start`` projected onto it.
+
+    A solver that believes itself at the end of its digits is started afresh from where it stopped, for as long
+    as that halves the gap.
+    """
     ball = NormBall(*radii)
     problem = setup.problem(ball)
-    inside = ball.prox(problem.grouped(start), 1.0).reshape(start.shape)
-    return minimise(
-        problem,
-        setup.design,
-        inside,
-        tol=tol,
-        max_iter=max_iter,
-        dtype=setup.dtype,
-        memory_budget=memory_budget,
-    )
+    values, n_iter, gap = start, 0, math.inf
+    while True:
+        inside = ball.prox(problem.grouped(values), 1.0).reshape(values.shape)
+        solution = minimise(
+            problem,
+            setup.design,
+            inside,
+            tol=tol,
+            max_iter=max_iter - n_iter,
+            dtype=setup.dtype,
+            memory_budget=memory_budget,
+        )
+        values, n_iter = solution.values, n_iter + solution.n_iter
+        if solution.converged or n_iter >= max_iter or solution.certificate.gap > 0.5 * gap:
+            return replace(solution, n_iter=n_iter)
+        gap = solution.certificate.gap
 
 
 def in_canonical_order(samples: Samples) -> Samples:
@@ -337,7 +347,8 @@ def choose_radii(
             since_best += 1
             if k == 0 or trial.mean_loss < (1.0 - CHOOSING_TOL) * leader.mean_loss:
                 leader, near, since_best = trial, validation.values[0], 0
-            if since_best >= PATIENCE or validation.interpolates:
+            risen = trial.mean_loss > (1.0 + CHOOSING_TOL) * leader.mean_loss
+            if risen or since_best >= PATIENCE or validation.interpolates:
                 break
         if best is None or leader.mean_loss < best.mean_loss:
             best, start = leader, near

@@ -56,8 +56,8 @@ class _NormBallModel(BaseEstimator):
         complexity: Any = None,
         delta: Any = 0.05,
         constant: Any = 1.0,
-        cv: Any = 5,
-        tol: Any = 1e-4,
+        n_folds: Any = 3,
+        tol: Any = 1e-3,
         max_iter: Any = 20_000,
         dtype: Any = "float64",
     ) -> None:
@@ -72,7 +72,7 @@ class _NormBallModel(BaseEstimator):
         self.complexity = complexity
         self.delta = delta
         self.constant = constant
-        self.cv = cv
+        self.n_folds = n_folds
         self.tol = tol
         self.max_iter = max_iter
         self.dtype = dtype
@@ -98,7 +98,7 @@ class _NormBallModel(BaseEstimator):
             bool(self.fit_intercept),
             check_number(self.tol, "tol", minimum=0.0, exclusive=True),
             check_count(self.max_iter, "max_iter"),
-            check_count(self.cv, "cv", minimum=2),
+            check_count(self.n_folds, "n_folds", minimum=2),
         )
 
     def _store(self, fit: BallFit) -> None:
@@ -159,7 +159,7 @@ class NormBallRegressor(MultiOutputMixin, RegressorMixin, _NormBallModel):
         r²/2 up to |r| = 1 and |r| − 1/2 beyond; |r|; r²/2. One is meant in the units of y: scale y so that it
         is the size of a large residual. Summed over outputs.
     group_radius : "cv", "theory", number (math.inf allowed) or sequence of numbers
-        K_1. "cv" doubles it until the cross-validated loss has not fallen twice in a row, from the least
+        K_1. "cv" doubles it until the cross-validated loss rises or stays the same twice, from half the least
         radius at which the training loss could be zero, whatever the scale of y. A sequence is chosen from by
         cross-validation. "theory" is c √B.
     ball_radius : "matched", "cv", "theory", number (math.inf allowed) or sequence of numbers
@@ -175,8 +175,8 @@ class NormBallRegressor(MultiOutputMixin, RegressorMixin, _NormBallModel):
         B of the target, for "theory": ``kh.theory.paper_complexity(target)``.
     delta, constant : float
         δ and c of the theory's radii.
-    cv : int
-        Folds. Samples are sorted by y and dealt in turn, so folds are balanced and do not depend on the order
+    n_folds : int
+        Folds of cross-validation. Samples are sorted by y and dealt in turn, so folds are balanced and do not depend on the order
         of the samples; exact copies stay together.
     tol : float
         Stop when the duality gap is below tol times the loss (or 1e-3 of the best constant's, if larger).
@@ -260,7 +260,7 @@ class NormBallClassifier(ClassifierMixin, _NormBallModel):
     loss : "logistic" or "hinge"
         "logistic" is binary for two classes and multinomial for more; its probabilities are the model's own.
         "hinge" is summed over one-against-the-rest columns for more than two classes.
-    n_heads, law, group_radius, ball_radius, activation, fit_intercept, random_state, complexity, delta, constant, cv, \
+    n_heads, law, group_radius, ball_radius, activation, fit_intercept, random_state, complexity, delta, constant, n_folds, \
 tol, max_iter, dtype
         As for `NormBallRegressor`. The only sample of a class is never held out by cross-validation.
 
@@ -301,8 +301,8 @@ tol, max_iter, dtype
         complexity: Any = None,
         delta: Any = 0.05,
         constant: Any = 1.0,
-        cv: Any = 5,
-        tol: Any = 1e-4,
+        n_folds: Any = 3,
+        tol: Any = 1e-3,
         max_iter: Any = 20_000,
         dtype: Any = "float64",
     ) -> None:
@@ -318,7 +318,7 @@ tol, max_iter, dtype
             complexity=complexity,
             delta=delta,
             constant=constant,
-            cv=cv,
+            n_folds=n_folds,
             tol=tol,
             max_iter=max_iter,
             dtype=dtype,
@@ -364,7 +364,8 @@ tol, max_iter, dtype
 
     def predict(self, X: Any) -> Any:
         """Return the label with the highest score."""
-        return self.classes_[self._class_scores(X).argmax(axis=1)]
+        winners = self._class_scores(X).argmax(axis=1)
+        return self.classes_[winners]
 
     @available_if(_has_probabilities)
     def predict_proba(self, X: Any) -> Float[np.ndarray, "n c"]:
