@@ -264,7 +264,7 @@ def solve(
             memory_budget=memory_budget,
         )
         values, n_iter = solution.values, n_iter + solution.n_iter
-        if solution.converged or n_iter >= max_iter or solution.certificate.gap > 0.5 * gap:
+        if solution.converged or n_iter >= max_iter or solution.certificate.gap > 0.9 * gap:
             return replace(solution, n_iter=n_iter)
         gap = solution.certificate.gap
 
