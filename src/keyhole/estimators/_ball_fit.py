@@ -247,7 +247,7 @@ def solve(
     """Minimise over one ball, from ``start`` projected onto it.
 
     A solver that believes itself at the end of its digits is started afresh from where it stopped, for as long
-    as that halves the gap.
+    as that lowers the gap by a tenth.
     """
     ball = NormBall(*radii)
     problem = setup.problem(ball)
