@@ -11,6 +11,7 @@ import keyhole as kh
 from keyhole.estimators import NormBallWarning
 from keyhole.solvers.norm_ball import SolverWarning, fit_norm_ball
 from keyhole.solvers.projection import group_norms
+from keyhole.theory import paper_complexity
 
 
 @pytest.fixture
@@ -87,7 +88,7 @@ def test_a_ball_of_radius_zero_leaves_the_best_constant(sets, y):
 
 
 def test_radii_from_theory(sets, y):
-    complexity = kh.theory.paper_complexity(kh.targets.TokenPower(1, dim=3))
+    complexity = paper_complexity(kh.targets.TokenPower(1, dim=3))
     model = kh.NormBallRegressor(
         20, group_radius="theory", ball_radius="theory", complexity=complexity, delta=0.1, constant=0.5
     ).fit(sets, y)
