@@ -1,5 +1,6 @@
 import math
 import warnings
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -66,7 +67,7 @@ def test_values_stay_in_the_ball_and_pruned_heads_are_exactly_zero(sets, y):
 
 def test_a_pruned_model_never_draws_a_pruned_head(sets, y):
     class Watched(kh.GaussianHeads):
-        drawn = []
+        drawn: ClassVar[list[int]] = []
 
         def sample(self, n_heads, dim, seed, *, start=0):
             self.drawn.extend(range(start, start + n_heads))
@@ -96,7 +97,7 @@ def test_radii_from_theory(sets, y):
     np.testing.assert_allclose(model.ball_radius_, math.sqrt(0.5 * complexity / (0.1 * 20)))
     matched = kh.NormBallRegressor(20, group_radius=1.0, delta=0.1).fit(sets, y)
     np.testing.assert_allclose(matched.ball_radius_, 1.0 / math.sqrt(0.1 * 20))
-    with pytest.raises(ValueError, match=r"needs the complexity B .* kh.theory.paper_complexity"):
+    with pytest.raises(ValueError, match=r"needs the complexity B .*=kh.theory.paper_complexity"):
         kh.NormBallRegressor(20, group_radius="theory").fit(sets, y)
 
 
@@ -148,9 +149,9 @@ def test_copies_weights_zeros_and_order_agree_to_the_last_bit(sets, y, rng):
     np.testing.assert_array_equal(model.fit(sets[rows], y[rows]).predict(sets), weighted)
 
 
-@pytest.mark.parametrize("options", [{"group_radius": 0.5}, {"tol": 0.02}])
-def test_a_small_memory_budget_changes_nothing(options, sets, y):
-    model = kh.NormBallRegressor(12, loss="squared", random_state=0, **options)
+@pytest.mark.parametrize("group_radius", [0.2, [0.1, 0.2]])
+def test_a_small_memory_budget_changes_nothing(group_radius, sets, y):
+    model = kh.NormBallRegressor(12, loss="squared", group_radius=group_radius, random_state=0, tol=0.01)
     expected = model.fit(sets, y).predict(sets)
     radius, objective, gap = model.group_radius_, model.objective_, model.duality_gap_
     with config_context(working_memory=0.01):  # ten kilobytes: a few heads at a time
@@ -162,8 +163,7 @@ def test_a_small_memory_budget_changes_nothing(options, sets, y):
 
 def test_float32_is_close_to_float64(sets, y):
     exact, single = (
-        kh.NormBallRegressor(12, group_radius=0.5, random_state=0, dtype=d).fit(sets, y)
-        for d in ("float64", "float32")
+        kh.NormBallRegressor(12, group_radius=0.5, random_state=0, dtype=d).fit(sets, y) for d in ("float64", "float32")
     )
     assert single.predict(sets).dtype == np.float64
     np.testing.assert_allclose(single.objective_, exact.objective_, rtol=2e-3)
@@ -201,11 +201,13 @@ def test_two_classes_are_one_column(loss, sets, y):
     np.testing.assert_array_equal(model.predict(sets), np.where(decision > 0, "yes", "no"))
     if loss == "logistic":
         np.testing.assert_allclose(model.predict_proba(sets)[:, 1], 1 / (1 + np.exp(-decision)))
-        np.testing.assert_allclose(model.objective_, np.logaddexp(0, -np.where(words == "yes", 1, -1) * decision).mean())
+        margins = np.where(words == "yes", decision, -decision)
+        np.testing.assert_allclose(model.objective_, np.logaddexp(0, -margins).mean())
     else:
         assert not hasattr(model, "predict_proba")
-        with pytest.raises(AttributeError, match="the hinge loss has no probabilities"):
+        with pytest.raises(AttributeError) as error:
             model.predict_proba(sets)
+        assert "the hinge loss has no probabilities" in str(error.value.__cause__)
 
 
 @pytest.mark.parametrize("loss", ["logistic", "hinge"])
@@ -237,14 +239,14 @@ def test_a_class_without_weight_is_none(sets):
 
 
 def test_digits_as_sets_of_pixels():
-    images, labels = load_digits(n_class=4, return_X_y=True)
+    images, labels = load_digits(n_class=3, return_X_y=True)
     pixels = []
-    for image in images[:300].reshape(-1, 8, 8):
+    for image in images[:240].reshape(-1, 8, 8):
         row, column = np.nonzero(image)
         pixels.append(np.column_stack([row / 3.5 - 1, column / 3.5 - 1, image[row, column] / 16]))
     X = kh.SetBatch(pixels)
-    model = kh.NormBallClassifier(32, random_state=0, n_folds=2, tol=0.02).fit(X[:200], labels[:200])
-    assert model.score(X[200:], labels[200:300]) > 0.8
+    model = kh.NormBallClassifier(24, random_state=0, n_folds=2, tol=0.05).fit(X[:140], labels[:140])
+    assert model.score(X[140:], labels[140:240]) > 0.8
 
 
 @pytest.mark.parametrize(

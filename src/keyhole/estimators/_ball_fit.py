@@ -148,9 +148,7 @@ def head_design(
         return DenseDesign(columns(heads), width, memory_budget)
     # a block is drawn, packed and converted beside the block itself
     share = max(1, memory_budget // 4)
-    return StreamedDesign(
-        lambda which: columns(draw_heads(heads, which)), len(batch), heads.n_heads, width, share
-    )
+    return StreamedDesign(lambda which: columns(draw_heads(heads, which)), len(batch), heads.n_heads, width, share)
 
 
 @dataclass(frozen=True)
@@ -202,9 +200,7 @@ def fit_ball_layer(
     """
     samples = in_canonical_order(distinct_samples(batch, columns, weights))
     share = max(1, memory_budget // 2)
-    design = head_design(
-        samples.batch, heads, activation, dtype, share, centre=problem.fit_intercept
-    )
+    design = head_design(samples.batch, heads, activation, dtype, share, centre=problem.fit_intercept)
     targets = samples.columns[:, 0] if columns.shape[1] == 1 else samples.columns
     setup = check_problem(
         design,
@@ -422,5 +418,3 @@ def tabulate(trials: Sequence[Trial]) -> dict[str, np.ndarray]:
         "fold_test_losses": losses,
         "mean_active_heads": np.array([trial.n_active for trial in trials]),
     }
-
-

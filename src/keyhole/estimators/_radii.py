@@ -92,9 +92,7 @@ def check_theory(complexity: Any, delta: Any, constant: Any, n_heads: int) -> Th
     delta = check_number(delta, "delta", minimum=0.0, exclusive=True)
     if delta >= 1.0:
         raise ValueError(f"`delta` must be a probability of failure, less than 1: got {delta:g}.")
-    return Theory(
-        complexity, delta, check_number(constant, "constant", minimum=0.0, exclusive=True), n_heads
-    )
+    return Theory(complexity, delta, check_number(constant, "constant", minimum=0.0, exclusive=True), n_heads)
 
 
 def candidate_balls(group_radius: Any, ball_radius: Any, theory: Theory) -> list[Ray]:
@@ -136,8 +134,7 @@ def _with_ball(group: float | None, ball: float) -> Ray:
 def _ball_alone(ball_radius: str) -> Ray:
     if ball_radius == "matched":
         raise ValueError(
-            "`ball_radius='matched'` follows `group_radius`, which is infinite. Give `ball_radius` a number "
-            "or 'cv'."
+            "`ball_radius='matched'` follows `group_radius`, which is infinite. Give `ball_radius` a number or 'cv'."
         )
     return Ray(math.inf, 1.0, ball_grows=True)
 
@@ -147,9 +144,7 @@ def _as_radii(radius: Any, name: str, words: tuple[str, ...], theory: Theory) ->
     if isinstance(radius, str):
         if radius not in words:
             listed = ", ".join(repr(word) for word in words)
-            raise ValueError(
-                f"`{name}` must be a number, a sequence of numbers or one of {listed}: got {radius!r}."
-            )
+            raise ValueError(f"`{name}` must be a number, a sequence of numbers or one of {listed}: got {radius!r}.")
         return [float(getattr(theory, name))] if radius == "theory" else None
     if np.ndim(radius) == 0:
         return [_as_radius(radius, name)]

@@ -77,9 +77,7 @@ class _NormBallModel(BaseEstimator):
         self.max_iter = max_iter
         self.dtype = dtype
 
-    def _fit_columns(
-        self, batch: SetBatch, columns: np.ndarray, weights: np.ndarray | None, loss: str
-    ) -> BallFit:
+    def _fit_columns(self, batch: SetBatch, columns: np.ndarray, weights: np.ndarray | None, loss: str) -> BallFit:
         activation, dtype = check_layer_options(self.activation, self.dtype)
         n_heads = _finite_heads(self.n_heads)
         theory = check_theory(self.complexity, self.delta, self.constant, n_heads)
@@ -260,8 +258,9 @@ class NormBallClassifier(ClassifierMixin, _NormBallModel):
     loss : "logistic" or "hinge"
         "logistic" is binary for two classes and multinomial for more; its probabilities are the model's own.
         "hinge" is summed over one-against-the-rest columns for more than two classes.
-    n_heads, law, group_radius, ball_radius, activation, fit_intercept, random_state, complexity, delta, constant, n_folds, \
-tol, max_iter, dtype
+    n_heads, law, group_radius, ball_radius, activation, fit_intercept, random_state
+        As for `NormBallRegressor`.
+    complexity, delta, constant, n_folds, tol, max_iter, dtype
         As for `NormBallRegressor`. The only sample of a class is never held out by cross-validation.
 
     Attributes
