@@ -278,3 +278,9 @@ def test_one_sample_cannot_be_held_out_but_can_be_fitted(sets):
         kh.NormBallRegressor(8).fit(sets[:1], [3.0])
     model = kh.NormBallRegressor(8, group_radius=1.0, random_state=0).fit(sets[:1], [3.0])
     np.testing.assert_allclose(model.predict(sets[:1]), 3.0)
+
+
+@pytest.mark.parametrize("level", [0.0, 2.5])
+def test_a_constant_target_is_predicted_exactly(level, sets):
+    model = kh.NormBallRegressor(8, random_state=0).fit(sets, np.full(40, level))
+    np.testing.assert_allclose(model.predict(sets), level, rtol=1e-12)

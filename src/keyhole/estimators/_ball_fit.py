@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -329,26 +328,30 @@ def choose_radii(
         setup, deal_folds(setup, problem.n_folds), problem.tol, problem.max_iter, memory_budget
     )
     trials: list[Trial] = []
-    best, start = None, setup.check_start(None)
+    best: Trial | None = None
+    start = setup.check_start(None)
     for ray in rays:
         scales = [1.0]
-        if not ray.fixed:
+        if ray.fixed:  # warm values will do, but the ball need not hold the one before
+            validation.leader = math.inf
+        else:
             first = radius_scale(setup, ray.unit) / GROWTH
             scales = [first * GROWTH**k for k in range(LONGEST_PATH)]
             validation.forget()
+        leader: Trial | None = None
         since_best = 0
-        for k, scale in enumerate(scales):
+        for scale in scales:
             trial = validation.trial(ray.at(scale))
             trials.append(trial)
             since_best += 1
-            if k == 0 or trial.mean_loss < (1.0 - CHOOSING_TOL) * leader.mean_loss:
-                leader, near, since_best = trial, validation.values[0], 0
+            if leader is None or trial.mean_loss < (1.0 - CHOOSING_TOL) * leader.mean_loss:
+                leader, since_best = trial, 0
+                if best is None or leader.mean_loss < best.mean_loss:
+                    best, start = leader, validation.values[0]
             risen = trial.mean_loss > (1.0 + CHOOSING_TOL) * leader.mean_loss
             if risen or since_best >= PATIENCE or validation.interpolates:
                 break
-        if best is None or leader.mean_loss < best.mean_loss:
-            best, start = leader, near
-    assert best is not None
+    assert best is not None  # every ray has a first scale
     return trials, best, start
 
 
@@ -399,7 +402,7 @@ class CrossValidation:
         weights = np.where(out, 0.0, self.setup.weights)
         kept = replace(self.setup, weights=weights / weights.sum())
         tol = CHOOSING_TOL
-        if math.isfinite(self.leader):
+        if math.isfinite(self.leader) and self.floor > 0:
             # the solver's gap is relative to a loss no larger than that of the smaller ball before
             tol *= self.leader / max(self.objectives[k], self.floor)
         tol = min(max(tol, self.tol), LOOSEST_TOL)

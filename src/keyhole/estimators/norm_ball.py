@@ -174,8 +174,8 @@ class NormBallRegressor(MultiOutputMixin, RegressorMixin, _NormBallModel):
     delta, constant : float
         δ and c of the theory's radii.
     n_folds : int
-        Folds of cross-validation. Samples are sorted by y and dealt in turn, so folds are balanced and do not depend on the order
-        of the samples; exact copies stay together.
+        Folds of cross-validation. Samples are sorted by y and dealt in turn, so folds are balanced and do not
+        depend on the order of the samples; exact copies stay together.
     tol : float
         Stop when the duality gap is below tol times the loss (or 1e-3 of the best constant's, if larger).
     max_iter : int
