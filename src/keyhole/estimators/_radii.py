@@ -104,7 +104,8 @@ def candidate_balls(group_radius: Any, ball_radius: Any, theory: Theory) -> list
     groups = _as_radii(group_radius, "group_radius", ("cv", "theory"), theory)
     balls = _as_radii(ball_radius, "ball_radius", ("matched", "cv", "theory"), theory)
     rays: list[Ray] = []
-    for group in groups or [None]:
+    starts: list[float | None] = [None] if groups is None else [*groups]
+    for group in starts:
         if balls is not None:
             rays += [_with_ball(group, ball) for ball in balls]
         elif group is not None and math.isinf(group):

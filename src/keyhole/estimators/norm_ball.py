@@ -366,12 +366,12 @@ class NormBallClassifier(ClassifierMixin, _NormBallModel):
         winners = self._class_scores(X).argmax(axis=1)
         return self.classes_[winners]
 
-    @available_if(_has_probabilities)
+    @available_if(_has_probabilities)  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Any) -> Float[np.ndarray, "n c"]:
         """Return the model's own probabilities: logistic for two classes, softmax for more."""
-        return np.exp(self.predict_log_proba(X))
+        return np.asarray(np.exp(self.predict_log_proba(X)))
 
-    @available_if(_has_probabilities)
+    @available_if(_has_probabilities)  # type: ignore[untyped-decorator]
     def predict_log_proba(self, X: Any) -> Float[np.ndarray, "n c"]:
         """Return the logarithms of `predict_proba`, without underflow."""
         return np.asarray(log_softmax(self._class_scores(X), axis=1))
