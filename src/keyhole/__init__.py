@@ -19,6 +19,8 @@ _HOME = {
     "AttentionRegressor": "estimators",
     "AttentionClassifier": "estimators",
     "AttentionFeatures": "estimators",
+    "NormBallRegressor": "estimators",
+    "NormBallClassifier": "estimators",
 }
 _ROOMS = ("activations", "estimators", "features", "heads", "kernels", "sets", "solvers", "targets", "theory")
 
@@ -37,6 +39,8 @@ if TYPE_CHECKING:  # what `__getattr__` will find, for type checkers and editors
     from keyhole.estimators import AttentionClassifier as AttentionClassifier
     from keyhole.estimators import AttentionFeatures as AttentionFeatures
     from keyhole.estimators import AttentionRegressor as AttentionRegressor
+    from keyhole.estimators import NormBallClassifier as NormBallClassifier
+    from keyhole.estimators import NormBallRegressor as NormBallRegressor
     from keyhole.features import attention_features as attention_features
     from keyhole.features import mlp_features as mlp_features
     from keyhole.heads import GaussianHeads as GaussianHeads

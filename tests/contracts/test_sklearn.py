@@ -27,6 +27,10 @@ ESTIMATORS = [
     kh.AttentionClassifier(),
     kh.AttentionClassifier(n_heads=math.inf, law=kh.GaussianHeads(mean=1.0)),
     kh.AttentionFeatures(n_heads=8),
+    kh.NormBallRegressor(n_heads=4, n_folds=2, tol=0.01),
+    kh.NormBallRegressor(n_heads=4, group_radius=1.0, ball_radius=math.inf, loss="squared", tol=0.01),
+    kh.NormBallClassifier(n_heads=4, n_folds=2, tol=0.01),
+    kh.NormBallClassifier(n_heads=4, loss="hinge", group_radius=20.0, tol=0.02),
 ]
 
 

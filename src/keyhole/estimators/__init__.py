@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 from keyhole.estimators.attention import AttentionClassifier, AttentionRegressor
+from keyhole.estimators.norm_ball import NormBallClassifier, NormBallRegressor, NormBallWarning
 from keyhole.estimators.transformer import AttentionFeatures
 
-__all__ = ["AttentionClassifier", "AttentionFeatures", "AttentionRegressor"]
+__all__ = [
+    "AttentionClassifier",
+    "AttentionFeatures",
+    "AttentionRegressor",
+    "NormBallClassifier",
+    "NormBallRegressor",
+    "NormBallWarning",
+]
