@@ -77,9 +77,7 @@ class TestRefusals:
     def test_weights_must_be_positive(self, gram, design, y):
         weights = np.ones(30)
         weights[3] = 0.0
-        with pytest.raises(
-            ValueError, match=r"`weights` must be positive: got 0 for sample 3\. Drop samples"
-        ):
+        with pytest.raises(ValueError, match=r"`weights` must be positive: got 0 for sample 3\. Drop samples"):
             ridge_gram_path(gram, y, [1.0], weights=weights)
         with pytest.raises(ValueError, match="must be positive"):
             ridge_design_path(design, y, [1.0], weights=-weights)

@@ -1,0 +1,9 @@
+"""The command line: one file per command."""
+
+from keyhole.cli import compare, norm_ball, prediction, theory  # noqa: F401  (each joins the application)
+from keyhole.cli._app import app
+
+
+def main() -> None:
+    """Entry point of the `keyhole` command."""
+    app()

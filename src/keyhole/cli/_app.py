@@ -1,0 +1,54 @@
+"""The application that the commands join, and what they share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.table import Table
+
+app = typer.Typer(
+    help="One attention layer with frozen random heads: closed-form learning on sets with a query.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.", is_eager=True)] = False,
+) -> None:
+    if version:
+        import keyhole
+
+        typer.echo(f"keyhole {keyhole.__version__}")
+        raise typer.Exit
+
+
+def or_refuse(question: Callable[[], Any]) -> Any:
+    try:
+        return question()
+    except ValueError as error:
+        refuse(str(error))
+
+
+def refuse(message: str) -> NoReturn:
+    """End with the message alone: a slip in the input is no reason for a traceback."""
+    typer.echo(f"error: {message}", err=True)
+    raise typer.Exit(2)
+
+
+def number(value: Any, digits: int = 4) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, int) and abs(value) < 10**9:
+        return f"{value:,}"
+    return value if isinstance(value, str) else f"{value:.{digits}g}"
+
+
+def text_table(title: str, rows: list[dict[str, str]]) -> Table:
+    table = Table(*rows[0], title=title, title_justify="left")
+    for row in rows:
+        table.add_row(*row.values())
+    return table
