@@ -27,8 +27,9 @@ LEVEL = {
     "layer": 6,
     "estimators": 7,
     "plotting": 7,
-    "experiments": 8,
-    "cli": 9,
+    "report": 8,
+    "experiments": 9,
+    "cli": 10,
 }
 # package → the rooms that may import it
 HOME = {

@@ -1,0 +1,105 @@
+"""What a report consists of: sections with a claim, charts, tables and a verdict. Data only; nothing here draws."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+Cell = str | int | float | None
+Row = Mapping[str, Cell]
+Look = Literal["points", "line", "dashed", "thin", "band"]
+State = Literal["holds", "partly", "does not show", "not tested", "information"]
+
+
+@dataclass(frozen=True)
+class Series:
+    """One curve: `low` and `high` are the ends of its error bars (or of the band); `role` fixes its colour everywhere.
+
+    Looks: "points" measured points with error bars joined by a line, "line" a plain line, "dashed" a prediction,
+    "thin" a faint line such as the oracle's, "band" the area between `low` and `high`. `hover` has one text per point.
+    """
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] | None = None
+    high: Sequence[float] | None = None
+    look: Look = "points"
+    role: str = ""
+    hover: Sequence[str] | None = None
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Curves on common axes, with the rows that drew them."""
+
+    name: str
+    title: str
+    x_label: str
+    y_label: str
+    series: Sequence[Series]
+    rows: Sequence[Row] = ()
+    x_log: bool = False
+    y_log: bool = False
+    note: str = ""
+    marks: Mapping[str, float] = field(default_factory=dict)
+    """Horizontal levels to mark, by name."""
+
+
+@dataclass(frozen=True)
+class HeatMap:
+    """A matrix of numbers over named rows and columns; colours diverge from `centre` when it is given."""
+
+    name: str
+    title: str
+    x_label: str
+    y_label: str
+    columns: Sequence[str]
+    index: Sequence[str]
+    values: Sequence[Sequence[float]]
+    centre: float | None = None
+    rows: Sequence[Row] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows to be read, all with the same keys; text as given, numbers formatted by the report."""
+
+    name: str
+    title: str
+    rows: Sequence[Row]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came out: a state, a sentence in plain words, and the numbers behind it by name."""
+
+    state: State
+    sentence: str
+    numbers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Section:
+    """One claim: its words, what tests it, and the verdict. `slug` names files and anchors."""
+
+    slug: str
+    title: str
+    claim: str
+    blocks: Sequence[Chart | HeatMap | Table] = ()
+    verdict: Verdict | None = None
+    settings: str = ""
+    text: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Report:
+    """The whole: title, a lead paragraph, sections, and where it comes from (versions, machine, seed, command)."""
+
+    title: str
+    lead: str
+    sections: Sequence[Section]
+    provenance: Mapping[str, str] = field(default_factory=dict)
