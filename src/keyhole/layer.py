@@ -24,6 +24,9 @@ from keyhole.solvers import (
     ridge_statistics_path,
 )
 
+FEW = 32
+"""Samples at least, or a sixteenth of all, whose mean feature stands for that of all while rounding is at stake."""
+
 
 @dataclass(frozen=True)
 class FiniteLayer:
@@ -273,37 +276,37 @@ def _fit_dual(
     dtype: str,
     memory_budget: int,
 ) -> tuple[_Solved, np.ndarray, np.ndarray]:
-    """Sum ΦΦᵀ over blocks of heads, solve, then v = Φᵀa over the blocks again."""
-    n = len(samples.batch)
-    share = memory_budget // 2  # one half for a block of features, one for the solver's copy of it
-    width = heads.dim + 1
-    whole = None
-    if n * heads.n_heads * width * np.dtype(dtype).itemsize <= share:
-        whole = attention_features(samples.batch, heads, activation, dtype=dtype)
+    """Sum ΦΦᵀ over blocks of heads, solve, then v = Φᵀa over the blocks again.
 
-    def head_blocks() -> Iterator[tuple[slice, np.ndarray]]:
-        if whole is not None:
-            yield slice(0, heads.n_heads), whole
-        else:
-            yield from feature_blocks(
-                samples.batch, heads, activation, dtype=dtype, memory_budget=share, reuse_buffer=True
-            )
+    With an intercept any constant may be taken from a column of Φ. Its mean over a few samples is nearly the true one,
+    and keeps the rounding of the products in proportion to what varies (see `accumulate_gram`) without a pass over Φ.
+    """
+    n, width = len(samples.batch), heads.dim + 1
+    centre = np.zeros(heads.n_heads * width)
+    if fit_intercept:
+        few = samples.batch[:: max(1, n // max(FEW, n // 16))]
+        centre = attention_features(few, heads, activation, dtype=dtype).mean(axis=0, dtype=np.float64)
+        centre = centre.astype(dtype).astype(np.float64)  # what is subtracted, to the last digit
 
-    total = accumulate_gram(
-        (block for _, block in head_blocks()),
-        n,
-        dtype,
-        centre=fit_intercept,
-        weights=samples.weights,
-        memory_budget=share,
-    )
+    def make() -> Iterator[tuple[slice, np.ndarray]]:
+        options: dict[str, Any] = {"dtype": dtype, "memory_budget": memory_budget, "reuse_buffer": True}
+        return feature_blocks(samples.batch, heads, activation, centre=centre if fit_intercept else None, **options)
+
+    kept: list[tuple[slice, np.ndarray]] = []
+
+    def first_pass() -> Iterator[np.ndarray]:
+        for part, block in make():
+            if part == slice(0, heads.n_heads):
+                kept.append((part, block))
+            yield block
+
+    total = accumulate_gram(first_pass(), n, dtype, memory_budget=memory_budget)
     solved = _solve_gram(total.gram, samples, penalties, fit_intercept, total.rounding, memory_budget)
     dual = solved.best.coef
     values = np.empty((heads.n_heads * width, dual.shape[1]))
-    for part, block in head_blocks():
+    for part, block in kept or make():
         values[part.start * width : part.stop * width] = block.T @ dual.astype(block.dtype)
-    values -= np.outer(total.means, dual.sum(axis=0))  # the Gram matrix was that of the centred features
-    return solved, values, solved.best.intercept - total.means @ values
+    return solved, values, solved.best.intercept - centre @ values
 
 
 def _solve_gram(

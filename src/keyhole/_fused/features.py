@@ -380,13 +380,19 @@ def _write(total, width, n_heads, out, start):
 
 
 @_compiled
-def write_features(heads, queries, keys, offsets, sets, tiles, n_heads, code, scale, out, first, row, work):
+def _subtract(total, centre):
+    for i in range(len(centre)):
+        total[i] -= centre[i]
+
+
+@_compiled
+def write_features(heads, queries, keys, offsets, sets, tiles, n_heads, code, scale, centre, out, first, row, work):
     """Write Φ for a range of sets and of tiles of heads.
 
     heads (T, D, D, width), heads last and zeros after the last of ``n_heads``; queries flat (n · D), or one
     shared by all sets (D); keys flat (Σ N_i · D); ``sets`` and ``tiles`` (first, last). The features of set i
-    go to the flat ``out`` from ``first + i·row`` on. Returns the first set with a feature that is not finite,
-    or −1.
+    go to the flat ``out`` from ``first + i·row`` on, less ``centre`` (T, D · width), or (T, 0) for nothing. Returns
+    the first set with a feature that is not finite, or −1.
     """
     D, width = heads.shape[2], heads.shape[3]
     shared = len(queries) == D
@@ -400,6 +406,7 @@ def write_features(heads, queries, keys, offsets, sets, tiles, n_heads, code, sc
                 _attend(keys, offsets[i], offsets[i + 1], 0 if shared else i - group, code, scale, work)
                 if wrong < 0 and not _is_finite(work.total):
                     wrong = i
+                _subtract(work.total, centre[t])
                 _write(work.total, width, min(width, n_heads - t * width), out, first + i * row + t * width * D)
     return wrong
 

@@ -69,20 +69,33 @@ class TiledLayer:
             heads = self.heads
             yield part, heads.block(part.start, part.stop) if isinstance(heads, HeadDraw) else heads[part]
 
-    def write(self, out: Float[np.ndarray, "n p"], column: int, block: Float[np.ndarray, "m e e"], rows: slice) -> None:
-        """Write the features of the sets ``rows`` under a block of heads into ``out``, from ``column`` on."""
+    def write(
+        self,
+        out: Float[np.ndarray, "n p"],
+        column: int,
+        block: Float[np.ndarray, "m e e"],
+        rows: slice,
+        centre: Float[np.ndarray, "m e"] | None = None,
+    ) -> None:
+        """Write the features of the sets ``rows`` under a block of heads, less ``centre``, from column ``column`` on.
+
+        Subtracting here is free, because a feature is still in a register's reach; a pass over all of them is not.
+        """
         from keyhole._fused import announce_compilation
         from keyhole._fused.features import workspace, write_features
 
         announce_compilation(write_features)
         packed = self._pack(block)
+        level = np.zeros((len(packed), 0), self.dtype)
+        if centre is not None:
+            level = _heads_last(centre[:, None], packed.shape[-1], self.dtype).reshape(len(packed), -1)
         flat, row = out.reshape(-1), out.shape[1]
         start = column - rows.start * row  # where the features of set 0 would begin
         wrong: list[int] = []
 
         def work(task: tuple[tuple[int, int], tuple[int, int]]) -> None:
             inputs = (packed, self.queries, self.keys, self.offsets, *task)
-            found = write_features(*inputs, len(block), *self.weighting, flat, start, row, workspace(packed))
+            found = write_features(*inputs, len(block), *self.weighting, level, flat, start, row, workspace(packed))
             if found >= 0:
                 wrong.append(found)
 
