@@ -42,7 +42,7 @@ class RidgeSolution:
     loo_mse : float
         Their weighted mean square, averaged over outputs; infinite if any of them is.
     route : str
-        "tridiagonal", "eigen", "cholesky" or "design": how it was computed.
+        "tridiagonal", "banded", "eigen", "cholesky" or "design": how it was computed.
     """
 
     alpha: float
@@ -67,7 +67,7 @@ class RidgePath:
     output_mse : array (a, t)
         Leave-one-out mean squared error of each penalty and output; infinite where rounding forbids a judgement.
     route : str
-        "tridiagonal" or "eigen" from a Gram matrix, "design" from a design matrix.
+        "tridiagonal", "banded" or "eigen" from a Gram matrix, "design" from a design matrix.
     floor : float
         Eigenvalues below this carry no information.
     complements : array (a, n)

@@ -12,7 +12,10 @@ from keyhole.solvers.penalties import check_alpha, numerical_floor
 from keyhole.solvers.ridge import RidgeSolution, leave_one_out, mean_squares
 from keyhole.solvers.ridge_gram import weighed_path
 from keyhole.solvers.tiled import factorise_lower, invert_lower, solve_factor
-from keyhole.solvers.weighted_gram import PANEL, Weighing, weigh_gram
+from keyhole.solvers.weighted_gram import Weighing, weigh_gram
+
+IN_CACHE = 2**21
+"""Bytes of a few columns that are gone through several times."""
 
 
 def ridge_gram_fixed(
@@ -121,7 +124,7 @@ def _inverse_diagonal(
         shift = -2 * trmv(inverse, u, lower=1)
     above = np.concatenate([[0.0], np.cumsum(np.square(shift, dtype=np.float64))])
     result = np.empty(n)
-    for columns in blocks(n, block_size(2 * n * inverse.itemsize, min(memory_budget, PANEL))):
+    for columns in blocks(n, block_size(2 * n * inverse.itemsize, min(memory_budget, IN_CACHE))):
         start, width = columns.start, columns.stop - columns.start
         panel = inverse[start:, columns].copy(order="F")  # the rows above it are zero in X
         panel[:width] = np.tril(panel[:width])

@@ -8,10 +8,16 @@ import numpy as np
 from jaxtyping import Float
 
 from keyhole._array import MEMORY_BUDGET, block_size, blocks
+from keyhole.solvers.banded import Banded, BandedSweep, to_band
 from keyhole.solvers.penalties import Alphas, check_alphas, default_alphas, numerical_floor
 from keyhole.solvers.ridge import RidgePath, leave_one_out, mean_squares, rounding_of_squares
-from keyhole.solvers.tridiagonal import Spectrum, Sweep, tridiagonalise
+from keyhole.solvers.tridiagonal import Spectrum, Sweep, Tridiagonal, tridiagonalise
 from keyhole.solvers.weighted_gram import Weighing, weigh_gram
+
+LARGE = 2048
+"""Samples from which a banded form is made sooner than a tridiagonal one."""
+
+TINY = float(np.finfo(np.float64).tiny)
 
 
 def ridge_gram_path(
@@ -28,9 +34,9 @@ def ridge_gram_path(
 ) -> RidgePath:
     """Ridge on a Gram matrix for a whole path of penalties, with exact leave-one-out, from one factorisation.
 
-    Penalties above the numerical floor are served by a tridiagonal form of the matrix. If any is below it (0
-    included), the form is diagonalised and eigenvalues below the floor count as exact zeros, so that
-    alpha → 0 is the minimum-norm least-squares fit on the others.
+    Penalties above the numerical floor are served by a tridiagonal form of the matrix, from LARGE samples on by a
+    banded one. If any is below it (0 included), the form is diagonalised and eigenvalues below the floor count as exact
+    zeros, so that alpha → 0 is the minimum-norm least-squares fit on the others.
 
     Parameters
     ----------
@@ -96,9 +102,13 @@ def weighed_path(
 ) -> RidgePath:
     """The path of a matrix that is weighed already, and overwritten here if it is of ``dtype``."""
     n = len(matrix)
-    form = tridiagonalise(matrix, problem.normal, dtype)
-    del matrix  # what is still needed of it is in the form
     rounding = max(rounding, float(np.finfo(dtype).eps))
+    form: Banded | Tridiagonal
+    if n >= LARGE and (alphas is None or alphas.min() >= max(TINY, _floor_bound(matrix, problem, rounding))):
+        form = to_band(matrix, problem.normal, dtype)
+    else:
+        form = tridiagonalise(matrix, problem.normal, dtype)
+    del matrix  # what is still needed of it is in the form
     largest = form.largest()
     scale = max(largest, problem.removed)
     floor = numerical_floor(scale, n, rounding)
@@ -106,7 +116,7 @@ def weighed_path(
         alphas = default_alphas(largest, floor)
     resolution = rounding_of_squares(problem.y_size, rounding)
     if alphas.min() > 0 and alphas.min() >= floor:
-        sweep = Sweep.of(form, problem.y)
+        sweep = Sweep.of(form, problem.y) if isinstance(form, Tridiagonal) else BandedSweep.of(form, problem.y)
         complements = sweep.complements(alphas)
         if complements is not None:
             return _sweep_path(problem, sweep, alphas, complements, floor, resolution, memory_budget)
@@ -114,16 +124,25 @@ def weighed_path(
     return _spectrum_path(problem, spectrum, alphas, floor, resolution, memory_budget)
 
 
+def _floor_bound(matrix: Float[np.ndarray, "n n"], problem: Weighing, rounding: float) -> float:
+    """A number that the numerical floor cannot exceed, from the Frobenius norm of the lower triangle."""
+    squares = sum(
+        float(np.square(matrix[columns.start :, columns], dtype=np.float64).sum())
+        for columns in blocks(len(matrix), 64)
+    )
+    return numerical_floor(max(np.sqrt(2 * squares), problem.removed), len(matrix), rounding)
+
+
 def _sweep_path(
     problem: Weighing,
-    sweep: Sweep,
+    sweep: Sweep | BandedSweep,
     alphas: Float[np.ndarray, " a"],
     complements: Float[np.ndarray, "a n"],
     floor: float,
     resolution: float,
     memory_budget: int,
 ) -> RidgePath:
-    """The path from T and Q, all penalties above the floor."""
+    """The path from Q and what it reduces K to, all penalties above the floor."""
     weights = problem.weights
     output_mse = np.empty((len(alphas), problem.y.shape[1]))
     for part in _parts(alphas, problem.y, memory_budget):
@@ -134,7 +153,8 @@ def _sweep_path(
         dual = sweep.solve(np.array([alpha]))[0]
         return *problem.unscale(dual), alpha * dual / problem.roots[:, None]
 
-    return RidgePath(alphas, output_mse, "tridiagonal", floor, complements, resolution, solve)
+    route = "tridiagonal" if isinstance(sweep, Sweep) else "banded"
+    return RidgePath(alphas, output_mse, route, floor, complements, resolution, solve)
 
 
 def _spectrum_path(

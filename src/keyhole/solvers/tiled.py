@@ -12,6 +12,7 @@ from jaxtyping import Float
 from scipy.linalg import get_lapack_funcs, solve_triangular
 
 from keyhole._array import blocks
+from keyhole.solvers.inplace import solve_factored
 
 LARGEST = 8192
 """Rows up to which LAPACK factorises the whole."""
@@ -49,6 +50,9 @@ def factorise_lower(matrix: Float[np.ndarray, "n n"]) -> bool:
 def solve_factor(factor: Float[np.ndarray, "n n"], targets: Float[np.ndarray, "n t"]) -> Float[np.ndarray, "n t"]:
     """(L Lᵀ)⁻¹ targets for a lower triangular L; the upper triangle is not read. 2n²t operations."""
     solution = np.array(targets, dtype=factor.dtype, order="F")
+    if len(factor) <= LARGEST:
+        solve_factored(factor, solution)
+        return solution
     tiles = list(blocks(len(factor), SIDE))
     for k, row in enumerate(tiles):
         for column in tiles[:k]:

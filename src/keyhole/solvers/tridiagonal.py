@@ -8,7 +8,7 @@ have to be told apart one by one; they cost as much again as Q and T.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float
@@ -18,6 +18,18 @@ from keyhole._array import block_size, blocks, run_threads
 
 TILE = 40_000
 """Entries (penalties × samples) of a tile of the sweep: fits the second-level cache, dwarfs a call's cost."""
+
+
+@runtime_checkable
+class Form(Protocol):
+    """K = Q T Qᵀ on the span of the columns of Q, with T of any shape that is easy to diagonalise."""
+
+    @property
+    def basis(self) -> Float[np.ndarray, "n m"]:
+        """Q."""
+
+    def eigenpairs(self) -> tuple[np.ndarray, np.ndarray]:
+        """Eigenvalues and eigenvectors of T."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +55,19 @@ class Tridiagonal:
             return float(self.diagonal.max(initial=0.0))
         top = eigvalsh_tridiagonal(self.diagonal, self.beside, select="i", select_range=(m - 1, m - 1))
         return float(top[0])
+
+    def eigenpairs(self) -> tuple[np.ndarray, np.ndarray]:
+        """Eigenvalues (float64) and eigenvectors of T in the precision of the basis, in float64 if that fails."""
+        if len(self.diagonal) < 2:
+            return self.diagonal.copy(), np.ones((len(self.diagonal),) * 2)
+        for dtype in dict.fromkeys((self.basis.dtype, np.dtype(np.float64))):
+            values, vectors, info = _stevd(self.diagonal.astype(dtype), self.beside.astype(dtype))
+            if info == 0 and np.isfinite(values).all() and np.isfinite(vectors).all():
+                return values.astype(np.float64), vectors
+        raise np.linalg.LinAlgError(
+            f"the eigendecomposition of the {self.basis.shape} Gram matrix did not converge in float64 (info "
+            f"{info}). Use penalties above the numerical floor, which need none."
+        )
 
 
 def tridiagonalise(matrix: Float[np.ndarray, "n n"], normal: Float[np.ndarray, " n"] | None, dtype: Any) -> Tridiagonal:
@@ -199,9 +224,9 @@ class Spectrum:
     noise: float
 
     @classmethod
-    def of(cls, form: Tridiagonal, y: Float[np.ndarray, "n t"], floor: float, noise: float) -> Spectrum:
+    def of(cls, form: Form, y: Float[np.ndarray, "n t"], floor: float, noise: float) -> Spectrum:
         """Decompose T and rotate Q. Cost: up to 14n³/3 operations and two more n × n matrices."""
-        values, rotation = _eigenpairs(form)
+        values, rotation = form.eigenpairs()
         vectors = form.basis @ rotation.astype(form.basis.dtype, copy=False)
         outputs = (vectors.T @ y.astype(vectors.dtype)).astype(np.float64)
         return cls(vectors, values, outputs, floor, noise)
@@ -250,20 +275,6 @@ class Spectrum:
         inverse = self.inverse(np.array([alpha]))
         product = self.vectors @ (inverse * self.outputs).astype(self.vectors.dtype)
         return np.asarray(product, dtype=np.float64)
-
-
-def _eigenpairs(form: Tridiagonal) -> tuple[np.ndarray, np.ndarray]:
-    """Eigenvalues (float64) and eigenvectors of T in the precision of the basis, in float64 if that fails."""
-    if len(form.diagonal) < 2:
-        return form.diagonal.copy(), np.ones((len(form.diagonal),) * 2)
-    for dtype in dict.fromkeys((form.basis.dtype, np.dtype(np.float64))):
-        values, vectors, info = _stevd(form.diagonal.astype(dtype), form.beside.astype(dtype))
-        if info == 0 and np.isfinite(values).all() and np.isfinite(vectors).all():
-            return values.astype(np.float64), vectors
-    raise np.linalg.LinAlgError(
-        f"the eigendecomposition of the {form.basis.shape} Gram matrix did not converge in float64 (info "
-        f"{info}). Use penalties above the numerical floor, which need none."
-    )
 
 
 def _stevd(diagonal: np.ndarray, beside: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
