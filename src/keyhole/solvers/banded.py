@@ -9,7 +9,7 @@ Threads are ours, each with one BLAS thread: blocks this thin are too small for 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -228,6 +228,8 @@ class BandedSweep:
     form: Banded
     outputs: Float[np.ndarray, "m t"]
     scale: float
+    last: dict[bytes, list[tuple[np.ndarray, np.ndarray]] | None] = field(default_factory=dict, repr=False)
+    """The factors asked for last: leverages and solutions of a path need the same."""
 
     @classmethod
     def of(cls, form: Banded, y: Float[np.ndarray, "n t"]) -> BandedSweep:
@@ -241,6 +243,12 @@ class BandedSweep:
 
         None if B + alpha is not positive definite: then K has an eigenvalue below −alpha.
         """
+        if alphas.tobytes() not in self.last:
+            self.last.clear()
+            self.last[alphas.tobytes()] = self._factorise(alphas)
+        return self.last[alphas.tobytes()]
+
+    def _factorise(self, alphas: Float[np.ndarray, " a"]) -> list[tuple[np.ndarray, np.ndarray]] | None:
         found: list[tuple[np.ndarray, np.ndarray]] = []
         inverse = np.zeros((0, 0, 0))
         for k, block in enumerate(self.form.diagonal):
