@@ -10,15 +10,14 @@ the ceiling that also counts the writing, at memory bandwidth. Both ceilings are
 from __future__ import annotations
 
 import math
-import os
 import sys
-import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import harness
 import numpy as np
+from harness import interleaved_seconds, peak_mib, row
 
 from keyhole._array import thread_count
 from keyhole.features import apply_values, attention_features, feature_blocks, mlp_features
@@ -32,43 +31,6 @@ ROUNDS = {"paper": 5, "small": 15}
 TOLERANCE = {"float32": 2e-5, "float64": 1e-12}
 TORCH_SOFTMAX = "torch softmax, heads last, its own layout"
 Work = Callable[[], Any]
-
-
-def seconds_in_turns(works: dict[str, Work], rounds: int) -> dict[str, float]:
-    """Best time of each, taken in turns, so that what disturbs the machine disturbs all alike."""
-    best = dict.fromkeys(works, math.inf)
-    for i in range(rounds + 1):  # the first round compiles and warms up
-        for name, work in works.items():
-            start = time.perf_counter()
-            work()
-            best[name] = min(best[name], time.perf_counter() - start) if i else math.inf
-    return best
-
-
-def peak_mib(work: Work) -> float:
-    """Rise of the resident size while ``work`` runs, in MiB, looked at every millisecond."""
-    page = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
-
-    def resident() -> int:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * page
-
-    if not os.path.exists("/proc/self/statm"):
-        return math.nan
-    before = highest = resident()
-    done = threading.Event()
-
-    def watch() -> None:
-        nonlocal highest
-        while not done.wait(0.001):
-            highest = max(highest, resident())
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    work()
-    done.set()
-    watcher.join()
-    return (highest - before) / 2**20
 
 
 # ---- the rivals ------------------------------------------------------------------------------------------
@@ -144,7 +106,7 @@ def torch_rivals(query: np.ndarray, keys: np.ndarray, heads: np.ndarray) -> dict
     rivals: dict[str, Work] = {"torch bmm": lambda: by_torch(q, k, w)}
     for order in ("heads last", "ours"):
         trial = {c: (lambda c=c, o=order: by_chunks(q, k, last, o, int(c))) for c in ("8", "16", "32", "64")}
-        times = seconds_in_turns(trial, 2)
+        times = interleaved_seconds(trial, 2)
         chunk = min(times, key=times.__getitem__)
         where = "its own layout" if order == "heads last" else "our columns"
         rivals[f"torch bmm, heads last, chunks of {chunk}, {where}"] = trial[chunk]
@@ -220,11 +182,6 @@ def sphere(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return x / np.linalg.norm(x, axis=-1, keepdims=True)
 
 
-def row(name: str, seconds: float, **more: Any) -> dict[str, Any]:
-    blank = {"ratio": None, "peak_mib": None, "ceiling_share": None, "note": ""}
-    return {"name": name, "seconds": seconds, **blank, **more}
-
-
 def differences(case: Case, rivals: dict[str, Work]) -> dict[str, float]:
     """Largest relative difference of every rival from ours; an error if it computes something else."""
     errors = {}
@@ -246,7 +203,7 @@ def attention_rows(size: str, dtype: str) -> list[dict[str, Any]]:
     errors = differences(case, rivals)
     slow = {name: work for name, work in rivals.items() if "plain" in name}  # ten seconds each time
     quick = {name: work for name, work in rivals.items() if name not in slow}
-    times = seconds_in_turns(ours | quick | case.ceilings(), ROUNDS[size]) | seconds_in_turns(slow, 1)
+    times = interleaved_seconds(ours | quick | case.ceilings(), ROUNDS[size]) | interleaved_seconds(slow, 1)
 
     n, width = len(case.batch), DIM + 1
     operations = 2 * n * N_HEADS * width**2 + 4 * n * N_HEADS * N_KEYS * width
@@ -297,7 +254,7 @@ def mlp_rows(size: str, dtype: str) -> list[dict[str, Any]]:
 
     works: dict[str, Work] = {"ours": lambda: mlp_features(batch, weights, dtype=dtype), "plain": plain}
     error = float(np.abs(works["ours"]() - plain()).max())
-    times = seconds_in_turns(works | case.ceilings(), ROUNDS[size] // 2)
+    times = interleaved_seconds(works | case.ceilings(), ROUNDS[size] // 2)
     return [
         row(
             f"mlp_features, {dtype}",
@@ -315,16 +272,10 @@ def run(size: str, dtypes: Sequence[str] = tuple(TOLERANCE)) -> list[dict[str, A
     return [r for dtype in dtypes for r in (*attention_rows(size, dtype), *mlp_rows(size, dtype))]
 
 
-def show(rows: list[dict[str, Any]]) -> None:
-    print(f"{'':66s}{'ms':>9s}{'rival/ours':>12s}{'MiB':>8s}{'GEMM':>6s}  note")
-    for r in rows:
-        ratio = "" if r["ratio"] is None else f"{r['ratio']:.2f}"
-        peak = "" if r["peak_mib"] is None else f"{r['peak_mib']:.0f}"
-        share = "" if r["ceiling_share"] is None else f"{r['ceiling_share']:.0%}"
-        print(f"{r['name']:66s}{r['seconds'] * 1e3:9.1f}{ratio:>12s}{peak:>8s}{share:>6s}  {r['note']}")
-
-
 if __name__ == "__main__":
     sizes = [a for a in sys.argv[1:] if a in N_SETS] or ["paper"]
     dtypes = [a for a in sys.argv[1:] if a in TOLERANCE] or list(TOLERANCE)
-    show([r for size in sizes for r in run(size, dtypes)])
+    print(harness.header())
+    for size in sizes:
+        for result in run(size, dtypes):
+            print(harness.line(result))

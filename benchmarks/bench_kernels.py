@@ -10,15 +10,12 @@ bare loop, both measured here.
 
 from __future__ import annotations
 
-import os
 import sys
-import threading
-import time
-from collections.abc import Callable
-from typing import Any
 
+import harness
 import numpy as np
 import torch
+from harness import Row, gemm_rate, interleaved_seconds, peak_mib, row
 from scipy.special import ndtr, owens_t
 
 import keyhole as kh
@@ -29,7 +26,6 @@ SIZES = {"paper": 1000, "small": 100}
 """Sets; N = d = 16."""
 
 N_KEYS = DIM = 16
-Row = dict[str, Any]
 
 
 def sphere_tokens(n: int, seed: int = 0) -> np.ndarray:
@@ -126,58 +122,12 @@ def numpy_mlp(tokens: np.ndarray) -> np.ndarray:
 # --- measuring -------------------------------------------------------------------------------------------------------
 
 
-def seconds_in_turns(works: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """The best time of each, taken in turns so that a busy moment hits all alike; one warm-up each."""
-    best = dict.fromkeys(works, float("inf"))
-    for turn in range(rounds + 1):
-        for name, work in works.items():
-            start = time.perf_counter()
-            work()
-            if turn:
-                best[name] = min(best[name], time.perf_counter() - start)
-    return best
-
-
-def peak_mib(work: Callable[[], Any]) -> float | None:
-    """By how much the resident size rises while ``work`` runs, sampled every 2 ms; None where there is no /proc."""
-    if not os.path.exists("/proc/self/statm"):
-        return None
-    page = os.sysconf("SC_PAGE_SIZE")
-
-    def resident() -> int:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * page
-
-    before = highest = resident()
-    done = threading.Event()
-
-    def watch() -> None:
-        nonlocal highest
-        while not done.wait(0.002):
-            highest = max(highest, resident())
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        work()
-    finally:
-        done.set()
-        watcher.join()
-    return (highest - before) / 2**20
-
-
 def check_agreement(ours: np.ndarray, theirs: np.ndarray, allowed: float) -> str:
     """Say how far two matrices are apart, and raise if it is too far."""
     apart = float(np.max(np.abs(ours - theirs)) / np.max(np.abs(ours)))
     if apart > allowed:
         raise AssertionError(f"the numbers differ by {apart:.1e}, {allowed:.0e} allowed")
     return f"agrees to {apart:.0e}"
-
-
-def gemm_rate() -> float:
-    """Multiply-adds per second of a 2000³ product in float64."""
-    a = np.random.default_rng(0).standard_normal((2000, 2000))
-    return 2000**3 / seconds_in_turns({"gemm": lambda: a @ a}, rounds=3)["gemm"]
 
 
 def kappa_rate() -> float:
@@ -191,7 +141,7 @@ def kappa_rate() -> float:
         for _ in range(400):
             fill_relu_arc(buffer, 0, ones[:4], ones)
 
-    best = seconds_in_turns({"kappa": lambda: run_threads(work, buffers)}, rounds=3)["kappa"]
+    best = interleaved_seconds({"kappa": lambda: run_threads(work, buffers)}, repeat=3)["kappa"]
     return n_threads * 400 * 4096 / best
 
 
@@ -210,10 +160,6 @@ def key_pairs(sets: kh.SetBatch) -> float:
     return (len(sets.tokens) ** 2 + float(np.sum(sets.lengths**2))) / 2
 
 
-def row(name: str, seconds: float, ratio: float | None, peak: float | None, share: float | None, note: str) -> Row:
-    return {"name": name, "seconds": seconds, "ratio": ratio, "peak_mib": peak, "ceiling_share": share, "note": note}
-
-
 def run(size: str) -> list[Row]:
     """Measure all rows at one size."""
     n = SIZES[size]
@@ -229,11 +175,11 @@ def zero_mean_rows(n: int) -> list[Row]:
         "ragged": lambda: kh.attention_kernel(ragged),
         "torch": lambda: torch_gram(tokens),
     }
-    best = seconds_in_turns(works, rounds=5 if n > 500 else 20)
-    best |= seconds_in_turns({"numpy": lambda: numpy_gram(tokens)}, rounds=1 if n > 500 else 5)
+    best = interleaved_seconds(works, repeat=5 if n > 500 else 20)
+    best |= interleaved_seconds({"numpy": lambda: numpy_gram(tokens)}, repeat=1 if n > 500 else 5)
     ours = kh.attention_kernel(sets)
     pairs = key_pairs(sets)
-    products, kappas = gemm_rate(), kappa_rate()
+    products, kappas = gemm_rate("float64") / 2, kappa_rate()
     ceiling = pairs * (DIM + 1) / products + pairs / kappas
     per_pair = best["ours"] / pairs * 1e9
     ragged_cost = best["ragged"] / key_pairs(ragged) / (best["ours"] / pairs)
@@ -259,14 +205,14 @@ def biased_rows(n: int) -> list[Row]:
         "zero": lambda: kh.attention_kernel(sets),
         "some": lambda: kh.attention_kernel(some, law=law),
     }
-    best = seconds_in_turns(works, rounds=3 if n > 500 else 10)
-    best |= seconds_in_turns({"numpy": lambda: numpy_biased_gram(few)}, rounds=1)
+    best = interleaved_seconds(works, repeat=3 if n > 500 else 10)
+    best |= interleaved_seconds({"numpy": lambda: numpy_biased_gram(few)}, repeat=1)
     ours = kh.attention_kernel(some, law=law)
     np.fill_diagonal(ours, 0.0)
     pairs = 100_000
     rng = np.random.default_rng(0)
     h, k, rho = rng.normal(size=pairs), rng.normal(size=pairs), rng.uniform(-1, 1, pairs)
-    scalar = seconds_in_turns({"moment": lambda: gaussian_moment("relu", h, k, 1, 1, rho)}, rounds=3)["moment"]
+    scalar = interleaved_seconds({"moment": lambda: gaussian_moment("relu", h, k, 1, 1, rho)}, repeat=3)["moment"]
     agreement = check_agreement(ours, numpy_biased_gram(few), 1e-11)
     return [
         row("biased Gram, ours", best["biased"], None, peak_mib(works["biased"]), None,
@@ -282,7 +228,7 @@ def mlp_rows(n: int) -> list[Row]:
     tokens = sphere_tokens(n)
     sets = kh.SetBatch.from_tokens(tokens)
     works = {"ours": lambda: kh.mlp_kernel(sets), "numpy": lambda: numpy_mlp(tokens)}
-    best = seconds_in_turns(works, rounds=10)
+    best = interleaved_seconds(works, repeat=10)
     return [
         row("MLP Gram, ours", best["ours"], None, peak_mib(works["ours"]), None, ""),
         row("MLP Gram, NumPy", best["numpy"], best["numpy"] / best["ours"], peak_mib(works["numpy"]), None,
@@ -293,13 +239,9 @@ def mlp_rows(n: int) -> list[Row]:
 def main() -> None:
     for size in sys.argv[1:] or SIZES:
         print(f"\nkernels, {size}: n = {SIZES[size]}, d = N = {DIM}, {thread_count()} threads")
-        for r in run(size):
-            ratio = "" if r["ratio"] is None else f"{r['ratio']:.1f}×"
-            peak = "" if r["peak_mib"] is None else f"{r['peak_mib']:.0f} MiB"
-            share = "" if r["ceiling_share"] is None else f"{r['ceiling_share']:.0%}"
-            print(
-                f"  {r['name']:42}{r['seconds'] * 1e3:11.1f} ms{ratio:>9}{peak:>10}{share:>6}  {r['note']}", flush=True
-            )
+        print(harness.header())
+        for result in run(size):
+            print(harness.line(result), flush=True)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from harness import gemm_rate
 from sklearn.linear_model import Ridge, RidgeCV
 
 from keyhole.solvers import accumulate_gram, ridge_gram_fixed, ridge_gram_path
@@ -98,17 +99,6 @@ def _status(key: str) -> float:
         return next(int(line.split()[1]) / 1024 for line in handle if line.startswith(key))
 
 
-def gemm_rate(dtype: Any, n: int) -> float:
-    """Floating-point operations per second of a square product: the ceiling."""
-    a = np.random.default_rng(0).standard_normal((n, n)).astype(dtype)
-    times = []
-    for _ in range(3):
-        start = time.perf_counter()
-        a @ a
-        times.append(time.perf_counter() - start)
-    return 2 * n**3 / min(times)
-
-
 def relative(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.linalg.norm(a - b) / np.linalg.norm(b))
 
@@ -139,8 +129,7 @@ def run(size: str = "paper", repeats: int | None = None) -> list[dict[str, Any]]
             results[name], took, rise = peak_rss_of(call)
             seconds[name], peak[name] = min(seconds[name], took), max(peak[name], rise)
     notes = agreement(results)
-    order = min(n, 2000)
-    ceiling = {"float64": gemm_rate(np.float64, order), "float32": gemm_rate(np.float32, order)}
+    ceiling = {"float64": gemm_rate("float64"), "float32": gemm_rate("float32")}
     work = {"path": n * n * p + 8 * n**3 / 3, "fixed": n * n * p + 2 * n**3 / 3}
     rival = {"path": "RidgeCV float64", "fixed": "Ridge"}
     rows = []
