@@ -141,10 +141,8 @@ class CentralPath:
                 return math.inf
             barrier -= math.log(left)
         z = self.extended @ point[: self.n_linear].reshape(-1, self.n_outputs)
-        return (
-            float(self.problem.weights @ self.problem.loss.relaxed_value(self.problem.targets, z, self.mu))
-            + self.mu * barrier
-        )
+        losses = self.problem.loss.relaxed_value(self.problem.targets, z, self.mu)
+        return float(self.problem.weights @ losses) + self.mu * barrier
 
     def _newton(self, point: np.ndarray) -> tuple[np.ndarray, float]:
         """One damped Newton step, and the squared decrement before it in units of μ."""
