@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from keyhole.solvers.dual_gap import LOSSES
-from keyhole.solvers.intercept import monotone_root, weighted_quantile
+from keyhole.solvers.intercept import monotone_roots, weighted_quantile
 
 
 def column(*numbers):
@@ -88,13 +88,11 @@ def test_weighted_quantile_at_its_ends():
     assert weighted_quantile(points, weights, 1.0 + 1e-12) == 3.0  # 9 carries no weight
 
 
-def test_monotone_root_where_newton_fails():
-    def kinked(b):  # flat on both sides: Newton has no slope to follow
-        return (-1.0, 0.0) if b < 5 else (1.0, 0.0)
+def test_monotone_roots_where_newton_fails():
+    def slopes(b):
+        # flat on both sides: Newton has no slope to follow; arctan: Newton from far away runs off to infinity
+        values = np.array([-1.0 if b[0] < 5 else 1.0, math.atan(b[1] - 2.0), b[2]])
+        return values, np.array([0.0, 1.0 / (1.0 + (b[1] - 2.0) ** 2), 1.0])
 
-    assert monotone_root(kinked, 0.0, 1e-15) == pytest.approx(5.0)
-
-    def arctan(b):  # Newton from far away runs off to infinity
-        return math.atan(b - 2.0), 1.0 / (1.0 + (b - 2.0) ** 2)
-
-    assert monotone_root(arctan, 1e6, 1e-15) == pytest.approx(2.0)
+    roots = monotone_roots(slopes, np.array([0.0, 1e6, 0.0]), 1e-15)
+    np.testing.assert_allclose(roots, [5.0, 2.0, 0.0])

@@ -301,7 +301,9 @@ def test_stopping_early_warns_with_the_number_and_the_remedy(rng):
 
 
 def test_path_starts_each_fit_from_the_one_before(rng):
-    design, targets, _ = random_problem(rng, "huber", n=60, n_groups=40)
+    design, targets, _ = random_problem(
+        rng, "huber", n=60, n_groups=60
+    )  # too large for Newton steps, which start afresh
     radii = [(r, 2.0) for r in np.linspace(1.0, 4.0, 10)]
     path = norm_ball_path(design, targets, radii, group_size=5, tol=1e-7)
     alone = [fit_norm_ball(design, targets, group_size=5, group_radius=k, ball_radius=r, tol=1e-7) for k, r in radii]

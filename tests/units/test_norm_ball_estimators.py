@@ -245,7 +245,7 @@ def test_digits_as_sets_of_pixels():
         row, column = np.nonzero(image)
         pixels.append(np.column_stack([row / 3.5 - 1, column / 3.5 - 1, image[row, column] / 16]))
     X = kh.SetBatch(pixels)
-    model = kh.NormBallClassifier(24, random_state=0, n_folds=2, tol=0.05).fit(X[:140], labels[:140])
+    model = kh.NormBallClassifier(random_state=0).fit(X[:140], labels[:140])  # as it comes
     assert model.score(X[140:], labels[140:240]) > 0.8
 
 

@@ -20,9 +20,9 @@ from keyhole.layer import Samples, distinct_samples
 from keyhole.sets import SetBatch
 from keyhole.solvers.design import DenseDesign, StreamedDesign
 from keyhole.solvers.dual_gap import LOSSES
-from keyhole.solvers.norm_ball import NormBall, NormBallFit, Setup, check_problem
+from keyhole.solvers.norm_ball import NormBall, NormBallFit, Setup, check_problem, minimise_over_ball
 from keyhole.solvers.projection import group_norms, norm_ball_support
-from keyhole.solvers.working_set import OBJECTIVE_FLOOR, Solution, minimise
+from keyhole.solvers.working_set import OBJECTIVE_FLOOR, Solution
 
 CHOOSING_TOL = 2e-2
 """Fits that only serve to compare radii have gaps of this share of the held-out loss; so close, radii are equal."""
@@ -244,20 +244,9 @@ def solve(
     A solver that believes itself at the end of its digits is started afresh from where it stopped, for as long
     as that lowers the gap by a tenth.
     """
-    ball = NormBall(*radii)
-    problem = setup.problem(ball)
     values, n_iter, gap = start, 0, math.inf
     while True:
-        inside = ball.prox(problem.grouped(values), 1.0).reshape(values.shape)
-        solution = minimise(
-            problem,
-            setup.design,
-            inside,
-            tol=tol,
-            max_iter=max_iter - n_iter,
-            dtype=setup.dtype,
-            memory_budget=memory_budget,
-        )
+        solution = minimise_over_ball(setup, NormBall(*radii), values, tol, max_iter - n_iter, memory_budget)
         values, n_iter = solution.values, n_iter + solution.n_iter
         if solution.converged or n_iter >= max_iter or solution.certificate.gap > 0.9 * gap:
             return replace(solution, n_iter=n_iter)

@@ -44,9 +44,8 @@ class AcceleratedDescent:
     ----------
     values, predictions, intercept
         The current v, Φv and best b.
-    dual, scores
-        The gradient of the loss at the last extrapolated point, a dual point, and the group norms of Φᵀ(w
-        dual).
+    dual
+        The gradient of the loss at the last extrapolated point: a dual point.
     """
 
     def __init__(
@@ -61,28 +60,30 @@ class AcceleratedDescent:
         self.columns = columns
         self.values = self._last_values = values
         self.predictions = self._last_predictions = columns.matvec(values)
-        self.intercept = problem.best_intercept(self.predictions, intercept)
-        self.dual = problem.dual_point(self.predictions, self.intercept)
-        gradient = columns.rmatvec(problem.weighted(self.dual))
-        self.scores = group_norms(problem.grouped(gradient))
-        self.curvature = curvature or self._curvature_along(gradient)
+        self.intercept, self.dual = problem.settle(self.predictions, intercept)
+        self._weights = problem.weights[:, None]
+        self._groups = (values.shape[0] // problem.group_size, -1)
+        self._gradient = columns.rmatvec(self._weights * self.dual)
+        self.curvature = curvature or self._curvature_along(self._gradient)
         self._momentum = 1.0
         precision = columns.array.dtype if isinstance(columns, WorkingColumns) else np.dtype(np.float64)
         self._noise = 8.0 * float(np.finfo(precision).eps)
 
+    @property
+    def scores(self) -> Float[np.ndarray, " m"]:
+        """The group norms of Φᵀ(w dual)."""
+        return group_norms(self.problem.grouped(self._gradient))
+
     def advance(self) -> None:
         """One iteration."""
-        problem = self.problem
         momentum = 0.5 * (1.0 + math.sqrt(1.0 + 4.0 * self._momentum**2))
         push = (self._momentum - 1.0) / momentum
         ahead = self.values + push * (self.values - self._last_values)
         ahead_predictions = self.predictions + push * (self.predictions - self._last_predictions)
-        intercept = problem.best_intercept(ahead_predictions, self.intercept)
-        self.dual = problem.dual_point(ahead_predictions, intercept)
-        gradient = self.columns.rmatvec(problem.weighted(self.dual))
-        self.scores = group_norms(problem.grouped(gradient))
+        _, self.dual = self.problem.settle(ahead_predictions, self.intercept)
+        self._gradient = self.columns.rmatvec(self._weights * self.dual)
 
-        values, predictions = self._step(ahead, ahead_predictions, gradient)
+        values, predictions = self._step(ahead, ahead_predictions, self._gradient)
         if float(np.vdot(ahead - values, values - self.values)) > 0.0:
             momentum = 1.0
         self._last_values, self._last_predictions = self.values, self.predictions
@@ -97,18 +98,18 @@ class AcceleratedDescent:
         """The proximal gradient step from ``start`` with the largest step that passes the curvature test."""
         problem = self.problem
         while True:
-            grouped = problem.grouped(start - gradient / self.curvature)
+            grouped = (start - gradient / self.curvature).reshape(self._groups)
             values = problem.regulariser.prox(grouped, 1.0 / self.curvature).reshape(start.shape)
             move = values - start
             reached = self.columns.matvec(values)
             change = reached - predictions
-            self.intercept = problem.best_intercept(reached, self.intercept)
-            turn = problem.weighted(problem.dual_point(reached, self.intercept) - self.dual)
+            self.intercept, dual = problem.settle(reached, self.intercept)
+            turn = self._weights * (dual - self.dual)
             bend = float(np.vdot(turn, change))
             size = float(np.vdot(move, move))
             # what rounding in the products alone could add to `bend`
             allowance = self._noise * float(np.linalg.norm(turn) * np.linalg.norm(reached))
-            if bend <= self.curvature * size + allowance:
+            if bend <= self.curvature * size + allowance or size == 0.0:
                 # where rounding decided the test, it says nothing about longer steps
                 self.curvature *= RELAX if bend > allowance else 1.0
                 return values, reached

@@ -192,11 +192,15 @@ class WorkingColumns:
 
     def matvec(self, values: Float[np.ndarray, "q t"]) -> Float[np.ndarray, "n t"]:
         """Φ v."""
-        return product(self.array, values.astype(self.array.dtype, copy=False)).astype(np.float64, copy=False)
+        own = values.astype(self.array.dtype, copy=False)
+        image = (self.array @ own[:, 0])[:, None] if own.shape[1] == 1 else self.array @ own
+        return image.astype(np.float64, copy=False)
 
     def rmatvec(self, residuals: Float[np.ndarray, "n t"]) -> Float[np.ndarray, "q t"]:
         """Φᵀ r."""
-        return product(self.array.T, residuals.astype(self.array.dtype, copy=False)).astype(np.float64, copy=False)
+        own = residuals.astype(self.array.dtype, copy=False)
+        image = (own[:, 0] @ self.array)[:, None] if own.shape[1] == 1 else self.array.T @ own
+        return image.astype(np.float64, copy=False)
 
 
 def product(matrix: Float[np.ndarray, "a b"], columns: Float[np.ndarray, "b t"]) -> Float[np.ndarray, "a t"]:

@@ -110,6 +110,11 @@ class Problem:
         """The gradient of the loss: in the domain of ℓ*, and balanced if ``intercept`` is the best one."""
         return self.loss.gradient(self.targets, predictions + intercept)
 
+    def settle(self, predictions: Samples, start: Outputs) -> tuple[Outputs, Samples]:
+        """The best intercept for Φv = ``predictions``, and the gradient of the loss there."""
+        intercept = self.best_intercept(predictions, start)
+        return intercept, self.loss.gradient(self.targets, predictions + intercept)
+
     def feasible(self, dual: Samples) -> Samples:
         """``dual`` made to satisfy Σ_i w_i a_i = 0 if an intercept is free."""
         return self.loss.balanced(self.targets, dual, self.weights) if self.fit_intercept else dual

@@ -12,20 +12,23 @@ MAX_STEPS = 200
 """Guarded Newton steps; bisection alone needs about 60 once both ends are known."""
 
 
-def monotone_root(derivatives: Callable[[float], tuple[float, float]], start: float, tolerance: float) -> float:
-    """The root of a nondecreasing function by Newton steps, guarded by a bracket that only shrinks.
+def monotone_roots(
+    derivatives: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]], start: Float[np.ndarray, " t"], tolerance: float
+) -> Float[np.ndarray, " t"]:
+    """The roots of t nondecreasing functions by Newton steps, each guarded by a bracket that only shrinks.
 
     Parameters
     ----------
     derivatives : callable
-        b → (function, its derivative). The function must change sign.
-    start : float
+        b (t,) → (functions (t,), their derivatives (t,)); function k depends on b_k alone and must change sign.
+        All are evaluated together: a call costs more than the arithmetic when samples are few.
+    start : array (t,)
     tolerance : float
         A value of the function that is zero to rounding.
 
     Returns
     -------
-    float
+    array (t,)
         Where |function| ≤ tolerance, or where the bracket cannot be cut further.
 
     Notes
@@ -36,30 +39,38 @@ def monotone_root(derivatives: Callable[[float], tuple[float, float]], start: fl
 
     Examples
     --------
-    >>> monotone_root(lambda b: (b**3 - 8, 3 * b**2), start=1.0, tolerance=1e-14)
-    2.0
+    >>> import numpy as np
+    >>> monotone_roots(lambda b: (b**3 - [8, 27], 3 * b**2), start=np.ones(2), tolerance=1e-14)
+    array([2., 3.])
     """
-    b, low, high, last = start, -math.inf, math.inf, math.inf
-    reach = max(1.0, abs(start))
+    roots = start.tolist()
+    found = [False] * len(roots)
+    low, high, last = [-math.inf] * len(roots), [math.inf] * len(roots), [math.inf] * len(roots)
+    reach = [max(1.0, abs(b)) for b in roots]
     for _ in range(MAX_STEPS):
-        value, slope = derivatives(b)
-        if abs(value) <= tolerance:
+        values, slopes = derivatives(np.array(roots))
+        for k, (value, slope) in enumerate(zip(values.tolist(), slopes.tolist(), strict=True)):
+            if found[k]:
+                continue
+            b = roots[k]
+            if value < 0.0:
+                low[k] = b
+            else:
+                high[k] = b
+            if abs(value) <= tolerance or math.nextafter(low[k], math.inf) >= high[k]:
+                found[k] = True
+                continue
+            newton = b - value / slope if slope > 0.0 else math.nan
+            if low[k] < newton < high[k] and abs(value) <= 0.5 * last[k]:
+                roots[k], last[k] = newton, abs(value)
+            elif math.isfinite(low[k]) and math.isfinite(high[k]):
+                roots[k], last[k] = 0.5 * (low[k] + high[k]), math.inf
+            else:
+                roots[k], last[k] = b - math.copysign(reach[k], value), math.inf
+                reach[k] *= 2.0
+        if all(found):
             break
-        if value < 0.0:
-            low = b
-        else:
-            high = b
-        if math.nextafter(low, math.inf) >= high:
-            break
-        newton = b - value / slope if slope > 0.0 else math.nan
-        if low < newton < high and abs(value) <= 0.5 * last:
-            b, last = newton, abs(value)
-        elif math.isfinite(low) and math.isfinite(high):
-            b, last = 0.5 * (low + high), math.inf
-        else:
-            b, last = b - math.copysign(reach, value), math.inf
-            reach *= 2.0
-    return b
+    return np.array(roots)
 
 
 def weighted_quantile(points: Float[np.ndarray, " n"], weights: Float[np.ndarray, " n"], level: float) -> float:

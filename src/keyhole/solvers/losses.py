@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from functools import partial
 
 import numpy as np
 from jaxtyping import Float
 from scipy.special import entr, expit
 
-from keyhole.solvers.intercept import monotone_root, weighted_quantile
+from keyhole.solvers.intercept import monotone_roots, weighted_quantile
 
 Samples = Float[np.ndarray, "n t"]
 PerSample = Float[np.ndarray, " n"]
@@ -63,6 +62,17 @@ class Loss(ABC):
     def conjugate(self, y: Samples, dual: Samples) -> PerSample:
         """ℓ*(y, dual) of each sample, summed over outputs; inf outside the domain."""
 
+    def relaxed_value(self, y: Samples, z: Samples, mu: float) -> PerSample:
+        """A smooth loss within O(mu) of ℓ, for Newton's method; ℓ itself unless it has a kink."""
+        return self.value(y, z)
+
+    @abstractmethod
+    def relaxed_derivatives(self, y: Samples, z: Samples, mu: float) -> tuple[Samples, np.ndarray]:
+        """The gradient of `relaxed_value`, in the domain of the conjugate, and its second derivative or a bound on it.
+
+        The latter is (n, t), or (n, t, t) where outputs are coupled.
+        """
+
     @abstractmethod
     def best_intercept(self, y: Samples, z: Samples, weights: PerSample, start: Outputs) -> Outputs:
         """A minimiser b of Σ_i weights_i ℓ(y_i, z_i + b), to rounding."""
@@ -82,27 +92,18 @@ class ScalarLoss(Loss):
     def curvature(self, y: Samples, z: Samples) -> Samples:
         """The second derivative in z (one of them, where the gradient has a corner)."""
 
-    def mean_derivatives(self, y: Samples, z: Samples, weights: PerSample) -> tuple[float, float]:
-        """Weighted sums of the first and of the second derivative, over samples and outputs."""
-        slope, bend = weights @ self.gradient(y, z), weights @ self.curvature(y, z)
-        return float(slope.sum()), float(bend.sum())
+    def relaxed_derivatives(self, y: Samples, z: Samples, mu: float) -> tuple[Samples, np.ndarray]:
+        """The derivatives of ℓ."""
+        return self.gradient(y, z), self.curvature(y, z)
 
-    def _derivatives_at(self, y: Samples, z: Samples, weights: PerSample, shift: float) -> tuple[float, float]:
-        return self.mean_derivatives(y, z + shift, weights)
-
-    def column(self, output: int) -> ScalarLoss:
-        """The loss of one output by itself."""
-        return self
+    def mean_derivatives(self, y: Samples, z: Samples, weights: PerSample) -> tuple[Outputs, Outputs]:
+        """Weighted sums over samples of the first and of the second derivative, of each output."""
+        return weights @ self.gradient(y, z), weights @ self.curvature(y, z)
 
     def best_intercept(self, y: Samples, z: Samples, weights: PerSample, start: Outputs) -> Outputs:
         """The root of the monotone derivative of Σ_i weights_i ℓ(y_i, z_i + b), by guarded Newton steps."""
         tolerance = ROUNDING * float(weights.sum()) * min(self.lipschitz, 1.0)
-        best = np.empty(y.shape[1])
-        for k in range(y.shape[1]):
-            one = slice(k, k + 1)
-            derivatives = partial(self.column(k)._derivatives_at, y[:, one], z[:, one], weights)
-            best[k] = monotone_root(derivatives, float(start[k]), tolerance)
-        return best
+        return monotone_roots(lambda b: self.mean_derivatives(y, z + b, weights), start, tolerance)
 
     def balanced(self, y: Samples, dual: Samples, weights: PerSample) -> Samples:
         """Shrink the heavier sign of each output until both weigh the same: 0 is inside the domain."""
@@ -149,6 +150,21 @@ class KinkedLoss(ScalarLoss):
         """Move down the slope by ``step`` times its size, but not beyond the kink."""
         low, high = self.slopes(y)
         return np.where(z > y, np.maximum(z - step * high, y), np.minimum(z - step * low, y))
+
+    def relaxed_value(self, y: Samples, z: Samples, mu: float) -> PerSample:
+        """The maximum over slopes a of a·(z − y) + mu·log((a − low)(high − a)), up to a constant."""
+        low, high = self.slopes(y)
+        half = 0.5 * (high - low) * (z - y)
+        reach = mu + np.hypot(mu, half)
+        return (0.5 * (low + high) * (z - y) + reach - mu * np.log(2.0 * mu * reach)).sum(axis=1)
+
+    def relaxed_derivatives(self, y: Samples, z: Samples, mu: float) -> tuple[Samples, np.ndarray]:
+        """The maximiser a, strictly between the slopes, and how fast it turns."""
+        low, high = self.slopes(y)
+        width = 0.5 * (high - low)
+        half = width * (z - y)
+        root = np.hypot(mu, half)
+        return 0.5 * (low + high) + width * half / (mu + root), np.square(width) * mu / ((mu + root) * root)
 
     def conjugate_prox(self, y: Samples, dual: Samples, step: float) -> Samples:
         """Subtract step · y, then clip to the slopes."""
@@ -232,6 +248,17 @@ class Huber(ResidualLoss):
         """One where |r| < 1, zero beyond."""
         return (np.abs(z - y) < 1.0).astype(z.dtype)
 
+    def mean_derivatives(self, y: Samples, z: Samples, weights: PerSample) -> tuple[Outputs, Outputs]:
+        """Weighted sums of the clipped residuals and of the ones that are not."""
+        residual = z - y
+        core = residual.clip(-1.0, 1.0)
+        return weights @ core, weights @ (core == residual)
+
+    def relaxed_derivatives(self, y: Samples, z: Samples, mu: float) -> tuple[Samples, np.ndarray]:
+        """Beyond the corner a tenth of the curvature of the best parabola above, so that no direction is flat."""
+        size = np.abs(z - y)
+        return self.gradient(y, z), np.where(size < 1.0, 1.0, 0.1 / np.maximum(size, 1.0))
+
     def conjugate(self, y: Samples, dual: Samples) -> PerSample:
         """a·y + a²/2 for |a| ≤ 1."""
         return _inside(np.abs(dual) - 1.0, dual * (y + 0.5 * dual))
@@ -310,6 +337,11 @@ class Logistic(ScalarLoss):
     def curvature(self, y: Samples, z: Samples) -> Samples:
         """p(1 − p) with p = 1/(1 + exp(−z))."""
         return expit(z) * expit(-z)
+
+    def mean_derivatives(self, y: Samples, z: Samples, weights: PerSample) -> tuple[Outputs, Outputs]:
+        """Weighted sums of −y q and of q (1 − q), with q = 1/(1 + exp(y z)) found once for both."""
+        q = expit(-y * z)
+        return weights @ (-y * q), weights @ (q * (1.0 - q))
 
     def conjugate(self, y: Samples, dual: Samples) -> PerSample:
         """−H(q), the binary entropy of q = −y·a in [0, 1], with a minus sign."""

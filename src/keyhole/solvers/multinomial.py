@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from scipy.special import entr, logsumexp, softmax
+from scipy.special import entr
 
 from keyhole.solvers.losses import DOMAIN_SLACK, Loss, Outputs, PerSample, Samples
 
@@ -55,11 +55,17 @@ class Multinomial(Loss):
 
     def value(self, y: Samples, z: Samples) -> PerSample:
         """The loss log Σ_k exp z_k − <y, z>, without overflow."""
-        return logsumexp(z, axis=1) - (y * z).sum(axis=1)
+        top = z.max(axis=1)
+        return top + np.log(np.exp(z - top[:, None]).sum(axis=1)) - (y * z).sum(axis=1)
 
     def gradient(self, y: Samples, z: Samples) -> Samples:
         """softmax(z) − y."""
-        return softmax(z, axis=1) - y
+        return _softmax(z) - y
+
+    def relaxed_derivatives(self, y: Samples, z: Samples, mu: float) -> tuple[Samples, np.ndarray]:
+        """softmax(z) − y and diag(q) − q qᵀ, with q = softmax(z)."""
+        q = _softmax(z)
+        return q - y, q[:, :, None] * (np.eye(q.shape[1]) - q[:, None, :])
 
     def conjugate(self, y: Samples, dual: Samples) -> PerSample:
         """−H(q), the entropy of q = dual + y on the simplex, with a minus sign."""
@@ -76,7 +82,7 @@ class Multinomial(Loss):
         b = start - start.mean()
         last = math.inf
         for _ in range(MAX_STEPS):
-            q = softmax(z + b, axis=1)
+            q = _softmax(z + b)
             slope = weights @ (q - y)
             size = float(np.abs(slope).max())
             if size <= ROUNDING:
@@ -120,3 +126,10 @@ class Multinomial(Loss):
         if share <= 0.0 or missing == 0.0:
             return q - y
         return (1.0 - share) * q + (share / missing) * constant - y
+
+
+def _softmax(z: Samples) -> Samples:
+    """exp z_k / Σ_j exp z_j of every row, without overflow."""
+    weights = np.exp(z - z.max(axis=1, keepdims=True))
+    weights /= weights.sum(axis=1, keepdims=True)
+    return weights

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,10 +18,12 @@ from jaxtyping import Bool, Float
 
 from keyhole._array import MEMORY_BUDGET
 from keyhole._checks import check_choice, check_count, check_finite, check_float_array, check_number
-from keyhole.solvers.design import Design, check_design
-from keyhole.solvers.dual_gap import LOSSES, Problem
+from keyhole.solvers.central_path import CentralPath, suits_newton
+from keyhole.solvers.design import Design, SelectableDesign, check_design
+from keyhole.solvers.dual_gap import LOSSES, Problem, certify
+from keyhole.solvers.losses import Samples
 from keyhole.solvers.projection import group_norms, norm_ball_support, project_norm_ball
-from keyhole.solvers.working_set import Solution, SolverWarning, minimise, warn_if_short
+from keyhole.solvers.working_set import Solution, SolverWarning, minimise, null_model, warn_if_short
 
 __all__ = ["NormBall", "NormBallFit", "SolverWarning", "fit_norm_ball", "norm_ball_path"]
 
@@ -69,7 +71,8 @@ class NormBallFit:
     duality_gap : float
         At least objective − minimum, and at least 0.
     n_iter : int
-        Iterations; each is one product with the columns at hand and one with their transpose.
+        Iterations; each is one product with the columns at hand and one with their transpose, or one Newton
+        step where the problem is small.
     converged : bool
         Whether the gap is as small as asked.
     active : array (M,) of bool
@@ -150,7 +153,8 @@ def fit_norm_ball(
     Accelerated projected gradient with restarts and steps that follow the curvature, the intercept minimised
     out, on a working set of groups; losses with kinks by the proximal point method on the dual. See
     `AcceleratedDescent`, `Smoothed` and `minimise`. An iteration costs 4·n·q flops for q columns in the
-    working set.
+    working set. Small problems (some 250 unknowns) take a few dozen Newton steps instead, which do not mind
+    badly scaled columns and need no start: see `CentralPath`.
 
     Examples
     --------
@@ -225,21 +229,67 @@ def _fit_path(
     fits = []
     for group_radius, ball_radius in radii:
         ball = NormBall(*check_radii(group_radius, ball_radius))
-        problem = setup.problem(ball)
-        inside = ball.prox(problem.grouped(values), 1.0).reshape(values.shape)
-        solution = minimise(
-            problem,
-            setup.design,
-            inside,
-            tol=tol,
-            max_iter=max_iter,
-            dtype=setup.dtype,
-            memory_budget=memory_budget,
-        )
+        solution = minimise_over_ball(setup, ball, values, tol, max_iter, memory_budget)
         warn_if_short(solution, tol, max_iter, setup.dtype, stacklevel=4)
         values = solution.values
         fits.append(NormBallFit(**setup.fields(solution)))
     return tuple(fits)
+
+
+def minimise_over_ball(
+    setup: Setup, ball: NormBall, start: Float[np.ndarray, "p t"], tol: float, max_iter: int, memory_budget: int
+) -> Solution:
+    """Minimise over one ball: gradient steps from ``start`` projected onto it, or Newton steps if it is small.
+
+    Whatever the Newton steps leave to do, e.g. because rounding stopped them, gradient steps take up.
+    """
+    problem, dual, n_iter = setup.problem(ball), None, 0
+    inside = ball.prox(problem.grouped(start), 1.0).reshape(start.shape)
+    if _suits_newton(setup, ball, memory_budget):
+        inside, dual, n_iter = _newton_start(setup, ball, tol, max_iter)
+    options: dict[str, Any] = {"dtype": setup.dtype, "memory_budget": memory_budget}
+    solution = minimise(problem, setup.design, inside, dual=dual, tol=tol, max_iter=max_iter - n_iter, **options)
+    return replace(solution, n_iter=solution.n_iter + n_iter)
+
+
+def _suits_newton(setup: Setup, ball: NormBall, memory_budget: int) -> bool:
+    (n, p), outputs = setup.design.shape, setup.targets.shape[1]
+    fits = 4 * 8 * n * (p + 1) * outputs <= memory_budget
+    bounded = ball.group_radius > 0 and ball.ball_radius > 0
+    small = suits_newton(n, p, outputs, p // setup.group_size)
+    return fits and bounded and small and isinstance(setup.design, SelectableDesign)
+
+
+def _newton_start(
+    setup: Setup, ball: NormBall, tol: float, max_iter: int
+) -> tuple[Float[np.ndarray, "p t"], Samples | None, int]:
+    """Values and a dual point at the end of the central path, without the groups that the dual point rules out.
+
+    All groups are nonzero on the path. If the gap is too large without those, the path is followed further:
+    they shrink in proportion.
+    """
+    problem, design = setup.problem(ball), setup.design
+    assert isinstance(design, SelectableDesign)
+    constant, null, floor = null_model(problem)
+    values = np.zeros((design.shape[1], setup.targets.shape[1]))
+    if null <= floor:
+        return values, None, 0
+    columns = design.take(np.arange(design.shape[1] // setup.group_size)).astype(np.float64, copy=False)
+    path = CentralPath(problem, columns, (ball.group_radius, ball.ball_radius), constant, null)
+    dual, n_iter = None, 0
+    for closer in (1.0, 0.1, 0.01):
+        point = path.follow(closer * tol, floor, max_iter - n_iter)
+        n_iter, dual = n_iter + point.n_iter, point.dual
+        whole = certify(problem, design, point.values, dual, constant)
+        grouped, threshold = problem.grouped(point.values), ball.threshold(whole.scores)
+        norms = group_norms(grouped)
+        # on the path norm times slack is about μ for every group: the smaller of the two, as a share, is zero
+        kept = norms * threshold >= norms.sum() * (threshold - whole.scores)
+        values = (grouped * kept[:, None]).reshape(point.values.shape)
+        best = certify(problem, design, values, dual, constant)
+        if best.gap <= tol * max(best.objective, floor) or n_iter >= max_iter:
+            break
+    return values, dual, n_iter
 
 
 def check_radii(group_radius: float, ball_radius: float) -> tuple[float, float]:

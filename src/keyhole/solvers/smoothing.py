@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from keyhole.solvers.losses import KinkedLoss, PerSample, Samples, ScalarLoss
+from keyhole.solvers.losses import KinkedLoss, Outputs, PerSample, Samples, ScalarLoss
 
 
 class Smoothed(ScalarLoss):
@@ -62,18 +62,11 @@ class Smoothed(ScalarLoss):
         dual = self.gradient(y, z)
         return ((dual > self._low) & (dual < self._high)) / self.width
 
-    def mean_derivatives(self, y: Samples, z: Samples, weights: PerSample) -> tuple[float, float]:
+    def mean_derivatives(self, y: Samples, z: Samples, weights: PerSample) -> tuple[Outputs, Outputs]:
         """Weighted sums of the first and of the second derivative; the maximiser is found once for both."""
-        dual = np.clip(self.centre + (z - y) / self.width, self._low, self._high)
-        inside = weights @ ((dual > self._low) & (dual < self._high))
-        return float((weights @ dual).sum()), float(inside.sum()) / self.width
-
-    def column(self, output: int) -> ScalarLoss:
-        """The loss of one output by itself."""
-        if self.centre.shape[1] == 1:
-            return self
-        one = slice(output, output + 1)
-        return Smoothed(self.base, self.targets[:, one], self.width, self.centre[:, one])
+        free = self.centre + (z - y) / self.width
+        dual = free.clip(self._low, self._high)
+        return weights @ dual, (weights @ (dual == free)) / self.width
 
     def conjugate(self, y: Samples, dual: Samples) -> PerSample:
         """ℓ*(y, a) + μ (a − c)²/2."""

@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float
 from keyhole.solvers.descent import FIRST_WIDTH, Descent, Start, begin_descent
 from keyhole.solvers.design import ColumnBuffer, DenseDesign, Design, SelectableDesign, WorkingColumns
 from keyhole.solvers.dual_gap import Certificate, Problem, certify
+from keyhole.solvers.losses import Samples
 from keyhole.solvers.projection import group_norms
 
 OBJECTIVE_FLOOR = 1e-3
@@ -123,6 +124,7 @@ def minimise(
     design: Design,
     start: Float[np.ndarray, "p t"],
     *,
+    dual: Samples | None = None,
     tol: float,
     max_iter: int,
     dtype: np.dtype,
@@ -136,6 +138,8 @@ def minimise(
     design : Design
     start : array (p, t)
         A value of the proximal map, e.g. zeros.
+    dual : array (n, t), optional
+        A dual point to start from; the gradient of the loss at ``start`` by default.
     tol, max_iter
         When to stop.
     dtype : dtype
@@ -143,8 +147,8 @@ def minimise(
     memory_budget : int
         Bytes that the copied columns may take; a larger working set is streamed from the design instead.
     """
-    constant, null, floor = _best_constant(problem)
-    best = certify(problem, design, start, None, constant)
+    constant, null, floor = null_model(problem)
+    best = certify(problem, design, start, dual, constant)
     working = WorkingSet(problem, design, dtype, memory_budget)
     values, curvature, width = start, 0.0, FIRST_WIDTH * max(null, floor)
     spare, expected, n_iter, idle, exhausted = SPARE_GROUPS, SHORT_STAGE, 0, 0, False
@@ -198,7 +202,7 @@ def warn_if_short(solution: Solution, tol: float, max_iter: int, dtype: np.dtype
     )
 
 
-def _best_constant(problem: Problem) -> tuple[Float[np.ndarray, " t"], float, float]:
+def null_model(problem: Problem) -> tuple[Float[np.ndarray, " t"], float, float]:
     """The best intercept without values, its loss, and the floor below which a relative gap means nothing."""
     nothing = np.zeros_like(problem.targets)
     constant = problem.best_intercept(nothing, np.zeros(problem.targets.shape[1]))
