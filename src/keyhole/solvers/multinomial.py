@@ -55,8 +55,9 @@ class Multinomial(Loss):
 
     def value(self, y: Samples, z: Samples) -> PerSample:
         """The loss log Σ_k exp z_k − <y, z>, without overflow."""
-        top = z.max(axis=1)
-        return top + np.log(np.exp(z - top[:, None]).sum(axis=1)) - (y * z).sum(axis=1)
+        by_class = np.ascontiguousarray(z.T)
+        top = by_class.max(axis=0)
+        return top + np.log(np.exp(by_class - top).sum(axis=0)) - np.einsum("nt,nt->n", y, z)
 
     def gradient(self, y: Samples, z: Samples) -> Samples:
         """softmax(z) − y."""
@@ -105,7 +106,10 @@ class Multinomial(Loss):
         """H⁻¹ slope for the Hessian H = Σ_i weights_i (diag(q_i) − q_i q_iᵀ), on vectors that sum to zero."""
         # H takes constant vectors to zero: the rank-one term makes it definite there and is zero elsewhere
         hessian = np.diag(weights @ q) - (q * weights[:, None]).T @ q + 1.0 / q.shape[1]
-        step = np.linalg.lstsq(hessian, slope, rcond=None)[0]
+        try:
+            step = np.linalg.solve(hessian, slope)
+        except np.linalg.LinAlgError:  # a class that no sample is in any doubt about
+            step = np.linalg.lstsq(hessian, slope, rcond=None)[0]
         return np.asarray(step - step.mean())
 
     def balanced(self, y: Samples, dual: Samples, weights: PerSample) -> Samples:
@@ -130,6 +134,9 @@ class Multinomial(Loss):
 
 def _softmax(z: Samples) -> Samples:
     """exp z_k / Σ_j exp z_j of every row, without overflow."""
-    weights = np.exp(z - z.max(axis=1, keepdims=True))
-    weights /= weights.sum(axis=1, keepdims=True)
-    return weights
+    # classes first: sums over a few adjacent numbers take five times as long as sums of whole rows
+    weights = np.array(z.T, order="C")
+    weights -= weights.max(axis=0)
+    np.exp(weights, out=weights)
+    weights /= weights.sum(axis=0)
+    return weights.T
