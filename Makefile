@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 OUT ?= out
 
-.PHONY: run test test-slow lint bench clean help
+.PHONY: run test test-slow lint bench docs clean help
 
 run: $(VENV)/.core  ## fit attention with finite and infinite heads and an MLP on one target of each family; print and draw
 	$(BIN)/keyhole compare --out $(OUT)/compare
@@ -23,6 +23,10 @@ lint: $(VENV)/.lint  ## ruff and mypy --strict
 
 bench: $(VENV)/.bench  ## every hot path beside its rivals, in one run
 	$(BIN)/python benchmarks/run.py
+
+docs: $(VENV)/.docs  ## these pages as HTML, in out/docs
+	$(BIN)/sphinx-build -q -W --keep-going -b html docs $(OUT)/docs
+	@echo "wrote $(OUT)/docs/index.html"
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -47,4 +51,8 @@ $(VENV)/.lint: $(VENV)/.test
 
 $(VENV)/.bench: $(VENV)/.core
 	$(PIP) -e ".[bench]"
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.core
+	$(PIP) -e ".[docs]"
 	@touch $@
