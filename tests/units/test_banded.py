@@ -30,6 +30,17 @@ def test_the_form_is_the_matrix(matrix):
     assert not np.tril(band, -2 * WIDTH).any()
 
 
+def test_threads_change_no_bit(rng, monkeypatch):
+    design = rng.standard_normal((700, 700))
+    matrix, y = np.asfortranarray(design @ design.T), rng.standard_normal((700, 1))
+    found = []
+    for threads in ("1", "2", "3"):
+        monkeypatch.setenv("OMP_NUM_THREADS", threads)
+        sweep = BandedSweep.of(to_band(matrix.copy(order="F"), None, np.float64), y)
+        found.append((sweep.complements(ALPHAS), sweep.form.basis))
+    assert all(np.array_equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
+
+
 def test_only_the_lower_triangle_is_read(matrix, rng):
     noisy = np.asfortranarray(np.tril(matrix) + np.triu(rng.standard_normal(matrix.shape), 1))
     form, plain = to_band(noisy, None, np.float64), to_band(matrix.copy(order="F"), None, np.float64)

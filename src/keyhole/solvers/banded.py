@@ -28,6 +28,9 @@ WIDTH = 48
 TILE = 256
 """Columns that one product of the reduction takes: stays in cache between its two uses."""
 
+PARTS = 4
+"""Into which a product of the reduction is cut. A fixed number, so that sums do not depend on the number of threads."""
+
 ROWS = 128
 """Samples that one thread carries through the sweep at a time."""
 
@@ -149,18 +152,18 @@ def _panel(panel: Float[np.ndarray, "r b"]) -> tuple[np.ndarray, np.ndarray, np.
 
 def _symmetric_product(a: Float[np.ndarray, "r r"], vectors: Float[np.ndarray, "r b"]) -> Float[np.ndarray, "r b"]:
     """A V from the lower triangle of A, tile of columns by tile."""
-    totals = [np.zeros_like(vectors) for _ in range(thread_count())]
+    totals = [np.zeros_like(vectors) for _ in range(PARTS)]
 
     def work(i: int) -> None:
         total = totals[i]
-        for columns in _dealt(len(a), i, len(totals)):
+        for columns in _dealt(len(a), i):
             multiply_symmetric(total[columns], a[columns, columns], vectors[columns])
             if columns.stop < len(a):
                 below = a[columns.stop :, columns]
                 multiply_add(total[columns.stop :], below, vectors[columns])
                 multiply_add(total[columns], below, vectors[columns.stop :], trans="TN")
 
-    run_threads(work, range(len(totals)))
+    run_threads(work, range(PARTS))
     for other in totals[1:]:
         totals[0] += other
     return totals[0]
@@ -169,25 +172,19 @@ def _symmetric_product(a: Float[np.ndarray, "r r"], vectors: Float[np.ndarray, "
 def _rank_two_update(a: Float[np.ndarray, "r r"], v: Float[np.ndarray, "r b"], w: Float[np.ndarray, "r b"]) -> None:
     """A ← A − V Wᵀ − W Vᵀ on the lower triangle, tile of columns by tile; above it, within a tile, anything."""
     left, right = np.asfortranarray(np.hstack([v, w])), np.asfortranarray(np.hstack([w, v]))
-    n_threads = thread_count()
 
     def work(i: int) -> None:
-        for columns in _dealt(len(a), i, n_threads):
+        for columns in _dealt(len(a), i):
             below = slice(columns.start, len(a))
             multiply_add(a[below, columns], left[below], right[columns], scale=-1.0, trans="NT")
 
-    run_threads(work, range(n_threads))
+    run_threads(work, range(PARTS))
 
 
-def _dealt(total: int, player: int, players: int) -> list[slice]:
-    """Tiles of columns of a triangle for one of the threads: in turns back and forth, so that all get as much."""
-    tiles = list(blocks(total, TILE))
-    return [tile for i, tile in enumerate(tiles) if player == _snake(i, players)]
-
-
-def _snake(i: int, players: int) -> int:
-    turn, place = divmod(i, players)
-    return place if turn % 2 == 0 else players - 1 - place
+def _dealt(total: int, part: int) -> list[slice]:
+    """Tiles of columns of a triangle that belong to a part: dealt back and forth, so that all parts get as much."""
+    period = [*range(PARTS), *reversed(range(PARTS))]
+    return [tile for i, tile in enumerate(blocks(total, TILE)) if period[i % len(period)] == part]
 
 
 def _form_basis(a: Float[np.ndarray, "m m"], triangles: list[np.ndarray]) -> None:
