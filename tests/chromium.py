@@ -1,4 +1,4 @@
-"""Headless Chromium driven over its DevTools protocol with the standard library alone: enough to open a page and ask it."""
+"""Headless Chromium driven over its DevTools protocol with the standard library: enough to open a page and ask it."""
 
 import base64
 import contextlib

@@ -193,10 +193,8 @@ def draw_chart(chart: Any, style: Mapping[str, tuple[str, str]]) -> dict[str, by
     for name, level in chart.marks.items():
         if math.isfinite(level):
             axis.axhline(level, color="#8a929c", lw=0.8, ls=":")
-            axis.annotate(
-                _label(name), (1, level), xycoords=("axes fraction", "data"), xytext=(-3, 2), textcoords="offset points",
-                ha="right", fontsize=7.5, color="#5a626c", annotation_clip=True,
-            )  # fmt: skip
+            place = {"xycoords": ("axes fraction", "data"), "xytext": (-3, 2), "textcoords": "offset points"}
+            axis.annotate(_label(name), (1, level), ha="right", fontsize=7.5, color="#5a626c", **place)
     axis.grid(True, which="major", color="#ecece6", lw=0.7)
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
@@ -280,10 +278,10 @@ def _log_limits(chart: Any) -> tuple[float, float]:
 
 
 def _label(text: str) -> str:
-    """Words for matplotlib: a dollar is a dollar, ``f_{1,2}`` a subscript, backquotes go.
+    r"""Words for matplotlib: a dollar is a dollar, ``f_{1,2}`` a subscript, backquotes go.
 
-    >>> _label("cost_$ of f_{1,2}")
-    'cost_\\\\$ of f$_{\\\\mathdefault{1,2}}$'
+    >>> print(_label("cost_$ of f_{1,2}"))
+    cost_\$ of f$_{\mathdefault{1,2}}$
     """
     text = text.replace("`", "").replace("\\", "\u29f5").replace("$", r"\$")
     return re.sub(r"([_^])\{([\w,.+\- ]{1,40})\}", r"$\1{\\mathdefault{\2}}$", text)

@@ -62,7 +62,7 @@ def _short(values: Sequence[Sequence[float]]) -> list[list[str]]:
 
 
 def legend_key(series: Series, chart: Chart) -> tuple[str, str, str]:
-    """What switches a curve on and off: name, role and look; a band goes with the curve of its name, if there is one."""
+    """What switches a curve on and off: name, role and look; a band goes with a curve of its name, if there is one."""
     others = (
         s.look for s in chart.series if s.look != "band" and (s.name, role_of(s)) == (series.name, role_of(series))
     )

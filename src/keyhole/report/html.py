@@ -124,7 +124,7 @@ def _content(section: Section, anchor: str, k: int) -> str:
 
 def _tally(sections: Sequence[Section]) -> str:
     """How many verdicts there are of each state, in the order of the signs."""
-    states = [section.verdict.state for section in sections if section.verdict is not None]
+    states: list[str] = [section.verdict.state for section in sections if section.verdict is not None]
     counts = ((state, states.count(state)) for state in _SIGNS)
     return "".join(
         f'<span class="tally" data-state="{state}"><b>{count}</b> {state}</span>' for state, count in counts if count
@@ -173,7 +173,8 @@ def _blocks(blocks: Sequence[_Placed], inks: dict[str, Ink]) -> Iterator[str]:
             continue
         legend = _legend(items, inks)
         figures = "\n".join(_figure(item) for item in items)
-        yield f'<div class="group">{legend}<div class="grid" data-count="{min(len(items), 4)}">\n{figures}\n</div></div>'
+        count = min(len(items), 4)
+        yield f'<div class="group">{legend}<div class="grid" data-count="{count}">\n{figures}\n</div></div>'
 
 
 def _legend(items: Sequence[_Placed], inks: dict[str, Ink]) -> str:
@@ -240,8 +241,8 @@ def _table(item: _Placed) -> str:
     body = "\n".join(f"<tr>{''.join(row)}</tr>" for row in zip(*cells, strict=True))
     inside = f"<table><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>" if keys else "<p>No rows.</p>"
     return (
-        f'<figure class="table"><figcaption>{as_html(block.title)}</figcaption><div class="scroll" tabindex="0">{inside}'
-        f"</div>{_note(block.note)}{_links(item)}</figure>"
+        f'<figure class="table"><figcaption>{as_html(block.title)}</figcaption>'
+        f'<div class="scroll" tabindex="0">{inside}</div>{_note(block.note)}{_links(item)}</figure>'
     )
 
 

@@ -10,7 +10,7 @@ from keyhole.report.document import Chart, Report, Series
 
 @dataclass(frozen=True)
 class Ink:
-    """How a role is drawn: a colour on a light ground, one on a dark ground, and a marker for eyes that mix colours up."""
+    """How a role is drawn: its colour on light and on dark ground, and a marker for eyes that mix colours up."""
 
     light: str
     dark: str

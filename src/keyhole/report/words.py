@@ -49,10 +49,10 @@ def as_plain(text: str) -> str:
 
 
 def as_json(value: Any) -> str:
-    """JSON that may stand in a script element: numbers that are not finite become null, and no tag can be closed.
+    r"""JSON that may stand in a script element: numbers that are not finite become null, and no tag can be closed.
 
     >>> as_json({"a": [1.5, float("nan")], "b": "</script>"})
-    '{"a":[1.5,null],"b":"\\\\u003c/script\\\\u003e"}'
+    '{"a":[1.5,null],"b":"\\u003c/script\\u003e"}'
     """
     text = json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
