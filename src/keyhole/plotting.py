@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 import re
+import textwrap
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +164,15 @@ def plot_predicted_curves(rows: Sequence[dict[str, Any]], path: Path, *, title: 
     return _save(figure, path)
 
 
+@contextlib.contextmanager
+def _without_warnings() -> Iterator[None]:
+    """No letter that a font lacks and no number that cannot be drawn is worth a warning: the rows have them all."""
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        yield
+
+
+@_without_warnings()
 def draw_chart(chart: Any, style: Mapping[str, tuple[str, str]]) -> dict[str, bytes]:
     """Draw the curves of a chart on white.
 
@@ -185,13 +196,13 @@ def draw_chart(chart: Any, style: Mapping[str, tuple[str, str]]) -> dict[str, by
         drawn = _draw_series(axis, series, colour, _MARKERS[marker])
         handles.setdefault((series.name, series.look), drawn)
     # an axis without a positive number has no logarithm
-    if chart.x_log and any(x > 0 for series in chart.series for x in series.x):
+    if chart.x_log and any((_drawable(series.x) > 0).any() for series in chart.series):
         axis.set_xscale("log")
-    if chart.y_log and any(y > 0 for series in chart.series for y in series.y):
+    if chart.y_log and any((_drawable(series.y) > 0).any() for series in chart.series):
         axis.set_yscale("log")
         axis.set_ylim(*_log_limits(chart))
     for name, level in chart.marks.items():
-        if math.isfinite(level):
+        if math.isfinite(level) and (level > 0 or axis.get_yscale() == "linear"):
             axis.axhline(level, color="#8a929c", lw=0.8, ls=":")
             place = {"xycoords": ("axes fraction", "data"), "xytext": (-3, 2), "textcoords": "offset points"}
             axis.annotate(_label(name), (1, level), ha="right", fontsize=7.5, color="#5a626c", **place)
@@ -203,9 +214,10 @@ def draw_chart(chart: Any, style: Mapping[str, tuple[str, str]]) -> dict[str, by
     return _pictures(figure)
 
 
+@_without_warnings()
 def draw_heat_map(block: Any) -> dict[str, bytes]:
     """Draw a `keyhole.report.document.HeatMap` on white; return the pictures by suffix, as `draw_chart` does."""
-    values = np.array(block.values, dtype=np.float64).reshape(len(block.index), len(block.columns))
+    values = _drawable(block.values).reshape(len(block.index), len(block.columns))
     finite = values[np.isfinite(values)]
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
     colours = "GnBu"
@@ -249,13 +261,13 @@ def _draw_legend(axis: Any, handles: Mapping[tuple[str, str], Any]) -> None:
 
 
 def _draw_series(axis: Any, series: Any, colour: str, marker: str) -> Any:
-    x, y = np.asarray(series.x, dtype=np.float64), np.asarray(series.y, dtype=np.float64)
-    low = y if series.low is None else np.asarray(series.low, dtype=np.float64)
-    high = y if series.high is None else np.asarray(series.high, dtype=np.float64)
+    x, y = _drawable(series.x), _drawable(series.y)
+    low = y if series.low is None else _drawable(series.low)
+    high = y if series.high is None else _drawable(series.high)
     if series.look == "band":
         return axis.fill_between(x, low, high, color=colour, alpha=0.15, lw=0)
     if series.look == "points":
-        bars = np.nan_to_num(np.maximum([y - low, high - y], 0.0), posinf=0.0)
+        bars = np.nan_to_num(np.maximum([y - low, high - y], 0.0))
         yerr = None if series.low is None or series.high is None else bars
         return axis.errorbar(x, y, yerr=yerr, color=colour, lw=1.6, marker=marker, ms=4.2, elinewidth=0.9, capsize=2)
     strokes: dict[str, dict[str, Any]] = {
@@ -266,13 +278,20 @@ def _draw_series(axis: Any, series: Any, colour: str, marker: str) -> Any:
     return axis.plot(x, y, color=colour, marker="" if len(x) > 1 else ".", **strokes[series.look])[0]
 
 
+def _drawable(values: Sequence[Any]) -> np.ndarray:
+    """Numbers with gaps where there is nothing to draw: NaN, infinities, and what overflows on the way to the paper."""
+    array = np.array(values, dtype=np.float64)
+    array[~(np.abs(array) < 1e150)] = np.nan
+    return array
+
+
 def _log_limits(chart: Any) -> tuple[float, float]:
     """Room for every point and upper bar; a lower bar that reaches far below every point is cut off."""
-    centres = [y for series in chart.series for y in series.y if 0 < y < math.inf]
+    centres = [float(y) for series in chart.series for y in _drawable(series.y) if y > 0]
     ends = [
         v for series in chart.series for side in (series.low, series.high) for v in (() if side is None else side)
     ] + list(chart.marks.values())
-    inside = centres + [v for v in ends if min(centres) / 3 <= v < math.inf]
+    inside = centres + [v for v in ends if min(centres) / 3 <= v < 1e150]
     room = (max(inside) / min(inside)) ** 0.045 if max(inside) > min(inside) else 2.0
     return min(inside) / room, max(inside) * room
 
@@ -283,20 +302,22 @@ def _label(text: str) -> str:
     >>> print(_label("cost_$ of f_{1,2}"))
     cost_\$ of f$_{\mathdefault{1,2}}$
     """
-    text = text.replace("`", "").replace("\\", "\u29f5").replace("$", r"\$")
+    text = text.replace("`", "").replace("$", r"\$")
     return re.sub(r"([_^])\{([\w,.+\- ]{1,40})\}", r"$\1{\\mathdefault{\2}}$", text)
 
 
 def _name_axes(axis: Any, block: Any) -> None:
-    axis.set_title(_label(block.title), fontsize=10, loc="left")
-    axis.set_xlabel(_label(block.x_label), fontsize=9)
-    axis.set_ylabel(_label(block.y_label), fontsize=9)
+    axis.set_title(_label(textwrap.fill(block.title, 72)), fontsize=10, loc="left")
+    axis.set_xlabel(_label(textwrap.fill(block.x_label, 64)), fontsize=9)
+    axis.set_ylabel(_label(textwrap.fill(block.y_label, 48)), fontsize=9)
     axis.tick_params(labelsize=8)
 
 
 def _name_cells(set_ticks: Any, names: Sequence[str], most: int) -> None:
     step = max(1, math.ceil(len(names) / most))
-    set_ticks(range(0, len(names), step), [_label(name) for name in names[::step]])
+    set_ticks(
+        range(0, len(names), step), [_label(textwrap.shorten(name, 24, placeholder="…")) for name in names[::step]]
+    )
 
 
 def _figure(width: float, height: float) -> Any:
@@ -310,9 +331,8 @@ def _pictures(figure: Any) -> dict[str, bytes]:
     import matplotlib
 
     pictures = {}
-    # no letter of a name is worth a warning, and identifiers in the SVG must not be random
-    with warnings.catch_warnings(), matplotlib.rc_context({"svg.hashsalt": "keyhole"}):
-        warnings.simplefilter("ignore", UserWarning)
+    # identifiers in the SVG must not be random
+    with matplotlib.rc_context({"svg.hashsalt": "keyhole"}):
         for suffix, more in (("svg", {"metadata": {"Date": None}}), ("png", {"dpi": 150})):
             buffer = io.BytesIO()
             figure.savefig(buffer, format=suffix, bbox_inches="tight", pad_inches=0.08, **more)

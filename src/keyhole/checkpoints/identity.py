@@ -13,6 +13,7 @@ z/√(rd).
 A few coordinates much larger than the rest, which trained transformers have, widen the law of tr W beyond what a
 rotation does, because a rotation spreads them out. Hence a second, stricter null that leaves every coordinate in its
 place and draws only its sign, W → W D with D = diag(±1): then Var tr(WD) = Σ W_ii², and `z_signs` = tr(W)/√Σ W_ii².
+It cannot pass √d, so in few dimensions it has little to say.
 """
 
 from __future__ import annotations

@@ -250,11 +250,11 @@ def _settings(findings: Findings) -> str:
         )
     return (
         f"{findings.name} ({findings.model_type}): {len(layers)} layers, {findings.n_heads} heads, "
-        f"d = {layers[0].dim}, head dimension {layers[0].rank}. Weights only: biases, positions inside the score (rotary "
-        f"embeddings) and norms inside a head are left out; {norms}. A layer's z is that of the sum of its normalised "
-        "heads under one rotation for all, and the model's adds up layers as independent. Random signs are the stricter "
-        "null: coordinates keep their size and only their signs are drawn, so that a few large coordinates cannot "
-        "feign a lean."
+        f"d = {layers[0].dim}, head dimension {layers[0].rank}. Weights only: biases, positions inside the score "
+        f"(rotary embeddings) and norms inside a head are left out; {norms}. A layer's z is that of the sum of its "
+        "normalised heads under one rotation for all, and the model's adds up layers as independent. Random signs are "
+        "the stricter null: coordinates keep their size and only their signs are drawn, so that a few large "
+        "coordinates cannot feign a lean."
     )
 
 
@@ -269,8 +269,8 @@ def _against_chance(findings: Findings, rows: list[dict[str, Any]]) -> Chart:
         "quantile of a standard normal",
         "standard errors",
         [
-            Series("random rotation", chance, [row["z"] for row in ordered], role="attention", hover=hover),
-            Series("random signs", chance, sorted(row["z_signs"] for row in rows), role="biased"),
+            Series("random rotation", chance, [row["z"] for row in ordered], hover=hover),
+            Series("random signs", chance, sorted(row["z_signs"] for row in rows)),
             Series("chance", chance, chance, look="dashed", role="prediction"),
         ],
         rows=[{"quantile": q, **row} for q, row in zip(chance, ordered, strict=True)],

@@ -24,7 +24,7 @@ def chart_data(chart: Chart) -> dict[str, Any]:
         "x_log": chart.x_log,
         "y_log": chart.y_log,
         "series": [_series_data(series, chart) for series in ordered],
-        "marks": [[as_chart_text(name), level] for name, level in chart.marks.items()],
+        "marks": [[as_chart_text(_cut(name, 40)), level] for name, level in chart.marks.items()],
     }
 
 
@@ -34,13 +34,14 @@ def heat_map_data(block: HeatMap) -> dict[str, Any]:
     centre = block.centre
     reach = max((abs(v - centre) for v in numbers), default=1.0) or 1.0 if centre is not None else None
     columns, index = [as_chart_text(c) for c in block.columns], [as_chart_text(i) for i in block.index]
+    short_columns, short_index = ([as_chart_text(_cut(n)) for n in names] for names in (block.columns, block.index))
     x, y = as_chart_text(block.x_label), as_chart_text(block.y_label)
     return {
         "kind": "map",
         "x_label": x,
         "y_label": y,
-        "columns": columns,
-        "index": index,
+        "columns": short_columns,
+        "index": short_index,
         "values": [list(row) for row in block.values],
         "texts": _short(block.values),
         "hover": [
@@ -50,6 +51,11 @@ def heat_map_data(block: HeatMap) -> dict[str, Any]:
         "centre": centre,
         "reach": reach,
     }
+
+
+def _cut(name: str, most: int = 24) -> str:
+    """A name that leaves room for the chart it stands beside; the words under the pointer have it in full."""
+    return name if len(name) <= most else name[: most - 1] + "…"
 
 
 def _short(values: Sequence[Sequence[float]]) -> list[list[str]]:

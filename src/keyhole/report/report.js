@@ -117,6 +117,17 @@
     }));
   }
 
+  // a long label goes on in a second line; a third, and the chart would have no room
+  function wrapped(label, length) {
+    const lines = [""];
+    for (const word of label.split(" ")) {
+      const fits = (lines.at(-1) + word).replace(/<[^>]*>|&\w+;/g, ".").length <= Math.max(12, length / 6.5);
+      if (fits || !lines.at(-1)) lines[lines.length - 1] += `${word} `;
+      else lines.push(`${word} `);
+    }
+    return lines.slice(0, 2).join("<br>").trim() + (lines.length > 2 ? "…" : "");
+  }
+
   function axis(label, log, limits, doubling, most) {
     return {
       title: { text: label, standoff: 8, font: { size: 12, color: shade("soft") } }, type: log ? "log" : "linear", range: limits,
@@ -137,15 +148,15 @@
 
   const doubled = (xs) => xs.length > 0 && xs.every((v) => v > 0 && Math.abs(Math.log2(v) - Math.round(Math.log2(v))) < 1e-9);
 
-  function curves(chart, hidden, width) {
+  function curves(chart, hidden, width, height) {
     // the axes span what may be shown, hidden or not, so that hiding a curve moves nothing
     const xs = positive(chart.series.flatMap((s) => s.x), chart.x_log);
     const ys = chart.series.flatMap((s) => [...s.y, ...(s.low ?? []), ...(s.high ?? [])]).concat(chart.marks.map((m) => m[1]));
     const most = width < 380 ? 5 : 8;
     const doubling = chart.x_log && doubled([...new Set(xs)]);
     const layout = layoutOf({
-      xaxis: axis(chart.x_label, chart.x_log, range(xs, chart.x_log), doubling, most),
-      yaxis: axis(chart.y_label, chart.y_log, range(floored(ys, chart), chart.y_log), false, 7),
+      xaxis: axis(wrapped(chart.x_label, width - 70), chart.x_log, range(xs, chart.x_log), doubling, most),
+      yaxis: axis(wrapped(chart.y_label, height - 60), chart.y_log, range(floored(ys, chart), chart.y_log), false, 7),
     });
     return { data: [...traces(chart, hidden), ...marks(chart, xs)], layout, doubling, most };
   }
@@ -164,7 +175,7 @@
     return { tickmode: "array", tickvals: kept, ticktext: kept.map((k) => names[k]) };
   }
 
-  function map(chart, width) {
+  function map(chart, width, height) {
     const flat = chart.values.flat().filter(isNumber);
     const cell = (width - 120) / Math.max(1, chart.columns.length);
     const limits = chart.centre === null
@@ -178,8 +189,8 @@
     const plainAxis = { showgrid: false, zeroline: false, ticks: "outside", ticklen: 4, tickcolor: "rgba(0,0,0,0)", automargin: true, tickfont: { size: 11, color: shade("soft") } };
     const title = (text) => ({ text, standoff: 8, font: { size: 12, color: shade("soft") } });
     const layout = layoutOf({
-      xaxis: { ...plainAxis, title: title(chart.x_label), ...places(chart.columns, Math.max(3, Math.floor(width / 34))) },
-      yaxis: { ...plainAxis, title: title(chart.y_label), autorange: "reversed", ...places(chart.index, 32) },
+      xaxis: { ...plainAxis, title: title(wrapped(chart.x_label, width - 120)), ...places(chart.columns, Math.max(3, Math.floor(width / 34))) },
+      yaxis: { ...plainAxis, title: title(wrapped(chart.y_label, height - 60)), autorange: "reversed", ...places(chart.index, 32) },
     });
     return { data: [trace], layout };
   }
@@ -197,8 +208,8 @@
 
   async function draw(element) {
     const chart = charts[element.dataset.chart];
-    const width = element.clientWidth;
-    const figure = chart.kind === "map" ? map(chart, width) : curves(chart, hiddenFor(element), width);
+    const size = [element.clientWidth, element.clientHeight];
+    const figure = chart.kind === "map" ? map(chart, ...size) : curves(chart, hiddenFor(element), ...size);
     const first = !drawn.has(element);
     drawn.add(element);
     if (first) element.replaceChildren();
@@ -215,7 +226,7 @@
     element.on("plotly_relayout", async (change) => {
       if (busy || !Object.keys(change).some((key) => /^[xy]axis\.(range|autorange)/.test(key))) return;
       busy = true;
-      const { doubling, most } = curves(chart, hiddenFor(element), element.clientWidth);
+      const { doubling, most } = curves(chart, hiddenFor(element), element.clientWidth, element.clientHeight);
       const update = {};
       for (const [name, log, twos, count] of [["xaxis", chart.x_log, doubling, most], ["yaxis", chart.y_log, false, 7]]) {
         if (!log) continue;
