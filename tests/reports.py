@@ -28,7 +28,7 @@ def every_block(name=""):
     ]
 
 
-def sample(name="", sections=3):
+def sample(name="", sections=2):
     states = ("holds", "partly", "does not show", "not tested", "information")
     return Report(
         "A report",

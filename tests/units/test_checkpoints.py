@@ -210,6 +210,14 @@ def test_a_planted_identity_is_recovered(sign, rng):
     assert pure.symmetric_share[0] == pytest.approx(1.0)
 
 
+def test_biased_heads_have_the_z_we_say(rng):
+    heads = np.eye(DIM) + 0.5 * rng.standard_normal((200, DIM, DIM))
+    lean = lean_of_layer(np.broadcast_to(np.eye(DIM), heads.shape), heads)
+    for found, said in ((lean.z, figure.biased_z(DIM)), (lean.symmetric_share, figure.biased_share(DIM))):
+        # the law's own fluctuations of the norm leave a bias of the order 1/d²
+        assert abs(found.mean() - said) < 5 * found.std() / np.sqrt(len(found)) + said / DIM**2
+
+
 def test_scale_does_not_matter_and_nothing_leans_nowhere(rng):
     query, key = planted(rng, lean=0.2)
     np.testing.assert_allclose(lean_of_layer(query * 1e-3, key * 7).z, lean_of_layer(query, key).z, rtol=1e-5)

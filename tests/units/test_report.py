@@ -129,7 +129,8 @@ def test_nothing_leaves_its_place(tmp_path):
 
 def test_a_broken_escape_is_seen(tmp_path):
     """The twin: were the claim not escaped, the test above would meet a fourth script."""
-    write_report(evil(), tmp_path)
+    bare = [replace(section, blocks=()) for section in evil().sections]
+    write_report(replace(evil(), sections=bare), tmp_path)
     text = (tmp_path / "report.html").read_text().replace("&lt;/script&gt;&lt;script&gt;", "</script><script>", 1)
     with pytest.raises(AssertionError):
         Page(text)
@@ -152,13 +153,12 @@ def test_rows_are_those_behind_the_chart(tmp_path):
     assert rows("table")[1] == {"target": "g", "n": "", "ratio": "3.25"}
 
 
-@pytest.mark.parametrize("make", [sample, not_finite])
-def test_equal_reports_give_equal_bytes(make, tmp_path):
-    first, second = write_report(make(), tmp_path / "a"), write_report(make(), tmp_path / "b")
-    for one, other in zip(first, second, strict=True):
-        assert one.read_bytes() == other.read_bytes(), one.name
+def test_equal_reports_give_equal_bytes(tmp_path):
+    first, second = (write_report(sample(sections=1), tmp_path / name) for name in "ab")
+    before = [path.read_bytes() for path in first]
+    assert before == [path.read_bytes() for path in second]
     # and again over the old ones
-    assert [path.read_bytes() for path in write_report(make(), tmp_path / "a")] == [p.read_bytes() for p in second]
+    assert before == [path.read_bytes() for path in write_report(sample(sections=1), tmp_path / "a")]
 
 
 def test_numbers_that_are_not_finite_are_null(tmp_path):
@@ -198,7 +198,8 @@ def test_empty_reports(tmp_path):
 
 
 def test_verdicts_are_in_the_contents(tmp_path):
-    write_report(sample(sections=5), tmp_path)
+    report = sample(sections=5)
+    write_report(replace(report, sections=[replace(section, blocks=()) for section in report.sections]), tmp_path)
     text = (tmp_path / "report.html").read_text()
     contents = text[text.index("<nav") : text.index("</nav>")]
     for state in ("holds", "partly", "does not show", "not tested", "information"):

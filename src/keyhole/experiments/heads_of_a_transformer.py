@@ -192,10 +192,23 @@ def verdict_of(findings: Findings) -> Verdict:
     return Verdict(state, _sentence(findings, away, weak), _numbers(findings, z))
 
 
+def biased_z(dim: int) -> float:
+    """What the law of biased heads, W = I + entries of variance 1/4, has for z: d/√(1 + d/4) up to fluctuations.
+
+    >>> round(biased_z(384), 1)
+    39.0
+    """
+    return float(dim / np.sqrt(1 + dim / 4))
+
+
+def biased_share(dim: int) -> float:
+    """The identity's part of the symmetric half of such a W: 1/(1 + d/8) up to fluctuations."""
+    return 1 / (1 + dim / 8)
+
+
 def _sentence(findings: Findings, away: list[str], weak: list[str]) -> str:
     lean = findings.lean
     z = np.concatenate([layer.z for layer in lean.layers])
-    alignment = np.concatenate([layer.alignment for layer in lean.layers])
     share = np.concatenate([layer.symmetric_share for layer in lean.layers])
     parts = [
         f"{int((z > BEYOND).sum())} of {z.size} heads lean towards the identity by more than {BEYOND:g} standard "
@@ -208,9 +221,9 @@ def _sentence(findings: Findings, away: list[str], weak: list[str]) -> str:
             f"Weak, within {BEYOND:g} standard errors under one null or the other: {_layers(weak, bare=True)}."
         )
     parts.append(
-        "Beside everything else that heads do the lean is small: the median of |tr W| is "
-        f"{np.median(np.abs(alignment)):.0%} of what a matrix of this rank and norm can have, and in the median the "
-        f"identity carries {np.median(share):.1%} of the squared norm of the symmetric part."
+        f"In size: the median of |z| is {np.median(np.abs(z)):.1f}, and biased heads in as many dimensions have "
+        f"{biased_z(lean.layers[0].dim):.1f}; in the median the identity carries {np.median(share):.1%} of the squared "
+        f"norm of the symmetric part of W, and in biased heads {biased_share(lean.layers[0].dim):.1%}."
     )
     return " ".join(parts)
 
@@ -274,7 +287,9 @@ def _against_chance(findings: Findings, rows: list[dict[str, Any]]) -> Chart:
             Series("chance", chance, chance, look="dashed", role="prediction"),
         ],
         rows=[{"quantile": q, **row} for q, row in zip(chance, ordered, strict=True)],
-        note="Each curve is sorted by itself. Where chance rules, points lie on the dashed line.",
+        note="Each curve is sorted by itself. Where chance rules, points lie on the dashed line. The mark is the z, "
+        "under random rotations, of the law of biased heads (W = I + entries of variance 1/4) in as many dimensions.",
+        marks={"biased heads": biased_z(findings.lean.layers[0].dim)},
     )
 
 
