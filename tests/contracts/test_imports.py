@@ -25,6 +25,7 @@ LEVEL = {
     "kernels": 5,
     "solvers": 5,
     "layer": 6,
+    "checkpoints": 6,
     "estimators": 7,
     "plotting": 7,
     "report": 8,
@@ -38,6 +39,8 @@ HOME = {
     "numba": {"_fused"},
     "typer": {"cli"},
     "rich": {"cli", "experiments"},
+    "plotly": {"report"},
+    "safetensors": {"checkpoints"},
     "torch": set(),
     "dask": set(),
 }
