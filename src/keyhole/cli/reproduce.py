@@ -37,9 +37,9 @@ def reproduce(
         ),
     ] = None,
     preset: Annotated[str, typer.Option(help="quick (minutes) or full (an hour on two cores).")] = "quick",
-    out: Annotated[Path, typer.Option(help="Folder for the report, the tables and the store of finished cells.")] = Path(
-        "out/reproduce"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="Folder for the report, the tables and the store of finished cells.")
+    ] = Path("out/reproduce"),
     seed: Annotated[int, typer.Option(help="Seed of everything that is drawn.", min=0)] = 0,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Change a setting: d=8, sizes=64,128, …")
@@ -153,7 +153,8 @@ def _duration(seconds: float) -> str:
 def _stopped(plan: Plan, store: Store, console: Console) -> None:
     done = len(store.get(plan.cells))
     console.print(
-        f"stopped: {done} of {len(plan.cells)} cells are finished and kept in {store.path}. The same command goes on from "
+        f"stopped: {done} of {len(plan.cells)} cells are finished and kept in {store.path}. The same command goes on "
+        "from "
         "there.",
         soft_wrap=True,
         highlight=False,

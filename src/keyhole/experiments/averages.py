@@ -48,7 +48,9 @@ def cells(config: Config) -> list[Cell]:
 def section(config: Config, results: Results) -> Section:
     """The figure and its verdict."""
     charts = [
-        curve_chart(config, results, notation(p), f"averages-p{p}", f"f_{{1,{p}}}: mean of {power('⟨β, xᵢ⟩', p)}", config.level)
+        curve_chart(
+            config, results, notation(p), f"averages-p{p}", f"f_{{1,{p}}}: mean of {power('⟨β, xᵢ⟩', p)}", config.level
+        )
         for p in config.powers
     ]
     counts = [_counts(config, results, p) for p in config.powers]
@@ -63,7 +65,8 @@ def section(config: Config, results: Results) -> Section:
     return Section(
         "averages",
         "Averages of token functions",
-        "Attention learns averages of token functions, f_{1,p} = (1/N) Σ ⟨β, xᵢ⟩^{p}, from far fewer samples than a random-feature "
+        "Attention learns averages of token functions, f_{1,p} = (1/N) Σ ⟨β, xᵢ⟩^{p}, from far fewer samples than a "
+        "random-feature "
         "two-layer network with as many parameters on the flattened input.",
         [*charts, table],
         _verdict(config, results, deviation),
@@ -92,7 +95,9 @@ def ratio_of_samples(config: CurveConfig, found: dict[str, Estimate]) -> tuple[E
         return Estimate(None), False
     if mlp.value is None:
         highest = attention.high if math.isfinite(attention.high) else attention.value
-        return Estimate(config.largest / attention.value, 0.0, config.largest / max(highest, attention.value), math.inf), True
+        return Estimate(
+            config.largest / attention.value, 0.0, config.largest / max(highest, attention.value), math.inf
+        ), True
     ratio = mlp.value / attention.value
     spread = ratio * math.hypot(mlp.spread / mlp.value, attention.spread / attention.value)
     return Estimate(ratio, spread, ratio - 2 * spread, ratio + 2 * spread), False
@@ -106,7 +111,11 @@ def _verdict(config: Config, results: Results, deviation: str) -> Verdict:
     options = (notation(p), config.dim, config.n_keys, config.level)
     theory = {m: predicted_samples(*options, m, config.n_heads) for m in ("attention", "mlp")}
     foretold = theory["mlp"] / theory["attention"] if theory["mlp"] and theory["attention"] else None
-    says = "" if foretold is None else f" Theory predicts {theory['attention']:,} and {theory['mlp']:,}, {foretold:.0f} times."
+    says = (
+        ""
+        if foretold is None
+        else f" Theory predicts {theory['attention']:,} and {theory['mlp']:,}, {foretold:.0f} times."
+    )
     numbers = {
         f"attention, samples for {config.level:.0%} on {name}": found["attention"].text(),
         f"MLP, samples for {config.level:.0%} on {name}": found["mlp"].text()
@@ -115,12 +124,18 @@ def _verdict(config: Config, results: Results, deviation: str) -> Verdict:
         "median deviation of prediction": deviation,
     }
     if ratio.value is None:
-        sentence = f"Neither model reaches {config.level:.0%} on {name} with {config.largest} samples, so nothing can be compared."
+        sentence = (
+            f"Neither model reaches {config.level:.0%} on {name} with {config.largest} samples, so nothing can "
+            "be compared."
+        )
         return Verdict("does not show", sentence + says, numbers)
     numbers["MLP / attention"] = f"> {ratio.value:.1f} (95 %: > {ratio.low:.1f})" if beyond else ratio.text()
     floor = ratio.low if math.isfinite(ratio.low) else ratio.value
     more = "more than " if beyond else ""
-    sentence = f"On {name} the MLP needs {more}{ratio.value:.1f} times the samples of attention for {config.level:.0%} relative error."
+    sentence = (
+        f"On {name} the MLP needs {more}{ratio.value:.1f} times the samples of attention for "
+        f"{config.level:.0%} relative error."
+    )
     state = "holds" if floor >= WANTED else "partly" if floor > 1 else "does not show"
     if state != "holds":
         sentence += f" At these sizes that is not yet {WANTED:g} times beyond error bars."

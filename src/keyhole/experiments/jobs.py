@@ -107,16 +107,19 @@ def compute(job: Job, wanted: Collection[Cell] | None = None) -> Iterator[Done]:
 
     BLAS is held to one thread: how it splits a sum over several is its own affair, and would show in the last digit.
     """
-    from threadpoolctl import threadpool_limits
+    from threadpoolctl import ThreadpoolController
 
     cells = [cell for cell in job.cells if wanted is None or cell in wanted]
     if not cells:
         return
+    if cells[0].learner in ("absolute", "huber"):
+        import keyhole.estimators  # noqa: F401  (whatever BLAS it brings along has to be seen by the next line)
+    libraries = ThreadpoolController()
     steps = {"ridge": _ridge, "spectrum": _spectrum}.get(cells[0].learner, _ball)(cells)
     start = time.perf_counter()
     while True:
         # the limit is set for each step and not around the loop: whoever drives this generator has threads of its own
-        with threadpool_limits(1):
+        with libraries.limit(limits=1):
             step = next(steps, None)
         if step is None:
             return

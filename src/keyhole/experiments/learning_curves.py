@@ -58,10 +58,14 @@ class CurveConfig:
         """The settings in a sentence or two."""
         more = f", {self.more_repetitions} more up to n = {self.more_up_to}" if self.more_repetitions else ""
         return (
-            f"Our settings: query and keys uniform on the unit sphere, d = {self.dim}, N = {self.n_keys}, M = {self.n_heads} "
-            f"heads, MLP of width M(d+1) = {self.n_heads * (self.dim + 1)}; {self.repetitions} repetitions (sets, heads) up "
-            f"to n = {self.largest}{more}; no label noise; relative error = mean squared error over Var f* on {self.n_test} "
-            "test sets. Ridge with an intercept, in float64; the penalty is chosen by leave-one-out on the training sets."
+            f"Our settings: query and keys uniform on the unit sphere, d = {self.dim}, N = {self.n_keys}, M = "
+            f"{self.n_heads} "
+            f"heads, MLP of width M(d+1) = {self.n_heads * (self.dim + 1)}; {self.repetitions} repetitions (sets, "
+            "heads) up "
+            f"to n = {self.largest}{more}; no label noise; relative error = mean squared error over Var f* on "
+            f"{self.n_test} "
+            "test sets. Ridge with an intercept, in float64; the penalty is chosen by leave-one-out on the training "
+            "sets."
         )
 
 
@@ -77,9 +81,7 @@ def curve_cells(config: CurveConfig, targets: Iterable[str], sizes: Sequence[int
     return cells + [cell for target in targets for cell in _spectrum_cells(config, target, sizes)]
 
 
-def _runs(
-    config: CurveConfig, model: str, heads: int | None, target: str, sizes: Sequence[int]
-) -> list[list[Cell]]:
+def _runs(config: CurveConfig, model: str, heads: int | None, target: str, sizes: Sequence[int]) -> list[list[Cell]]:
     runs = []
     for repetition in range(config.repetitions + config.more_repetitions):
         reach = config.reach(repetition)
@@ -115,7 +117,13 @@ def measured_curve(
 
 
 def predicted_curve(
-    config: CurveConfig, results: Results, model: str, target: str, *, exact: bool = False, sizes: Sequence[int] | None = None
+    config: CurveConfig,
+    results: Results,
+    model: str,
+    target: str,
+    *,
+    exact: bool = False,
+    sizes: Sequence[int] | None = None,
 ) -> dict[int, float]:
     """Relative error predicted at the best ridge, by n: exact spectra for attention and MLP, a sample's for biased."""
     sizes = tuple(sizes or config.sizes)
@@ -155,7 +163,11 @@ def predicted_samples(
 
 
 def curve_rows(
-    config: CurveConfig, results: Results, target: str, sizes: Sequence[int] | None = None, models: Sequence[str] = tuple(MODELS)
+    config: CurveConfig,
+    results: Results,
+    target: str,
+    sizes: Sequence[int] | None = None,
+    models: Sequence[str] = tuple(MODELS),
 ) -> list[Row]:
     """One row per model, finite and infinite, and n: measured, oracle, predicted."""
     rows: list[Row] = []
@@ -186,7 +198,9 @@ def _finite(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def curve_chart(config: CurveConfig, results: Results, target: str, name: str, title: str, level: float | None) -> Chart:
+def curve_chart(
+    config: CurveConfig, results: Results, target: str, name: str, title: str, level: float | None
+) -> Chart:
     """Error against n of all models: measured, oracle, predicted, and infinitely many heads."""
     series: list[Series] = []
     for model, words in MODELS.items():

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float
+from scipy.special import stdtrit
 
 from keyhole.experiments.cells import Cell, Values
 from keyhole.report.document import Row, Series
@@ -86,7 +87,7 @@ class Estimate:
     spread : float
         Standard error.
     low, high : float
-        Between them lie 95 % of the resampled values.
+        Ends of a 95 % interval by Student's law, whose tails say how few repetitions there are.
     """
 
     value: float | None
@@ -108,7 +109,9 @@ class Estimate:
         return f"{self.value:.{places}f} ± {self.spread:.{places}f}"
 
 
-def resample(statistic: Callable[[list[np.ndarray]], float | None], tables: Sequence[np.ndarray], seed: int) -> Estimate:
+def resample(
+    statistic: Callable[[list[np.ndarray]], float | None], tables: Sequence[np.ndarray], seed: int
+) -> Estimate:
     """A statistic of tables (repetitions, points), and how it varies when whole repetitions are drawn with replacement.
 
     All tables are resampled alike, because their repetitions share their sets. Repetitions that reach equally far are
@@ -118,8 +121,8 @@ def resample(statistic: Callable[[list[np.ndarray]], float | None], tables: Sequ
     value = statistic(list(tables))
     if value is None:
         return Estimate(None)
-    reach = np.sum([np.isfinite(table).sum(axis=1) for table in tables], axis=0)
-    strata = [np.flatnonzero(reach == level) for level in np.unique(reach)]
+    points = np.sum([np.isfinite(table).sum(axis=1) for table in tables], axis=0)
+    strata = [np.flatnonzero(points == level) for level in np.unique(points)]
     rng = np.random.default_rng(seed)
     draws = []
     for _ in range(RESAMPLES):
@@ -127,14 +130,13 @@ def resample(statistic: Callable[[list[np.ndarray]], float | None], tables: Sequ
         drawn = statistic([table[rows] for table in tables])
         if drawn is not None:
             draws.append(drawn)
+    freedom = sum(len(rows) - 1 for rows in strata)
     smallest = min(len(rows) for rows in strata)
     if smallest < 2 or len(draws) < RESAMPLES // 2:
         return Estimate(value, math.nan)
-    stretch = math.sqrt(smallest / (smallest - 1))
-    low, high = np.quantile(draws, [0.025, 0.975])
-    return Estimate(
-        value, float(np.std(draws)) * stretch, value - stretch * (value - float(low)), value + stretch * (float(high) - value)
-    )
+    spread = float(np.std(draws)) * math.sqrt(smallest / (smallest - 1))
+    reach = float(stdtrit(freedom, 0.975)) * spread
+    return Estimate(value, spread, value - reach, value + reach)
 
 
 def falls_to(x: np.ndarray, y: np.ndarray, level: float) -> float | None:

@@ -72,7 +72,9 @@ def check_names(names: Sequence[str]) -> list[str]:
         if name not in NAMES:
             near = difflib.get_close_matches(name, NAMES, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"unknown figure {name!r}.{hint} The figures are {', '.join(NAMES)}; none means all of them.")
+            raise ValueError(
+                f"unknown figure {name!r}.{hint} The figures are {', '.join(NAMES)}; none means all of them."
+            )
     return [name for name in NAMES if name in names or not names]
 
 
@@ -128,7 +130,9 @@ def _override(figures: list[Figure], text: str) -> list[Figure]:
             f"no figure asked for has a setting {field!r}.{hint} Settings are {', '.join(known) or 'none'} ({short})."
         )
     return [
-        _with(figure, {field: _read(value.strip(), _fields(figure.config)[field], text)}) if figure in having else figure
+        _with(figure, {field: _read(value.strip(), _fields(figure.config)[field], text)})
+        if figure in having
+        else figure
         for figure in figures
     ]
 
@@ -176,8 +180,10 @@ def build_report(
     states = [section.verdict.state for section in sections if section.verdict is not None]
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     lead = (
-        "Each claim of Fu, Guo, Bai and Mei, “What can a Single Attention Layer Learn? A Study Through the Random Features "
-        "Lens” (arXiv:2307.11353), the figure that tests it, theory's prediction on the same axes, and what came out. The "
+        "Each claim of Fu, Guo, Bai and Mei, “What can a Single Attention Layer Learn? A Study Through the Random "
+        "Features "
+        "Lens” (arXiv:2307.11353), the figure that tests it, theory's prediction on the same axes, and what came out. "
+        "The "
         f"settings are ours, and each section says them. Verdicts: {counts}."
     )
     return Report("What a single attention layer can learn, redrawn", lead, sections, dict(provenance))
@@ -218,7 +224,9 @@ def _blas() -> str:
 
     return ", ".join(
         dict.fromkeys(
-            f"{pool['internal_api']} {pool.get('version')}" for pool in threadpool_info() if pool.get("user_api") == "blas"
+            f"{pool['internal_api']} {pool.get('version')}"
+            for pool in threadpool_info()
+            if pool.get("user_api") == "blas"
         )
     )
 

@@ -35,7 +35,16 @@ class Config(CurveConfig):
 
 PRESETS = {
     "quick": Config(
-        8, 8, 200, largest=2048, repetitions=3, more_repetitions=0, n_test=1000, spectrum_sets=2048, gammas=(0.0, 0.25, 0.5, 0.75, 1.0), n_sizes=3
+        8,
+        8,
+        200,
+        largest=2048,
+        repetitions=3,
+        more_repetitions=0,
+        n_test=1000,
+        spectrum_sets=2048,
+        gammas=(0.0, 0.25, 0.5, 0.75, 1.0),
+        n_sizes=3,
     ),
     "full": Config(),
 }
@@ -54,19 +63,26 @@ def cells(config: Config) -> list[Cell]:
 def section(config: Config, results: Results) -> Section:
     """The figure and its verdict."""
     rows = [row for gamma in config.gammas for row in _rows(config, results, gamma)]
-    crossings = {(n, exact): _crossing(config, results, n, exact=exact) for n in config.shown for exact in (False, True)}
-    charts = [_ratio_chart(config, results, rows), *(_error_chart(config, results, n, rows) for n in reversed(config.shown))]
+    crossings = {
+        (n, exact): _crossing(config, results, n, exact=exact) for n in config.shown for exact in (False, True)
+    }
+    charts = [
+        _ratio_chart(config, results, rows),
+        *(_error_chart(config, results, n, rows) for n in reversed(config.shown)),
+    ]
     table = Table(
         "rotation-crossings",
         "The turn γ at which biased heads become a handicap",
         [_crossing_row(config, results, n, crossings) for n in config.shown],
-        note="Where the mean error of biased heads overtakes that of zero-mean heads, read between the turns run; ± standard "
+        note="Where the mean error of biased heads overtakes that of zero-mean heads, read between the turns run; ± "
+        "standard "
         "error over resampled repetitions. The last columns are the ratio of errors at γ = 1.",
     )
     return Section(
         "rotation",
         "Rotation away from the identity",
-        "The advantage of heads whose mean is the identity fades as the correlation turns away from it, f_{3,γ} = (1/N) Σ "
+        "The advantage of heads whose mean is the identity fades as the correlation turns away from it, f_{3,γ} = "
+        "(1/N) Σ "
         "⟨x₀, S_{γ} xᵢ⟩^{3} ⟨β, xᵢ⟩ with S_{γ} = (1 − γ) I + γ P, P a rotation without fixed directions.",
         [*charts, table],
         _verdict(config, results, crossings, deviation_text(rows)),
@@ -88,7 +104,9 @@ def _mean_ratio(tables: list[np.ndarray]) -> np.ndarray:
 
 def _crossing(config: Config, results: Results, n: int, *, exact: bool) -> Estimate:
     biased, zero = (_curve(config, results, model, n, exact=exact) for model in ("biased", "attention"))
-    return resample(lambda tables: rises_through(biased.x, _mean_ratio(tables), 1.0), [biased.runs, zero.runs], config.seed)
+    return resample(
+        lambda tables: rises_through(biased.x, _mean_ratio(tables), 1.0), [biased.runs, zero.runs], config.seed
+    )
 
 
 def _end(config: Config, results: Results, n: int, *, exact: bool, index: int = -1) -> Estimate:
@@ -129,7 +147,9 @@ def _error_chart(config: Config, results: Results, n: int, rows: list[Row]) -> C
             series.append(Series(f"{words}, predicted", list(known), list(known.values()), look="dashed", role=model))
     for model, words in MODELS.items():
         series.append(_curve(config, results, model, n, exact=True).series(f"{words}, ∞ heads", model, "line"))
-        series.append(_curve(config, results, model, n, name="oracle").series(f"{words}, oracle penalty", model, "thin"))
+        series.append(
+            _curve(config, results, model, n, name="oracle").series(f"{words}, oracle penalty", model, "thin")
+        )
     return Chart(
         f"rotation-n{n}",
         f"Error against the turn at n = {n}",
@@ -137,7 +157,8 @@ def _error_chart(config: Config, results: Results, n: int, rows: list[Row]) -> C
         "relative test error",
         series,
         rows=[row for row in rows if row["n"] == n],
-        note="In even dimension S_{γ} is a multiple of a rotation, so theory gives zero-mean heads and the MLP one error for all γ.",
+        note="In even dimension S_{γ} is a multiple of a rotation, so theory gives zero-mean heads and the MLP one "
+        "error for all γ.",
     )
 
 
@@ -151,13 +172,13 @@ def _crossing_row(config: Config, results: Results, n: int, crossings: dict[tupl
         heads = "∞" if exact else str(config.n_heads)
         row[f"crossing, {heads} heads"] = crossings[n, exact].text()
     for exact in (False, True):
-        row[f"ratio at γ = {config.gammas[-1]:g}, {'∞' if exact else config.n_heads} heads"] = _end(config, results, n, exact=exact).text()
+        row[f"ratio at γ = {config.gammas[-1]:g}, {'∞' if exact else config.n_heads} heads"] = _end(
+            config, results, n, exact=exact
+        ).text()
     return dict(row)
 
 
-def _verdict(
-    config: Config, results: Results, crossings: dict[tuple[int, bool], Estimate], deviation: str
-) -> Verdict:
+def _verdict(config: Config, results: Results, crossings: dict[tuple[int, bool], Estimate], deviation: str) -> Verdict:
     n = config.shown[-1]
     start, end = (_end(config, results, n, exact=False, index=i) for i in (0, -1))
     crossing = crossings[n, False]
@@ -171,7 +192,8 @@ def _verdict(
     helps = (start.high if math.isfinite(start.high) else start.value or math.inf) < 1
     fades = (end.value or 0.0) - (start.value or 0.0) > 2 * math.hypot(_known(start.spread), _known(end.spread))
     sentence = (
-        f"At n = {n} biased heads have {start.value:.2f} times the error of zero-mean heads at γ = {config.gammas[0]:g} and "
+        f"At n = {n} biased heads have {start.value:.2f} times the error of zero-mean heads at γ = "
+        f"{config.gammas[0]:g} and "
         f"{end.value:.2f} times at γ = {config.gammas[-1]:g}."
     )
     if crossing.value is not None:
