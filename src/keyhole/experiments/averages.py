@@ -1,4 +1,4 @@
-"""Figure 1. Averages of token functions f_{1,p}: attention needs far fewer samples than an MLP on the flattened input."""
+"""Figure 1. Averages of token functions f_{1,p}: attention needs far fewer samples than an MLP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figure 5. Sample size against complexity: for many targets, the n that reaches a fixed error against what theory says."""
+"""Figure 5. Sample size against complexity: the n that reaches a fixed error, for many targets, against theory."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 from keyhole.experiments.averages import power
 from keyhole.experiments.cells import Cell
@@ -129,7 +130,7 @@ def _verdict(config: Config, ratios: dict[tuple[int, bool], Estimate], at: int, 
     high = first.high if math.isfinite(first.high) else first.value or math.inf
     sentence = f"At n = {at} biased heads have {first.value:.2f} times the error of zero-mean heads on f_{{2,{q}}}."
     state: State = "holds" if high <= WANTED else "partly" if high < 1 else "does not show"
-    growing = all(b <= a for a, b in zip(values, values[1:], strict=False))
+    growing = all(b <= a for a, b in pairwise(values))
     if len(values) > 1 and growing:
         sentence += " The advantage grows with q."
     elif len(values) > 1:
@@ -150,7 +151,7 @@ def _promise(config: Config) -> str:
         spread = variance(target, config.n_keys)
         ratios.append(rkhs_norm(target) / biased_norm_bound(target, 0.1 * spread).norm)
         needed.append(predicted_samples(notation(q), config.dim, config.n_keys, 0.3, "attention"))
-    grows = all(a < b for a, b in zip(ratios, ratios[1:], strict=False))
+    grows = all(a < b for a, b in pairwise(ratios))
     listed = ", ".join(f"{ratio:.0f}" for ratio in ratios)
     samples = ", ".join("–" if n is None else f"{n:,}" for n in needed)
     return (

@@ -1,4 +1,4 @@
-"""Figure 6. Dimension and length: samples needed against d and against N, measured where possible, predicted far beyond."""
+"""Figure 6. Dimension and length: samples needed against d and N, measured where possible, predicted beyond."""
 
 from __future__ import annotations
 

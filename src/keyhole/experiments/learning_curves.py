@@ -131,8 +131,8 @@ def predicted_curve(
         heads = None if exact else config.n_heads
         cells = [cell for cell in _spectrum_cells(config, target, sizes) if cell.n_heads == heads]
         return {cell.n_samples: results[cell]["error"] for cell in cells}
-    heads = math.inf if exact else config.n_heads
-    return _predicted(target, config.dim, config.n_keys, sizes, heads, model)
+    count = math.inf if exact else config.n_heads
+    return _predicted(target, config.dim, config.n_keys, sizes, count, model)
 
 
 @lru_cache(maxsize=4096)

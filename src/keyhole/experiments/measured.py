@@ -1,4 +1,4 @@
-"""From finished cells to curves with error bars: means over repetitions, crossings, and their uncertainty by resampling.
+"""From finished cells to curves with error bars: means over repetitions, crossings, and how sure they are.
 
 Nothing here fits a model; it reads results and does arithmetic on them.
 """
@@ -203,8 +203,8 @@ def deviation_text(rows: Sequence[Row]) -> str:
     '10.0 % (1 points)'
     """
     off = [
-        abs(float(row["predicted"]) / float(row["measured"]) - 1)
-        for row in rows
-        if row.get("predicted") is not None and row.get("measured") is not None
+        abs(float(predicted) / float(measured) - 1)
+        for predicted, measured in ((row.get("predicted"), row.get("measured")) for row in rows)
+        if predicted is not None and measured is not None
     ]
     return f"{100 * float(np.median(off)):.1f} % ({len(off)} points)" if off else "no prediction"

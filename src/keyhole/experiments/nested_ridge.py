@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Float
+from scipy.linalg import get_lapack_funcs
 
 from keyhole.features import attention_features, mlp_features
 from keyhole.heads import GaussianHeads, sample_mlp_weights
@@ -136,7 +137,8 @@ class FactorisedGram:
     one do not depend on its neighbours.
     """
 
-    form: Tridiagonal
+    basis: Float[np.ndarray, "n m"]
+    factors: tuple[tuple[np.ndarray, np.ndarray], ...]
     problem: Weighing
     alphas: Float[np.ndarray, " a"]
     complements: Float[np.ndarray, "a n"]
@@ -157,7 +159,7 @@ class FactorisedGram:
             alphas = default_alphas(largest, floor)
             complements = sweep.complements(alphas)
             floor *= 10.0  # rounding made an eigenvalue below −alpha: penalties that small cannot be judged
-        return cls(form, problem, alphas, complements, rounding)
+        return cls(form.basis, _factors(form, alphas), problem, alphas, complements, rounding)
 
     def outcome(
         self,
@@ -169,14 +171,15 @@ class FactorisedGram:
         column = y[:, None]
         mean = centre_of(column, self.problem.roots)
         problem = replace(self.problem, y=centred(column, mean), y_mean=mean, y_size=float(np.abs(y).max()))
-        dual = Sweep.of(self.form, problem.y).solve(self.alphas)
+        (pttrs,) = get_lapack_funcs(("pttrs",), (self.basis,))
+        outputs = self.basis.T @ problem.y
+        dual = self.basis @ np.hstack([pttrs(pivots, beside, outputs)[0] for pivots, beside in self.factors])
         scores = [
-            float(mean_squares(leave_one_out(alpha * one, complement), problem.weights)[0])
-            for alpha, one, complement in zip(self.alphas, dual, self.complements, strict=True)
+            float(mean_squares(leave_one_out(alpha * dual[:, [i]], self.complements[i]), problem.weights)[0])
+            for i, alpha in enumerate(self.alphas)
         ]
         chosen = select_alpha(self.alphas, np.array(scores), rounding_of_squares(problem.y_size, self.rounding))
-        flat = np.ascontiguousarray(dual[:, :, 0].T)
-        predictions = cross @ flat + (problem.y_mean - problem.gram_mean @ flat)
+        predictions = cross @ dual + (problem.y_mean - problem.gram_mean @ dual)
         spread = float(np.var(truth))
         errors = np.mean(np.square(predictions - truth[:, None]), axis=0) / spread
         best = int(np.argmin(errors))
@@ -187,3 +190,11 @@ class FactorisedGram:
             float(self.alphas[best]),
             float(scores[chosen]) / spread,
         )
+
+
+def _factors(form: Tridiagonal, alphas: Float[np.ndarray, " a"]) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
+    """L D Lᵀ of T + alpha for every penalty, as LAPACK keeps it: D, and the diagonal of L beside ones."""
+    (pttrf,) = get_lapack_funcs(("pttrf",), (form.diagonal,))
+    # LAPACK of one row takes no empty vector
+    beside = form.beside if len(form.beside) else np.zeros(1)
+    return tuple(tuple(pttrf(form.diagonal + alpha, beside)[:2]) for alpha in alphas)

@@ -6,6 +6,7 @@ that is run again computes only what is missing.
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import socket
@@ -26,7 +27,7 @@ from keyhole.experiments.store import Store
 POLL_SECONDS = 0.25
 """How often the store is asked for news."""
 
-SINGLE = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")}
+SINGLE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
 """One thread for every library in a worker: the cores are shared out between jobs."""
 
 
@@ -207,7 +208,7 @@ def run_dask(plan: Plan, store: Store, address: str, report: Report, patience: f
         Seconds to wait for the scheduler.
     """
     try:
-        from distributed import Client, as_completed
+        distributed: Any = importlib.import_module("distributed")
     except ImportError as error:
         raise RunError(
             "--scheduler needs dask.distributed, which is not installed here. Install keyhole with its extra `dask` "
@@ -215,7 +216,7 @@ def run_dask(plan: Plan, store: Store, address: str, report: Report, patience: f
             "machine."
         ) from error
     try:
-        client = Client(address, timeout=patience, set_as_default=False)
+        client = distributed.Client(address, timeout=patience, set_as_default=False)
     except (OSError, TimeoutError, ValueError) as error:
         raise RunError(
             f"no Dask scheduler answers at {address!r} ({type(error).__name__}: {error}). Start one with `dask "
@@ -227,7 +228,7 @@ def run_dask(plan: Plan, store: Store, address: str, report: Report, patience: f
         futures = [
             client.submit(_run_away, job, plan.wanted(job), priority=-i, **options) for i, job in enumerate(plan.jobs)
         ]
-        for future, answer in as_completed(futures, with_results=True, raise_errors=False):
+        for future, answer in distributed.as_completed(futures, with_results=True, raise_errors=False):
             if future.status == "error":
                 raise RunError(f"a job failed on the cluster, and again when it was tried anew: {future.exception()}")
             worker, done = answer

@@ -1,4 +1,4 @@
-"""One SQLite file of finished cells: one transaction each, safe to share between processes, exported in a fixed order."""
+"""One SQLite file of finished cells: one transaction each, safe to share, exported in a fixed order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figure 7. The learner of the theorems: constrained empirical risk minimisation against ridge, with noise and outliers."""
+"""Figure 7. The learner of the theorems: a convex loss over a norm ball, against ridge, with noise and outliers."""
 
 from __future__ import annotations
 
@@ -77,10 +77,10 @@ def _shares(config: Config) -> dict[float, str]:
 def _runs(config: Config, learner: str, target: str, share: float) -> list[list[Cell]]:
     sizes = sorted(config.sizes)
     shape = (config.dim, config.n_keys, config.n_heads)
-    labels = {"noise": config.noise, "outliers": share, "outlier_size": config.outlier_size if share else 0.0}
+    labels = (config.noise, share, config.outlier_size if share else 0.0)
     return [
         [
-            Cell("attention", target, *shape, n, sizes[-1], config.n_test, config.seed, r, learner, **labels)
+            Cell("attention", target, *shape, n, sizes[-1], config.n_test, config.seed, r, learner, *labels)
             for n in sizes
         ]
         for r in range(config.repetitions)
