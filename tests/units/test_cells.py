@@ -54,11 +54,11 @@ def test_an_impossible_cell_is_refused(changes, message):
 
 
 PINNED = {
-    Cell("attention", "corr * token", 3, 2, 70, 24, 32, 50, 0, 0): 0.0,
-    Cell("biased", "token^2", 3, 2, None, 24, 32, 50, 0, 0, noise=0.1): 0.0,
-    Cell("mlp", "token", 3, 2, 10, 24, 32, 50, 0, 0): 0.0,
-    Cell("biased", "token", 3, 2, None, 8, 64, 0, 0, 0, "spectrum"): 0.0,
-    Cell("attention", "token", 3, 2, 6, 24, 24, 50, 0, 0, "huber", 0.1, 0.1, 5.0): 0.0,
+    Cell("attention", "corr * token", 3, 2, 70, 24, 32, 50, 0, 0): 0.474006886,
+    Cell("biased", "token^2", 3, 2, None, 24, 32, 50, 0, 0, noise=0.1): 0.785751882,
+    Cell("mlp", "token", 3, 2, 10, 24, 32, 50, 0, 0): 0.1516385,
+    Cell("biased", "token", 3, 2, None, 8, 64, 0, 0, 0, "spectrum"): 0.541678691,
+    Cell("attention", "token", 3, 2, 6, 24, 24, 50, 0, 0, "huber", 0.1, 0.1, 5.0): 1.54354972,
 }
 
 

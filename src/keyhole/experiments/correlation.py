@@ -33,7 +33,7 @@ class Config(CurveConfig):
 
 PRESETS = {
     "quick": Config(
-        8, 8, 200, largest=2048, repetitions=3, more_repetitions=0, n_test=1000, spectrum_sets=2048, compare_at=1024
+        n_heads=400, largest=2048, repetitions=3, more_repetitions=0, n_test=1000, spectrum_sets=2048, compare_at=2048
     ),
     "full": Config(),
 }

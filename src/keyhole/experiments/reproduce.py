@@ -10,7 +10,7 @@ import platform
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from keyhole.experiments.cells import Cell
 from keyhole.experiments.measured import Results
@@ -37,6 +37,7 @@ SHORT = {"d": "dim", "N": "n_keys", "M": "n_heads", "n": "largest"}
 """Names of the paper for fields of a Config."""
 
 
+@runtime_checkable
 class Module(Protocol):
     """What the module of a figure has."""
 

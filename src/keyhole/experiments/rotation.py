@@ -35,9 +35,7 @@ class Config(CurveConfig):
 
 PRESETS = {
     "quick": Config(
-        8,
-        8,
-        200,
+        n_heads=400,
         largest=2048,
         repetitions=3,
         more_repetitions=0,
