@@ -1,0 +1,196 @@
+"""`keyhole reproduce`."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+
+from keyhole.cli._app import app, or_refuse, refuse, text_table
+
+if TYPE_CHECKING:
+    from keyhole.experiments.reproduce import Figure
+    from keyhole.experiments.runner import Plan, Report, Timer
+    from keyhole.experiments.store import Store
+    from keyhole.report import Report as Document
+
+LINE_SECONDS = 10.0
+"""Between two lines of progress where there is no terminal."""
+
+
+@app.command()
+def reproduce(
+    figures: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[FIGURE …]",
+            help="averages, correlation, rotation, heads, complexity, dimension, learner, transformer; none means all.",
+        ),
+    ] = None,
+    preset: Annotated[str, typer.Option(help="quick (minutes) or full (an hour on two cores).")] = "quick",
+    out: Annotated[
+        Path, typer.Option(help="Folder for the report, the tables and the store of finished cells.")
+    ] = Path("out/reproduce"),
+    seed: Annotated[int, typer.Option(help="Seed of everything that is drawn.", min=0)] = 0,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Change a setting: d=8, sizes=64,128, …")
+    ] = None,
+    scheduler: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Run on the Dask cluster of this scheduler.")
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(help="Worker processes; by default one per core.", min=1)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON on standard output.")] = False,
+) -> None:
+    """Redraw every claim of the paper: figures, predictions and verdicts in one HTML report.
+
+    Finished cells are kept in OUT/cells.sqlite: stop at any time, and the same command goes on from there.
+    """
+    from keyhole.experiments.reproduce import TRANSFORMER, build_report, check_names, choose_figures, provenance_of
+    from keyhole.experiments.runner import Plan, RunError
+    from keyhole.experiments.store import Store, export
+
+    names = or_refuse(lambda: check_names(figures or []))
+    chosen: list[Figure] = or_refuse(lambda: choose_figures(names, preset, seed, settings or []))
+    console = Console(stderr=as_json)
+    start = time.monotonic()
+    with or_refuse(lambda: Store(out / "cells.sqlite")) as store:
+        cells = or_refuse(lambda: {figure.name: figure.cells() for figure in chosen})
+        plan = Plan.of([cell for group in cells.values() for cell in group], store)
+        try:
+            _run(plan, store, {f.name: {cell.key for cell in cells[f.name]} for f in chosen}, scheduler, jobs, console)
+        except RunError as error:
+            refuse(str(error))
+        except KeyboardInterrupt:
+            _stopped(plan, store, console)
+        results = store.get(plan.cells)
+    tables = export(results, out) if results else []
+    command = shlex.join(["keyhole", *sys.argv[1:]])
+    provenance = provenance_of(command, seed, preset, time.monotonic() - start, len(plan.cells), len(plan.missing))
+    report = build_report(chosen, results, preset=preset, transformer=TRANSFORMER in names, provenance=provenance)
+    files = _write(report, out)
+    _tell(report, [*files[:1], *tables], console)
+    if as_json:
+        typer.echo(json.dumps(_summary(report, plan, files, tables, time.monotonic() - start), ensure_ascii=False))
+
+
+def _run(
+    plan: Plan, store: Store, figures: dict[str, set[str]], scheduler: str | None, jobs: int | None, console: Console
+) -> None:
+    from keyhole.experiments.jobs import cell_costs
+    from keyhole.experiments.runner import Timer, run_dask, run_local
+
+    found = len(plan.cells) - len(plan.missing)
+    known = f", {found} of them finished before" if found else ""
+    console.print(f"{len(plan.cells)} cells in {len(plan.jobs)} jobs{known}.", highlight=False)
+    if not plan.jobs:
+        return
+    costs = {cell.key: cost for job in plan.jobs for cell, cost in cell_costs(plan.wanted(job)).items()}
+    with _progress(Timer(plan, costs), figures, console) as report:
+        if scheduler is None:
+            run_local(plan, store, jobs, report)
+        else:
+            run_dask(plan, store, scheduler, report)
+
+
+@contextmanager
+def _progress(timer: Timer, figures: dict[str, set[str]], console: Console) -> Iterator[Report]:
+    """A bar on a terminal, a line now and then elsewhere."""
+    if not console.is_terminal:
+        yield _lines(timer, figures, console)
+        console.print(_line(timer, ""), highlight=False)
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[words]}"))
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("starting …", total=timer.total, words="")
+
+        def report(keys: Collection[str]) -> None:
+            timer.finish(keys)
+            name = _figure_of(keys, figures)
+            description = f"figure {name}" if name else bar.tasks[0].description
+            bar.update(task, completed=timer.done, description=description, words=_line(timer, ""))
+
+        yield report
+
+
+def _lines(timer: Timer, figures: dict[str, set[str]], console: Console) -> Report:
+    last = time.monotonic()
+
+    def report(keys: Collection[str]) -> None:
+        nonlocal last
+        timer.finish(keys)
+        if time.monotonic() - last >= LINE_SECONDS:
+            last = time.monotonic()
+            console.print(_line(timer, _figure_of(keys, figures)), highlight=False)
+
+    return report
+
+
+def _figure_of(keys: Collection[str], figures: dict[str, set[str]]) -> str:
+    newest = list(keys)[-1:]
+    return next((name for name, own in figures.items() for key in newest if key in own), "")
+
+
+def _line(timer: Timer, figure: str) -> str:
+    left = "" if timer.left is None or timer.done == timer.total else f", about {_duration(timer.left)} left"
+    where = f", figure {figure}" if figure else ""
+    return f"{timer.done}/{timer.total} cells, {timer.rate:.1f} per second, {_duration(timer.seconds)}{left}{where}"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def _stopped(plan: Plan, store: Store, console: Console) -> None:
+    done = len(store.get(plan.cells))
+    console.print(
+        f"stopped: {done} of {len(plan.cells)} cells are finished and kept in {store.path}. The same command goes on "
+        "from "
+        "there.",
+        soft_wrap=True,
+        highlight=False,
+    )
+    raise typer.Exit(130)
+
+
+def _write(report: Document, folder: Path) -> list[Path]:
+    from keyhole.report.html import write_report
+
+    files: list[Path] = write_report(report, folder)
+    return files
+
+
+def _tell(report: Document, files: list[Path], console: Console) -> None:
+    rows = [
+        {"claim": section.title, "verdict": section.verdict.state, "in words": section.verdict.sentence}
+        for section in report.sections
+        if section.verdict is not None
+    ]
+    if rows:
+        console.print(text_table("verdicts", rows))
+    for path in files:
+        console.print(f"wrote {path}", soft_wrap=True, highlight=False)
+
+
+def _summary(report: Document, plan: Plan, files: list[Path], tables: list[Path], seconds: float) -> dict[str, Any]:
+    return {
+        "cells": len(plan.cells),
+        "computed": len(plan.missing),
+        "seconds": round(seconds, 1),
+        "report": str(files[0]) if files else None,
+        "tables": [str(path) for path in tables],
+        "verdicts": {
+            section.slug: {"state": section.verdict.state, "sentence": section.verdict.sentence}
+            for section in report.sections
+            if section.verdict is not None
+        },
+    }

@@ -1,0 +1,233 @@
+"""Figure 5. Sample size against complexity: the n that reaches a fixed error, for many targets, against theory."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.stats import spearmanr
+
+from keyhole.experiments.cells import Cell
+from keyhole.experiments.jobs import read_target
+from keyhole.experiments.learning_curves import predicted_samples
+from keyhole.experiments.measured import Estimate, Results, deviation_text, read_curve, samples_measured
+from keyhole.experiments.prediction import variance
+from keyhole.report.document import Chart, Row, Section, Series, State, Table, Verdict
+from keyhole.theory import paper_complexity, rkhs_norm, rkhs_norm_bound
+
+TARGETS = (
+    "query",
+    "query^2",
+    "query^3",
+    "token",
+    "token^2",
+    "token^3",
+    "token^4",
+    "query * token",
+    "query * token^2",
+    "query^2 * token",
+    "corr",
+    "corr^2",
+    "corr * token",
+    "corr^2 * token",
+    "corr^3 * token",
+    "rotated(1) * token",
+    "token + token^2",
+    "token + corr * token",
+)
+"""Targets of every family of the paper, products, and sums of an easy and a hard part."""
+
+MEASURES = {
+    "predicted": "predicted n",
+    "norm": "exact norm",
+    "bound": "norm bound",
+    "paper": "paper's B(f*)",
+}
+"""Complexities by name, each a field of a row; norms and B are divided by Var f*, since the error is too."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """Sizes: every target in every (d, N), with the exact kernel of infinitely many heads."""
+
+    dims: tuple[int, ...] = (4, 6, 8)
+    keys: tuple[int, ...] = (4, 8)
+    targets: tuple[str, ...] = TARGETS
+    smallest: int = 8
+    largest: int = 2896
+    level: float = 0.25
+    repetitions: int = 4
+    n_test: int = 2000
+    seed: int = 0
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Numbers of samples, each √2 times the one before, ending at the largest."""
+        count = 1 + int(2 * math.log2(self.largest / self.smallest))
+        return tuple(sorted({max(2, round(self.largest * 2 ** (-k / 2))) for k in range(count)}))
+
+    def describe(self) -> str:
+        """The settings in a sentence or two."""
+        return (
+            f"Our settings: sphere law, d in {{{', '.join(map(str, self.dims))}}}, N in "
+            f"{{{', '.join(map(str, self.keys))}}}; exact kernel "
+            f"of zero-mean heads; n up to {self.largest} in steps of √2; {self.repetitions} repetitions; "
+            f"{self.n_test} test sets."
+        )
+
+
+PRESETS = {
+    "quick": Config(dims=(4, 6), keys=(4,), largest=1024, repetitions=3, n_test=1000),
+    "full": Config(),
+}
+
+
+def cells(config: Config) -> list[Cell]:
+    """What has to be known."""
+    return [
+        cell
+        for d in config.dims
+        for n in config.keys
+        for t in config.targets
+        for run in _runs(config, d, n, t)
+        for cell in run
+    ]
+
+
+def _runs(config: Config, dim: int, n_keys: int, target: str) -> list[list[Cell]]:
+    rest = (config.largest, config.n_test, config.seed)
+    return [
+        [Cell("attention", target, dim, n_keys, None, n, *rest, r) for n in config.sizes]
+        for r in range(config.repetitions)
+    ]
+
+
+def section(config: Config, results: Results) -> Section:
+    """The figure and its verdict."""
+    rows = [_row(config, results, d, n, t) for d in config.dims for n in config.keys for t in config.targets]
+    reached = [row for row in rows if row["measured"] is not None]
+    ranks = {name: _rank(reached, name, config.seed) for name in MEASURES}
+    table = Table(
+        "complexity-ranks",
+        "Which complexity puts the targets in the order of their sample sizes",
+        [
+            {"complexity": words, "rank correlation": ranks[name].text(), "points": len(reached)}
+            for name, words in MEASURES.items()
+        ],
+        note="Spearman's rank correlation over the targets that reach the error, ± standard error over resampled "
+        "targets.",
+    )
+    charts = [_chart(config, reached, name) for name in MEASURES]
+    details = Table("complexity-targets", "Every target", [_readable(row) for row in rows])
+    return Section(
+        "complexity",
+        "Sample size against complexity",
+        "The complexity of a target orders the number of samples it takes to learn it.",
+        [*charts, table, details],
+        _verdict(config, rows, reached, ranks),
+        config.describe(),
+    )
+
+
+def _row(config: Config, results: Results, dim: int, n_keys: int, target: str) -> Row:
+    polynomial = read_target(target, dim)
+    spread = variance(polynomial, n_keys)
+    curve = read_curve(results, config.sizes, _runs(config, dim, n_keys, target))
+    oracle = read_curve(results, config.sizes, _runs(config, dim, n_keys, target), "oracle")
+    found = samples_measured(curve, config.level, config.seed)
+    return {
+        "target": target,
+        "d": dim,
+        "N": n_keys,
+        "measured": found.value,
+        "standard_error": found.spread if found.value is not None and math.isfinite(found.spread) else None,
+        "oracle": samples_measured(oracle, config.level, config.seed).value,
+        "predicted": predicted_samples(target, dim, n_keys, config.level, "attention"),
+        "norm": rkhs_norm(polynomial) / spread,
+        "bound": rkhs_norm_bound(polynomial) / spread,
+        "paper": paper_complexity(polynomial) / spread,
+    }
+
+
+def _readable(row: Row) -> Row:
+    return {
+        "target": f"`{row['target']}`",
+        "d": row["d"],
+        "N": row["N"],
+        "n, measured": "not reached"
+        if row["measured"] is None
+        else Estimate(float(row["measured"]), float(row["standard_error"] or math.nan)).text(),
+        "n, predicted": "–" if row["predicted"] is None else f"{row['predicted']:,}",
+        "exact norm / Var": f"{float(row['norm'] or 0):.3g}",
+        "bound / Var": f"{float(row['bound'] or 0):.3g}",
+        "B / Var": f"{float(row['paper'] or 0):.3g}",
+    }
+
+
+def _rank(rows: list[Row], name: str, seed: int) -> Estimate:
+    pairs = np.array([[float(row[name]), float(row["measured"])] for row in rows if row[name] is not None])  # type: ignore[arg-type]
+    if len(pairs) < 4:
+        return Estimate(None)
+    rng = np.random.default_rng(seed)
+    draws = [spearmanr(*pairs[rng.integers(len(pairs), size=len(pairs))].T).statistic for _ in range(400)]
+    value = float(spearmanr(*pairs.T).statistic)
+    low, high = np.nanquantile(draws, [0.025, 0.975])
+    return Estimate(value, float(np.nanstd(draws)), float(low), float(high))
+
+
+def _chart(config: Config, rows: list[Row], name: str) -> Chart:
+    series = []
+    for dim in config.dims:
+        for n_keys in config.keys:
+            chosen = sorted(
+                (row for row in rows if row["d"] == dim and row["N"] == n_keys and row[name] is not None),
+                key=lambda row: float(row[name] or 0.0),
+            )
+            x = [float(row[name] or 0.0) for row in chosen]
+            y = [float(row["measured"] or 0.0) for row in chosen]
+            bars = [float(row["standard_error"] or 0.0) for row in chosen]
+            low, high = ([a + sign * b for a, b in zip(y, bars, strict=True)] for sign in (-1, 1))
+            label = f"d = {dim}, N = {n_keys}"
+            series.append(Series(label, x, y, low, high, "points", label, [f"{row['target']}" for row in chosen]))
+    if name == "predicted" and rows:
+        ends = [min(float(row["measured"] or 1) for row in rows), max(float(row["measured"] or 1) for row in rows)]
+        series.append(Series("measured = predicted", ends, ends, look="dashed", role="prediction"))
+    axis = "predicted n" if name == "predicted" else f"{MEASURES[name]} over Var f*"
+    return Chart(
+        f"complexity-{name}",
+        f"Samples for {config.level:.0%} error against {MEASURES[name]}",
+        axis,
+        "samples n, measured",
+        series,
+        rows=rows,
+        x_log=True,
+        y_log=True,
+        note="Hover for the target.",
+    )
+
+
+def _verdict(config: Config, rows: list[Row], reached: list[Row], ranks: dict[str, Estimate]) -> Verdict:
+    numbers = {f"rank correlation with {words}": ranks[name].text() for name, words in MEASURES.items()}
+    numbers["targets that reach the error"] = f"{len(reached)} of {len(rows)}"
+    numbers["median deviation of prediction"] = deviation_text(reached)
+    known = {name: rank for name, rank in ranks.items() if rank.value is not None}
+    if not known:
+        return Verdict("not tested", "Too few targets reach the error at these sizes to be ranked.", numbers)
+    best = max(known, key=lambda name: known[name].value or 0.0)
+    complexities = [name for name in known if name != "predicted"]
+    top = max(complexities, key=lambda name: known[name].value or 0.0)
+    paper = known.get("paper", Estimate(0.0))
+    state: State = (
+        "holds"
+        if all(known[name].low > 0 for name in complexities)
+        else "partly"
+        if known[best].low > 0
+        else "does not show"
+    )
+    sentence = (
+        f"Of all, {MEASURES[best]} orders the {len(reached)} sample sizes best (rank correlation "
+        f"{known[best].value:.3f}); among the complexities it is "
+        f"{MEASURES[top]} ({known[top].value:.2f}), and the paper's B(f*) has {paper.value:.2f}."
+    )
+    return Verdict(state, sentence, numbers)

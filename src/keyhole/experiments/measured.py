@@ -1,0 +1,210 @@
+"""From finished cells to curves with error bars: means over repetitions, crossings, and how sure they are.
+
+Nothing here fits a model; it reads results and does arithmetic on them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+from scipy.special import stdtrit
+
+from keyhole.experiments.cells import Cell, Values
+from keyhole.report.document import Row, Series
+
+Results = Mapping[Cell, Values]
+
+RESAMPLES = 400
+"""Draws of repetitions behind an uncertainty."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Repeated measurements at several points.
+
+    Attributes
+    ----------
+    x : array (points,)
+    runs : array (repetitions, points)
+        NaN where a repetition has no such point.
+    """
+
+    x: Float[np.ndarray, " points"]
+    runs: Float[np.ndarray, "reps points"]
+
+    @property
+    def mean(self) -> Float[np.ndarray, " points"]:
+        """Mean over the repetitions that have the point."""
+        return _mean(self.runs)
+
+    @property
+    def error(self) -> Float[np.ndarray, " points"]:
+        """Standard error of the mean; NaN where there is one repetition only."""
+        count = np.isfinite(self.runs).sum(axis=0)
+        centred = np.where(np.isfinite(self.runs), self.runs - self.mean, 0.0)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.asarray(np.sqrt(np.square(centred).sum(axis=0) / (count - 1) / count))
+
+    def at(self, x: float) -> tuple[float, float]:
+        """Mean and standard error at one of the points."""
+        i = int(np.flatnonzero(self.x == x)[0])
+        return float(self.mean[i]), float(self.error[i])
+
+    def series(self, name: str, role: str, look: str = "points") -> Series:
+        """To be drawn: bars of one standard error where there are several repetitions."""
+        spread = np.nan_to_num(self.error)
+        bars = look == "points" and bool(spread.any())
+        low, high = (list(map(float, self.mean + sign * spread)) if bars else None for sign in (-1, 1))
+        points = list(map(float, self.x)), list(map(float, self.mean))
+        return Series(name, *points, low=low, high=high, look=look, role=role)  # type: ignore[arg-type]
+
+
+def read_curve(results: Results, x: Sequence[float], runs: Sequence[Sequence[Cell]], name: str = "error") -> Curve:
+    """One value of some cells as a curve: ``runs[r]`` are the cells of repetition r, for the first points of ``x``."""
+    table = np.full((len(runs), len(x)), np.nan)
+    for row, cells in zip(table, runs, strict=True):
+        row[: len(cells)] = [results[cell][name] for cell in cells]
+    return Curve(np.array(x, dtype=np.float64), table)
+
+
+def _mean(runs: np.ndarray) -> np.ndarray:
+    known = np.isfinite(runs)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(np.where(known, runs, 0.0).sum(axis=0) / known.sum(axis=0))
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with its uncertainty; ``value`` is None where it lies beyond what was measured.
+
+    Attributes
+    ----------
+    value : float or None
+    spread : float
+        Standard error.
+    low, high : float
+        Ends of a 95 % interval by Student's law, whose tails say how few repetitions there are.
+    """
+
+    value: float | None
+    spread: float = 0.0
+    low: float = math.nan
+    high: float = math.nan
+
+    def text(self, digits: int = 3) -> str:
+        """Value ± standard error, or a dash.
+
+        >>> Estimate(674.2, 12.34).text(), Estimate(0.61234, 0.0123, 0.6, 0.65).text(), Estimate(None).text()
+        ('674 ± 12', '0.612 ± 0.012', '–')
+        """
+        if self.value is None:
+            return "–"
+        if self.value == 0 or not math.isfinite(self.value):
+            return f"{self.value:g} ± {self.spread:.2g}"
+        places = max(0, digits - 1 - math.floor(math.log10(abs(self.value))))
+        return f"{self.value:.{places}f} ± {self.spread:.{places}f}"
+
+
+def resample(
+    statistic: Callable[[list[np.ndarray]], float | None], tables: Sequence[np.ndarray], seed: int
+) -> Estimate:
+    """A statistic of tables (repetitions, points), and how it varies when whole repetitions are drawn with replacement.
+
+    All tables are resampled alike, because their repetitions share their sets. Repetitions that reach equally far are
+    drawn among each other, so that every point stays measured. A resampled mean of r varies by (r−1)/r of the true
+    variance, which is put right.
+    """
+    value = statistic(list(tables))
+    if value is None:
+        return Estimate(None)
+    points = np.sum([np.isfinite(table).sum(axis=1) for table in tables], axis=0)
+    strata = [np.flatnonzero(points == level) for level in np.unique(points)]
+    rng = np.random.default_rng(seed)
+    draws = []
+    for _ in range(RESAMPLES):
+        rows = np.concatenate([rng.choice(rows, size=len(rows)) for rows in strata])
+        drawn = statistic([table[rows] for table in tables])
+        if drawn is not None:
+            draws.append(drawn)
+    freedom = sum(len(rows) - 1 for rows in strata)
+    smallest = min(len(rows) for rows in strata)
+    if smallest < 2 or len(draws) < RESAMPLES // 2:
+        return Estimate(value, math.nan)
+    spread = float(np.std(draws)) * math.sqrt(smallest / (smallest - 1))
+    reach = float(stdtrit(freedom, 0.975)) * spread
+    return Estimate(value, spread, value - reach, value + reach)
+
+
+def falls_to(x: np.ndarray, y: np.ndarray, level: float) -> float | None:
+    """Where a curve first falls to a level, on logarithmic axes between points; None if it does not.
+
+    >>> falls_to(np.array([100.0, 200.0, 400.0]), np.array([0.4, 0.2, 0.1]), 0.2)
+    200.0
+    """
+    known = np.isfinite(y)
+    x, y = x[known], y[known]
+    below = np.flatnonzero(y <= level)
+    if len(below) == 0 or below[0] == 0:
+        return None
+    i = int(below[0])
+    share = (math.log(y[i - 1]) - math.log(level)) / (math.log(y[i - 1]) - math.log(max(y[i], 1e-300)))
+    return float(math.exp(math.log(x[i - 1]) + share * (math.log(x[i]) - math.log(x[i - 1]))))
+
+
+def rises_through(x: np.ndarray, y: np.ndarray, level: float) -> float | None:
+    """Where a curve first rises through a level, on plain axes; None if it does not.
+
+    >>> rises_through(np.array([0.0, 0.5, 1.0]), np.array([0.5, 0.9, 1.1]), 1.0)
+    0.75
+    """
+    above = np.flatnonzero(y > level)
+    if len(above) == 0 or above[0] == 0:
+        return None
+    i = int(above[0])
+    return float(x[i - 1] + (level - y[i - 1]) / (y[i] - y[i - 1]) * (x[i] - x[i - 1]))
+
+
+def samples_measured(curve: Curve, level: float, seed: int = 0) -> Estimate:
+    """The number of samples at which the mean error falls to a level."""
+    return resample(lambda tables: falls_to(curve.x, _mean(tables[0]), level), [curve.runs], seed)
+
+
+def ratio_at(upper: Curve, lower: Curve, x: float, seed: int = 0) -> Estimate:
+    """Ratio of two mean errors at one point, over the same repetitions."""
+    i = int(np.flatnonzero(upper.x == x)[0])
+
+    def statistic(tables: list[np.ndarray]) -> float:
+        return float(_mean(tables[0])[0] / _mean(tables[1])[0])
+
+    known = np.isfinite(upper.runs[:, i]) & np.isfinite(lower.runs[:, i])
+    return resample(statistic, [upper.runs[known, i : i + 1], lower.runs[known, i : i + 1]], seed)
+
+
+def slope(curve: Curve, seed: int = 0) -> Estimate:
+    """Slope of the mean on logarithmic axes, by least squares."""
+
+    def statistic(tables: list[np.ndarray]) -> float | None:
+        mean = _mean(tables[0])
+        if len(mean) < 2 or not (mean > 0).all():
+            return None
+        return float(np.polyfit(np.log(curve.x), np.log(mean), 1)[0])
+
+    return resample(statistic, [curve.runs], seed)
+
+
+def deviation_text(rows: Sequence[Row]) -> str:
+    """Median of |predicted/measured − 1| over rows that have both, with their number.
+
+    >>> deviation_text([{"predicted": 1.1, "measured": 1.0}, {"predicted": None, "measured": 1.0}])
+    '10.0 % (1 points)'
+    """
+    off = [
+        abs(float(predicted) / float(measured) - 1)
+        for predicted, measured in ((row.get("predicted"), row.get("measured")) for row in rows)
+        if predicted is not None and measured is not None
+    ]
+    return f"{100 * float(np.median(off)):.1f} % ({len(off)} points)" if off else "no prediction"

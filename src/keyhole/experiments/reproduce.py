@@ -1,0 +1,243 @@
+"""Every figure by name, what it is asked to compute, and the report made of all of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import os
+import platform
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from keyhole.experiments.cells import Cell
+from keyhole.experiments.measured import Results
+from keyhole.report.document import Report, Section
+
+FIGURES = {
+    "averages": "averages",
+    "correlation": "correlation",
+    "rotation": "rotation",
+    "heads": "heads_curve",
+    "complexity": "complexity_order",
+    "dimension": "dimension_length",
+    "learner": "theorem_learner",
+}
+"""Figures made of cells, in the order of the report, and their modules here."""
+
+TRANSFORMER = "transformer"
+"""The figure about a real checkpoint: no cells, one section."""
+
+NAMES = (*FIGURES, TRANSFORMER)
+PRESETS = ("quick", "full")
+
+SHORT = {"d": "dim", "N": "n_keys", "M": "n_heads", "n": "largest"}
+"""Names of the paper for fields of a Config."""
+
+
+@runtime_checkable
+class Module(Protocol):
+    """What the module of a figure has."""
+
+    PRESETS: Mapping[str, Any]
+
+    def cells(self, config: Any) -> list[Cell]:
+        """What has to be known."""
+
+    def section(self, config: Any, results: Results) -> Section:
+        """The figure and its verdict, from results alone."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure with its settings."""
+
+    name: str
+    module: Module
+    config: Any
+
+    def cells(self) -> list[Cell]:
+        """What it needs."""
+        return self.module.cells(self.config)
+
+    def section(self, results: Results) -> Section:
+        """What it says."""
+        return self.module.section(self.config, results)
+
+
+def check_names(names: Sequence[str]) -> list[str]:
+    """Names of figures, all of them when none is given; an unknown one is answered with those that are known."""
+    for name in names:
+        if name not in NAMES:
+            near = difflib.get_close_matches(name, NAMES, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ValueError(
+                f"unknown figure {name!r}.{hint} The figures are {', '.join(NAMES)}; none means all of them."
+            )
+    return [name for name in NAMES if name in names or not names]
+
+
+def choose_figures(
+    names: Sequence[str], preset: str, seed: int | None = None, overrides: Sequence[str] = ()
+) -> list[Figure]:
+    """The figures made of cells among ``names``, with their settings.
+
+    Parameters
+    ----------
+    names : sequence of str
+        As `check_names` returns them.
+    preset : str
+        "quick" or "full".
+    seed : int, optional
+        Of everything drawn; that of the preset by default.
+    overrides : sequence of str
+        "field=value" each, for every figure that has the field: "d=8", "sizes=64,128".
+
+    Examples
+    --------
+    >>> [figure] = choose_figures(["averages"], "quick", overrides=["d=4", "powers=1,2"])
+    >>> figure.config.dim, figure.config.powers
+    (4, (1, 2))
+    """
+    if preset not in PRESETS:
+        raise ValueError(f"unknown preset {preset!r}: it must be one of {', '.join(PRESETS)}.")
+    figures = []
+    for name in names:
+        if name in FIGURES:
+            module: Any = importlib.import_module(f"keyhole.experiments.{FIGURES[name]}")
+            figures.append(Figure(name, module, module.PRESETS[preset]))
+    if seed is not None:
+        figures = [_with(figure, {"seed": seed}) for figure in figures]
+    for text in overrides:
+        figures = _override(figures, text)
+    return figures
+
+
+def _override(figures: list[Figure], text: str) -> list[Figure]:
+    field, equals, value = text.partition("=")
+    field = field.strip()
+    field = SHORT.get(field, field)
+    if not equals:
+        raise ValueError(f"--set takes field=value, such as d=8: got {text!r}.")
+    having = [figure for figure in figures if field in _fields(figure.config)]
+    if not having:
+        known = sorted({name for figure in figures for name in _fields(figure.config)})
+        short = ", ".join(f"{short} for {name}" for short, name in SHORT.items())
+        near = difflib.get_close_matches(field, known, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(
+            f"no figure asked for has a setting {field!r}.{hint} Settings are {', '.join(known) or 'none'} ({short})."
+        )
+    return [
+        _with(figure, {field: _read(value.strip(), _fields(figure.config)[field], text)})
+        if figure in having
+        else figure
+        for figure in figures
+    ]
+
+
+def _with(figure: Figure, changes: dict[str, Any]) -> Figure:
+    try:
+        config = dataclasses.replace(figure.config, **changes)
+    except ValueError as error:
+        raise ValueError(f"the settings of {figure.name!r} do not go together: {error}") from error
+    return dataclasses.replace(figure, config=config)
+
+
+def _fields(config: Any) -> dict[str, Any]:
+    hints = typing.get_type_hints(type(config))
+    return {field.name: hints[field.name] for field in dataclasses.fields(config)}
+
+
+def _read(value: str, kind: Any, text: str) -> Any:
+    """A value of the type of a field: int, float, str, or a tuple of them with commas between."""
+    if typing.get_origin(kind) is tuple:
+        item = typing.get_args(kind)[0]
+        return tuple(_read(part.strip(), item, text) for part in value.split(",") if part.strip())
+    words = {int: "a whole number", float: "a number", str: "text"}
+    try:
+        number = kind(value)
+    except ValueError:
+        raise ValueError(f"--set {text}: {value!r} must be {words[kind]}.") from None
+    if kind is not str and not 0 <= number < 1e12:
+        raise ValueError(f"--set {text}: {value} must be finite and not negative.")
+    return number
+
+
+def build_report(
+    figures: Sequence[Figure],
+    results: Results,
+    *,
+    preset: str,
+    transformer: bool,
+    provenance: Mapping[str, str],
+) -> Report:
+    """Sections in order, and a lead that counts the verdicts."""
+    sections = [figure.section(results) for figure in figures]
+    if transformer:
+        sections.append(transformer_section(preset))
+    states = [section.verdict.state for section in sections if section.verdict is not None]
+    counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+    lead = (
+        "Each claim of Fu, Guo, Bai and Mei, “What can a Single Attention Layer Learn? A Study Through the Random "
+        "Features "
+        "Lens” (arXiv:2307.11353), the figure that tests it, theory's prediction on the same axes, and what came out. "
+        "The "
+        f"settings are ours, and each section says them. Verdicts: {counts}."
+    )
+    return Report("What a single attention layer can learn, redrawn", lead, sections, dict(provenance))
+
+
+def transformer_section(preset: str) -> Section:
+    """The heads of a real transformer: made elsewhere, and left out with a sentence where its checkpoint is missing."""
+    module = importlib.import_module("keyhole.experiments.heads_of_a_transformer")
+    section: Section = module.section(preset)
+    return section
+
+
+def provenance_of(command: str, seed: int, preset: str, seconds: float, cells: int, computed: int) -> dict[str, str]:
+    """Versions, machine, seed and command: all that is needed to do it again."""
+    import numpy
+    import scipy
+
+    import keyhole
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "command": command,
+        "preset": preset,
+        "seed": str(seed),
+        "cells": f"{cells} ({computed} computed now, the others found in the store)",
+        "time": f"{seconds:.0f} s in this run",
+        "keyhole": keyhole.__version__,
+        "Python": platform.python_version(),
+        "NumPy": numpy.__version__,
+        "SciPy": scipy.__version__,
+        "BLAS": _blas(),
+        "machine": f"{platform.system()} {platform.machine()}, {cores} cores, {_processor()}",
+    }
+
+
+def _blas() -> str:
+    from threadpoolctl import threadpool_info
+
+    return ", ".join(
+        dict.fromkeys(
+            f"{pool['internal_api']} {pool.get('version')}"
+            for pool in threadpool_info()
+            if pool.get("user_api") == "blas"
+        )
+    )
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or "unknown processor"

@@ -1,0 +1,175 @@
+"""One SQLite file of finished cells: one transaction each, safe to share, exported in a fixed order."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import sqlite3
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from keyhole.experiments.cells import Cell, Values, canonical
+
+BUSY_SECONDS = 60.0
+"""How long a writer waits for another one; a transaction of ours takes milliseconds."""
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS results (key TEXT PRIMARY KEY, config TEXT NOT NULL, result TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS timings (key TEXT PRIMARY KEY, seconds REAL NOT NULL, worker TEXT NOT NULL);
+"""
+
+
+class Store:
+    """Results of cells in one SQLite file (WAL), keyed by `Cell.key`; timings in a table of their own.
+
+    Several processes may read and write one file at once. A result is written in one transaction and never changed:
+    whoever comes second with the same cell has the same bits. Use it as a context manager, or call ``close``.
+
+    Parameters
+    ----------
+    path : Path
+        The file; made with its folder if it is not there.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> cell = Cell("mlp", "token", 4, 4, None, 8, 8, 10, seed=0, repetition=0)
+    >>> with tempfile.TemporaryDirectory() as folder, Store(Path(folder) / "cells.sqlite") as store:
+    ...     store.put(cell, {"error": 0.25}, seconds=0.1)
+    ...     store.put(cell, {"error": 0.25}, seconds=9.9)    # the first result stays
+    ...     store.get([cell])[cell]
+    {'error': 0.25}
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        # transactions are opened by hand: `isolation_level=None` keeps Python from opening others
+        self._db = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+        try:
+            self._db.execute(f"PRAGMA busy_timeout = {int(1000 * BUSY_SECONDS)}")
+            self._db.execute("PRAGMA journal_mode = WAL")
+            # in WAL this loses nothing to a killed process, and the last few cells but no more to a power cut
+            self._db.execute("PRAGMA synchronous = NORMAL")
+            with self._transaction():
+                for statement in filter(str.strip, _TABLES.split(";")):
+                    self._db.execute(statement)
+        except sqlite3.DatabaseError as error:
+            self._db.close()
+            raise ValueError(
+                f"{self.path} must be a store of cells, an SQLite file that can be written: {error}. "
+                "Move it away, or choose another folder with --out."
+            ) from error
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+    def put(self, cell: Cell, values: Values, seconds: float, worker: str = "") -> None:
+        """Write one result and its timing in one transaction; a cell that is there stays as it is."""
+        row = (cell.key, cell.config, canonical(dict(values)))
+        with self._transaction():
+            self._db.execute("INSERT OR IGNORE INTO results VALUES (?, ?, ?)", row)
+            self._db.execute("INSERT OR IGNORE INTO timings VALUES (?, ?, ?)", (cell.key, seconds, worker))
+
+    def get(self, cells: Iterable[Cell]) -> dict[Cell, Values]:
+        """Results of those of the cells that are there."""
+        found = {}
+        for cell in cells:
+            row = self._db.execute("SELECT result FROM results WHERE key = ?", (cell.key,)).fetchone()
+            if row is not None:
+                found[cell] = json.loads(row[0])
+        return found
+
+    def keys(self, after: int = 0) -> tuple[int, list[str]]:
+        """Keys written since the row ``after``, and the number of the last one: what progress is read from."""
+        rows = self._db.execute("SELECT rowid, key FROM results WHERE rowid > ? ORDER BY rowid", (after,)).fetchall()
+        return (rows[-1][0] if rows else after), [key for _, key in rows]
+
+    def seconds(self) -> dict[str, float]:
+        """How long each cell took, by key; a cell that others share features with carries no share of theirs."""
+        return dict(self._db.execute("SELECT key, seconds FROM timings"))
+
+
+def export_rows(results: Mapping[Cell, Values]) -> list[dict[str, Any]]:
+    """One flat row per cell, fields first and values after, sorted by configuration."""
+    ordered = sorted(results, key=lambda cell: cell.config)
+    names = sorted({name for values in results.values() for name in values})
+    empty = dict.fromkeys(names)
+    return [{"key": cell.key, **asdict(cell), **empty, **results[cell]} for cell in ordered]
+
+
+def export(results: Mapping[Cell, Values], folder: Path, name: str = "cells") -> list[Path]:
+    """Write the results as CSV and Parquet: the same results are the same bytes, whoever computed them and when.
+
+    Floats are written so that reading them gives the same bits. Nothing of timings, machines or dates is in the files.
+    """
+    rows = export_rows(results)
+    columns = list(rows[0]) if rows else ["key"]
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, fieldnames=columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({k: repr(v) if isinstance(v, float) else v for k, v in row.items()} for row in rows)
+    return [
+        write_bytes(text.getvalue().encode(), folder / f"{name}.csv"),
+        write_bytes(_parquet(rows, columns), folder / f"{name}.parquet"),
+    ]
+
+
+def _parquet(rows: list[dict[str, Any]], columns: list[str]) -> bytes:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    kinds = {"int": pa.int64(), "int | None": pa.int64(), "str": pa.string()}
+    fields = Cell.__dataclass_fields__
+    schema = pa.schema(
+        [
+            (
+                name,
+                pa.string()
+                if name == "key"
+                else kinds.get(str(fields[name].type) if name in fields else "", pa.float64()),
+            )
+            for name in columns
+        ]
+    )
+    sink = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), sink)
+    return sink.getvalue()
+
+
+def write_bytes(content: bytes, path: Path) -> Path:
+    """Write a file whole or not at all: beside its place first, then moved there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.chmod(partial, 0o644)
+        os.replace(partial, path)
+    except BaseException:
+        Path(partial).unlink(missing_ok=True)
+        raise
+    return path

@@ -1,0 +1,69 @@
+"""Cells: keys that mean the same settings and the same arithmetic, and nothing else."""
+
+import dataclasses
+
+import pytest
+
+from keyhole.experiments import cells as module
+from keyhole.experiments.cells import ARITHMETIC, Cell, cell_from_config
+from keyhole.experiments.jobs import compute, group
+
+CELL = Cell("attention", "token^2", 3, 2, 4, 12, 16, 20, seed=0, repetition=0)
+
+
+def test_a_key_is_of_the_settings_alone():
+    assert CELL.key == dataclasses.replace(CELL).key == cell_from_config(CELL.config).key
+    others = [
+        dataclasses.replace(CELL, **{field: value})
+        for field, value in [
+            ("model", "biased"),
+            ("target", "token"),
+            ("dim", 4),
+            ("n_keys", 3),
+            ("n_heads", None),
+            ("n_samples", 13),
+            ("most_samples", 17),
+            ("n_test", 21),
+            ("seed", 1),
+            ("repetition", 1),
+            ("learner", "huber"),
+            ("noise", 0.1),
+            ("outliers", 0.1),
+            ("outlier_size", 1.0),
+        ]
+    ]
+    assert len(others) == len(dataclasses.fields(Cell))
+    assert len({CELL.key, *(cell.key for cell in others)}) == 1 + len(others)
+
+
+def test_another_arithmetic_is_another_key(monkeypatch):
+    before = CELL.key
+    monkeypatch.setitem(module.ARITHMETIC, "huber", ARITHMETIC["huber"] + 1)
+    assert CELL.key == before
+    monkeypatch.setitem(module.ARITHMETIC, "ridge", ARITHMETIC["ridge"] + 1)
+    assert CELL.key != before
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"n_samples": 17}, "between 2 and `most_samples` = 16"), ({"learner": "lasso"}, "must be one of ridge")],
+)
+def test_an_impossible_cell_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(CELL, **changes)
+
+
+PINNED = {
+    Cell("attention", "corr * token", 3, 2, 70, 24, 32, 50, 0, 0): 0.474006886,
+    Cell("biased", "token^2", 3, 2, None, 24, 32, 50, 0, 0, noise=0.1): 0.785751882,
+    Cell("mlp", "token", 3, 2, 10, 24, 32, 50, 0, 0): 0.1516385,
+    Cell("biased", "token", 3, 2, None, 8, 64, 0, 0, 0, "spectrum"): 0.541678691,
+    Cell("attention", "token", 3, 2, 6, 24, 24, 50, 0, 0, "huber", 0.1, 0.1, 5.0): 1.54354972,
+}
+
+
+def test_the_numbers_behind_a_key_do_not_move():
+    """If this fails, a change moved what stored results mean: raise ARITHMETIC of the learner, then pin the new number."""
+    found = {cell: values["error"] for job in group(PINNED) for cell, values, _ in compute(job)}
+    for cell, error in PINNED.items():
+        assert found[cell] == pytest.approx(error, rel=1e-3 if cell.learner == "huber" else 1e-6), cell
