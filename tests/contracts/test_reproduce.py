@@ -1,4 +1,4 @@
-"""`keyhole reproduce`: killed, resumed, shared out or run at once, it ends with the same table; and it says what it does."""
+"""`keyhole reproduce`: killed, resumed, shared out or run at once, it ends with the same table."""
 
 import json
 import os
@@ -154,7 +154,7 @@ def test_no_scheduler_is_an_error_in_words(tmp_path):
     pytest.importorskip("distributed")
     with Store(tmp_path / "cells.sqlite") as store:
         plan = Plan.of(cells_of(0, SMALL), store)
-        with pytest.raises(RunError, match="no Dask scheduler answers at 'tcp://127.0.0.1:9'"):
+        with pytest.raises(RunError, match=r"no Dask scheduler answers at 'tcp://127\.0\.0\.1:9'"):
             run_dask(plan, store, "tcp://127.0.0.1:9", lambda keys: None, patience=0.5)
 
 

@@ -142,7 +142,7 @@ def resample(
 def falls_to(x: np.ndarray, y: np.ndarray, level: float) -> float | None:
     """Where a curve first falls to a level, on logarithmic axes between points; None if it does not.
 
-    >>> falls_to(np.array([100.0, 200.0, 400.0]), np.array([0.4, 0.2, 0.1]), 0.2)
+    >>> round(falls_to(np.array([100.0, 200.0, 400.0]), np.array([0.4, 0.2, 0.1]), 0.2), 6)
     200.0
     """
     known = np.isfinite(y)
@@ -158,7 +158,7 @@ def falls_to(x: np.ndarray, y: np.ndarray, level: float) -> float | None:
 def rises_through(x: np.ndarray, y: np.ndarray, level: float) -> float | None:
     """Where a curve first rises through a level, on plain axes; None if it does not.
 
-    >>> rises_through(np.array([0.0, 0.5, 1.0]), np.array([0.5, 0.9, 1.1]), 1.0)
+    >>> round(rises_through(np.array([0.0, 0.5, 1.0]), np.array([0.5, 0.9, 1.1]), 1.0), 6)
     0.75
     """
     above = np.flatnonzero(y > level)
