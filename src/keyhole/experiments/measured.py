@@ -103,6 +103,8 @@ class Estimate:
         """
         if self.value is None:
             return "–"
+        if not math.isfinite(self.spread):
+            return f"{self.value:.{digits}g}"
         if self.value == 0 or not math.isfinite(self.value):
             return f"{self.value:g} ± {self.spread:.2g}"
         places = max(0, digits - 1 - math.floor(math.log10(abs(self.value))))
@@ -182,6 +184,18 @@ def ratio_at(upper: Curve, lower: Curve, x: float, seed: int = 0) -> Estimate:
 
     known = np.isfinite(upper.runs[:, i]) & np.isfinite(lower.runs[:, i])
     return resample(statistic, [upper.runs[known, i : i + 1], lower.runs[known, i : i + 1]], seed)
+
+
+def samples_saved(better: Curve, worse: Curve, x: float, seed: int = 0) -> Estimate:
+    """How many times fewer samples the better model needs for the error that the worse one has at ``x``."""
+    i = int(np.flatnonzero(worse.x == x)[0])
+    known = np.isfinite(worse.runs[:, i]) & np.isfinite(better.runs[:, i])
+
+    def statistic(tables: list[np.ndarray]) -> float | None:
+        needed = falls_to(better.x[: i + 1], _mean(tables[0]), float(_mean(tables[1])[0]))
+        return None if needed is None else x / needed
+
+    return resample(statistic, [better.runs[known, : i + 1], worse.runs[known, i : i + 1]], seed)
 
 
 def slope(curve: Curve, seed: int = 0) -> Estimate:
