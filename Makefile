@@ -7,8 +7,8 @@ OUT ?= out
 
 .PHONY: run test test-slow lint bench docs clean help
 
-run: $(VENV)/.core  ## fit attention with finite and infinite heads and an MLP on one target of each family; print and draw
-	$(BIN)/keyhole compare --out $(OUT)/compare
+run: $(VENV)/.core  ## redraw every claim of the paper, small: figures, predictions and verdicts in one HTML report
+	$(BIN)/keyhole reproduce --preset quick --out $(OUT)/reproduce
 
 test: $(VENV)/.test  ## the tests, doctests of README and docstrings included (under 8 minutes on two cores)
 	$(BIN)/python -m pytest -m "not slow"

@@ -63,7 +63,7 @@ PINNED = {
 
 
 def test_the_numbers_behind_a_key_do_not_move():
-    """If this fails, a change moved what stored results mean: raise ARITHMETIC of the learner, then pin the new number."""
+    """If this fails, a change moved what stored results mean: raise ARITHMETIC of the learner, then pin anew."""
     found = {cell: values["error"] for job in group(PINNED) for cell, values, _ in compute(job)}
     for cell, error in PINNED.items():
         assert found[cell] == pytest.approx(error, rel=1e-3 if cell.learner == "huber" else 1e-6), cell

@@ -6,12 +6,12 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import spearmanr
+from scipy.stats import rankdata
 
 from keyhole.experiments.cells import Cell
 from keyhole.experiments.jobs import read_target
 from keyhole.experiments.learning_curves import predicted_samples
-from keyhole.experiments.measured import Estimate, Results, deviation_text, read_curve, samples_measured
+from keyhole.experiments.measured import RESAMPLES, Estimate, Results, deviation_text, read_curve, samples_measured
 from keyhole.experiments.prediction import variance
 from keyhole.report.document import Chart, Row, Section, Series, State, Table, Verdict
 from keyhole.theory import paper_complexity, rkhs_norm, rkhs_norm_bound
@@ -170,10 +170,18 @@ def _rank(rows: list[Row], name: str, seed: int) -> Estimate:
     if len(pairs) < 4:
         return Estimate(None)
     rng = np.random.default_rng(seed)
-    draws = [spearmanr(*pairs[rng.integers(len(pairs), size=len(pairs))].T).statistic for _ in range(400)]
-    value = float(spearmanr(*pairs.T).statistic)
+    draws = [_spearman(pairs[rng.integers(len(pairs), size=len(pairs))]) for _ in range(RESAMPLES)]
+    value = _spearman(pairs)
     low, high = np.nanquantile(draws, [0.025, 0.975])
     return Estimate(value, float(np.nanstd(draws)), float(low), float(high))
+
+
+def _spearman(pairs: np.ndarray) -> float:
+    """Correlation of the ranks of two columns, NaN where one is constant."""
+    ranks = rankdata(pairs, axis=0)
+    ranks -= ranks.mean(axis=0)
+    sizes = np.linalg.norm(ranks, axis=0)
+    return float(ranks[:, 0] @ ranks[:, 1] / sizes.prod()) if sizes.all() else math.nan
 
 
 def _chart(config: Config, rows: list[Row], name: str) -> Chart:

@@ -85,7 +85,7 @@ def cell_costs(cells: Collection[Cell]) -> dict[Cell, float]:
     for cell in cells:
         n, most, pairs = cell.n_samples, cell.most_samples, cell.n_keys**2 * (cell.dim + 4) / 20
         if cell.learner in ("absolute", "huber"):
-            costs[cell] = 1e-6 * n * (cell.n_heads or 1) * (cell.dim + 1) * 3
+            costs[cell] = (6e-5 if cell.learner == "absolute" else 9e-6) * n * (cell.n_heads or 1) * (cell.dim + 1)
             continue
         cost = 1e-3
         shared = _shared(cell)

@@ -30,9 +30,9 @@ class CurveConfig:
     smallest: int = 16
     largest: int = 8192
     repetitions: int = 3
-    more_up_to: int = 2048
+    more_up_to: int = 4096
     """Further repetitions go up to this n only: what they cost falls with its cube."""
-    more_repetitions: int = 5
+    more_repetitions: int = 4
     n_test: int = 2000
     spectrum_sets: int = 4096
     """Sets whose Gram matrix stands for the spectrum of biased heads; it predicts up to a quarter of their number."""

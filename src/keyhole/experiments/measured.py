@@ -103,6 +103,8 @@ class Estimate:
         """
         if self.value is None:
             return "–"
+        if not math.isfinite(self.spread):
+            return f"{self.value:.{digits}g}"
         if self.value == 0 or not math.isfinite(self.value):
             return f"{self.value:g} ± {self.spread:.2g}"
         places = max(0, digits - 1 - math.floor(math.log10(abs(self.value))))
@@ -142,7 +144,7 @@ def resample(
 def falls_to(x: np.ndarray, y: np.ndarray, level: float) -> float | None:
     """Where a curve first falls to a level, on logarithmic axes between points; None if it does not.
 
-    >>> falls_to(np.array([100.0, 200.0, 400.0]), np.array([0.4, 0.2, 0.1]), 0.2)
+    >>> round(falls_to(np.array([100.0, 200.0, 400.0]), np.array([0.4, 0.2, 0.1]), 0.2), 6)
     200.0
     """
     known = np.isfinite(y)
@@ -158,7 +160,7 @@ def falls_to(x: np.ndarray, y: np.ndarray, level: float) -> float | None:
 def rises_through(x: np.ndarray, y: np.ndarray, level: float) -> float | None:
     """Where a curve first rises through a level, on plain axes; None if it does not.
 
-    >>> rises_through(np.array([0.0, 0.5, 1.0]), np.array([0.5, 0.9, 1.1]), 1.0)
+    >>> round(rises_through(np.array([0.0, 0.5, 1.0]), np.array([0.5, 0.9, 1.1]), 1.0), 6)
     0.75
     """
     above = np.flatnonzero(y > level)
@@ -182,6 +184,18 @@ def ratio_at(upper: Curve, lower: Curve, x: float, seed: int = 0) -> Estimate:
 
     known = np.isfinite(upper.runs[:, i]) & np.isfinite(lower.runs[:, i])
     return resample(statistic, [upper.runs[known, i : i + 1], lower.runs[known, i : i + 1]], seed)
+
+
+def samples_saved(better: Curve, worse: Curve, x: float, seed: int = 0) -> Estimate:
+    """How many times fewer samples the better model needs for the error that the worse one has at ``x``."""
+    i = int(np.flatnonzero(worse.x == x)[0])
+    known = np.isfinite(worse.runs[:, i]) & np.isfinite(better.runs[:, i])
+
+    def statistic(tables: list[np.ndarray]) -> float | None:
+        needed = falls_to(better.x[: i + 1], _mean(tables[0]), float(_mean(tables[1])[0]))
+        return None if needed is None else x / needed
+
+    return resample(statistic, [better.runs[known, : i + 1], worse.runs[known, i : i + 1]], seed)
 
 
 def slope(curve: Curve, seed: int = 0) -> Estimate:

@@ -228,7 +228,8 @@ def run_dask(plan: Plan, store: Store, address: str, report: Report, patience: f
         futures = [
             client.submit(_run_away, job, plan.wanted(job), priority=-i, **options) for i, job in enumerate(plan.jobs)
         ]
-        for future, answer in distributed.as_completed(futures, with_results=True, raise_errors=False):
+        finished = distributed.as_completed(futures, loop=client.loop, with_results=True, raise_errors=False)
+        for future, answer in finished:
             if future.status == "error":
                 raise RunError(f"a job failed on the cluster, and again when it was tried anew: {future.exception()}")
             worker, done = answer
