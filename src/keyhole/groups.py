@@ -50,7 +50,9 @@ class SetGroups:
             i = int(counts.argmin())
             raise ValueError(f"every sample must own at least one set: sample {i} owns {int(counts[i])}.")
         if counts.sum() != len(sets):
-            raise ValueError(f"`counts` must add up to the number of sets: got {int(counts.sum())} for {len(sets)} sets.")
+            raise ValueError(
+                f"`counts` must add up to the number of sets: got {int(counts.sum())} for {len(sets)} sets."
+            )
         self._sets = sets
         self._offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
@@ -142,6 +144,25 @@ class PooledSets:
             ends = np.concatenate([[0], np.cumsum(self.base.sets.lengths)])
             return np.asarray(np.diff(ends[self.base.offsets]))
         return self.base.lengths**2 if self.each else self.base.lengths
+
+    @property
+    def sets_of_samples(self) -> Int[np.ndarray, " n"]:
+        """Sets that each sample stands for."""
+        if isinstance(self.base, SetGroups):
+            return self.base.counts
+        return self.base.lengths if self.each else np.ones(len(self.base), dtype=np.int64)
+
+    def pairs(self) -> SetBatch:
+        """Every sample as one set of its (query, key, length of the set) triples: equal triples, equal features."""
+        if not isinstance(self.base, SetGroups):
+            return self.base
+        sets = self.base.sets
+        query = np.zeros((len(sets), sets.dim)) if sets.query is None else sets.query
+        triples = np.concatenate(
+            [np.repeat(query, sets.lengths, axis=0), sets.tokens, np.repeat(sets.lengths, sets.lengths)[:, None]],
+            axis=1,
+        )
+        return SetBatch._from_flat(triples, sets.offsets[self.base.offsets], None)
 
     def flat(self) -> tuple[SetBatch, Int[np.ndarray, " o"], Float[np.ndarray, " s"]]:
         """Write out the sets; return them, the first set of each sample, and the coefficient c_j of each set."""

@@ -89,9 +89,7 @@ def attention_pullback(
     return np.ascontiguousarray(total.reshape(width, n_means, width).transpose(1, 0, 2))
 
 
-def _stacks(
-    batch: SetBatch, n_heads: int, width: int, itemsize: int, budget: int
-) -> Iterator[Int[np.ndarray, " b"]]:
+def _stacks(batch: SetBatch, n_heads: int, width: int, itemsize: int, budget: int) -> Iterator[Int[np.ndarray, " b"]]:
     """Rows of sets of equal length, as many at a time as fit the budget."""
     lengths = batch.lengths
     order = np.argsort(lengths, kind="stable")
@@ -103,9 +101,7 @@ def _stacks(
             yield same[part]
 
 
-def _through_weights(
-    activation: str, scores: Float[np.ndarray, "b m k"], slopes: Float[np.ndarray, "b m k"]
-) -> None:
+def _through_weights(activation: str, scores: Float[np.ndarray, "b m k"], slopes: Float[np.ndarray, "b m k"]) -> None:
     """Turn the gradient in the weights, in place, into that in the scores; ``scores`` is scratch afterwards."""
     if activation == "softmax":
         scores -= scores.max(axis=2, keepdims=True)

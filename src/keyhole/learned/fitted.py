@@ -72,9 +72,7 @@ class FittedHeads:
         self._check_dim(dim)
         return tuple(GaussianHeads(mean, self.scale) for mean in self.means_)
 
-    def strongest_pairs(
-        self, names: Sequence[str], count: int = 10, *, mean: int = 0
-    ) -> list[tuple[str, str, float]]:
+    def strongest_pairs(self, names: Sequence[str], count: int = 10, *, mean: int = 0) -> list[tuple[str, str, float]]:
         """The query and key coordinates that one mean pairs most strongly, by name.
 
         Parameters

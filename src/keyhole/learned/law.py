@@ -160,7 +160,9 @@ class LearnedHeads(_Params):
         seconds = None if self.seconds is None else check_number(self.seconds, "seconds", minimum=0.0, exclusive=True)
         n_means, n_heads = check_count(self.n_means, "n_means"), check_count(self.n_heads, "n_heads")
         if n_heads < n_means:
-            raise ValueError(f"`n_heads` must be at least `n_means` = {n_means}, so that each has a head: got {n_heads}.")
+            raise ValueError(
+                f"`n_heads` must be at least `n_means` = {n_means}, so that each has a head: got {n_heads}."
+            )
         return _Plan(
             n_means=n_means,
             scale=check_number(self.scale, "scale", minimum=0.0, exclusive=True),
@@ -256,7 +258,7 @@ def _fit(task: Task, plan: _Plan) -> FittedHeads:
 def _search(
     seen: Task, unseen: Task, base: FittedHeads, start: np.ndarray, alpha: float, plan: _Plan
 ) -> tuple[list[Step], float, float]:
-    """Descend on what is seen; return the looks at the held-out part, and the best gain over the base with its error."""
+    """Descend on what is seen; return the looks at the held-out part, the best gain over the base, and its error."""
     part = shrink(seen, 2 * plan.max_samples, plan.seed)
 
     def look(law: FittedHeads) -> Judgement:
