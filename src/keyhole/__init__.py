@@ -10,8 +10,11 @@ __version__ = "0.1.0"
 # name → module that defines it. Loaded on first use, so that `import keyhole` costs no more than NumPy.
 _HOME = {
     "SetBatch": "sets",
+    "SetGroups": "groups",
     "GaussianHeads": "heads",
     "QueryKeyHeads": "heads",
+    "IdentityHeads": "learned",
+    "LearnedHeads": "learned",
     "attention_features": "features",
     "mlp_features": "features",
     "attention_kernel": "kernels",
@@ -22,7 +25,19 @@ _HOME = {
     "NormBallRegressor": "estimators",
     "NormBallClassifier": "estimators",
 }
-_ROOMS = ("activations", "estimators", "features", "heads", "kernels", "sets", "solvers", "targets", "theory")
+_ROOMS = (
+    "activations",
+    "estimators",
+    "features",
+    "heads",
+    "kernels",
+    "learned",
+    "sets",
+    "solvers",
+    "targets",
+    "theory",
+    "tokens",
+)
 
 __all__ = ["__version__", *_HOME, *_ROOMS]
 
@@ -32,10 +47,12 @@ if TYPE_CHECKING:  # what `__getattr__` will find, for type checkers and editors
     from keyhole import features as features
     from keyhole import heads as heads
     from keyhole import kernels as kernels
+    from keyhole import learned as learned
     from keyhole import sets as sets
     from keyhole import solvers as solvers
     from keyhole import targets as targets
     from keyhole import theory as theory
+    from keyhole import tokens as tokens
     from keyhole.estimators import AttentionClassifier as AttentionClassifier
     from keyhole.estimators import AttentionFeatures as AttentionFeatures
     from keyhole.estimators import AttentionRegressor as AttentionRegressor
@@ -43,10 +60,13 @@ if TYPE_CHECKING:  # what `__getattr__` will find, for type checkers and editors
     from keyhole.estimators import NormBallRegressor as NormBallRegressor
     from keyhole.features import attention_features as attention_features
     from keyhole.features import mlp_features as mlp_features
+    from keyhole.groups import SetGroups as SetGroups
     from keyhole.heads import GaussianHeads as GaussianHeads
     from keyhole.heads import QueryKeyHeads as QueryKeyHeads
     from keyhole.kernels import attention_kernel as attention_kernel
     from keyhole.kernels import mlp_kernel as mlp_kernel
+    from keyhole.learned import IdentityHeads as IdentityHeads
+    from keyhole.learned import LearnedHeads as LearnedHeads
     from keyhole.sets import SetBatch as SetBatch
 
 

@@ -11,9 +11,10 @@ from jaxtyping import Float, Int
 
 from keyhole._array import MEMORY_BUDGET, block_size, blocks
 from keyhole._duplicates import first_occurrences
-from keyhole.features import apply_values, attention_features, feature_blocks
+from keyhole.features import pooled_feature_blocks, pooled_features, pooled_values
+from keyhole.groups import PooledSets
 from keyhole.heads import HeadDraw, HeadLaw
-from keyhole.kernels import attention_kernel
+from keyhole.pooled_kernels import pooled_kernel
 from keyhole.sets import SetBatch
 from keyhole.solvers import (
     RidgeSolution,
@@ -47,9 +48,9 @@ class FiniteLayer:
     activation: str
     dtype: str
 
-    def predict(self, batch: SetBatch, *, memory_budget: int = MEMORY_BUDGET) -> Float[np.ndarray, "n t"]:
+    def predict(self, batch: SetBatch | PooledSets, *, memory_budget: int = MEMORY_BUDGET) -> Float[np.ndarray, "n t"]:
         """Return f on every set of ``batch``. O(tokens · M · D) and no temporary beyond the budget."""
-        scores = apply_values(
+        scores = pooled_values(
             batch, self.heads, self.values, self.activation, dtype=self.dtype, memory_budget=memory_budget
         )
         return np.asarray(scores + self.intercept)
@@ -62,24 +63,24 @@ class KernelLayer:
     Attributes
     ----------
     law : HeadLaw
-    sets : SetBatch
-        The n training sets.
+    sets : SetBatch or PooledSets
+        The n training samples.
     dual : array (n, t)
     intercept : array (t,)
     activation : str
     """
 
     law: HeadLaw
-    sets: SetBatch
+    sets: SetBatch | PooledSets
     dual: Float[np.ndarray, "n t"] = field(repr=False)
     intercept: Float[np.ndarray, " t"]
     activation: str
 
-    def predict(self, batch: SetBatch, *, memory_budget: int = MEMORY_BUDGET) -> Float[np.ndarray, "n t"]:
+    def predict(self, batch: SetBatch | PooledSets, *, memory_budget: int = MEMORY_BUDGET) -> Float[np.ndarray, "n t"]:
         """Return f on every set of ``batch``, in blocks of rows of the kernel."""
         scores = np.empty((len(batch), self.dual.shape[1]))
         for rows in blocks(len(batch), block_size(8 * len(self.sets), memory_budget)):
-            kernel = attention_kernel(batch[rows], self.sets, self.law, self.activation, memory_budget=memory_budget)
+            kernel = pooled_kernel(batch[rows], self.sets, self.law, self.activation, memory_budget=memory_budget)
             scores[rows] = kernel @ self.dual
         return np.asarray(scores + self.intercept)
 
@@ -118,7 +119,8 @@ class Samples:
 
     Attributes
     ----------
-    batch : SetBatch
+    batch : SetBatch or PooledSets
+        Of the kind that was given.
     columns : array (n', t)
     weights : array (n',) or None
         Joint weight of all copies; None if every one is 1.
@@ -126,19 +128,20 @@ class Samples:
         Position of each sample given among the distinct ones; −1 for weight 0.
     """
 
-    batch: SetBatch
+    batch: Any
     columns: Float[np.ndarray, "k t"]
     weights: Float[np.ndarray, " k"] | None
     owner: Int[np.ndarray, " n"]
 
 
 def distinct_samples(
-    batch: SetBatch, columns: Float[np.ndarray, "n t"], weights: Float[np.ndarray, " n"] | None
+    batch: SetBatch | PooledSets, columns: Float[np.ndarray, "n t"], weights: Float[np.ndarray, " n"] | None
 ) -> Samples:
     """Drop samples of weight 0 and join exact copies, so that repeating a sample is the same as weighting it."""
     given = np.ones(len(batch)) if weights is None else weights
     kept = np.flatnonzero(given > 0)
-    first = first_occurrences(batch[kept], columns[kept])
+    chosen = batch[kept]
+    first = first_occurrences(chosen.pairs() if isinstance(chosen, PooledSets) else chosen, columns[kept])
     unique, position = np.unique(first, return_inverse=True)
     joint = np.bincount(position, weights=given[kept])
     owner = np.full(len(batch), -1)
@@ -160,7 +163,7 @@ def check_enough_samples(samples: Samples, penalties: Float[np.ndarray, " a"] | 
 
 
 def fit_finite_layer(
-    batch: SetBatch,
+    batch: SetBatch | PooledSets,
     columns: Float[np.ndarray, "n t"],
     heads: HeadDraw,
     penalties: Float[np.ndarray, " a"] | None = None,
@@ -175,8 +178,8 @@ def fit_finite_layer(
 
     Parameters
     ----------
-    batch : SetBatch
-        n sets.
+    batch : SetBatch or PooledSets
+        n samples.
     columns : array (n, t)
         Outputs.
     heads : HeadDraw
@@ -208,7 +211,7 @@ def fit_finite_layer(
 
 
 def fit_kernel_layer(
-    batch: SetBatch,
+    batch: SetBatch | PooledSets,
     columns: Float[np.ndarray, "n t"],
     law: HeadLaw,
     penalties: Float[np.ndarray, " a"] | None = None,
@@ -221,7 +224,7 @@ def fit_kernel_layer(
     """Fit infinitely many heads: ridge on their exact kernel. Parameters as for `fit_finite_layer`. O(tokens² + n³)."""
     samples = distinct_samples(batch, columns, weights)
     check_enough_samples(samples, penalties)
-    gram = attention_kernel(samples.batch, None, law, activation, memory_budget=memory_budget)
+    gram = pooled_kernel(samples.batch, None, law, activation, memory_budget=memory_budget)
     solved = _solve_gram(gram, samples, penalties, fit_intercept, None, memory_budget)
     layer = KernelLayer(law, samples.batch, solved.best.coef, solved.best.intercept, activation)
     return _assemble(layer, solved, samples, batch, "kernel", memory_budget)
@@ -252,14 +255,14 @@ def _fit_primal(
     size = block_size(6 * row_bytes, memory_budget)
     whole = None
     if n * row_bytes <= memory_budget:
-        whole = attention_features(samples.batch, heads, activation, dtype=dtype)
+        whole = pooled_features(samples.batch, heads, activation, dtype=dtype)
 
     def row_blocks() -> Iterator[np.ndarray]:
         for rows in blocks(n, size):
             if whole is not None:
                 yield whole[rows]
             else:
-                yield attention_features(samples.batch[rows], heads, activation, dtype=dtype)
+                yield pooled_features(samples.batch[rows], heads, activation, dtype=dtype)
 
     statistics = accumulate_design(row_blocks, samples.columns, fit_intercept=fit_intercept, weights=samples.weights)
     path = ridge_statistics_path(statistics, row_blocks, penalties, overwrite_gram=True)
@@ -285,12 +288,13 @@ def _fit_dual(
     centre = np.zeros(heads.n_heads * width)
     if fit_intercept:
         few = samples.batch[:: max(1, n // max(FEW, n // 16))]
-        centre = attention_features(few, heads, activation, dtype=dtype).mean(axis=0, dtype=np.float64)
+        centre = pooled_features(few, heads, activation, dtype=dtype).mean(axis=0, dtype=np.float64)
         centre = centre.astype(dtype).astype(np.float64)  # what is subtracted, to the last digit
 
     def make() -> Iterator[tuple[slice, np.ndarray]]:
         options: dict[str, Any] = {"dtype": dtype, "memory_budget": memory_budget, "reuse_buffer": True}
-        return feature_blocks(samples.batch, heads, activation, centre=centre if fit_intercept else None, **options)
+        options["centre"] = centre if fit_intercept else None
+        return pooled_feature_blocks(samples.batch, heads, activation, **options)
 
     kept: list[tuple[slice, np.ndarray]] = []
 
@@ -336,7 +340,7 @@ def _assemble(
     layer: FiniteLayer | KernelLayer,
     solved: _Solved,
     samples: Samples,
-    batch: SetBatch,
+    batch: SetBatch | PooledSets,
     route: str,
     memory_budget: int,
 ) -> LayerFit:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sized
 from typing import Any
 
 import numpy as np
@@ -64,7 +65,7 @@ def _holds_token_arrays(X: Any) -> bool:
         return False
 
 
-def as_columns(estimator: BaseEstimator, y: Any, batch: SetBatch) -> Float[np.ndarray, "n t"]:
+def as_columns(estimator: BaseEstimator, y: Any, batch: Sized) -> Float[np.ndarray, "n t"]:
     """Return a regression target as float64 columns, one per output."""
     check_given(estimator, y)
     y = np.asarray(y)
@@ -81,7 +82,7 @@ def check_given(estimator: BaseEstimator, y: Any) -> None:
         raise ValueError(f"{type(estimator).__name__} requires y to be passed, but the target y is None.")
 
 
-def check_lengths(batch: SetBatch, values: Any, name: str) -> None:
+def check_lengths(batch: Sized, values: Any, name: str) -> None:
     """Raise unless ``values`` has one entry per set."""
     if len(values) != len(batch):
         raise ValueError(
@@ -90,7 +91,7 @@ def check_lengths(batch: SetBatch, values: Any, name: str) -> None:
         )
 
 
-def as_weights(sample_weight: Any, batch: SetBatch) -> Float[np.ndarray, " n"] | None:
+def as_weights(sample_weight: Any, batch: Sized) -> Float[np.ndarray, " n"] | None:
     """Return checked sample weights, or None."""
     if sample_weight is None:
         return None

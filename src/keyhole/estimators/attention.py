@@ -19,14 +19,14 @@ from keyhole.estimators._input import (
     as_law,
     as_penalties,
     as_seed,
-    as_sets,
     as_weights,
     check_given,
     check_layer_options,
     check_lengths,
 )
-from keyhole.heads import HeadDraw
-from keyhole.layer import KernelLayer, LayerFit, fit_finite_layer, fit_kernel_layer
+from keyhole.estimators._sets import LayerPlan, as_samples, class_weights, fit_sets
+from keyhole.groups import SetGroups
+from keyhole.layer import KernelLayer, LayerFit
 from keyhole.sets import SetBatch
 from keyhole.solvers.calibration import fit_temperature
 
@@ -44,6 +44,9 @@ class _AttentionModel(BaseEstimator):
         random_state: Any = None,
         *,
         dtype: Any = "float64",
+        pooling: Any = "mean",
+        scaling: Any = "none",
+        query: Any = "given",
     ) -> None:
         self.n_heads = n_heads
         self.law = law
@@ -52,21 +55,25 @@ class _AttentionModel(BaseEstimator):
         self.fit_intercept = fit_intercept
         self.random_state = random_state
         self.dtype = dtype
+        self.pooling = pooling
+        self.scaling = scaling
+        self.query = query
 
-    def _fit_columns(self, batch: SetBatch, columns: np.ndarray, weights: np.ndarray | None) -> LayerFit:
+    def _fit_columns(self, batch: SetBatch | SetGroups, columns: np.ndarray, weights: np.ndarray | None) -> LayerFit:
         activation, dtype = check_layer_options(self.activation, self.dtype)
-        n_heads, law, penalties = as_heads(self.n_heads), as_law(self.law), as_penalties(self.alpha)
         options: dict[str, Any] = {
             "activation": activation,
             "fit_intercept": bool(self.fit_intercept),
             "weights": weights,
             "memory_budget": _memory_budget(),
         }
-        if n_heads is None:
-            fit = fit_kernel_layer(batch, columns, law, penalties, **options)
-        else:
-            draw = HeadDraw(law, n_heads, batch.dim, as_seed(self.random_state))
-            fit = fit_finite_layer(batch, columns, draw, penalties, dtype=dtype, **options)
+        seed = as_seed(self.random_state)
+        plan = LayerPlan(as_heads(self.n_heads), as_law(self.law), as_penalties(self.alpha), seed, dtype, options)
+        fitted = fit_sets(batch, columns, plan, self.scaling, self.query, self.pooling)
+        fit = fitted.fit
+        self.law_ = fitted.law
+        self.tokens_ = fitted.rule
+        self.scaling_errors_ = fitted.tried
         self.layer_ = fit.layer
         self.alpha_ = fit.alpha
         self.alphas_ = fit.alphas
@@ -77,8 +84,8 @@ class _AttentionModel(BaseEstimator):
 
     def _scores(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
-        batch = as_sets(self, X, reset=False)
-        return self.layer_.predict(batch, memory_budget=_memory_budget())
+        batch = as_samples(self, X, reset=False)
+        return self.layer_.predict(self.tokens_.apply(batch), memory_budget=_memory_budget())
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -108,9 +115,24 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, _AttentionModel):
         An integer s means the heads ``law.sample(n_heads, d, s)``.
     dtype : "float64" or "float32"
         Precision of the features and their Gram matrix. Kernels are always float64.
+    pooling : "mean" or "sum"
+        Whether features are averaged over keys (and queries, and sets of a sample) or added up, for targets that
+        grow with the set.
+    scaling : "none", "sphere", "standard" or "auto"
+        What is done to tokens first, learned on the training sets: each to length one; or every coordinate centred
+        and divided by √d times its standard deviation; "auto" takes the one of least leave-one-out error.
+    query : "given", "mean", "each" or "auto"
+        The query of each set, or the constant one; the mean of its keys; each key in turn, features pooled over
+        queries. "auto" tries "given" and "mean" on sets without a query.
 
     Attributes
     ----------
+    law_ : law of the heads
+        ``law``, or what it became on the training set if it is one that learns, such as ``kh.LearnedHeads()``.
+    tokens_ : TokenRule
+        Scaling, query and pooling used.
+    scaling_errors_ : dict
+        Leave-one-out error of every (scaling, query) tried; empty if there was nothing to choose.
     alpha_ : float
         The penalty used.
     loo_error_ : float
@@ -133,7 +155,8 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, _AttentionModel):
 
     Notes
     -----
-    ``X`` is a SetBatch, or tokens as ``SetBatch.from_tokens`` takes them, or an (n, d) table of one key per set.
+    ``X`` is a SetBatch, or tokens as ``SetBatch.from_tokens`` takes them, or an (n, d) table of one key per set; or
+    SetGroups, samples of several sets whose features are pooled.
     Exact copies of a sample (same keys in any order, same query, same y) count as one sample of their joint weight,
     so leave-one-out leaves all of them out. Temporaries stay within scikit-learn's ``working_memory`` setting
     (1 GiB); the n × n or p × p Gram matrix comes on top.
@@ -153,7 +176,7 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, _AttentionModel):
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> AttentionRegressor:
         """Fit the values. ``sample_weight`` weighs the squared error of each sample."""
-        batch = as_sets(self, X, reset=True)
+        batch = as_samples(self, X, reset=True)
         columns = as_columns(self, y, batch)
         fit = self._fit_columns(batch, columns, as_weights(sample_weight, batch))
         self._store(fit, single=np.asarray(y).ndim == 1)
@@ -178,8 +201,10 @@ class AttentionClassifier(ClassifierMixin, _AttentionModel):
 
     Parameters
     ----------
-    n_heads, law, alpha, activation, fit_intercept, random_state, dtype
+    n_heads, law, alpha, activation, fit_intercept, random_state, dtype, pooling, scaling, query
         As for `AttentionRegressor`.
+    class_weight : None, "balanced" or dict
+        Weight of the samples of each class; "balanced" gives every class the same total.
 
     Attributes
     ----------
@@ -191,7 +216,7 @@ class AttentionClassifier(ClassifierMixin, _AttentionModel):
         Leave-one-out decision function of the training samples.
     temperature_ : float
         c.
-    alpha_, alphas_, loo_errors_, intercept_, values_, heads_, dual_coef_, solver_, n_features_in_
+    alpha_, alphas_, loo_errors_, intercept_, values_, heads_, dual_coef_, solver_, n_features_in_, law_, tokens_
         As for `AttentionRegressor`; outputs are the columns.
 
     Examples
@@ -208,11 +233,40 @@ class AttentionClassifier(ClassifierMixin, _AttentionModel):
     (100, 2)
     """
 
+    def __init__(
+        self,
+        n_heads: Any = 512,
+        law: Any = None,
+        alpha: Any = "loo",
+        activation: Any = "relu",
+        fit_intercept: Any = True,
+        random_state: Any = None,
+        *,
+        dtype: Any = "float64",
+        pooling: Any = "mean",
+        scaling: Any = "none",
+        query: Any = "given",
+        class_weight: Any = None,
+    ) -> None:
+        super().__init__(
+            n_heads,
+            law,
+            alpha,
+            activation,
+            fit_intercept,
+            random_state,
+            dtype=dtype,
+            pooling=pooling,
+            scaling=scaling,
+            query=query,
+        )
+        self.class_weight = class_weight
+
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> AttentionClassifier:
         """Fit the values and the temperature."""
-        batch = as_sets(self, X, reset=True)
-        weights = as_weights(sample_weight, batch)
+        batch = as_samples(self, X, reset=True)
         labels = self._encode(y, batch)
+        weights = class_weights(self.class_weight, self.classes_[labels], as_weights(sample_weight, batch))
         columns = np.where(labels[:, None] == np.arange(len(self.classes_)), 1.0, -1.0)
         single = len(self.classes_) == 2
         fit = self._fit_columns(batch, columns[:, 1:] if single else columns, weights)
@@ -222,7 +276,7 @@ class AttentionClassifier(ClassifierMixin, _AttentionModel):
         _store_coefficients(self, fit, single)
         return self
 
-    def _encode(self, y: Any, batch: SetBatch) -> np.ndarray:
+    def _encode(self, y: Any, batch: SetBatch | SetGroups) -> np.ndarray:
         check_given(self, y)
         y = column_or_1d(y, warn=True)
         assert_all_finite(y, input_name="y", estimator_name=type(self).__name__)

@@ -1,0 +1,1 @@
+"""Sets out of what people have: text, molecules, tables."""

@@ -1,0 +1,296 @@
+"""LearnedHeads: the mean of the heads is descended on, their values are solved for, the heads stay random."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from keyhole._checks import check_choice, check_count, check_number, check_seed
+from keyhole.features.pullback import DIFFERENTIABLE
+from keyhole.groups import PooledSets
+from keyhole.heads import _Params, standard_normals
+from keyhole.learned.descent import Descent
+from keyhole.learned.fitted import FittedHeads, Step
+from keyhole.learned.identity import choose_identity, not_fitted, shrink
+from keyhole.learned.judge import Judgement, Task, held_out_rows, improvement, judge
+from keyhole.sets import SetBatch
+
+FEWEST = 50
+"""Samples below which nothing is descended on: ten held out could not tell a better law from a worse."""
+
+EVERY = 5
+"""Steps between looks at the held-out part."""
+
+PATIENCE = 5
+"""Looks without a new best after which a descent ends."""
+
+
+class LearnedHeads(_Params):
+    """Heads W_m = U_k + scale·G_m, k = m mod n_means, whose means U are fitted to the training set.
+
+    The values of random heads are solved for in closed form, and so are the n fits that each leave a sample out;
+    what remains is a function of the means alone, the leave-one-out error, and Adam descends it along its exact
+    gradient (variable projection). Every step draws fresh noise G, so that a law is learned and not a set of
+    heads. A part of the training set that the descent never sees says after how many steps to stop, and whether
+    to keep the result at all; then all samples descend that many steps.
+
+    Parameters
+    ----------
+    n_means : int
+        K, the number of means that the heads share out among themselves.
+    scale : float
+        Standard deviation of the entries around the means.
+    steps : int
+        Most steps of a descent. 0 chooses among multiples of the identity only.
+    n_heads : int
+        Heads drawn at each step, and to judge a law with.
+    learning_rate : float
+        Of Adam, in units of entries of W.
+    shrinkage : float
+        Share of the way back to the start, per step and unit of the learning rate.
+    strengths : sequence of float
+        Multiples c of the identity to start from; chosen by leave-one-out, 0 first.
+    validation : float
+        Share of the samples that the first descent does not see.
+    max_samples : int
+        Samples that one step uses, a fresh part if there are more.
+    seconds : float, optional
+        Time after which to stop, approximately; the result then depends on the machine.
+    callback : callable, optional
+        Called with a `Step` at every look at the held-out part.
+    verbose : bool
+        Print those lines.
+
+    Notes
+    -----
+    Costs n²p + n³ operations a step for n = min(samples, max_samples) and p = n_heads·D. The result is a
+    deterministic function of the data, the parameters and the seed, which is that of the estimator.
+
+    Guaranteed: values are optimal for the law at hand, and the law is kept only if it beat the law without
+    learning on the held-out part by more than one standard error. Not guaranteed: the error is not convex in the
+    means, and the descent finds a local minimum.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import keyhole as kh
+    >>> sets = kh.targets.sphere_sets(400, n_keys=4, dim=3, seed=0)
+    >>> turned = kh.SetBatch.from_tokens(np.stack([sets.query, *sets.tokens.reshape(400, 4, 3).swapaxes(0, 1)], 1))
+    >>> y = kh.targets.RotatedCorrelation(1.0, dim=3, seed=0)(turned)
+    >>> law = kh.LearnedHeads(steps=10, n_heads=16)
+    >>> model = kh.AttentionRegressor(64, law=law, random_state=0).fit(turned, y)
+    >>> model.law_.means_.shape
+    (1, 4, 4)
+    """
+
+    def __init__(
+        self,
+        n_means: Any = 1,
+        scale: Any = 0.25,
+        steps: Any = 100,
+        *,
+        n_heads: Any = 64,
+        learning_rate: Any = 0.1,
+        shrinkage: Any = 0.0,
+        strengths: Any = (0.0, 1.0, 3.0),
+        validation: Any = 0.2,
+        max_samples: Any = 1000,
+        seconds: Any = None,
+        callback: Any = None,
+        verbose: Any = False,
+    ) -> None:
+        self.n_means = n_means
+        self.scale = scale
+        self.steps = steps
+        self.n_heads = n_heads
+        self.learning_rate = learning_rate
+        self.shrinkage = shrinkage
+        self.strengths = strengths
+        self.validation = validation
+        self.max_samples = max_samples
+        self.seconds = seconds
+        self.callback = callback
+        self.verbose = verbose
+
+    def sample(self, n_heads: int, dim: int, seed: int, *, start: int = 0) -> Float[np.ndarray, "m e e"]:
+        """Raise: there is no law before a training set has spoken."""
+        raise not_fitted(self)
+
+    def fit(
+        self,
+        batch: SetBatch | PooledSets,
+        y: Float[np.ndarray, "n ..."],
+        *,
+        activation: str = "relu",
+        fit_intercept: bool = True,
+        weights: Float[np.ndarray, " n"] | None = None,
+        seed: int = 0,
+    ) -> FittedHeads:
+        """Learn the law of a training set; the estimators call this first.
+
+        Parameters
+        ----------
+        batch : SetBatch
+            n sets.
+        y : array (n,) or (n, t)
+            Outputs; one column of ±1 per class to classify.
+        activation : {"relu", "softmax", "linear", "square", "exp"}
+        fit_intercept : bool
+        weights : array (n,), optional
+        seed : int
+        """
+        columns = np.asarray(y, dtype=np.float64).reshape(len(batch), -1)
+        task = Task.of(batch, columns, weights, activation, fit_intercept)
+        plan = self._plan(batch.dim, check_seed(seed))
+        if plan.steps and activation not in DIFFERENTIABLE:
+            check_choice(activation, "activation", DIFFERENTIABLE)
+        return _fit(task, plan)
+
+    def _plan(self, dim: int, seed: int) -> _Plan:
+        share = check_number(self.validation, "validation", minimum=0.0, exclusive=True)
+        if share >= 1:
+            raise ValueError(f"`validation` must be a share between 0 and 1: got {share:g}.")
+        seconds = None if self.seconds is None else check_number(self.seconds, "seconds", minimum=0.0, exclusive=True)
+        n_means, n_heads = check_count(self.n_means, "n_means"), check_count(self.n_heads, "n_heads")
+        if n_heads < n_means:
+            raise ValueError(
+                f"`n_heads` must be at least `n_means` = {n_means}, so that each has a head: got {n_heads}."
+            )
+        return _Plan(
+            n_means=n_means,
+            scale=check_number(self.scale, "scale", minimum=0.0, exclusive=True),
+            steps=check_count(self.steps, "steps", minimum=0),
+            n_heads=n_heads,
+            rate=check_number(self.learning_rate, "learning_rate", minimum=0.0, exclusive=True),
+            shrinkage=check_number(self.shrinkage, "shrinkage", minimum=0.0),
+            strengths=[check_number(c, f"strengths[{i}]") for i, c in enumerate(self.strengths)],
+            validation=share,
+            max_samples=check_count(self.max_samples, "max_samples", minimum=2),
+            deadline=math.inf if seconds is None else time.monotonic() + seconds,
+            seconds=seconds or math.inf,
+            tell=self._tell(),
+            seed=seed,
+        )
+
+    def _tell(self) -> Callable[[Step], None]:
+        def tell(step: Step) -> None:
+            if self.verbose:
+                print(  # noqa: T201
+                    f"step {step.step:4d}: leave-one-out {step.loo_error:.4f}, held out {step.held_out_error:.4f}",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            if self.callback is not None:
+                self.callback(step)
+
+        return tell
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """The parameters, checked."""
+
+    n_means: int
+    scale: float
+    steps: int
+    n_heads: int
+    rate: float
+    shrinkage: float
+    strengths: list[float]
+    validation: float
+    max_samples: int
+    deadline: float
+    seconds: float
+    tell: Callable[[Step], None] = field(repr=False)
+    seed: int
+
+    def descent(self, task: Task, start: np.ndarray, alpha: float) -> Descent:
+        return Descent(
+            task,
+            start,
+            self.scale,
+            alpha,
+            n_heads=self.n_heads,
+            rate=self.rate,
+            shrinkage=self.shrinkage,
+            max_samples=self.max_samples,
+            seed=self.seed,
+        )
+
+    def start(self, base: FittedHeads) -> np.ndarray:
+        """The base mean for all; several need a little of their own to part ways."""
+        width = base.means_.shape[1]
+        start = np.repeat(base.means_, self.n_means, axis=0)
+        if self.n_means > 1:
+            own = standard_normals(self.n_means, width * width, self.seed + 1)
+            start += self.rate * own.reshape(start.shape)
+        return start
+
+
+def _fit(task: Task, plan: _Plan) -> FittedHeads:
+    """Choose the law without learning; descend apart from the held-out part; keep what it says; descend on all."""
+    sample = shrink(task, plan.max_samples, plan.seed)
+    base, judged = choose_identity(sample, plan.strengths, [0.5, plan.scale], plan.n_heads, plan.seed)
+    if plan.steps == 0 or len(task) < FEWEST:
+        return base
+    mask = held_out_rows(len(task), plan.validation, plan.seed)
+    seen, unseen = task.take(np.flatnonzero(~mask)), task.take(np.flatnonzero(mask))
+    start = plan.start(base)
+    history, gain, error = _search(seen, unseen, base, start, judged.alpha, plan)
+    best = min(history, key=lambda step: step.held_out_error)
+    doubt = f"held-out error fell by {gain:.3g} ± {error:.3g} of the variance in {best.step} steps"
+    if best.step == 0 or gain <= error:
+        reason = f"nothing learned beyond doubt: {doubt}; {base.reason}"
+        return FittedHeads(base.means_, base.scale, base.chosen, base.strength, 0, tuple(history), reason)
+    descent = plan.descent(task, start, judged.alpha)
+    for _ in range(best.step):
+        descent.step()
+    return FittedHeads(descent.average, plan.scale, "learned", base.strength, best.step, tuple(history), doubt)
+
+
+def _search(
+    seen: Task, unseen: Task, base: FittedHeads, start: np.ndarray, alpha: float, plan: _Plan
+) -> tuple[list[Step], float, float]:
+    """Descend on what is seen; return the looks at the held-out part, the best gain over the base, and its error."""
+    part = shrink(seen, 2 * plan.max_samples, plan.seed)
+
+    def look(law: FittedHeads) -> Judgement:
+        return judge(part, law, plan.n_heads, plan.seed, unseen)
+
+    before = look(base)
+    history = [_record(0, part, unseen, before)]
+    plan.tell(history[0])
+    descent = plan.descent(seen, start, alpha)
+    best, gain, error, since = history[0].held_out_error, 0.0, 0.0, 0
+    began = time.monotonic()
+    for count in range(1, plan.steps + 1):
+        descent.step()
+        # the second descent takes as long as the first
+        late = 2 * (time.monotonic() - began) + began > plan.deadline
+        if count % EVERY and count < plan.steps and not late:
+            continue
+        now = look(FittedHeads(descent.average, plan.scale))
+        history.append(_record(count, part, unseen, now))
+        plan.tell(history[-1])
+        since += 1
+        if history[-1].held_out_error < best:
+            best, since = history[-1].held_out_error, 0
+            gain, error = improvement(before.held_out, now.held_out, unseen.weights)
+        if since >= PATIENCE or late:
+            break
+    return history, gain, error
+
+
+def _record(count: int, seen: Task, unseen: Task, judged: Judgement) -> Step:
+    return Step(
+        count,
+        float(np.average(judged.loo, weights=seen.weights)),
+        float(np.average(judged.held_out, weights=unseen.weights)),
+    )

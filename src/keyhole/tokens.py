@@ -1,0 +1,124 @@
+"""Tokens before the layer sees them: their scale, where the query comes from, and tokens that are missing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from keyhole._checks import check_float_array
+from keyhole.groups import PooledSets, SetGroups
+from keyhole.sets import SetBatch
+
+SCALINGS = ("none", "sphere", "standard")
+QUERIES = ("given", "mean", "each")
+
+
+@dataclass(frozen=True)
+class TokenRule:
+    """What happens to tokens, learned on the training set and repeated on every other.
+
+    Attributes
+    ----------
+    scaling : "none", "sphere" or "standard"
+        "sphere" divides every token by its length (a token of zeros stays); "standard" takes the training mean off
+        every coordinate and divides it by √d times its standard deviation, so that tokens have length one on
+        average. Queries that are given go through the same.
+    query : "given", "mean" or "each"
+        "mean" replaces the query by the mean of the keys, after scaling; "each" makes every key the query in turn
+        and pools the features over queries.
+    pooling : "mean" or "sum"
+        Over keys, over queries, and over the sets of a sample.
+    centre, spread : arrays (d,) or None
+        For "standard": a token becomes (x − centre) / spread.
+    """
+
+    scaling: str
+    query: str
+    pooling: str
+    centre: Float[np.ndarray, " d"] | None = field(default=None, repr=False)
+    spread: Float[np.ndarray, " d"] | None = field(default=None, repr=False)
+
+    @classmethod
+    def learn(cls, batch: SetBatch | SetGroups, scaling: str, query: str, pooling: str) -> TokenRule:
+        """Learn a rule on training sets.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> rule = TokenRule.learn(SetBatch(np.array([[[0.0], [4.0]]])), "standard", "given", "mean")
+        >>> rule.apply(SetBatch(np.array([[[0.0], [2.0]]]))).tokens.ravel()
+        array([-1.,  0.])
+        """
+        if isinstance(batch, SetGroups) and query != "given":
+            raise ValueError(
+                f"`query` must be 'given' for SetGroups, whose sets have their own queries: got {query!r}. "
+                "Pass a SetBatch to make queries from keys."
+            )
+        if scaling != "standard":
+            return cls(scaling, query, pooling)
+        tokens = (batch.sets if isinstance(batch, SetGroups) else batch).tokens
+        # in float64, and relative to the first token: a large common offset costs no digits
+        centre = tokens[0] + (tokens - tokens[0]).mean(axis=0, dtype=np.float64)
+        spread = np.sqrt(np.square(tokens - centre).mean(axis=0, dtype=np.float64))
+        still = spread <= 1e-12 * np.abs(tokens).max(axis=0)  # a coordinate that never moves says nothing
+        spread = np.where(still, 1.0, spread) * math.sqrt(tokens.shape[1])
+        return cls(scaling, query, pooling, centre, spread)
+
+    def apply(self, batch: SetBatch | SetGroups) -> SetBatch | PooledSets:
+        """Scale, make queries, and wrap what needs pooling."""
+        if isinstance(batch, SetGroups):
+            scaled = SetGroups(self._scale(batch.sets), batch.counts)
+            return PooledSets(scaled, self.pooling)
+        sets = self._scale(batch)
+        if self.query == "mean":
+            sums = np.add.reduceat(sets.tokens, sets.offsets[:-1], axis=0)
+            sets = SetBatch._from_flat(sets.tokens, sets.offsets, sums / sets.lengths[:, None].astype(sums.dtype))
+        if self.query == "each":
+            return PooledSets(sets, self.pooling, each=True)
+        return sets if self.pooling == "mean" else PooledSets(sets, self.pooling)
+
+    def _scale(self, batch: SetBatch) -> SetBatch:
+        if self.scaling == "none":
+            return batch
+        query = None if batch.query is None else self._scale_tokens(batch.query)
+        return SetBatch._from_flat(self._scale_tokens(batch.tokens), batch.offsets, query)
+
+    def _scale_tokens(self, tokens: Float[np.ndarray, "t d"]) -> Float[np.ndarray, "t d"]:
+        if self.centre is not None and self.spread is not None:
+            return ((tokens - self.centre) / self.spread).astype(tokens.dtype)
+        largest = np.abs(tokens).max(axis=1, keepdims=True)  # divided out first, so that squares cannot overflow
+        units = tokens / np.where(largest > 0, largest, 1)
+        lengths = np.sqrt(np.einsum("td,td->t", units, units))[:, None]
+        return np.asarray(units / np.where(lengths > 0, lengths, 1))
+
+
+def drop_missing(keys: Sequence[Any]) -> list[Float[np.ndarray, "k d"]]:
+    """Drop the tokens that hold a NaN; a set that has none left gets one token of zeros.
+
+    The rule for missing tokens: a set is what was observed of it. `SetBatch` itself refuses NaN, so that nothing is
+    dropped unless asked.
+
+    Parameters
+    ----------
+    keys : sequence of n arrays (N_i, d), or an array (n, N, d)
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> padded = np.array([[[1.0, 2.0], [np.nan, np.nan]], [[np.nan, 0.0], [3.0, 4.0]]])
+    >>> SetBatch(drop_missing(padded)).lengths
+    array([1, 1])
+    """
+    kept = []
+    for i in range(len(keys)):
+        tokens = check_float_array(keys[i], f"keys[{i}]")
+        if tokens.ndim != 2:
+            raise ValueError(f"each set must have shape (N_i, d): set {i} has shape {tokens.shape}.")
+        tokens = tokens[~np.isnan(tokens).any(axis=1)]
+        kept.append(tokens if len(tokens) else np.zeros((1, tokens.shape[1]), tokens.dtype))
+    return kept
