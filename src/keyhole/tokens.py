@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,8 +25,8 @@ class TokenRule:
     ----------
     scaling : "none", "sphere" or "standard"
         "sphere" divides every token by its length (a token of zeros stays); "standard" takes the training mean off
-        every coordinate and divides it by √d times its standard deviation, so that tokens have length one on
-        average. Queries that are given go through the same.
+        every coordinate and divides it by √d times its standard deviation, d counting the coordinates that vary, so
+        that tokens have length one on average. Queries that are given go through the same.
     query : "given", "mean" or "each"
         "mean" replaces the query by the mean of the keys, after scaling; "each" makes every key the query in turn
         and pools the features over queries.
@@ -66,7 +65,7 @@ class TokenRule:
         centre = tokens[0] + (tokens - tokens[0]).mean(axis=0, dtype=np.float64)
         spread = np.sqrt(np.square(tokens - centre).mean(axis=0, dtype=np.float64))
         still = spread <= 1e-12 * np.abs(tokens).max(axis=0)  # a coordinate that never moves says nothing
-        spread = np.where(still, 1.0, spread) * math.sqrt(tokens.shape[1])
+        spread = np.where(still, 1.0, spread) * math.sqrt(max(1, int((~still).sum())))
         return cls(scaling, query, pooling, centre, spread)
 
     def apply(self, batch: SetBatch | SetGroups) -> SetBatch | PooledSets:
@@ -97,7 +96,7 @@ class TokenRule:
         return np.asarray(units / np.where(lengths > 0, lengths, 1))
 
 
-def drop_missing(keys: Sequence[Any]) -> list[Float[np.ndarray, "k d"]]:
+def drop_missing(keys: Any) -> list[Float[np.ndarray, "k d"]]:
     """Drop the tokens that hold a NaN; a set that has none left gets one token of zeros.
 
     The rule for missing tokens: a set is what was observed of it. `SetBatch` itself refuses NaN, so that nothing is

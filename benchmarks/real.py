@@ -1,0 +1,252 @@
+"""Real sets, every method, one table: `python benchmarks/real.py --data DIR [--only qa01 …] [--methods …]`.
+
+Rows are appended to --out as they are measured; a second run skips what is there. Every choice (penalty, scaling,
+query, law) is made inside the training part. Methods that need torch are skipped, with a word, where it is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import itertools
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rivals import FourierMean, Network, Pooled
+from sklearn.datasets import load_digits
+from sklearn.model_selection import KFold, StratifiedKFold
+
+import keyhole as kh
+from keyhole.datasets.babi import babi_tokens
+from keyhole.groups import SetGroups
+
+BABI = tuple(f"qa{k:02d}" for k in range(1, 11))
+MEMN2N = dict(zip(BABI, (99.9, 91.8, 58.2, 95.6, 86.3, 92.1, 79.7, 88.3, 86.4, 90.3), strict=True))
+FIELDS = ("data", "method", "seed", "score", "seconds", "note")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Samples, targets, how to split them, and the options of an attention layer that suit this kind of data."""
+
+    name: str
+    X: Any
+    y: np.ndarray
+    splits: Callable[[int], Iterator[tuple[np.ndarray, np.ndarray]]]
+    regression: bool = False
+    options: dict[str, Any] | None = None
+    names: tuple[str, ...] = ()
+
+    def score(self, truth: np.ndarray, found: np.ndarray) -> float:
+        """Mean absolute error, or per cent right."""
+        return float(np.abs(truth - found).mean() if self.regression else 100 * (truth == found).mean())
+
+
+def official(split: np.ndarray) -> Callable[[int], Iterator[tuple[np.ndarray, np.ndarray]]]:
+    return lambda seed: iter([(np.flatnonzero(split == 0), np.flatnonzero(split == 1))])
+
+
+def folds(y: np.ndarray, count: int, stratified: bool = True) -> Callable[[int], Iterator[Any]]:
+    kind = StratifiedKFold if stratified else KFold
+    return lambda seed: kind(count, shuffle=True, random_state=seed).split(np.zeros(len(y)), y)
+
+
+def read(data: Path, *parts: str) -> Any:
+    path = data.joinpath(*parts)
+    if not path.exists():
+        raise FileNotFoundError(f"{path.name} is missing: expected it at {path}. Give the folder with --data.")
+    return np.load(path, allow_pickle=False)
+
+
+def babi(data: Path, name: str) -> Problem:
+    file = read(data, "babi", f"{name}.npz")
+    meta = json.loads(str(file["meta"]))
+    stories = np.split(file["X_sent"], file["ptr"][1:-1])
+    made = babi_tokens(file["sentence_table"], stories, file["query_sent"], meta["vocab"])
+    options = {"n_heads": 256, "activation": "softmax", "dtype": "float32"}
+    return Problem(name, made.sets, file["y"], official(file["split"]), options=options, names=made.names)
+
+
+def bags(data: Path, name: str) -> Problem:
+    file = read(data, name, f"{name}.npz")
+    X = kh.SetBatch(np.split(file["X"].astype(float), file["ptr"][1:-1]))
+    options = {"n_heads": math.inf, "scaling": "auto", "query": "auto"}
+    return Problem(name, X, file["y"], folds(file["y"], 10), options=options)
+
+
+def japanese_vowels(data: Path, name: str) -> Problem:
+    file = read(data, name, "JapaneseVowels.npz")
+    tokens = np.column_stack([file["X"], file["t"]]).astype(float)
+    X = kh.SetBatch(np.split(tokens, file["ptr"][1:-1]))
+    options = {"n_heads": math.inf, "scaling": "auto", "query": "auto"}
+    return Problem(name, X, file["y"], official(file["split"]), options=options)
+
+
+def digits(data: Path, name: str) -> Problem:
+    """Pixels that are not blank: bumps for row and column, and the ink."""
+    images, y = load_digits(return_X_y=True)
+    images = images.reshape(-1, 8, 8) / 16.0
+    bump = np.exp(-0.5 * np.square(np.arange(8)[:, None] - np.arange(8)))
+    bump /= np.linalg.norm(bump, axis=1, keepdims=True)
+    keys = []
+    for image in images:
+        rows, columns = np.nonzero(image)
+        ink = image[rows, columns][:, None]
+        keys.append(np.concatenate([bump[rows], bump[columns], ink], axis=1))
+    return Problem(name, kh.SetBatch(keys), y, folds(y, 5), options={"n_heads": math.inf, "scaling": "auto"})
+
+
+def qm7(data: Path, name: str) -> Problem:
+    """A molecule is the group of the neighbourhoods of its atoms: query the atom, keys all others at their distance."""
+    file = read(data, "qm7", "qm7.npz")
+    X, options = molecules(file["X"].astype(float), file["ptr"]), {"n_heads": 64, "pooling": "sum", "dtype": "float32"}
+    y = file["y"].astype(float)
+    return Problem(name, X, y, folds(y, 10, stratified=False), regression=True, options=options)
+
+
+def molecules(atoms: np.ndarray, ptr: np.ndarray, n_radial: int = 12) -> SetGroups:
+    """Keys: element × radial bumps of the distance to the query atom (the atom itself among them, at distance 0)."""
+    elements = np.array([1, 6, 7, 8, 16])
+    hot = (atoms[:, :1] == elements).astype(np.float32)
+    centres = np.linspace(0.8, 6.0, n_radial)
+    keys, queries, counts = [], [], np.diff(ptr)
+    for a, b in itertools.pairwise(ptr):
+        apart = np.linalg.norm(atoms[a:b, None, 1:] - atoms[None, a:b, 1:], axis=2)
+        radial = np.exp(-0.5 * np.square((apart[:, :, None] - centres) / (centres[1] - centres[0]))).astype(np.float32)
+        for i in range(b - a):
+            pairs = (hot[a:b, :, None] * radial[i][:, None, :]).reshape(b - a, -1)
+            keys.append(np.concatenate([hot[a:b], pairs], axis=1))
+            queries.append(np.concatenate([hot[a + i], np.zeros(pairs.shape[1], np.float32)]))
+    return SetGroups(kh.SetBatch(keys, np.array(queries)), counts)
+
+
+DATA: dict[str, Callable[[Path, str], Problem]] = {
+    **dict.fromkeys(BABI, babi),
+    "digits": digits,
+    "musk1": bags,
+    "elephant": bags,
+    "japanese_vowels": japanese_vowels,
+    "qm7": qm7,
+}
+
+
+def attention(problem: Problem, seed: int, law: Any, **changes: Any) -> Any:
+    kind = kh.AttentionRegressor if problem.regression else kh.AttentionClassifier
+    return kind(law=law, random_state=seed, **{**(problem.options or {}), **changes})
+
+
+def learned(problem: Problem, seed: int) -> Any:
+    """Descents need finite heads; where the layer is exact, a law of one mean has its kernel."""
+    return attention(problem, seed, kh.LearnedHeads())
+
+
+METHODS: dict[str, Callable[[Problem, int], Any]] = {
+    "mean-pool logistic": lambda p, s: None if p.regression else Pooled("logistic", "mean", p.regression, s),
+    "mean-pool ridge": lambda p, s: Pooled("ridge", "mean", p.regression, s),
+    "mean-pool RBF": lambda p, s: Pooled("rbf", "mean", p.regression, s),
+    "statistics logistic": lambda p, s: None if p.regression else Pooled("logistic", "statistics", p.regression, s),
+    "statistics ridge": lambda p, s: Pooled("ridge", "statistics", p.regression, s),
+    "statistics RBF": lambda p, s: Pooled("rbf", "statistics", p.regression, s),
+    "Fourier mean ridge": lambda p, s: FourierMean(p.regression, s),
+    "attention, zero mean": lambda p, s: attention(p, s, kh.GaussianHeads()),
+    "attention, identity": lambda p, s: attention(p, s, kh.IdentityHeads()),
+    "attention, learned": learned,
+    "DeepSets": lambda p, s: Network("deepsets", p.regression, s),
+    "Set Transformer": lambda p, s: Network("transformer", p.regression, s),
+}
+
+
+def measure(problem: Problem, method: str, seed: int) -> dict[str, Any] | None:
+    """Fit and predict on every split of one seed; the time is that of the fits."""
+    scores, seconds, notes = [], 0.0, []
+    for train, test in problem.splits(seed):
+        model = METHODS[method](problem, seed)
+        if model is None:
+            return None
+        began = time.perf_counter()
+        model.fit(problem.X[train], problem.y[train])
+        seconds += time.perf_counter() - began
+        scores.append((problem.score(problem.y[test], model.predict(problem.X[test])), len(test)))
+        notes.append(describe(model))
+    score = float(np.average([s for s, _ in scores], weights=[n for _, n in scores]))
+    note = max(set(notes), key=notes.count)
+    return dict(zip(FIELDS, (problem.name, method, seed, round(score, 3), round(seconds, 2), note), strict=True))
+
+
+def describe(model: Any) -> str:
+    """What an attention layer chose for itself."""
+    if not hasattr(model, "tokens_"):
+        return ""
+    law = model.law_
+    chosen = f"{law.chosen} c={law.strength:g} {law.steps} steps" if hasattr(law, "chosen") else ""
+    return f"{model.tokens_.scaling}/{model.tokens_.query} {chosen}".strip()
+
+
+def report(rows: list[dict[str, Any]]) -> str:
+    """Mean ± spread over seeds, and seconds per seed; the mean of the ten stories below them."""
+    lines = []
+    for name in dict.fromkeys(row["data"] for row in rows):
+        lines.append(f"{name}" + (f"   (MemN2N {MEMN2N[name]})" if name in MEMN2N else ""))
+        for method in METHODS:
+            found = [row for row in rows if (row["data"], row["method"]) == (name, method)]
+            if found:
+                scores = np.array([float(row["score"]) for row in found])
+                seconds = np.mean([float(row["seconds"]) for row in found])
+                spread = f" ± {scores.std(ddof=1):.2f}" if len(scores) > 1 else ""
+                note = found[0]["note"]
+                lines.append(f"  {method:24}{scores.mean():8.2f}{spread:9}{seconds:9.1f} s   {note}")
+    for method in METHODS:
+        means = [
+            np.mean([float(r["score"]) for r in rows if (r["data"], r["method"]) == (name, method)] or [np.nan])
+            for name in BABI
+        ]
+        if np.isfinite(means).all():
+            lines.append(f"mean over {BABI[0]}–{BABI[-1]}: {method:24}{np.mean(means):8.2f}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=os.environ.get("KEYHOLE_DATA"))
+    parser.add_argument("--only", nargs="+", choices=list(DATA), default=list(DATA))
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), help="parts of names of methods")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=Path("out/real.csv"))
+    parser.add_argument("--seconds", type=float, default=math.inf, help="start nothing new after so long")
+    args = parser.parse_args()
+    if args.data is None:
+        sys.exit("Say where the data is: --data DIR, or the variable KEYHOLE_DATA.")
+    chosen = [m for m in METHODS if any(part.lower() in m.lower() for part in args.methods)]
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    rows = list(csv.DictReader(args.out.open())) if args.out.exists() else []
+    done = {(row["data"], row["method"], int(row["seed"])) for row in rows}
+    began = time.perf_counter()
+    with args.out.open("a", newline="") as file:
+        writer = csv.DictWriter(file, FIELDS)
+        if not rows:
+            writer.writeheader()
+        for name in args.only:
+            problem = None
+            for seed in range(args.seeds):
+                for method in chosen:
+                    if (name, method, seed) in done or time.perf_counter() - began > args.seconds:
+                        continue
+                    problem = problem or DATA[name](args.data, name)
+                    row = measure(problem, method, seed)
+                    if row is not None:
+                        rows.append({k: str(v) for k, v in row.items()})
+                        writer.writerow(row)
+                        file.flush()
+    print(report([row for row in rows if row["data"] in args.only]))
+
+
+if __name__ == "__main__":
+    main()
