@@ -43,13 +43,20 @@ class TokenRule:
     spread: Float[np.ndarray, " d"] | None = field(default=None, repr=False)
 
     @classmethod
-    def learn(cls, batch: SetBatch | SetGroups, scaling: str, query: str, pooling: str) -> TokenRule:
-        """Learn a rule on training sets.
+    def learn(
+        cls,
+        batch: SetBatch | SetGroups,
+        scaling: str,
+        query: str = "given",
+        pooling: str = "mean",
+        weights: Float[np.ndarray, " n"] | None = None,
+    ) -> TokenRule:
+        """Learn a rule on training samples, of the given weights.
 
         Examples
         --------
         >>> import numpy as np
-        >>> rule = TokenRule.learn(SetBatch(np.array([[[0.0], [4.0]]])), "standard", "given", "mean")
+        >>> rule = TokenRule.learn(SetBatch(np.array([[[0.0], [4.0]]])), "standard")
         >>> rule.apply(SetBatch(np.array([[[0.0], [2.0]]]))).tokens.ravel()
         array([-1.,  0.])
         """
@@ -60,12 +67,14 @@ class TokenRule:
             )
         if scaling != "standard":
             return cls(scaling, query, pooling)
-        tokens = (batch.sets if isinstance(batch, SetGroups) else batch).tokens
+        tokens, share = _weighed_tokens(batch, weights)
         # in float64, and relative to the first token: a large common offset costs no digits
-        centre = tokens[0] + (tokens - tokens[0]).mean(axis=0, dtype=np.float64)
-        spread = np.sqrt(np.square(tokens - centre).mean(axis=0, dtype=np.float64))
+        shifted = tokens - tokens[0]
+        centre = shifted.T @ share
+        spread = np.sqrt(np.square(shifted - centre).T @ share)
         still = spread <= 1e-12 * np.abs(tokens).max(axis=0)  # a coordinate that never moves says nothing
         spread = np.where(still, 1.0, spread) * math.sqrt(max(1, int((~still).sum())))
+        centre = centre + tokens[0]
         return cls(scaling, query, pooling, centre, spread)
 
     def apply(self, batch: SetBatch | SetGroups) -> SetBatch | PooledSets:
@@ -94,6 +103,21 @@ class TokenRule:
         units = tokens / np.where(largest > 0, largest, 1)
         lengths = np.sqrt(np.einsum("td,td->t", units, units))[:, None]
         return np.asarray(units / np.where(lengths > 0, lengths, 1))
+
+
+def _weighed_tokens(
+    batch: SetBatch | SetGroups, weights: Float[np.ndarray, " n"] | None
+) -> tuple[Float[np.ndarray, "t d"], Float[np.ndarray, " t"]]:
+    """All keys of samples that have weight, in float64, and the share of each, adding up to one."""
+    sample = np.ones(len(batch)) if weights is None else weights
+    if isinstance(batch, SetGroups):
+        lengths, owner = batch.sets.lengths, np.repeat(sample, batch.counts)
+        tokens = batch.sets.tokens
+    else:
+        lengths, owner, tokens = batch.lengths, sample, batch.tokens
+    share = np.repeat(owner, lengths)
+    kept = share > 0
+    return tokens[kept].astype(np.float64), share[kept] / share.sum()
 
 
 def drop_missing(keys: Any) -> list[Float[np.ndarray, "k d"]]:
