@@ -67,14 +67,14 @@ def test_defaults_change_nothing(sets, y):
     assert model.law_ == kh.GaussianHeads()
 
 
-def test_sums_learn_what_grows_with_the_set(sets, y):
-    test = kh.SetBatch([np.ones((n, 3)) for n in (1, 20)], np.zeros((2, 3)))
+def test_sums_learn_what_grows_with_the_set(rng):
+    X = kh.SetBatch([rng.normal(size=(rng.integers(1, 9), 3)) for _ in range(200)])
+    y = np.add.reduceat(np.square(X.tokens).sum(axis=1), X.offsets[:-1])
     total, mean = (
-        np.diff(kh.AttentionRegressor(200, pooling=how, random_state=0).fit(sets, y).predict(test))[0]
+        kh.AttentionRegressor(60, pooling=how, random_state=0).fit(X[:150], y[:150]).score(X[150:], y[150:])
         for how in ("sum", "mean")
     )
-    assert total > 5
-    assert abs(mean) < 1e-8, "the mean of equal keys does not know how many there are"
+    assert total > 0.9 > mean
 
 
 @pytest.mark.parametrize("n_heads", [20, math.inf])
