@@ -12,6 +12,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.class_weight import compute_sample_weight
 
 from keyhole._checks import check_choice
+from keyhole.activations import check_pointwise
 from keyhole.estimators._input import as_sets
 from keyhole.groups import POOLINGS, PooledSets, SetGroups
 from keyhole.heads import GaussianHeads, HeadDraw, HeadLaw
@@ -44,6 +45,8 @@ class LayerPlan:
         fit: Callable[..., HeadLaw] | None = getattr(self.law, "fit", None)
         if fit is None:
             return self.law
+        if self.n_heads is None:
+            check_pointwise(self.options["activation"])  # before the work, not after
         # copies count as one sample of their joint weight, here as in the layer
         samples = distinct_samples(batch, columns, self.options["weights"])
         options = {name: self.options[name] for name in ("activation", "fit_intercept")}

@@ -250,6 +250,7 @@ def _fit(task: Task, plan: _Plan) -> FittedHeads:
         return base
     mask = held_out_rows(len(task), plan.validation, plan.seed)
     seen, unseen = task.take(np.flatnonzero(~mask)), task.take(np.flatnonzero(mask))
+    unseen = shrink(unseen, plan.max_samples, plan.seed)
     start = plan.start(base)
     history, gain, error = _search(seen, unseen, base, start, judged.alpha, plan)
     best = min(history, key=lambda step: step.held_out_error)
