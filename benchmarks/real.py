@@ -120,7 +120,7 @@ def digits(data: Path, name: str) -> Problem:
 def qm7(data: Path, name: str) -> Problem:
     """A molecule is the group of the neighbourhoods of its atoms: query the atom, keys all others at their distance."""
     file = read(data, "qm7", "qm7.npz")
-    X, options = molecules(file["X"].astype(float), file["ptr"]), {"n_heads": 64, "pooling": "sum", "dtype": "float32"}
+    X, options = molecules(file["X"].astype(float), file["ptr"]), {"n_heads": 24, "pooling": "sum"}
     y = file["y"].astype(float)
     return Problem(name, X, y, folds(y, 10, stratified=False), regression=True, options=options)
 
@@ -167,7 +167,7 @@ METHODS: dict[str, Callable[[Problem, int], Any]] = {
     "Fourier mean ridge": lambda p, s: FourierMean(p.regression, s),
     "attention, zero mean": lambda p, s: attention(p, s, kh.GaussianHeads()),
     "attention, identity": lambda p, s: attention(p, s, kh.IdentityHeads()),
-    "attention, learned": lambda p, s: attention(p, s, kh.LearnedHeads()),
+    "attention, learned": lambda p, s: None if p.regression else attention(p, s, kh.LearnedHeads()),
     "attention, 4 means": lambda p, s: attention(p, s, kh.LearnedHeads(n_means=4)) if p.name in BABI else None,
     "DeepSets": lambda p, s: Network("deepsets", p.regression, s),
     "Set Transformer": lambda p, s: Network("transformer", p.regression, s),
