@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,10 @@ from keyhole.groups import SetGroups
 
 BABI = tuple(f"qa{k:02d}" for k in range(1, 11))
 MEMN2N = dict(zip(BABI, (99.9, 91.8, 58.2, 95.6, 86.3, 92.1, 79.7, 88.3, 86.4, 90.3), strict=True))
-FIELDS = ("data", "method", "seed", "score", "seconds", "note")
+FIELDS = ("data", "method", "seed", "fold", "size", "score", "seconds", "note")
+
+
+Row = dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -152,6 +156,11 @@ DATA: dict[str, Callable[[Path, str], Problem]] = {
 }
 
 
+@cache
+def load(name: str, data: Path) -> Problem:
+    return DATA[name](data, name)
+
+
 def attention(problem: Problem, seed: int, law: Any, **changes: Any) -> Any:
     kind = kh.AttentionRegressor if problem.regression else kh.AttentionClassifier
     return kind(law=law, random_state=seed, **{**(problem.options or {}), **changes})
@@ -174,21 +183,17 @@ METHODS: dict[str, Callable[[Problem, int], Any]] = {
 }
 
 
-def measure(problem: Problem, method: str, seed: int) -> dict[str, Any] | None:
-    """Fit and predict on every split of one seed; the time is that of the fits."""
-    scores, seconds, notes = [], 0.0, []
-    for train, test in problem.splits(seed):
-        model = METHODS[method](problem, seed)
-        if model is None:
-            return None
-        began = time.perf_counter()
-        model.fit(problem.X[train], problem.y[train])
-        seconds += time.perf_counter() - began
-        scores.append((problem.score(problem.y[test], model.predict(problem.X[test])), len(test)))
-        notes.append(describe(model))
-    score = float(np.average([s for s, _ in scores], weights=[n for _, n in scores]))
-    note = max(set(notes), key=notes.count)
-    return dict(zip(FIELDS, (problem.name, method, seed, round(score, 3), round(seconds, 2), note), strict=True))
+def measure(problem: Problem, method: str, seed: int, fold: int, train: np.ndarray, test: np.ndarray) -> Row | None:
+    """Fit and predict on one split; the time is that of the fit."""
+    model = METHODS[method](problem, seed)
+    if model is None:
+        return None
+    began = time.perf_counter()
+    model.fit(problem.X[train], problem.y[train])
+    seconds = round(time.perf_counter() - began, 2)
+    score = round(problem.score(problem.y[test], model.predict(problem.X[test])), 4)
+    values = (problem.name, method, seed, fold, len(test), score, seconds, describe(model))
+    return dict(zip(FIELDS, (str(value) for value in values), strict=True))
 
 
 def describe(model: Any) -> str:
@@ -200,26 +205,32 @@ def describe(model: Any) -> str:
     return f"{model.tokens_.scaling}/{model.tokens_.query} {chosen}".strip()
 
 
-def report(rows: list[dict[str, Any]]) -> str:
+def seed_scores(rows: list[Row], name: str, method: str) -> tuple[np.ndarray, float, str]:
+    """The score of every seed, its folds weighed by their size; seconds per seed; what was chosen most often."""
+    found = [row for row in rows if (row["data"], row["method"]) == (name, method)]
+    scores, seconds = [], []
+    for seed in sorted({row["seed"] for row in found}):
+        part = [row for row in found if row["seed"] == seed]
+        scores.append(np.average([float(r["score"]) for r in part], weights=[int(r["size"]) for r in part]))
+        seconds.append(sum(float(r["seconds"]) for r in part))
+    notes = [row["note"] for row in found] or [""]
+    return np.array(scores), float(np.mean(seconds or [0.0])), max(set(notes), key=notes.count)
+
+
+def report(rows: list[Row]) -> str:
     """Mean ± spread over seeds, and seconds per seed; the mean of the ten stories below them."""
     lines = []
     for name in dict.fromkeys(row["data"] for row in rows):
         lines.append(f"{name}" + (f"   (MemN2N {MEMN2N[name]})" if name in MEMN2N else ""))
         for method in METHODS:
-            found = [row for row in rows if (row["data"], row["method"]) == (name, method)]
-            if found:
-                scores = np.array([float(row["score"]) for row in found])
-                seconds = np.mean([float(row["seconds"]) for row in found])
+            scores, seconds, note = seed_scores(rows, name, method)
+            if len(scores):
                 spread = f" ± {scores.std(ddof=1):.2f}" if len(scores) > 1 else ""
-                note = found[0]["note"]
                 lines.append(f"  {method:24}{scores.mean():8.2f}{spread:9}{seconds:9.1f} s   {note}")
     for method in METHODS:
-        means = [
-            np.mean([float(r["score"]) for r in rows if (r["data"], r["method"]) == (name, method)] or [np.nan])
-            for name in BABI
-        ]
-        if np.isfinite(means).all():
-            lines.append(f"mean over {BABI[0]}–{BABI[-1]}: {method:24}{np.mean(means):8.2f}")
+        means = [seed_scores(rows, name, method)[0] for name in BABI]
+        if all(len(scores) for scores in means):
+            lines.append(f"mean over {BABI[0]}–{BABI[-1]}: {method:24}{np.mean([s.mean() for s in means]):8.2f}")
     return "\n".join(lines)
 
 
@@ -238,24 +249,23 @@ def main() -> None:
     chosen = [m for m in METHODS if any(part.lower() in m.lower() for part in args.methods)]
     args.out.parent.mkdir(parents=True, exist_ok=True)
     rows = list(csv.DictReader(args.out.open())) if args.out.exists() else []
-    done = {(row["data"], row["method"], int(row["seed"])) for row in rows}
+    done = {tuple(row[k] for k in FIELDS[:4]) for row in rows}
     began = time.perf_counter()
     with args.out.open("a", newline="") as file:
         writer = csv.DictWriter(file, FIELDS)
         if not rows:
             writer.writeheader()
-        for name in args.only:
-            problem = None
-            for seed in range(args.seeds):
-                for method in chosen:
-                    if (name, method, seed) in done or time.perf_counter() - began > args.seconds:
-                        continue
-                    problem = problem or DATA[name](args.data, name)
-                    row = measure(problem, method, seed)
-                    if row is not None:
-                        rows.append({k: str(v) for k, v in row.items()})
-                        writer.writerow(row)
-                        file.flush()
+        for name, seed in itertools.product(args.only, range(args.seeds)):
+            problem = load(name, args.data)
+            for method, (fold, split) in itertools.product(chosen, enumerate(problem.splits(seed))):
+                key = (name, method, str(seed), str(fold))
+                if key in done or time.perf_counter() - began > args.seconds:
+                    continue
+                row = measure(problem, method, seed, fold, *split)
+                if row is not None:
+                    rows.append(row)
+                    writer.writerow(row)
+                    file.flush()
     print(report([row for row in rows if row["data"] in args.only]))
 
 
