@@ -347,6 +347,43 @@ def _pictures(figure: Any) -> dict[str, bytes]:
     return pictures
 
 
+def plot_means(means: np.ndarray, names: Sequence[str], path: Path, *, title: str, most: int = 30) -> list[Path]:
+    """Draw the means of a law as heat maps, query coordinates down and key coordinates across, as SVG and PNG.
+
+    Parameters
+    ----------
+    means : array (K, D, D)
+        ``means_`` of a fitted law.
+    names : sequence of d strings
+        Of the token coordinates; the appended one is called "1".
+    path : Path
+        Where to write, without suffix.
+    most : int
+        Coordinates shown on either side, those with the largest entries, in their order.
+
+    Returns
+    -------
+    list of Path
+        The files written.
+    """
+    plt = _pyplot()
+    labels = np.array([*names, "1"])
+    size = np.abs(means).max(axis=0)
+    rows, columns = (np.sort(np.argsort(-size.max(axis=axis), kind="stable")[:most]) for axis in (1, 0))
+    top = float(size.max()) or 1.0
+    shape = (1, len(means))
+    width, height = 1.6 + 0.2 * len(columns), 1.4 + 0.2 * len(rows)
+    figure, axes = plt.subplots(*shape, figsize=(width * len(means), height), squeeze=False, layout="constrained")
+    for number, (axis, mean) in enumerate(zip(axes[0], means, strict=True)):
+        image = axis.imshow(mean[np.ix_(rows, columns)], cmap="RdBu_r", vmin=-top, vmax=top)
+        axis.set_xticks(range(len(columns)), labels[columns], rotation=90, fontsize=7)
+        axis.set_yticks(range(len(rows)), labels[rows], fontsize=7)
+        axis.set(xlabel="key", ylabel="query", title=f"mean {number}" if len(means) > 1 else "")
+    figure.colorbar(image, ax=axes[0].tolist(), shrink=0.6, label="entry of the mean")
+    figure.suptitle(title, fontsize=10)
+    return _save(figure, path)
+
+
 def _pyplot() -> Any:
     import matplotlib
 

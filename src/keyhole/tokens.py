@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,8 +25,8 @@ class TokenRule:
     ----------
     scaling : "none", "sphere" or "standard"
         "sphere" divides every token by its length (a token of zeros stays); "standard" takes the training mean off
-        every coordinate and divides it by √d times its standard deviation, so that tokens have length one on
-        average. Queries that are given go through the same.
+        every coordinate and divides it by √d times its standard deviation, d counting the coordinates that vary, so
+        that tokens have length one on average. Queries that are given go through the same.
     query : "given", "mean" or "each"
         "mean" replaces the query by the mean of the keys, after scaling; "each" makes every key the query in turn
         and pools the features over queries.
@@ -44,13 +43,20 @@ class TokenRule:
     spread: Float[np.ndarray, " d"] | None = field(default=None, repr=False)
 
     @classmethod
-    def learn(cls, batch: SetBatch | SetGroups, scaling: str, query: str, pooling: str) -> TokenRule:
-        """Learn a rule on training sets.
+    def learn(
+        cls,
+        batch: SetBatch | SetGroups,
+        scaling: str,
+        query: str = "given",
+        pooling: str = "mean",
+        weights: Float[np.ndarray, " n"] | None = None,
+    ) -> TokenRule:
+        """Learn a rule on training samples, of the given weights.
 
         Examples
         --------
         >>> import numpy as np
-        >>> rule = TokenRule.learn(SetBatch(np.array([[[0.0], [4.0]]])), "standard", "given", "mean")
+        >>> rule = TokenRule.learn(SetBatch(np.array([[[0.0], [4.0]]])), "standard")
         >>> rule.apply(SetBatch(np.array([[[0.0], [2.0]]]))).tokens.ravel()
         array([-1.,  0.])
         """
@@ -61,12 +67,14 @@ class TokenRule:
             )
         if scaling != "standard":
             return cls(scaling, query, pooling)
-        tokens = (batch.sets if isinstance(batch, SetGroups) else batch).tokens
+        tokens, share = _weighed_tokens(batch, weights)
         # in float64, and relative to the first token: a large common offset costs no digits
-        centre = tokens[0] + (tokens - tokens[0]).mean(axis=0, dtype=np.float64)
-        spread = np.sqrt(np.square(tokens - centre).mean(axis=0, dtype=np.float64))
+        shifted = tokens - tokens[0]
+        centre = shifted.T @ share
+        spread = np.sqrt(np.square(shifted - centre).T @ share)
         still = spread <= 1e-12 * np.abs(tokens).max(axis=0)  # a coordinate that never moves says nothing
-        spread = np.where(still, 1.0, spread) * math.sqrt(tokens.shape[1])
+        spread = np.where(still, 1.0, spread) * math.sqrt(max(1, int((~still).sum())))
+        centre = centre + tokens[0]
         return cls(scaling, query, pooling, centre, spread)
 
     def apply(self, batch: SetBatch | SetGroups) -> SetBatch | PooledSets:
@@ -97,7 +105,22 @@ class TokenRule:
         return np.asarray(units / np.where(lengths > 0, lengths, 1))
 
 
-def drop_missing(keys: Sequence[Any]) -> list[Float[np.ndarray, "k d"]]:
+def _weighed_tokens(
+    batch: SetBatch | SetGroups, weights: Float[np.ndarray, " n"] | None
+) -> tuple[Float[np.ndarray, "t d"], Float[np.ndarray, " t"]]:
+    """All keys of samples that have weight, in float64, and the share of each, adding up to one."""
+    sample = np.ones(len(batch)) if weights is None else weights
+    if isinstance(batch, SetGroups):
+        lengths, owner = batch.sets.lengths, np.repeat(sample, batch.counts)
+        tokens = batch.sets.tokens
+    else:
+        lengths, owner, tokens = batch.lengths, sample, batch.tokens
+    share = np.repeat(owner, lengths)
+    kept = share > 0
+    return tokens[kept].astype(np.float64), share[kept] / share.sum()
+
+
+def drop_missing(keys: Any) -> list[Float[np.ndarray, "k d"]]:
     """Drop the tokens that hold a NaN; a set that has none left gets one token of zeros.
 
     The rule for missing tokens: a set is what was observed of it. `SetBatch` itself refuses NaN, so that nothing is

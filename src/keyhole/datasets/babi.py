@@ -36,13 +36,16 @@ def babi_tokens(
     *,
     newest: int = 40,
     order: float = 0.5,
+    shared: float = 1.0,
+    empty: bool = True,
 ) -> NamedSets:
     """Turn stories with a question each into sets of sentences with a query.
 
     The token of a sentence has four parts: its bag of words, of length one; the same words weighed by their place,
     from −1 for the first word to 1 for the last, of length ``order``; its words that the question has as well, with
-    the weight they have there; and three functions of its age. The question has the first two parts, and zeros for
-    the others. To every story one token of zeros is added, for heads to turn to when no sentence concerns them.
+    the weight they have there times ``shared``; and three functions of its age. The question has the first two parts,
+    and zeros for the others. To every story one ``empty`` token of zeros is added, for heads to turn to when no
+    sentence concerns them. ``order=0, shared=0, empty=False`` is the plain bag of words with its age.
 
     Parameters
     ----------
@@ -56,7 +59,11 @@ def babi_tokens(
     newest : int
         Sentences kept, the newest ones.
     order : float
-        Length of the part that holds the order of words.
+        Length of the part that holds the order of words; 0 leaves it out.
+    shared : float
+        Weight of the part that holds what sentence and question share; 0 leaves it out.
+    empty : bool
+        Whether to add the token of zeros.
 
     Returns
     -------
@@ -75,22 +82,28 @@ def babi_tokens(
     ('mary=', np.float64(0.577))
     """
     bags, places = _word_parts(sentences, len(vocabulary))
-    width = 3 * len(vocabulary) + len(RECENCY)
-    lengths = np.array([min(len(story), newest) for story in stories])
-    tokens = np.zeros((int((lengths + 1).sum()), width))
-    offsets = np.concatenate([[0], np.cumsum(lengths + 1)])
-    for i, (story, question) in enumerate(zip(stories, questions, strict=True)):
+    keys = []
+    for story, question in zip(stories, questions, strict=True):
         rows = story[-newest:] if newest else story[:0]
-        block = tokens[offsets[i] : offsets[i] + len(rows)]
         age = np.arange(len(rows))[::-1]
-        shared = (bags[rows] > 0) * bags[question]
-        recency = np.stack([2.0**-age, 2.0 ** (-age / 2), 1.0 / (1 + age)], axis=1)
-        block[:] = np.concatenate([bags[rows], order * places[rows], shared, recency], axis=1)
-    query = np.zeros((len(questions), width))
-    query[:, : 2 * len(vocabulary)] = np.concatenate([bags[questions], order * places[questions]], axis=1)
-    keys = [tokens[offsets[i] : offsets[i + 1]] for i in range(len(questions))]
-    names = (*vocabulary, *(f"{word}@" for word in vocabulary), *(f"{word}=" for word in vocabulary), *RECENCY)
-    return NamedSets(SetBatch(keys, query), names)
+        parts = [bags[rows]]
+        if order:
+            parts.append(order * places[rows])
+        if shared:
+            parts.append(shared * (bags[rows] > 0) * bags[question])
+        parts.append(np.stack([2.0**-age, 2.0 ** (-age / 2), 1.0 / (1 + age)], axis=1))
+        block = np.concatenate(parts, axis=1)
+        keys.append(np.concatenate([block, np.zeros((1, block.shape[1]))]) if empty else block)
+    names = list(vocabulary)
+    if order:
+        names += [f"{word}@" for word in vocabulary]
+    asked = np.concatenate([bags[questions], order * places[questions]], axis=1)[:, : len(names)]
+    if shared:
+        names += [f"{word}=" for word in vocabulary]
+    names += RECENCY
+    query = np.zeros((len(questions), len(names)))
+    query[:, : asked.shape[1]] = asked
+    return NamedSets(SetBatch(keys, query), tuple(names))
 
 
 def _word_parts(

@@ -12,10 +12,11 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.class_weight import compute_sample_weight
 
 from keyhole._checks import check_choice
+from keyhole.activations import check_pointwise
 from keyhole.estimators._input import as_sets
 from keyhole.groups import POOLINGS, PooledSets, SetGroups
 from keyhole.heads import GaussianHeads, HeadDraw, HeadLaw
-from keyhole.layer import LayerFit, fit_finite_layer, fit_kernel_layer
+from keyhole.layer import LayerFit, distinct_samples, fit_finite_layer, fit_kernel_layer
 from keyhole.sets import SetBatch
 from keyhole.tokens import QUERIES, SCALINGS, TokenRule
 
@@ -44,8 +45,12 @@ class LayerPlan:
         fit: Callable[..., HeadLaw] | None = getattr(self.law, "fit", None)
         if fit is None:
             return self.law
-        names = ("activation", "fit_intercept", "weights")
-        return fit(batch, columns, seed=self.seed, **{name: self.options[name] for name in names})
+        if self.n_heads is None:
+            check_pointwise(self.options["activation"])  # before the work, not after
+        # copies count as one sample of their joint weight, here as in the layer
+        samples = distinct_samples(batch, columns, self.options["weights"])
+        options = {name: self.options[name] for name in ("activation", "fit_intercept")}
+        return fit(samples.batch, samples.columns, weights=samples.weights, seed=self.seed, **options)
 
     def fit(self, batch: SetBatch | PooledSets, columns: np.ndarray, law: HeadLaw) -> LayerFit:
         """Solve for the values of this law."""
@@ -71,7 +76,7 @@ def fit_sets(
     """Choose the token rule if asked to, fit the law if it wants to be, solve for the values."""
     pooling = check_choice(pooling, "pooling", POOLINGS)
     rules = [
-        TokenRule.learn(batch, s, q, pooling)
+        TokenRule.learn(batch, s, q, pooling, plan.options["weights"])
         for s in _candidates(scaling, "scaling", SCALINGS, SCALINGS)
         for q in _candidates(query, "query", QUERIES, _queries_worth_trying(batch))
     ]

@@ -8,14 +8,17 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Float
 
-from keyhole.features import pooled_pullback
+from keyhole.features import pooled_features, pooled_pullback
 from keyhole.heads import standard_normals
 from keyhole.learned.identity import shrink
 from keyhole.learned.judge import Task
-from keyhole.solvers import numerical_floor
 from keyhole.solvers.loo_gradient import LooGradient, loo_gradient
 
-_FLOAT32 = float(np.finfo(np.float32).eps)
+_MEMORY = 0.8
+"""Share of the running average of the means that a step keeps: about five steps, enough to calm fresh noise."""
+
+_RAISES = 60
+"""How often a penalty that float32 cannot carry is raised by a factor e: 26 decades."""
 
 
 def gradient_in_means(
@@ -31,22 +34,15 @@ def gradient_in_means(
     matrix ΦΦᵀ alone. O(n²p + n³ + tokens·p) for p = M·D.
     """
     heads = (noise + means[np.arange(len(noise)) % len(means)]).astype(dtype)
-    features = _features(task, heads, dtype)
+    features = pooled_features(task.batch, heads, task.activation, dtype=dtype)
+    if task.fit_intercept:  # the intercept makes up for it, and float32 keeps its digits
+        features -= features.mean(axis=0)
     gram = features @ features.T
     found = loo_gradient(gram, task.columns, alpha, fit_intercept=task.fit_intercept, weights=task.weights)
     cotangent = found.gram.astype(dtype) @ features
     cotangent *= 2
     pulled = pooled_pullback(task.batch, heads, cotangent, task.activation, n_means=len(means))
     return found, pulled.astype(np.float64)
-
-
-def _features(task: Task, heads: Float[np.ndarray, "m e e"], dtype: str) -> Float[np.ndarray, "n p"]:
-    from keyhole.features import pooled_features
-
-    features = pooled_features(task.batch, heads, task.activation, dtype=dtype)
-    if task.fit_intercept:  # the intercept makes up for it, and float32 keeps its digits
-        features -= features.mean(axis=0)
-    return features
 
 
 @dataclass
@@ -112,17 +108,12 @@ class Descent:
         return found.error
 
     def _gradient(self, part: Task, noise: np.ndarray) -> tuple[LooGradient, np.ndarray]:
-        while True:
+        for _ in range(_RAISES):
             try:
                 return gradient_in_means(part, self.means, noise, math.exp(self.log_alpha))
             except np.linalg.LinAlgError:  # below the floor of float32: a little more penalty
                 self.log_alpha += 1.0
-
-
-_MEMORY = 0.8
-"""Share of the running average of the means that a step keeps: about five steps, enough to calm fresh noise."""
-
-
-def safe_alpha(alpha: float, trace: float, n: int) -> float:
-    """A penalty no smaller than what a Gram matrix in float32 can carry."""
-    return max(alpha, numerical_floor(trace / n, n, _FLOAT32))
+        raise ValueError(
+            "the Gram matrix of the features is not finite in float32, so a law cannot be descended on. "
+            "Scale the tokens down, for example with scaling='standard'."
+        )

@@ -25,6 +25,9 @@ from keyhole.sets import SetBatch
 FEWEST = 50
 """Samples below which nothing is descended on: ten held out could not tell a better law from a worse."""
 
+FEW_AND_MANY = (32, 256)
+"""Bounds on the heads of a step when their number is automatic."""
+
 EVERY = 5
 """Steps between looks at the held-out part."""
 
@@ -49,8 +52,8 @@ class LearnedHeads(_Params):
         Standard deviation of the entries around the means.
     steps : int
         Most steps of a descent. 0 chooses among multiples of the identity only.
-    n_heads : int
-        Heads drawn at each step, and to judge a law with.
+    n_heads : int or "auto"
+        Heads drawn at each step, and to judge a law with: twice as many features as samples, 32 to 256 heads.
     learning_rate : float
         Of Adam, in units of entries of W.
     shrinkage : float
@@ -96,7 +99,7 @@ class LearnedHeads(_Params):
         scale: Any = 0.25,
         steps: Any = 100,
         *,
-        n_heads: Any = 64,
+        n_heads: Any = "auto",
         learning_rate: Any = 0.1,
         shrinkage: Any = 0.0,
         strengths: Any = (0.0, 1.0, 3.0),
@@ -148,17 +151,22 @@ class LearnedHeads(_Params):
         """
         columns = np.asarray(y, dtype=np.float64).reshape(len(batch), -1)
         task = Task.of(batch, columns, weights, activation, fit_intercept)
-        plan = self._plan(batch.dim, check_seed(seed))
+        plan = self._plan(len(task), batch.dim, check_seed(seed))
         if plan.steps and activation not in DIFFERENTIABLE:
             check_choice(activation, "activation", DIFFERENTIABLE)
         return _fit(task, plan)
 
-    def _plan(self, dim: int, seed: int) -> _Plan:
+    def _plan(self, n: int, dim: int, seed: int) -> _Plan:
         share = check_number(self.validation, "validation", minimum=0.0, exclusive=True)
         if share >= 1:
             raise ValueError(f"`validation` must be a share between 0 and 1: got {share:g}.")
         seconds = None if self.seconds is None else check_number(self.seconds, "seconds", minimum=0.0, exclusive=True)
-        n_means, n_heads = check_count(self.n_means, "n_means"), check_count(self.n_heads, "n_heads")
+        n_means, most = check_count(self.n_means, "n_means"), check_count(self.max_samples, "max_samples", minimum=2)
+        if isinstance(self.n_heads, str):
+            check_choice(self.n_heads, "n_heads", ("auto",))
+            n_heads = max(n_means, FEW_AND_MANY[0], min(FEW_AND_MANY[1], -(-2 * min(n, most) // (dim + 1))))
+        else:
+            n_heads = check_count(self.n_heads, "n_heads")
         if n_heads < n_means:
             raise ValueError(
                 f"`n_heads` must be at least `n_means` = {n_means}, so that each has a head: got {n_heads}."
@@ -172,7 +180,7 @@ class LearnedHeads(_Params):
             shrinkage=check_number(self.shrinkage, "shrinkage", minimum=0.0),
             strengths=[check_number(c, f"strengths[{i}]") for i, c in enumerate(self.strengths)],
             validation=share,
-            max_samples=check_count(self.max_samples, "max_samples", minimum=2),
+            max_samples=most,
             deadline=math.inf if seconds is None else time.monotonic() + seconds,
             seconds=seconds or math.inf,
             tell=self._tell(),
@@ -242,6 +250,7 @@ def _fit(task: Task, plan: _Plan) -> FittedHeads:
         return base
     mask = held_out_rows(len(task), plan.validation, plan.seed)
     seen, unseen = task.take(np.flatnonzero(~mask)), task.take(np.flatnonzero(mask))
+    unseen = shrink(unseen, plan.max_samples, plan.seed)
     start = plan.start(base)
     history, gain, error = _search(seen, unseen, base, start, judged.alpha, plan)
     best = min(history, key=lambda step: step.held_out_error)

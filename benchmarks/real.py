@@ -1,0 +1,273 @@
+"""Real sets, every method, one table: `python benchmarks/real.py --data DIR [--only qa01 …] [--methods …]`.
+
+Rows are appended to --out as they are measured; a second run skips what is there. Every choice (penalty, scaling,
+query, law) is made inside the training part. Methods that need torch are skipped, with a word, where it is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import itertools
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rivals import FourierMean, Network, Pooled
+from sklearn.datasets import load_digits
+from sklearn.model_selection import KFold, StratifiedKFold
+
+import keyhole as kh
+from keyhole.datasets.babi import babi_tokens
+from keyhole.groups import SetGroups
+
+BABI = tuple(f"qa{k:02d}" for k in range(1, 11))
+MEMN2N = dict(zip(BABI, (99.9, 91.8, 58.2, 95.6, 86.3, 92.1, 79.7, 88.3, 86.4, 90.3), strict=True))
+FIELDS = ("data", "method", "seed", "fold", "size", "score", "seconds", "note")
+
+
+Row = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Samples, targets, how to split them, and the options of an attention layer that suit this kind of data."""
+
+    name: str
+    X: Any
+    y: np.ndarray
+    splits: Callable[[int], Iterator[tuple[np.ndarray, np.ndarray]]]
+    regression: bool = False
+    options: dict[str, Any] | None = None
+    names: tuple[str, ...] = ()
+
+    def score(self, truth: np.ndarray, found: np.ndarray) -> float:
+        """Mean absolute error, or per cent right."""
+        return float(np.abs(truth - found).mean() if self.regression else 100 * (truth == found).mean())
+
+
+def official(split: np.ndarray) -> Callable[[int], Iterator[tuple[np.ndarray, np.ndarray]]]:
+    return lambda seed: iter([(np.flatnonzero(split == 0), np.flatnonzero(split == 1))])
+
+
+def folds(y: np.ndarray, count: int, stratified: bool = True) -> Callable[[int], Iterator[Any]]:
+    kind = StratifiedKFold if stratified else KFold
+    return lambda seed: kind(count, shuffle=True, random_state=seed).split(np.zeros(len(y)), y)
+
+
+def read(data: Path, *parts: str) -> Any:
+    path = data.joinpath(*parts)
+    if not path.exists():
+        raise FileNotFoundError(f"{path.name} is missing: expected it at {path}. Give the folder with --data.")
+    return np.load(path, allow_pickle=False)
+
+
+def babi(data: Path, name: str) -> Problem:
+    """Tokens and options are the same for all tasks; "qa01 plain" has bags of words and their age alone, and ReLU/N."""
+    task, _, plain = name.partition(" ")
+    file = read(data, "babi", f"{task}.npz")
+    meta = json.loads(str(file["meta"]))
+    stories = np.split(file["X_sent"], file["ptr"][1:-1])
+    parts = {
+        "plain": {"order": 0.0, "shared": 0.0, "empty": False},
+        "softmax": {"order": 0.0, "shared": 0.0, "empty": False},
+        "unshared": {"shared": 0.0},
+    }
+    made = babi_tokens(file["sentence_table"], stories, file["query_sent"], meta["vocab"], **parts.get(plain, {}))
+    options = {"n_heads": 256, "activation": "relu" if plain == "plain" else "softmax", "dtype": "float32"}
+    return Problem(name, made.sets, file["y"], official(file["split"]), options=options, names=made.names)
+
+
+def bags(data: Path, name: str) -> Problem:
+    file = read(data, name, f"{name}.npz")
+    X = kh.SetBatch(np.split(file["X"].astype(float), file["ptr"][1:-1]))
+    options = {"n_heads": math.inf, "scaling": "auto", "query": "auto"}
+    return Problem(name, X, file["y"], folds(file["y"], 10), options=options)
+
+
+def japanese_vowels(data: Path, name: str) -> Problem:
+    file = read(data, name, "JapaneseVowels.npz")
+    tokens = np.column_stack([file["X"], file["t"]]).astype(float)
+    X = kh.SetBatch(np.split(tokens, file["ptr"][1:-1]))
+    options = {"n_heads": math.inf, "scaling": "auto", "query": "auto"}
+    return Problem(name, X, file["y"], official(file["split"]), options=options)
+
+
+def digits(data: Path, name: str) -> Problem:
+    """Pixels that are not blank: bumps for row and column, and the ink."""
+    images, y = load_digits(return_X_y=True)
+    images = images.reshape(-1, 8, 8) / 16.0
+    bump = np.exp(-0.5 * np.square(np.arange(8)[:, None] - np.arange(8)))
+    bump /= np.linalg.norm(bump, axis=1, keepdims=True)
+    keys = []
+    for image in images:
+        rows, columns = np.nonzero(image)
+        ink = image[rows, columns][:, None]
+        keys.append(np.concatenate([bump[rows], bump[columns], ink], axis=1))
+    return Problem(
+        name,
+        kh.SetBatch(keys),
+        y,
+        folds(y, 5),
+        options={"n_heads": 512, "scaling": "auto", "query": "auto", "dtype": "float32"},
+    )
+
+
+def qm7(data: Path, name: str) -> Problem:
+    """A molecule is the group of the neighbourhoods of its atoms: query the atom, keys all others at their distance."""
+    file = read(data, "qm7", "qm7.npz")
+    X, options = molecules(file["X"].astype(float), file["ptr"]), {"n_heads": 24, "pooling": "sum"}
+    y = file["y"].astype(float)
+    return Problem(name, X, y, folds(y, 10, stratified=False), regression=True, options=options)
+
+
+def molecules(atoms: np.ndarray, ptr: np.ndarray, n_radial: int = 12) -> SetGroups:
+    """Keys: element × radial bumps of the distance to the query atom (the atom itself among them, at distance 0)."""
+    elements = np.array([1, 6, 7, 8, 16])
+    hot = (atoms[:, :1] == elements).astype(np.float32)
+    centres = np.linspace(0.8, 6.0, n_radial)
+    keys, queries, counts = [], [], np.diff(ptr)
+    for a, b in itertools.pairwise(ptr):
+        apart = np.linalg.norm(atoms[a:b, None, 1:] - atoms[None, a:b, 1:], axis=2)
+        radial = np.exp(-0.5 * np.square((apart[:, :, None] - centres) / (centres[1] - centres[0]))).astype(np.float32)
+        for i in range(b - a):
+            pairs = (hot[a:b, :, None] * radial[i][:, None, :]).reshape(b - a, -1)
+            keys.append(np.concatenate([hot[a:b], pairs], axis=1))
+            queries.append(np.concatenate([hot[a + i], np.zeros(pairs.shape[1], np.float32)]))
+    return SetGroups(kh.SetBatch(keys, np.array(queries)), counts)
+
+
+DATA: dict[str, Callable[[Path, str], Problem]] = {
+    **dict.fromkeys(BABI, babi),
+    **dict.fromkeys(("qa01 plain", "qa01 softmax", *(f"{name} unshared" for name in BABI)), babi),
+    "digits": digits,
+    "musk1": bags,
+    "elephant": bags,
+    "japanese_vowels": japanese_vowels,
+    "qm7": qm7,
+}
+
+
+@cache
+def load(name: str, data: Path) -> Problem:
+    return DATA[name](data, name)
+
+
+def attention(problem: Problem, seed: int, law: Any, **changes: Any) -> Any:
+    kind = kh.AttentionRegressor if problem.regression else kh.AttentionClassifier
+    return kind(law=law, random_state=seed, **{**(problem.options or {}), **changes})
+
+
+METHODS: dict[str, Callable[[Problem, int], Any]] = {
+    "mean-pool logistic": lambda p, s: None if p.regression else Pooled("logistic", "mean", p.regression, s),
+    "mean-pool ridge": lambda p, s: Pooled("ridge", "mean", p.regression, s),
+    "mean-pool RBF": lambda p, s: Pooled("rbf", "mean", p.regression, s),
+    "statistics logistic": lambda p, s: None if p.regression else Pooled("logistic", "statistics", p.regression, s),
+    "statistics ridge": lambda p, s: Pooled("ridge", "statistics", p.regression, s),
+    "statistics RBF": lambda p, s: Pooled("rbf", "statistics", p.regression, s),
+    "Fourier mean ridge": lambda p, s: FourierMean(p.regression, s),
+    "attention, zero mean": lambda p, s: attention(p, s, kh.GaussianHeads()),
+    "attention, identity": lambda p, s: attention(p, s, kh.IdentityHeads()),
+    "attention, learned": lambda p, s: None if p.regression else attention(p, s, kh.LearnedHeads()),
+    "attention, 4 means": lambda p, s: attention(p, s, kh.LearnedHeads(n_means=4)) if p.name in BABI else None,
+    "DeepSets": lambda p, s: Network("deepsets", p.regression, s),
+    "Set Transformer": lambda p, s: Network("transformer", p.regression, s),
+}
+
+
+def measure(problem: Problem, method: str, seed: int, fold: int, train: np.ndarray, test: np.ndarray) -> Row | None:
+    """Fit and predict on one split; the time is that of the fit."""
+    model = METHODS[method](problem, seed)
+    if model is None:
+        return None
+    began = time.perf_counter()
+    model.fit(problem.X[train], problem.y[train])
+    seconds = round(time.perf_counter() - began, 2)
+    score = round(problem.score(problem.y[test], model.predict(problem.X[test])), 4)
+    values = (problem.name, method, seed, fold, len(test), score, seconds, describe(model))
+    return dict(zip(FIELDS, (str(value) for value in values), strict=True))
+
+
+def describe(model: Any) -> str:
+    """What an attention layer chose for itself."""
+    if not hasattr(model, "tokens_"):
+        return ""
+    law = model.law_
+    chosen = f"{law.chosen} c={law.strength:g} {law.steps} steps" if hasattr(law, "chosen") else ""
+    return f"{model.tokens_.scaling}/{model.tokens_.query} {chosen}".strip()
+
+
+def seed_scores(rows: list[Row], name: str, method: str) -> tuple[np.ndarray, float, str]:
+    """The score of every seed, its folds weighed by their size; seconds per seed; what was chosen most often."""
+    found = [row for row in rows if (row["data"], row["method"]) == (name, method)]
+    scores, seconds = [], []
+    for seed in sorted({row["seed"] for row in found}):
+        part = [row for row in found if row["seed"] == seed]
+        scores.append(np.average([float(r["score"]) for r in part], weights=[int(r["size"]) for r in part]))
+        seconds.append(sum(float(r["seconds"]) for r in part))
+    notes = [row["note"] for row in found] or [""]
+    return np.array(scores), float(np.mean(seconds or [0.0])), max(set(notes), key=notes.count)
+
+
+def report(rows: list[Row]) -> str:
+    """Mean ± spread over seeds, and seconds per seed; the mean of the ten stories below them."""
+    lines = []
+    for name in dict.fromkeys(row["data"] for row in rows):
+        lines.append(f"{name}" + (f"   (MemN2N {MEMN2N[name]})" if name in MEMN2N else ""))
+        for method in METHODS:
+            scores, seconds, note = seed_scores(rows, name, method)
+            if len(scores):
+                spread = f" ± {scores.std(ddof=1):.2f}" if len(scores) > 1 else ""
+                lines.append(f"  {method:24}{scores.mean():8.2f}{spread:9}{seconds:9.1f} s   {note}")
+    for method in METHODS:
+        means = [seed_scores(rows, name, method)[0] for name in BABI]
+        if all(len(scores) for scores in means):
+            lines.append(f"mean over {BABI[0]}–{BABI[-1]}: {method:24}{np.mean([s.mean() for s in means]):8.2f}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=os.environ.get("KEYHOLE_DATA"))
+    usual = [name for name in DATA if " " not in name or name.startswith("qa01 ")]
+    parser.add_argument("--only", nargs="+", choices=list(DATA), default=usual, metavar="NAME")
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), help="parts of names of methods")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=Path("out/real.csv"))
+    parser.add_argument("--seconds", type=float, default=math.inf, help="start nothing new after so long")
+    args = parser.parse_args()
+    if args.data is None:
+        sys.exit("Say where the data is: --data DIR, or the variable KEYHOLE_DATA.")
+    chosen = [m for m in METHODS if any(part.lower() in m.lower() for part in args.methods)]
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    rows = list(csv.DictReader(args.out.open())) if args.out.exists() else []
+    done = {tuple(row[k] for k in FIELDS[:4]) for row in rows}
+    began = time.perf_counter()
+    with args.out.open("a", newline="") as file:
+        writer = csv.DictWriter(file, FIELDS)
+        if not rows:
+            writer.writeheader()
+        for name, seed in itertools.product(args.only, range(args.seeds)):
+            problem = load(name, args.data)
+            for method, (fold, split) in itertools.product(chosen, enumerate(problem.splits(seed))):
+                key = (name, method, str(seed), str(fold))
+                if key in done or time.perf_counter() - began > args.seconds:
+                    continue
+                row = measure(problem, method, seed, fold, *split)
+                if row is not None:
+                    rows.append(row)
+                    writer.writerow(row)
+                    file.flush()
+    print(report([row for row in rows if row["data"] in args.only]))
+
+
+if __name__ == "__main__":
+    main()

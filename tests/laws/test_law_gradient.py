@@ -1,0 +1,114 @@
+"""The gradient that a law is learned along is that of the leave-one-out error, whatever the activation."""
+
+import numpy as np
+import pytest
+
+import keyhole as kh
+from keyhole.features import attention_features, attention_pullback, pooled_features, pooled_pullback
+from keyhole.features.pullback import DIFFERENTIABLE
+from keyhole.groups import PooledSets
+from keyhole.learned.descent import gradient_in_means
+from keyhole.learned.judge import Task
+from keyhole.solvers.loo_gradient import loo_gradient
+from keyhole.solvers.ridge_gram import ridge_gram_path
+
+STEP = 1e-6
+
+
+def sets(rng, n=12, dim=3):
+    keys = [rng.normal(size=(rng.integers(1, 5), dim)) for _ in range(n)]
+    return kh.SetBatch(keys, rng.normal(size=(n, dim)))
+
+
+def slope(function, direction):
+    return (function(STEP * direction) - function(-STEP * direction)) / (2 * STEP)
+
+
+@pytest.mark.parametrize("activation", DIFFERENTIABLE)
+@pytest.mark.parametrize("n_means", [1, 2, 5])
+def test_pullback_is_the_transposed_derivative_of_the_features(activation, n_means, rng):
+    batch, heads = sets(rng), 0.3 * rng.normal(size=(5, 4, 4))
+    cotangent, direction = rng.normal(size=(12, 20)), rng.normal(size=(n_means, 4, 4))
+    found = attention_pullback(batch, heads, cotangent, activation, n_means=n_means)
+
+    def value(shift):
+        return np.sum(cotangent * attention_features(batch, heads + shift[np.arange(5) % n_means], activation))
+
+    np.testing.assert_allclose(np.sum(found * direction), slope(value, direction), rtol=1e-5, atol=1e-6)
+
+
+def test_broken_twin_a_softmax_that_forgets_its_normalisation_is_seen(rng, monkeypatch):
+    import keyhole.features.pullback as room
+
+    def forgetful(activation, scores, slopes):
+        scores -= scores.max(axis=2, keepdims=True)
+        weights = np.exp(scores)
+        slopes *= weights / weights.sum(axis=2, keepdims=True)
+
+    monkeypatch.setattr(room, "_through_weights", forgetful)
+    with pytest.raises(AssertionError):
+        test_pullback_is_the_transposed_derivative_of_the_features("softmax", 1, rng)
+
+
+@pytest.mark.parametrize("each", [False, True])
+def test_pooling_is_pulled_back_too(each, rng):
+    batch = PooledSets(sets(rng), "sum", each)
+    heads, cotangent, direction = (
+        0.3 * rng.normal(size=(3, 4, 4)),
+        rng.normal(size=(12, 12)),
+        rng.normal(size=(3, 4, 4)),
+    )
+    found = pooled_pullback(batch, heads, cotangent, "softmax")
+
+    def value(shift):
+        return np.sum(cotangent * pooled_features(batch, heads + shift, "softmax"))
+
+    np.testing.assert_allclose(np.sum(found * direction), slope(value, direction), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("fit_intercept", [True, False])
+@pytest.mark.parametrize("weighted", [True, False])
+def test_leave_one_out_error_and_its_gradient_in_gram_and_penalty(fit_intercept, weighted, rng):
+    n = 10
+    design = rng.normal(size=(n, 6))
+    gram, y = design @ design.T, rng.normal(size=(n, 2))
+    weights = rng.uniform(0.5, 2.0, size=n) if weighted else None
+    options = {"fit_intercept": fit_intercept, "weights": weights}
+    found = loo_gradient(gram, y, 0.7, **options)
+    exact = ridge_gram_path(gram, y, [0.7], **options).solution()
+    np.testing.assert_allclose(found.residuals, exact.loo_residuals, rtol=1e-8)
+    np.testing.assert_allclose(found.error, exact.loo_mse, rtol=1e-8)
+    shift = rng.normal(size=(n, n))
+    shift = shift + shift.T
+    in_gram = slope(lambda move: loo_gradient(gram + move, y, 0.7, **options).error, shift)
+    np.testing.assert_allclose(np.sum(found.gram * shift), in_gram, rtol=1e-5)
+    in_alpha = slope(lambda move: loo_gradient(gram, y, 0.7 * np.exp(move), **options).error, 1.0)
+    np.testing.assert_allclose(found.log_alpha, in_alpha, rtol=1e-5)
+
+
+@pytest.mark.parametrize("activation", ["relu", "softmax"])
+def test_gradient_in_the_means(activation, rng):
+    batch = sets(rng, n=20)
+    task = Task.of(batch, rng.normal(size=(20, 2)), None, activation, True)
+    means, noise, direction = rng.normal(size=(2, 4, 4)), 0.3 * rng.normal(size=(6, 4, 4)), rng.normal(size=(2, 4, 4))
+    _, found = gradient_in_means(task, means, noise, 0.05, dtype="float64")
+    measured = slope(lambda m: gradient_in_means(task, means + m, noise, 0.05, dtype="float64")[0].error, direction)
+    np.testing.assert_allclose(np.sum(found * direction), measured, rtol=1e-4, atol=1e-7)
+
+
+def test_broken_twin_residuals_in_the_place_of_the_gradient_are_seen(rng):
+    """Descending along leave-one-out residuals with the values held fixed is not descending the error."""
+    batch = sets(rng, n=20)
+    y = rng.normal(size=(20, 1))
+    heads = 0.5 * rng.normal(size=(6, 4, 4))
+    direction = rng.normal(size=(1, 4, 4))
+
+    def error(shift):
+        features = attention_features(batch, heads + shift)
+        return loo_gradient(features @ features.T, y, 0.05).error
+
+    features = attention_features(batch, heads)
+    found = loo_gradient(features @ features.T, y, 0.05)
+    values = features.T @ (found.residuals * 0.05)
+    held = attention_pullback(batch, heads, -2 * found.residuals @ values.T / 20, n_means=1)
+    assert abs(np.sum(held * direction) - slope(error, direction)) > 1e-3 * abs(slope(error, direction))

@@ -1,0 +1,118 @@
+import math
+
+import numpy as np
+import pytest
+
+import keyhole as kh
+from keyhole.features import pooled_feature_blocks, pooled_features, pooled_values
+from keyhole.groups import PooledSets, SetGroups
+from keyhole.heads import HeadDraw
+from keyhole.pooled_kernels import pooled_kernel
+
+
+@pytest.fixture
+def sets(rng):
+    return kh.SetBatch([rng.normal(size=(rng.integers(1, 5), 3)) for _ in range(9)], rng.normal(size=(9, 3)))
+
+
+@pytest.fixture
+def groups(sets):
+    return SetGroups(sets, [2, 1, 3, 3])
+
+
+def test_groups_are_sliced_by_sample(groups, sets):
+    part = groups[[2, 0]]
+    np.testing.assert_array_equal(part.counts, [3, 2])
+    np.testing.assert_array_equal(part.sets.tokens, sets[[3, 4, 5, 0, 1]].tokens)
+    assert len(groups[np.array([True, False, False, True])]) == 2
+    assert groups.shape == (4, 3)
+
+
+@pytest.mark.parametrize("counts", [[2, 0, 7], [4, 4], [[9]], [4.5, 4.5]])
+def test_counts_must_fit(counts, sets):
+    with pytest.raises(ValueError, match="must"):
+        SetGroups(sets, counts)
+
+
+@pytest.mark.parametrize("activation", ["relu", "softmax"])
+@pytest.mark.parametrize("pooling", ["mean", "sum"])
+def test_features_of_a_group_are_pooled_over_its_sets(activation, pooling, groups, sets):
+    heads = kh.GaussianHeads().sample(4, 3, seed=0)
+    alone = kh.attention_features(sets, heads, activation)
+    if pooling == "sum":
+        alone = alone * sets.lengths[:, None]
+    how = np.sum if pooling == "sum" else np.mean
+    expected = np.stack([how(part, axis=0) for part in np.split(alone, groups.offsets[1:-1])])
+    np.testing.assert_allclose(pooled_features(PooledSets(groups, pooling), heads, activation), expected, rtol=1e-12)
+
+
+def test_sum_is_n_times_mean(sets):
+    heads = kh.GaussianHeads().sample(4, 3, seed=0)
+    mean, total = (pooled_features(PooledSets(sets, how), heads) for how in ("mean", "sum"))
+    np.testing.assert_allclose(total, sets.lengths[:, None] * mean)
+
+
+def test_each_key_as_query_is_written_out_by_hand(sets):
+    heads = kh.GaussianHeads().sample(4, 3, seed=0)
+    found = pooled_features(PooledSets(sets, "mean", each=True), heads)
+    for i in range(len(sets)):
+        keys = sets[i].tokens
+        by_hand = kh.attention_features(kh.SetBatch([keys] * len(keys), keys), heads).mean(axis=0)
+        np.testing.assert_allclose(found[i], by_hand, rtol=1e-12)
+
+
+def test_each_on_sets_of_one_key_is_that_key_as_query(rng):
+    keys = rng.normal(size=(6, 1, 3))
+    heads = kh.GaussianHeads().sample(4, 3, seed=0)
+    found = pooled_features(PooledSets(kh.SetBatch(keys), "mean", each=True), heads)
+    np.testing.assert_allclose(found, kh.attention_features(kh.SetBatch(keys, keys[:, 0]), heads))
+
+
+@pytest.mark.parametrize("kind", ["groups", "each", "sum"])
+def test_blocks_values_and_kernel_agree_with_the_features(kind, groups, sets):
+    batch = {
+        "groups": PooledSets(groups, "sum"),
+        "each": PooledSets(sets, "mean", True),
+        "sum": PooledSets(sets, "sum"),
+    }[kind]
+    draw = HeadDraw(kh.GaussianHeads(), 20_000, 3, seed=0)
+    small = HeadDraw(kh.GaussianHeads(), 50, 3, seed=0)
+    features = pooled_features(batch, small)
+    blocks = list(pooled_feature_blocks(batch, small, memory_budget=10_000))
+    assert len(blocks) > 1
+    np.testing.assert_allclose(np.concatenate([block for _, block in blocks], axis=1), features, rtol=1e-9)
+    values = np.linspace(-1, 1, features.shape[1])[:, None]
+    np.testing.assert_allclose(pooled_values(batch, small, values), features @ values, atol=1e-9)
+    kernel = pooled_kernel(batch)
+    np.testing.assert_allclose(pooled_kernel(batch, batch, memory_budget=50_000), kernel, rtol=1e-10)
+    gram = np.zeros_like(kernel)
+    for _, block in pooled_feature_blocks(batch, draw, memory_budget=2**24):
+        gram += block @ block.T
+    assert np.linalg.norm(gram - kernel) < 0.1 * np.linalg.norm(kernel)
+
+
+def test_the_kernel_of_shared_means_is_the_average(sets, rng):
+    from keyhole.learned import FittedHeads
+
+    means = rng.normal(size=(2, 4, 4))
+    law = FittedHeads(means, 0.4)
+    found = pooled_kernel(sets, None, law)
+    each = [kh.attention_kernel(sets, None, kh.GaussianHeads(mean, 0.4)) for mean in means]
+    np.testing.assert_allclose(found, np.mean(each, axis=0))
+
+
+def test_an_estimator_takes_groups(groups, rng):
+    y = rng.normal(size=4)
+    for n_heads in (8, math.inf):
+        model = kh.AttentionRegressor(n_heads, pooling="sum", alpha=1e-8, random_state=0).fit(groups, y)
+        np.testing.assert_allclose(model.predict(groups[1:3]), y[1:3], atol=1e-3)
+    with pytest.raises(ValueError, match="'given' for SetGroups"):
+        kh.AttentionRegressor(8, query="mean").fit(groups, y)
+
+
+def test_copies_of_a_group_are_one_sample(groups, rng):
+    y = rng.normal(size=4)
+    twice = groups[[0, 1, 2, 3, 0]]
+    repeated = kh.AttentionRegressor(8, random_state=0, alpha=0.1).fit(twice, y[[0, 1, 2, 3, 0]])
+    weighted = kh.AttentionRegressor(8, random_state=0, alpha=0.1).fit(groups, y, sample_weight=[2, 1, 1, 1])
+    np.testing.assert_allclose(repeated.loo_predictions_[:4], weighted.loo_predictions_, atol=1e-9)

@@ -1,0 +1,149 @@
+import math
+
+import numpy as np
+import pytest
+
+import keyhole as kh
+from keyhole.heads import HeadLaw
+from keyhole.learned import FittedHeads
+from keyhole.learned.judge import held_out_rows, improvement
+
+
+@pytest.fixture
+def task(rng):
+    sets = kh.targets.sphere_sets(80, n_keys=3, dim=3, seed=int(rng.integers(1000)))
+    return sets, kh.targets.Correlation(3, 3)(sets) * 5
+
+
+FAST = {"steps": 6, "n_heads": 8}
+
+
+def test_laws_are_laws_but_have_no_heads_before_a_training_set():
+    for law in (kh.LearnedHeads(), kh.IdentityHeads()):
+        assert isinstance(law, HeadLaw)
+        with pytest.raises(ValueError, match="has no heads before it has seen a training set"):
+            law.sample(3, 2, 0)
+
+
+def test_the_result_is_determined_by_data_parameters_and_seed(task):
+    sets, y = task
+    first, second = (kh.LearnedHeads(**FAST).fit(sets, y, seed=3) for _ in range(2))
+    np.testing.assert_array_equal(first.means_, second.means_)
+    assert first.history == second.history
+    models = [kh.AttentionRegressor(16, law=kh.LearnedHeads(**FAST), random_state=1).fit(sets, y) for _ in range(2)]
+    np.testing.assert_array_equal(*(model.predict(sets) for model in models))
+
+
+def test_fitted_heads_nest_and_share_out_their_means(rng):
+    law = FittedHeads(rng.normal(size=(3, 4, 4)), scale=0.3)
+    whole = law.sample(10, 3, seed=5)
+    np.testing.assert_array_equal(law.sample(4, 3, seed=5, start=6), whole[6:])
+    noise = kh.GaussianHeads(0.0, 0.3).sample(10, 3, seed=5)
+    np.testing.assert_allclose(whole - noise, law.means_[np.arange(10) % 3], atol=1e-14)
+    with pytest.raises(ValueError, match="fitted to tokens of dimension 3"):
+        law.sample(2, 5, 0)
+
+
+def test_no_steps_is_a_choice_among_identities(task):
+    sets, y = task
+    law = kh.LearnedHeads(steps=0, strengths=(0.0, 2.0)).fit(sets, y)
+    assert law.chosen in ("zero-mean", "identity")
+    assert law.steps == 0
+    assert law.history == ()
+
+
+def test_few_samples_are_not_descended_on(task):
+    sets, y = task
+    assert kh.LearnedHeads(**FAST).fit(sets[:40], y[:40]).history == ()
+
+
+def test_budgets_progress_and_callbacks(task, capsys):
+    sets, y = task
+    seen = []
+    law = kh.LearnedHeads(steps=12, n_heads=8, callback=seen.append, verbose=True).fit(sets, y)
+    assert [step.step for step in seen] == [0, 5, 10, 12]
+    assert tuple(seen) == law.history
+    assert "step   10: leave-one-out" in capsys.readouterr().err
+    hurried = kh.LearnedHeads(steps=10_000, n_heads=8, seconds=0.3).fit(sets, y)
+    assert hurried.history[-1].step < 10_000
+
+
+@pytest.mark.parametrize("activation", ["relu", "softmax"])
+@pytest.mark.parametrize("n_means", [1, 3])
+def test_estimators_fit_the_law_first(activation, n_means, task):
+    sets, y = task
+    law = kh.LearnedHeads(n_means=n_means, **FAST)
+    model = kh.AttentionRegressor(16, law=law, activation=activation, random_state=0).fit(sets, y)
+    assert model.law is law, "the parameter is left alone"
+    assert isinstance(model.law_, FittedHeads)
+    np.testing.assert_array_equal(model.heads_.block(0, 16), model.law_.sample(16, 3, 0))
+    assert model.law_.reason
+
+
+def test_infinite_heads_take_a_learned_law(task):
+    sets, y = task
+    model = kh.AttentionRegressor(math.inf, law=kh.LearnedHeads(n_means=2, **FAST), random_state=0).fit(sets, y)
+    assert np.isfinite(model.predict(sets)).all()
+
+
+def test_weights_are_copies_for_a_law_too(task):
+    sets, y = task
+    counts = np.arange(80) % 2 + 1
+    rows = np.repeat(np.arange(80), counts)
+    law = kh.LearnedHeads(**FAST)
+    weighted = kh.AttentionRegressor(16, law=law, random_state=0).fit(sets, y, sample_weight=counts)
+    repeated = kh.AttentionRegressor(16, law=law, random_state=0).fit(sets[rows], y[rows])
+    np.testing.assert_allclose(weighted.law_.means_, repeated.law_.means_, atol=1e-6)
+
+
+def test_the_held_out_part_is_made_of_runs():
+    mask = held_out_rows(1000, 0.2, seed=1)
+    assert mask.sum() == 200
+    assert (np.diff(mask.reshape(100, 10), axis=1) == 0).all()
+    assert held_out_rows(90, 0.2, seed=1).sum() == 18
+
+
+def test_improvement_is_a_mean_with_its_standard_error(rng):
+    before, after = rng.normal(size=(2, 50)) ** 2
+    mean, error = improvement(before, after, None)
+    np.testing.assert_allclose(mean, (before - after).mean())
+    np.testing.assert_allclose(error, (before - after).std() / np.sqrt(50))
+    doubled = improvement(np.repeat(before, 2), np.repeat(after, 2), None)
+    np.testing.assert_allclose(doubled[0], improvement(before, after, np.full(50, 2.0))[0])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"n_means": 0}, "`n_means` must be at least 1"),
+        ({"n_means": 9, "n_heads": 8}, "so that each has a head"),
+        ({"scale": 0.0}, "`scale` must be larger than 0"),
+        ({"validation": 1.5}, "`validation` must be a share"),
+        ({"n_heads": "many"}, "`n_heads` must be one of 'auto'"),
+        ({"seconds": -1.0}, "`seconds` must be"),
+    ],
+)
+def test_wrong_parameters_are_named(wrong, message, task):
+    with pytest.raises(ValueError, match=message):
+        kh.LearnedHeads(**wrong).fit(*task)
+
+
+def test_step_has_no_gradient(task):
+    with pytest.raises(ValueError, match="`activation` must be one of 'relu', 'softmax'"):
+        kh.LearnedHeads(**FAST).fit(*task, activation="step")
+    assert kh.LearnedHeads(steps=0).fit(*task, activation="step").steps == 0
+
+
+def test_identity_heads_keep_the_first_pair_in_doubt(rng):
+    sets = kh.targets.sphere_sets(60, n_keys=3, dim=3, seed=0)
+    law = kh.IdentityHeads(strengths=(2.0, 2.0, 2.0)).fit(sets, rng.normal(size=60))
+    assert (law.strength, law.scale) == (2.0, 0.5)
+    with pytest.raises(ValueError, match="`strengths` must be a sequence"):
+        kh.IdentityHeads(strengths=3.0).fit(sets, rng.normal(size=60))
+    with pytest.raises(ValueError, match=r"`scales\[0\]` must be larger than 0"):
+        kh.IdentityHeads(scales=(0.0,)).fit(sets, rng.normal(size=60))
+
+
+def test_names_must_fit():
+    with pytest.raises(ValueError, match="must name the 3 coordinates"):
+        FittedHeads(np.zeros((1, 4, 4)), 0.5).strongest_pairs(["a"])

@@ -1,0 +1,129 @@
+import math
+
+import numpy as np
+import pytest
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import keyhole as kh
+from keyhole.tokens import TokenRule, drop_missing
+
+
+@pytest.fixture
+def sets(rng):
+    return kh.SetBatch([rng.normal(size=(rng.integers(1, 6), 3)) * 5 + 2 for _ in range(40)], rng.normal(size=(40, 3)))
+
+
+@pytest.fixture
+def y(sets, rng):
+    return np.add.reduceat(sets.tokens[:, 0], sets.offsets[:-1]) + 0.1 * rng.normal(size=40)
+
+
+def test_sphere_has_length_one_and_zeros_stay(sets):
+    keys = [*np.split(sets.tokens, sets.offsets[1:-1]), np.zeros((1, 3)), np.array([[1e200, 0, 1e-200]])]
+    found = TokenRule.learn(sets, "sphere").apply(kh.SetBatch(keys)).tokens
+    lengths = np.linalg.norm(found, axis=1)
+    np.testing.assert_allclose(np.delete(lengths, -2), 1.0)
+    assert lengths[-2] == 0.0
+
+
+def test_standard_tokens_have_mean_zero_and_length_one_on_average(sets):
+    found = TokenRule.learn(sets, "standard").apply(sets).tokens
+    np.testing.assert_allclose(found.mean(axis=0), 0, atol=1e-12)
+    np.testing.assert_allclose(np.square(found).sum(axis=1).mean(), 1.0)
+
+
+def test_a_coordinate_that_never_moves_becomes_zero():
+    tokens = np.column_stack([np.arange(6.0), np.full(6, 1e9)])[:, None, :]
+    found = TokenRule.learn(kh.SetBatch(tokens), "standard").apply(kh.SetBatch(tokens)).tokens
+    np.testing.assert_array_equal(found[:, 1], 0.0)
+    np.testing.assert_allclose(np.square(found).sum(axis=1).mean(), 1.0)
+
+
+def test_weights_scale_as_copies_do(sets):
+    counts = np.arange(40) % 3
+    rows = np.repeat(np.arange(40), counts)
+    weighted = TokenRule.learn(sets, "standard", weights=counts.astype(float))
+    repeated = TokenRule.learn(sets[rows], "standard")
+    np.testing.assert_allclose(weighted.centre, repeated.centre)
+    np.testing.assert_allclose(weighted.spread, repeated.spread)
+
+
+@pytest.mark.parametrize("n_heads", [20, math.inf])
+@pytest.mark.parametrize("scaling", ["sphere", "standard"])
+@pytest.mark.parametrize("query", ["given", "mean"])
+def test_options_are_what_one_would_do_by_hand(n_heads, scaling, query, sets, y):
+    model = kh.AttentionRegressor(n_heads, scaling=scaling, query=query, alpha=0.1, random_state=0).fit(sets, y)
+    scaled = model.tokens_.apply(sets)
+    if query == "mean":
+        np.testing.assert_allclose(scaled.query[3], scaled[3].tokens.mean(axis=0))
+    by_hand = kh.AttentionRegressor(n_heads, alpha=0.1, random_state=0).fit(scaled, y)
+    np.testing.assert_allclose(model.predict(sets), by_hand.predict(scaled), atol=1e-10)
+
+
+def test_defaults_change_nothing(sets, y):
+    model = kh.AttentionRegressor(20, random_state=0).fit(sets, y)
+    assert model.tokens_.apply(sets) is sets
+    assert model.scaling_errors_ == {}
+    assert model.law_ == kh.GaussianHeads()
+
+
+def test_sums_learn_what_grows_with_the_set(rng):
+    X = kh.SetBatch([rng.normal(size=(rng.integers(1, 9), 3)) for _ in range(200)])
+    y = np.add.reduceat(np.square(X.tokens).sum(axis=1), X.offsets[:-1])
+    total, mean = (
+        kh.AttentionRegressor(60, pooling=how, random_state=0).fit(X[:150], y[:150]).score(X[150:], y[150:])
+        for how in ("sum", "mean")
+    )
+    assert total > 0.9 > mean
+
+
+@pytest.mark.parametrize("n_heads", [20, math.inf])
+def test_automatic_choice_takes_the_least_leave_one_out_error(n_heads, rng):
+    X = kh.SetBatch([rng.normal(size=(rng.integers(1, 6), 3)) * 5 for _ in range(40)])
+    y = rng.normal(size=40)
+    model = kh.AttentionRegressor(n_heads, scaling="auto", query="auto", random_state=0).fit(X, y)
+    assert len(model.scaling_errors_) == 6
+    assert (model.tokens_.scaling, model.tokens_.query) == min(model.scaling_errors_, key=model.scaling_errors_.get)
+    assert model.loo_error_ == pytest.approx(min(model.scaling_errors_.values()))
+    with_query = kh.SetBatch([X[i].tokens for i in range(40)], rng.normal(size=(40, 3)))
+    tried = kh.AttentionRegressor(20, scaling="auto", query="auto", random_state=0).fit(with_query, y).scaling_errors_
+    assert {query for _, query in tried} == {"given"}, "a query that was given is meant"
+
+
+def test_class_weights_are_sample_weights(sets, rng):
+    y = np.array(["a", "b", "b", "b"] * 10)
+    for class_weight, by_class in (("balanced", {"a": 2.0, "b": 2 / 3}), ({"a": 3.0, "b": 1.0}, {"a": 3.0, "b": 1.0})):
+        weights = np.array([by_class[label] for label in y])
+        own = rng.uniform(0.5, 1.5, size=40)
+        by_option = kh.AttentionClassifier(20, class_weight=class_weight, random_state=0).fit(sets, y, own)
+        by_weight = kh.AttentionClassifier(20, random_state=0).fit(sets, y, own * weights)
+        np.testing.assert_allclose(by_option.decision_function(sets), by_weight.decision_function(sets))
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("pooling", "max"), ("scaling", "minmax"), ("query", "last"), ("class_weight", "fair")]
+)
+def test_unknown_options_are_named(option, value, sets):
+    y = np.arange(40) % 2
+    with pytest.raises(ValueError, match=option):
+        kh.AttentionClassifier(8, **{option: value}).fit(sets, y)
+
+
+def test_missing_tokens_are_an_error_unless_dropped():
+    keys = [np.array([[1.0, np.nan], [1.0, 2.0]]), np.array([[np.nan, np.nan]])]
+    with pytest.raises(ValueError, match="NaN"):
+        kh.SetBatch(keys)
+    batch = kh.SetBatch(drop_missing(keys))
+    np.testing.assert_array_equal(batch.tokens, [[1.0, 2.0], [0.0, 0.0]])
+
+
+@parametrize_with_checks(
+    [
+        kh.AttentionRegressor(n_heads=3, alpha=0.1, pooling="sum", scaling="standard", query="mean"),
+        kh.AttentionRegressor(n_heads=math.inf, alpha=0.1, scaling="sphere", query="each"),
+        kh.AttentionClassifier(n_heads=8, scaling="auto", query="auto"),
+        kh.AttentionClassifier(n_heads=8, law=kh.LearnedHeads(steps=2, n_heads=4)),
+    ]
+)
+def test_scikit_learns_own_checks(estimator, check):
+    check(estimator)
