@@ -328,7 +328,7 @@ def _name_cells(set_ticks: Any, names: Sequence[str], most: int) -> None:
 def _figure(width: float, height: float) -> Any:
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(width, height))
+    return Figure(figsize=(width, height), dpi=150)
 
 
 def _pictures(figure: Any) -> dict[str, bytes]:
@@ -337,7 +337,7 @@ def _pictures(figure: Any) -> dict[str, bytes]:
 
     pictures = {}
     # measured once, for both: a layout costs as much as a drawing
-    box = figure.get_tightbbox().padded(0.08)
+    box = figure.get_tightbbox().padded(0.12)
     # identifiers in the SVG must not be random
     with matplotlib.rc_context({"svg.hashsalt": "keyhole"}):
         for suffix, more in (("svg", {"metadata": {"Date": None}}), ("png", {"dpi": 150})):
