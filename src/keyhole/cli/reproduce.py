@@ -106,7 +106,7 @@ def _progress(timer: Timer, figures: dict[str, set[str]], console: Console) -> I
     """A bar on a terminal, a line now and then elsewhere."""
     if not console.is_terminal:
         yield _lines(timer, figures, console)
-        console.print(_line(timer, ""), highlight=False)
+        console.print(_line(timer, ""), highlight=False, soft_wrap=True)
         return
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[words]}"))
     with Progress(*columns, console=console, transient=True) as bar:
@@ -129,7 +129,7 @@ def _lines(timer: Timer, figures: dict[str, set[str]], console: Console) -> Repo
         timer.finish(keys)
         if time.monotonic() - last >= LINE_SECONDS:
             last = time.monotonic()
-            console.print(_line(timer, _figure_of(keys, figures)), highlight=False)
+            console.print(_line(timer, _figure_of(keys, figures)), highlight=False, soft_wrap=True)
 
     return report
 
