@@ -222,6 +222,15 @@ def test_a_figure_is_drawn_from_results_alone(tmp_path, stand_in, name):
     assert stand_in[1].sections == stand_in[0].sections
 
 
+def test_a_report_is_written(tmp_path):
+    pytest.importorskip("keyhole.report.html")
+    overrides = [text for text in SMALL if not text.startswith("powers")]
+    invoke("averages", *settings([*overrides, "powers=2"]), "--out", tmp_path, "--jobs", 1)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "Averages of token functions" in page
+    assert {path.suffix for path in (tmp_path / "charts").iterdir()} == {".csv", ".png", ".svg"}
+
+
 def test_the_report_counts_verdicts_and_says_where_it_comes_from(tmp_path, stand_in, monkeypatch):
     real = Section("transformer", "Heads of a transformer", "A claim.", verdict=Verdict("not tested", "No checkpoint."))
     monkeypatch.setattr("keyhole.experiments.reproduce.transformer_section", lambda preset: real)

@@ -75,23 +75,30 @@ def _order(cell: Cell) -> tuple[object, ...]:
 
 def _shared(cell: Cell) -> tuple[object, ...]:
     draw = (cell.learner, cell.model, cell.dim, cell.n_keys, cell.most_samples, cell.n_test, cell.seed, cell.repetition)
+    if cell.learner == "spectrum":
+        return draw
     # finite and infinite heads share nothing but the sets; the constrained learner shares nothing at all
-    return (*draw, cell.n_heads is None) if cell.learner in ("ridge", "spectrum") else (*draw, cell.config)
+    return (*draw, cell.n_heads is None) if cell.learner == "ridge" else (*draw, cell.config)
 
 
 def cell_costs(cells: Collection[Cell]) -> dict[Cell, float]:
     """Seconds on one core for each cell, roughly, what is shared counted with the first that needs it."""
-    costs, seen = {}, set()
+    costs: dict[Cell, float] = {}
+    seen: set[tuple[object, ...]] = set()
     for cell in cells:
         n, most, pairs = cell.n_samples, cell.most_samples, cell.n_keys**2 * (cell.dim + 4) / 20
         if cell.learner in ("absolute", "huber"):
             costs[cell] = (6e-5 if cell.learner == "absolute" else 9e-6) * n * (cell.n_heads or 1) * (cell.dim + 1)
             continue
-        cost = 1e-3
+        cost = 3e-3
         shared = _shared(cell)
-        if shared not in seen:
+        if shared not in seen and (cell.n_heads is None or cell.learner == "spectrum"):
             per_entry = 2e-9 * pairs * (3 if cell.model == "biased" else 1) if cell.model != "mlp" else 2e-8
-            cost += (most * most / 2 + most * cell.n_test) * per_entry if cell.n_heads is None else 0.0
+            cost += (most * most / 2 + most * cell.n_test) * per_entry
+        if cell.learner == "spectrum":
+            costs[cell] = cost + (13.5 * most**3 / 2.8e10 if shared not in seen else 0.0)
+            seen.add(shared)
+            continue
         if cell.n_heads is not None and (*shared, cell.n_heads) not in seen:
             width = cell.n_heads * (cell.dim + 1)
             cost += (most * most + 2 * most * cell.n_test) * width / 4e10
