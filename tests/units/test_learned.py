@@ -147,3 +147,13 @@ def test_identity_heads_keep_the_first_pair_in_doubt(rng):
 def test_names_must_fit():
     with pytest.raises(ValueError, match="must name the 3 coordinates"):
         FittedHeads(np.zeros((1, 4, 4)), 0.5).strongest_pairs(["a"])
+
+
+def test_threads_change_no_bit(task, monkeypatch):
+    sets, y = task
+    found = []
+    for threads in ("1", "3"):
+        monkeypatch.setenv("NUMBA_NUM_THREADS", threads)
+        monkeypatch.setenv("OMP_NUM_THREADS", threads)
+        found.append(kh.LearnedHeads(**FAST).fit(sets, y, activation="softmax").means_)
+    np.testing.assert_array_equal(*found)
