@@ -48,6 +48,7 @@ class Problem:
     regression: bool = False
     options: dict[str, Any] | None = None
     names: tuple[str, ...] = ()
+    groups: np.ndarray | None = None
 
     def score(self, truth: np.ndarray, found: np.ndarray) -> float:
         """Mean absolute error, or per cent right."""
@@ -83,7 +84,11 @@ def babi(data: Path, name: str) -> Problem:
     }
     made = babi_tokens(file["sentence_table"], stories, file["query_sent"], meta["vocab"], **parts.get(plain, {}))
     options = {"n_heads": 256, "activation": "relu" if plain == "plain" else "softmax", "dtype": "float32"}
-    return Problem(name, made.sets, file["y"], official(file["split"]), options=options, names=made.names)
+    last = file["line"][
+        file["ptr"][1:] - 1
+    ]  # lines of a story are numbered: a question with a lower one begins another
+    story = np.cumsum(np.diff(last, prepend=0) <= 0)
+    return Problem(name, made.sets, file["y"], official(file["split"]), False, options, made.names, story)
 
 
 def bags(data: Path, name: str) -> Problem:
@@ -189,7 +194,9 @@ def measure(problem: Problem, method: str, seed: int, fold: int, train: np.ndarr
     if model is None:
         return None
     began = time.perf_counter()
-    model.fit(problem.X[train], problem.y[train])
+    siblings = problem.groups is not None and isinstance(model, kh.AttentionClassifier)
+    extra = {"groups": problem.groups[train]} if siblings else {}
+    model.fit(problem.X[train], problem.y[train], **extra)
     seconds = round(time.perf_counter() - began, 2)
     score = round(problem.score(problem.y[test], model.predict(problem.X[test])), 4)
     values = (problem.name, method, seed, fold, len(test), score, seconds, describe(model))

@@ -20,10 +20,12 @@ from keyhole.solvers import (
     RidgeSolution,
     accumulate_design,
     accumulate_gram,
+    mirror_lower,
     ridge_gram_fixed,
     ridge_gram_path,
     ridge_statistics_path,
 )
+from keyhole.solvers.left_out import GroupPath, leave_groups_out
 
 FEW = 32
 """Samples at least, or a sixteenth of all, whose mean feature stands for that of all while rounding is at stake."""
@@ -228,6 +230,36 @@ def fit_kernel_layer(
     solved = _solve_gram(gram, samples, penalties, fit_intercept, None, memory_budget)
     layer = KernelLayer(law, samples.batch, solved.best.coef, solved.best.intercept, activation)
     return _assemble(layer, solved, samples, batch, "kernel", memory_budget)
+
+
+def penalty_by_groups(
+    batch: SetBatch | PooledSets,
+    columns: Float[np.ndarray, "n t"],
+    groups: Int[np.ndarray, " n"],
+    heads: HeadDraw | HeadLaw,
+    penalties: Float[np.ndarray, " a"] | None = None,
+    *,
+    activation: str = "relu",
+    fit_intercept: bool = True,
+    weights: Float[np.ndarray, " n"] | None = None,
+    dtype: str = "float64",
+    memory_budget: int = MEMORY_BUDGET,
+) -> GroupPath:
+    """Choose the penalty of a layer by its error on groups of samples that are left out whole.
+
+    ``heads`` is a draw, or a law for infinitely many heads; other parameters as for `fit_finite_layer`, weights
+    being positive. One n × n matrix and its inverse in memory, and O(n³) for each penalty.
+    """
+    if isinstance(heads, HeadDraw):
+        options: dict[str, Any] = {"dtype": dtype, "memory_budget": memory_budget // 2, "reuse_buffer": True}
+        feature_blocks = (block for _, block in pooled_feature_blocks(batch, heads, activation, **options))
+        gram = accumulate_gram(
+            feature_blocks, len(batch), dtype, centre=fit_intercept, weights=weights, memory_budget=memory_budget // 2
+        ).gram
+        mirror_lower(gram)
+    else:
+        gram = pooled_kernel(batch, None, heads, activation, memory_budget=memory_budget)
+    return leave_groups_out(gram, columns, groups, penalties, fit_intercept=fit_intercept, weights=weights)
 
 
 @dataclass(frozen=True)

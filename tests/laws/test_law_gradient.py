@@ -9,7 +9,7 @@ from keyhole.features.pullback import DIFFERENTIABLE
 from keyhole.groups import PooledSets
 from keyhole.learned.descent import gradient_in_means
 from keyhole.learned.judge import Task
-from keyhole.solvers.loo_gradient import loo_gradient
+from keyhole.solvers.left_out import leave_groups_out, loo_gradient
 from keyhole.solvers.ridge_gram import ridge_gram_path
 
 STEP = 1e-6
@@ -64,6 +64,33 @@ def test_pooling_is_pulled_back_too(each, rng):
         return np.sum(cotangent * pooled_features(batch, heads + shift, "softmax"))
 
     np.testing.assert_allclose(np.sum(found * direction), slope(value, direction), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("fit_intercept", [True, False])
+@pytest.mark.parametrize("weighted", [True, False])
+def test_left_out_groups_are_refits_and_have_their_gradient(fit_intercept, weighted, rng):
+    n, alpha = 12, 0.6
+    design, y = rng.normal(size=(n, 5)), rng.normal(size=(n, 2))
+    gram, groups = design @ design.T, np.array([0, 1, 0, 2, 2, 1, 3, 0, 3, 3, 4, 4])
+    weights = rng.uniform(0.5, 2.0, size=n) if weighted else None
+    options = {"fit_intercept": fit_intercept, "weights": weights}
+    found = loo_gradient(gram, y, alpha, groups=groups, **options)
+    for group in range(5):
+        others, out = groups != group, groups == group
+        part = None if weights is None else weights[others]
+        fit = ridge_gram_path(
+            gram[np.ix_(others, others)], y[others], [alpha], fit_intercept=fit_intercept, weights=part
+        ).solution()
+        predicted = gram[np.ix_(out, others)] @ fit.coef + fit.intercept
+        np.testing.assert_allclose(found.residuals[out], y[out] - predicted, atol=1e-9)
+    shift = rng.normal(size=(n, n))
+    shift = shift + shift.T
+    in_gram = slope(lambda move: loo_gradient(gram + move, y, alpha, groups=groups, **options).error, shift)
+    np.testing.assert_allclose(np.sum(found.gram * shift), in_gram, rtol=1e-5)
+    path = leave_groups_out(gram, y, groups, np.array([1e3, alpha]), **options)
+    np.testing.assert_allclose(path.errors[1], found.error)
+    alone = loo_gradient(gram, y, alpha, groups=np.arange(n), **options)
+    np.testing.assert_allclose(alone.gram, loo_gradient(gram, y, alpha, **options).gram, atol=1e-9)
 
 
 @pytest.mark.parametrize("fit_intercept", [True, False])

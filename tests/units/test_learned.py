@@ -103,6 +103,55 @@ def test_the_held_out_part_is_made_of_runs():
     assert held_out_rows(90, 0.2, seed=1).sum() == 18
 
 
+def test_groups_are_held_out_whole(rng):
+    groups = rng.integers(30, size=300)
+    mask = held_out_rows(300, 0.2, seed=0, groups=groups)
+    assert not set(groups[mask]) & set(groups[~mask])
+    assert 0.15 < mask.mean() < 0.35
+    both = held_out_rows(6, 0.9, seed=0, groups=np.array([0, 0, 0, 1, 1, 1]))
+    assert 0 < both.sum() < 6, "never all of them"
+
+
+@pytest.mark.parametrize("n_heads", [12, 60, math.inf])
+def test_estimators_leave_groups_out(n_heads, task):
+    sets, y = task
+    groups = np.repeat(["a", "b", "c", "d"], 20)
+    model = kh.AttentionRegressor(n_heads, alpha=[0.01, 1.0], random_state=0).fit(sets, y, groups=groups)
+    for group in "abcd":
+        others = groups != group
+        refit = kh.AttentionRegressor(n_heads, alpha=model.alpha_, random_state=0).fit(sets[others], y[others])
+        np.testing.assert_allclose(model.loo_predictions_[~others], refit.predict(sets[~others]), atol=1e-8)
+    np.testing.assert_allclose(model.loo_error_, np.mean((y - model.loo_predictions_) ** 2))
+    assert model.alpha_ == model.alphas_[np.argmin(model.loo_errors_)]
+
+
+def test_weights_of_zero_and_wrong_groups(task):
+    sets, y = task
+    groups = np.arange(80) // 4
+    weights = (np.arange(80) >= 8).astype(float)
+    law = kh.LearnedHeads(**FAST)
+    found = kh.AttentionRegressor(16, law, random_state=0).fit(sets, y, weights, groups=groups)
+    expected = kh.AttentionRegressor(16, law, random_state=0).fit(sets[8:], y[8:], groups=groups[8:])
+    np.testing.assert_allclose(found.predict(sets), expected.predict(sets), atol=1e-7)
+    with pytest.raises(ValueError, match="at least two groups"):
+        kh.AttentionRegressor(16).fit(sets, y, groups=np.zeros(80))
+    with pytest.raises(ValueError, match="`groups` must have one entry per set"):
+        kh.AttentionRegressor(16).fit(sets, y, groups=np.arange(3))
+
+
+def test_siblings_do_not_fool_the_penalty(rng):
+    """Copies with a little noise: leave-one-out believes what leaving groups out does not."""
+    families = rng.normal(size=(40, 3))
+    groups = np.repeat(np.arange(40), 4)
+    sets = kh.SetBatch((families[groups] + 0.01 * rng.normal(size=(160, 3)))[:, None, :])
+    y = rng.normal(size=40)[groups]  # a family's own number: nothing to learn
+    plain = kh.AttentionRegressor(50, random_state=0).fit(sets, y)
+    grouped = kh.AttentionRegressor(50, random_state=0).fit(sets, y, groups=groups)
+    assert plain.loo_error_ < 0.5 * y.var()
+    assert grouped.loo_error_ > 0.8 * y.var()
+    assert grouped.alpha_ > plain.alpha_
+
+
 def test_improvement_is_a_mean_with_its_standard_error(rng):
     before, after = rng.normal(size=(2, 50)) ** 2
     mean, error = improvement(before, after, None)
@@ -147,3 +196,13 @@ def test_identity_heads_keep_the_first_pair_in_doubt(rng):
 def test_names_must_fit():
     with pytest.raises(ValueError, match="must name the 3 coordinates"):
         FittedHeads(np.zeros((1, 4, 4)), 0.5).strongest_pairs(["a"])
+
+
+def test_threads_change_no_bit(task, monkeypatch):
+    sets, y = task
+    found = []
+    for threads in ("1", "3"):
+        monkeypatch.setenv("NUMBA_NUM_THREADS", threads)
+        monkeypatch.setenv("OMP_NUM_THREADS", threads)
+        found.append(kh.LearnedHeads(**FAST).fit(sets, y, activation="softmax").means_)
+    np.testing.assert_array_equal(*found)

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from sklearn.base import BaseEstimator
 from sklearn.utils.class_weight import compute_sample_weight
+from sklearn.utils.validation import column_or_1d
 
 from keyhole._checks import check_choice
 from keyhole.activations import check_pointwise
-from keyhole.estimators._input import as_sets
+from keyhole.estimators._input import as_sets, check_lengths
 from keyhole.groups import POOLINGS, PooledSets, SetGroups
 from keyhole.heads import GaussianHeads, HeadDraw, HeadLaw
-from keyhole.layer import LayerFit, distinct_samples, fit_finite_layer, fit_kernel_layer
+from keyhole.layer import LayerFit, distinct_samples, fit_finite_layer, fit_kernel_layer, penalty_by_groups
 from keyhole.sets import SetBatch
 from keyhole.tokens import QUERIES, SCALINGS, TokenRule
 
@@ -39,6 +40,7 @@ class LayerPlan:
     seed: int
     dtype: str
     options: dict[str, Any] = field(repr=False)
+    groups: Int[np.ndarray, " n"] | None = field(default=None, repr=False)
 
     def fitted_law(self, batch: SetBatch | PooledSets, columns: np.ndarray) -> HeadLaw:
         """The law itself, or what its ``fit`` makes of the training set."""
@@ -47,17 +49,44 @@ class LayerPlan:
             return self.law
         if self.n_heads is None:
             check_pointwise(self.options["activation"])  # before the work, not after
+        options = {name: self.options[name] for name in ("activation", "fit_intercept")}
+        if self.groups is not None:
+            kept = self._kept(len(batch))
+            weights = self._weights(kept)
+            return fit(batch[kept], columns[kept], weights=weights, groups=self.groups[kept], seed=self.seed, **options)
         # copies count as one sample of their joint weight, here as in the layer
         samples = distinct_samples(batch, columns, self.options["weights"])
-        options = {name: self.options[name] for name in ("activation", "fit_intercept")}
         return fit(samples.batch, samples.columns, weights=samples.weights, seed=self.seed, **options)
 
     def fit(self, batch: SetBatch | PooledSets, columns: np.ndarray, law: HeadLaw) -> LayerFit:
         """Solve for the values of this law."""
-        if self.n_heads is None:
-            return fit_kernel_layer(batch, columns, law, self.penalties, **self.options)
-        draw = HeadDraw(law, self.n_heads, batch.dim, self.seed)
-        return fit_finite_layer(batch, columns, draw, self.penalties, dtype=self.dtype, **self.options)
+        heads = law if self.n_heads is None else HeadDraw(law, self.n_heads, batch.dim, self.seed)
+        if self.groups is None:
+            return self._solve(batch, columns, heads, self.penalties)
+        kept = self._kept(len(batch))
+        options = {**self.options, "weights": self._weights(kept), "dtype": self.dtype}
+        path = penalty_by_groups(batch[kept], columns[kept], self.groups[kept], heads, self.penalties, **options)
+        fit = self._solve(batch, columns, heads, np.array([path.alpha]))
+        predictions = fit.loo_predictions.copy()  # of samples without weight, which are left out already
+        predictions[kept] = columns[kept] - path.residuals
+        best = float(path.errors.min())
+        return replace(fit, alphas=path.alphas, loo_errors=path.errors, loo_predictions=predictions, loo_error=best)
+
+    def _solve(
+        self, batch: SetBatch | PooledSets, columns: np.ndarray, heads: HeadLaw | HeadDraw, penalties: Any
+    ) -> LayerFit:
+        if isinstance(heads, HeadDraw):
+            return fit_finite_layer(batch, columns, heads, penalties, dtype=self.dtype, **self.options)
+        return fit_kernel_layer(batch, columns, heads, penalties, **self.options)
+
+    def _kept(self, n: int) -> Int[np.ndarray, " k"]:
+        """Samples that have weight."""
+        weights = self.options["weights"]
+        return np.arange(n) if weights is None else np.flatnonzero(weights > 0)
+
+    def _weights(self, kept: Int[np.ndarray, " k"]) -> Float[np.ndarray, " k"] | None:
+        weights = self.options["weights"]
+        return None if weights is None else np.asarray(weights[kept])
 
 
 @dataclass(frozen=True)
@@ -91,6 +120,21 @@ def fit_sets(
     ready = rule.apply(batch)
     law = plan.fitted_law(ready, columns)
     return SetFit(plan.fit(ready, columns, law), rule, law, tried)
+
+
+def as_groups(groups: Any, batch: Sized) -> Int[np.ndarray, " n"] | None:
+    """Number the groups, or None."""
+    if groups is None:
+        return None
+    groups = column_or_1d(groups)
+    check_lengths(batch, groups, "groups")
+    names, numbers = np.unique(groups, return_inverse=True)
+    if len(names) < 2:
+        raise ValueError(
+            f"`groups` must name at least two groups, so that one can be left out: got {names[0]!r} for all "
+            f"{len(groups)} samples. Leave `groups` out to leave samples out one by one."
+        )
+    return np.asarray(numbers)
 
 
 def _candidates(value: Any, name: str, choices: tuple[str, ...], automatic: tuple[str, ...]) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from keyhole.estimators._input import (
     check_layer_options,
     check_lengths,
 )
-from keyhole.estimators._sets import LayerPlan, as_samples, class_weights, fit_sets
+from keyhole.estimators._sets import LayerPlan, as_groups, as_samples, class_weights, fit_sets
 from keyhole.groups import SetGroups
 from keyhole.layer import KernelLayer, LayerFit
 from keyhole.sets import SetBatch
@@ -59,7 +59,9 @@ class _AttentionModel(BaseEstimator):
         self.scaling = scaling
         self.query = query
 
-    def _fit_columns(self, batch: SetBatch | SetGroups, columns: np.ndarray, weights: np.ndarray | None) -> LayerFit:
+    def _fit_columns(
+        self, batch: SetBatch | SetGroups, columns: np.ndarray, weights: np.ndarray | None, groups: Any
+    ) -> LayerFit:
         activation, dtype = check_layer_options(self.activation, self.dtype)
         options: dict[str, Any] = {
             "activation": activation,
@@ -68,7 +70,15 @@ class _AttentionModel(BaseEstimator):
             "memory_budget": _memory_budget(),
         }
         seed = as_seed(self.random_state)
-        plan = LayerPlan(as_heads(self.n_heads), as_law(self.law), as_penalties(self.alpha), seed, dtype, options)
+        plan = LayerPlan(
+            as_heads(self.n_heads),
+            as_law(self.law),
+            as_penalties(self.alpha),
+            seed,
+            dtype,
+            options,
+            as_groups(groups, batch),
+        )
         fitted = fit_sets(batch, columns, plan, self.scaling, self.query, self.pooling)
         fit = fitted.fit
         self.law_ = fitted.law
@@ -174,11 +184,16 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, _AttentionModel):
     ('dual', (100, 5))
     """
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> AttentionRegressor:
-        """Fit the values. ``sample_weight`` weighs the squared error of each sample."""
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, groups: Any = None) -> AttentionRegressor:
+        """Fit the values. ``sample_weight`` weighs the squared error of each sample.
+
+        ``groups``, one label per sample, names siblings that leave-one-out should leave out together: questions
+        about one story, measurements of one patient. Penalty, scaling and law are then chosen by the error on whole
+        groups left out, and ``loo_error_`` and ``loo_predictions_`` are theirs.
+        """
         batch = as_samples(self, X, reset=True)
         columns = as_columns(self, y, batch)
-        fit = self._fit_columns(batch, columns, as_weights(sample_weight, batch))
+        fit = self._fit_columns(batch, columns, as_weights(sample_weight, batch), groups)
         self._store(fit, single=np.asarray(y).ndim == 1)
         return self
 
@@ -262,14 +277,14 @@ class AttentionClassifier(ClassifierMixin, _AttentionModel):
         )
         self.class_weight = class_weight
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> AttentionClassifier:
-        """Fit the values and the temperature."""
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, groups: Any = None) -> AttentionClassifier:
+        """Fit the values and the temperature; ``sample_weight`` and ``groups`` as for `AttentionRegressor.fit`."""
         batch = as_samples(self, X, reset=True)
         labels = self._encode(y, batch)
         weights = class_weights(self.class_weight, self.classes_[labels], as_weights(sample_weight, batch))
         columns = np.where(labels[:, None] == np.arange(len(self.classes_)), 1.0, -1.0)
         single = len(self.classes_) == 2
-        fit = self._fit_columns(batch, columns[:, 1:] if single else columns, weights)
+        fit = self._fit_columns(batch, columns[:, 1:] if single else columns, weights, groups)
         self.loo_decision_ = _outputs(fit.loo_predictions, single)
         self.intercept_ = fit.layer.intercept
         self.temperature_ = fit_temperature(_class_scores(self.loo_decision_), labels, weights)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Float, Int
 
-from keyhole._array import MEMORY_BUDGET, block_size, blocks, run_threads, thread_count
+from keyhole._array import MEMORY_BUDGET, block_size, blocks, run_threads
 from keyhole._checks import check_choice
 from keyhole.sets import SetBatch
 
@@ -67,11 +67,13 @@ def attention_pullback(
     n_heads, width = heads.shape[:2]
     n_means = n_heads if n_means is None else n_means
     wide = np.ascontiguousarray(heads.transpose(1, 0, 2)).reshape(width, n_heads * width)
-    parts = list(_stacks(batch, n_heads, width, heads.itemsize, memory_budget // (4 * thread_count())))
+    parts = list(_stacks(batch, n_heads, width, heads.itemsize, memory_budget // 16))
     keys, queries = batch.extended_keys().astype(heads.dtype), batch.extended_query().astype(heads.dtype)
-    totals: list[np.ndarray] = []
+    # one place for each part, summed in their order: the same bits whichever thread is done first
+    totals = [np.zeros(0)] * len(parts)
 
-    def work(rows: Int[np.ndarray, " b"]) -> None:
+    def work(number: int) -> None:
+        rows = parts[number]
         length = batch.lengths[rows[0]]
         stack = keys[batch.offsets[rows][:, None] + np.arange(length)]  # (b, N, D)
         query = queries[rows]
@@ -82,9 +84,9 @@ def attention_pullback(
         _through_weights(activation, scores, slopes)
         shared = _sum_shared(slopes, n_means)  # (b, K, N)
         lines = (shared @ stack).reshape(len(rows), n_means * width)
-        totals.append(query.T @ lines)
+        totals[number] = query.T @ lines
 
-    run_threads(work, parts)
+    run_threads(work, range(len(parts)))
     total = np.sum(totals, axis=0) / math.sqrt(n_heads)
     return np.ascontiguousarray(total.reshape(width, n_means, width).transpose(1, 0, 2))
 

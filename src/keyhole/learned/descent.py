@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -12,7 +13,7 @@ from keyhole.features import pooled_features, pooled_pullback
 from keyhole.heads import standard_normals
 from keyhole.learned.identity import shrink
 from keyhole.learned.judge import Task
-from keyhole.solvers.loo_gradient import LooGradient, loo_gradient
+from keyhole.solvers.left_out import LooGradient, loo_gradient
 
 _MEMORY = 0.8
 """Share of the running average of the means that a step keeps: about five steps, enough to calm fresh noise."""
@@ -38,7 +39,8 @@ def gradient_in_means(
     if task.fit_intercept:  # the intercept makes up for it, and float32 keeps its digits
         features -= features.mean(axis=0)
     gram = features @ features.T
-    found = loo_gradient(gram, task.columns, alpha, fit_intercept=task.fit_intercept, weights=task.weights)
+    options: dict[str, Any] = {"fit_intercept": task.fit_intercept, "weights": task.weights, "groups": task.groups}
+    found = loo_gradient(gram, task.columns, alpha, **options)
     cotangent = found.gram.astype(dtype) @ features
     cotangent *= 2
     pulled = pooled_pullback(task.batch, heads, cotangent, task.activation, n_means=len(means))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from keyhole._checks import check_count, check_number
 from keyhole.groups import PooledSets
@@ -68,10 +68,13 @@ class IdentityHeads(_Params):
         activation: str = "relu",
         fit_intercept: bool = True,
         weights: Float[np.ndarray, " n"] | None = None,
+        groups: Int[np.ndarray, " n"] | None = None,
         seed: int = 0,
     ) -> FittedHeads:
         """Choose; return a law to sample from. The estimators call this first."""
-        task = Task.of(batch, np.asarray(y, dtype=float).reshape(len(batch), -1), weights, activation, fit_intercept)
+        task = Task.of(
+            batch, np.asarray(y, dtype=float).reshape(len(batch), -1), weights, activation, fit_intercept, groups
+        )
         choice, tried = choose_identity(
             shrink(task, check_count(self.max_samples, "max_samples"), seed),
             _numbers(self.strengths, "strengths"),
@@ -90,7 +93,7 @@ def choose_identity(
     laws = [(c, s) for s in scales for c in strengths]
     judged = [judge(task, GaussianHeads(c, s), n_heads, seed) for c, s in laws]
     best = int(np.argmin([np.average(j.loo, weights=task.weights) for j in judged]))
-    gain, error = improvement(judged[0].loo, judged[best].loo, task.weights)
+    gain, error = improvement(judged[0].loo, judged[best].loo, task.weights, task.groups)
     if gain <= error:
         best = 0
     strength, scale = laws[best]

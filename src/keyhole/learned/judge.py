@@ -12,7 +12,8 @@ from keyhole.features import pooled_features
 from keyhole.groups import PooledSets
 from keyhole.heads import HeadLaw
 from keyhole.sets import SetBatch
-from keyhole.solvers import ridge_gram_path
+from keyhole.solvers import RidgeSolution, ridge_gram_path
+from keyhole.solvers.left_out import GroupPath, leave_groups_out
 
 _RUNS = 100
 """The held-out part is made of runs of consecutive samples, a hundredth of them each: neighbours in a table are often
@@ -31,6 +32,8 @@ class Task:
     weights : array (n,) or None
     activation : str
     fit_intercept : bool
+    groups : array (n,) or None
+        Samples that are left out together.
     """
 
     batch: SetBatch | PooledSets = field(repr=False)
@@ -38,6 +41,7 @@ class Task:
     weights: Float[np.ndarray, " n"] | None = field(repr=False)
     activation: str
     fit_intercept: bool
+    groups: Int[np.ndarray, " n"] | None = field(default=None, repr=False)
 
     @classmethod
     def of(
@@ -47,15 +51,17 @@ class Task:
         weights: Float[np.ndarray, " n"] | None,
         activation: str,
         fit_intercept: bool,
+        groups: Int[np.ndarray, " n"] | None = None,
     ) -> Task:
         """Centre and scale the outputs; drop samples of weight zero."""
         if weights is not None and not (weights > 0).all():
             kept = np.flatnonzero(weights > 0)
             batch, columns, weights = batch[kept], columns[kept], weights[kept]
+            groups = None if groups is None else groups[kept]
         centre = np.average(columns, axis=0, weights=weights) if fit_intercept else 0.0
         centred = columns - centre
         size = float(np.sqrt(np.average(np.square(centred).mean(axis=1), weights=weights)))
-        return cls(batch, centred / (size or 1.0), weights, activation, fit_intercept)
+        return cls(batch, centred / (size or 1.0), weights, activation, fit_intercept, groups)
 
     def __len__(self) -> int:
         return len(self.columns)
@@ -63,25 +69,32 @@ class Task:
     def take(self, rows: Int[np.ndarray, " r"]) -> Task:
         """Some of the samples."""
         weights = None if self.weights is None else self.weights[rows]
-        return replace(self, batch=self.batch[rows], columns=self.columns[rows], weights=weights)
+        groups = None if self.groups is None else self.groups[rows]
+        return replace(self, batch=self.batch[rows], columns=self.columns[rows], weights=weights, groups=groups)
 
     def features(self, heads: Float[np.ndarray, "m e e"]) -> Float[np.ndarray, "n p"]:
         """Features in float32: an error only steers the search, and the values are fitted afresh afterwards."""
         return pooled_features(self.batch, heads, self.activation, dtype=np.float32)
 
 
-def held_out_rows(n: int, share: float, seed: int) -> Bool[np.ndarray, " n"]:
-    """A mask of about ``share·n`` samples, in runs of n/100 consecutive ones.
+def held_out_rows(
+    n: int, share: float, seed: int, groups: Int[np.ndarray, " n"] | None = None
+) -> Bool[np.ndarray, " n"]:
+    """A mask of about ``share·n`` samples: whole groups, or without groups runs of n/100 consecutive samples.
 
     Examples
     --------
     >>> int(held_out_rows(1000, 0.2, seed=0).sum())
     200
     """
-    length = max(1, n // _RUNS)
-    runs = -(-n // length)
-    chosen = np.random.default_rng(seed).permutation(runs)[: max(1, round(share * runs))]
-    return np.isin(np.arange(n) // length, chosen)
+    rng = np.random.default_rng(seed)
+    if groups is None:
+        groups = np.arange(n) // max(1, n // _RUNS)
+    _, member, counts = np.unique(groups, return_inverse=True, return_counts=True)
+    order = rng.permutation(len(counts))
+    # groups in random order until they have the share; never all of them
+    enough = int(np.searchsorted(np.cumsum(counts[order]), share * n)) + 1
+    return np.isin(member, order[: min(enough, len(counts) - 1)])
 
 
 @dataclass(frozen=True)
@@ -102,22 +115,36 @@ def judge(task: Task, law: HeadLaw, n_heads: int, seed: int, held_out: Task | No
     features = task.features(heads)
     centre = features.mean(axis=0) if task.fit_intercept else np.zeros(features.shape[1], features.dtype)
     features -= centre
-    options: dict[str, Any] = {"fit_intercept": task.fit_intercept, "weights": task.weights, "dtype": np.float64}
-    fit = ridge_gram_path(features @ features.T, task.columns, **options).solution()
+    options: dict[str, Any] = {"fit_intercept": task.fit_intercept, "weights": task.weights}
+    gram = features @ features.T
+    fit: GroupPath | RidgeSolution
+    if task.groups is not None:
+        # each penalty is an inverse: a few, from what float32 carries up, will do to compare laws
+        few = (float(np.linalg.norm(gram)) or 1.0) * np.geomspace(4e-6, 1.0, 7)
+        fit = leave_groups_out(gram, task.columns, task.groups, few, **options)
+        residuals = fit.residuals
+    else:
+        fit = ridge_gram_path(gram, task.columns, dtype=np.float64, **options).solution()
+        residuals = fit.loo_residuals
     ahead = np.zeros(0)
     if held_out is not None:
         values = features.T @ fit.coef.astype(features.dtype)
         predicted = (held_out.features(heads) - centre) @ values + fit.intercept
         ahead = np.square(held_out.columns - predicted).mean(axis=1)
-    return Judgement(np.square(fit.loo_residuals).mean(axis=1), ahead, fit.alpha)
+    return Judgement(np.square(residuals).mean(axis=1), ahead, fit.alpha)
 
 
 def improvement(
-    before: Float[np.ndarray, " n"], after: Float[np.ndarray, " n"], weights: Float[np.ndarray, " n"] | None
+    before: Float[np.ndarray, " n"],
+    after: Float[np.ndarray, " n"],
+    weights: Float[np.ndarray, " n"] | None,
+    groups: Int[np.ndarray, " n"] | None = None,
 ) -> tuple[float, float]:
-    """Mean of the paired differences before − after, and its standard error."""
+    """Mean of the paired differences before − after, and its standard error; members of a group are not independent."""
     w = np.ones(len(before)) if weights is None else weights
     difference = before - after
     mean = float(np.average(difference, weights=w))
-    spread = np.average(np.square(difference - mean), weights=w) * np.square(w).sum() / w.sum() ** 2
-    return mean, float(np.sqrt(spread))
+    excess = w * (difference - mean)
+    if groups is not None:
+        excess = np.bincount(np.unique(groups, return_inverse=True)[1], weights=excess)
+    return mean, float(np.sqrt(np.square(excess).sum()) / w.sum())

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from keyhole._checks import check_choice, check_count, check_number, check_seed
 from keyhole.features.pullback import DIFFERENTIABLE
@@ -134,6 +134,7 @@ class LearnedHeads(_Params):
         activation: str = "relu",
         fit_intercept: bool = True,
         weights: Float[np.ndarray, " n"] | None = None,
+        groups: Int[np.ndarray, " n"] | None = None,
         seed: int = 0,
     ) -> FittedHeads:
         """Learn the law of a training set; the estimators call this first.
@@ -147,10 +148,12 @@ class LearnedHeads(_Params):
         activation : {"relu", "softmax", "linear", "square", "exp"}
         fit_intercept : bool
         weights : array (n,), optional
+        groups : array (n,), optional
+            Samples with the same number are left out, and held out, together.
         seed : int
         """
         columns = np.asarray(y, dtype=np.float64).reshape(len(batch), -1)
-        task = Task.of(batch, columns, weights, activation, fit_intercept)
+        task = Task.of(batch, columns, weights, activation, fit_intercept, groups)
         plan = self._plan(len(task), batch.dim, check_seed(seed))
         if plan.steps and activation not in DIFFERENTIABLE:
             check_choice(activation, "activation", DIFFERENTIABLE)
@@ -248,7 +251,7 @@ def _fit(task: Task, plan: _Plan) -> FittedHeads:
     base, judged = choose_identity(sample, plan.strengths, [0.5, plan.scale], plan.n_heads, plan.seed)
     if plan.steps == 0 or len(task) < FEWEST:
         return base
-    mask = held_out_rows(len(task), plan.validation, plan.seed)
+    mask = held_out_rows(len(task), plan.validation, plan.seed, task.groups)
     seen, unseen = task.take(np.flatnonzero(~mask)), task.take(np.flatnonzero(mask))
     unseen = shrink(unseen, plan.max_samples, plan.seed)
     start = plan.start(base)
@@ -291,7 +294,7 @@ def _search(
         since += 1
         if history[-1].held_out_error < best:
             best, since = history[-1].held_out_error, 0
-            gain, error = improvement(before.held_out, now.held_out, unseen.weights)
+            gain, error = improvement(before.held_out, now.held_out, unseen.weights, unseen.groups)
         if since >= PATIENCE or late:
             break
     return history, gain, error
