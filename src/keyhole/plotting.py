@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import io
+import math
+import re
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +160,164 @@ def plot_predicted_curves(rows: Sequence[dict[str, Any]], path: Path, *, title: 
     axis.legend(frameon=False)
     axis.set_title(title, fontsize=10)
     return _save(figure, path)
+
+
+def draw_chart(chart: Any, style: Mapping[str, tuple[str, str]]) -> dict[str, bytes]:
+    """Draw the curves of a chart on white.
+
+    Parameters
+    ----------
+    chart : keyhole.report.document.Chart
+        Not named in the signature, because reports are made of drawings and not the other way round.
+    style : mapping
+        Colour and marker of each role; a curve without a role goes by its name.
+
+    Returns
+    -------
+    dict of bytes
+        The pictures by suffix, "svg" and "png"; equal charts give equal bytes.
+    """
+    figure = _figure(5.6, 3.9)
+    axis = figure.add_axes((0.125, 0.235, 0.85, 0.675))
+    handles: dict[tuple[str, str], Any] = {}
+    for series in chart.series:
+        colour, marker = style[series.role or series.name]
+        drawn = _draw_series(axis, series, colour, _MARKERS[marker])
+        handles.setdefault((series.name, series.look), drawn)
+    # an axis without a positive number has no logarithm
+    if chart.x_log and any(x > 0 for series in chart.series for x in series.x):
+        axis.set_xscale("log")
+    if chart.y_log and any(y > 0 for series in chart.series for y in series.y):
+        axis.set_yscale("log")
+        axis.set_ylim(*_log_limits(chart))
+    for name, level in chart.marks.items():
+        if math.isfinite(level):
+            axis.axhline(level, color="#8a929c", lw=0.8, ls=":")
+            place = {"xycoords": ("axes fraction", "data"), "xytext": (-3, 2), "textcoords": "offset points"}
+            axis.annotate(_label(name), (1, level), ha="right", fontsize=7.5, color="#5a626c", **place)
+    axis.grid(True, which="major", color="#ecece6", lw=0.7)
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
+    _name_axes(axis, chart)
+    _draw_legend(axis, handles)
+    return _pictures(figure)
+
+
+def draw_heat_map(block: Any) -> dict[str, bytes]:
+    """Draw a `keyhole.report.document.HeatMap` on white; return the pictures by suffix, as `draw_chart` does."""
+    values = np.array(block.values, dtype=np.float64).reshape(len(block.index), len(block.columns))
+    finite = values[np.isfinite(values)]
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
+    colours = "GnBu"
+    if block.centre is not None:
+        reach = max(high - block.centre, block.centre - low) or 1.0
+        low, high, colours = block.centre - reach, block.centre + reach, "RdBu_r"
+    height = min(9.0, max(2.6, 1.3 + 0.27 * len(block.index)))
+    figure = _figure(6.0, height)
+    axis = figure.add_axes((0.16, 0.62 / height, 0.72, 1 - 1.0 / height))
+    image = axis.imshow(values, cmap=colours, vmin=low, vmax=high, aspect="auto", interpolation="nearest")
+    _name_cells(axis.set_xticks, block.columns, most=16)
+    _name_cells(axis.set_yticks, block.index, most=32)
+    axis.tick_params(length=0)
+    axis.spines[:].set_visible(False)
+    bar = figure.colorbar(image, cax=figure.add_axes((0.9, 0.62 / height, 0.02, 1 - 1.0 / height)))
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(labelsize=8, length=0)
+    _name_axes(axis, block)
+    return _pictures(figure)
+
+
+_MARKERS = {
+    "circle": "o",
+    "square": "s",
+    "triangle": "^",
+    "down": "v",
+    "diamond": "D",
+    "cross": "P",
+    "pentagon": "p",
+    "star": "*",
+}
+
+
+def _draw_legend(axis: Any, handles: Mapping[tuple[str, str], Any]) -> None:
+    """One entry per name and look; a band goes with the curve of its name, if there is one."""
+    curves = {name for name, look in handles if look != "band"}
+    kept = {key: drawn for key, drawn in handles.items() if key[0] and not (key[1] == "band" and key[0] in curves)}
+    if kept:
+        place = {"loc": "upper center", "bbox_to_anchor": (0.46, -0.15), "ncols": min(3, len(kept))}
+        axis.legend(list(kept.values()), [_label(name) for name, _ in kept], frameon=False, fontsize=7.5, **place)
+
+
+def _draw_series(axis: Any, series: Any, colour: str, marker: str) -> Any:
+    x, y = np.asarray(series.x, dtype=np.float64), np.asarray(series.y, dtype=np.float64)
+    low = y if series.low is None else np.asarray(series.low, dtype=np.float64)
+    high = y if series.high is None else np.asarray(series.high, dtype=np.float64)
+    if series.look == "band":
+        return axis.fill_between(x, low, high, color=colour, alpha=0.15, lw=0)
+    if series.look == "points":
+        bars = np.nan_to_num(np.maximum([y - low, high - y], 0.0), posinf=0.0)
+        yerr = None if series.low is None or series.high is None else bars
+        return axis.errorbar(x, y, yerr=yerr, color=colour, lw=1.6, marker=marker, ms=4.2, elinewidth=0.9, capsize=2)
+    strokes: dict[str, dict[str, Any]] = {
+        "line": {"lw": 1.8},
+        "dashed": {"lw": 1.4, "ls": (0, (4, 2.5))},
+        "thin": {"lw": 0.7, "alpha": 0.75},
+    }
+    return axis.plot(x, y, color=colour, marker="" if len(x) > 1 else ".", **strokes[series.look])[0]
+
+
+def _log_limits(chart: Any) -> tuple[float, float]:
+    """Room for every point and upper bar; a lower bar that reaches far below every point is cut off."""
+    centres = [y for series in chart.series for y in series.y if 0 < y < math.inf]
+    ends = [
+        v for series in chart.series for side in (series.low, series.high) for v in (() if side is None else side)
+    ] + list(chart.marks.values())
+    inside = centres + [v for v in ends if min(centres) / 3 <= v < math.inf]
+    room = (max(inside) / min(inside)) ** 0.045 if max(inside) > min(inside) else 2.0
+    return min(inside) / room, max(inside) * room
+
+
+def _label(text: str) -> str:
+    r"""Words for matplotlib: a dollar is a dollar, ``f_{1,2}`` a subscript, backquotes go.
+
+    >>> print(_label("cost_$ of f_{1,2}"))
+    cost_\$ of f$_{\mathdefault{1,2}}$
+    """
+    text = text.replace("`", "").replace("\\", "\u29f5").replace("$", r"\$")
+    return re.sub(r"([_^])\{([\w,.+\- ]{1,40})\}", r"$\1{\\mathdefault{\2}}$", text)
+
+
+def _name_axes(axis: Any, block: Any) -> None:
+    axis.set_title(_label(block.title), fontsize=10, loc="left")
+    axis.set_xlabel(_label(block.x_label), fontsize=9)
+    axis.set_ylabel(_label(block.y_label), fontsize=9)
+    axis.tick_params(labelsize=8)
+
+
+def _name_cells(set_ticks: Any, names: Sequence[str], most: int) -> None:
+    step = max(1, math.ceil(len(names) / most))
+    set_ticks(range(0, len(names), step), [_label(name) for name in names[::step]])
+
+
+def _figure(width: float, height: float) -> Any:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height))
+
+
+def _pictures(figure: Any) -> dict[str, bytes]:
+    """The figure as SVG and PNG, the same bytes each time."""
+    import matplotlib
+
+    pictures = {}
+    # no letter of a name is worth a warning, and identifiers in the SVG must not be random
+    with warnings.catch_warnings(), matplotlib.rc_context({"svg.hashsalt": "keyhole"}):
+        warnings.simplefilter("ignore", UserWarning)
+        for suffix, more in (("svg", {"metadata": {"Date": None}}), ("png", {"dpi": 150})):
+            buffer = io.BytesIO()
+            figure.savefig(buffer, format=suffix, bbox_inches="tight", pad_inches=0.08, **more)
+            pictures[suffix] = buffer.getvalue()
+    return pictures
 
 
 def _pyplot() -> Any:

@@ -30,6 +30,7 @@ LEVEL = {
     "pooled_kernels": 5.5,
     "learned": 6,
     "layer": 6,
+    "checkpoints": 6,
     "estimators": 7,
     "plotting": 7,
     "report": 8,
@@ -43,6 +44,8 @@ HOME = {
     "numba": {"_fused"},
     "typer": {"cli"},
     "rich": {"cli", "experiments"},
+    "plotly": {"report"},
+    "safetensors": {"checkpoints"},
     "torch": set(),
     "dask": set(),
 }

@@ -1,0 +1,83 @@
+"""`keyhole heads`."""
+
+from __future__ import annotations
+
+import json
+import platform
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+
+from keyhole.cli._app import app, or_refuse, text_table
+
+_HELP = """How far the heads of a trained transformer lean towards the identity.
+
+CHECKPOINT is a safetensors file, or a folder with one, of a BERT-, GPT-, Llama- or T5-like model. For each head
+W = QᵀK is held against chance, a random rotation between queries and keys: z counts standard errors.
+"""
+
+
+@app.command(help=_HELP)
+def heads(
+    checkpoint: Annotated[Path, typer.Argument(help="A safetensors file, or a folder with one.")],
+    heads: Annotated[int | None, typer.Option(help="Heads per layer [default: from config.json beside it].")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write an HTML report with its charts into this folder.")] = None,
+    fold_norm: Annotated[
+        bool, typer.Option(help="Fold in the scale of the layer norm that attention's input comes from.")
+    ] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Print layers and the verdict; write the report where asked."""
+    from keyhole.experiments import heads_of_a_transformer as figure
+
+    findings = or_refuse(lambda: figure.measure(checkpoint, heads, fold_norm=fold_norm))
+    if as_json:
+        typer.echo(json.dumps(figure.as_data(findings), indent=2, allow_nan=False, ensure_ascii=False))
+    else:
+        _print(Console(), figure, findings)
+    if out is not None:
+        for path in _write(figure, findings, out)[:1]:
+            typer.echo(f"wrote {path} and the charts beside it", err=as_json)
+
+
+def _print(console: Console, figure: Any, findings: Any) -> None:
+    def line(text: str) -> None:
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    verdict = figure.verdict_of(findings)
+    rows = figure.layer_rows(findings)
+    table = [
+        {
+            "layer": row["layer"],
+            "z, rotation": f"{row['z']:.1f}",
+            "z, signs": f"{row['z_signs']:.1f}",
+            "towards": f"{row['towards']}",
+            "away": f"{row['away']}",
+            "z of each head": " ".join(f"{z:4.0f}" for z in layer.z),
+        }
+        for row, layer in zip(rows, findings.lean.layers, strict=True)
+    ]
+    console.print(text_table("lean towards the identity, in standard errors", table))
+    line(f"{verdict.state}: {verdict.sentence}")
+    for name, text in verdict.numbers.items():
+        line(f"  {name}: {text}")
+    line(figure.section_of(findings).settings)
+
+
+def _write(figure: Any, findings: Any, out: Path) -> list[Path]:
+    import keyhole
+    from keyhole.report import Report
+    from keyhole.report.html import write_report
+
+    provenance = {
+        "checkpoint": findings.name,
+        "keyhole": keyhole.__version__,
+        "NumPy": np.__version__,
+        "Python": platform.python_version(),
+        "layer norms": "folded in" if findings.fold_norm else "left out",
+    }
+    lead = "How far the query-key matrices of a trained model lean towards the identity, and what chance would give."
+    return write_report(Report(f"Heads of {findings.name}", lead, [figure.section_of(findings)], provenance), out)
