@@ -59,8 +59,8 @@ class Packer:
             return {"strings": [str(v) for v in array.ravel()], "shape": list(array.shape), "as": kind}
         if not storable(array):
             raise ValueError(
-                f"a model file holds numbers, booleans and text: {name} is an array of {array.dtype}. Convert it before "
-                "fitting, labels for instance to text or integers."
+                f"a model file holds numbers, booleans and text: {name} is an array of {array.dtype}. Convert it "
+                "before fitting, labels for instance to text or integers."
             )
         # the order of an array in memory decides the last bit of a matrix product with it
         turned = array.ndim > 1 and array.flags.f_contiguous and not array.flags.c_contiguous
@@ -83,7 +83,8 @@ class Packer:
         else:
             known = ", ".join(f"kh.{law}" for law in LAWS if law != "FittedHeads")
             raise ValueError(
-                f"a model file holds data, and objects that keyhole knows: {name} is a {kind}. As laws it knows {known}."
+                f"a model file holds data, and objects that keyhole knows: {name} is a {kind}. "
+                f"Of laws it knows {known}."
             )
         return {"object": kind, "with": {k: self.pack(v, f"{name}.{k}") for k, v in held.items()}}
 
@@ -190,7 +191,9 @@ def _check_record(kind: str, built: Any) -> None:
                 raise ValueError("a layer without heads or dtype")
             width = built.heads.dim + 1
             if built.values.shape != (built.heads.n_heads, width, len(built.intercept)):
-                raise ValueError(f"values of shape {built.values.shape} for {built.heads.n_heads} heads of width {width}")
+                raise ValueError(
+                    f"values of shape {built.values.shape} for {built.heads.n_heads} heads of width {width}"
+                )
         case "KernelLayer":
             _check_array(built.dual, 2, "dual")
             _check_array(built.intercept, 1, "intercept")

@@ -84,7 +84,9 @@ def read_container(path: Path) -> tuple[Any, dict[str, np.ndarray]]:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(size - 8, LARGEST_HEADER):
             raise damaged(
-                path, f"a model file starts with the length of its header, at most its own {size:,} bytes", f"{length:,}"
+                path,
+                f"a model file starts with the length of its header, at most its own {size:,} bytes",
+                f"{length:,}",
             )
         header = _parse(path, file.read(length))
         metadata = _metadata(path, header)
@@ -163,7 +165,9 @@ def _entries(path: Path, header: dict[str, Any], size: int) -> dict[str, tuple[s
             raise damaged(path, f"an array has a dtype among {', '.join(DTYPES)}", f"{value!r:.80}")
         shape, offsets = value.get("shape"), value.get("data_offsets")
         if not whole(shape) or len(shape) > 8 or not whole(offsets) or len(offsets) != 2:
-            raise damaged(path, "an array has a shape and two offsets, whole numbers", f"{shape!r:.60}, {offsets!r:.60}")
+            raise damaged(
+                path, "an array has a shape and two offsets, whole numbers", f"{shape!r:.60}, {offsets!r:.60}"
+            )
         start, stop = offsets
         expected = math.prod(shape) * np.dtype(DTYPES[value["dtype"]]).itemsize
         if not start <= stop <= size or stop - start != expected:

@@ -49,7 +49,11 @@ class Schema:
         if batch.dim != self.dim:
             raise ValueError(
                 f"tokens must have the {self.dim} coordinates the model was fitted to: got {batch.dim}. "
-                + (f"They were {', '.join(self.names[:20])}." if self.names else "Read the table as it was read to fit.")
+                + (
+                    f"They were {', '.join(self.names[:20])}."
+                    if self.names
+                    else "Read the table as it was read to fit."
+                )
             )
         if (batch.query is not None) != self.has_query:
             had, given = ("with", "without") if self.has_query else ("without", "with")
