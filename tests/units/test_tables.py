@@ -52,7 +52,7 @@ def test_one_row_per_token(rng, tmp_path):
         data = read_table(tmp_path / name, keys="x0,x1", query="q0,q1", target="label")
         same(data, keys, query, y)
         assert (data.names, data.target_name) == (("x0", "x1"), "label")
-        again = read_table(tmp_path / name, **{k: v for k, v in data.columns})
+        again = read_table(tmp_path / name, **dict(data.columns))
         same(again, keys, query, y)
 
 
@@ -191,7 +191,7 @@ def test_errors_of_npz(tmp_path):
 def test_names_and_suffixes(tmp_path):
     with pytest.raises(ValueError, match=r"one of \.parquet.*got 'a\.xlsx'"):
         read_table(tmp_path / "a.xlsx")
-    with pytest.raises(FileNotFoundError, match="'a.csv' is not there"):
+    with pytest.raises(FileNotFoundError, match=r"'a\.csv' is not there"):
         read_table(tmp_path / "a.csv")
     with pytest.raises(ValueError, match="`keys` must name columns, each once"):
         read_table(tmp_path / "a.csv", keys="a,,b")
@@ -222,7 +222,7 @@ def test_broken_files_give_a_message(suffix, rng, tmp_path):
             data = read_table(path)
             assert isinstance(data.sets, kh.SetBatch)
         except ValueError as error:
-            assert len(str(error)) > 30
+            assert len(str(error)) > 30  # noqa: PT017
 
 
 def test_an_array_larger_than_its_file_is_refused_before_it_is_made(tmp_path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, fields
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,11 @@ UNSAVED = {"LearnedHeads": {"callback"}}
 """Parameters that are functions, and so no data."""
 MOST_HEADS = 10**9
 LARGEST_RANK = 2**20
+
+
+def known(table: dict[str, type], value: Any) -> bool:
+    """Whether the type of ``value`` is in the table; a type derived from one that is does not count."""
+    return table.get(type(value).__name__) is type(value)
 
 
 class Packer:
@@ -76,15 +81,15 @@ class Packer:
             held = {"sets": value.sets, "counts": value.counts}
         elif isinstance(value, HeadDraw):
             held = {"law": value.law, "n_heads": value.n_heads, "dim": value.dim, "seed": value.seed}
-        elif is_dataclass(value) and RECORDS.get(kind) is type(value):
+        elif known(RECORDS, value):
             held = {field.name: getattr(value, field.name) for field in fields(value)}
-        elif LAWS.get(kind) is type(value):
-            held = {k: v for k, v in value.get_params(deep=False).items() if k not in UNSAVED.get(kind, ())}
+        elif known(LAWS, value):
+            parameters: dict[str, Any] = value.get_params(deep=False)
+            held = {k: v for k, v in parameters.items() if k not in UNSAVED.get(kind, ())}
         else:
-            known = ", ".join(f"kh.{law}" for law in LAWS if law != "FittedHeads")
+            laws = ", ".join(f"kh.{law}" for law in LAWS if law != "FittedHeads")
             raise ValueError(
-                f"a model file holds data, and objects that keyhole knows: {name} is a {kind}. "
-                f"Of laws it knows {known}."
+                f"a model file holds data, and objects that keyhole knows: {name} is a {kind}. Of laws it knows {laws}."
             )
         return {"object": kind, "with": {k: self.pack(v, f"{name}.{k}") for k, v in held.items()}}
 

@@ -163,7 +163,8 @@ def _entries(path: Path, header: dict[str, Any], size: int) -> dict[str, tuple[s
             continue
         if not isinstance(value, dict) or value.get("dtype") not in list(DTYPES):
             raise damaged(path, f"an array has a dtype among {', '.join(DTYPES)}", f"{value!r:.80}")
-        shape, offsets = value.get("shape"), value.get("data_offsets")
+        shape: Any = value.get("shape")
+        offsets: Any = value.get("data_offsets")
         if not whole(shape) or len(shape) > 8 or not whole(offsets) or len(offsets) != 2:
             raise damaged(
                 path, "an array has a shape and two offsets, whole numbers", f"{shape!r:.60}, {offsets!r:.60}"

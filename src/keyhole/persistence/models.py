@@ -22,7 +22,7 @@ from keyhole.estimators._ball_fit import PrunedLayer
 from keyhole.groups import PooledSets
 from keyhole.heads import HeadDraw, HeadLaw
 from keyhole.layer import FiniteLayer, KernelLayer
-from keyhole.persistence.codec import Packer, Unpacker
+from keyhole.persistence.codec import Packer, Unpacker, known
 from keyhole.persistence.container import damaged, read_container, write_container
 from keyhole.persistence.schema import Schema
 from keyhole.tokens import TokenRule
@@ -80,7 +80,7 @@ def save(estimator: Any, path: Any, *, schema: Schema | None = None, overwrite: 
     True
     """
     kind = type(estimator).__name__
-    if ESTIMATORS.get(kind) is not type(estimator):
+    if not known(ESTIMATORS, estimator):
         raise TypeError(f"`estimator` must be one of keyhole's, {', '.join(ESTIMATORS)}: got {kind}.")
     if not hasattr(estimator, "n_features_in_"):
         raise ValueError(f"`estimator` must be fitted before it is saved: this {kind} is not. Call fit first.")
