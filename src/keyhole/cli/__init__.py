@@ -1,6 +1,13 @@
 """The command line: one file per command."""
 
-from keyhole.cli import compare, heads, norm_ball, prediction, theory  # noqa: F401  (each joins the application)
+from keyhole.cli import (  # noqa: F401  (each joins the application)
+    compare,
+    fit,
+    heads,
+    norm_ball,
+    prediction,
+    theory,
+)
 from keyhole.cli._app import app
 
 

@@ -39,7 +39,7 @@ def write_container(path: Path, document: Any, arrays: Mapping[str, np.ndarray],
 
     The bytes go to a partial file beside ``path`` that takes its name once it is complete.
     """
-    from safetensors.numpy import save_file
+    from safetensors.numpy import save
 
     if path.is_dir():
         raise ValueError(f"`path` must name a file: {path.name!r} is a folder. Add a file name, such as model.keyhole.")
@@ -52,7 +52,7 @@ def write_container(path: Path, document: Any, arrays: Mapping[str, np.ndarray],
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name[:100]}.{uuid4().hex}.partial")
     try:
-        save_file(stored, partial, metadata)
+        partial.write_bytes(save(stored, metadata))
         _take_name(partial, path, overwrite)
     finally:
         with contextlib.suppress(OSError):
