@@ -24,16 +24,21 @@ _HOME = {
     "AttentionFeatures": "estimators",
     "NormBallRegressor": "estimators",
     "NormBallClassifier": "estimators",
+    "save": "persistence",
+    "load": "persistence",
 }
 _ROOMS = (
     "activations",
+    "datasets",
     "estimators",
     "features",
     "heads",
     "kernels",
     "learned",
+    "persistence",
     "sets",
     "solvers",
+    "tables",
     "targets",
     "theory",
     "tokens",
@@ -43,13 +48,16 @@ __all__ = ["__version__", *_HOME, *_ROOMS]
 
 if TYPE_CHECKING:  # what `__getattr__` will find, for type checkers and editors
     from keyhole import activations as activations
+    from keyhole import datasets as datasets
     from keyhole import estimators as estimators
     from keyhole import features as features
     from keyhole import heads as heads
     from keyhole import kernels as kernels
     from keyhole import learned as learned
+    from keyhole import persistence as persistence
     from keyhole import sets as sets
     from keyhole import solvers as solvers
+    from keyhole import tables as tables
     from keyhole import targets as targets
     from keyhole import theory as theory
     from keyhole import tokens as tokens
@@ -67,6 +75,8 @@ if TYPE_CHECKING:  # what `__getattr__` will find, for type checkers and editors
     from keyhole.kernels import mlp_kernel as mlp_kernel
     from keyhole.learned import IdentityHeads as IdentityHeads
     from keyhole.learned import LearnedHeads as LearnedHeads
+    from keyhole.persistence import load as load
+    from keyhole.persistence import save as save
     from keyhole.sets import SetBatch as SetBatch
 
 

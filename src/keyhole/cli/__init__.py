@@ -2,6 +2,7 @@
 
 from keyhole.cli import (  # noqa: F401  (each joins the application)
     compare,
+    fit,
     heads,
     norm_ball,
     prediction,

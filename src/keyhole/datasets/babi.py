@@ -30,7 +30,7 @@ class NamedSets:
 
 def babi_tokens(
     sentences: Int[np.ndarray, "s w"],
-    stories: Sequence[Int[np.ndarray, " k"]],
+    stories: Sequence[Int[np.ndarray, " _"]],
     questions: Int[np.ndarray, " n"],
     vocabulary: Sequence[str],
     *,

@@ -1,0 +1,59 @@
+"""What `fit` and `lens` share: reading data as the command line names it."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from keyhole.cli._app import refuse
+
+KEYS_HELP = "Columns of the coordinates of a key, with commas [default: column keys, or all columns left]."
+QUERY_HELP = "Columns of the query, with commas [default: column query, or rows whose role is query]."
+TARGET_HELP = "Column to predict [default: target, y, label or class]."
+SET_HELP = "Column that says which set a row belongs to, where a row is a token [default: set, bag, id, …]."
+Data = Annotated[str, typer.Argument(help="A table of sets (Parquet, Arrow, CSV, npz), .ts, .xyz, or: digits.")]
+Keys = Annotated[str | None, typer.Option(help=KEYS_HELP)]
+Query = Annotated[str | None, typer.Option(help=QUERY_HELP)]
+Target = Annotated[str | None, typer.Option(help=TARGET_HELP)]
+SetId = Annotated[str | None, typer.Option("--set", help=SET_HELP)]
+Missing = Annotated[str, typer.Option(help="error, or drop tokens with a gap.")]
+Task = Annotated[str, typer.Option(help="auto, regression or classification.")]
+TASKS = ("auto", "regression", "classification")
+
+
+def read_data(data: str, **columns: Any) -> Any:
+    """The data, or a message and exit code 2."""
+    from keyhole.datasets import load_data
+
+    try:
+        found = load_data(data, **columns)
+    except (ValueError, OSError) as error:
+        refuse(str(error))
+    if found.target is None:
+        refuse(f"{data} must have a target to learn: no column target, y, label or class. Name it with --target.")
+    return found
+
+
+def task_of(target: np.ndarray, task: str) -> str:
+    """The task: as asked, or classification where the target is text, yes or no, or a few whole numbers."""
+    if task not in TASKS:
+        refuse(f"--task must be one of {', '.join(TASKS)}: got {task!r}.")
+    kind = target.dtype.kind
+    if task == "regression" and kind == "U":
+        refuse(f"--task regression needs a target of numbers: this one holds text such as {target[0]!r:.40}.")
+    if task != "auto":
+        return task
+    few = kind in "iu" and len(np.unique(target)) <= min(20, max(2, len(target) // 5))
+    return "classification" if kind in "Ub" or few else "regression"
+
+
+def read_heads(text: str) -> float:
+    """A number of heads, or infinity."""
+    if text.strip().lower() in ("inf", "∞"):
+        return math.inf
+    if not text.strip().isdecimal() or not 1 <= len(text.strip()) <= 9 or int(text) < 1:
+        refuse(f"--heads must be a whole number of at least 1, or inf: got {text!r}.")
+    return int(text)

@@ -1,0 +1,139 @@
+"""`keyhole fit`."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+
+from keyhole.cli._app import app, number, or_refuse, refuse
+from keyhole.cli._data import Data, Keys, Missing, Query, SetId, Target, Task, read_data, read_heads, task_of
+
+_HELP = """Fit one attention layer to a table of sets and save it.
+
+DATA is a table with one row per set (list columns) or one row per token, or a name that comes with keyhole, such as
+digits. MODEL is the file to write, for kh.load and keyhole predict. The leave-one-out error is printed.
+"""
+LAWS = ("zero", "biased", "identity", "learned")
+
+
+@app.command(help=_HELP)
+def fit(
+    data: Data,
+    model: Annotated[Path, typer.Argument(help="The file to write.")],
+    keys: Keys = None,
+    query: Query = None,
+    target: Target = None,
+    set_id: SetId = None,
+    missing: Missing = "error",
+    task: Task = "auto",
+    heads: Annotated[str, typer.Option(help="Heads M, a number or inf for the exact kernel.")] = "512",
+    law: Annotated[
+        str, typer.Option(help="Of the heads: zero, biased, identity (its strength by leave-one-out) or learned.")
+    ] = "identity",
+    alpha: Annotated[str, typer.Option(help="Ridge penalty, a number or loo.")] = "loo",
+    activation: Annotated[str, typer.Option(help="relu, softmax, linear, square, step or exp.")] = "relu",
+    pooling: Annotated[str, typer.Option(help="mean, or sum for targets that grow with the set.")] = "mean",
+    scaling: Annotated[str, typer.Option(help="Of tokens: none, sphere, standard or auto.")] = "auto",
+    make_query: Annotated[
+        str, typer.Option(help="given; mean of the keys; each key in turn; auto tries given and mean.")
+    ] = "auto",
+    seed: Annotated[int, typer.Option(help="Seed of the heads.", min=0)] = 0,
+    overwrite: Annotated[bool, typer.Option(help="Replace MODEL if it is there.")] = False,
+) -> None:
+    """Read, fit, print, save."""
+    if model.exists() and not overwrite:
+        refuse(f"a file is not replaced unless asked: {model.name!r} exists. Choose another name, or add --overwrite.")
+    options = {
+        "n_heads": read_heads(heads),
+        "law": _law(law),
+        "alpha": _alpha(alpha),
+        "activation": activation,
+        "pooling": pooling,
+        "scaling": scaling,
+        "query": make_query,
+        "random_state": seed,
+    }
+    found = read_data(data, keys=keys, query=query, target=target, set_id=set_id, missing=missing)
+    kind = task_of(found.target, task)
+    console = Console()
+    began = time.perf_counter()
+    with console.status("fitting …"):
+        estimator = or_refuse(lambda: _fit(found.train, kind, options))
+    seconds = time.perf_counter() - began
+    _save(estimator, model, found, overwrite)
+    _print(console, estimator, found, kind, seconds)
+    console.print(f"wrote {model}", soft_wrap=True, highlight=False)
+
+
+def _law(name: str) -> Any:
+    import keyhole as kh
+
+    if name not in LAWS:
+        refuse(f"--law must be one of {', '.join(LAWS)}: got {name!r}.")
+    laws = (kh.GaussianHeads, lambda: kh.GaussianHeads(1.0), kh.IdentityHeads, kh.LearnedHeads)
+    return dict(zip(LAWS, laws, strict=True))[name]()
+
+
+def _alpha(text: str) -> Any:
+    if text == "loo":
+        return text
+    try:
+        return float(text)
+    except ValueError:
+        refuse(f"--alpha must be a number or loo: got {text!r}.")
+
+
+def _fit(data: Any, kind: str, options: dict[str, Any]) -> Any:
+    import keyhole as kh
+    from keyhole.groups import SetGroups
+
+    if isinstance(data.sets, SetGroups) and options["query"] == "auto":
+        options = {**options, "query": "given"}
+    estimator: Any = kh.AttentionRegressor if kind == "regression" else kh.AttentionClassifier
+    return estimator(**options).fit(data.sets, data.target)
+
+
+def _save(estimator: Any, path: Path, data: Any, overwrite: bool) -> None:
+    from keyhole.persistence import Schema, save
+
+    schema = Schema(estimator.n_features_in_, estimator.has_query_, data.names, data.target_name, data.columns)
+    try:
+        save(estimator, path, schema=schema, overwrite=overwrite)
+    except (ValueError, OSError) as error:
+        refuse(str(error))
+
+
+def _print(console: Console, estimator: Any, data: Any, kind: str, seconds: float) -> None:
+    def line(text: str) -> None:
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    train = data.train
+    line(f"{data.description}; target {data.target_name or 'without a name'}, {kind}")
+    rule, law = estimator.tokens_, estimator.law_
+    heads = "the exact kernel" if estimator.solver_ == "kernel" else f"{estimator.n_heads} heads"
+    line(
+        f"{heads}, {law}; α {estimator.alpha_:.3g}; "
+        f"tokens: {rule.scaling}, query: {rule.query}, pooling: {rule.pooling}"
+    )
+    if kind == "regression":
+        residuals = np.square(train.target - estimator.loo_predictions_)
+        share = residuals.mean() / train.target.var() if train.target.var() > 0 else float("nan")
+        line(f"leave-one-out RMSE {number(float(np.sqrt(residuals.mean())))}, R² {1 - share:.3f}")
+    else:
+        scores = estimator.loo_decision_
+        winners = (scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(axis=1)
+        wrong = float((estimator.classes_[winners] != train.target).mean())
+        error = np.sqrt(wrong * (1 - wrong) / len(train))
+        line(f"leave-one-out accuracy {100 * (1 - wrong):.1f} % ± {100 * error:.1f}, {len(estimator.classes_)} classes")
+    if getattr(law, "chosen", "") == "learned":
+        line("(the law was learned from all samples: its leave-one-out error flatters a little)")
+    if data.split is not None and len(data.test):
+        score = estimator.score(data.test.sets, data.test.target)
+        name = "R²" if kind == "regression" else "accuracy"
+        line(f"test {name} {score:.3f} on the {len(data.test)} sets that the data sets apart")
+    line(f"{len(train)} sets in {seconds:.1f} s")

@@ -1,0 +1,90 @@
+"""Columns of an Arrow table as arrays, with errors that name the column, what was found and the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from jaxtyping import Float, Shaped
+
+SET_NAMES = ("set", "set_id", "bag", "bag_id", "id", "group")
+TARGET_NAMES = ("target", "y", "label", "class")
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Whether a column holds lists."""
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def is_number(kind: pa.DataType) -> bool:
+    """Whether a column holds numbers."""
+    return bool(
+        pa.types.is_integer(kind)
+        or pa.types.is_floating(kind)
+        or pa.types.is_boolean(kind)
+        or pa.types.is_decimal(kind)
+    )
+
+
+def check_columns(table: pa.Table, names: Sequence[str], option: str) -> None:
+    """Raise if a column is not there, or there twice."""
+    for name in names:
+        count = table.column_names.count(name)
+        if count != 1:
+            problem = "is not in the table" if count == 0 else f"is there {count} times"
+            raise ValueError(
+                f"`{option}` must name columns of the table: {name!r} {problem}. It has "
+                f"{', '.join(repr(c) for c in table.column_names[:30])}."
+            )
+
+
+def first_of(table: pa.Table, candidates: Sequence[str]) -> str | None:
+    """The first of some usual names that is a column."""
+    return next((name for name in candidates if name in table.column_names), None)
+
+
+def numbers(table: pa.Table, name: str) -> Float[np.ndarray, " r"]:
+    """A column of numbers; missing entries are NaN."""
+    column = table.column(name)
+    if not is_number(column.type):
+        raise ValueError(
+            f"column {name!r} must hold numbers: it holds {column.type}. Leave it out of the keys, or encode it as "
+            "numbers first."
+        )
+    return floats(column)
+
+
+def floats(column: Any) -> Float[np.ndarray, " r"]:
+    """Numbers as float64, NaN where missing."""
+    if pa.types.is_boolean(column.type):
+        column = column.cast(pa.int8())
+    return np.asarray(column.cast(pa.float64()).to_numpy(), dtype=np.float64)
+
+
+def labels(table: pa.Table, name: str) -> Shaped[np.ndarray, " r"]:
+    """A target: integers, numbers, booleans or text, without gaps."""
+    column = table.column(name)
+    if column.null_count:
+        row = column.is_null().to_pylist().index(True)
+        raise ValueError(
+            f"target column {name!r} must be known in every row: row {row} is empty ({column.null_count} in all). "
+            "Drop such rows first."
+        )
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        column, kind = column.cast(kind.value_type), kind.value_type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return np.array(column.to_pylist(), dtype=np.str_)
+    if not is_number(kind):
+        raise ValueError(f"target column {name!r} must hold numbers or text: it holds {kind}. Convert it first.")
+    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        values = floats(column)
+        if not np.isfinite(values).all():
+            row = int((~np.isfinite(values)).argmax())
+            raise ValueError(
+                f"target column {name!r} must be finite: row {row} is {values[row]}. Drop such rows first."
+            )
+        return values
+    return np.asarray(column.to_numpy())

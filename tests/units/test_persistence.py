@@ -1,0 +1,308 @@
+"""Saved models: the same to the last bit, refused with a message when anything about the file is wrong."""
+
+import json
+import math
+import os
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import keyhole as kh
+from keyhole.groups import SetGroups
+from keyhole.persistence import Schema, read_model
+
+DIM = 3
+
+
+def sets_of(rng, n=40, query=True, dtype=np.float64):
+    keys = [rng.normal(size=(rng.integers(1, 5), DIM)).astype(dtype) for _ in range(n)]
+    return kh.SetBatch(keys, rng.normal(size=(n, DIM)).astype(dtype) if query else None)
+
+
+LAWS = {
+    "none": None,
+    "zero": kh.GaussianHeads(scale=0.3),
+    "identity": kh.GaussianHeads(mean=2.0),
+    "array": kh.GaussianHeads(mean=np.arange(16.0).reshape(4, 4) / 8),
+    "product": kh.QueryKeyHeads(rank=2),
+    "chosen": kh.IdentityHeads(n_heads=4),
+    "learned": kh.LearnedHeads(n_means=2, steps=5, n_heads=4),
+}
+
+
+def assert_same(model, path, *batches):
+    kh.save(model, path)
+    loaded = kh.load(path)
+    assert set(vars(loaded)) == set(vars(model))
+    for name, value in vars(model).items():
+        if isinstance(value, np.ndarray):
+            assert np.array_equal(getattr(loaded, name), value, equal_nan=value.dtype.kind == "f"), name
+            assert getattr(loaded, name).dtype == value.dtype
+    for batch in batches:
+        for method in ("predict", "decision_function", "predict_proba", "transform"):
+            if hasattr(model, method):
+                before, after = getattr(model, method)(batch), getattr(loaded, method)(batch)
+                assert before.dtype == after.dtype
+                assert np.array_equal(before, after), method
+    return loaded
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("heads", [7, math.inf])
+def test_regressors_are_the_same_to_the_last_bit(law, heads, rng, tmp_path):
+    if heads == math.inf and law == "product":
+        pytest.skip("no kernel in closed form")
+    train, test = sets_of(rng, 60), sets_of(rng)
+    model = kh.AttentionRegressor(heads, law=LAWS[law], random_state=3).fit(train, rng.normal(size=(60, 2)))
+    loaded = assert_same(model, tmp_path / "m", test)
+    assert loaded.get_params().keys() == model.get_params().keys()
+    assert loaded.law == LAWS[law]
+
+
+@pytest.mark.parametrize(
+    "labels", [np.array(["no", "yes", "häh?"]), np.array([3, -5]), np.array([True, False]), np.array([0.0, 1.0, 9.0]),
+               np.array(["a", "b"], dtype=object), np.array([1, 2, 3], dtype=np.uint8)],
+    ids=lambda a: str(a.dtype),
+)  # fmt: skip
+@pytest.mark.parametrize("heads", [5, math.inf])
+def test_classifiers_keep_their_labels(labels, heads, rng, tmp_path):
+    train, test = sets_of(rng, query=False), sets_of(rng, query=False)
+    y = labels[np.arange(40) % len(labels)]
+    model = kh.AttentionClassifier(heads, random_state=0).fit(train, y)
+    loaded = assert_same(model, tmp_path / "m", test)
+    assert loaded.classes_.dtype == labels.dtype
+    assert loaded.temperature_ == model.temperature_
+
+
+@pytest.mark.parametrize("scaling", ["none", "sphere", "standard", "auto"])
+@pytest.mark.parametrize(("query", "pooling"), [("mean", "mean"), ("each", "sum")])
+def test_token_rules_travel_with_the_model(scaling, query, pooling, rng, tmp_path):
+    train, y = sets_of(rng, query=False), rng.normal(size=40)
+    for heads in (6, math.inf):
+        model = kh.AttentionRegressor(heads, scaling=scaling, query=query, pooling=pooling, random_state=0)
+        assert_same(model.fit(train, y), tmp_path / f"{heads}", sets_of(rng, query=False))
+
+
+def test_groups_and_single_precision(rng, tmp_path):
+    sets = sets_of(rng, 40, dtype=np.float32)
+    groups = SetGroups(sets, [1, 3] * 10)
+    for heads in (6, math.inf):
+        model = kh.AttentionRegressor(heads, dtype="float32", pooling="sum", random_state=0)
+        assert_same(model.fit(groups, rng.normal(size=20)), tmp_path / f"{heads}", groups)
+
+
+@pytest.mark.parametrize("law", ["none", "array", "product"])
+def test_norm_balls_and_features(law, rng, tmp_path):
+    train, test = sets_of(rng), sets_of(rng)
+    options = {"n_heads": 8, "law": LAWS[law], "random_state": np.random.default_rng(0)}
+    ball = {"group_radius": 5.0, "ball_radius": 2.0, "tol": 0.1}
+    y = rng.normal(size=40)
+    assert_same(kh.NormBallRegressor(**options, **ball).fit(train, y), tmp_path / "1", test)
+    assert_same(kh.NormBallRegressor(**options, **ball).fit(train, y[:, None]), tmp_path / "2", test)
+    assert_same(kh.NormBallClassifier(**options, **ball).fit(train, y > 0), tmp_path / "3", test)
+    three = np.array(["a", "b", "c"])[np.arange(40) % 3]
+    assert_same(kh.NormBallClassifier(**options, **ball).fit(train, three), tmp_path / "4", test)
+    assert_same(kh.AttentionFeatures(**options).fit(train), tmp_path / "5", test)
+
+
+@pytest.fixture
+def saved(rng, tmp_path):
+    model = kh.AttentionClassifier(4, random_state=0).fit(sets_of(rng), np.array(["a", "b"])[np.arange(40) % 2])
+    kh.save(model, tmp_path / "model", schema=Schema(DIM, True, ("x", "y", "z"), "label", (("set", "id"),)))
+    return tmp_path / "model"
+
+
+def test_schema_is_kept_and_checked(saved, rng):
+    found = read_model(saved)
+    assert found.schema == Schema(DIM, True, ("x", "y", "z"), "label", (("set", "id"),))
+    found.schema.check(sets_of(rng), ("x", "y", "z"))
+    with pytest.raises(ValueError, match=r"coordinate 2 was 'z' and is 'w'.*Choose the columns x, y, z"):
+        found.schema.check(sets_of(rng), ("x", "y", "w"))
+    with pytest.raises(ValueError, match="with a query: got sets without"):
+        found.schema.check(sets_of(rng, query=False))
+    with pytest.raises(ValueError, match=r"3 coordinates.*got 2"):
+        found.schema.check(kh.SetBatch(np.zeros((2, 2, 2))))
+    with pytest.raises(ValueError, match="was fitted with queries"):
+        found.estimator.predict(sets_of(rng, query=False))
+    with pytest.raises(ValueError, match="expecting 3 features"):
+        found.estimator.predict(kh.SetBatch(np.zeros((2, 2, 2)), np.zeros((2, 2))))
+
+
+def test_nothing_is_replaced_unless_asked(saved, rng):
+    before = saved.read_bytes()
+    other = kh.AttentionFeatures(3, random_state=0).fit(sets_of(rng))
+    with pytest.raises(ValueError, match=r"'model' exists.*overwrite=True"):
+        kh.save(other, saved)
+    assert saved.read_bytes() == before
+    kh.save(other, saved, overwrite=True)
+    assert isinstance(kh.load(saved), kh.AttentionFeatures)
+    assert os.listdir(saved.parent) == ["model"]  # no partial files
+
+
+def test_a_failed_save_leaves_nothing(rng, tmp_path):
+    class Own(kh.GaussianHeads):
+        pass
+
+    with pytest.raises(ValueError, match=r"law is a Own.*kh.GaussianHeads"):
+        kh.save(kh.AttentionFeatures(3, law=Own(), random_state=0).fit(sets_of(rng)), tmp_path / "m")
+    with pytest.raises(ValueError, match="must be fitted"):
+        kh.save(kh.AttentionFeatures(3), tmp_path / "m")
+    with pytest.raises(TypeError, match="one of keyhole's"):
+        kh.save(object(), tmp_path / "m")
+    assert os.listdir(tmp_path) == []
+
+
+def rewrite(path, change):
+    """Change the document and give the file a digest that fits, as somebody with bad intentions would."""
+    from keyhole.persistence.container import read_container, write_container
+
+    document, arrays = read_container(path)
+    change(document, arrays)
+    write_container(path, document, arrays, overwrite=True)
+
+
+def poke(where, value):
+    def change(document, arrays):
+        for key in where[:-1]:
+            document = document[key]
+        document[where[-1]] = value
+
+    return change
+
+
+HEADS = ("layer", "with", "heads", "with")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        poke(("estimator",), "os.system"),
+        poke(("estimator",), "__class__"),
+        poke(("parameters", "n_jobs"), 3),
+        poke(("parameters", "law"), {"object": "Popen", "with": {"args": {"list": ["touch", "owned"]}}}),
+        poke(("parameters", "law"), {"object": "GaussianHeads", "with": {"__class__": 3}}),
+        poke(("fitted", "__class__"), 3),
+        poke(("fitted", "predict"), 3),
+        poke(("fitted", "n_features_in_"), 10**15),
+        poke(("fitted", "n_features_in_"), "3"),
+        poke(("fitted", "classes_"), {"strings": ["a"], "shape": [1], "as": "text"}),
+        poke(("fitted", "tokens_"), None),
+        poke((*HEADS, "n_heads"), 10**15),
+        poke((*HEADS, "dim"), 10**9),
+        poke((*HEADS, "seed"), -1),
+        poke((*HEADS, "law"), {"object": "QueryKeyHeads", "with": {"rank": 10**12}}),
+        poke((*HEADS, "law"), {"object": "GaussianHeads", "with": {"mean": "eval(1)"}}),
+        poke(("layer", "with", "activation"), "exec"),
+        poke(("layer", "with", "values"), {"array": "77", "turned": False}),
+        poke(("layer",), {"list": []}),
+        poke(("layer",), []),
+        poke(("schema",), None),
+        poke(("fitted",), {"number": "9" * 400}),
+    ],
+)
+def test_a_crafted_file_is_refused(saved, change):
+    rewrite(saved, change)
+    with pytest.raises(ValueError, match=r"model file describes an estimator.*'model' has .*save the model anew"):
+        kh.load(saved)
+
+
+def header_of(content):
+    length = int.from_bytes(content[:8], "little")
+    return json.loads(content[8 : 8 + length]), content[8 + length :]
+
+
+def with_header(header, data):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def test_other_files_are_refused(saved, tmp_path):
+    header, data = header_of(saved.read_bytes())
+    first = next(name for name in header if name != "__metadata__")
+    cases = {
+        "empty": b"",
+        "short": b"\x01",
+        "text": b"a,b,c\n1,2,3\n" * 10,
+        "pickle": b"\x80\x04cos\nsystem\n(S'touch owned'\ntR." * 3,
+        "huge header": (2**63).to_bytes(8, "little") + saved.read_bytes()[8:],
+        "no JSON": with_header(b"{" * 50, data),
+        "deep JSON": with_header(b"[" * 100_000, data),
+        "a list": with_header([1, 2], data),
+        "no metadata": with_header({first: header[first]}, data),
+        "absurd shape": with_header({**header, first: {**header[first], "shape": [2**40, 2**40]}}, data),
+        "negative offset": with_header({**header, first: {**header[first], "data_offsets": [-8, 0]}}, data),
+        "unknown type": with_header({**header, first: {**header[first], "dtype": "O"}}, data),
+        "no tensors": with_header({"__metadata__": header["__metadata__"]}, b""),
+        "more data": with_header(header, data + b"12345678"),
+    }
+    for name, content in cases.items():
+        path = tmp_path / name.replace(" ", "_")
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"damaged, or was not written by kh.save"):
+            kh.load(path)
+    header["__metadata__"]["version"] = "2"
+    saved.write_bytes(with_header(header, data))
+    with pytest.raises(ValueError, match=r"version 1 .*'model' has version '2'.*newer"):
+        kh.load(saved)
+    save_file({"w": np.zeros(3)}, tmp_path / "weights.safetensors")
+    with pytest.raises(ValueError, match="format is 'keyhole-model'"):
+        kh.load(tmp_path / "weights.safetensors")
+    with pytest.raises(ValueError, match="is a folder"):
+        kh.load(tmp_path)
+    with pytest.raises(OSError, match="nowhere"):
+        kh.load(tmp_path / "nowhere")
+
+
+def test_every_truncation_and_flip_is_noticed(saved, rng):
+    """No prefix of a file and no file with one byte changed is a model."""
+    whole = saved.read_bytes()
+    cuts = np.unique(np.concatenate([np.arange(0, 40), rng.integers(0, len(whole), 100)]))
+    for cut in cuts:
+        saved.write_bytes(whole[:cut])
+        with pytest.raises(ValueError, match="model"):
+            kh.load(saved)
+    harmless = 0
+    for place in rng.integers(0, len(whole), 400):
+        changed = bytearray(whole)
+        changed[place] ^= 1 << int(rng.integers(8))
+        saved.write_bytes(changed)
+        try:
+            kh.load(saved)
+            harmless += 1  # a blank of the padding, say
+        except ValueError as error:
+            assert len(str(error)) > 40  # noqa: PT017
+    assert harmless < 20
+
+
+def test_random_documents_are_refused(saved, rng):
+    """A document with a piece of it replaced by something else never gives more than a ValueError."""
+    from keyhole.persistence.container import read_container
+
+    whole, (document, _) = saved.read_bytes(), read_container(saved)
+    paths = list(walk(document))
+    junk = [None, True, -1, 1e300, "x" * 50, [], {}, {"array": "0", "turned": True}, {"number": "nan"}, {"list": [1]},
+            {"object": "SetBatch", "with": {}}, {"object": "FittedHeads", "with": {"means_": 1}}]  # fmt: skip
+    for _ in range(150):
+        where = paths[rng.integers(len(paths))]
+        rewrite(saved, poke(where, junk[rng.integers(len(junk))]))
+        try:
+            model = kh.load(saved)
+        except ValueError as error:
+            assert len(str(error)) > 40  # noqa: PT017
+        else:
+            assert isinstance(model, kh.AttentionClassifier)
+        saved.write_bytes(whole)
+
+
+def walk(value, path=()):
+    if path:
+        yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield from walk(item, (*path, key))
+
+
+def test_the_file_is_plain_safetensors(saved):
+    arrays = load_file(saved)
+    assert all(array.dtype.kind in "fiub" for array in arrays.values())
