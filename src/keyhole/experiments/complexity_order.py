@@ -207,8 +207,8 @@ def _chart(config: Config, rows: list[Row], name: str) -> Chart:
             low, high = ([a + sign * b for a, b in zip(y, bars, strict=True)] for sign in (-1, 1))
             label = f"d = {dim}, N = {n_keys}"
             words = [f"{row['target']}" for row in chosen]
-            points = [_apart(values, math.nan) for values in (x, y, low, high)]
-            series.append(Series(label, *points, "points", label, _apart(words, "")))
+            at, n, bottom, top = (_apart(values, math.nan) for values in (x, y, low, high))
+            series.append(Series(label, at, n, bottom, top, "points", label, _apart(words, "")))
     if name == "predicted" and rows:
         ends = [min(float(row["measured"] or 1) for row in rows), max(float(row["measured"] or 1) for row in rows)]
         series.append(Series("measured = predicted", ends, ends, look="dashed", role="prediction"))
