@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from scipy.stats import rankdata
@@ -15,6 +17,8 @@ from keyhole.experiments.measured import RESAMPLES, Estimate, Results, deviation
 from keyhole.experiments.prediction import variance
 from keyhole.report.document import Chart, Row, Section, Series, State, Table, Verdict
 from keyhole.theory import paper_complexity, rkhs_norm, rkhs_norm_bound
+
+T = TypeVar("T")
 
 TARGETS = (
     "query",
@@ -184,6 +188,11 @@ def _spearman(pairs: np.ndarray) -> float:
     return float(ranks[:, 0] @ ranks[:, 1] / sizes.prod()) if sizes.all() else math.nan
 
 
+def _apart(values: Sequence[T], gap: T) -> list[T]:
+    """The values with gaps between them, so that no line joins targets that have nothing to do with each other."""
+    return [entry for value in values for entry in (value, gap)][:-1]
+
+
 def _chart(config: Config, rows: list[Row], name: str) -> Chart:
     series = []
     for dim in config.dims:
@@ -197,7 +206,9 @@ def _chart(config: Config, rows: list[Row], name: str) -> Chart:
             bars = [float(row["standard_error"] or 0.0) for row in chosen]
             low, high = ([a + sign * b for a, b in zip(y, bars, strict=True)] for sign in (-1, 1))
             label = f"d = {dim}, N = {n_keys}"
-            series.append(Series(label, x, y, low, high, "points", label, [f"{row['target']}" for row in chosen]))
+            words = [f"{row['target']}" for row in chosen]
+            at, n, bottom, top = (_apart(values, math.nan) for values in (x, y, low, high))
+            series.append(Series(label, at, n, bottom, top, "points", label, _apart(words, "")))
     if name == "predicted" and rows:
         ends = [min(float(row["measured"] or 1) for row in rows), max(float(row["measured"] or 1) for row in rows)]
         series.append(Series("measured = predicted", ends, ends, look="dashed", role="prediction"))

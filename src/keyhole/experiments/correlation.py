@@ -28,7 +28,7 @@ class Config(CurveConfig):
 
     powers: tuple[int, ...] = (1, 2, 3)
     compare_at: int = 4096
-    level: float = 0.5
+    level: float = 0.4
 
 
 PRESETS = {

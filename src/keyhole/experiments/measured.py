@@ -98,8 +98,8 @@ class Estimate:
     def text(self, digits: int = 3) -> str:
         """Value ± standard error, or a dash.
 
-        >>> Estimate(674.2, 12.34).text(), Estimate(0.61234, 0.0123, 0.6, 0.65).text(), Estimate(None).text()
-        ('674 ± 12', '0.612 ± 0.012', '–')
+        >>> Estimate(674.2, 12.34).text(), Estimate(1.01234, 0.0012).text(), Estimate(None).text()
+        ('674 ± 12', '1.012 ± 0.001', '–')
         """
         if self.value is None:
             return "–"
@@ -108,6 +108,8 @@ class Estimate:
         if self.value == 0 or not math.isfinite(self.value):
             return f"{self.value:g} ± {self.spread:.2g}"
         places = max(0, digits - 1 - math.floor(math.log10(abs(self.value))))
+        if self.spread > 0:  # a spread that rounds to nothing says nothing
+            places = min(max(places, -math.floor(math.log10(self.spread))), 6)
         return f"{self.value:.{places}f} ± {self.spread:.{places}f}"
 
 

@@ -48,6 +48,10 @@ PRESETS = {
 }
 
 
+SMALL = 1.1
+"""A ratio of errors up to which a handicap is called small."""
+
+
 def notation(gamma: float) -> str:
     """f_{3,γ} in words that can be read back."""
     return f"rotated({gamma:g})^3 * token"
@@ -74,7 +78,7 @@ def section(config: Config, results: Results) -> Section:
         [_crossing_row(config, results, n, crossings) for n in config.shown],
         note="Where the mean error of biased heads overtakes that of zero-mean heads, read between the turns run; ± "
         "standard "
-        "error over resampled repetitions. The last columns are the ratio of errors at γ = 1.",
+        "error over resampled repetitions that have a crossing. The last columns are the ratio of errors at γ = 1.",
     )
     return Section(
         "rotation",
@@ -190,14 +194,17 @@ def _verdict(config: Config, results: Results, crossings: dict[tuple[int, bool],
     helps = (start.high if math.isfinite(start.high) else start.value or math.inf) < 1
     fades = (end.value or 0.0) - (start.value or 0.0) > 2 * math.hypot(_known(start.spread), _known(end.spread))
     sentence = (
-        f"At n = {n} biased heads have {start.value:.2f} times the error of zero-mean heads at γ = "
-        f"{config.gammas[0]:g} and "
-        f"{end.value:.2f} times at γ = {config.gammas[-1]:g}."
+        f"At n = {n} biased heads have {start.text()} times the error of zero-mean heads at γ = {config.gammas[0]:g} "
+        "and "
+        f"{end.text()} times at γ = {config.gammas[-1]:g}."
     )
-    if crossing.value is not None:
-        sentence += f" They become a handicap at γ = {crossing.text(2)}."
-    else:
+    if crossing.value is None:
         sentence += " Between these turns they do not become a handicap at this size."
+    else:
+        sentence += f" They become a handicap at γ = {crossing.text(2)}"
+        sure = math.isfinite(end.low) and end.low > 1
+        size = ", a small one." if (end.value or 0.0) <= SMALL else "."
+        sentence += size if sure else "; at the last turn it is still within error bars of none."
     state: State = "holds" if helps and fades else "partly" if fades else "does not show"
     return Verdict(state, sentence, numbers)
 
