@@ -49,7 +49,7 @@ HOME = {
     "rich": {"cli", "experiments"},
     "plotly": {"report"},
     "safetensors": {"checkpoints", "persistence"},
-    "pyarrow": {"tables", "sources"},
+    "pyarrow": {"tables", "sources", "experiments"},
     "torch": set(),
     "dask": set(),
 }

@@ -133,7 +133,7 @@ def test_ctrl_c_stops_and_says_how_to_go_on(tmp_path, monkeypatch):
 
 def test_a_cluster_that_loses_a_worker_ends_with_the_same_table(tmp_path, seed):
     distributed = pytest.importorskip("distributed")
-    options = {"n_workers": 2, "threads_per_worker": 1, "processes": True, "dashboard_address": None}
+    options = {"n_workers": 2, "threads_per_worker": 1, "processes": True, "dashboard_address": ":0"}
     with distributed.LocalCluster(**options) as cluster, Store(tmp_path / "cells.sqlite") as store:
         with distributed.Client(cluster, set_as_default=False) as client:
             victims = list(client.run(os.getpid).values())[:1]
