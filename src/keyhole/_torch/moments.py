@@ -30,20 +30,14 @@ def normal_density(h: torch.Tensor) -> torch.Tensor:
 
 
 def rectified_mean(h: torch.Tensor) -> torch.Tensor:
-    """ψ(h) = E(h + U)_+, accurate relative to its size down to h = −37.
+    """ψ(h) = E(h + U)_+, accurate relative to its size in both tails.
 
-    For h < −4 the two terms of h Φ(h) + φ(h) cancel: there φ(h) (1 − x·Φ(−x)/φ(x)) is taken with x = −h, by its
-    continued fraction, which converges fast by then.
+    For h < 0 the two terms of h Φ(h) + φ(h) cancel: φ(x) (1 − x·Φ(−x)/φ(x)) with x = −h loses x² units of rounding.
     """
     density = normal_density(h)
-    plain = h * torch.special.ndtr(h) + density
-    x = torch.clamp(-h, min=4.0)
+    x = torch.clamp(-h, min=0.0)
     mills = torch.special.erfcx(x / math.sqrt(2.0)) * math.sqrt(math.pi / 2.0)
-    # Φ(−x)/φ(x) = 1/(x + 1/(x + 2/(x + …))), so that 1 − x·mills = mills/(x + 2/(x + 3/(x + …)))
-    fraction = x
-    for i in range(60, 1, -1):
-        fraction = x + i / fraction
-    return torch.where(h < -4.0, density * mills / fraction, plain)
+    return torch.where(h < 0.0, density * (1.0 - x * mills), h * torch.special.ndtr(h) + density)
 
 
 def relu_arc(rho: torch.Tensor, gap: torch.Tensor) -> torch.Tensor:

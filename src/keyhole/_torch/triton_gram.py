@@ -4,7 +4,9 @@ A program owns a tile of sets, some rows against some columns. For every key i o
 column sets it takes the tile of cosines from the tensor cores, turns it into moments and adds it to the tile of K, so
 that nothing is ever summed across threads and the cosines of the queries are computed once. Unit vectors x~/|x~| go in
 as two half-precision numbers each, hi + lo of 22 bits together: [hi, hi, lo] against [hi, lo, hi] is one product of
-three times the length, exact but for lo·lo = 2⁻²⁴, at the full rate of the tensor cores.
+three times the length, exact but for lo·lo = 2⁻²⁴, at the full rate of the tensor cores. Tensor cores truncate their
+sums, so the appended one, which makes up half of a cosine of unit tokens, is added outside: that brings the error of K
+from 3e-7, always of one sign, to rounding.
 
 Sets go in the order of their lengths, so a tile holds sets of nearly one length and wastes little.
 """
@@ -21,8 +23,10 @@ import torch
 import triton
 import triton.language as tl
 
+from keyhole._array import block_size, blocks
 from keyhole._torch.arrays import as_tensor
-from keyhole._torch.gram import Panel, gram_entries
+from keyhole._torch.gram import Panel
+from keyhole._torch.triton_entries import fill_entries
 
 TOLERANCE = 3e-7
 """Estimated error of the quadrature, relative to its entry of K, beyond which an entry is computed again."""
@@ -32,6 +36,9 @@ QUADRATURES = (3, 4, 6, 8)
 
 PAD = 128
 """Rows of zeros after the last, so that the last tile reads within the array; no tile is longer."""
+
+_SCANNED = 2**29
+"""Entries looked through at a time for those to be computed again: torch counts them in 32 bits."""
 
 _LOG2_E = 1.0 / math.log(2.0)
 
@@ -50,12 +57,24 @@ def _load_tile(base, row, DEPTH: tl.constexpr, COLUMN: tl.constexpr, SIZE: tl.co
 def _cosines(
     a, row, b, column, DEPTH: tl.constexpr, SLICE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):  # fmt: skip
-    """Inner products of consecutive rows of ``a`` with consecutive rows of ``b``, both in half precision."""
+    """Inner products of consecutive rows of ``a`` with consecutive rows of ``b``, but for their last coordinates."""
     total = tl.dot(_load_tile(a, row, DEPTH, 0, ROWS, SLICE), _load_tile(b, column, DEPTH, 0, COLUMNS, SLICE).T)
     for k in tl.static_range(SLICE, DEPTH, SLICE):
         left, right = _load_tile(a, row, DEPTH, k, ROWS, SLICE), _load_tile(b, column, DEPTH, k, COLUMNS, SLICE)
         total = tl.dot(left, right.T, total)
     return total
+
+
+@triton.jit
+def _column(base, start, SIZE: tl.constexpr):
+    """Consecutive numbers as a column."""
+    return tl.load(base + start + tl.arange(0, SIZE))[:, None]
+
+
+@triton.jit
+def _row(base, start, SIZE: tl.constexpr):
+    """Consecutive numbers as a row."""
+    return tl.load(base + start + tl.arange(0, SIZE))[None, :]
 
 
 @triton.jit
@@ -72,11 +91,11 @@ def _store_tile(
     out, value, row, column, row_order, column_order, n, m, stride,
     SYMMETRIC: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Write a tile; in the symmetric case its mirror image as well, and of a diagonal tile one triangle twice."""
+    """Write a tile; in the symmetric case what lies on or above the diagonal, and its mirror image."""
     rows, columns = row + tl.arange(0, ROWS), column + tl.arange(0, COLUMNS)
     inside = (rows[:, None] < n) & (columns[None, :] < m)
     if SYMMETRIC:
-        inside = inside & ((row != column) | (rows[:, None] <= columns[None, :]))
+        inside = inside & (rows[:, None] <= columns[None, :])
     row_sets = tl.load(row_order + rows, mask=rows < n, other=0).to(tl.int64)
     column_sets = tl.load(column_order + columns, mask=columns < m, other=0).to(tl.int64)
     tl.store(out + row_sets[:, None] * stride + column_sets[None, :], value, mask=inside)
@@ -99,8 +118,8 @@ def _arc(rho):
 
 @triton.jit
 def arc_kernel(
-    row_keys, row_weight, row_query, row_order, row_level,
-    column_keys, column_weight, column_query, column_order, column_level,
+    row_keys, row_last, row_weight, row_query, row_query_last, row_order, row_level,
+    column_keys, column_last, column_weight, column_query, column_query_last, column_order, column_level,
     tiles, out, n, m, stride,
     SYMMETRIC: tl.constexpr, RAGGED: tl.constexpr, DEPTH: tl.constexpr, SLICE: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
@@ -109,9 +128,11 @@ def arc_kernel(
     tile = tiles + 4 * tl.program_id(0)
     row, column = tl.load(tile) * ROWS, tl.load(tile + 1) * COLUMNS
     query = _cosines(row_query, row, column_query, column, DEPTH, SLICE, ROWS, COLUMNS)
+    query += _column(row_query_last, row, ROWS) * _row(column_query_last, column, COLUMNS)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for i in range(tl.load(tile + 2)):
         start = tl.load(row_level + i)
+        last = _column(row_last, start + row, ROWS)
         row_sum = tl.zeros((ROWS, COLUMNS), tl.float32)
         for j in tl.range(tl.load(tile + 3), num_stages=STAGES):
             other = tl.load(column_level + j)
@@ -119,6 +140,7 @@ def arc_kernel(
                 column_weight, other + column, column, tl.load(column_level + j + 1) - other, COLUMNS, RAGGED
             )
             cosine = _cosines(row_keys, start + row, column_keys, other + column, DEPTH, SLICE, ROWS, COLUMNS)
+            cosine += last * _row(column_last, other + column, COLUMNS)
             row_sum += (_arc(query * cosine) * cosine) * weight[None, :]
         weight = _load_weight(row_weight, start + row, row, tl.load(row_level + i + 1) - start, ROWS, RAGGED)
         total += weight[:, None] * row_sum
@@ -159,8 +181,8 @@ def _power(square, COUNT: tl.constexpr):
 
 @triton.jit
 def rectified_kernel(
-    row_keys, row_parts, row_query, row_order, row_level, row_count,
-    column_keys, column_parts, column_query, column_order, column_level, column_count,
+    row_keys, row_last, row_parts, row_query, row_query_last, row_order, row_level, row_count,
+    column_keys, column_last, column_parts, column_query, column_query_last, column_order, column_level, column_count,
     tiles, out, n, m, stride, error_scale,
     NODES: tl.constexpr, COUNT: tl.constexpr,
     SYMMETRIC: tl.constexpr, RAGGED: tl.constexpr, DEPTH: tl.constexpr, SLICE: tl.constexpr,
@@ -174,23 +196,26 @@ def rectified_kernel(
     tile = tiles + 4 * tl.program_id(0)
     row, column = tl.load(tile) * ROWS, tl.load(tile + 1) * COLUMNS
     query = _cosines(row_query, row, column_query, column, DEPTH, SLICE, ROWS, COLUMNS)
+    query += _column(row_query_last, row, ROWS) * _row(column_query_last, column, COLUMNS)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     error = tl.zeros((ROWS, COLUMNS), tl.float32)
     for i in range(tl.load(tile + 2)):
         start = tl.load(row_level + i)
         here, present = start + row, tl.load(row_level + i + 1) - start
-        h = tl.load(row_parts + here + tl.arange(0, ROWS))[:, None]
+        last = _column(row_last, here, ROWS)
+        h = _column(row_parts, here, ROWS)
         h_mean = _load_weight(row_parts + row_count, here, row, present, ROWS, RAGGED)[:, None]
         h_mass = _load_weight(row_parts + 2 * row_count, here, row, present, ROWS, RAGGED)[:, None]
         h_density = _load_weight(row_parts + 3 * row_count, here, row, present, ROWS, RAGGED)[:, None]
         for j in tl.range(tl.load(tile + 3), num_stages=STAGES):
             other = tl.load(column_level + j)
             there, known = other + column, tl.load(column_level + j + 1) - other
-            k = tl.load(column_parts + there + tl.arange(0, COLUMNS))[None, :]
+            k = _row(column_parts, there, COLUMNS)
             k_mean = _load_weight(column_parts + column_count, there, column, known, COLUMNS, RAGGED)[None, :]
             k_mass = _load_weight(column_parts + 2 * column_count, there, column, known, COLUMNS, RAGGED)[None, :]
             k_density = _load_weight(column_parts + 3 * column_count, there, column, known, COLUMNS, RAGGED)[None, :]
             cosine = _cosines(row_keys, here, column_keys, there, DEPTH, SLICE, ROWS, COLUMNS)
+            cosine += last * _row(column_last, there, COLUMNS)
             rho = query * cosine
             square = tl.minimum(rho * rho, 1.0)
             density = h_density * k_density
@@ -213,6 +238,7 @@ class Tiling:
     columns: int = 64
     warps: int = 4
     stages: int = 3
+    registers: int | None = None
 
 
 @dataclass(frozen=True)
@@ -224,11 +250,17 @@ class Operand:
     """
 
     keys: torch.Tensor  # (t + pad, DEPTH) half precision, stacked for the side it stands on
-    query: torch.Tensor  # (n + pad, DEPTH)
+    last: torch.Tensor  # (t + pad,) float32, 1/|x~|
     weight: torch.Tensor  # (t + pad,) or (4, t + pad) float32
+    query: torch.Tensor  # (n + pad, DEPTH)
+    query_last: torch.Tensor  # (n + pad,)
     order: torch.Tensor  # (n,)
     level: torch.Tensor  # (longest + 1,)
     lengths: np.ndarray  # (n,) by length, on the host
+
+    def arguments(self) -> tuple[torch.Tensor, ...]:
+        """As the kernels name them."""
+        return self.keys, self.last, self.weight, self.query, self.query_last, self.order, self.level
 
     @property
     def ragged(self) -> bool:
@@ -236,14 +268,19 @@ class Operand:
         return bool(self.lengths[0] != self.lengths[-1])
 
 
-def stack_halves(unit: torch.Tensor, *, right: bool) -> torch.Tensor:
-    """[hi, hi, lo], or [hi, lo, hi] on the right: (t, 3D) and zeros up to what the tensor cores take at a time."""
-    high = unit.to(torch.float16)
-    low = (unit - high.to(unit.dtype)).to(torch.float16)
-    width = 3 * unit.shape[1]
+def stack_halves(unit: torch.Tensor, *, right: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """[hi, hi, lo], or [hi, lo, hi] on the right, with zeros up to what the tensor cores take; and the last column."""
+    high = unit[:, :-1].to(torch.float16)
+    low = (unit[:, :-1] - high).to(torch.float16)
+    width = 3 * high.shape[1]
     depth = max(16, 1 << (width - 1).bit_length()) if width <= 64 else 64 * -(-width // 64)
     parts = (high, low, high) if right else (high, high, low)
-    return torch.nn.functional.pad(torch.cat(parts, dim=1), (0, depth - width, 0, PAD))
+    stacked = torch.nn.functional.pad(torch.cat(parts, dim=1), (0, depth - width, 0, PAD))
+    return stacked, _padded(unit[:, -1])
+
+
+def _padded(vector: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.pad(vector.to(torch.float32), (0, PAD)).contiguous()
 
 
 def operand(panel: Panel, *, right: bool, biased: bool) -> Operand:
@@ -261,12 +298,12 @@ def operand(panel: Panel, *, right: bool, biased: bool) -> Operand:
     if biased:
         weight = _parts(panel)[:, rows]
     else:
-        weight = (panel.weight if right else 0.5 * panel.weight).to(torch.float32)[rows]
+        weight = (panel.weight if right else 0.5 * panel.weight)[rows]
     by_length = as_tensor(order, panel.unit)
     return Operand(
-        stack_halves(panel.unit[rows], right=right),
-        stack_halves(panel.query[by_length], right=right),
-        torch.nn.functional.pad(weight, (0, PAD)).contiguous(),
+        *stack_halves(panel.unit[rows], right=right),
+        _padded(weight),
+        *stack_halves(panel.query[by_length], right=right),
         by_length.to(torch.int32),
         as_tensor(level.astype(np.int32), panel.unit),
         lengths,
@@ -293,7 +330,7 @@ def _parts(panel: Panel) -> torch.Tensor:
         weight * torch.special.ndtr(h),
         weight * normal_density(h),
     ])  # fmt: skip
-    return parts.to(torch.float32).contiguous()
+    return parts
 
 
 @cache
@@ -319,7 +356,10 @@ def quadrature(count: int) -> tuple[tuple[tuple[float, ...], ...], float]:
 def _tiles(left: Operand, right: Operand, symmetric: bool, tiling: Tiling) -> torch.Tensor:
     """(tiles, 4): coordinates, and the longest lengths of rows and columns; the most work first."""
     n_rows, n_columns = -(-len(left.lengths) // tiling.rows), -(-len(right.lengths) // tiling.columns)
-    rows, columns = np.triu_indices(n_rows) if symmetric else (x.ravel() for x in np.indices((n_rows, n_columns)))
+    rows, columns = (x.ravel() for x in np.indices((n_rows, n_columns)))
+    if symmetric:
+        above = (columns + 1) * tiling.columns > rows * tiling.rows
+        rows, columns = rows[above], columns[above]
     longest, widest = left.lengths[rows * tiling.rows], right.lengths[columns * tiling.columns]
     tiles = np.stack([rows, columns, longest, widest], axis=1).astype(np.int32)
     if left.ragged or right.ragged:
@@ -331,8 +371,6 @@ def launch(
     left: Operand, right: Operand, out: torch.Tensor, *, symmetric: bool, tiling: Tiling, nodes: int | None
 ) -> None:
     """Fill ``out`` (n, m) float32; around a mean with so many nodes, NaN where they are too few."""
-    if symmetric and tiling.rows != tiling.columns:
-        raise ValueError(f"a symmetric matrix needs square tiles: got {tiling.rows} × {tiling.columns}.")
     tiles = _tiles(left, right, symmetric, tiling)
     depth = left.keys.shape[1]
     shape: dict[str, Any] = {
@@ -344,9 +382,9 @@ def launch(
         "COLUMNS": tiling.columns,
         "STAGES": tiling.stages,
         "num_warps": tiling.warps,
+        "maxnreg": tiling.registers,
     }
-    a = (left.keys, left.weight, left.query, left.order, left.level)
-    b = (right.keys, right.weight, right.query, right.order, right.level)
+    a, b = left.arguments(), right.arguments()
     size = (len(left.order), len(right.order), out.stride(0))
     if nodes is None:
         arc_kernel[(len(tiles),)](*a, *b, tiles, out, *size, **shape)
@@ -359,7 +397,7 @@ def launch(
 
 
 def fused_gram(
-    left: Panel, right: Panel | None, biased: bool, out: torch.Tensor, memory_budget: int, tiling: Tiling | None = None
+    left: Panel, right: Panel | None, biased: bool, out: torch.Tensor, tiling: Tiling | None = None
 ) -> torch.Tensor:
     """Fill ``out`` (n, m), float32 on CUDA, with the ReLU kernel; without ``right`` exactly symmetric."""
     symmetric = right is None
@@ -371,15 +409,13 @@ def fused_gram(
         return out
     nodes = choose_nodes(left, columns)
     launch(a, b, out, symmetric=symmetric, tiling=tiling, nodes=nodes)
-    missing = torch.nonzero(torch.isnan(out))
-    if symmetric:
-        missing = missing[missing[:, 0] <= missing[:, 1]]
-    if len(missing):
-        i, j = missing[:, 0], missing[:, 1]
-        values = gram_entries(left, columns, i, j, True, memory_budget).to(out.dtype)
-        out[i, j] = values
+    for part in blocks(len(out), block_size(out.shape[1], _SCANNED)):
+        missing = torch.nonzero(torch.isnan(out[part]))
+        i, j = missing[:, 0] + part.start, missing[:, 1]
         if symmetric:
-            out[j, i] = values
+            i, j = i[i <= j], j[i <= j]
+        if len(i):
+            fill_entries(left, columns, i, j, out, symmetric=symmetric)
     return out
 
 
