@@ -14,6 +14,7 @@ LEVEL = {
     "_checks": 0,
     "_array": 0,
     "_fused": 1,
+    "_torch": 1,
     "sets": 2,
     "activations": 3,
     "_duplicates": 3,
@@ -25,6 +26,7 @@ LEVEL = {
     "kernels": 5,
     "solvers": 5,
     "layer": 6,
+    "device": 6.5,
     "estimators": 7,
     "plotting": 7,
     "report": 8,
@@ -38,7 +40,8 @@ HOME = {
     "numba": {"_fused"},
     "typer": {"cli"},
     "rich": {"cli", "experiments"},
-    "torch": set(),
+    "torch": {"_torch"},
+    "triton": {"_torch"},
     "dask": set(),
 }
 BLIND = {"solvers": {"sets", "heads", "features", "kernels"}, "theory": {"sets", "kernels", "features", "estimators"}}
@@ -89,6 +92,7 @@ def test_imports_point_one_way(room, path):
         ("solvers", "def f():\n    from keyhole.sets import SetBatch"),
         ("features", "import keyhole.estimators"),
         ("features", "import numba"),
+        ("kernels", "def f():\n    import torch"),
         ("experiments", "import matplotlib.pyplot as plt"),
         ("theory", "from keyhole import kernels"),
     ],

@@ -56,6 +56,11 @@ def concatenate(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat([t.to(dtype) for t in tensors])
 
 
+def astype(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    """The tensor as "float32" or "float64"; itself if it is that."""
+    return tensor.to(torch.float32 if name == "float32" else torch.float64)
+
+
 def with_last(tensor: torch.Tensor, value: float) -> torch.Tensor:
     """[x; value] for every row."""
     return torch.nn.functional.pad(tensor, (0, 1), value=value)
@@ -85,6 +90,25 @@ def check_device(device: Any) -> torch.device:
     return target
 
 
-def numpy_name(dtype: torch.dtype) -> str:
-    """"float32" or "float64"."""
-    return str(dtype).removeprefix("torch.")
+def gpu_or_none() -> str | None:
+    """The first CUDA device, or None where there is none."""
+    return "cuda:0" if torch.cuda.is_available() else None
+
+
+def free_bytes(device: str) -> int:
+    """Memory that torch can still have on a CUDA device; without bound elsewhere."""
+    target = torch.device(device)
+    if target.type != "cuda":
+        return 2**62
+    cached = torch.cuda.memory_reserved(target) - torch.cuda.memory_allocated(target)
+    return int(torch.cuda.mem_get_info(target)[0] + cached)
+
+
+def zeros(n: int, m: int, device: str) -> torch.Tensor:
+    """A float64 matrix of zeros on a device."""
+    return torch.zeros(n, m, dtype=torch.float64, device=device)
+
+
+def empty_like(tensor: torch.Tensor, n: int, dtype: str) -> torch.Tensor:
+    """An (n, n) matrix of ``dtype`` on the device of ``tensor``."""
+    return torch.empty(n, n, dtype=torch.float32 if dtype == "float32" else torch.float64, device=tensor.device)

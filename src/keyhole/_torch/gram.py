@@ -131,9 +131,7 @@ def pair_moments(
     return relu_arc(rho, gap) if power == 1 else step_arc(rho, gap)
 
 
-def _gap(
-    a: Panel, b: Panel, cosine: torch.Tensor, query: torch.Tensor, rho: torch.Tensor
-) -> torch.Tensor:
+def _gap(a: Panel, b: Panel, cosine: torch.Tensor, query: torch.Tensor, rho: torch.Tensor) -> torch.Tensor:
     """1 − |ρ|, from differences of unit vectors where ρ is close to ±1: ρ itself tells it to 1e-16 only."""
     gap = (1.0 - rho.abs()).clamp(min=0.0)
     i, j = torch.nonzero(rho.abs() > _NEAR, as_tuple=True)

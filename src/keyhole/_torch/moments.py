@@ -84,9 +84,7 @@ def _near_moment(power: int, h: torch.Tensor, k: torch.Tensor, rho: torch.Tensor
     return total + torch.special.ndtr(h) * torch.special.ndtr(k)
 
 
-def _far_moment(
-    power: int, h: torch.Tensor, k: torch.Tensor, rho: torch.Tensor, gap: torch.Tensor
-) -> torch.Tensor:
+def _far_moment(power: int, h: torch.Tensor, k: torch.Tensor, rho: torch.Tensor, gap: torch.Tensor) -> torch.Tensor:
     """The closed form. ``gap`` = 1 − |ρ| may be better known than ρ."""
     # zero counts as positive, and two zeros as equal: the angle between them must survive the division by h
     h, k = torch.where(h.abs() < _TINY, _TINY, h), torch.where(k.abs() < _TINY, _TINY, k)

@@ -18,7 +18,7 @@ from keyhole._torch.features import extended_query, project_queries
 
 @triton.jit
 def relu_features_kernel(
-    out, tokens, offsets, n_heads, scale,
+    out, tokens, offsets, n_heads, stride, scale,
     DIM: tl.constexpr, PADDED: tl.constexpr, HEADS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Replace x~_0ᵀ W_m by scale/N Σ_i relu(x~_0ᵀ W_m x~_i) x~_i for one set and a block of heads."""
@@ -26,7 +26,7 @@ def relu_features_kernel(
     head = tl.program_id(0) * HEADS + tl.arange(0, HEADS)
     coordinate = tl.arange(0, PADDED)
     known = head < n_heads
-    row = out + a_set * n_heads * (DIM + 1) + head * (DIM + 1)
+    row = out + a_set * stride + head * (DIM + 1)
     block = row[:, None] + coordinate[None, :]
     inside = known[:, None] & (coordinate < DIM)[None, :]
     projected = tl.load(block, mask=inside, other=0.0)
@@ -59,11 +59,11 @@ def fill_relu_features(
     scale: float,
     out: torch.Tensor,
     *,
-    heads_at_once: int = 128,
-    warps: int = 4,
+    heads_at_once: int = 16,
+    warps: int = 1,
     precision: str = "tf32x3",
 ) -> torch.Tensor:
-    """Fill ``out`` (n, M·D), float32 on CUDA and contiguous, with scale · (1/N) Σ_i relu(s_mi) x~_i."""
+    """Fill ``out`` (n, M·D), float32 on CUDA with contiguous rows, with scale · (1/N) Σ_i relu(s_mi) x~_i."""
     n, dim = len(offsets) - 1, tokens.shape[1]
     project_queries(extended_query(query, n, tokens), heads.to(torch.float32), out)
     padded = max(16, 1 << (dim - 1).bit_length())
@@ -71,7 +71,7 @@ def fill_relu_features(
     keys = min(64, max(16, 1 << (longest - 1).bit_length()))
     grid = (-(-len(heads) // heads_at_once), n)
     relu_features_kernel[grid](
-        out, tokens, as_tensor(offsets.astype(np.int64), tokens), len(heads), scale,
+        out, tokens, as_tensor(offsets.astype(np.int64), tokens), len(heads), out.stride(0), scale,
         DIM=dim, PADDED=padded, HEADS=heads_at_once, KEYS=keys, PRECISION=precision, num_warps=warps,
     )  # fmt: skip
     return out

@@ -78,6 +78,13 @@ def _row(base, start, SIZE: tl.constexpr):
 
 
 @triton.jit
+def _add_last(total, left, right):
+    """Add left · right. As a sum the compiler would hand it to the tensor cores, to be truncated with the rest."""
+    left, right = tl.broadcast(left, total)[0], tl.broadcast(right, total)[0]
+    return tl.fma(left, right, total)
+
+
+@triton.jit
 def _load_weight(base, row, position, count, SIZE: tl.constexpr, RAGGED: tl.constexpr):
     """A number of each key of a level, zero for sets that are too short to have one there."""
     weight = tl.load(base + row + tl.arange(0, SIZE))
@@ -128,7 +135,7 @@ def arc_kernel(
     tile = tiles + 4 * tl.program_id(0)
     row, column = tl.load(tile) * ROWS, tl.load(tile + 1) * COLUMNS
     query = _cosines(row_query, row, column_query, column, DEPTH, SLICE, ROWS, COLUMNS)
-    query += _column(row_query_last, row, ROWS) * _row(column_query_last, column, COLUMNS)
+    query = _add_last(query, _column(row_query_last, row, ROWS), _row(column_query_last, column, COLUMNS))
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for i in range(tl.load(tile + 2)):
         start = tl.load(row_level + i)
@@ -140,7 +147,7 @@ def arc_kernel(
                 column_weight, other + column, column, tl.load(column_level + j + 1) - other, COLUMNS, RAGGED
             )
             cosine = _cosines(row_keys, start + row, column_keys, other + column, DEPTH, SLICE, ROWS, COLUMNS)
-            cosine += last * _row(column_last, other + column, COLUMNS)
+            cosine = _add_last(cosine, last, _row(column_last, other + column, COLUMNS))
             row_sum += (_arc(query * cosine) * cosine) * weight[None, :]
         weight = _load_weight(row_weight, start + row, row, tl.load(row_level + i + 1) - start, ROWS, RAGGED)
         total += weight[:, None] * row_sum
@@ -196,7 +203,7 @@ def rectified_kernel(
     tile = tiles + 4 * tl.program_id(0)
     row, column = tl.load(tile) * ROWS, tl.load(tile + 1) * COLUMNS
     query = _cosines(row_query, row, column_query, column, DEPTH, SLICE, ROWS, COLUMNS)
-    query += _column(row_query_last, row, ROWS) * _row(column_query_last, column, COLUMNS)
+    query = _add_last(query, _column(row_query_last, row, ROWS), _row(column_query_last, column, COLUMNS))
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     error = tl.zeros((ROWS, COLUMNS), tl.float32)
     for i in range(tl.load(tile + 2)):
@@ -215,7 +222,7 @@ def rectified_kernel(
             k_mass = _load_weight(column_parts + 2 * column_count, there, column, known, COLUMNS, RAGGED)[None, :]
             k_density = _load_weight(column_parts + 3 * column_count, there, column, known, COLUMNS, RAGGED)[None, :]
             cosine = _cosines(row_keys, here, column_keys, there, DEPTH, SLICE, ROWS, COLUMNS)
-            cosine += last * _row(column_last, there, COLUMNS)
+            cosine = _add_last(cosine, last, _row(column_last, there, COLUMNS))
             rho = query * cosine
             square = tl.minimum(rho * rho, 1.0)
             density = h_density * k_density
@@ -324,13 +331,12 @@ def _parts(panel: Panel) -> torch.Tensor:
     from keyhole._torch.moments import normal_density, rectified_mean
 
     h, weight = panel.shift, panel.weight
-    parts = torch.stack([
+    return torch.stack([
         h.clamp(-12.0, 12.0) * math.sqrt(0.5 * _LOG2_E),  # beyond, φ(h) = 5e-33 has nothing to weigh
         weight * rectified_mean(h),
         weight * torch.special.ndtr(h),
         weight * normal_density(h),
     ])  # fmt: skip
-    return parts
 
 
 @cache

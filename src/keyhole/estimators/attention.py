@@ -13,6 +13,7 @@ from sklearn.utils import assert_all_finite
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d
 
+from keyhole.device import fit_finite_on_device, fit_kernel_on_device, pick_device
 from keyhole.estimators._input import (
     as_columns,
     as_heads,
@@ -44,6 +45,7 @@ class _AttentionModel(BaseEstimator):
         random_state: Any = None,
         *,
         dtype: Any = "float64",
+        device: Any = None,
     ) -> None:
         self.n_heads = n_heads
         self.law = law
@@ -52,6 +54,7 @@ class _AttentionModel(BaseEstimator):
         self.fit_intercept = fit_intercept
         self.random_state = random_state
         self.dtype = dtype
+        self.device = device
 
     def _fit_columns(self, batch: SetBatch, columns: np.ndarray, weights: np.ndarray | None) -> LayerFit:
         activation, dtype = check_layer_options(self.activation, self.dtype)
@@ -62,11 +65,16 @@ class _AttentionModel(BaseEstimator):
             "weights": weights,
             "memory_budget": _memory_budget(),
         }
+        device = pick_device(self.device, batch)
+        if device is not None:
+            options |= {"device": device, "dtype": dtype}
         if n_heads is None:
-            fit = fit_kernel_layer(batch, columns, law, penalties, **options)
+            fit_layer = fit_kernel_layer if device is None else fit_kernel_on_device
+            fit = fit_layer(batch, columns, law, penalties, **options)
         else:
             draw = HeadDraw(law, n_heads, batch.dim, as_seed(self.random_state))
-            fit = fit_finite_layer(batch, columns, draw, penalties, dtype=dtype, **options)
+            fit_values = fit_finite_layer if device is None else fit_finite_on_device
+            fit = fit_values(batch, columns, draw, penalties, **{"dtype": dtype, **options})
         self.layer_ = fit.layer
         self.alpha_ = fit.alpha
         self.alphas_ = fit.alphas
@@ -78,7 +86,7 @@ class _AttentionModel(BaseEstimator):
     def _scores(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
         batch = as_sets(self, X, reset=False)
-        return self.layer_.predict(batch, memory_budget=_memory_budget())
+        return self.layer_.predict(batch.numpy(), memory_budget=_memory_budget())
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -107,7 +115,10 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, _AttentionModel):
     random_state : int, RandomState, Generator or None
         An integer s means the heads ``law.sample(n_heads, d, s)``.
     dtype : "float64" or "float32"
-        Precision of the features and their Gram matrix. Kernels are always float64.
+        Precision of the features and their Gram matrix. Kernels are always float64, but for those of a device.
+    device : None, "auto", "cuda", "cuda:1", … or "cpu"
+        Where torch fits and predicts (docs/gpu.md); "auto" is the first GPU, if any. None follows ``X``: torch where it
+        holds tensors, NumPy otherwise. Fitted attributes and predictions are NumPy arrays always.
 
     Attributes
     ----------
@@ -178,7 +189,7 @@ class AttentionClassifier(ClassifierMixin, _AttentionModel):
 
     Parameters
     ----------
-    n_heads, law, alpha, activation, fit_intercept, random_state, dtype
+    n_heads, law, alpha, activation, fit_intercept, random_state, dtype, device
         As for `AttentionRegressor`.
 
     Attributes
