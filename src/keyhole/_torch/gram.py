@@ -58,7 +58,7 @@ def prepare(
     else:
         directions, query_norm = units(query, 1.0)
     lengths = as_tensor(np.diff(offsets), tokens)
-    owner = torch.repeat_interleave(torch.arange(n, device=tokens.device), lengths)
+    owner = torch.repeat_interleave(torch.arange(n, device=tokens.device), lengths, output_size=len(tokens))
     std = scale * query_norm[owner] * norm
     shift = torch.zeros_like(std)
     if mean is not None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -158,14 +158,23 @@ def arc_kernel(
 def _rectified(rho, square, h, k, NODES: tl.constexpr, COUNT: tl.constexpr):
     """∫_0^1 (1 − s) φ₂(h, k; ρs) ds / φ(h)φ(k), for h and k in units in which the exponent is one of 2.
 
-    (1 − t²)^{-1/2} 2^{(2thk − t²(h² + k²))/(1 − t²)} at t = ρs, by Gauss–Jacobi nodes. Scaling 1 − t² by 1/s saves a
-    multiplication: r = √s (1 − t²)^{-1/2}, and the weights carry s^{-1/2}.
+    (1 − t²)^{-1/2} 2^{(thk − t²(h² + k²)/2)/(1 − t²)} at t = ρs, by Gauss–Jacobi nodes. Scaling 1 − t² by 1/s saves a
+    multiplication: r = √s (1 − t²)^{-1/2}, and the weights carry s^{-1/2}. For small s that root is a short series in
+    ρ², which relieves the unit of special functions.
     """
-    cross = 2.0 * rho * (h * k)
-    spread = square * (h * h + k * k)
+    cross = rho * (h * k)
+    spread = square * (0.5 * (h * h) + 0.5 * (k * k))
     total = tl.zeros_like(rho)
     for i in tl.static_range(COUNT):
-        r = tl.rsqrt(NODES[2][i] - NODES[0][i] * square)
+        if NODES[0][i] < 0.1:
+            r = NODES[3][i] + square * (NODES[4][i] + NODES[5][i] * square)
+        elif NODES[0][i] < 0.3:
+            r = NODES[6][i] + NODES[7][i] * square
+            r = NODES[5][i] + r * square
+            r = NODES[4][i] + r * square
+            r = NODES[3][i] + r * square
+        else:
+            r = tl.rsqrt(NODES[2][i] - NODES[0][i] * square)
         total += NODES[1][i] * (r * tl.exp2((cross - NODES[0][i] * spread) * (r * r)))
     return total
 
@@ -188,24 +197,25 @@ def _power(square, COUNT: tl.constexpr):
 
 @triton.jit
 def rectified_kernel(
-    row_keys, row_last, row_parts, row_query, row_query_last, row_order, row_level, row_count,
-    column_keys, column_last, column_parts, column_query, column_query_last, column_order, column_level, column_count,
-    tiles, out, n, m, stride, error_scale,
+    row_keys, row_last, row_parts, row_query, row_query_last, row_order, row_level, row_density, row_count,
+    column_keys, column_last, column_parts, column_query, column_query_last, column_order, column_level, column_density,
+    column_count, tiles, out, n, m, stride, error_scale,
     NODES: tl.constexpr, COUNT: tl.constexpr,
     SYMMETRIC: tl.constexpr, RAGGED: tl.constexpr, DEPTH: tl.constexpr, SLICE: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """K of one tile of sets around a mean: m = ψ(h)ψ(k) + ρ Φ(h)Φ(k) + ρ² φ(h)φ(k) ∫ (1 − s) …, see `_rectified`.
 
-    ``parts`` are four vectors over the keys: h, and weight times ψ(h), Φ(h), φ(h). NaN marks entries whose estimated
-    error of quadrature is too large: error_scale · Σ φ(h)φ(k)ρ^{4·COUNT} over the entry.
+    ``parts`` are four vectors over the keys: h, and weight times ψ(h), Φ(h), φ(h); ``density`` is the sum of the last
+    over each set. NaN marks entries whose error of quadrature may be too large: error_scale · ρ^{4·COUNT} times the
+    densities, with the largest ρ of the entry.
     """
     tile = tiles + 4 * tl.program_id(0)
     row, column = tl.load(tile) * ROWS, tl.load(tile + 1) * COLUMNS
     query = _cosines(row_query, row, column_query, column, DEPTH, SLICE, ROWS, COLUMNS)
     query = _add_last(query, _column(row_query_last, row, ROWS), _row(column_query_last, column, COLUMNS))
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    error = tl.zeros((ROWS, COLUMNS), tl.float32)
+    largest = tl.zeros((ROWS, COLUMNS), tl.float32)
     for i in range(tl.load(tile + 2)):
         start = tl.load(row_level + i)
         here, present = start + row, tl.load(row_level + i + 1) - start
@@ -229,8 +239,9 @@ def rectified_kernel(
             moment = h_mean * k_mean + rho * (h_mass * k_mass)
             moment += (density * square) * _rectified(rho, square, h, k, NODES, COUNT)
             total += moment * cosine
-            error += density * _power(square, COUNT)
-    total = tl.where(error * error_scale > tl.abs(total), float("nan"), total)
+            largest = tl.maximum(largest, square)
+    density = _column(row_density, row, ROWS) * _row(column_density, column, COLUMNS)
+    total = tl.where(density * (_power(largest, COUNT) * error_scale) > tl.abs(total), float("nan"), total)
     _store_tile(out, total, row, column, row_order, column_order, n, m, stride, SYMMETRIC, ROWS, COLUMNS)
 
 
@@ -242,9 +253,9 @@ class Tiling:
     """Sets per tile, warps per program and depth of the pipeline."""
 
     rows: int = 64
-    columns: int = 64
+    columns: int = 32
     warps: int = 4
-    stages: int = 3
+    stages: int = 2
     registers: int | None = None
 
 
@@ -263,6 +274,7 @@ class Operand:
     query_last: torch.Tensor  # (n + pad,)
     order: torch.Tensor  # (n,)
     level: torch.Tensor  # (longest + 1,)
+    density: torch.Tensor  # (n + pad,) sum over each set of weight times φ(h)
     lengths: np.ndarray  # (n,) by length, on the host
 
     def arguments(self) -> tuple[torch.Tensor, ...]:
@@ -302,17 +314,21 @@ def operand(panel: Panel, *, right: bool, biased: bool) -> Operand:
         lengths = lengths[order]
         level, source = _levels(panel.offsets[:-1][order], lengths)
         rows = as_tensor(source, panel.unit)
+    by_length = as_tensor(order, panel.unit)
     if biased:
-        weight = _parts(panel)[:, rows]
+        parts = _parts(panel)
+        weight = parts[:, rows]
+        density = torch.segment_reduce(parts[3], "sum", offsets=as_tensor(panel.offsets, panel.unit))[by_length]
     else:
         weight = (panel.weight if right else 0.5 * panel.weight)[rows]
-    by_length = as_tensor(order, panel.unit)
+        density = panel.query[:, 0]  # not read
     return Operand(
         *stack_halves(panel.unit[rows], right=right),
         _padded(weight),
         *stack_halves(panel.query[by_length], right=right),
         by_length.to(torch.int32),
         as_tensor(level.astype(np.int32), panel.unit),
+        _padded(density),
         lengths,
     )
 
@@ -332,7 +348,7 @@ def _parts(panel: Panel) -> torch.Tensor:
 
     h, weight = panel.shift, panel.weight
     return torch.stack([
-        h.clamp(-12.0, 12.0) * math.sqrt(0.5 * _LOG2_E),  # beyond, φ(h) = 5e-33 has nothing to weigh
+        h.clamp(-12.0, 12.0) * math.sqrt(_LOG2_E),  # beyond, φ(h) = 5e-33 has nothing to weigh
         weight * rectified_mean(h),
         weight * torch.special.ndtr(h),
         weight * normal_density(h),
@@ -341,7 +357,9 @@ def _parts(panel: Panel) -> torch.Tensor:
 
 @cache
 def quadrature(count: int) -> tuple[tuple[tuple[float, ...], ...], float]:
-    """Constants of `_rectified`: s, weights over √s and 1/s; and the largest error over ρ^{4·count} at h = k = 0.
+    """Constants of `_rectified`, and the largest error over ρ^{4·count} at h = k = 0.
+
+    The constants are s, weights over √s, 1/s, and the series of √s (1 − s²z)^{-1/2} in z.
 
     Nodes are those of Gauss–Jacobi for the weight 1 − s on [0, 1], from the Jacobi matrix of its polynomials.
     """
@@ -355,17 +373,24 @@ def quadrature(count: int) -> tuple[tuple[tuple[float, ...], ...], float]:
     exact = (np.sqrt(1 - rho**2) - 1 + rho * np.arcsin(rho)) / rho**2
     sums = (weights / np.sqrt(1 - np.square(rho[:, None] * nodes))).sum(axis=1)
     worst = float((np.abs(sums - exact) * rho**2 / rho ** (4 * count)).max())
-    constants = (nodes, weights / np.sqrt(nodes), 1.0 / nodes)
+    roots = [np.sqrt(nodes) * c * nodes ** (2 * i) for i, c in enumerate((1.0, 1 / 2, 3 / 8, 5 / 16, 35 / 128))]
+    constants = (nodes, weights / np.sqrt(nodes), 1.0 / nodes, *roots)
     return tuple(tuple(float(x) for x in row) for row in constants), worst
+
+
+@lru_cache(maxsize=8)
+def _tile_grid(n_rows: int, n_columns: int, symmetric: bool, tiling: Tiling) -> tuple[np.ndarray, np.ndarray]:
+    rows, columns = (x.ravel() for x in np.indices((n_rows, n_columns)))
+    if not symmetric:
+        return rows, columns
+    above = (columns + 1) * tiling.columns > rows * tiling.rows
+    return rows[above], columns[above]
 
 
 def _tiles(left: Operand, right: Operand, symmetric: bool, tiling: Tiling) -> torch.Tensor:
     """(tiles, 4): coordinates, and the longest lengths of rows and columns; the most work first."""
     n_rows, n_columns = -(-len(left.lengths) // tiling.rows), -(-len(right.lengths) // tiling.columns)
-    rows, columns = (x.ravel() for x in np.indices((n_rows, n_columns)))
-    if symmetric:
-        above = (columns + 1) * tiling.columns > rows * tiling.rows
-        rows, columns = rows[above], columns[above]
+    rows, columns = _tile_grid(n_rows, n_columns, symmetric, tiling)
     longest, widest = left.lengths[rows * tiling.rows], right.lengths[columns * tiling.columns]
     tiles = np.stack([rows, columns, longest, widest], axis=1).astype(np.int32)
     if left.ragged or right.ragged:
@@ -397,7 +422,7 @@ def launch(
         return
     constants, worst = quadrature(nodes)
     rectified_kernel[(len(tiles),)](
-        *a, len(left.keys), *b, len(right.keys), tiles, out, *size, worst / TOLERANCE,
+        *a, left.density, len(left.keys), *b, right.density, len(right.keys), tiles, out, *size, worst / TOLERANCE,
         NODES=constants, COUNT=nodes, **shape,
     )  # fmt: skip
 
@@ -441,8 +466,9 @@ def choose_nodes(left: Panel, right: Panel, n_samples: int = 1024, share: float 
     h, k = left.shift[i], right.shift[j]
     density = torch.exp(-0.5 * (h * h + k * k)) / (2.0 * math.pi)
     scale = (torch.clamp(h, min=0.0) * torch.clamp(k, min=0.0) + density).mean(dim=1)
+    largest, density = rho.abs().amax(dim=1), density.mean(dim=1)
     shares = [
-        ((density * rho ** (4 * count)).mean(dim=1) * (quadrature(count)[1] / TOLERANCE) > scale).double().mean()
+        (density * largest ** (4 * count) * (quadrature(count)[1] / TOLERANCE) > scale).double().mean()
         for count in QUADRATURES
     ]
     good = (torch.stack(shares) <= share).cpu().numpy()
