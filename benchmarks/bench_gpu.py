@@ -40,6 +40,16 @@ def report(name: str, milliseconds: float | None = None, **figures: Any) -> None
     print(f"  {name:58}{shown:>14}  {rest}", flush=True)
 
 
+FAILURES: list[str] = []
+
+
+def require(holds: bool, what: str) -> None:
+    """Go on after a failed check, so that one call shows all of them; the exit code tells."""
+    if not holds:
+        FAILURES.append(what)
+        print(f"  FAILED: {what}", flush=True)
+
+
 def median_ms(work: Callable[[], Any], repeat: int = 15, warm: int = 2) -> float:
     for _ in range(warm):
         work()
@@ -154,8 +164,8 @@ def exact_entries(batch: kh.SetBatch, law: kh.GaussianHeads, count: int) -> tupl
 
 def check_gram(matrix: torch.Tensor, batch: kh.SetBatch, law: kh.GaussianHeads) -> float:
     rows, columns, exact = exact_entries(batch, law, 20000)
-    assert bool(torch.isfinite(matrix).all()), "an entry was not written"
-    assert torch.equal(matrix, matrix.T), "not symmetric"
+    require(bool(torch.isfinite(matrix).all()), "every entry is written")
+    require(torch.equal(matrix, matrix.T), "exactly symmetric")
     return float(((matrix[rows, columns].double() - exact) / exact).abs().max())
 
 
@@ -176,7 +186,7 @@ def bench_gram(n: int, ceiling: dict[str, float], seed: int) -> None:
     for name, law in (("zero mean", kh.GaussianHeads()), ("around a mean", kh.GaussianHeads(mean=1.0))):
         poison(n, n)
         error = check_gram(kh.attention_kernel(batch, None, law), batch, law)
-        assert error <= 1e-6, error
+        require(error <= 1e-6, f"{name}: error {error:.3g} at most 1e-6")
         ours[name] = median_ms(lambda law=law: kh.attention_kernel(batch, None, law))
         alone, nodes = kernel_alone(batch, law)
         figures: Row = {"error": error, "kernel_ms": alone, "ns_per_pair": 1e6 * ours[name] / pairs}
@@ -226,7 +236,7 @@ def bench_shapes(n: int, seed: int) -> None:
         for law in (kh.GaussianHeads(), kh.GaussianHeads(mean=1.0)):
             poison(n, n)
             error = check_gram(kh.attention_kernel(batch, None, law), batch, law)
-            assert error <= 1e-6, error
+            require(error <= 1e-6, f"{name}: error {error:.3g} at most 1e-6")
             report(
                 f"{name}, {'around a' if law.mean else 'zero'} mean, fused",
                 median_ms(lambda b=batch, w=law: kh.attention_kernel(b, None, w), repeat=5),
@@ -259,8 +269,8 @@ def bench_features(n: int, n_heads: int, ceiling: dict[str, float], seed: int) -
     rows = torch.randint(0, n, (64,)).numpy()
     exact = kh.attention_features(batch[rows].astype("float64"), heads.double())
     error = float((ours[rows].double() - exact).abs().max() / exact.abs().max())
-    assert error <= 1e-6, error
-    assert bool(torch.isfinite(ours).all())
+    require(error <= 1e-6, f"features: error {error:.3g} at most 1e-6")
+    require(bool(torch.isfinite(ours).all()), "every feature is written")
     time_ours = median_ms(lambda: kh.attention_features(batch, heads))
     share = 1e-9 * ours.nbytes / ceiling["write"] / time_ours
     report("fused", time_ours, error=error, eager=eager / time_ours, write_share=share)
@@ -301,8 +311,8 @@ def bench_ridge(n: int, seed: int) -> None:
     refit = kh.AttentionRegressor(**options).fit(sets[without], y[without])
     left_out = refit.predict(sets[7:8])[0]
     report("  one set left out and refitted", error=float(abs(left_out - model.loo_predictions_[7]) / np.abs(y).max()))
-    assert residual < 1e-5, residual
-    assert abs(left_out - model.loo_predictions_[7]) < 1e-5 * np.abs(y).max()
+    require(residual < 1e-5, f"optimality: {residual:.3g} at most 1e-5")
+    require(abs(left_out - model.loo_predictions_[7]) < 1e-5 * np.abs(y).max(), "leave-one-out is a refit")
 
 
 def stages(sets: kh.SetBatch, y: np.ndarray) -> None:
@@ -386,6 +396,8 @@ def write(arguments: argparse.Namespace) -> None:
         lines.append(f"| {row['name'].strip()} | {'' if row['ms'] is None else format(row['ms'], '.2f')} | {rest} |")
     (arguments.out / "gpu.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     print(f"wrote {arguments.out / 'gpu.json'} and gpu.md")
+    if FAILURES:
+        raise SystemExit(f"{len(FAILURES)} checks failed: {'; '.join(FAILURES)}")
 
 
 if __name__ == "__main__":

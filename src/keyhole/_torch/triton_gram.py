@@ -61,7 +61,9 @@ def _cosines(
     total = tl.dot(_load_tile(a, row, DEPTH, 0, ROWS, SLICE), _load_tile(b, column, DEPTH, 0, COLUMNS, SLICE).T)
     for k in tl.static_range(SLICE, DEPTH, SLICE):
         left, right = _load_tile(a, row, DEPTH, k, ROWS, SLICE), _load_tile(b, column, DEPTH, k, COLUMNS, SLICE)
-        total = tl.dot(left, right.T, total)
+        total = tl.fma(
+            tl.dot(left, right.T), 1.0, total
+        )  # a plain sum would be made, and truncated, by the tensor cores
     return total
 
 
@@ -180,19 +182,19 @@ def _rectified(rho, square, h, k, NODES: tl.constexpr, COUNT: tl.constexpr):
 
 
 @triton.jit
-def _power(square, COUNT: tl.constexpr):
-    """ρ^{4·COUNT} from ρ²: what the error of COUNT nodes grows like."""
+def _add_power(total, square, COUNT: tl.constexpr):
+    """Add ρ^{4·COUNT}, which the error of COUNT nodes grows like, given ρ²."""
     fourth = square * square
     eighth = fourth * fourth
     if COUNT == 3:
-        result = eighth * fourth
+        total += eighth * fourth
     elif COUNT == 4:
-        result = eighth * eighth
+        total += eighth * eighth
     elif COUNT == 6:
-        result = (eighth * eighth) * eighth
+        total += (eighth * eighth) * eighth
     else:
-        result = (eighth * eighth) * (eighth * eighth)
-    return result
+        total += (eighth * eighth) * (eighth * eighth)
+    return total
 
 
 @triton.jit
@@ -206,16 +208,16 @@ def rectified_kernel(
 ):  # fmt: skip
     """K of one tile of sets around a mean: m = ψ(h)ψ(k) + ρ Φ(h)Φ(k) + ρ² φ(h)φ(k) ∫ (1 − s) …, see `_rectified`.
 
-    ``parts`` are four vectors over the keys: h, and weight times ψ(h), Φ(h), φ(h); ``density`` is the sum of the last
-    over each set. NaN marks entries whose error of quadrature may be too large: error_scale · ρ^{4·COUNT} times the
-    densities, with the largest ρ of the entry.
+    ``parts`` are four vectors over the keys: h, and weight times ψ(h), Φ(h), φ(h); ``density`` is the largest of the
+    last in each set. NaN marks entries whose error of quadrature may be too large: error_scale · Σ ρ^{4·COUNT} times
+    the densities.
     """
     tile = tiles + 4 * tl.program_id(0)
     row, column = tl.load(tile) * ROWS, tl.load(tile + 1) * COLUMNS
     query = _cosines(row_query, row, column_query, column, DEPTH, SLICE, ROWS, COLUMNS)
     query = _add_last(query, _column(row_query_last, row, ROWS), _row(column_query_last, column, COLUMNS))
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    largest = tl.zeros((ROWS, COLUMNS), tl.float32)
+    error = tl.zeros((ROWS, COLUMNS), tl.float32)
     for i in range(tl.load(tile + 2)):
         start = tl.load(row_level + i)
         here, present = start + row, tl.load(row_level + i + 1) - start
@@ -224,6 +226,7 @@ def rectified_kernel(
         h_mean = _load_weight(row_parts + row_count, here, row, present, ROWS, RAGGED)[:, None]
         h_mass = _load_weight(row_parts + 2 * row_count, here, row, present, ROWS, RAGGED)[:, None]
         h_density = _load_weight(row_parts + 3 * row_count, here, row, present, ROWS, RAGGED)[:, None]
+        row_sum = tl.zeros((ROWS, COLUMNS), tl.float32)
         for j in tl.range(tl.load(tile + 3), num_stages=STAGES):
             other = tl.load(column_level + j)
             there, known = other + column, tl.load(column_level + j + 1) - other
@@ -238,10 +241,11 @@ def rectified_kernel(
             density = h_density * k_density
             moment = h_mean * k_mean + rho * (h_mass * k_mass)
             moment += (density * square) * _rectified(rho, square, h, k, NODES, COUNT)
-            total += moment * cosine
-            largest = tl.maximum(largest, square)
+            row_sum += moment * cosine
+            error = _add_power(error, square, COUNT)
+        total += row_sum
     density = _column(row_density, row, ROWS) * _row(column_density, column, COLUMNS)
-    total = tl.where(density * (_power(largest, COUNT) * error_scale) > tl.abs(total), float("nan"), total)
+    total = tl.where(density * (error * error_scale) > tl.abs(total), float("nan"), total)
     _store_tile(out, total, row, column, row_order, column_order, n, m, stride, SYMMETRIC, ROWS, COLUMNS)
 
 
@@ -256,7 +260,7 @@ class Tiling:
     columns: int = 32
     warps: int = 4
     stages: int = 2
-    registers: int | None = None
+    registers: int | None = 168  # three programs at a time on a multiprocessor
 
 
 @dataclass(frozen=True)
@@ -274,7 +278,7 @@ class Operand:
     query_last: torch.Tensor  # (n + pad,)
     order: torch.Tensor  # (n,)
     level: torch.Tensor  # (longest + 1,)
-    density: torch.Tensor  # (n + pad,) sum over each set of weight times φ(h)
+    density: torch.Tensor  # (n + pad,) largest weight times φ(h) of each set
     lengths: np.ndarray  # (n,) by length, on the host
 
     def arguments(self) -> tuple[torch.Tensor, ...]:
@@ -318,7 +322,7 @@ def operand(panel: Panel, *, right: bool, biased: bool) -> Operand:
     if biased:
         parts = _parts(panel)
         weight = parts[:, rows]
-        density = torch.segment_reduce(parts[3], "sum", offsets=as_tensor(panel.offsets, panel.unit))[by_length]
+        density = torch.segment_reduce(parts[3], "max", offsets=as_tensor(panel.offsets, panel.unit))[by_length]
     else:
         weight = (panel.weight if right else 0.5 * panel.weight)[rows]
         density = panel.query[:, 0]  # not read
@@ -466,9 +470,9 @@ def choose_nodes(left: Panel, right: Panel, n_samples: int = 1024, share: float 
     h, k = left.shift[i], right.shift[j]
     density = torch.exp(-0.5 * (h * h + k * k)) / (2.0 * math.pi)
     scale = (torch.clamp(h, min=0.0) * torch.clamp(k, min=0.0) + density).mean(dim=1)
-    largest, density = rho.abs().amax(dim=1), density.mean(dim=1)
+    density = density.amax(dim=1)
     shares = [
-        (density * largest ** (4 * count) * (quadrature(count)[1] / TOLERANCE) > scale).double().mean()
+        (density * (rho ** (4 * count)).mean(dim=1) * (quadrature(count)[1] / TOLERANCE) > scale).double().mean()
         for count in QUADRATURES
     ]
     good = (torch.stack(shares) <= share).cpu().numpy()
