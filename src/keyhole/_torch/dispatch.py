@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from keyhole._torch import features, gram
-from keyhole._torch.arrays import as_tensor, check_finite_tensor, check_float_tensor
+from keyhole._torch.arrays import as_tensor, check_float_tensor
 
 _FUSED_HOST = 2**31
 """Bytes of a panel of K on the device while K itself goes to the host."""
@@ -121,12 +121,10 @@ def write_features(
 
 
 def check_head_tensor(heads: torch.Tensor, dim: int) -> torch.Tensor:
-    """Return heads (M, D, D) that are a tensor already, checked."""
+    """Return heads (M, D, D) that are a tensor already. A look for NaN among them would wait for the device."""
     if heads.ndim != 3 or tuple(heads.shape[1:]) != (dim + 1, dim + 1) or len(heads) == 0:
         raise ValueError(
             f"`heads` must have shape (M, D, D) with M ≥ 1 and D = d + 1 = {dim + 1} for tokens of dimension "
             f"{dim}: got shape {tuple(heads.shape)}. The last row and column belong to the appended one."
         )
-    heads = check_float_tensor(heads, "heads")
-    check_finite_tensor(heads, "heads")
-    return heads
+    return check_float_tensor(heads, "heads")

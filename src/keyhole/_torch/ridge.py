@@ -2,7 +2,7 @@
 
 The same steps as solvers/weighted_gram.py and solvers/ridge_cholesky.py. Tiles keep every call to the libraries within
 32-bit sizes, and left-looking updates are one long product per tile. A path of penalties is one factorisation each:
-n³/3 operations at the rate of matrix products, where an eigendecomposition costs a hundred times as much.
+2n³/3 operations at the rate of matrix products, where one eigendecomposition takes 25 times as long (n = 8192, H200).
 """
 
 from __future__ import annotations
