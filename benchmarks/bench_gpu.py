@@ -121,27 +121,24 @@ def ceilings() -> dict[str, float]:
 # --- rivals ----------------------------------------------------------------------------------------------------------
 
 
-def broadcast_block(query: Any, keys: Any, all_queries: Any, all_keys: Any) -> torch.Tensor:
-    """Rows of K for zero mean from extended tokens (b, D), (b, N, D) against (n, D), (n, N, D)."""
-    b, n = len(keys), len(all_keys)
-    inner = keys.reshape(-1, keys.shape[-1]) @ all_keys.reshape(-1, keys.shape[-1]).T
-    inner = inner.view(b, N_KEYS, n, N_KEYS)
-    norm, all_norm = keys.norm(dim=-1), all_keys.norm(dim=-1)
-    cosine = inner / (norm[:, :, None, None] * all_norm[None, None])
-    query_norm, all_query_norm = query.norm(dim=-1), all_queries.norm(dim=-1)
-    query_cosine = (query @ all_queries.T) / (query_norm[:, None] * all_query_norm)
-    rho = (query_cosine[:, None, :, None] * cosine).clamp(-1, 1)
+def broadcast_block(query: Any, unit: Any, weight: Any, queries: Any, units: Any, weights: Any) -> torch.Tensor:
+    """Rows of K for zero mean: unit queries (b, D), unit keys (b·N, D) and weights against those of all sets."""
+    b, n = len(query), len(queries)
+    cosine = (unit @ units.T).view(b, N_KEYS, n, N_KEYS)
+    rho = ((query @ queries.T)[:, None, :, None] * cosine).clamp(-1, 1)
     kappa = (torch.sqrt(1 - rho * rho) + (torch.pi - torch.arccos(rho)) * rho) / (2 * torch.pi)
-    std, all_std = 0.5 * query_norm[:, None] * norm, 0.5 * all_query_norm[:, None] * all_norm
-    return (std[:, :, None, None] * all_std[None, None] * kappa * inner).mean(dim=(1, 3))
+    return (kappa * cosine * weight.view(b, N_KEYS, 1, 1) * weights.view(1, 1, n, N_KEYS)).sum(dim=(1, 3))
 
 
 def broadcast_gram(block: Callable[..., torch.Tensor], batch: kh.SetBatch, size: int = 128) -> torch.Tensor:
-    query, keys = batch.extended_query(), batch.extended_keys().view(len(batch), N_KEYS, -1)
+    query, keys = batch.extended_query(), batch.extended_keys()
+    query_norm, norm = query.norm(dim=-1, keepdim=True), keys.norm(dim=-1)
+    weight = 0.5 * query_norm.repeat_interleave(N_KEYS, dim=0)[:, 0] * norm**2 / N_KEYS
+    query, unit = query / query_norm, keys / norm[:, None]
     out = torch.empty(len(batch), len(batch), device="cuda")
     for start in range(0, len(batch), size):
-        rows = slice(start, start + size)
-        out[rows] = block(query[rows], keys[rows], query, keys)
+        sets, tokens = slice(start, start + size), slice(start * N_KEYS, (start + size) * N_KEYS)
+        out[sets] = block(query[sets], unit[tokens], weight[tokens], query, unit, weight)
     return out
 
 
