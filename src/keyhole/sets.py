@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from keyhole._checks import check_finite, check_float_array
+from keyhole._torch import is_tensor
 
 
 class SetBatch:
@@ -38,6 +39,9 @@ class SetBatch:
     join or convert them. What the batch holds is read-only, but may share memory with the arrays it was made
     from: writing to those later shows in the batch.
 
+    torch tensors stay tensors, on the device they are on, and so does what is computed from the batch; offsets and
+    lengths are NumPy arrays always. `numpy` and `to` move a batch.
+
     Examples
     --------
     >>> import numpy as np
@@ -58,14 +62,13 @@ class SetBatch:
     def __init__(self, keys: Any, query: Any = None) -> None:
         tokens, offsets = _join_sets(keys, "keys")
         if query is not None:
-            query = check_float_array(query, "query")
+            query = _check_numbers(query, "query")
             _check_query(query, n=len(offsets) - 1, keys_dim=tokens.shape[1])
-            dtype = np.result_type(tokens, query)
-            tokens, query = tokens.astype(dtype, copy=False), query.astype(dtype, copy=False)
-            check_finite(query, "query")
+            tokens, query = _alike(tokens, query)
+            _check_finite(query, "query")
         self._store(tokens, offsets, query)
 
-    def _store(self, tokens: np.ndarray, offsets: np.ndarray, query: np.ndarray | None) -> None:
+    def _store(self, tokens: Any, offsets: np.ndarray, query: Any) -> None:
         self._tokens = _frozen(tokens)
         self._offsets = _frozen(offsets)
         self._query = None if query is None else _frozen(query)
@@ -95,17 +98,18 @@ class SetBatch:
             )
         is_key = np.ones(len(tokens), dtype=bool)
         is_key[offsets[:-1]] = False
-        return cls._from_flat(tokens[is_key], offsets - np.arange(len(offsets)), tokens[offsets[:-1]])
+        queries = tokens[_like(offsets[:-1], tokens)]
+        return cls._from_flat(tokens[_like(is_key, tokens)], offsets - np.arange(len(offsets)), queries)
 
     @classmethod
-    def _from_flat(cls, tokens: np.ndarray, offsets: np.ndarray, query: np.ndarray | None) -> SetBatch:
+    def _from_flat(cls, tokens: Any, offsets: np.ndarray, query: Any) -> SetBatch:
         """Wrap arrays that are known to be valid."""
         batch = cls.__new__(cls)
         batch._store(tokens, offsets, query)
         return batch
 
     @property
-    def tokens(self) -> Float[np.ndarray, "t d"]:
+    def tokens(self) -> Float[Any, "t d"]:
         """All keys, set after set."""
         return self._tokens
 
@@ -115,7 +119,7 @@ class SetBatch:
         return self._offsets
 
     @property
-    def query(self) -> Float[np.ndarray, "n d"] | None:
+    def query(self) -> Float[Any, "n d"] | None:
         """One query per set, or None for the constant query."""
         return self._query
 
@@ -131,8 +135,13 @@ class SetBatch:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """float32 or float64."""
-        return self._tokens.dtype
+        """float32 or float64, as NumPy names them."""
+        return np.dtype(str(self._tokens.dtype).removeprefix("torch."))
+
+    @property
+    def device(self) -> str | None:
+        """Where torch tensors live, such as "cpu" or "cuda:0"; None for NumPy arrays."""
+        return str(self._tokens.device) if is_tensor(self._tokens) else None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -151,17 +160,35 @@ class SetBatch:
             raise ValueError(f"`dtype` must be float32 or float64: got {np.dtype(dtype)}.")
         if self.dtype == np.dtype(dtype):
             return self
-        query = None if self._query is None else self._query.astype(dtype)
-        return self._from_flat(self._tokens.astype(dtype), self._offsets, query)
+        query = None if self._query is None else _astype(self._query, dtype)
+        return self._from_flat(_astype(self._tokens, dtype), self._offsets, query)
 
-    def extended_keys(self) -> Float[np.ndarray, "t e"]:
+    def numpy(self) -> SetBatch:
+        """Return the batch in host memory, as NumPy arrays; itself if it is there."""
+        if self.device is None:
+            return self
+        from keyhole._torch.arrays import as_array
+
+        return self._from_flat(
+            as_array(self._tokens), self._offsets, None if self._query is None else as_array(self._query)
+        )
+
+    def to(self, device: str) -> SetBatch:
+        """Return the batch as torch tensors on a device: "cpu", "cuda" or "cuda:1"."""
+        from keyhole._torch.arrays import to_device
+
+        query = None if self._query is None else to_device(self._query, device)
+        return self._from_flat(to_device(self._tokens, device), self._offsets, query)
+
+    def extended_keys(self) -> Float[Any, "t e"]:
         """All keys with a one appended: x~ = [x; 1]."""
         return _with_last(self._tokens, 1.0)
 
-    def extended_query(self) -> Float[np.ndarray, "n e"]:
+    def extended_query(self) -> Float[Any, "n e"]:
         """Queries with a one appended, or the constant query [0; √2] for every set."""
         if self._query is None:
-            return _with_last(np.zeros((len(self), self.dim), dtype=self.dtype), np.sqrt(2.0))
+            zeros = np.zeros((len(self), self.dim), dtype=self.dtype)
+            return _with_last(_like(zeros, self._tokens), np.sqrt(2.0))
         return _with_last(self._query, 1.0)
 
     def __len__(self) -> int:
@@ -212,13 +239,13 @@ class SetBatch:
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         # token k of new set i is token k of old set rows[i]
         source = np.arange(offsets[-1]) + np.repeat(self._offsets[rows] - offsets[:-1], lengths)
-        query = None if self._query is None else self._query[rows]
-        return self._from_flat(self._tokens[source], offsets, query)
+        query = None if self._query is None else self._query[_like(rows, self._tokens)]
+        return self._from_flat(self._tokens[_like(source, self._tokens)], offsets, query)
 
     def __repr__(self) -> str:
         n, total = len(self), len(self._tokens)
         query = "with query" if self._query is not None else "no query"
-        tail = f"dim {self.dim}, {query}, {self.dtype})"
+        tail = f"dim {self.dim}, {query}, {self.dtype}{'' if self.device is None else f', torch on {self.device}'})"
         if n == 0:
             return f"SetBatch(0 sets, {tail}"
         low, high = int(self.lengths.min()), int(self.lengths.max())
@@ -251,29 +278,93 @@ def concatenate(batches: Sequence[SetBatch]) -> SetBatch:
         )
     lengths = np.concatenate([b.lengths for b in batches])
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    query = np.concatenate(queries) if queries else None
-    return SetBatch._from_flat(np.concatenate([b.tokens for b in batches]), offsets, query)
+    query = _concatenate(queries) if queries else None
+    return SetBatch._from_flat(_concatenate([b.tokens for b in batches]), offsets, query)
 
 
-def _frozen(array: np.ndarray) -> np.ndarray:
+# What follows takes NumPy arrays and torch tensors alike: `Any` is one of the two.
+
+
+def _check_numbers(value: Any, name: str) -> Any:
+    if not is_tensor(value):
+        return check_float_array(value, name)
+    from keyhole._torch.arrays import check_float_tensor
+
+    return check_float_tensor(value, name)
+
+
+def _check_finite(array: Any, name: str) -> None:
+    if not is_tensor(array):
+        return check_finite(array, name)
+    from keyhole._torch.arrays import check_finite_tensor
+
+    return check_finite_tensor(array, name)
+
+
+def _concatenate(arrays: Sequence[Any]) -> Any:
+    if not any(is_tensor(array) for array in arrays):
+        return np.concatenate(arrays)
+    if not all(is_tensor(array) for array in arrays):
+        raise TypeError("sets must be NumPy arrays or torch tensors, all of one kind: got both. Convert some of them.")
+    from keyhole._torch.arrays import concatenate
+
+    return concatenate(arrays)
+
+
+def _like(array: Any, other: Any) -> Any:
+    """``array`` as it is, or on the device of ``other`` if that is a tensor."""
+    if not is_tensor(other):
+        return array
+    from keyhole._torch.arrays import as_tensor
+
+    return as_tensor(array, other)
+
+
+def _astype(array: Any, dtype: Any) -> Any:
+    if not is_tensor(array):
+        return array.astype(dtype, copy=False)
+    from keyhole._torch.arrays import astype
+
+    return astype(array, np.dtype(dtype).name)
+
+
+def _alike(tokens: Any, query: Any) -> tuple[Any, Any]:
+    """Both in the wider type of the two, and where the tokens are."""
+    if is_tensor(query) and not is_tensor(tokens):
+        raise TypeError(
+            "`keys` and `query` must be of one kind: got NumPy keys and a torch query. Convert one of them."
+        )
+    wide = np.result_type(*(np.dtype(str(x.dtype).removeprefix("torch.")) for x in (tokens, query)))
+    if is_tensor(tokens):
+        query = _like(query, tokens)
+    return _astype(tokens, wide), _astype(query, wide)
+
+
+def _frozen(array: Any) -> Any:
+    if is_tensor(array):
+        return array.contiguous()
     view = np.ascontiguousarray(array).view()
     view.flags.writeable = False
     return view
 
 
-def _with_last(array: np.ndarray, value: float) -> np.ndarray:
+def _with_last(array: Any, value: float) -> Any:
+    if is_tensor(array):
+        from keyhole._torch.arrays import with_last
+
+        return with_last(array, float(value))
     extended = np.empty((array.shape[0], array.shape[1] + 1), dtype=array.dtype)
     extended[:, :-1] = array
     extended[:, -1] = value
     return extended
 
 
-def _join_sets(sets: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
+def _join_sets(sets: Any, name: str) -> tuple[Any, np.ndarray]:
     """Return (tokens, offsets) for an (n, N, d) array or a sequence of (N_i, d) arrays, checked."""
     if isinstance(sets, SetBatch):
         raise TypeError(f"`{name}` is a SetBatch already: use it as it is, or pass its arrays.")
-    if isinstance(sets, np.ndarray) and sets.dtype != object:
-        return _join_dense(check_float_array(sets, name), name)
+    if is_tensor(sets) or (isinstance(sets, np.ndarray) and sets.dtype != object):
+        return _join_dense(_check_numbers(sets, name), name)
     if isinstance(sets, np.ndarray) and sets.ndim == 3:
         return _join_dense(check_float_array(sets, name), name)
     is_scalar = isinstance(sets, np.ndarray) and sets.ndim == 0
@@ -284,40 +375,43 @@ def _join_sets(sets: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
     return _join_ragged(sets, name)
 
 
-def _join_dense(array: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray]:
+def _join_dense(array: Any, name: str) -> tuple[Any, np.ndarray]:
     if array.ndim != 3:
         raise ValueError(
             f"`{name}` must have shape (n, N, d), sets × keys × coordinates, or be a list of (N_i, d) arrays: "
-            f"got shape {array.shape}. For one key per set, pass x[:, None, :]."
+            f"got shape {tuple(array.shape)}. For one key per set, pass x[:, None, :]."
         )
     n, length, dim = array.shape
     _check_sizes(n, np.full(n, length), dim, name)
-    check_finite(array, name)
+    _check_finite(array, name)
     return array.reshape(n * length, dim), np.arange(0, n * length + 1, length, dtype=np.int64)
 
 
-def _join_ragged(sets: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
-    arrays: list[np.ndarray] = []
+def _join_ragged(sets: Any, name: str) -> tuple[Any, np.ndarray]:
+    arrays: list[Any] = []
     for i in range(len(sets)):
-        array = check_float_array(sets[i], f"{name}[{i}]")
+        array = _check_numbers(sets[i], f"{name}[{i}]")
         if array.ndim != 2:
             raise ValueError(
-                f"each set of `{name}` must have shape (N_i, d): set {i} has shape {array.shape}. "
+                f"each set of `{name}` must have shape (N_i, d): set {i} has shape {tuple(array.shape)}. "
                 "A set of one key is x[None, :]."
             )
         if arrays and array.shape[1] != arrays[0].shape[1]:
             raise ValueError(
                 f"all sets of `{name}` must share their last axis (the token dimension): set 0 has shape "
-                f"{arrays[0].shape} and set {i} has shape {array.shape}."
+                f"{tuple(arrays[0].shape)} and set {i} has shape {tuple(array.shape)}."
             )
         arrays.append(array)
     lengths = np.array([len(a) for a in arrays], dtype=np.int64)
     _check_sizes(len(arrays), lengths, arrays[0].shape[1] if arrays else 1, name)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    tokens = np.concatenate(arrays)
-    if not np.isfinite(tokens).all():
+    tokens = _concatenate(arrays)
+    try:
+        _check_finite(tokens, name)
+    except ValueError:  # say in which set
         for i, array in enumerate(arrays):
-            check_finite(array, f"{name}[{i}]")
+            _check_finite(array, f"{name}[{i}]")
+        raise
     return tokens, offsets
 
 
@@ -334,13 +428,15 @@ def _check_sizes(n: int, lengths: np.ndarray, dim: int, name: str) -> None:
         )
 
 
-def _check_query(query: np.ndarray, n: int, keys_dim: int) -> None:
+def _check_query(query: Any, n: int, keys_dim: int) -> None:
     if query.ndim != 2:
-        raise ValueError(f"`query` must have shape (n, d), one query per set: got shape {query.shape} for {n} sets.")
+        raise ValueError(
+            f"`query` must have shape (n, d), one query per set: got shape {tuple(query.shape)} for {n} sets."
+        )
     if query.shape[1] != keys_dim:
         raise ValueError(
             "`keys` and `query` must share their last axis (the token dimension): got query "
-            f"{query.shape} and keys of dimension {keys_dim}. If only one of them carries extra coordinates, "
+            f"{tuple(query.shape)} and keys of dimension {keys_dim}. If only one of them carries extra coordinates, "
             "pad the other with zeros."
         )
     if query.shape[0] != n:

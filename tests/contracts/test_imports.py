@@ -14,6 +14,7 @@ LEVEL = {
     "_checks": 0,
     "_array": 0,
     "_fused": 1,
+    "_torch": 1,
     "sets": 2,
     "activations": 3,
     "groups": 3,
@@ -32,6 +33,7 @@ LEVEL = {
     "learned": 6,
     "layer": 6,
     "checkpoints": 6,
+    "device": 6.5,
     "estimators": 7,
     "plotting": 7,
     "persistence": 7.5,
@@ -50,7 +52,8 @@ HOME = {
     "plotly": {"report"},
     "safetensors": {"checkpoints", "persistence"},
     "pyarrow": {"tables", "sources", "experiments"},
-    "torch": set(),
+    "torch": {"_torch"},
+    "triton": {"_torch"},
     "dask": set(),
 }
 BLIND = {"solvers": {"sets", "heads", "features", "kernels"}, "theory": {"sets", "kernels", "features", "estimators"}}
@@ -101,6 +104,7 @@ def test_imports_point_one_way(room, path):
         ("solvers", "def f():\n    from keyhole.sets import SetBatch"),
         ("features", "import keyhole.estimators"),
         ("features", "import numba"),
+        ("kernels", "def f():\n    import torch"),
         ("experiments", "import matplotlib.pyplot as plt"),
         ("theory", "from keyhole import kernels"),
     ],

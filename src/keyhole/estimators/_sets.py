@@ -14,6 +14,7 @@ from sklearn.utils.validation import column_or_1d
 
 from keyhole._checks import check_choice
 from keyhole.activations import check_pointwise
+from keyhole.device import fit_finite_on_device, fit_kernel_on_device, plain_sets
 from keyhole.estimators._input import as_sets, check_lengths
 from keyhole.groups import POOLINGS, PooledSets, SetGroups
 from keyhole.heads import GaussianHeads, HeadDraw, HeadLaw
@@ -41,6 +42,7 @@ class LayerPlan:
     dtype: str
     options: dict[str, Any] = field(repr=False)
     groups: Int[np.ndarray, " n"] | None = field(default=None, repr=False)
+    device: str | None = None
 
     def fitted_law(self, batch: SetBatch | PooledSets, columns: np.ndarray) -> HeadLaw:
         """The law itself, or what its ``fit`` makes of the training set."""
@@ -75,9 +77,20 @@ class LayerPlan:
     def _solve(
         self, batch: SetBatch | PooledSets, columns: np.ndarray, heads: HeadLaw | HeadDraw, penalties: Any
     ) -> LayerFit:
+        if self.device is not None:
+            return self._solve_on_device(batch, columns, heads, penalties)
         if isinstance(heads, HeadDraw):
             return fit_finite_layer(batch, columns, heads, penalties, dtype=self.dtype, **self.options)
         return fit_kernel_layer(batch, columns, heads, penalties, **self.options)
+
+    def _solve_on_device(
+        self, batch: SetBatch | PooledSets, columns: np.ndarray, heads: HeadLaw | HeadDraw, penalties: Any
+    ) -> LayerFit:
+        batch = plain_sets(batch)
+        options = {**self.options, "device": self.device, "dtype": self.dtype}
+        if isinstance(heads, HeadDraw):
+            return fit_finite_on_device(batch, columns, heads, penalties, **options)
+        return fit_kernel_on_device(batch, columns, heads, penalties, **options)
 
     def _kept(self, n: int) -> Int[np.ndarray, " k"]:
         """Samples that have weight."""
@@ -104,6 +117,9 @@ def fit_sets(
 ) -> SetFit:
     """Choose the token rule if asked to, fit the law if it wants to be, solve for the values."""
     pooling = check_choice(pooling, "pooling", POOLINGS)
+    as_given = (scaling, query, pooling) == ("none", "given", "mean")
+    if isinstance(batch, SetBatch) and (not as_given or plan.groups is not None or hasattr(plan.law, "fit")):
+        batch = batch.numpy()  # tokens are prepared, and laws learned, in NumPy
     rules = [
         TokenRule.learn(batch, s, q, pooling, plan.options["weights"])
         for s in _candidates(scaling, "scaling", SCALINGS, SCALINGS)

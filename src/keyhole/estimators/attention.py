@@ -13,6 +13,7 @@ from sklearn.utils import assert_all_finite
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d
 
+from keyhole.device import pick_device
 from keyhole.estimators._input import (
     as_columns,
     as_heads,
@@ -47,6 +48,7 @@ class _AttentionModel(BaseEstimator):
         pooling: Any = "mean",
         scaling: Any = "none",
         query: Any = "given",
+        device: Any = None,
     ) -> None:
         self.n_heads = n_heads
         self.law = law
@@ -58,6 +60,7 @@ class _AttentionModel(BaseEstimator):
         self.pooling = pooling
         self.scaling = scaling
         self.query = query
+        self.device = device
 
     def _fit_columns(
         self, batch: SetBatch | SetGroups, columns: np.ndarray, weights: np.ndarray | None, groups: Any
@@ -78,6 +81,7 @@ class _AttentionModel(BaseEstimator):
             dtype,
             options,
             as_groups(groups, batch),
+            pick_device(self.device, batch.sets if isinstance(batch, SetGroups) else batch),
         )
         fitted = fit_sets(batch, columns, plan, self.scaling, self.query, self.pooling)
         fit = fitted.fit
@@ -95,6 +99,8 @@ class _AttentionModel(BaseEstimator):
     def _scores(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
         batch = as_samples(self, X, reset=False)
+        if isinstance(batch, SetBatch):
+            batch = batch.numpy()
         return self.layer_.predict(self.tokens_.apply(batch), memory_budget=_memory_budget())
 
     def __sklearn_tags__(self) -> Any:
@@ -124,7 +130,7 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, _AttentionModel):
     random_state : int, RandomState, Generator or None
         An integer s means the heads ``law.sample(n_heads, d, s)``.
     dtype : "float64" or "float32"
-        Precision of the features and their Gram matrix. Kernels are always float64.
+        Precision of the features and their Gram matrix. Kernels are always float64, but for those of a device.
     pooling : "mean" or "sum"
         Whether features are averaged over keys (and queries, and sets of a sample) or added up, for targets that
         grow with the set.
@@ -134,6 +140,9 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, _AttentionModel):
     query : "given", "mean", "each" or "auto"
         The query of each set, or the constant one; the mean of its keys; each key in turn, features pooled over
         queries. "auto" tries "given" and "mean" on sets without a query.
+    device : None, "auto", "cuda", "cuda:1", … or "cpu"
+        Where torch fits and predicts (docs/gpu.md); "auto" is the first GPU, if any. None follows ``X``: torch where it
+        holds tensors, NumPy otherwise. Fitted attributes and predictions are NumPy arrays always.
 
     Attributes
     ----------
@@ -216,7 +225,7 @@ class AttentionClassifier(ClassifierMixin, _AttentionModel):
 
     Parameters
     ----------
-    n_heads, law, alpha, activation, fit_intercept, random_state, dtype, pooling, scaling, query
+    n_heads, law, alpha, activation, fit_intercept, random_state, dtype, pooling, scaling, query, device
         As for `AttentionRegressor`.
     class_weight : None, "balanced" or dict
         Weight of the samples of each class; "balanced" gives every class the same total.

@@ -305,7 +305,7 @@ def _verdict(config: Config, results: Results, slopes: dict[str, Slopes], deviat
 
 
 def _steep_from(config: Config) -> int:
-    """The first power of two from which doubling M more than halves the predicted approximation error of every target."""
+    """The first power of two from which doubling M more than halves every predicted approximation error."""
 
     def steep(target: str, m: int) -> bool:
         errors = [_predicted(target, config.slope_dim, config.slope_dim, ENDLESS, heads) for heads in (m, 2 * m)]

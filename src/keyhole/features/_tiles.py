@@ -39,7 +39,7 @@ class TiledLayer:
     def of(cls, batch: SetBatch, heads: HeadDraw | np.ndarray, activation: str, dtype: Any) -> TiledLayer:
         """Check the arguments that all attention features share."""
         batch, activation, number = check_batch(batch), check_activation(activation), check_dtype(dtype)
-        heads = _check_heads(heads, batch.dim)
+        heads = check_heads(heads, batch.dim)
         tokens = narrow(batch, number)
         # sets without a query share one, which is then projected once for a group of them
         queries = (tokens if batch.query is not None else tokens[:1]).extended_query().reshape(-1)
@@ -211,7 +211,8 @@ def narrow(batch: SetBatch, dtype: np.dtype[Any]) -> SetBatch:
     return tokens
 
 
-def _check_heads(heads: HeadDraw | np.ndarray, dim: int) -> HeadDraw | np.ndarray:
+def check_heads(heads: HeadDraw | np.ndarray, dim: int) -> HeadDraw | np.ndarray:
+    """Return a draw, or an array (M, D, D), that fits tokens of dimension ``dim``."""
     if isinstance(heads, HeadDraw):
         if heads.dim != dim:
             raise ValueError(

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from keyhole._array import MEMORY_BUDGET, blocks
+from keyhole._array import MEMORY_BUDGET, block_size, blocks
 from keyhole._checks import check_count, check_finite, check_float_array
-from keyhole.features._tiles import TiledLayer
+from keyhole._torch import is_tensor
+from keyhole.activations import check_activation
+from keyhole.features._tiles import TiledLayer, check_batch, check_dtype, check_heads
 from keyhole.heads import HeadDraw
 from keyhole.sets import SetBatch
 
@@ -19,8 +21,8 @@ _FUSED_OUTPUTS = 16
 
 
 def attention_features(
-    batch: SetBatch, heads: HeadDraw | np.ndarray, activation: str = "relu", *, dtype: Any = None
-) -> Float[np.ndarray, "n p"]:
+    batch: SetBatch, heads: Any, activation: str = "relu", *, dtype: Any = None
+) -> Float[Any, "n p"]:
     """Return the features of an attention layer with frozen heads.
 
     ::
@@ -38,12 +40,12 @@ def attention_features(
     activation : {"relu", "linear", "square", "step", "exp", "softmax"}
         σ; "step" is 1 for positive scores.
     dtype : "float64" or "float32", optional
-        Type of the arithmetic and of the result, float64 unless given.
+        Type of the arithmetic and of the result, float64 unless given; for torch tensors that of the tensors.
 
     Returns
     -------
     array (n, M·D)
-        Column m·D + e is coordinate e of φ_m.
+        Column m·D + e is coordinate e of φ_m. For a batch of torch tensors, a tensor on their device.
 
     Notes
     -----
@@ -59,11 +61,29 @@ def attention_features(
     >>> kh.attention_features(batch, heads).shape
     (2, 40)
     """
+    if check_batch(batch).device is not None:
+        return _tensor_features(batch, heads, activation, dtype)
     layer = TiledLayer.of(batch, heads, activation, dtype)
     out = np.empty((len(batch), len(layer.heads) * layer.width), layer.dtype)
     for part, block in layer.head_blocks(MEMORY_BUDGET):
         layer.write(out, part.start * layer.width, block, slice(0, len(batch)))
     return out
+
+
+def _tensor_features(batch: SetBatch, heads: Any, activation: str, dtype: Any) -> Any:
+    """The features of torch tensors, where they are."""
+    from keyhole._torch import dispatch
+
+    activation = check_activation(activation)
+    batch = batch if dtype is None else batch.astype(check_dtype(dtype))
+    heads = dispatch.check_head_tensor(heads, batch.dim) if is_tensor(heads) else check_heads(heads, batch.dim)
+    size = block_size(40 * (batch.dim + 1) ** 2, MEMORY_BUDGET)  # what it takes to draw a head
+    parts = (
+        (part, heads.block(part.start, part.stop) if isinstance(heads, HeadDraw) else heads[part.start : part.stop])
+        for part in blocks(len(heads), size)
+    )
+    sets = (batch.tokens, batch.offsets, batch.query)
+    return dispatch.attention_features(*sets, parts, len(heads), activation, MEMORY_BUDGET)
 
 
 def feature_blocks(
@@ -108,7 +128,7 @@ def feature_blocks(
     >>> gram.shape
     (4, 4)
     """
-    layer = TiledLayer.of(batch, heads, activation, dtype)
+    layer = TiledLayer.of(check_batch(batch).numpy(), heads, activation, dtype)
     # checked here and not in the generator, so that a mistake shows where it is made
     if centre is not None:
         centre = np.asarray(centre).reshape(len(layer.heads), layer.width)
@@ -168,7 +188,7 @@ def apply_values(
     >>> bool(np.allclose(apply_values(batch, heads, values), kh.attention_features(batch, heads) @ values))
     True
     """
-    layer = TiledLayer.of(batch, heads, activation, dtype)
+    layer = TiledLayer.of(check_batch(batch).numpy(), heads, activation, dtype)
     memory_budget = check_count(memory_budget, "memory_budget")
     table = _check_values(values, len(layer.heads), layer.width)
     out = np.zeros((len(batch), table.shape[2]), layer.dtype)

@@ -1,0 +1,251 @@
+"""The same numbers from torch tensors as from NumPy arrays, on any device, by any route."""
+
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import keyhole as kh
+from keyhole.activations import POINTWISE, SOFTMAX
+from keyhole.heads import HeadDraw
+from keyhole.solvers import ridge_gram_fixed
+
+torch = pytest.importorskip("torch", reason="the torch backend is tested where torch is installed")
+
+
+def draw_sets(rng, n=24, dim=3, *, query=True, ragged=True, size=1.0):
+    lengths = rng.integers(1, 6, n) if ragged else np.full(n, 4)
+    keys = [size * rng.standard_normal((k, dim)) / math.sqrt(dim) for k in lengths]
+    queries = size * rng.standard_normal((n, dim)) / math.sqrt(dim)
+    keys[3], queries[3] = keys[2].copy(), queries[2].copy()  # correlation 1 off the diagonal
+    return kh.SetBatch(keys, queries if query else None)
+
+
+LAWS = {
+    "zero": lambda rng, dim: kh.GaussianHeads(),
+    "biased": lambda rng, dim: kh.GaussianHeads(mean=1.0),
+    "matrix": lambda rng, dim: kh.GaussianHeads(mean=rng.standard_normal((dim + 1, dim + 1)), scale=0.4),
+}
+
+
+# --- batches ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_keeps_tensors_with_type_and_device(rng):
+    keys, query = torch.tensor(rng.standard_normal((5, 4, 3)), dtype=torch.float32), torch.zeros(5, 3)
+    batch = kh.SetBatch(keys, query)
+    assert isinstance(batch.tokens, torch.Tensor)
+    assert batch.tokens.dtype == torch.float32
+    assert batch.device == "cpu"
+    assert repr(batch) == "SetBatch(5 sets, 4 keys each (20 in all), dim 3, with query, float32, torch on cpu)"
+    assert batch.astype("float64").tokens.dtype == torch.float64
+
+
+@pytest.mark.parametrize("query", [True, False])
+def test_a_batch_of_tensors_is_cut_as_one_of_arrays(rng, query):
+    batch = draw_sets(rng, query=query)
+    moved = batch.to("cpu")
+    for rows in (slice(2, 9), [5, 1, 1], np.arange(24) % 2 == 0, 3):
+        there, here = moved[rows].numpy(), batch[rows]
+        assert np.array_equal(there.tokens, here.tokens)
+        assert np.array_equal(there.offsets, here.offsets)
+        assert np.array_equal(there.extended_query(), here.extended_query())
+    assert np.array_equal(moved.extended_keys().numpy(), batch.extended_keys())
+
+
+def test_ragged_tensors_and_tokens_with_queries(rng):
+    arrays = [rng.standard_normal((k, 3)) for k in (2, 5, 3)]
+    tensors = [torch.from_numpy(a) for a in arrays]
+    for build in (kh.SetBatch, kh.SetBatch.from_tokens):
+        assert np.array_equal(build(tensors).numpy().tokens, build(arrays).tokens)
+
+
+def test_a_batch_of_tensors_says_what_is_wrong(rng):
+    keys = torch.zeros(2, 3, 4)
+    bad = keys.clone()
+    bad[1, 2, 3] = math.nan
+    with pytest.raises(ValueError, match=r"`keys` must be finite: found NaN .* at index \(1, 2, 3\)"):
+        kh.SetBatch(bad)
+    with pytest.raises(ValueError, match=r"must have shape \(n, N, d\).*got shape \(3, 4\)"):
+        kh.SetBatch(keys[0])
+    with pytest.raises(ValueError, match="must be real"):
+        kh.SetBatch(keys.to(torch.complex64))
+    with pytest.raises(TypeError, match="NumPy keys and a torch query"):
+        kh.SetBatch(keys.numpy(), torch.zeros(2, 4))
+    with pytest.raises(TypeError, match="all of one kind"):
+        kh.SetBatch([keys[0], keys[1].numpy()])
+    with pytest.raises(ValueError, match="must live in one place: got cpu and NumPy"):
+        kh.attention_kernel(kh.SetBatch(keys), kh.SetBatch(keys.numpy()))
+
+
+# --- kernels and features --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("query", [True, False])
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("activation", POINTWISE)
+def test_kernel_equals_that_of_arrays(rng, activation, law, query):
+    size = 0.4 if activation == "exp" else 1.0
+    a, b = draw_sets(rng, query=query, size=size), draw_sets(rng, n=11, query=query, size=size)
+    law = LAWS[law](rng, 3)
+    for other in (None, b):
+        expected = kh.attention_kernel(a, other, law, activation)
+        found = kh.attention_kernel(a.to("cpu"), None if other is None else other.to("cpu"), law, activation)
+        assert found.dtype == torch.float64
+        assert np.abs(found.numpy() - expected).max() <= 1e-12 * np.abs(expected).max()
+        assert other is not None or torch.equal(found, found.T)
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_kernel_in_blocks_and_in_float32(rng, law):
+    batch, law = draw_sets(rng).to("cpu"), LAWS[law](rng, 3)
+    whole = kh.attention_kernel(batch, None, law)
+    cut = kh.attention_kernel(batch, None, law, memory_budget=2**13)
+    assert torch.abs(cut - whole).max() <= 1e-14 * whole.abs().max()
+    assert torch.equal(cut, cut.T)
+    narrow = kh.attention_kernel(batch.astype("float32"), None, law)
+    assert narrow.dtype == torch.float32
+    assert torch.abs(narrow - whole).max() <= 1e-6 * whole.abs().max()
+
+
+def test_single_entries_equal_the_matrix(rng):
+    from keyhole._torch.gram import gram_entries, prepare
+
+    batch, law = draw_sets(rng).to("cpu"), kh.GaussianHeads(mean=1.0)
+    whole = kh.attention_kernel(batch, None, law)
+    rows, columns = torch.tensor([0, 5, 2, 7]), torch.tensor([0, 1, 3, 20])
+    panel = prepare(batch.tokens, batch.offsets, batch.query, *law.moments(3), "relu")
+    found = gram_entries(panel, panel, rows, columns, True, memory_budget=2**12)
+    assert torch.allclose(found, whole[rows, columns], rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("correlation", [-1.0, -0.95, -0.9, 0.0, 0.5, 0.9, 0.95, 0.999999, 1.0])
+@pytest.mark.parametrize("activation", ["relu", "step"])
+def test_moments_equal_those_of_arrays(activation, correlation):
+    from keyhole._torch.moments import rectified_moment
+
+    h, k = (x.ravel() for x in np.meshgrid([-6.0, -3.0, -1.0, 0.0, 1e-9, 1.0, 3.0, 10.0], [-4.0, -1.0, 0.0, 1.0, 3.0]))
+    expected = kh.activations.gaussian_moment(activation, h, k, 1.0, 1.0, correlation)
+    rho = torch.full((len(h),), correlation, dtype=torch.float64)
+    power = 1 if activation == "relu" else 0
+    found = rectified_moment(power, torch.from_numpy(h), torch.from_numpy(k), rho, 1.0 - rho.abs()).numpy()
+    assert np.abs(found - expected).max() <= 1e-13 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("query", [True, False])
+@pytest.mark.parametrize("activation", [*POINTWISE, SOFTMAX])
+def test_features_equal_those_of_arrays(rng, activation, query, monkeypatch):
+    batch = draw_sets(rng, query=query, size=0.5)
+    draw = HeadDraw(kh.GaussianHeads(mean=1.0), 13, 3, seed=1)
+    expected = kh.attention_features(batch, draw, activation)
+    for heads in (draw, draw.block(0, 13), torch.from_numpy(draw.block(0, 13))):
+        found = kh.attention_features(batch.to("cpu"), heads, activation)
+        assert np.abs(found.numpy() - expected).max() <= 1e-12 * np.abs(expected).max()
+    monkeypatch.setattr("keyhole.features.attention.MEMORY_BUDGET", 2**12)
+    found = kh.attention_features(batch.to("cpu"), draw, activation)
+    assert np.abs(found.numpy() - expected).max() <= 1e-12 * np.abs(expected).max()
+    narrow = kh.attention_features(batch.to("cpu"), draw, activation, dtype="float32")
+    assert narrow.dtype == torch.float32
+    if activation != "step":  # which jumps where a score rounds through zero
+        assert np.abs(narrow.numpy() - expected).max() <= 2e-6 * np.abs(expected).max()
+
+
+def test_features_that_overflow_are_refused(rng):
+    batch = kh.SetBatch(torch.full((2, 2, 3), 1e3))
+    with pytest.raises(ValueError, match=r"features must be finite: some overflow torch\.float32 under activation"):
+        kh.attention_features(batch, kh.GaussianHeads().sample(20, 3, 0), "exp")
+    with pytest.raises(ValueError, match=r"`heads` must have shape \(M, D, D\).*got shape \(2, 3, 3\)"):
+        kh.attention_features(batch, torch.zeros(2, 3, 3))
+
+
+# --- ridge and estimators --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("fit_intercept", [True, False])
+def test_ridge_equals_that_of_arrays(rng, weighted, fit_intercept, monkeypatch):
+    from keyhole._torch import ridge
+
+    monkeypatch.setattr(ridge, "SIDE", 32)  # seven tiles
+    n, alpha = 200, 1e-3
+    gram = kh.attention_kernel(kh.targets.sphere_sets(n, 4, 5, seed=0))
+    y, weights = rng.standard_normal((n, 2)), rng.uniform(0.5, 2.0, n)
+    if not weighted:
+        weights = np.ones(n)
+    mean = weights @ y / weights.sum() if fit_intercept else np.zeros(2)
+    expected = ridge_gram_fixed(gram, y, alpha, fit_intercept=fit_intercept, weights=weights)
+    tensors = [torch.from_numpy(x) for x in (gram.copy(), y - mean, weights, mean)]
+    problem = ridge.DeviceRidge.of(*tensors, fit_intercept)
+    assert math.isclose(problem.largest(), np.linalg.eigvalsh(problem.matrix.numpy())[-1], rel_tol=1e-12)
+    for overwrite in (False, True):
+        dual, complement = problem.solve(alpha, overwrite=overwrite)
+        coef, intercept = problem.unscale(dual)
+        loo = alpha * dual / problem.roots[:, None] / complement[:, None]
+        assert np.abs(coef.numpy() - expected.coef).max() <= 1e-10 * np.abs(expected.coef).max()
+        assert np.abs(intercept.numpy() - expected.intercept).max() <= 1e-10
+        assert np.abs(loo.numpy() - expected.loo_residuals).max() <= 1e-10 * np.abs(expected.loo_residuals).max()
+
+
+def test_a_matrix_without_a_cholesky_factor_is_seen():
+    from keyhole._torch.ridge import factorise_lower
+
+    assert not factorise_lower(-torch.eye(4, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("n_heads", [20, 200, math.inf])
+@pytest.mark.parametrize("alpha", ["loo", 1e-2, [1e-3, 1e-1, 1e-12]])
+def test_regressor_on_a_device_gives_the_same_numbers(rng, n_heads, alpha):
+    sets = draw_sets(rng, n=80)
+    y = rng.standard_normal(80) + np.add.reduceat(sets.tokens[:, 0], sets.offsets[:-1])
+    y[3] = y[2]
+    weights = rng.integers(0, 3, 80).astype(float)
+    weights[2:4] = 1.0
+    options = {"n_heads": n_heads, "alpha": alpha, "random_state": 0, "law": kh.GaussianHeads(mean=1.0)}
+    here = kh.AttentionRegressor(**options).fit(sets, y, sample_weight=weights)
+    there = kh.AttentionRegressor(**options, device="cpu").fit(sets, y, sample_weight=weights)
+    assert math.isclose(here.alpha_, there.alpha_, rel_tol=1e-8)
+    assert math.isclose(here.loo_error_, there.loo_error_, rel_tol=1e-8)
+    scale = np.abs(here.predict(sets)).max()
+    assert np.abs(here.predict(sets) - there.predict(sets)).max() <= 1e-8 * scale
+    assert np.abs(here.loo_predictions_ - there.loo_predictions_).max() <= 1e-7 * scale
+    assert isinstance(there.loo_predictions_, np.ndarray)
+    assert np.array_equal(there.predict(sets), there.predict(sets.to("cpu")))
+
+
+def test_classifier_follows_its_tensors(rng):
+    sets = kh.targets.sphere_sets(90, 5, 4, seed=0)
+    label = (kh.targets.TokenPower(2, dim=4)(sets) > 0.25).astype(int)
+    here = kh.AttentionClassifier(n_heads=math.inf, alpha=0.1).fit(sets, label)
+    there = kh.AttentionClassifier(n_heads=math.inf, alpha=0.1).fit(sets.to("cpu"), label)
+    assert type(there.layer_).__name__ == "DeviceKernelLayer"
+    assert np.abs(here.predict_proba(sets) - there.predict_proba(sets)).max() <= 1e-8
+    tokens = torch.tensor(np.concatenate([sets.query[:, None], sets.tokens.reshape(90, 5, 4)], axis=1))
+    again = kh.AttentionClassifier(n_heads=math.inf, alpha=0.1).fit(tokens, label)
+    assert np.abs(here.predict_proba(sets) - again.predict_proba(sets)).max() <= 1e-8
+
+
+def test_a_device_that_is_not_there_is_named():
+    sets = kh.targets.sphere_sets(10, 3, 4, seed=0)
+    with pytest.raises(ValueError, match="`device` must be 'cpu', 'cuda' or 'cuda:i', or None: got 'gpu'"):
+        kh.AttentionRegressor(device="gpu").fit(sets, np.arange(10.0))
+    with pytest.raises(ValueError, match="`device` must be one that torch sees here: got 'cuda:77'"):
+        kh.AttentionRegressor(device="cuda:77").fit(sets, np.arange(10.0))
+
+
+def test_auto_is_numpy_without_a_gpu():
+    from keyhole.device import pick_device
+
+    expected = "cuda:0" if torch.cuda.is_available() else None
+    assert pick_device("auto", kh.targets.sphere_sets(2, 2, 2, seed=0)) == expected
+
+
+def test_arrays_need_no_torch():
+    code = (
+        "import sys, numpy as np, keyhole as kh\n"
+        "sets = kh.SetBatch(np.eye(3)[:, None, :])\n"
+        "kh.AttentionRegressor(n_heads=3, alpha=1.0, random_state=0).fit(sets, np.arange(3.0)).predict(sets)\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)

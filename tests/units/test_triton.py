@@ -1,0 +1,86 @@
+"""Fused kernels against plain torch in float64. They need a GPU; elsewhere these tests say so and do nothing."""
+
+import math
+
+import numpy as np
+import pytest
+
+import keyhole as kh
+
+torch = pytest.importorskip("torch", reason="fused kernels are tested where torch is installed")
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="fused kernels need a CUDA device")
+
+
+def draw_sets(rng, n, n_keys, dim, *, query=True, ragged=False, size=1.0):
+    lengths = rng.integers(1, 2 * n_keys, n) if ragged else np.full(n, n_keys)
+    keys = [size * rng.standard_normal((k, dim)) / math.sqrt(dim) for k in lengths]
+    return kh.SetBatch(keys, rng.standard_normal((n, dim)) / math.sqrt(dim) if query else None)
+
+
+def kernel_error(found, expected, rows, columns):
+    """Largest error relative to √(K(x,x) K(x',x')), the size of an entry without cancellation."""
+    return float(((found.double() - expected) / torch.sqrt(torch.outer(rows, columns))).abs().max())
+
+
+CASES = {
+    "equal": {"n": 300, "n_keys": 16, "dim": 16},
+    "ragged": {"n": 200, "n_keys": 9, "dim": 5, "ragged": True},
+    "no query": {"n": 130, "n_keys": 7, "dim": 16, "query": False},
+    "one key": {"n": 65, "n_keys": 1, "dim": 2},
+    "wide": {"n": 70, "n_keys": 3, "dim": 100, "ragged": True},
+    "large": {"n": 70, "n_keys": 5, "dim": 8, "size": 20.0},
+    "small": {"n": 70, "n_keys": 5, "dim": 8, "size": 1e-3},
+}
+
+
+@pytest.mark.parametrize("mean", [0.0, 1.0, -2.0])
+@pytest.mark.parametrize("case", CASES)
+def test_kernel(rng, case, mean):
+    a, b = draw_sets(rng, **CASES[case]), draw_sets(rng, **{**CASES[case], "n": 90})
+    law = kh.GaussianHeads(mean=mean)
+    exact = [kh.attention_kernel(x.to("cuda"), None, law) for x in (a, b)]
+    rows, columns = (e.diagonal() for e in exact)
+    fused = kh.attention_kernel(a.astype("float32").to("cuda"), None, law)
+    narrow = a.astype("float32").astype("float64").to("cuda")
+    assert fused.dtype == torch.float32
+    assert torch.equal(fused, fused.T)
+    assert kernel_error(fused, kh.attention_kernel(narrow, None, law), rows, rows) <= 1e-6
+    cross = kh.attention_kernel(a.astype("float32").to("cuda"), b.astype("float32").to("cuda"), law)
+    other = b.astype("float32").astype("float64").to("cuda")
+    assert kernel_error(cross, kh.attention_kernel(narrow, other, law), rows, columns) <= 1e-6
+
+
+@pytest.mark.parametrize("mean", [0.0, 1.0])
+def test_kernel_streams_to_another_place_and_type(rng, mean, monkeypatch):
+    from keyhole._torch import dispatch
+
+    monkeypatch.setattr(dispatch, "_FUSED_HOST", 4 * 100**2)
+    batch, law = draw_sets(rng, 250, 4, 6, ragged=True).astype("float32").to("cuda"), kh.GaussianHeads(mean=mean)
+    whole = kh.attention_kernel(batch, None, law)
+    for out in (torch.empty(250, 250), torch.empty(250, 250, dtype=torch.float64, device="cuda")):
+        parts = (batch.tokens, batch.offsets, batch.query)
+        dispatch.attention_gram(parts, None, *law.moments(6), "relu", 2**30, out)
+        assert torch.equal(out, out.T)
+        assert torch.allclose(out.float().cpu(), whole.cpu(), rtol=2e-6)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_features(rng, case):
+    batch = draw_sets(rng, **CASES[case]).astype("float32")
+    heads = kh.GaussianHeads(mean=1.0).sample(37, batch.dim, 0)
+    exact = kh.attention_features(batch.astype("float64").to("cuda"), heads)
+    fused = kh.attention_features(batch.to("cuda"), heads)
+    assert fused.dtype == torch.float32
+    assert float((fused - exact).norm() / exact.norm()) <= 1e-6
+
+
+@pytest.mark.parametrize("n_heads", [30, math.inf])
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-8), ("float32", 1e-3)])
+def test_regressor(rng, n_heads, dtype, tolerance):
+    sets = kh.targets.sphere_sets(400, 6, 5, seed=0)
+    y = kh.targets.TokenPower(2, dim=5)(sets)
+    options = {"n_heads": n_heads, "alpha": 1e-2, "random_state": 0}
+    here = kh.AttentionRegressor(**options).fit(sets, y)
+    there = kh.AttentionRegressor(**options, device="cuda", dtype=dtype).fit(sets, y)
+    assert math.isclose(here.loo_error_, there.loo_error_, rel_tol=tolerance)
+    assert np.abs(here.predict(sets) - there.predict(sets)).max() <= tolerance * np.abs(y).max()
