@@ -25,6 +25,7 @@ from keyhole.estimators._input import (
     check_lengths,
 )
 from keyhole.estimators._sets import LayerPlan, as_samples, class_weights, fit_sets
+from keyhole.estimators._streaming import StreamedClassifier, StreamedRegressor, forget_stream
 from keyhole.groups import SetGroups
 from keyhole.layer import KernelLayer, LayerFit
 from keyhole.sets import SetBatch
@@ -60,6 +61,7 @@ class _AttentionModel(BaseEstimator):
         self.query = query
 
     def _fit_columns(self, batch: SetBatch | SetGroups, columns: np.ndarray, weights: np.ndarray | None) -> LayerFit:
+        forget_stream(self)
         activation, dtype = check_layer_options(self.activation, self.dtype)
         options: dict[str, Any] = {
             "activation": activation,
@@ -79,7 +81,7 @@ class _AttentionModel(BaseEstimator):
         self.alphas_ = fit.alphas
         self.loo_errors_ = fit.loo_errors
         self.loo_error_ = fit.loo_error
-        self.solver_ = fit.route
+        self.solver_, self.selection_ = fit.route, "loo"
         return fit
 
     def _scores(self, X: Any) -> np.ndarray:
@@ -93,7 +95,7 @@ class _AttentionModel(BaseEstimator):
         return tags
 
 
-class AttentionRegressor(MultiOutputMixin, RegressorMixin, _AttentionModel):
+class AttentionRegressor(StreamedRegressor, MultiOutputMixin, RegressorMixin, _AttentionModel):
     """Regression on sets with a query, by one attention layer with frozen random heads and ridge values.
 
     The layer is f(x) = Σ_m <v_m, φ_m(x)> + b with features φ_m of M random heads; v minimises
@@ -150,6 +152,9 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, _AttentionModel):
         For infinite heads: f(x) = Σ_i dual_coef_i K(x, x_i) + b over the n' distinct training sets.
     solver_ : str
         "primal", "dual" or "kernel".
+    selection_ : str
+        What ``alpha_`` was chosen by: "loo", or "gcv" (generalised cross-validation) after a fit in batches that
+        were gone through once; then ``gcv_error_`` and ``gcv_errors_`` stand in the place of the ``loo_`` ones.
     n_features_in_ : int
         Token dimension d.
 
@@ -193,7 +198,7 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, _AttentionModel):
         return _outputs(self._scores(X), self._single)
 
 
-class AttentionClassifier(ClassifierMixin, _AttentionModel):
+class AttentionClassifier(StreamedClassifier, ClassifierMixin, _AttentionModel):
     """Classification of sets with a query, by one attention layer with frozen random heads and ridge values.
 
     Ridge on ±1 columns, one per class (a single one for two classes), as scikit-learn's ``RidgeClassifier`` does;

@@ -132,22 +132,21 @@ class PrincipalAxes:
         """Generalised cross-validation, exact from the moments alone: Σ w r² / Σ w over (1 − tr H / n)².
 
         Leave-one-out with every leverage replaced by their mean tr H / n (Golub, Heath and Wahba 1979). The
-        residual sum is a difference of numbers of the size of Σ w (y − ȳ)²: what rounding may have taken from it
-        is added, so that a fit it cannot tell from perfect is never preferred for that.
+        residual sum is a difference of numbers of the size of Σ w (y − ȳ)²; what rounding may have taken from it,
+        ε (4 Σ w (y − ȳ)² + 3 λ_max |v|²), is added, so that a fit it cannot tell from perfect is not preferred
+        for that.
         """
-        known = self.values > self.floor
-        shares = np.divide(1.0, self.values, out=np.zeros(len(known)), where=known)
         inverse = self.inverse(alphas)
         energy = np.square(self.scores)
-        unexplained = np.maximum(self.squares - shares @ energy, 0.0)
-        kept = shares[:, None] * np.square(alphas * inverse)
-        below = -(2 * inverse - self.values[:, None] * np.square(inverse))  # axes not counted as explained above
-        residual = unexplained + np.where(known[:, None], kept, below).T @ energy
-        residual = np.maximum(residual, 0.0) + 4 * self.rounding * self.squares
-        freedom = float(self.count) - known.sum() - float(self.fit_intercept)
+        explained = 2 * inverse - self.values[:, None] * np.square(inverse)
+        residual = np.maximum(self.squares - explained.T @ energy, 0.0)
+        residual += self.rounding * (4 * self.squares + 3 * self.largest * (np.square(inverse).T @ energy))
+        known = self.values > self.floor
+        # n − tr H: directions that no axis explains, and what the penalty keeps of those that one does
+        freedom = self.count - float(self.fit_intercept) - known.sum()
         freedom = freedom + np.where(known[:, None], alphas * inverse, -self.values[:, None] * inverse).sum(axis=0)
         shrink = freedom / self.count
-        judged = (shrink > 4 * self.rounding * len(known))[:, None]
+        judged = np.repeat((shrink > 4 * self.rounding * len(known))[:, None], len(self.squares), axis=1)
         errors = np.full(residual.shape, np.inf)
         np.divide(residual / self.weight, np.square(shrink)[:, None], out=errors, where=judged)
         return errors
