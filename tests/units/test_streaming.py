@@ -89,6 +89,8 @@ def test_partial_fit_goes_on_after_a_fit_in_batches(sets, y):
     assert model.selection_ == "loo"
     assert not hasattr(model, "gcv_error_")
     assert not hasattr(model, "n_samples_seen_")
+    with pytest.warns(UserWarning, match="partial_fit starts over"):
+        model.partial_fit(sets, y)
 
 
 def test_several_outputs_and_float32(sets, y):

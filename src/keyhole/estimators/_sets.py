@@ -15,6 +15,7 @@ from keyhole._checks import check_choice
 from keyhole.estimators._input import as_sets
 from keyhole.groups import POOLINGS, PooledSets, SetGroups
 from keyhole.heads import GaussianHeads, HeadDraw, HeadLaw
+from keyhole.large_layer import exceeds_memory, fit_large_layer
 from keyhole.layer import LayerFit, fit_finite_layer, fit_kernel_layer
 from keyhole.sets import SetBatch
 from keyhole.tokens import QUERIES, SCALINGS, TokenRule
@@ -30,7 +31,10 @@ def as_samples(estimator: BaseEstimator, X: Any, *, reset: bool) -> SetBatch | S
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """How to fit a layer once its samples are ready; ``n_heads`` None means infinitely many."""
+    """How to fit a layer once its samples are ready; ``n_heads`` None means infinitely many.
+
+    ``hold_out`` asks for predictions of samples that were not fitted even where leave-one-out has none.
+    """
 
     n_heads: int | None
     law: HeadLaw
@@ -38,6 +42,8 @@ class LayerPlan:
     seed: int
     dtype: str
     options: dict[str, Any] = field(repr=False)
+    solver: str = "auto"
+    hold_out: bool = False
 
     def fitted_law(self, batch: SetBatch | PooledSets, columns: np.ndarray) -> HeadLaw:
         """The law itself, or what its ``fit`` makes of the training set."""
@@ -50,8 +56,14 @@ class LayerPlan:
     def fit(self, batch: SetBatch | PooledSets, columns: np.ndarray, law: HeadLaw) -> LayerFit:
         """Solve for the values of this law."""
         if self.n_heads is None:
+            if self.solver == "cg":
+                raise ValueError("solver='cg' is for finitely many heads: `n_heads` is infinite. Use solver='direct'.")
             return fit_kernel_layer(batch, columns, law, self.penalties, **self.options)
         draw = HeadDraw(law, self.n_heads, batch.dim, self.seed)
+        large = exceeds_memory(len(batch), self.n_heads * (batch.dim + 1), self.dtype)
+        if self.solver == "cg" or (self.solver == "auto" and large):
+            options = {**self.options, "dtype": self.dtype, "hold_out": self.hold_out}
+            return fit_large_layer(batch, columns, draw, self.penalties, **options)
         return fit_finite_layer(batch, columns, draw, self.penalties, dtype=self.dtype, **self.options)
 
 
@@ -79,7 +91,7 @@ def fit_sets(
     if len(rules) > 1:
         # a law that is learned is learned once, under the rule that suits heads around zero
         law = GaussianHeads() if hasattr(plan.law, "fit") else plan.law
-        draft = replace(plan, penalties=None)
+        draft = replace(plan, penalties=None, solver="direct")
         errors = [draft.fit(r.apply(batch), columns, law).loo_error for r in rules]
         tried = {(r.scaling, r.query): e for r, e in zip(rules, errors, strict=True)}
         rule = rules[int(np.argmin(errors))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,6 +52,12 @@ SOLVED = (
     "loo_errors_",
     "gcv_error_",
     "gcv_errors_",
+    "holdout_error_",
+    "holdout_errors_",
+    "residual_",
+    "n_iter_",
+    "loo_predictions_",
+    "loo_decision_",
     "solver_",
     "values_",
     "heads_",
@@ -119,6 +126,8 @@ def refusal(model: Any) -> str | None:
     elif model.scaling in ("standard", "auto"):
         what = f"scaling={model.scaling!r}"
         remedy = "Use scaling='sphere' or 'none', or scale the tokens while the batches are made"
+    elif model.solver == "cg":
+        what, remedy = "solver='cg'", "Leave it at solver='auto'"
     elif model.query == "auto":
         what, remedy = "query='auto'", "Name one of 'given', 'mean', 'each'"
     if what is None:
@@ -184,6 +193,12 @@ class _Streamed:
     def _take(self, batch: Batch) -> None:
         """Check a batch and put it on the stream, which the first one opens."""
         first = "_stream" not in self.__dict__
+        if first and "layer_" in self.__dict__:
+            warnings.warn(
+                "partial_fit starts over: fit keeps no sums that samples could be added to. Use fit_batches for the "
+                "first samples to add to them later.",
+                stacklevel=3,
+            )
         samples, single = self._checked(batch, first=first)
         if first:
             n_outputs = samples[1].shape[1]
@@ -291,6 +306,8 @@ class StreamedClassifier(_Streamed):
         samples that are kept for it.
         """
         if "_stream" not in self.__dict__:
+            if classes is None and "layer_" in self.__dict__:
+                classes = self.classes_
             if classes is None:
                 raise ValueError("classes must be passed on the first call to partial_fit: all labels there will be.")
             self._set_classes(classes)

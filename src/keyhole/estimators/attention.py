@@ -13,6 +13,7 @@ from sklearn.utils import assert_all_finite
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d
 
+from keyhole._checks import check_choice
 from keyhole.estimators._input import (
     as_columns,
     as_heads,
@@ -48,6 +49,7 @@ class _AttentionModel(BaseEstimator):
         pooling: Any = "mean",
         scaling: Any = "none",
         query: Any = "given",
+        solver: Any = "auto",
     ) -> None:
         self.n_heads = n_heads
         self.law = law
@@ -59,6 +61,7 @@ class _AttentionModel(BaseEstimator):
         self.pooling = pooling
         self.scaling = scaling
         self.query = query
+        self.solver = solver
 
     def _fit_columns(self, batch: SetBatch | SetGroups, columns: np.ndarray, weights: np.ndarray | None) -> LayerFit:
         forget_stream(self)
@@ -70,7 +73,9 @@ class _AttentionModel(BaseEstimator):
             "memory_budget": _memory_budget(),
         }
         seed = as_seed(self.random_state)
-        plan = LayerPlan(as_heads(self.n_heads), as_law(self.law), as_penalties(self.alpha), seed, dtype, options)
+        solver = check_choice(self.solver, "solver", ("auto", "direct", "cg"))
+        how = (as_heads(self.n_heads), as_law(self.law), as_penalties(self.alpha), seed, dtype, options, solver)
+        plan = LayerPlan(*how, hold_out=isinstance(self, ClassifierMixin))
         fitted = fit_sets(batch, columns, plan, self.scaling, self.query, self.pooling)
         fit = fitted.fit
         self.law_ = fitted.law
@@ -79,9 +84,11 @@ class _AttentionModel(BaseEstimator):
         self.layer_ = fit.layer
         self.alpha_ = fit.alpha
         self.alphas_ = fit.alphas
-        self.loo_errors_ = fit.loo_errors
-        self.loo_error_ = fit.loo_error
-        self.solver_, self.selection_ = fit.route, "loo"
+        self.solver_, self.selection_ = fit.route, fit.selection
+        setattr(self, f"{fit.selection}_errors_", fit.loo_errors)
+        setattr(self, f"{fit.selection}_error_", fit.loo_error)
+        if fit.certificate is not None:
+            self.residual_, self.n_iter_ = fit.certificate.residual, fit.certificate.n_iter
         return fit
 
     def _scores(self, X: Any) -> np.ndarray:
@@ -126,6 +133,10 @@ class AttentionRegressor(StreamedRegressor, MultiOutputMixin, RegressorMixin, _A
     query : "given", "mean", "each" or "auto"
         The query of each set, or the constant one; the mean of its keys; each key in turn, features pooled over
         queries. "auto" tries "given" and "mean" on sets without a query.
+    solver : "auto", "direct" or "cg"
+        "direct" factorises the smaller of the n × n and p × p Gram matrices, p = M·(d+1). "cg" makes neither: it is
+        preconditioned conjugate gradients over heads that are drawn anew in each iteration, for a fixed ``alpha`` or
+        a few to choose from on a tenth of the samples. "auto" is "cg" only if the matrix exceeds the memory.
 
     Attributes
     ----------
@@ -151,10 +162,14 @@ class AttentionRegressor(StreamedRegressor, MultiOutputMixin, RegressorMixin, _A
     dual_coef_ : array (n', outputs)
         For infinite heads: f(x) = Σ_i dual_coef_i K(x, x_i) + b over the n' distinct training sets.
     solver_ : str
-        "primal", "dual" or "kernel".
+        "primal", "dual", "kernel" or "cg".
+    residual_, n_iter_ : float and int
+        After "cg": relative residual of the linear system, and iterations. Fitted values are off by at most that
+        share of the spread of y; a ``ResidualWarning`` says so if it is more than 1e-8 (float32: 1e-6).
     selection_ : str
         What ``alpha_`` was chosen by: "loo", or "gcv" (generalised cross-validation) after a fit in batches that
-        were gone through once; then ``gcv_error_`` and ``gcv_errors_`` stand in the place of the ``loo_`` ones.
+        were gone through once, or "holdout" after "cg"; then ``gcv_error_`` and ``gcv_errors_``, or
+        ``holdout_error_`` and ``holdout_errors_``, stand in the place of the ``loo_`` ones.
     n_features_in_ : int
         Token dimension d.
 
@@ -189,7 +204,8 @@ class AttentionRegressor(StreamedRegressor, MultiOutputMixin, RegressorMixin, _A
 
     def _store(self, fit: LayerFit, *, single: bool) -> None:
         self._single = single
-        self.loo_predictions_ = _outputs(fit.loo_predictions, single)
+        if fit.selection == "loo":
+            self.loo_predictions_ = _outputs(fit.loo_predictions, single)
         self.intercept_ = float(fit.layer.intercept[0]) if single else fit.layer.intercept
         _store_coefficients(self, fit, single)
 
@@ -206,7 +222,7 @@ class AttentionClassifier(StreamedClassifier, ClassifierMixin, _AttentionModel):
 
     Parameters
     ----------
-    n_heads, law, alpha, activation, fit_intercept, random_state, dtype, pooling, scaling, query
+    n_heads, law, alpha, activation, fit_intercept, random_state, dtype, pooling, scaling, query, solver
         As for `AttentionRegressor`.
     class_weight : None, "balanced" or dict
         Weight of the samples of each class; "balanced" gives every class the same total.
@@ -251,6 +267,7 @@ class AttentionClassifier(StreamedClassifier, ClassifierMixin, _AttentionModel):
         pooling: Any = "mean",
         scaling: Any = "none",
         query: Any = "given",
+        solver: Any = "auto",
         class_weight: Any = None,
     ) -> None:
         super().__init__(
@@ -264,6 +281,7 @@ class AttentionClassifier(StreamedClassifier, ClassifierMixin, _AttentionModel):
             pooling=pooling,
             scaling=scaling,
             query=query,
+            solver=solver,
         )
         self.class_weight = class_weight
 
@@ -275,9 +293,13 @@ class AttentionClassifier(StreamedClassifier, ClassifierMixin, _AttentionModel):
         columns = np.where(labels[:, None] == np.arange(len(self.classes_)), 1.0, -1.0)
         single = len(self.classes_) == 2
         fit = self._fit_columns(batch, columns[:, 1:] if single else columns, weights)
-        self.loo_decision_ = _outputs(fit.loo_predictions, single)
+        scores = _outputs(fit.loo_predictions, single)
+        if fit.selection == "loo":
+            self.loo_decision_ = scores
         self.intercept_ = fit.layer.intercept
-        self.temperature_ = fit_temperature(_class_scores(self.loo_decision_), labels, weights)
+        left = slice(None) if fit.selection == "loo" else np.isfinite(fit.loo_predictions[:, 0])
+        known = None if weights is None else weights[left]
+        self.temperature_ = fit_temperature(_class_scores(scores[left]), labels[left], known)
         _store_coefficients(self, fit, single)
         return self
 
