@@ -65,7 +65,7 @@ class KeptSamples:
         both = KeptSamples(
             self.limit,
             np.concatenate([self.hashes, other.hashes]),
-            _join([self.sets, other.sets]),
+            join_samples([self.sets, other.sets]),
             np.concatenate([self.columns, other.columns]),
             np.concatenate([self.weights, other.weights]),
         )
@@ -79,7 +79,8 @@ class KeptSamples:
         return KeptSamples(self.limit, hashes[: self.limit], self.sets[rows], self.columns[rows], weights)
 
 
-def _join(parts: list[SetBatch | SetGroups]) -> SetBatch | SetGroups:
+def join_samples(parts: list[SetBatch | SetGroups]) -> SetBatch | SetGroups:
+    """Batches end to end; all of one kind."""
     groups = [part for part in parts if isinstance(part, SetGroups)]
     if not groups:
         return concatenate([part for part in parts if isinstance(part, SetBatch)])

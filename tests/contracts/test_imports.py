@@ -15,6 +15,7 @@ LEVEL = {
     "_array": 0,
     "_fused": 1,
     "sets": 2,
+    "sources": 3,
     "activations": 3,
     "groups": 3,
     "datasets": 3,
@@ -30,8 +31,11 @@ LEVEL = {
     "pooled_kernels": 5.5,
     "learned": 6,
     "layer": 6,
+    "streaming": 6.5,
+    "large_layer": 6.5,
     "estimators": 7,
     "plotting": 7,
+    "distributed": 8,
     "report": 8,
     "experiments": 9,
     "cli": 10,
@@ -44,7 +48,9 @@ HOME = {
     "typer": {"cli"},
     "rich": {"cli", "experiments"},
     "torch": set(),
-    "dask": set(),
+    "dask": {"distributed"},
+    "distributed": {"distributed"},
+    "pyarrow": {"sources"},
 }
 BLIND = {"solvers": {"sets", "heads", "features", "kernels"}, "theory": {"sets", "kernels", "features", "estimators"}}
 
@@ -96,6 +102,9 @@ def test_imports_point_one_way(room, path):
         ("features", "import numba"),
         ("experiments", "import matplotlib.pyplot as plt"),
         ("theory", "from keyhole import kernels"),
+        ("estimators", "from distributed import Client"),
+        ("cli", "import pyarrow.parquet as pq"),
+        ("sources", "from keyhole.streaming import merge"),
     ],
 )
 def test_a_forbidden_edge_is_seen(room, text):
@@ -105,10 +114,11 @@ def test_a_forbidden_edge_is_seen(room, text):
 def test_import_is_light_and_complete():
     code = (
         "import sys, keyhole as kh\n"
-        "heavy = {'sklearn', 'numba', 'matplotlib', 'torch', 'dask', 'typer'} & set(sys.modules)\n"
+        "heavy = {'sklearn', 'numba', 'matplotlib', 'torch', 'dask', 'distributed', 'pyarrow', 'typer'}\n"
+        "heavy &= set(sys.modules)\n"
         "assert not heavy, heavy\n"
         "for name in kh.__all__: getattr(kh, name)\n"
-        "assert not {'torch', 'dask'} & set(sys.modules)\n"
+        "assert not {'torch', 'dask', 'distributed'} & set(sys.modules)\n"
         "assert set(kh.__all__) <= set(dir(kh))\n"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)

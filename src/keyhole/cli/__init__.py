@@ -1,6 +1,6 @@
 """The command line: one file per command."""
 
-from keyhole.cli import compare, norm_ball, prediction, theory  # noqa: F401  (each joins the application)
+from keyhole.cli import compare, norm_ball, predict, prediction, theory  # noqa: F401  (each joins the application)
 from keyhole.cli._app import app
 
 

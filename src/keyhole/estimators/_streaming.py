@@ -34,7 +34,7 @@ from keyhole.sets import SetBatch
 from keyhole.solvers import PrincipalAxes
 from keyhole.solvers.calibration import fit_temperature
 from keyhole.sources import Batch, as_batch, as_source
-from keyhole.streaming import LayerRecipe, LayerSums, StreamedFit, _join
+from keyhole.streaming import LayerRecipe, LayerSums, StreamedFit, join_samples
 from keyhole.tokens import QUERIES, SCALINGS, TokenRule
 
 N_KEPT = 2048
@@ -100,10 +100,10 @@ def _joint(parts: list[Checked]) -> Checked:
     joint = None
     if any(w is not None for w in weights):
         joint = np.concatenate([np.ones(len(c)) if w is None else w for c, w in zip(columns, weights, strict=True)])
-    return _join(list(sets)), np.concatenate(columns), joint
+    return join_samples(list(sets)), np.concatenate(columns), joint
 
 
-def _gathered(batches: Iterable[Checked]) -> Iterator[Checked]:
+def gathered(batches: Iterable[Checked]) -> Iterator[Checked]:
     """Batches of at least N_PENDING samples, but for the last."""
     parts: list[Checked] = []
     for batch in batches:
@@ -201,11 +201,7 @@ class _Streamed:
             )
         samples, single = self._checked(batch, first=first)
         if first:
-            n_outputs = samples[1].shape[1]
-            recipe = _recipe(self, samples[0], n_outputs, N_KEPT if hasattr(self, "classes_") else 0)
-            self._stream = Stream(recipe, recipe.empty(), single)
-            self.law_, self.tokens_ = recipe.heads.law, recipe.rule
-            self.scaling_errors_: dict[tuple[str, str], float] = {}
+            self._open(samples, single)
         elif samples[1].shape[1] != self._stream.recipe.n_outputs or single != self._stream.single:
             raise ValueError(
                 f"every batch must have the outputs of the first: got {samples[1].shape[1]} for "
@@ -215,6 +211,13 @@ class _Streamed:
             self.__dict__.pop(name, None)
         self._stream.put(samples)
         self.n_samples_seen_ = getattr(self, "n_samples_seen_", 0) + len(samples[1])
+
+    def _open(self, samples: Checked, single: bool) -> None:
+        """Begin a stream for samples like these."""
+        recipe = _recipe(self, samples[0], samples[1].shape[1], N_KEPT if hasattr(self, "classes_") else 0)
+        self._stream = Stream(recipe, recipe.empty(), single)
+        self.law_, self.tokens_ = recipe.heads.law, recipe.rule
+        self.scaling_errors_: dict[tuple[str, str], float] = {}
 
     def _solve_stream(self, source: Iterable[Any] | None = None) -> None:
         """The values from the sums; the penalty by leave-one-out if the source can be read again."""
@@ -226,7 +229,7 @@ class _Streamed:
         sums = None
         if source is not None:
             sums, count = np.zeros((len(alphas), stream.recipe.n_outputs)), 0
-            for samples in _gathered(self._checked(as_batch(item), first=False)[0] for item in source):
+            for samples in gathered(self._checked(as_batch(item), first=False)[0] for item in source):
                 sums += stream.recipe.error_sums(axes, alphas, *samples)
                 count += len(samples[1])
             self._check_same(count)

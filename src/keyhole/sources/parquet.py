@@ -35,7 +35,7 @@ class ParquetSets:
     query : str, optional
         Column of queries, one vector per row; by default "query" if the files have it.
     target : str or sequence of str, optional
-        Column or columns of outputs or labels; by default "y" if the files have it.
+        Column or columns of outputs or labels, () for none; by default "y" if the files have it.
     weight : str, optional
         Column of sample weights.
     dim : int, optional
@@ -82,16 +82,29 @@ class ParquetSets:
         groups = sum(_open(file).n_groups for file in self.paths)
         self.start = check_count(start, "start", minimum=0)
         self.stop = groups if stop is None else min(check_count(stop, "stop", minimum=0), groups)
-        missing = [name for name in self._columns() if name not in names]
+        self.require(self.columns())
+
+    def require(self, columns: Sequence[str]) -> None:
+        """Raise unless the first file has these columns."""
+        names = _open(self.paths[0]).names
+        missing = [name for name in columns if name not in names]
         if missing:
             raise SchemaError(
                 f"there is no column {missing[0]!r} in {self.paths[0].name}: it has {', '.join(names)}. Name the "
                 "columns to read: ParquetSets(path, keys=…, query=…, target=…)."
             )
 
-    def _columns(self) -> list[str]:
+    def columns(self, more: Sequence[str] = ()) -> list[str]:
+        """Names of the columns it reads, and of some more."""
         targets = [] if self.target is None else [self.target] if isinstance(self.target, str) else list(self.target)
-        return [self.keys, *([] if self.query is None else [self.query]), *targets, *filter(None, [self.weight])]
+        every = [
+            self.keys,
+            *([] if self.query is None else [self.query]),
+            *targets,
+            *filter(None, [self.weight]),
+            *more,
+        ]
+        return list(dict.fromkeys(every))
 
     @property
     def n_groups(self) -> int:
@@ -113,8 +126,8 @@ class ParquetSets:
 
     def group(self, number: int) -> Iterator[Batch]:
         """The batches of one row group, counted over all files."""
-        for table, where in self.tables(number, self._columns()):
-            yield self._batch(table, where)
+        for table, where in self.tables(number, self.columns()):
+            yield self.batch(table, where)
 
     def tables(self, number: int, columns: Sequence[str]) -> Iterator[tuple[Any, str]]:
         """Record batches of some columns of one row group, each with words for where it is."""
@@ -142,12 +155,13 @@ class ParquetSets:
             found += [np.unique(labels_of(t, self.target, where)) for t, where in self.tables(number, [self.target])]
         return np.unique(np.concatenate(found))
 
-    def _batch(self, table: Any, where: str) -> Batch:
+    def batch(self, table: Any, where: str) -> Batch:
+        """A record batch as samples; ``where`` names it in errors."""
         sets = sets_of(table, self.keys, self.query, self.dim, where)
         y = None
         if isinstance(self.target, str):
             y = labels_of(table, self.target, where)
-        elif self.target is not None:
+        elif self.target:
             y = np.concatenate([matrix_of(table, name, where) for name in self.target], axis=1)
         weights = None if self.weight is None else matrix_of(table, self.weight, where)[:, 0]
         return Batch(sets, y, weights)
