@@ -121,7 +121,7 @@ def connected(client: Any) -> Iterator[Any]:
         with package.Client(client) as made:
             yield made
     elif client is None:
-        options = {"n_workers": thread_count(), "threads_per_worker": 1, "processes": True, "dashboard_address": None}
+        options = {"n_workers": thread_count(), "threads_per_worker": 1, "processes": True, "dashboard_address": ":0"}
         with package.LocalCluster(**options) as cluster, package.Client(cluster) as made:
             yield made
     else:

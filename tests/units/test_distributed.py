@@ -31,7 +31,7 @@ def same(a, b, relative=1e-9):
 @pytest.fixture(scope="module")
 def cluster():
     with (
-        distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as made,
+        distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=":0") as made,
         distributed.Client(made) as client,
     ):
         yield client
@@ -40,7 +40,7 @@ def cluster():
 @pytest.fixture(scope="module")
 def here():
     """Threads of this process: the same code without the cost of starting processes."""
-    options = {"n_workers": 1, "threads_per_worker": 2, "processes": False, "dashboard_address": None}
+    options = {"n_workers": 1, "threads_per_worker": 2, "processes": False, "dashboard_address": ":0"}
     with distributed.LocalCluster(**options) as made, distributed.Client(made) as client:
         yield client
 
@@ -127,7 +127,9 @@ def test_one_batch_is_no_collection(here):
 def test_a_scheduler_and_a_worker_from_the_command_line(path, tmp_path):
     file = tmp_path / "scheduler.json"
     run = [sys.executable, "-m"]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    # the worker runs elsewhere, and must find the package that is being tested
+    place = {**os.environ, "PYTHONPATH": str(Path(kh.__file__).parents[1])}
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": place}
     scheduler = [*run, "distributed.cli.dask_scheduler", "--port", "0", "--no-dashboard", "--scheduler-file", str(file)]
     worker = [*run, "distributed.cli.dask_worker", "--scheduler-file", str(file), "--nthreads", "1", "--no-dashboard"]
     processes = []
