@@ -23,7 +23,7 @@ from keyhole.solvers.iterative import IterativeSolution, Preconditioner, Residua
 RANK = 2000
 """Columns of the preconditioner, if memory and the size of the problem allow."""
 
-IN_CACHE = 2**24
+IN_CACHE = 2**25
 """Bytes of a block of features that is made, then gone through twice."""
 
 HELD_OUT = 10

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from keyhole._array import thread_count
 from keyhole._checks import check_count
 from keyhole.sets import SetBatch
 from keyhole.sources.batch import Batch, as_batch
@@ -21,7 +23,7 @@ BATCH_BYTES = 2**25
 
 
 class ParquetSets:
-    """Sets in Parquet or Arrow files, read row group by row group: at most one batch of them is in memory.
+    """Sets in Parquet or Arrow files, read row group by row group: two batches of them are in memory, one being read.
 
     It can be gone through any number of times, cut into parts and sent to other processes: it holds names and
     numbers only.
@@ -121,8 +123,8 @@ class ParquetSets:
         return every[self.start : self.stop]
 
     def __iter__(self) -> Iterator[Batch]:
-        for part in range(self.start, self.stop):
-            yield from self.group(part)
+        batches = (batch for part in range(self.start, self.stop) for batch in self.group(part))
+        return _read_ahead(batches) if thread_count() > 1 else batches
 
     def group(self, number: int) -> Iterator[Batch]:
         """The batches of one row group, counted over all files."""
@@ -137,13 +139,16 @@ class ParquetSets:
     def parts(self, count: int | None = None) -> list[ParquetSets]:
         """Cut it into at most ``count`` runs of row groups, one row group each if None."""
         count = self.n_groups if count is None else min(check_count(count, "count"), self.n_groups)
-        cuts = np.linspace(self.start, self.stop, count + 1).round().astype(int)
+        cuts = np.linspace(0, self.n_groups, count + 1).round().astype(int)
         return [self[a:b] for a, b in pairwise(cuts.tolist())]
 
     def __getitem__(self, groups: slice) -> ParquetSets:
-        """Some of the row groups, counted over all files."""
+        """Some of its row groups: ``source[3:]`` goes on after the first three."""
+        first, last, step = groups.indices(self.n_groups)
+        if step != 1:
+            raise ValueError(f"row groups are read in order: got a slice of step {step}.")
         part = object.__new__(ParquetSets)
-        part.__dict__.update(self.__dict__, start=groups.start, stop=groups.stop)
+        part.__dict__.update(self.__dict__, start=self.start + first, stop=self.start + max(first, last))
         return part
 
     def labels(self) -> np.ndarray:
@@ -169,6 +174,15 @@ class ParquetSets:
     def __repr__(self) -> str:
         more = f" and {len(self.paths) - 1} more" if len(self.paths) > 1 else ""
         return f"ParquetSets({self.paths[0].name!r}{more}, row groups {self.start}:{self.stop})"
+
+
+def _read_ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """The same batches, the next one read while this one is worked on: decoding takes one core, and leaves the rest."""
+    with ThreadPoolExecutor(1) as reader:
+        following = reader.submit(next, batches, None)
+        while (batch := following.result()) is not None:
+            following = reader.submit(next, batches, None)
+            yield batch
 
 
 class _ParquetFile:
