@@ -323,6 +323,38 @@ def slope_rows(given: argparse.Namespace) -> Iterator[list[str]]:
         yield row(f"slopes of {what}", "n = 4096, N = 64, d = 16, M = 64", base, "", None, f"{formula}; {slopes}")
 
 
+def child_accuracy(given: argparse.Namespace) -> dict[str, Any]:
+    """float32 features summed in float64, against float64 throughout: the sums, and the predictions."""
+    batch = kh.targets.sphere_sets(20_000, 16, 16, seed=0)
+    y = kh.targets.TokenPower(2, 16)(batch) + 0.1 * np.random.default_rng(0).standard_normal(20_000)
+    found = {}
+    start = time.perf_counter()
+    for dtype in ("float64", "float32"):
+        model = kh.AttentionRegressor(32, alpha=1.0, random_state=0, dtype=dtype)
+        for part in range(0, 20_000, 2000):
+            model.partial_fit(batch[part : part + 2000], y[part : part + 2000])
+        found[dtype] = (np.tril(model._stream.sums.moments.gram), model.predict(batch[:1000]))
+    seconds = time.perf_counter() - start
+    (exact, direct), (gram, predictions) = found["float64"], found["float32"]
+    whole = kh.AttentionRegressor(32, alpha=1.0, random_state=0).fit(batch, y).predict(batch[:1000])
+    largest = np.linalg.eigvalsh(exact)[-1]
+    return {
+        "seconds": seconds,
+        "gram": float(np.linalg.norm(gram - exact, 2) / largest),
+        "off": float(np.abs(predictions - direct).max() / np.std(direct)),
+        "streamed": float(np.abs(direct - whole).max() / np.std(whole)),
+    }
+
+
+def accuracy_rows(given: argparse.Namespace) -> Iterator[list[str]]:
+    found = child("accuracy", given)
+    check = (
+        f"float64 in ten batches against fit: predictions off by {found['streamed']:.0e} of their spread; float32 "
+        f"features: sums off by {found['gram']:.0e} of λ_max, predictions by {found['off']:.0e}"
+    )
+    yield row("accuracy of sums", "n = 20,000, d = N = 16, M = 32", found["seconds"], "", None, check)
+
+
 def row(what: str, size: str, seconds: float, speed: str, peak: float | None, check: str) -> list[str]:
     return [what, size, clock(seconds), speed, "" if peak is None else f"{peak:,.0f} MiB", check]
 
@@ -339,7 +371,7 @@ def rate(sets: int, seconds: float) -> str:
     return f"{sets / seconds:,.0f} sets/s"
 
 
-PARTS = {"stream": stream_rows, "cg": cg_rows, "dask": dask_rows, "slopes": slope_rows}
+PARTS = {"stream": stream_rows, "cg": cg_rows, "dask": dask_rows, "accuracy": accuracy_rows, "slopes": slope_rows}
 CHILDREN = {
     "data": child_data,
     "memory": child_memory,
@@ -349,6 +381,7 @@ CHILDREN = {
     "cg": child_cg,
     "direct": child_direct,
     "dask": child_dask,
+    "accuracy": child_accuracy,
     "slopes": child_slopes,
 }
 

@@ -124,6 +124,21 @@ def test_import_is_light_and_complete():
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
 
 
+def test_torch_and_dask_may_be_missing():
+    code = (
+        "import sys\n"
+        "class Missing:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name.split('.')[0] in ('torch', 'triton', 'dask', 'distributed'): raise ImportError(name)\n"
+        "sys.meta_path.insert(0, Missing())\n"
+        "import numpy as np, keyhole as kh\n"
+        "batch = kh.targets.sphere_sets(20, 3, 2, seed=0)\n"
+        "model = kh.AttentionRegressor(3, random_state=0).partial_fit(batch, batch.query[:, 0])\n"
+        "assert np.isfinite(model.predict(batch)).all()\n"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+
+
 def test_an_unknown_name_is_an_attribute_error():
     import keyhole
 

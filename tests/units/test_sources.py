@@ -60,6 +60,20 @@ def test_what_is_written_is_read(sets, path, batch_size):
     assert max(len(b.sets) for b in source) <= min(batch_size or 20, 20)
 
 
+def test_reading_ahead_changes_nothing(sets, path, monkeypatch):
+    monkeypatch.setattr("keyhole.sources.parquet.thread_count", lambda: 2)
+    source = ParquetSets(path, batch_size=6)
+    for left, right in zip(source, source, strict=True):  # two readers of one file, each in a thread
+        equal(left.sets, right.sets)
+    equal(whole(source)[0], sets)
+    first = iter(source)
+    next(first)
+    first.close()  # a reader that is left early does not hang
+    source.target = ["nothing"]
+    with pytest.raises(SchemaError, match="no column 'nothing'"):  # nor does it swallow what goes wrong
+        list(source)
+
+
 LAYOUTS = {
     "list of lists": pa.list_(pa.list_(pa.float64())),
     "large list of lists": pa.large_list(pa.large_list(pa.float64())),

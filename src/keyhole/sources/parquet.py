@@ -186,28 +186,32 @@ def _read_ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
 
 
 class _ParquetFile:
-    """Row groups of a Parquet file."""
+    """Row groups of a Parquet file. The footer is read once; readers are made anew: threads may not share one."""
 
     def __init__(self, path: Path) -> None:
         import pyarrow.parquet as pq
 
-        self.name = path.name
-        self.file = pq.ParquetFile(path, memory_map=True)
-        self.names = self.file.schema_arrow.names
-        self.n_groups = self.file.num_row_groups
+        with pq.ParquetFile(path) as file:
+            self.metadata = file.metadata
+            self.names = file.schema_arrow.names
+        self.path = path
+        self.n_groups = self.metadata.num_row_groups
 
     def rows(self, group: int) -> int:
-        return int(self.file.metadata.row_group(group).num_rows)
+        return int(self.metadata.row_group(group).num_rows)
 
     def read(self, group: int, columns: list[str], batch_size: int | None) -> Iterator[tuple[Any, str]]:
-        info = self.file.metadata.row_group(group)
+        import pyarrow.parquet as pq
+
+        info = self.metadata.row_group(group)
         if batch_size is None:
             batch_size = max(1, int(BATCH_BYTES * info.num_rows // max(1, info.total_byte_size)))
-        where = f"row group {group} of {self.name}"
-        # in order, and without threads of its own: the arithmetic has them
-        for table in self.file.iter_batches(batch_size, row_groups=[group], columns=columns, use_threads=False):
-            if table.num_rows:
-                yield table, where
+        where = f"row group {group} of {self.path.name}"
+        with pq.ParquetFile(self.path, memory_map=True, metadata=self.metadata) as file:
+            # without threads of its own: the arithmetic has them
+            for table in file.iter_batches(batch_size, row_groups=[group], columns=columns, use_threads=False):
+                if table.num_rows:
+                    yield table, where
 
 
 class _ArrowFile:
