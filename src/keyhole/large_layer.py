@@ -148,7 +148,8 @@ def fit_large_layer(
     Notes
     -----
     n M (2D² + 4DN) + 4np operations an iteration; memory for the preconditioner, some blocks of features and a few
-    vectors. Every prediction of the certificate's ``residual`` is off by at most that share of the spread of y.
+    vectors. The certificate's ``residual`` bounds the error of the fitted values, in root mean square and as a share
+    of the standard deviation of y.
     """
     if penalties is None:
         raise ValueError(
@@ -179,8 +180,8 @@ def fit_large_layer(
     if not solved.converged:
         warnings.warn(
             f"conjugate gradients ended at a relative residual of {solved.residual:.1e} after {solved.n_iter} "
-            f"iterations, {TOLERANCE[dtype]:.0e} was asked for: predictions are off by up to that share of the spread "
-            "of y. A larger alpha, or dtype='float64', is solved further.",
+            f"iterations, {TOLERANCE[dtype]:.0e} was asked for: fitted values may be off by that share of the standard "
+            "deviation of y. A larger alpha, or dtype='float64', is solved further.",
             ResidualWarning,
             stacklevel=2,
         )

@@ -164,8 +164,8 @@ class AttentionRegressor(StreamedRegressor, MultiOutputMixin, RegressorMixin, _A
     solver_ : str
         "primal", "dual", "kernel" or "cg".
     residual_, n_iter_ : float and int
-        After "cg": relative residual of the linear system, and iterations. Fitted values are off by at most that
-        share of the spread of y; a ``ResidualWarning`` says so if it is more than 1e-8 (float32: 1e-6).
+        After "cg": a certificate, and iterations. Fitted values are off, in root mean square, by at most that share
+        of the standard deviation of y; a ``ResidualWarning`` says so if it is more than 1e-8 (float32: 1e-6).
     selection_ : str
         What ``alpha_`` was chosen by: "loo", or "gcv" (generalised cross-validation) after a fit in batches that
         were gone through once, or "holdout" after "cg"; then ``gcv_error_`` and ``gcv_errors_``, or

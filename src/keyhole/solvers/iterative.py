@@ -106,8 +106,10 @@ class IterativeSolution:
         v, one column per output.
     intercept : array (c,)
     residual : float
-        Largest relative residual of the linear system over the columns, computed afresh at the end. The fitted
-        values are off by no more than that share of |√w (y − ȳ)|.
+        The certificate: |√w (f − f*)| ≤ residual · |√w (y − ȳ)| for the fitted values f of every column and the
+        exact ones f*. It is the residual r of the linear system, computed afresh at the end: relative |r| in dual
+        form, because ΦΦᵀ (ΦΦᵀ + alpha)⁻¹ shortens it; |r| / 2√alpha in primal form, because Φ (ΦᵀΦ + alpha)⁻¹
+        lengthens it by no more than that.
     n_iter : int
         Iterations of conjugate gradients: each is one pass over Φ in dual form, two in primal form.
     converged : bool
@@ -156,7 +158,7 @@ def ridge_cg(
     weights : array (n,), optional
         Positive.
     tol : float
-        Relative residual to reach.
+        Residual to reach, as `IterativeSolution` defines it.
     max_iter : int
 
     Notes
@@ -199,13 +201,14 @@ def ridge_cg(
         return design.rmatvec(roots * centre(roots * design.matvec(v)))
 
     shares = np.square(roots) / np.square(roots).sum()
+    size = np.linalg.norm(target, axis=0)
     if primal:
         both = design.rmatvec(np.concatenate([roots * target, shares], axis=1))
         right, means = both[:, :-1], both[:, -1]
-        solve = _refined(primal_product, right, alphas, preconditioner, tol, max_iter)
+        solve = _refined(primal_product, right, 2 * np.sqrt(alphas) * size, alphas, preconditioner, tol, max_iter)
         coef = solve.solution
     else:
-        solve = _refined(dual_product, target, alphas, preconditioner, tol, max_iter)
+        solve = _refined(dual_product, target, size, alphas, preconditioner, tol, max_iter)
         both = design.rmatvec(np.concatenate([roots * centre(solve.solution), shares], axis=1))
         coef, means = both[:, :-1], both[:, -1]
     intercept = y_mean - means @ coef if fit_intercept else np.zeros(y.shape[1])
@@ -223,13 +226,13 @@ class _Solved:
 def _refined(
     product: Product,
     right: Float[np.ndarray, "m c"],
+    size: Float[np.ndarray, " c"],
     alphas: Float[np.ndarray, " c"],
     preconditioner: Preconditioner,
     tol: float,
     max_iter: int,
 ) -> _Solved:
-    """Conjugate gradients, started again from the true residual until that is small enough or stays."""
-    size = np.linalg.norm(right, axis=0)
+    """Conjugate gradients, started again from the true residual until that is tol · size or stays."""
     size = np.where(size > 0, size, 1.0)
     solution, residual, n_iter = np.zeros_like(right), right, 0
     worst = float((np.linalg.norm(residual, axis=0) / size).max())
