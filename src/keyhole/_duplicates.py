@@ -22,7 +22,7 @@ def first_occurrences(batch: SetBatch, labels: Float[np.ndarray, "n t"]) -> Int[
     >>> first_occurrences(SetBatch([a, b, a[::-1]]), np.zeros((3, 1)))
     array([0, 1, 0])
     """
-    hashes = _hash_sets(batch, labels)
+    hashes = hash_samples(batch, labels)
     first = np.arange(len(batch))
     order = np.argsort(hashes, kind="stable")
     repeats = np.flatnonzero(hashes[order[1:]] == hashes[order[:-1]])
@@ -54,7 +54,8 @@ def _hash_rows(rows: np.ndarray) -> np.ndarray:
     return hashes
 
 
-def _hash_sets(batch: SetBatch, labels: np.ndarray) -> np.ndarray:
+def hash_samples(batch: SetBatch, labels: np.ndarray) -> np.ndarray:
+    """One 64-bit hash per sample, the same for any order of its keys."""
     # a sum over the keys does not see their order
     hashes = np.add.reduceat(_hash_rows(batch.tokens), batch.offsets[:-1])
     if batch.query is not None:

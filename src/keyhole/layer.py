@@ -88,6 +88,15 @@ class KernelLayer:
 
 
 @dataclass(frozen=True)
+class Certificate:
+    """What an iterative solve reached: its relative residual, in how many iterations, and whether that was the aim."""
+
+    residual: float
+    n_iter: int
+    converged: bool
+
+
+@dataclass(frozen=True)
 class LayerFit:
     """A fitted layer and what leave-one-out says of it.
 
@@ -103,7 +112,11 @@ class LayerFit:
     loo_error : float
         Their weighted mean squared error. NaN for a single sample, which leaves nothing to fit.
     route : str
-        "primal", "dual" or "kernel".
+        "primal", "dual", "kernel" or "cg".
+    selection : str
+        "loo", or "holdout" if the errors and predictions above are those of samples held out (NaN for the others).
+    certificate : Certificate or None
+        Of an iterative solve.
     """
 
     layer: FiniteLayer | KernelLayer
@@ -113,6 +126,8 @@ class LayerFit:
     loo_predictions: Float[np.ndarray, "n t"] = field(repr=False)
     loo_error: float
     route: str
+    selection: str = "loo"
+    certificate: Certificate | None = None
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ LEVEL = {
     "_fused": 1,
     "_torch": 1,
     "sets": 2,
+    "sources": 3,
     "activations": 3,
     "groups": 3,
     "tables": 3.2,
@@ -34,9 +35,12 @@ LEVEL = {
     "layer": 6,
     "checkpoints": 6,
     "device": 6.5,
+    "streaming": 6.5,
+    "large_layer": 6.5,
     "estimators": 7,
     "plotting": 7,
     "persistence": 7.5,
+    "distributed": 8,
     "report": 8,
     "lens": 9,
     "experiments": 9,
@@ -54,7 +58,8 @@ HOME = {
     "pyarrow": {"tables", "sources", "experiments"},
     "torch": {"_torch"},
     "triton": {"_torch"},
-    "dask": set(),
+    "dask": {"distributed"},
+    "distributed": {"distributed"},
 }
 BLIND = {"solvers": {"sets", "heads", "features", "kernels"}, "theory": {"sets", "kernels", "features", "estimators"}}
 
@@ -107,6 +112,9 @@ def test_imports_point_one_way(room, path):
         ("kernels", "def f():\n    import torch"),
         ("experiments", "import matplotlib.pyplot as plt"),
         ("theory", "from keyhole import kernels"),
+        ("estimators", "from distributed import Client"),
+        ("cli", "import pyarrow.parquet as pq"),
+        ("sources", "from keyhole.streaming import merge"),
     ],
 )
 def test_a_forbidden_edge_is_seen(room, text):
@@ -116,11 +124,27 @@ def test_a_forbidden_edge_is_seen(room, text):
 def test_import_is_light_and_complete():
     code = (
         "import sys, keyhole as kh\n"
-        "heavy = {'sklearn', 'numba', 'matplotlib', 'torch', 'dask', 'typer'} & set(sys.modules)\n"
+        "heavy = {'sklearn', 'numba', 'matplotlib', 'torch', 'dask', 'distributed', 'pyarrow', 'typer'}\n"
+        "heavy &= set(sys.modules)\n"
         "assert not heavy, heavy\n"
         "for name in kh.__all__: getattr(kh, name)\n"
-        "assert not {'torch', 'dask'} & set(sys.modules)\n"
+        "assert not {'torch', 'dask', 'distributed'} & set(sys.modules)\n"
         "assert set(kh.__all__) <= set(dir(kh))\n"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+
+
+def test_torch_and_dask_may_be_missing():
+    code = (
+        "import sys\n"
+        "class Missing:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name.split('.')[0] in ('torch', 'triton', 'dask', 'distributed'): raise ImportError(name)\n"
+        "sys.meta_path.insert(0, Missing())\n"
+        "import numpy as np, keyhole as kh\n"
+        "batch = kh.targets.sphere_sets(20, 3, 2, seed=0)\n"
+        "model = kh.AttentionRegressor(3, random_state=0).partial_fit(batch, batch.query[:, 0])\n"
+        "assert np.isfinite(model.predict(batch)).all()\n"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
 

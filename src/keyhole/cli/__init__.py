@@ -5,6 +5,7 @@ from keyhole.cli import (  # noqa: F401  (each joins the application)
     fit,
     heads,
     norm_ball,
+    predict,
     prediction,
     reproduce,
     theory,

@@ -18,6 +18,7 @@ from keyhole.device import fit_finite_on_device, fit_kernel_on_device, plain_set
 from keyhole.estimators._input import as_sets, check_lengths
 from keyhole.groups import POOLINGS, PooledSets, SetGroups
 from keyhole.heads import GaussianHeads, HeadDraw, HeadLaw
+from keyhole.large_layer import exceeds_memory, fit_large_layer
 from keyhole.layer import LayerFit, distinct_samples, fit_finite_layer, fit_kernel_layer, penalty_by_groups
 from keyhole.sets import SetBatch
 from keyhole.tokens import QUERIES, SCALINGS, TokenRule
@@ -33,7 +34,10 @@ def as_samples(estimator: BaseEstimator, X: Any, *, reset: bool) -> SetBatch | S
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """How to fit a layer once its samples are ready; ``n_heads`` None means infinitely many."""
+    """How to fit a layer once its samples are ready; ``n_heads`` None means infinitely many.
+
+    ``hold_out`` asks for predictions of samples that were not fitted even where leave-one-out has none.
+    """
 
     n_heads: int | None
     law: HeadLaw
@@ -43,6 +47,8 @@ class LayerPlan:
     options: dict[str, Any] = field(repr=False)
     groups: Int[np.ndarray, " n"] | None = field(default=None, repr=False)
     device: str | None = None
+    solver: str = "auto"
+    hold_out: bool = False
 
     def fitted_law(self, batch: SetBatch | PooledSets, columns: np.ndarray) -> HeadLaw:
         """The law itself, or what its ``fit`` makes of the training set."""
@@ -79,9 +85,15 @@ class LayerPlan:
     ) -> LayerFit:
         if self.device is not None:
             return self._solve_on_device(batch, columns, heads, penalties)
-        if isinstance(heads, HeadDraw):
-            return fit_finite_layer(batch, columns, heads, penalties, dtype=self.dtype, **self.options)
-        return fit_kernel_layer(batch, columns, heads, penalties, **self.options)
+        if not isinstance(heads, HeadDraw):
+            if self.solver == "cg":
+                raise ValueError("solver='cg' is for finitely many heads: `n_heads` is infinite. Use solver='direct'.")
+            return fit_kernel_layer(batch, columns, heads, penalties, **self.options)
+        large = exceeds_memory(len(batch), heads.n_heads * (batch.dim + 1), self.dtype)
+        if self.solver == "cg" or (self.solver == "auto" and large):
+            options = {**self.options, "dtype": self.dtype, "hold_out": self.hold_out}
+            return fit_large_layer(batch, columns, heads, penalties, **options)
+        return fit_finite_layer(batch, columns, heads, penalties, dtype=self.dtype, **self.options)
 
     def _solve_on_device(
         self, batch: SetBatch | PooledSets, columns: np.ndarray, heads: HeadLaw | HeadDraw, penalties: Any
@@ -129,7 +141,7 @@ def fit_sets(
     if len(rules) > 1:
         # a law that is learned is learned once, under the rule that suits heads around zero
         law = GaussianHeads() if hasattr(plan.law, "fit") else plan.law
-        draft = replace(plan, penalties=None)
+        draft = replace(plan, penalties=None, solver="direct")
         errors = [draft.fit(r.apply(batch), columns, law).loo_error for r in rules]
         tried = {(r.scaling, r.query): e for r, e in zip(rules, errors, strict=True)}
         rule = rules[int(np.argmin(errors))]

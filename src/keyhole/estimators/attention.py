@@ -13,6 +13,7 @@ from sklearn.utils import assert_all_finite
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d
 
+from keyhole._checks import check_choice
 from keyhole.device import pick_device
 from keyhole.estimators._input import (
     as_columns,
@@ -26,6 +27,7 @@ from keyhole.estimators._input import (
     check_lengths,
 )
 from keyhole.estimators._sets import LayerPlan, as_groups, as_samples, class_weights, fit_sets
+from keyhole.estimators._streaming import StreamedClassifier, StreamedRegressor, forget_stream
 from keyhole.groups import SetGroups
 from keyhole.layer import KernelLayer, LayerFit
 from keyhole.sets import SetBatch
@@ -49,6 +51,7 @@ class _AttentionModel(BaseEstimator):
         scaling: Any = "none",
         query: Any = "given",
         device: Any = None,
+        solver: Any = "auto",
     ) -> None:
         self.n_heads = n_heads
         self.law = law
@@ -61,10 +64,12 @@ class _AttentionModel(BaseEstimator):
         self.scaling = scaling
         self.query = query
         self.device = device
+        self.solver = solver
 
     def _fit_columns(
         self, batch: SetBatch | SetGroups, columns: np.ndarray, weights: np.ndarray | None, groups: Any
     ) -> LayerFit:
+        forget_stream(self)
         activation, dtype = check_layer_options(self.activation, self.dtype)
         options: dict[str, Any] = {
             "activation": activation,
@@ -73,6 +78,7 @@ class _AttentionModel(BaseEstimator):
             "memory_budget": _memory_budget(),
         }
         seed = as_seed(self.random_state)
+        solver = check_choice(self.solver, "solver", ("auto", "direct", "cg"))
         plan = LayerPlan(
             as_heads(self.n_heads),
             as_law(self.law),
@@ -82,6 +88,8 @@ class _AttentionModel(BaseEstimator):
             options,
             as_groups(groups, batch),
             pick_device(self.device, batch.sets if isinstance(batch, SetGroups) else batch),
+            solver,
+            hold_out=isinstance(self, ClassifierMixin),
         )
         fitted = fit_sets(batch, columns, plan, self.scaling, self.query, self.pooling)
         fit = fitted.fit
@@ -91,9 +99,11 @@ class _AttentionModel(BaseEstimator):
         self.layer_ = fit.layer
         self.alpha_ = fit.alpha
         self.alphas_ = fit.alphas
-        self.loo_errors_ = fit.loo_errors
-        self.loo_error_ = fit.loo_error
-        self.solver_ = fit.route
+        self.solver_, self.selection_ = fit.route, fit.selection
+        setattr(self, f"{fit.selection}_errors_", fit.loo_errors)
+        setattr(self, f"{fit.selection}_error_", fit.loo_error)
+        if fit.certificate is not None:
+            self.residual_, self.n_iter_ = fit.certificate.residual, fit.certificate.n_iter
         return fit
 
     def _scores(self, X: Any) -> np.ndarray:
@@ -109,7 +119,7 @@ class _AttentionModel(BaseEstimator):
         return tags
 
 
-class AttentionRegressor(MultiOutputMixin, RegressorMixin, _AttentionModel):
+class AttentionRegressor(StreamedRegressor, MultiOutputMixin, RegressorMixin, _AttentionModel):
     """Regression on sets with a query, by one attention layer with frozen random heads and ridge values.
 
     The layer is f(x) = Σ_m <v_m, φ_m(x)> + b with features φ_m of M random heads; v minimises
@@ -143,6 +153,10 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, _AttentionModel):
     device : None, "auto", "cuda", "cuda:1", … or "cpu"
         Where torch fits and predicts (docs/gpu.md); "auto" is the first GPU, if any. None follows ``X``: torch where it
         holds tensors, NumPy otherwise. Fitted attributes and predictions are NumPy arrays always.
+    solver : "auto", "direct" or "cg"
+        "direct" factorises the smaller of the n × n and p × p Gram matrices, p = M·(d+1). "cg" makes neither: it is
+        preconditioned conjugate gradients over heads that are drawn anew in each iteration, for a fixed ``alpha`` or
+        a few to choose from on a tenth of the samples. "auto" is "cg" only if the matrix exceeds the memory.
 
     Attributes
     ----------
@@ -168,7 +182,14 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, _AttentionModel):
     dual_coef_ : array (n', outputs)
         For infinite heads: f(x) = Σ_i dual_coef_i K(x, x_i) + b over the n' distinct training sets.
     solver_ : str
-        "primal", "dual" or "kernel".
+        "primal", "dual", "kernel" or "cg".
+    residual_, n_iter_ : float and int
+        After "cg": a certificate, and iterations. Fitted values are off, in root mean square, by at most that share
+        of the standard deviation of y; a ``ResidualWarning`` says so if it is more than 1e-8 (float32: 1e-6).
+    selection_ : str
+        What ``alpha_`` was chosen by: "loo", or "gcv" (generalised cross-validation) after a fit in batches that
+        were gone through once, or "holdout" after "cg"; then ``gcv_error_`` and ``gcv_errors_``, or
+        ``holdout_error_`` and ``holdout_errors_``, stand in the place of the ``loo_`` ones.
     n_features_in_ : int
         Token dimension d.
 
@@ -208,7 +229,8 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, _AttentionModel):
 
     def _store(self, fit: LayerFit, *, single: bool) -> None:
         self._single = single
-        self.loo_predictions_ = _outputs(fit.loo_predictions, single)
+        if fit.selection == "loo":
+            self.loo_predictions_ = _outputs(fit.loo_predictions, single)
         self.intercept_ = float(fit.layer.intercept[0]) if single else fit.layer.intercept
         _store_coefficients(self, fit, single)
 
@@ -217,7 +239,7 @@ class AttentionRegressor(MultiOutputMixin, RegressorMixin, _AttentionModel):
         return _outputs(self._scores(X), self._single)
 
 
-class AttentionClassifier(ClassifierMixin, _AttentionModel):
+class AttentionClassifier(StreamedClassifier, ClassifierMixin, _AttentionModel):
     """Classification of sets with a query, by one attention layer with frozen random heads and ridge values.
 
     Ridge on ±1 columns, one per class (a single one for two classes), as scikit-learn's ``RidgeClassifier`` does;
@@ -225,7 +247,7 @@ class AttentionClassifier(ClassifierMixin, _AttentionModel):
 
     Parameters
     ----------
-    n_heads, law, alpha, activation, fit_intercept, random_state, dtype, pooling, scaling, query, device
+    n_heads, law, alpha, activation, fit_intercept, random_state, dtype, pooling, scaling, query, device, solver
         As for `AttentionRegressor`.
     class_weight : None, "balanced" or dict
         Weight of the samples of each class; "balanced" gives every class the same total.
@@ -270,6 +292,7 @@ class AttentionClassifier(ClassifierMixin, _AttentionModel):
         pooling: Any = "mean",
         scaling: Any = "none",
         query: Any = "given",
+        solver: Any = "auto",
         class_weight: Any = None,
     ) -> None:
         super().__init__(
@@ -283,6 +306,7 @@ class AttentionClassifier(ClassifierMixin, _AttentionModel):
             pooling=pooling,
             scaling=scaling,
             query=query,
+            solver=solver,
         )
         self.class_weight = class_weight
 
@@ -294,9 +318,13 @@ class AttentionClassifier(ClassifierMixin, _AttentionModel):
         columns = np.where(labels[:, None] == np.arange(len(self.classes_)), 1.0, -1.0)
         single = len(self.classes_) == 2
         fit = self._fit_columns(batch, columns[:, 1:] if single else columns, weights, groups)
-        self.loo_decision_ = _outputs(fit.loo_predictions, single)
+        scores = _outputs(fit.loo_predictions, single)
+        if fit.selection == "loo":
+            self.loo_decision_ = scores
         self.intercept_ = fit.layer.intercept
-        self.temperature_ = fit_temperature(_class_scores(self.loo_decision_), labels, weights)
+        left = slice(None) if fit.selection == "loo" else np.isfinite(fit.loo_predictions[:, 0])
+        known = None if weights is None else weights[left]
+        self.temperature_ = fit_temperature(_class_scores(scores[left]), labels[left], known)
         _store_coefficients(self, fit, single)
         return self
 

@@ -1,7 +1,9 @@
 """Convex problems on matrices. Nothing here knows of sets or heads."""
 
 from keyhole.solvers.grams import AccumulatedGram, accumulate_gram, mirror_lower
+from keyhole.solvers.moments import DesignMoments
 from keyhole.solvers.penalties import default_alphas, numerical_floor, select_alpha
+from keyhole.solvers.principal import PrincipalAxes
 from keyhole.solvers.ridge import RidgePath, RidgeSolution
 from keyhole.solvers.ridge_cholesky import ridge_gram_fixed
 from keyhole.solvers.ridge_design import (
@@ -14,7 +16,9 @@ from keyhole.solvers.ridge_gram import ridge_gram_path
 
 __all__ = [
     "AccumulatedGram",
+    "DesignMoments",
     "DesignStatistics",
+    "PrincipalAxes",
     "RidgePath",
     "RidgeSolution",
     "accumulate_design",

@@ -1,0 +1,296 @@
+"""The layer from batches: features are summed into moments that add, and the values follow from the moments.
+
+Everything that reads data in parts is this one reduction: `partial_fit`, an iterable of batches, Parquet files, and
+the partitions of a cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import Float, UInt64
+
+from keyhole._array import MEMORY_BUDGET, block_size, blocks
+from keyhole._duplicates import hash_samples
+from keyhole.features import pooled_features
+from keyhole.groups import PooledSets, SetGroups
+from keyhole.heads import HeadDraw
+from keyhole.layer import FiniteLayer
+from keyhole.sets import SetBatch, concatenate
+from keyhole.solvers import DesignMoments, PrincipalAxes, select_alpha
+from keyhole.tokens import TokenRule
+
+BLOCK = 2**27
+"""Bytes of a block of features: enough rows that the symmetric update runs at full speed, and no more."""
+
+
+@dataclass(frozen=True)
+class KeptSamples:
+    """A sample of the samples: those k distinct ones whose hashes are least.
+
+    Which ones they are is a function of the data alone, whatever the batches and their order, so that two of these
+    merge like any sum. Copies of a sample are one of their joint weight.
+
+    Attributes
+    ----------
+    limit : int
+        k.
+    hashes : array (≤ k,)
+        In increasing order.
+    sets : SetBatch or SetGroups or None
+        None if there are none yet.
+    columns, weights : arrays (≤ k, t) and (≤ k,)
+    """
+
+    limit: int
+    hashes: UInt64[np.ndarray, " k"] = field(repr=False)
+    sets: SetBatch | SetGroups | None
+    columns: Float[np.ndarray, "k t"] = field(repr=False)
+    weights: Float[np.ndarray, " k"] = field(repr=False)
+
+    @classmethod
+    def of(cls, sets: SetBatch | SetGroups, columns: np.ndarray, weights: np.ndarray, limit: int) -> KeptSamples:
+        """Keep at most ``limit`` of some samples."""
+        if limit == 0:
+            return cls(0, np.zeros(0, np.uint64), None, columns[:0], weights[:0])
+        flat = sets if isinstance(sets, SetBatch) else PooledSets(sets, "mean").pairs()
+        return cls(limit, hash_samples(flat, columns), sets, columns, weights)._least()
+
+    def __add__(self, other: KeptSamples) -> KeptSamples:
+        """The least of both."""
+        if other.sets is None or self.sets is None:
+            return self if other.sets is None else other
+        both = KeptSamples(
+            self.limit,
+            np.concatenate([self.hashes, other.hashes]),
+            join_samples([self.sets, other.sets]),
+            np.concatenate([self.columns, other.columns]),
+            np.concatenate([self.weights, other.weights]),
+        )
+        return both._least()
+
+    def _least(self) -> KeptSamples:
+        hashes, first, group = np.unique(self.hashes, return_index=True, return_inverse=True)
+        weights = np.bincount(group.reshape(-1), weights=self.weights)[: self.limit]
+        rows = first[: self.limit]
+        assert self.sets is not None
+        return KeptSamples(self.limit, hashes[: self.limit], self.sets[rows], self.columns[rows], weights)
+
+
+def join_samples(parts: list[SetBatch | SetGroups]) -> SetBatch | SetGroups:
+    """Batches end to end; all of one kind."""
+    groups = [part for part in parts if isinstance(part, SetGroups)]
+    if not groups:
+        return concatenate([part for part in parts if isinstance(part, SetBatch)])
+    if len(groups) < len(parts):
+        raise ValueError("batches must all be SetGroups, or none of them: got both kinds.")
+    return SetGroups(concatenate([g.sets for g in groups]), np.concatenate([g.counts for g in groups]))
+
+
+@dataclass
+class LayerSums:
+    """All that a fit needs to know of the samples seen so far: it adds, and never grows.
+
+    Attributes
+    ----------
+    moments : DesignMoments
+        Of features and outputs.
+    kept : KeptSamples
+        A few samples to calibrate probabilities on.
+    """
+
+    moments: DesignMoments
+    kept: KeptSamples
+
+    def __iadd__(self, other: LayerSums) -> LayerSums:
+        self.moments += other.moments
+        self.kept = self.kept + other.kept
+        return self
+
+    def __add__(self, other: LayerSums) -> LayerSums:
+        return LayerSums(self.moments + other.moments, self.kept + other.kept)
+
+
+@dataclass(frozen=True)
+class StreamedFit:
+    """A layer fitted from sums.
+
+    Attributes
+    ----------
+    layer : FiniteLayer
+    alpha : float
+    alphas, errors : arrays (a,)
+        The penalties tried and the error of each.
+    selection : "loo" or "gcv"
+        What the errors are: exact leave-one-out, or exact generalised cross-validation.
+    """
+
+    layer: FiniteLayer
+    alpha: float
+    alphas: Float[np.ndarray, " a"]
+    errors: Float[np.ndarray, " a"]
+    selection: str
+
+    @property
+    def error(self) -> float:
+        """The error at the penalty used."""
+        return float(self.errors[int(np.flatnonzero(self.alphas == self.alpha)[0])])
+
+
+@dataclass(frozen=True)
+class LayerRecipe:
+    """How samples become features: small enough to send anywhere, because heads are a seed and not arrays.
+
+    Attributes
+    ----------
+    heads : HeadDraw
+    rule : TokenRule
+    n_outputs : int
+    n_kept : int
+        Samples to keep for calibration.
+    activation, dtype : str
+    fit_intercept : bool
+    memory_budget : int
+        Bound in bytes on temporaries other than p × p matrices.
+
+    Examples
+    --------
+    >>> import keyhole as kh
+    >>> batch = kh.targets.sphere_sets(60, n_keys=4, dim=3, seed=0)
+    >>> y = kh.targets.TokenPower(2, 3)(batch)[:, None]
+    >>> recipe = LayerRecipe(HeadDraw(kh.GaussianHeads(), 5, 3, seed=0), TokenRule("none", "given", "mean"), 1)
+    >>> sums = recipe.summarise(batch[:20], y[:20]) + recipe.summarise(batch[20:], y[20:])
+    >>> sums.moments.count
+    60
+    >>> axes = PrincipalAxes.of(sums.moments)
+    >>> recipe.fit(axes, axes.default_alphas()).selection
+    'gcv'
+    """
+
+    heads: HeadDraw
+    rule: TokenRule
+    n_outputs: int
+    n_kept: int = 0
+    activation: str = "relu"
+    dtype: str = "float64"
+    fit_intercept: bool = True
+    memory_budget: int = MEMORY_BUDGET
+
+    @property
+    def n_columns(self) -> int:
+        """p = M·D."""
+        return self.heads.n_heads * (self.heads.dim + 1)
+
+    def empty(self) -> LayerSums:
+        """The sums of no samples."""
+        moments = DesignMoments.empty(self.n_columns, self.n_outputs, fit_intercept=self.fit_intercept)
+        nothing = np.zeros((0, self.n_outputs))
+        kept = KeptSamples(self.n_kept, np.zeros(0, np.uint64), None, nothing, np.zeros(0))
+        return LayerSums(moments, kept)
+
+    def summarise(
+        self,
+        batch: SetBatch | SetGroups,
+        columns: Float[np.ndarray, "n t"],
+        weights: Float[np.ndarray, " n"] | None = None,
+    ) -> LayerSums:
+        """The sums of some samples. n (M (2D² + 4DN) + p²) operations."""
+        sums = self.empty()
+        self.add(sums, batch, columns, weights)
+        return sums
+
+    def add(
+        self,
+        sums: LayerSums,
+        batch: SetBatch | SetGroups,
+        columns: Float[np.ndarray, "n t"],
+        weights: Float[np.ndarray, " n"] | None = None,
+    ) -> None:
+        """Add samples to sums in place, without a second p × p matrix."""
+        for sets, y, w in _weighed(batch, columns, weights):
+            for rows in blocks(len(sets), self._rows(copies=2)):
+                features = self.features(sets[rows])
+                sums.moments.add_rows(features, y[rows], None if w is None else w[rows], overwrite_rows=True)
+            plain = np.ones(len(sets)) if w is None else w
+            sums.kept = sums.kept + KeptSamples.of(sets, y, plain, self.n_kept)
+
+    def error_sums(
+        self,
+        axes: PrincipalAxes,
+        alphas: Float[np.ndarray, " a"],
+        batch: SetBatch | SetGroups,
+        columns: Float[np.ndarray, "n t"],
+        weights: Float[np.ndarray, " n"] | None = None,
+    ) -> Float[np.ndarray, "a t"]:
+        """Σ w e² over some samples, e their exact leave-one-out residuals at every penalty. 2np² operations."""
+        total = np.zeros((len(alphas), self.n_outputs))
+        for sets, y, w in _weighed(batch, columns, weights):
+            for rows in blocks(len(sets), self._rows(copies=5)):
+                some = np.ones(len(y[rows])) if w is None else w[rows]
+                total += axes.error_sums(self.features(sets[rows]), y[rows] - axes.y_mean, some, alphas)
+        return total
+
+    def features(self, batch: SetBatch | SetGroups) -> Float[np.ndarray, "n p"]:
+        """Φ of some samples."""
+        return pooled_features(self.rule.apply(batch), self.heads, self.activation, dtype=self.dtype)
+
+    def fit(
+        self,
+        axes: PrincipalAxes,
+        alphas: Float[np.ndarray, " a"],
+        error_sums: Float[np.ndarray, "a t"] | None = None,
+    ) -> StreamedFit:
+        """The layer at the penalty of least error: leave-one-out if its sums are given, else generalised."""
+        if axes.count < 1 or (axes.count < 2 and len(alphas) > 1):
+            raise ValueError(
+                f"a fit needs one sample of positive weight, and two to choose a penalty: got {axes.count}. Give more "
+                "batches, or one fixed number as `alpha`."
+            )
+        if error_sums is None:
+            errors, resolution = axes.generalised_errors(alphas).mean(axis=1), axes.generalised_resolution()
+        else:
+            errors, resolution = error_sums.mean(axis=1) / axes.weight, axes.resolution
+        best = select_alpha(alphas, errors, resolution) if len(alphas) > 1 else 0
+        coef = axes.coef(float(alphas[best]))
+        values = coef.reshape(self.heads.n_heads, self.heads.dim + 1, -1)
+        layer = FiniteLayer(self.heads, values, axes.intercept(coef), self.activation, self.dtype)
+        return StreamedFit(layer, float(alphas[best]), alphas, errors, "gcv" if error_sums is None else "loo")
+
+    def left_out(self, axes: PrincipalAxes, kept: KeptSamples, alpha: float) -> Float[np.ndarray, "k t"]:
+        """Exact leave-one-out predictions for the samples kept."""
+        assert kept.sets is not None
+        left = kept.columns - axes.y_mean
+        pieces = []
+        for rows in blocks(len(kept.columns), self._rows(copies=5)):
+            block = self.features(kept.sets[rows])
+            _, loo = axes.judge_rows(block, left[rows], kept.weights[rows], np.array([alpha]))
+            pieces.append(kept.columns[rows] - loo[0])
+        return np.concatenate(pieces)
+
+    def _rows(self, copies: int) -> int:
+        """Rows of features whose copies fit the budget."""
+        row = self.n_columns * np.dtype(self.dtype).itemsize
+        return block_size(copies * row, min(self.memory_budget, BLOCK))
+
+
+def _weighed(
+    batch: SetBatch | SetGroups, columns: np.ndarray, weights: np.ndarray | None
+) -> Iterator[tuple[SetBatch | SetGroups, np.ndarray, np.ndarray | None]]:
+    """The samples of positive weight, if there are any."""
+    if weights is None or weights.all():
+        yield batch, columns, weights
+    elif weights.any():
+        seen = np.flatnonzero(weights)
+        yield batch[seen], columns[seen], weights[seen]
+
+
+def merge(parts: Iterable[LayerSums]) -> LayerSums:
+    """Add any number of sums; one p × p matrix is made."""
+    parts = iter(parts)
+    first = next(parts)
+    total = LayerSums(first.moments.copy(), first.kept)
+    for part in parts:
+        total += part
+    return total

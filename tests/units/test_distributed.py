@@ -1,0 +1,147 @@
+"""A Dask cluster gives the fit of one machine, whatever becomes of its workers."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+
+import keyhole as kh
+from keyhole.distributed import fit_dask, predict_dask
+from keyhole.sources import ParquetSets, write_parquet
+
+distributed = pytest.importorskip("distributed")
+dask = pytest.importorskip("dask")
+# what Dask and its event loops leave behind on their way out is not ours
+pytestmark = pytest.mark.filterwarnings("default")
+
+SETS = kh.targets.sphere_sets(240, n_keys=4, dim=3, seed=0)
+Y = kh.targets.TokenPower(2, 3)(SETS) + 0.1 * np.random.default_rng(0).standard_normal(240)
+MODEL = kh.AttentionRegressor(8, random_state=0)
+
+
+def same(a, b, relative=1e-9):
+    assert np.abs(np.asarray(a) - b).max() <= relative * np.abs(b).max()
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with (
+        distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=":0") as made,
+        distributed.Client(made) as client,
+    ):
+        yield client
+
+
+@pytest.fixture(scope="module")
+def here():
+    """Threads of this process: the same code without the cost of starting processes."""
+    options = {"n_workers": 1, "threads_per_worker": 2, "processes": False, "dashboard_address": ":0"}
+    with distributed.LocalCluster(**options) as made, distributed.Client(made) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    file = tmp_path_factory.mktemp("data") / "sets.parquet"
+    write_parquet(file, [(SETS, Y)], row_group_size=40)
+    return file
+
+
+def test_two_processes_give_the_one_shot_fit(cluster, path):
+    whole = clone(MODEL).fit(SETS, Y)
+    model = fit_dask(clone(MODEL), ParquetSets(path), cluster)
+    assert (model.selection_, model.n_samples_seen_) == ("loo", 240)
+    same(model.alpha_, whole.alpha_)
+    same(model.loo_error_, whole.loo_error_, 1e-8)
+    same(model.predict(SETS), whole.predict(SETS))
+    parts = list(predict_dask(model, path, cluster))
+    assert [len(part) for part in parts] == [40] * 6
+    np.testing.assert_array_equal(np.concatenate(parts), model.predict(SETS))
+
+
+def test_a_worker_killed_midway_changes_nothing(cluster, tmp_path):
+    marker = str(tmp_path / "killed")
+    pieces = [(SETS[i : i + 40], Y[i : i + 40]) for i in range(0, 240, 40)]
+
+    def partition(i, piece):
+        if i == 3 and not os.path.exists(marker):
+            Path(marker).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return piece
+
+    data = [dask.delayed(partition)(i, piece) for i, piece in enumerate(pieces)]
+    model = fit_dask(clone(MODEL), data, cluster)
+    assert os.path.exists(marker), "the worker was killed"
+    same(model.predict(SETS), clone(MODEL).fit(SETS, Y).predict(SETS))
+
+
+def test_every_kind_of_collection(here):
+    bag = pytest.importorskip("dask.bag")
+    frames = pytest.importorskip("dask.dataframe")
+    pandas = pytest.importorskip("pandas")
+    whole = clone(MODEL).fit(SETS, Y)
+    pieces = [(SETS[i : i + 60], Y[i : i + 60]) for i in range(0, 240, 60)]
+    frame = pandas.DataFrame({"keys": [s.tokens.tolist() for s in SETS], "query": SETS.query.tolist(), "y": Y})
+    with dask.config.set({"dataframe.convert-string": False}):
+        table = frames.from_pandas(frame, npartitions=3)
+        collections = [pieces, [pieces[:1], pieces[1:]], bag.from_sequence(pieces, npartitions=2), table]
+        for data in collections:
+            model = fit_dask(clone(MODEL), data, here, selection="gcv")
+            assert model.selection_ == "gcv"
+            model.set_params(alpha=whole.alpha_)._solve_stream()
+            same(model.predict(SETS), whole.predict(SETS))
+
+
+def test_a_classifier_finds_its_classes(here, path):
+    label = np.where(np.median(Y) < Y, "high", "low")
+    model = kh.AttentionClassifier(8, random_state=0, alpha=0.1)
+    whole = clone(model).fit(SETS, label)
+    pieces = [(SETS[i : i + 60], label[i : i + 60]) for i in range(0, 240, 60)]
+    fitted = fit_dask(clone(model), pieces, here)
+    same(fitted.decision_function(SETS), whole.decision_function(SETS))
+    assert fitted.temperature_ == pytest.approx(whole.temperature_, rel=1e-6)
+    got = np.concatenate(list(predict_dask(fitted, pieces, here, method="predict_proba")))
+    np.testing.assert_allclose(got, whole.predict_proba(SETS), atol=1e-6)
+
+
+def test_what_is_sent_is_small(here):
+    import pickle
+
+    from keyhole.distributed import light
+
+    model = fit_dask(clone(MODEL).set_params(n_heads=60), [(SETS, Y)], here, selection="gcv")
+    assert len(pickle.dumps(light(model))) < 10_000 < len(pickle.dumps(model))
+
+
+def test_one_batch_is_no_collection(here):
+    with pytest.raises(TypeError, match="One batch in memory is fitted by fit"):
+        fit_dask(clone(MODEL), (SETS, Y), here)
+
+
+@pytest.mark.slow
+def test_a_scheduler_and_a_worker_from_the_command_line(path, tmp_path):
+    file = tmp_path / "scheduler.json"
+    run = [sys.executable, "-m"]
+    # the worker runs elsewhere, and must find the package that is being tested
+    place = {**os.environ, "PYTHONPATH": str(Path(kh.__file__).parents[1])}
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": place}
+    scheduler = [*run, "distributed.cli.dask_scheduler", "--port", "0", "--no-dashboard", "--scheduler-file", str(file)]
+    worker = [*run, "distributed.cli.dask_worker", "--scheduler-file", str(file), "--nthreads", "1", "--no-dashboard"]
+    processes = []
+    try:
+        for command in (scheduler, worker):
+            processes.append(subprocess.Popen(command, cwd=tmp_path, **quiet))
+        with distributed.Client(scheduler_file=str(file), timeout=60) as client:
+            client.wait_for_workers(1, timeout=60)
+            address = client.scheduler.address
+        model = fit_dask(clone(MODEL), path, address)
+    finally:
+        for process in reversed(processes):
+            process.terminate()
+            process.wait(30)
+    same(model.predict(SETS), clone(MODEL).fit(SETS, Y).predict(SETS))

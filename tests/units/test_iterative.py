@@ -1,0 +1,190 @@
+"""Conjugate gradients: the direct solution without its matrices, and a certificate of how near."""
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+
+import keyhole as kh
+from keyhole import large_layer
+from keyhole.large_layer import HeadDesign
+from keyhole.solvers import ridge_design_path
+from keyhole.solvers.iterative import Preconditioner, ResidualWarning, ridge_cg
+
+
+class Plain:
+    """A matrix as a design, counting its passes."""
+
+    def __init__(self, array):
+        self.array, self.passes = array, 0
+
+    @property
+    def shape(self):
+        return self.array.shape
+
+    def matvec(self, v):
+        return self.array @ v
+
+    def rmatvec(self, a):
+        return self.array.T @ a
+
+    def gram_product(self, a):
+        self.passes += 1
+        return self.array @ (self.array.T @ a)
+
+
+def no_preconditioner(size):
+    return Preconditioner(np.zeros((size, 0)), np.zeros(0))
+
+
+@pytest.mark.parametrize("fit_intercept", [True, False])
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize(("n", "p"), [(50, 80), (80, 30)])
+def test_it_is_the_direct_solution(rng, n, p, fit_intercept, weighted):
+    design = rng.standard_normal((n, p)) @ np.diag(np.geomspace(1, 0.01, p)) + 0.5
+    y = rng.standard_normal((n, 2)) + 7
+    weights = rng.uniform(0.2, 3.0, n) if weighted else None
+    alphas = np.array([0.01, 1.0])
+    path = ridge_design_path(design, y, alphas, fit_intercept=fit_intercept, weights=weights)
+    for primal in (False, True):
+        fit = ridge_cg(
+            Plain(design),
+            np.concatenate([y, y], axis=1),
+            np.repeat(alphas, 2),
+            no_preconditioner(p if primal else n),
+            primal=primal,
+            fit_intercept=fit_intercept,
+            weights=weights,
+            tol=1e-10,
+        )
+        assert fit.converged
+        for i in range(2):
+            direct = path.solution(i)
+            part = slice(2 * i, 2 * i + 2)
+            expected = design @ direct.coef + direct.intercept
+            off = np.abs(design @ fit.coef[:, part] + fit.intercept[part] - expected).max()
+            assert off < 1e-7 * np.abs(y - y.mean(axis=0)).max()
+
+
+@pytest.mark.parametrize("primal", [True, False])
+@pytest.mark.parametrize(("n", "p"), [(60, 90), (90, 60)])
+def test_the_certificate_bounds_the_error(rng, n, p, primal):
+    design = rng.standard_normal((n, p)) @ np.diag(np.geomspace(1, 1e-2, p))
+    y, weights = rng.standard_normal((n, 1)), rng.uniform(0.2, 2.0, n)
+    exact = ridge_design_path(design, y, [1e-2], weights=weights).solution(0)
+    plain = no_preconditioner(p if primal else n)
+    for tol in (0.1, 1e-3, 1e-9):
+        fit = ridge_cg(Plain(design), y, np.array([1e-2]), plain, primal=primal, weights=weights, tol=tol)
+        off = np.sqrt(weights)[:, None] * (design @ (fit.coef - exact.coef) + fit.intercept - exact.intercept)
+        spread = np.sqrt(weights @ np.square(y[:, 0] - np.average(y[:, 0], weights=weights)))
+        assert fit.residual <= tol
+        assert np.linalg.norm(off) <= (fit.residual + 1e-10) * spread
+
+
+def test_a_preconditioner_saves_iterations(rng):
+    design = rng.standard_normal((200, 300)) @ np.diag(np.geomspace(10, 1e-2, 300))
+    y, alpha = rng.standard_normal((200, 1)), np.array([1.0])
+    gram = design @ design.T
+    gram -= gram.mean(axis=0)
+    gram -= gram.mean(axis=1)[:, None]
+    chosen = np.arange(0, 200, 3)
+    nystrom = Preconditioner.of_columns(gram[:, chosen].copy(), gram[np.ix_(chosen, chosen)])
+    factor = Preconditioner.of_factor(design[:, :150] - design[:, :150].mean(axis=0))
+    plain = ridge_cg(Plain(design), y, alpha, no_preconditioner(200))
+    for better in (nystrom, factor):
+        fit = ridge_cg(Plain(design), y, alpha, better)
+        assert fit.converged
+        assert fit.n_iter < plain.n_iter / 2
+        np.testing.assert_allclose(fit.coef, plain.coef, atol=1e-5 * np.abs(plain.coef).max())
+
+
+def test_too_few_iterations_are_not_called_converged(rng):
+    design = rng.standard_normal((60, 90)) @ np.diag(np.geomspace(10, 1e-4, 90))
+    fit = ridge_cg(Plain(design), rng.standard_normal((60, 1)), np.array([1e-9]), no_preconditioner(60), max_iter=3)
+    assert not fit.converged
+    assert fit.residual > 1e-8
+    assert fit.n_iter == 3
+    with pytest.raises(ValueError, match="positive penalty"):
+        ridge_cg(Plain(design), np.ones((60, 1)), np.array([0.0]), no_preconditioner(60))
+
+
+@pytest.fixture
+def sets(rng):
+    keys = [rng.normal(size=(rng.integers(1, 6), 3)) for _ in range(120)]
+    return kh.SetBatch(keys, rng.normal(size=(120, 3)))
+
+
+@pytest.fixture
+def y(sets, rng):
+    return kh.targets.Correlation(1, 3)(sets) + 0.1 * rng.normal(size=len(sets))
+
+
+def test_products_of_heads_are_those_of_their_features(sets, rng):
+    from keyhole.heads import HeadDraw
+
+    draw = HeadDraw(kh.GaussianHeads(), 50, 3, 0)
+    centre = rng.standard_normal(200)
+    phi = kh.attention_features(sets, draw) - centre
+    design = HeadDesign(sets, draw, "relu", "float64", 10_000, centre)
+    a, v = rng.standard_normal((120, 2)), rng.standard_normal((200, 2))
+    np.testing.assert_allclose(design.gram_product(a), phi @ (phi.T @ a), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(design.rmatvec(a), phi.T @ a, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(design.matvec(v), phi @ v, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("options", [{}, {"fit_intercept": False}, {"pooling": "sum"}, {"query": "each"}])
+@pytest.mark.parametrize("n_heads", [12, 60])
+def test_the_estimator_predicts_what_the_direct_one_does(sets, y, rng, n_heads, options):
+    weights = rng.integers(0, 3, size=120)
+    model = kh.AttentionRegressor(n_heads, alpha=0.05, random_state=0, **options)
+    direct = clone(model).fit(sets, y, sample_weight=weights)
+    large = clone(model).set_params(solver="cg").fit(sets, y, sample_weight=weights)
+    assert (large.solver_, large.selection_) == ("cg", "holdout")
+    assert large.residual_ <= 1e-8
+    off = np.abs(large.predict(sets) - direct.predict(sets)).max()
+    assert off < 1e-6 * np.ptp(direct.predict(sets))
+    assert not hasattr(large, "loo_error_")
+    assert not hasattr(large, "loo_predictions_")
+
+
+def test_a_few_penalties_are_chosen_on_held_out_samples(sets, y):
+    model = kh.AttentionRegressor(60, alpha=[1e-3, 0.1, 1e4], random_state=0, solver="cg").fit(sets, y)
+    assert model.alpha_ == model.alphas_[np.argmin(model.holdout_errors_)] != 1e4
+    assert model.holdout_error_ == model.holdout_errors_.min()
+    with pytest.raises(ValueError, match=r"alpha='loo' needs an n × n or a p × p matrix"):
+        kh.AttentionRegressor(60, solver="cg").fit(sets, y)
+    with pytest.raises(ValueError, match="finitely many heads"):
+        kh.AttentionRegressor(float("inf"), solver="cg", alpha=1.0).fit(sets, y)
+    with pytest.raises(ValueError, match="`solver` must be one of"):
+        kh.AttentionRegressor(60, solver="magic").fit(sets, y)
+
+
+def test_a_classifier_calibrates_on_held_out_samples(sets, y):
+    label = np.where(y > np.median(y), "high", "low")
+    model = kh.AttentionClassifier(60, alpha=0.1, random_state=0)
+    direct, large = clone(model).fit(sets, label), clone(model).set_params(solver="cg").fit(sets, label)
+    np.testing.assert_allclose(large.decision_function(sets), direct.decision_function(sets), atol=1e-6)
+    assert 0 < large.temperature_ < np.inf
+    assert large.predict_proba(sets).shape == (120, 2)
+
+
+def test_float32_reaches_its_own_tolerance(sets, y):
+    model = kh.AttentionRegressor(60, alpha=0.5, random_state=0, solver="cg", dtype="float32").fit(sets, y)
+    exact = kh.AttentionRegressor(60, alpha=0.5, random_state=0).fit(sets, y)
+    assert model.residual_ <= 1e-6
+    assert np.abs(model.predict(sets) - exact.predict(sets)).max() < 1e-4 * np.ptp(y)
+
+
+def test_a_residual_that_stays_is_told(sets, y, monkeypatch):
+    monkeypatch.setattr(large_layer, "TOLERANCE", {"float64": 1e-30})
+    with pytest.warns(ResidualWarning, match="relative residual of"):
+        kh.AttentionRegressor(30, alpha=0.1, random_state=0, solver="cg").fit(sets, y)
+
+
+def test_memory_decides_when_nobody_does(sets, y, monkeypatch):
+    assert not large_layer.exceeds_memory(1000, 10**7, "float64")
+    assert large_layer.exceeds_memory(10**6, 10**6, "float32")
+    from keyhole.estimators import _sets
+
+    monkeypatch.setattr(_sets, "exceeds_memory", lambda *_: True)
+    assert kh.AttentionRegressor(30, alpha=0.1, random_state=0).fit(sets, y).solver_ == "cg"
+    assert kh.AttentionRegressor(30, alpha=0.1, random_state=0, solver="direct").fit(sets, y).solver_ == "dual"
