@@ -50,8 +50,7 @@ PRESETS = {
     "quick": Config(
         heads=(4, 8, 16, 32, 64, 128, 256, 512),
         sizes=(256, 1024),
-        slope_heads=(2, 4, 8, 16, 32),
-        slope_samples=1024,
+        slope_samples=1280,
         repetitions=4,
         n_test=1000,
     ),
@@ -305,7 +304,7 @@ def _verdict(config: Config, results: Results, slopes: dict[str, Slopes], deviat
 
 
 def _steep_from(config: Config) -> int:
-    """The first power of two from which doubling M more than halves the predicted approximation error of every target."""
+    """The first power of two from which doubling M more than halves every predicted approximation error."""
 
     def steep(target: str, m: int) -> bool:
         errors = [_predicted(target, config.slope_dim, config.slope_dim, ENDLESS, heads) for heads in (m, 2 * m)]
