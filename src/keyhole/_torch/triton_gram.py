@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
 """The exact ReLU Gram matrix on CUDA: inner products, moments and the sum over pairs of keys in one kernel.
 
 A program owns a tile of sets, some rows against some columns. For every key i of its row sets and every key j of its
@@ -208,9 +209,9 @@ def rectified_kernel(
 ):  # fmt: skip
     """K of one tile of sets around a mean: m = ψ(h)ψ(k) + ρ Φ(h)Φ(k) + ρ² φ(h)φ(k) ∫ (1 − s) …, see `_rectified`.
 
-    ``parts`` are four vectors over the keys: h, and weight times ψ(h), Φ(h), φ(h); ``density`` bounds what
-    φ₂(h, k; ρ) can be, one factor for each set. NaN marks entries whose error of quadrature may be too large: error_scale · Σ ρ^{4·COUNT} times
-    the densities.
+    ``parts`` are four vectors over the keys: h, and weight times ψ(h), Φ(h), φ(h). ``density`` bounds what φ₂(h, k; ρ)
+    can be, one factor for each set. NaN marks entries whose error of quadrature may be too large:
+    error_scale · Σ ρ^{4·COUNT} times the densities.
     """
     tile = tiles + 4 * tl.program_id(0)
     row, column = tl.load(tile) * ROWS, tl.load(tile + 1) * COLUMNS
