@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
 """Single entries of the ReLU Gram matrix around a mean, in float64 on CUDA: for those that a few nodes cannot serve.
 
 One program per entry, every pair of keys by the closed form with Owen's T (see moments.py), which holds for all ρ.

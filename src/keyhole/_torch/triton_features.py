@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
 """ReLU features on CUDA: the projected queries go straight into the output, and one pass turns them into features.
 
 x~_0ᵀ W_m of all sets and heads has the size of the features themselves. It is written where they belong, and a kernel
