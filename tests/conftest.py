@@ -9,7 +9,9 @@ from jaxtyping import install_import_hook
 
 SOURCE = Path(__file__).parents[1] / "src" / "keyhole"
 # the compiled loops take no annotations, and decorating them would hide them from numba
-CHECKED = [f"keyhole.{p.stem}" for p in SOURCE.iterdir() if p.stem not in ("_fused", "__init__", "__pycache__", "py")]
+# compiled code is no Python function: numba and triton read its source
+LEFT_OUT = ("_fused", "_torch", "__init__", "__pycache__", "py")
+CHECKED = [f"keyhole.{p.stem}" for p in SOURCE.iterdir() if p.stem not in LEFT_OUT]
 install_import_hook(CHECKED, "shapecheck.checker")
 
 
