@@ -17,7 +17,8 @@ def announce_compilation(loop: Any) -> None:
     """
     if loop.signatures:
         return
-    cached = Path(loop.stats.cache_path).glob(f"*.{loop.__qualname__}-*.nbi")
+    name = loop.__qualname__.replace("<", "").replace(">", "")  # as numba names its files
+    cached = Path(loop.stats.cache_path).glob(f"*.{name}-*.nbi")
     if not any(cached):
         print(  # noqa: T201
             f"keyhole: compiling its inner loops ({loop.__module__.rpartition('.')[2]}), once on this machine …",
