@@ -1,5 +1,6 @@
 """A Dask cluster gives the fit of one machine, whatever becomes of its workers."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -26,6 +27,13 @@ MODEL = kh.AttentionRegressor(8, random_state=0)
 
 def same(a, b, relative=1e-9):
     assert np.abs(np.asarray(a) - b).max() <= relative * np.abs(b).max()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def swept():
+    """What clusters leave to the garbage collector is collected here, and not in somebody else's test."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="module")
