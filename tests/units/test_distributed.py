@@ -132,6 +132,13 @@ def test_one_batch_is_no_collection(here):
 
 
 @pytest.mark.slow
+def test_without_a_client_a_local_cluster_is_made(path):
+    model = fit_dask(clone(MODEL), str(path))
+    same(model.predict(SETS), clone(MODEL).fit(SETS, Y).predict(SETS))
+    assert sum(len(part) for part in predict_dask(model, path)) == 240
+
+
+@pytest.mark.slow
 def test_a_scheduler_and_a_worker_from_the_command_line(path, tmp_path):
     file = tmp_path / "scheduler.json"
     run = [sys.executable, "-m"]
