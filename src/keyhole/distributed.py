@@ -49,7 +49,7 @@ def fit_dask(
         query and weight; a list whose items are batches, lists of batches, or dask Delayed objects of these.
     client : distributed.Client, str, or None
         A client, the address of a scheduler, or None for a local cluster of one process per core, which ends
-        with the fit.
+        with the fit. A script that starts one needs ``if __name__ == "__main__":``, as all that start processes.
     classes : array, optional
         For a classifier, all labels; found by a pass over them otherwise.
     selection : "auto", "loo" or "gcv"

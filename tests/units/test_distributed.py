@@ -1,5 +1,6 @@
 """A Dask cluster gives the fit of one machine, whatever becomes of its workers."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -26,6 +27,13 @@ MODEL = kh.AttentionRegressor(8, random_state=0)
 
 def same(a, b, relative=1e-9):
     assert np.abs(np.asarray(a) - b).max() <= relative * np.abs(b).max()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def swept():
+    """What clusters leave to the garbage collector is collected here, and not in somebody else's test."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +129,13 @@ def test_what_is_sent_is_small(here):
 def test_one_batch_is_no_collection(here):
     with pytest.raises(TypeError, match="One batch in memory is fitted by fit"):
         fit_dask(clone(MODEL), (SETS, Y), here)
+
+
+@pytest.mark.slow
+def test_without_a_client_a_local_cluster_is_made(path):
+    model = fit_dask(clone(MODEL), str(path))
+    same(model.predict(SETS), clone(MODEL).fit(SETS, Y).predict(SETS))
+    assert sum(len(part) for part in predict_dask(model, path)) == 240
 
 
 @pytest.mark.slow

@@ -199,6 +199,29 @@ def test_too_many_columns_say_what_they_would_take(sets, y):
         kh.AttentionRegressor(1_000_000).partial_fit(sets, y)
 
 
+class OneBuffer:
+    """Batches that all live in the same memory, one after another."""
+
+    def __init__(self, sets, y):
+        self.sets, self.y = sets, y
+
+    def __iter__(self):
+        keys, query, y = np.empty((10, 4, 3)), np.empty((10, 3)), np.empty(10)
+        for start in range(0, len(self.y), 10):
+            some = self.sets[start : start + 10]
+            keys[:], query[:], y[:] = some.tokens.reshape(10, 4, 3), some.query, self.y[start : start + 10]
+            yield kh.SetBatch(keys, query), y
+
+
+def test_batches_may_use_their_memory_again(seed):
+    sets = kh.targets.sphere_sets(200, n_keys=4, dim=3, seed=seed)
+    y = kh.targets.TokenPower(2, 3)(sets) + 0.1 * np.random.default_rng(seed).standard_normal(200)
+    whole = kh.AttentionRegressor(8, random_state=0).fit(sets, y)
+    streamed = kh.AttentionRegressor(8, random_state=0).fit_batches(OneBuffer(sets, y))
+    same(streamed.predict(sets), whole.predict(sets))
+    same(streamed.loo_error_, whole.loo_error_, 1e-8)
+
+
 def test_prediction_yields(sets, y):
     model = kh.AttentionRegressor(6, random_state=0).fit(sets, y)
     parts = model.predict_batches(iter([sets[:40], (sets[40:], y[40:])]))

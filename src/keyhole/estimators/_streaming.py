@@ -80,16 +80,25 @@ class Stream:
     solved: bool = False
 
     def put(self, samples: Checked) -> None:
-        self.pending.append(samples)
+        """Add samples, or hold copies of them until there are enough."""
         self.solved = False
-        if sum(len(columns) for _, columns, _ in self.pending) >= N_PENDING:
+        if len(samples[1]) + sum(len(columns) for _, columns, _ in self.pending) >= N_PENDING:
+            self.pending.append(samples)
             self.flush()
+        else:
+            self.pending.append(_own(samples))
 
     def flush(self) -> None:
         """Add what is pending."""
         if self.pending:
             self.recipe.add(self.sums, *_joint(self.pending))
             self.pending = []
+
+
+def _own(samples: Checked) -> Checked:
+    """Copies: whoever makes batches may use their memory again for the next."""
+    sets, columns, weights = samples
+    return sets[np.arange(len(sets))], columns.copy(), None if weights is None else weights.copy()
 
 
 def _joint(parts: list[Checked]) -> Checked:
@@ -107,10 +116,11 @@ def gathered(batches: Iterable[Checked]) -> Iterator[Checked]:
     """Batches of at least N_PENDING samples, but for the last."""
     parts: list[Checked] = []
     for batch in batches:
-        parts.append(batch)
-        if sum(len(columns) for _, columns, _ in parts) >= N_PENDING:
-            yield _joint(parts)
+        if len(batch[1]) + sum(len(columns) for _, columns, _ in parts) >= N_PENDING:
+            yield _joint([*parts, batch])
             parts = []
+        else:
+            parts.append(_own(batch))
     if parts:
         yield _joint(parts)
 

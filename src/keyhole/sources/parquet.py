@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -81,7 +82,8 @@ class ParquetSets:
         self.weight = weight
         self.dim = None if dim is None else check_count(dim, "dim")
         self.batch_size = None if batch_size is None else check_count(batch_size, "batch_size")
-        groups = sum(_open(file).n_groups for file in self.paths)
+        self._ends = np.cumsum([_open(file).n_groups for file in self.paths]).tolist()
+        groups = self._ends[-1]
         self.start = check_count(start, "start", minimum=0)
         self.stop = groups if stop is None else min(check_count(stop, "stop", minimum=0), groups)
         self.require(self.columns())
@@ -116,11 +118,13 @@ class ParquetSets:
     @property
     def n_rows(self) -> int:
         """Rows of all of them, from the footers of the files."""
-        return sum(_open(file).rows(group) for file, group in self._groups())
+        places = map(self._place, range(self.start, self.stop))
+        return sum(_open(file).rows(group) for file, group in places)
 
-    def _groups(self) -> list[tuple[Path, int]]:
-        every = [(file, group) for file in self.paths for group in range(_open(file).n_groups)]
-        return every[self.start : self.stop]
+    def _place(self, number: int) -> tuple[Path, int]:
+        """The file of a row group, and its number there."""
+        which = bisect_right(self._ends, number)
+        return self.paths[which], number - (self._ends[which - 1] if which else 0)
 
     def __iter__(self) -> Iterator[Batch]:
         batches = (batch for part in range(self.start, self.stop) for batch in self.group(part))
@@ -133,7 +137,7 @@ class ParquetSets:
 
     def tables(self, number: int, columns: Sequence[str]) -> Iterator[tuple[Any, str]]:
         """Record batches of some columns of one row group, each with words for where it is."""
-        file, group = [(f, g) for f in self.paths for g in range(_open(f).n_groups)][number]
+        file, group = self._place(number)
         yield from _open(file).read(group, list(columns), self.batch_size)
 
     def parts(self, count: int | None = None) -> list[ParquetSets]:
