@@ -59,7 +59,8 @@ class LearnedHeads(_Params):
     shrinkage : float
         Share of the way back to the start, per step and unit of the learning rate.
     strengths : sequence of float
-        Multiples c of the identity to start from; chosen by leave-one-out, 0 first.
+        Multiples c of the identity to start from, chosen by leave-one-out, 0 first; and with them the scale of the
+        law if nothing is learned, from 0.5, ``scale`` and 0.1 (softmax weights close to a plain mean).
     validation : float
         Share of the samples that the first descent does not see.
     max_samples : int
@@ -235,6 +236,10 @@ class _Plan:
             seed=self.seed,
         )
 
+    def scales(self) -> list[float]:
+        """Noise to choose from without learning: the paper's, that of the descent, and next to none."""
+        return list(dict.fromkeys([0.5, self.scale, 0.1]))
+
     def start(self, base: FittedHeads) -> np.ndarray:
         """The base mean for all; several need a little of their own to part ways."""
         width = base.means_.shape[1]
@@ -248,7 +253,7 @@ class _Plan:
 def _fit(task: Task, plan: _Plan) -> FittedHeads:
     """Choose the law without learning; descend apart from the held-out part; keep what it says; descend on all."""
     sample = shrink(task, plan.max_samples, plan.seed)
-    base, judged = choose_identity(sample, plan.strengths, [0.5, plan.scale], plan.n_heads, plan.seed)
+    base, judged = choose_identity(sample, plan.strengths, plan.scales(), plan.n_heads, plan.seed)
     if plan.steps == 0 or len(task) < FEWEST:
         return base
     mask = held_out_rows(len(task), plan.validation, plan.seed, task.groups)
