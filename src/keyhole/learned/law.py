@@ -83,15 +83,12 @@ class LearnedHeads(_Params):
 
     Examples
     --------
-    >>> import numpy as np
     >>> import keyhole as kh
-    >>> sets = kh.targets.sphere_sets(400, n_keys=4, dim=3, seed=0)
-    >>> turned = kh.SetBatch.from_tokens(np.stack([sets.query, *sets.tokens.reshape(400, 4, 3).swapaxes(0, 1)], 1))
-    >>> y = kh.targets.RotatedCorrelation(1.0, dim=3, seed=0)(turned)
-    >>> law = kh.LearnedHeads(steps=10, n_heads=16)
-    >>> model = kh.AttentionRegressor(64, law=law, random_state=0).fit(turned, y)
-    >>> model.law_.means_.shape
-    (1, 4, 4)
+    >>> sets = kh.targets.sphere_sets(300, n_keys=4, dim=3, seed=0)
+    >>> y = kh.targets.RotatedCorrelation(1.0, dim=3, seed=0)(sets)
+    >>> model = kh.AttentionRegressor(64, law=kh.LearnedHeads(steps=10), random_state=0).fit(sets, y)
+    >>> model.law_.means_.shape, len(model.law_.history)
+    ((1, 4, 4), 3)
     """
 
     def __init__(
