@@ -28,7 +28,7 @@ def main() -> None:
     train, test = next(problem.splits(0))
     model = kh.AttentionClassifier(256, kh.LearnedHeads(), activation="softmax", random_state=0, dtype="float32")
     began = time.perf_counter()
-    model.fit(problem.X[train], problem.y[train])
+    model.fit(problem.X[train], problem.y[train], groups=problem.groups[train])
     print(f"{time.perf_counter() - began:.1f} s; test accuracy {model.score(problem.X[test], problem.y[test]):.3f}")
     print(f"{model.law_.chosen} in {model.law_.steps} steps: {model.law_.reason}")
     for query, key, entry in model.law_.strongest_pairs(problem.names, 12):
@@ -36,7 +36,7 @@ def main() -> None:
     for step in model.law_.history:
         print(f"  step {step.step:4d}  leave-one-out {step.loo_error:.3f}  held out {step.held_out_error:.3f}")
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    written = plot_means(model.law_.means_, problem.names, args.out, title=f"The learned mean of {args.task}")
+    written = plot_means(model.law_.means_, problem.names, args.out, title=f"The learned mean of bAbI {args.task}")
     np.savetxt(args.out.with_suffix(".csv"), model.law_.means_[0], delimiter=",", fmt="%.4f")
     print("wrote", ", ".join(str(path) for path in written))
 

@@ -263,7 +263,7 @@ def penalty_by_groups(
     """Choose the penalty of a layer by its error on groups of samples that are left out whole.
 
     ``heads`` is a draw, or a law for infinitely many heads; other parameters as for `fit_finite_layer`, weights
-    being positive. One n × n matrix and its inverse in memory, and O(n³) for each penalty.
+    being positive. Two n × n matrices in memory, one eigendecomposition.
     """
     if isinstance(heads, HeadDraw):
         options: dict[str, Any] = {"dtype": dtype, "memory_budget": memory_budget // 2, "reuse_buffer": True}

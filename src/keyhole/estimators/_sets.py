@@ -23,6 +23,9 @@ from keyhole.layer import LayerFit, distinct_samples, fit_finite_layer, fit_kern
 from keyhole.sets import SetBatch
 from keyhole.tokens import QUERIES, SCALINGS, TokenRule
 
+MOST_TO_CHOOSE_BY = 1000
+"""Samples that scaling and query are chosen by: six fits cost n³ each, and a thousand tell them apart."""
+
 
 def as_samples(estimator: BaseEstimator, X: Any, *, reset: bool) -> SetBatch | SetGroups:
     """Return ``X`` as sets, or as the groups of sets it is, checked against what `fit` saw unless ``reset``."""
@@ -79,6 +82,14 @@ class LayerPlan:
         predictions[kept] = columns[kept] - path.residuals
         best = float(path.errors.min())
         return replace(fit, alphas=path.alphas, loo_errors=path.errors, loo_predictions=predictions, loo_error=best)
+
+    def draft(self, n: int) -> tuple[Int[np.ndarray, " r"], LayerPlan]:
+        """At most `MOST_TO_CHOOSE_BY` samples, and this plan for them, its penalty free."""
+        rows = np.sort(np.random.default_rng(self.seed).permutation(n)[:MOST_TO_CHOOSE_BY])
+        weights = None if self.options["weights"] is None else self.options["weights"][rows]
+        groups = None if self.groups is None else self.groups[rows]
+        options = {**self.options, "weights": weights}
+        return rows, replace(self, penalties=None, options=options, groups=groups, solver="direct")
 
     def _solve(
         self, batch: SetBatch | PooledSets, columns: np.ndarray, heads: HeadLaw | HeadDraw, penalties: Any
@@ -141,8 +152,9 @@ def fit_sets(
     if len(rules) > 1:
         # a law that is learned is learned once, under the rule that suits heads around zero
         law = GaussianHeads() if hasattr(plan.law, "fit") else plan.law
-        draft = replace(plan, penalties=None, solver="direct")
-        errors = [draft.fit(r.apply(batch), columns, law).loo_error for r in rules]
+        rows, draft = plan.draft(len(batch))
+        part = batch[rows]
+        errors = [draft.fit(r.apply(part), columns[rows], law).loo_error for r in rules]
         tried = {(r.scaling, r.query): e for r, e in zip(rules, errors, strict=True)}
         rule = rules[int(np.argmin(errors))]
     ready = rule.apply(batch)

@@ -119,7 +119,7 @@ def judge(task: Task, law: HeadLaw, n_heads: int, seed: int, held_out: Task | No
     gram = features @ features.T
     fit: GroupPath | RidgeSolution
     if task.groups is not None:
-        # each penalty is an inverse: a few, from what float32 carries up, will do to compare laws
+        # a few, from what float32 carries up, will do to compare laws
         few = (float(np.linalg.norm(gram)) or 1.0) * np.geomspace(4e-6, 1.0, 7)
         fit = leave_groups_out(gram, task.columns, task.groups, few, **options)
         residuals = fit.residuals

@@ -59,7 +59,8 @@ class LearnedHeads(_Params):
     shrinkage : float
         Share of the way back to the start, per step and unit of the learning rate.
     strengths : sequence of float
-        Multiples c of the identity to start from; chosen by leave-one-out, 0 first.
+        Multiples c of the identity to start from, chosen by leave-one-out, 0 first; and with them the scale of the
+        law if nothing is learned, from 0.5, ``scale`` and 0.1 (softmax weights close to a plain mean).
     validation : float
         Share of the samples that the first descent does not see.
     max_samples : int
@@ -82,15 +83,12 @@ class LearnedHeads(_Params):
 
     Examples
     --------
-    >>> import numpy as np
     >>> import keyhole as kh
-    >>> sets = kh.targets.sphere_sets(400, n_keys=4, dim=3, seed=0)
-    >>> turned = kh.SetBatch.from_tokens(np.stack([sets.query, *sets.tokens.reshape(400, 4, 3).swapaxes(0, 1)], 1))
-    >>> y = kh.targets.RotatedCorrelation(1.0, dim=3, seed=0)(turned)
-    >>> law = kh.LearnedHeads(steps=10, n_heads=16)
-    >>> model = kh.AttentionRegressor(64, law=law, random_state=0).fit(turned, y)
-    >>> model.law_.means_.shape
-    (1, 4, 4)
+    >>> sets = kh.targets.sphere_sets(300, n_keys=4, dim=3, seed=0)
+    >>> y = kh.targets.RotatedCorrelation(1.0, dim=3, seed=0)(sets)
+    >>> model = kh.AttentionRegressor(64, law=kh.LearnedHeads(steps=10), random_state=0).fit(sets, y)
+    >>> model.law_.means_.shape, len(model.law_.history)
+    ((1, 4, 4), 3)
     """
 
     def __init__(
@@ -235,6 +233,10 @@ class _Plan:
             seed=self.seed,
         )
 
+    def scales(self) -> list[float]:
+        """Noise to choose from without learning: the paper's, that of the descent, and next to none."""
+        return list(dict.fromkeys([0.5, self.scale, 0.1]))
+
     def start(self, base: FittedHeads) -> np.ndarray:
         """The base mean for all; several need a little of their own to part ways."""
         width = base.means_.shape[1]
@@ -248,7 +250,7 @@ class _Plan:
 def _fit(task: Task, plan: _Plan) -> FittedHeads:
     """Choose the law without learning; descend apart from the held-out part; keep what it says; descend on all."""
     sample = shrink(task, plan.max_samples, plan.seed)
-    base, judged = choose_identity(sample, plan.strengths, [0.5, plan.scale], plan.n_heads, plan.seed)
+    base, judged = choose_identity(sample, plan.strengths, plan.scales(), plan.n_heads, plan.seed)
     if plan.steps == 0 or len(task) < FEWEST:
         return base
     mask = held_out_rows(len(task), plan.validation, plan.seed, task.groups)
