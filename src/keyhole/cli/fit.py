@@ -75,7 +75,7 @@ def _law(name: str) -> Any:
 
     if name not in LAWS:
         refuse(f"--law must be one of {', '.join(LAWS)}: got {name!r}.")
-    laws = (kh.GaussianHeads, lambda: kh.GaussianHeads(1.0), kh.IdentityHeads, kh.LearnedHeads)
+    laws: tuple[Any, ...] = (kh.GaussianHeads, lambda: kh.GaussianHeads(1.0), kh.IdentityHeads, kh.LearnedHeads)
     return dict(zip(LAWS, laws, strict=True))[name]()
 
 
