@@ -26,6 +26,8 @@ class Config:
     activation, pooling : str
     max_samples : int
         Samples used at most.
+    steps : int
+        Most steps of a learned law; 0 learns none.
     reserve : float
         Seconds of the budget kept for the report.
     seed : int
@@ -37,6 +39,7 @@ class Config:
     activation: str = "relu"
     pooling: str = "mean"
     max_samples: int = 2000
+    steps: int = 100
     reserve: float = 0.0
     seed: int = 0
 

@@ -93,7 +93,7 @@ def pooled_numbers(problem: Problem, *, statistics: bool, pooling: str) -> Float
     return standardised(np.concatenate(parts, axis=1))
 
 
-def standardised(numbers: Float[np.ndarray, "n p"]) -> Float[np.ndarray, "n p"]:
+def standardised(numbers: Float[np.ndarray, "n p"]) -> Float[np.ndarray, "n q"]:
     """Columns of mean zero and unit variance; those that never move are left out."""
     centred = numbers - numbers.mean(axis=0)
     spread = centred.std(axis=0)

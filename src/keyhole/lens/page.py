@@ -60,17 +60,13 @@ def _verdict(answer: Answer) -> Verdict:
 def _learners(found: Findings) -> Section:
     rows = learner_rows(found)
     n = len(rows)
+    order = sorted((m for m in found.learners if m.losses), key=found.error_of)
     series = []
-    for family in ("pooled", "attention"):
-        chosen = [(k, m) for k, m in enumerate(sorted((m for m in found.learners if m.losses), key=found.error_of))
-                  if m.family == family]  # fmt: skip
-        y = [found.error_of(m) for _, m in chosen]
-        low = [max(0.0, e - m.uncertainty) for e, (_, m) in zip(y, chosen, strict=True)]
-        high = [e + m.uncertainty for e, (_, m) in zip(y, chosen, strict=True)]
-        role = "attention" if family == "attention" else "mlp"
-        name = "attention" if family == "attention" else "on pooled input"
-        hover = [m.name for _, m in chosen]
-        series.append(Series(name, [k + 1 for k, _ in chosen], y, low, high, role=role, hover=hover))
+    for k, m in enumerate(order, start=1):
+        error = found.error_of(m)
+        low, high = [max(0.0, error - m.uncertainty)], [error + m.uncertainty]
+        role = m.role if m.family == "attention" else "mlp"
+        series.append(Series(m.name, [k], [error], low, high, role=role))
     chart = Chart(
         "learners", f"Held-out error of {n} learners, best first", "rank", f"error: {found.measure}", series,
         rows=rows, note="Bars are one standard error. All learners see the same folds.",
@@ -105,13 +101,13 @@ def _data(found: Findings) -> Section:
         if curve.role != "pooled" and len(curve.sizes) > 1:
             _, error, now, later = extrapolate(curve, found.config.seed)
             n, level = curve.sizes[-1], max(later, 0.0)
-            series.append(
-                Series(f"{curve.name}, extrapolated", [n, 2 * n], [now, level], [now, max(0.0, later - 2 * error)],
-                       [now, later + 2 * error], look="dashed", role="prediction")
-            )  # fmt: skip
+            name, low, high = f"{curve.name}, extrapolated", max(0.0, later - 2 * error), later + 2 * error
+            ends, levels = [n, 2 * n], [now, level]
+            series.append(Series(name, ends, levels, look="dashed", role="prediction"))
+            series.append(Series(name, ends, levels, [now, low], [now, high], look="band", role="prediction"))
     blocks = [
         Chart("learning_curve", "Error against training sets", "training sets n", f"error: {found.measure}", series,
-              x_log=True, note="Bars are one standard error; the extrapolation is drawn with two.")
+              x_log=True, note="Bars are one standard error; the band of the extrapolation is two.")
     ] if series else []  # fmt: skip
     claim = "Where the curve still falls, more sets would help; the next doubling gains a little less than the last."
     return Section("data", "Would more data help?", claim, blocks, _verdict(found.answers["data"]))

@@ -62,7 +62,7 @@ def look(data: Any, config: Config, progress: Callable[[str], None] = lambda tex
     >>> import keyhole as kh
     >>> sets = kh.targets.sphere_sets(120, n_keys=4, dim=3, seed=0)
     >>> data = kh.datasets.Dataset(sets, kh.targets.TokenPower(2, dim=3)(sets))
-    >>> found = look(data, Config("regression", budget=20, n_heads=32))
+    >>> found = look(data, Config("regression", budget=20, n_heads=32, steps=0))
     >>> found.answers["query"].says
     'no'
     """
@@ -207,6 +207,9 @@ class _Look:
 
     def _learned_law(self) -> None:
         """Learn a law on the training part of each of a few folds."""
+        if self.config.steps == 0:
+            self.found.skipped.append("learned law: none was asked for.")
+            return
         seconds = max(0.0, 0.55 * self.left) / min(2, len(self.folds))
         if seconds < 1.0 or not self._afford("learned law", seconds):
             self.found.skipped.append("learned law: too little time was left to learn one.")
@@ -227,7 +230,7 @@ class _Look:
 
     def _learn(self, ready: Any, train: np.ndarray, seconds: float) -> Any:
         """A law for the training part; at most 400 samples a step keep a step short."""
-        law = LearnedHeads(seconds=0.8 * seconds, max_samples=400)
+        law = LearnedHeads(steps=self.config.steps, seconds=0.8 * seconds, max_samples=400)
         rows = np.sort(train)
         return law.fit(
             ready[rows], self.problem.columns[rows], activation=self.config.activation, seed=self.config.seed
