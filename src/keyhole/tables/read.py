@@ -41,7 +41,7 @@ def read_table(
     query : column name or names, optional
         By default the column ``query``; with one row per token, the rows whose column ``role`` says "query".
     target : column name, optional
-        By default the first of target, y, label, class. With one row per token it is the same in all rows of a set.
+        By default the first of target, label, class, y. With one row per token it is the same in all rows of a set.
     set_id : column name, optional
         With one row per token, which set a row belongs to; by default the first of set, set_id, bag, bag_id, id,
         group.
