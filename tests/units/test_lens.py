@@ -123,6 +123,8 @@ def test_the_extrapolation_is_geometric():
     losses = tuple(np.full(50, e) for e in (9.0, 5.0, 3.0))
     gain, error, now, later = extrapolate(Curve("c", "attention", (1, 2, 4), losses))
     assert (gain, error, now, later) == (1.0, 0.0, 3.0, 2.0)
+    steep = tuple(np.full(50, e) for e in (9.0, 6.0, 2.0))  # never below zero: a third is left each time
+    assert extrapolate(Curve("c", "attention", (1, 2, 4), steep))[3] == pytest.approx(2 / 3)
 
 
 def test_differences_are_paired(rng):

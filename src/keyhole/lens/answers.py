@@ -108,8 +108,9 @@ def query_matters(found: Findings) -> Answer:
 def extrapolate(curve: Curve, seed: int = 0, n_draws: int = 400) -> tuple[float, float, float, float]:
     """The gain of doubling the data, its standard error, and the error now and after it.
 
-    Successive halvings of the error's excess shrink by a common factor r, which the last two doublings tell; the next
-    gain is r times the last one. Standard error by bootstrap over held-out samples.
+    An error that falls like a floor plus a power of n has gains that shrink by a common factor r from doubling to
+    doubling. The last two doublings tell r; a floor is not negative, so r is no more than the last ratio of errors. The
+    next gain is r times the last one. Standard error by bootstrap over held-out samples.
     """
     losses = np.stack(curve.losses)
     rng = np.random.default_rng(seed)
@@ -125,6 +126,8 @@ def _next_gain(losses: np.ndarray) -> float:
     if len(errors) > 2:
         before = float(errors[-3] - errors[-2])
         ratio = float(np.clip(last / before, 0.2, 1.0)) if before > 0 and last > 0 else 0.5
+    if errors[-2] > 0:
+        ratio = min(ratio, float(errors[-1] / errors[-2]))
     return ratio * last
 
 
