@@ -35,7 +35,8 @@ def report_of(found: Findings) -> Report:
     sections = [_learners(found), _query(found), _data(found), _heads(found), _spectrum(found)]
     if found.law is not None:
         sections.append(_law(found))
-    return Report(f"A look at {found.description.partition(':')[0]}", lead, sections, provenance)
+    title = found.description.partition(":")[0].partition(",")[0]
+    return Report(f"A look at {title or 'your data'}", lead, sections, provenance)
 
 
 def learner_rows(found: Findings) -> list[dict[str, Any]]:
@@ -55,6 +56,12 @@ def learner_rows(found: Findings) -> list[dict[str, Any]]:
 
 def _verdict(answer: Answer) -> Verdict:
     return Verdict(_STATES[answer.says], answer.sentence, answer.numbers)
+
+
+def _forecast(answer: Answer) -> Verdict:
+    """More of something is neither good nor bad: a piece of information."""
+    state: Any = "not tested" if answer.says == "not tested" else "information"
+    return Verdict(state, answer.sentence, answer.numbers)
 
 
 def _learners(found: Findings) -> Section:
@@ -110,7 +117,7 @@ def _data(found: Findings) -> Section:
               x_log=True, note="Bars are one standard error; the band of the extrapolation is two.")
     ] if series else []  # fmt: skip
     claim = "Where the curve still falls, more sets would help; the next doubling gains a little less than the last."
-    return Section("data", "Would more data help?", claim, blocks, _verdict(found.answers["data"]))
+    return Section("data", "Would more data help?", claim, blocks, _forecast(found.answers["data"]))
 
 
 def _heads(found: Findings) -> Section:
@@ -131,7 +138,7 @@ def _heads(found: Findings) -> Section:
     claim = (
         "Random heads approach their kernel as their number grows; where the error no longer falls, they are enough."
     )
-    return Section("heads", "Would more heads help?", claim, blocks, _verdict(found.answers["heads"]))
+    return Section("heads", "Would more heads help?", claim, blocks, _forecast(found.answers["heads"]))
 
 
 def reach(spectrum: Spectrum, share: float) -> int:
@@ -180,7 +187,7 @@ def _law(found: Findings) -> Section:
     mean = np.asarray(law.means_[0])
     names = [*found.names, "1"] if len(found.names) == len(mean) - 1 else [str(k) for k in range(len(mean) - 1)] + ["1"]
     blocks: list[HeatMap | Table] = []
-    if len(mean) <= LARGEST_MAP:
+    if len(mean) <= LARGEST_MAP and mean.any():
         blocks.append(
             HeatMap("law", "Mean of the heads", "key", "query", names, names, mean.tolist(), centre=0.0,
                     note="The score of a key is the query's row times the key's column, plus chance.")
