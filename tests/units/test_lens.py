@@ -52,8 +52,17 @@ def test_attention_does_not_pay_where_the_mean_tells_all(seed):
     found = look(data_of(linear, seed, noise=1.0), Config("regression", n_heads=64, **QUIET))
     assert says(found)["attention"] == "no"
     assert says(found)["query"] == "no"
+
+
+def test_enough_is_enough(seed):
+    """One coordinate, much noise: what there is to know is known from a hundred sets, and by a few heads."""
+    rng = np.random.default_rng([seed, 2])
+    keys = rng.uniform(-1, 1, size=(400, 3, 1))
+    y = keys.mean(axis=(1, 2)) + 0.7 * rng.standard_normal(400)
+    found = look(Dataset(kh.SetBatch(keys), y), Config("regression", n_heads=64, **QUIET))
     assert says(found)["data"] != "yes"
     assert says(found)["heads"] != "yes"
+    assert says(found)["query"] == "not tested"
 
 
 def test_more_heads_help_where_there_are_two(seed):

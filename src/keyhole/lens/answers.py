@@ -8,17 +8,20 @@ import numpy as np
 
 from keyhole.lens.findings import Answer, Curve, Difference, Findings, Measured, Says, difference
 
-BEYOND_DOUBT = 2.0
-"""Standard errors from which a difference counts."""
+BEYOND_DOUBT = 3.0
+"""Standard errors from which a difference counts: not two, because the best of several is compared with the best of
+several others."""
+POSSIBLE = 1.5
+"""Standard errors from which it may be there."""
 WORTH_IT = 0.03
 """Share of an error below which a gain is not worth mentioning, however certain."""
 
 
 def judge(gain: Difference) -> Says:
-    """A gain is there if it is beyond doubt and worth having; it may be if it is beyond one standard error."""
+    """A gain is there if it is beyond doubt and worth having; it may be if it is halfway beyond doubt."""
     if gain.z > BEYOND_DOUBT and gain.share > WORTH_IT:
         return "yes"
-    return "perhaps" if gain.z > 1.0 and gain.share > WORTH_IT else "no"
+    return "perhaps" if gain.z > POSSIBLE and gain.share > WORTH_IT else "no"
 
 
 def answer_all(found: Findings) -> dict[str, Answer]:
@@ -48,7 +51,8 @@ def attention_pays(found: Findings) -> Answer:
     if pooled is None or attention is None:
         return Answer(question, "not tested", "Too little time to fit both attention and a learner on pooled input.")
     gain = difference(pooled, attention)
-    says = judge(gain)
+    nothing = nothing_learned(found)
+    says: Says = "no" if nothing else judge(gain)
     numbers = {
         f"best attention ({attention.name})": with_error(attention),
         f"best on pooled input ({pooled.name})": with_error(pooled),
@@ -56,6 +60,8 @@ def attention_pays(found: Findings) -> Answer:
     }
     ahead = f"{attention.name} leaves {percent(gain.better)}, {pooled.name} {percent(gain.base)}"
     doubt = f"{abs(gain.z):.1f} standard errors apart" if math.isfinite(gain.z) else "without exception"
+    if nothing:
+        return Answer(question, says, nothing, numbers)
     match says:
         case "yes":
             words = f"Yes. {ahead}: {percent(gain.share)} of the error gone, {doubt}."
@@ -69,6 +75,19 @@ def attention_pays(found: Findings) -> Answer:
                 "few to learn it."
             )
     return Answer(question, says, words, numbers)
+
+
+def nothing_learned(found: Findings) -> str:
+    """A sentence if no learner beats a constant guess beyond doubt, else nothing."""
+    constant = found.best("constant")
+    learners = [m for m in found.learners if m.family != "constant" and m.losses]
+    if constant is None or not learners or any(judge(difference(constant, m)) == "yes" for m in learners):
+        return ""
+    best = min(learners, key=found.error_of)
+    return (
+        f"No. Nothing is learned here beyond doubt: {best.name}, the best, leaves {percent(found.error_of(best))}, a "
+        f"constant guess {percent(constant.error)}."
+    )
 
 
 def query_matters(found: Findings) -> Answer:
@@ -92,6 +111,9 @@ def query_matters(found: Findings) -> Answer:
     # the better of the two stand-ins: noise in a shuffled query harms too, and is no sign of a query that matters
     rival = min(others, key=lambda m: m.error)
     gain = difference(rival, whole)
+    nothing = nothing_learned(found)
+    if nothing:
+        return Answer(question, "no", nothing, numbers)
     says = judge(gain)
     instead = "without" if rival.role == "without" else "with that of another set"
     compared = f"{percent(gain.better)} with it, {percent(gain.base)} {instead}"
@@ -139,7 +161,11 @@ def more_data(found: Findings) -> Answer:
         words = next((s for s in found.skipped if "learning curve" in s), "There was no time for a learning curve.")
         return Answer(question, "not tested", words)
     gain, error, now, later = extrapolate(curve, found.config.seed)
-    says = judge(Difference(gain, error, now))
+    forecast_gain = Difference(gain, error, now)
+    says = judge(forecast_gain)
+    # a forecast is uncertain by nature: it takes a flat curve to say no
+    if says == "no" and forecast_gain.share > WORTH_IT and forecast_gain.z > 0.5:
+        says = "perhaps"
     n = curve.sizes[-1]
     numbers = {f"error at n = {k}": percent(float(x.mean())) for k, x in zip(curve.sizes, curve.losses, strict=True)}
     numbers[f"extrapolated to n = {2 * n}"] = f"{percent(max(later, 0.0))} ± {percent(error)}"

@@ -48,7 +48,7 @@ class Config:
 class Measured:
     """Held-out losses of a learner, fold by fold.
 
-    ``family`` is "pooled" or "attention"; ``law`` what the heads are drawn from, for attention.
+    ``family`` is "constant", "pooled" or "attention"; ``law`` what the heads are drawn from, for attention.
     """
 
     name: str

@@ -72,7 +72,7 @@ def _learners(found: Findings) -> Section:
     for k, m in enumerate(order, start=1):
         error = found.error_of(m)
         low, high = [max(0.0, error - m.uncertainty)], [error + m.uncertainty]
-        role = m.role if m.family == "attention" else "mlp"
+        role = "mlp" if m.family == "pooled" else m.role
         series.append(Series(m.name, [k], [error], low, high, role=role))
     chart = Chart(
         "learners", f"Held-out error of {n} learners, best first", "rank", f"error: {found.measure}", series,

@@ -82,9 +82,9 @@ def look(data: Any, config: Config, progress: Callable[[str], None] = lambda tex
 
 
 def _affordable(problem: Problem, choice: Choice, config: Config, spent: float) -> tuple[int, int]:
-    """Samples and folds whose fits take about half of what is left; the rest is for learning a law."""
+    """Samples and folds whose fits take about three fifths of what is left; the rest is for learning a law."""
     n, biased = len(problem), choice.strength is not None
-    left = 0.5 * (config.budget - config.reserve - spent)
+    left = 0.6 * (config.budget - config.reserve - spent)
     width = problem.batch.dim + 1
     for size in [n, *(s for s in SIZES if s < n)]:
         tokens = problem.tokens * size / n
@@ -171,6 +171,7 @@ class _Look:
 
     def _pooled(self) -> None:
         self.progress("learners on pooled input")
+        self.found.learners.append(self._constant())
         pooling, problem = self.config.pooling, self.problem
         plain = pooled_numbers(problem, statistics=False, pooling=pooling)
         many = pooled_numbers(problem, statistics=True, pooling=pooling)
@@ -180,6 +181,15 @@ class _Look:
             ("pooled statistics, MLP", "mlp", lambda: mlp_gram(many, WIDTH, self.config.seed)),
         ):
             self._add(Measured(name, "pooled", role), make)
+
+    def _constant(self) -> Measured:
+        """The mean of the training part, or its most frequent class."""
+        m = Measured("a constant guess", "constant", "null")
+        for k in self.folds:
+            train, test = self.problem.folds[k]
+            guess = self.problem.columns[train].mean(axis=0)
+            m.losses[k] = self.problem.losses(test, np.tile(guess, (len(test), 1)))
+        return m
 
     def _fixed_laws(self) -> None:
         laws: list[tuple[str, str, Any]] = [("zero-mean attention", "attention", GaussianHeads())]
