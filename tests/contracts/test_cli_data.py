@@ -128,7 +128,7 @@ def test_slips_of_lens(arguments, words, tables):
 @pytest.mark.parametrize("command", ["fit", "lens"])
 def test_broken_files_end_with_a_message(name, command, tables, rng):
     whole = (tables / name).read_bytes()
-    for k in range(15):
+    for k in range(10):
         broken = bytearray(whole)
         if k % 2:
             del broken[int(rng.integers(len(whole))) :]

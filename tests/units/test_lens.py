@@ -18,7 +18,7 @@ DIM, KEYS = 3, 4
 QUIET = {"budget": 3000.0, "steps": 0}
 
 
-def data_of(target, seed, n=300, noise=0.0):
+def data_of(target, seed, n=240, noise=0.0):
     sets = kh.targets.sphere_sets(n, KEYS, DIM, seed)
     y = target(sets)
     y = y / y.std() + noise * np.random.default_rng([seed, n]).standard_normal(n)
@@ -87,10 +87,10 @@ def test_noise_is_called_noise(seed):
 def test_a_law_that_must_be_learned(seed):
     """The query asks with its first coordinate, the keys answer with their second: no fixed law knows."""
     rng = np.random.default_rng(seed)
-    keys, query = rng.normal(size=(300, 3, 3)), rng.normal(size=(300, 3))
+    keys, query = rng.normal(size=(200, 3, 3)), rng.normal(size=(200, 3))
     weights = np.exp(4 * keys[:, :, 1] * query[:, None, 0])
     y = (weights * keys[:, :, 2]).sum(axis=1) / weights.sum(axis=1)
-    config = Config("regression", n_heads=32, budget=3000.0, steps=25, activation="softmax")
+    config = Config("regression", n_heads=16, budget=3000.0, steps=10, activation="softmax")
     found = look(Dataset(kh.SetBatch(keys, query), y, ("x", "y", "z"), "made"), config)
     learned = next(m for m in found.learners if m.role == "learned")
     assert len(learned.losses) == 2
@@ -110,9 +110,9 @@ def test_a_budget_is_kept_by_leaving_things_out():
 
 def test_the_split_of_the_data_is_used(seed):
     data = data_of(kh.targets.TokenPower(2, DIM), seed)
-    split = (np.arange(300) >= 200).astype(int)
+    split = (np.arange(240) >= 160).astype(int)
     found = look(Dataset(data.sets, data.target, split=split), Config("regression", n_heads=16, **QUIET))
-    assert (found.n_train, found.n_folds) == (200, 1)
+    assert (found.n_train, found.n_folds) == (160, 1)
     assert "own test part" in found.settings
 
 
@@ -125,6 +125,14 @@ def test_nothing_to_learn(target, words):
         look(Dataset(sets, target), Config("classification" if target.dtype.kind == "U" else "regression"))
     with pytest.raises(ValueError, match="at least 40 sets"):
         look(Dataset(sets[:10], np.arange(10.0)), Config("regression"))
+
+
+@pytest.mark.parametrize("shape", [(60, 2, 2), (60, 1, 1)])
+def test_sets_that_are_all_alike(shape, seed):
+    y = np.random.default_rng(seed).normal(size=60)
+    for sets in (kh.SetBatch(np.zeros(shape)), kh.SetBatch(np.ones(shape), np.ones((60, shape[2])))):
+        found = look(Dataset(sets, y), Config("regression", n_heads=4, **QUIET))
+        assert "yes" not in says(found).values()
 
 
 def test_the_extrapolation_is_geometric():

@@ -272,7 +272,7 @@ def test_every_truncation_and_flip_is_noticed(saved, rng):
         with pytest.raises(ValueError, match="model"):
             kh.load(saved)
     harmless = 0
-    for place in rng.integers(0, len(whole), 400):
+    for place in rng.integers(0, len(whole), 250):
         changed = bytearray(whole)
         changed[place] ^= 1 << int(rng.integers(8))
         saved.write_bytes(changed)
@@ -281,7 +281,7 @@ def test_every_truncation_and_flip_is_noticed(saved, rng):
             harmless += 1  # a blank of the padding, say
         except ValueError as error:
             assert len(str(error)) > 40  # noqa: PT017
-    assert harmless < 20
+    assert harmless < 15
 
 
 def test_random_documents_are_refused(saved, rng):

@@ -63,7 +63,9 @@ def lens(
         findings = or_refuse(lambda: look(found, config, status.update))
         files = [] if folder is None else _write(findings, folder, status)
     if as_json:
-        typer.echo(json.dumps(as_data(findings), indent=2, allow_nan=False, ensure_ascii=False))
+        from keyhole.report.words import as_json as plain  # what is not finite becomes null
+
+        typer.echo(json.dumps(json.loads(plain(as_data(findings))), indent=2, ensure_ascii=False))
     else:
         _print(Console(), findings)
     if files:
