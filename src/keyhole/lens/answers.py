@@ -52,7 +52,7 @@ def attention_pays(found: Findings) -> Answer:
         return Answer(question, "not tested", "Too little time to fit both attention and a learner on pooled input.")
     gain = difference(pooled, attention)
     nothing = nothing_learned(found)
-    says: Says = "no" if nothing else judge(gain)
+    says: Says = "no" if nothing else at_most(learned(found), judge(gain))
     numbers = {
         f"best attention ({attention.name})": with_error(attention),
         f"best on pooled input ({pooled.name})": with_error(pooled),
@@ -77,16 +77,30 @@ def attention_pays(found: Findings) -> Answer:
     return Answer(question, says, words, numbers)
 
 
+def learned(found: Findings) -> Says:
+    """Whether any learner beats a constant guess."""
+    constant = found.best("constant")
+    if constant is None:
+        return "not tested"
+    heard = {judge(difference(constant, m)) for m in found.learners if m.family != "constant" and m.losses}
+    return "yes" if "yes" in heard else "perhaps" if "perhaps" in heard else "no"
+
+
+def at_most(limit: Says, says: Says) -> Says:
+    """An answer, or perhaps where it is uncertain that anything is learned at all."""
+    return "perhaps" if limit == "perhaps" and says == "yes" else says
+
+
 def nothing_learned(found: Findings) -> str:
-    """A sentence if no learner beats a constant guess beyond doubt, else nothing."""
+    """A sentence if no learner beats a constant guess, else nothing."""
     constant = found.best("constant")
     learners = [m for m in found.learners if m.family != "constant" and m.losses]
-    if constant is None or not learners or any(judge(difference(constant, m)) == "yes" for m in learners):
+    if constant is None or not learners or learned(found) != "no":
         return ""
     best = min(learners, key=found.error_of)
     return (
-        f"No. Nothing is learned here beyond doubt: {best.name}, the best, leaves {percent(found.error_of(best))}, a "
-        f"constant guess {percent(constant.error)}."
+        f"No. Nothing is learned here: {best.name}, the best, leaves {percent(found.error_of(best))}, a constant guess "
+        f"{percent(constant.error)}."
     )
 
 
@@ -114,7 +128,7 @@ def query_matters(found: Findings) -> Answer:
     nothing = nothing_learned(found)
     if nothing:
         return Answer(question, "no", nothing, numbers)
-    says = judge(gain)
+    says = at_most(learned(found), judge(gain))
     instead = "without" if rival.role == "without" else "with that of another set"
     compared = f"{percent(gain.better)} with it, {percent(gain.base)} {instead}"
     match says:
