@@ -116,11 +116,12 @@ class _Look:
     def run(self) -> Findings:
         self._pooled()
         self._fixed_laws()
-        self._learned_law()
-        self._query()
-        self._heads()
         self._curves()
         self._spectra()
+        self._learned_law()  # takes what time it is given: whatever is sure to be short comes before
+        self._query()
+        self._heads()
+        self._learned_curve()
         self.found.answers = answer_all(self.found)
         self.found.seconds = time.perf_counter() - self.began
         return self.found
@@ -144,8 +145,8 @@ class _Look:
         return self.config.budget - self.config.reserve - (time.perf_counter() - self.began)
 
     def _afford(self, what: str, seconds: float) -> bool:
-        """Say what comes next, or note that there is no time for it."""
-        if seconds > self.left:
+        """Say what comes next, or note that there is no time for it, with a quarter to spare."""
+        if 1.25 * seconds > self.left:
             self.found.skipped.append(f"{what}: would take about {seconds:.0f} s, {max(self.left, 0):.0f} s are left.")
             return False
         self.progress(f"{what} ({max(self.left, 0):.0f} s left)")
@@ -220,7 +221,8 @@ class _Look:
         if self.config.steps == 0:
             self.found.skipped.append("learned law: none was asked for.")
             return
-        seconds = max(0.0, 0.55 * self.left) / min(2, len(self.folds))
+        # as much again for shuffled queries, and for half the samples
+        seconds = max(0.0, self.left) * (0.27 if len(self.folds) == 1 else 0.2)
         if seconds < 1.0 or not self._afford("learned law", seconds):
             self.found.skipped.append("learned law: too little time was left to learn one.")
             return
@@ -358,12 +360,10 @@ class _Look:
 
     def _curves(self) -> None:
         """Held-out error against training samples, on the same held-out samples."""
-        pooled, fixed, learned = self.found.best("pooled"), self._best_fixed(), self._learned_leads()
+        pooled, fixed = self.found.best("pooled"), self._best_fixed()
         folds = list(self.folds)[:3]
         n = self.found.n_train
         sizes = tuple(n >> k for k in (3, 2, 1, 0) if n >> k >= 20)
-        if learned is not None:
-            self._learned_curve(learned)
         for m in (fixed, pooled):
             if m is None or not self._afford(f"learning curve of {m.name}", 1.2 * self._fit_cost(len(folds))):
                 continue
@@ -379,8 +379,11 @@ class _Look:
         ]
         return np.concatenate(parts)
 
-    def _learned_curve(self, learned: Measured) -> None:
-        """Half the samples, and all of them, on the first fold: the law is learned anew."""
+    def _learned_curve(self) -> None:
+        """Half the samples, and all of them, on the first fold, if the learned law leads: it is learned anew."""
+        learned = self._learned_leads()
+        if learned is None or 0 not in learned.losses:
+            return
         seconds = learned.seconds / max(1, len(learned.law))
         if not self._afford("learning curve of the learned law", seconds):
             return
@@ -390,7 +393,7 @@ class _Look:
         gram = self._head_gram(law)
         losses = held_out_losses(gram, self.problem, half, test)[0]
         curve = Curve(learned.name, "learned", (len(half), len(train)), (losses, learned.losses[0]))
-        self.found.curves.append(curve)
+        self.found.curves.insert(0, curve)
 
     def _spectra(self) -> None:
         pooled, fixed = self.found.best("pooled"), self._best_fixed()
