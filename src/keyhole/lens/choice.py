@@ -21,6 +21,8 @@ from keyhole.tokens import SCALINGS, TokenRule
 MOST = 300
 """Samples that choices are made on."""
 MOST_TOKENS = 8000
+SIZES = (2000, 1500, 1200, 1000, 800, 600, 500, 400, 300, 200, 150, 100)
+"""Numbers of samples to fall back to."""
 STRENGTHS = (1.0, 3.0, 10.0)
 PILOT_HEADS = 64
 
@@ -125,3 +127,19 @@ def _measure(costs: Costs, problem: Problem, rows: np.ndarray, rule: TokenRule, 
     began = time.perf_counter()
     held_out_losses(gram, part, half, half[:1])
     costs.solve = (time.perf_counter() - began) / len(rows) ** 2
+
+
+def affordable(problem: Problem, choice: Choice, config: Config, spent: float) -> tuple[int, int]:
+    """Samples and folds whose fits take about three fifths of what is left; the rest is for learning a law."""
+    n, biased = len(problem), choice.strength is not None
+    left = 0.6 * (config.budget - config.reserve - spent)
+    width = problem.batch.dim + 1
+    for size in [n, *(s for s in SIZES if s < n)]:
+        tokens = problem.tokens * size / n
+        kernels = choice.costs.kernel(tokens) * (3 if problem.has_query else 2)
+        kernels += choice.costs.heads(tokens, size, config.n_heads, width) * (2 + 2 * biased)
+        for folds in (5, 3):
+            fits = (7 + biased) * folds + 12
+            if kernels + fits * choice.costs.fit(int(0.8 * size)) < left:
+                return size, folds
+    return min(n, SIZES[-1]), 2

@@ -15,8 +15,8 @@ from keyhole.groups import SetGroups
 from keyhole.heads import GaussianHeads
 from keyhole.learned import LearnedHeads
 from keyhole.lens.answers import answer_all, judge
-from keyhole.lens.choice import Choice, make_choice
-from keyhole.lens.findings import Config, Curve, Findings, Measured, Spectrum, difference
+from keyhole.lens.choice import Choice, affordable, make_choice
+from keyhole.lens.findings import Config, Curve, Findings, Measured, difference
 from keyhole.lens.learners import (
     Gram,
     head_gram,
@@ -28,11 +28,11 @@ from keyhole.lens.learners import (
     pooled_numbers,
 )
 from keyhole.lens.problem import Problem, choose_rows, pose
+from keyhole.lens.spectrum import spectrum_of
 from keyhole.sets import SetBatch
 
 WIDTH = 1024
 """Units of the MLP."""
-SIZES = (2000, 1500, 1200, 1000, 800, 600, 500, 400, 300, 200, 150, 100)
 FEWEST = 40
 
 
@@ -74,27 +74,11 @@ def look(data: Any, config: Config, progress: Callable[[str], None] = lambda tex
     rows = choose_rows(n, config.max_samples, data.split, config.seed)
     problem = pose(data, config.kind, rows, config.seed)
     choice = make_choice(problem, config)
-    size, n_folds = _affordable(problem, choice, config, time.perf_counter() - began)
+    size, n_folds = affordable(problem, choice, config, time.perf_counter() - began)
     if size < len(problem):
         rows = choose_rows(n, size, data.split, config.seed)
         problem = pose(data, config.kind, rows, config.seed)
     return _Look(data, problem, choice, replace(config), min(n_folds, len(problem.folds)), began, progress).run()
-
-
-def _affordable(problem: Problem, choice: Choice, config: Config, spent: float) -> tuple[int, int]:
-    """Samples and folds whose fits take about three fifths of what is left; the rest is for learning a law."""
-    n, biased = len(problem), choice.strength is not None
-    left = 0.6 * (config.budget - config.reserve - spent)
-    width = problem.batch.dim + 1
-    for size in [n, *(s for s in SIZES if s < n)]:
-        tokens = problem.tokens * size / n
-        kernels = choice.costs.kernel(tokens) * (3 if problem.has_query else 2)
-        kernels += choice.costs.heads(tokens, size, config.n_heads, width) * (2 + 2 * biased)
-        for folds in (5, 3):
-            fits = (7 + biased) * folds + 12
-            if kernels + fits * choice.costs.fit(int(0.8 * size)) < left:
-                return size, folds
-    return min(n, SIZES[-1]), 2
 
 
 class _Look:
@@ -400,16 +384,7 @@ class _Look:
         for m in (fixed, pooled):
             if m is None or not self._afford(f"spectrum of {m.name}", 4 * self._fit_cost(1)):
                 continue
-            self.found.spectra.append(_spectrum(m, self.grams[m.name].matrix, self.problem.columns))
-
-
-def _spectrum(m: Measured, gram: np.ndarray, columns: np.ndarray) -> Spectrum:
-    """Eigenvalues of the centred matrix over n, and what share of the target's power lies along each direction."""
-    centred = gram - gram.mean(axis=0) - gram.mean(axis=1)[:, None] + gram.mean()
-    values, vectors = np.linalg.eigh(centred / len(gram))
-    target = columns - columns.mean(axis=0)
-    power = np.square(vectors.T @ target).sum(axis=1) / np.square(target).sum()
-    return Spectrum(m.name, "pooled" if m.family == "pooled" else m.role, np.maximum(values[::-1], 0.0), power[::-1])
+            self.found.spectra.append(spectrum_of(m, self.grams[m.name].matrix, self.problem.columns))
 
 
 def _renamed(m: Measured, name: str, role: str) -> Measured:
