@@ -69,13 +69,13 @@ def _learners(found: Findings) -> Section:
     n = len(rows)
     order = sorted((m for m in found.learners if m.losses), key=found.error_of)
     series = []
-    for k, m in enumerate(order, start=1):
+    for k, m in enumerate((m for m in order if m.family != "constant"), start=1):
         error = found.error_of(m)
         low, high = [max(0.0, error - m.uncertainty)], [error + m.uncertainty]
         role = "mlp" if m.family == "pooled" else m.role
         series.append(Series(m.name, [k], [error], low, high, role=role))
     chart = Chart(
-        "learners", f"Held-out error of {n} learners, best first", "rank", f"error: {found.measure}", series,
+        "learners", f"Held-out error of {n - 1} learners, best first", "rank", f"error: {found.measure}", series,
         rows=rows, note="Bars are one standard error. All learners see the same folds.",
     )  # fmt: skip
     table = Table("learners_table", "The same in numbers", rows, note=" ".join(found.skipped))

@@ -340,7 +340,9 @@ class _Look:
                 self._evaluate(m, gram, [k])
         self.found.heads = rows
         same = [m for m in self.found.learners if m.law is leader.law and math.isinf(m.heads)]
-        self.found.heads += [_renamed(m, "infinite heads", "infinite") for m in same]
+        for m in same:  # on the same folds as the others
+            losses = {k: m.losses[k] for k in folds if k in m.losses}
+            self.found.heads.append(replace(m, name="infinite heads", role="infinite", losses=losses))
 
     def _curves(self) -> None:
         """Held-out error against training samples, on the same held-out samples."""
