@@ -207,6 +207,15 @@ def test_a_crafted_file_is_refused(saved, change):
         kh.load(saved)
 
 
+def test_a_small_file_does_not_ask_for_a_large_matrix(rng, tmp_path):
+    kh.save(kh.AttentionFeatures(3, random_state=0).fit(sets_of(rng)), tmp_path / "m")
+    rewrite(tmp_path / "m", poke(("fitted", "n_features_in_"), 10**8))
+    rewrite(tmp_path / "m", poke(("layer", "with", "dim"), 10**8))  # one head would take 80 petabytes
+    assert kh.load(tmp_path / "m").n_features_in_ == 10**8
+    with pytest.raises(ValueError, match="expecting 100000000 features"):
+        kh.load(tmp_path / "m").transform(sets_of(rng))
+
+
 def header_of(content):
     length = int.from_bytes(content[:8], "little")
     return json.loads(content[8 : 8 + length]), content[8 + length :]
@@ -263,7 +272,7 @@ def test_every_truncation_and_flip_is_noticed(saved, rng):
         with pytest.raises(ValueError, match="model"):
             kh.load(saved)
     harmless = 0
-    for place in rng.integers(0, len(whole), 400):
+    for place in rng.integers(0, len(whole), 250):
         changed = bytearray(whole)
         changed[place] ^= 1 << int(rng.integers(8))
         saved.write_bytes(changed)
@@ -272,7 +281,7 @@ def test_every_truncation_and_flip_is_noticed(saved, rng):
             harmless += 1  # a blank of the padding, say
         except ValueError as error:
             assert len(str(error)) > 40  # noqa: PT017
-    assert harmless < 20
+    assert harmless < 15
 
 
 def test_random_documents_are_refused(saved, rng):

@@ -4,6 +4,7 @@ from keyhole.cli import (  # noqa: F401  (each joins the application)
     compare,
     fit,
     heads,
+    lens,
     norm_ball,
     predict,
     prediction,

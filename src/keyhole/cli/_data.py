@@ -12,7 +12,7 @@ from keyhole.cli._app import refuse
 
 KEYS_HELP = "Columns of the coordinates of a key, with commas [default: column keys, or all columns left]."
 QUERY_HELP = "Columns of the query, with commas [default: column query, or rows whose role is query]."
-TARGET_HELP = "Column to predict [default: target, y, label or class]."
+TARGET_HELP = "Column to predict [default: target, label, class or y]."
 SET_HELP = "Column that says which set a row belongs to, where a row is a token [default: set, bag, id, …]."
 Data = Annotated[str, typer.Argument(help="A table of sets (Parquet, Arrow, CSV, npz), .ts, .xyz, or: digits.")]
 Keys = Annotated[str | None, typer.Option(help=KEYS_HELP)]
@@ -33,7 +33,7 @@ def read_data(data: str, **columns: Any) -> Any:
     except (ValueError, OSError) as error:
         refuse(str(error))
     if found.target is None:
-        refuse(f"{data} must have a target to learn: no column target, y, label or class. Name it with --target.")
+        refuse(f"{data} must have a target to learn: no column target, label, class or y. Name it with --target.")
     return found
 
 

@@ -47,7 +47,10 @@ def load_bags(path: Any, *, bag: str | int = 0, label: str | int = -1, skip: Any
     """
     path = Path(path)
     text = next(iter(read_texts(path, lambda name: True).values()), "")
-    rows = [row for row in csv.reader(io.StringIO(text)) if any(cell.strip() for cell in row)]
+    try:
+        rows = [row for row in csv.reader(io.StringIO(text, newline="")) if any(cell.strip() for cell in row)]
+    except csv.Error as error:
+        raise ValueError(f"a file of bags is comma separated: {path.name!r} is not ({error}). Is it damaged?") from None
     if not rows:
         raise ValueError(f"a file of bags has a line per instance: {path.name!r} has none.")
     header = None if _has_number(rows[0]) else [cell.strip() for cell in rows[0]]

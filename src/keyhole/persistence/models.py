@@ -33,6 +33,8 @@ ESTIMATORS: dict[str, type] = {
 }
 _NOTE = re.compile(r"[a-z][a-z0-9_]{0,60}_|_single")
 """Names of fitted attributes."""
+LARGEST_TRIAL = 4_000_000
+"""Entries of a head drawn while loading."""
 _BUILT = {"layer_", "values_", "heads_", "dual_coef_", "active_heads_"}
 """Attributes that are parts of the layer: stored once, as the layer."""
 
@@ -241,7 +243,10 @@ def _attach_pruned(estimator: Any, parts: dict[str, Any]) -> None:
 def _check_heads(heads: Any, estimator: Any) -> None:
     if not isinstance(heads, HeadDraw) or heads.dim != estimator.n_features_in_:
         raise ValueError(f"heads that do not fit tokens of dimension {estimator.n_features_in_}")
-    heads.block(0, 1)  # a law that cannot be drawn from says so
+    width = heads.dim + 1
+    # a law that cannot be drawn from says so; a small file must not make us draw a large matrix
+    if width * (width + 2 * getattr(heads.law, "rank", 0)) <= LARGEST_TRIAL:
+        heads.block(0, 1)
 
 
 def _is_single(estimator: Any) -> bool:

@@ -10,7 +10,8 @@ import pyarrow as pa
 from jaxtyping import Float, Shaped
 
 SET_NAMES = ("set", "set_id", "bag", "bag_id", "id", "group")
-TARGET_NAMES = ("target", "y", "label", "class")
+TARGET_NAMES = ("target", "label", "class", "y")
+"""Usual names, "y" last: it may be a coordinate."""
 
 
 def is_list(kind: pa.DataType) -> bool:

@@ -41,7 +41,7 @@ def read_table(
     query : column name or names, optional
         By default the column ``query``; with one row per token, the rows whose column ``role`` says "query".
     target : column name, optional
-        By default the first of target, y, label, class. With one row per token it is the same in all rows of a set.
+        By default the first of target, label, class, y. With one row per token it is the same in all rows of a set.
     set_id : column name, optional
         With one row per token, which set a row belongs to; by default the first of set, set_id, bag, bag_id, id,
         group.
@@ -79,6 +79,7 @@ def read_table(
     if suffix == ".npz":
         return read_npz(path, choice)
     table = _arrow(path, suffix)
+    _validate(table, path)
     try:
         return (read_lists if has_list_keys(table, choice) else read_long)(table, choice, path.name)
     except pa.ArrowException as error:
@@ -110,6 +111,17 @@ def _arrow(path: Path, suffix: str) -> pa.Table:
         raise ValueError(
             f"{path.name!r} must be a table in the format of its suffix: it does not read "
             f"({str(error).strip()[:300]}). It is damaged or of another format; fetch or write it again."
+        ) from None
+
+
+def _validate(table: pa.Table, path: Path) -> None:
+    """Offsets that lead nowhere are memory that is not ours: look at all of them before anything else does."""
+    try:
+        table.validate(full=True)
+    except (pa.ArrowException, ValueError) as error:
+        raise ValueError(
+            f"a table must hold together: {path.name!r} does not ({str(error).strip()[:200]}). It is damaged; fetch or "
+            "write it again."
         ) from None
 
 

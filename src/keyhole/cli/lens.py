@@ -1,0 +1,150 @@
+"""`keyhole lens`."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from keyhole.cli._app import app, or_refuse, refuse, text_table
+from keyhole.cli._data import Data, Keys, Missing, Query, SetId, Target, Task, read_data, task_of
+
+_HELP = """What can one attention layer learn from this data?
+
+DATA is a table of sets (Parquet, Arrow, CSV with one row per token, npz), or a name that comes with keyhole: digits.
+Fits learners on pooled input and attention layers side by side within a time budget, and says in plain words whether
+attention pays, whether the query matters, and whether more data or more heads would help.
+"""
+REPORT_SECONDS = 9.0
+"""What it takes to draw the charts, with some to spare."""
+
+
+@app.command(help=_HELP)
+def lens(
+    data: Data,
+    keys: Keys = None,
+    query: Query = None,
+    target: Target = None,
+    set_id: SetId = None,
+    missing: Missing = "error",
+    task: Task = "auto",
+    budget: Annotated[float, typer.Option(help="Seconds for everything.", min=5.0, max=86400.0)] = 60.0,
+    heads: Annotated[int, typer.Option(help="Heads of the finite layers.", min=1, max=100_000)] = 256,
+    activation: Annotated[str, typer.Option(help="relu, softmax, linear, square, step or exp.")] = "relu",
+    pooling: Annotated[str, typer.Option(help="mean, or sum for targets that grow with the set.")] = "mean",
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the report [default: out/lens/NAME, a new one each time].")
+    ] = None,
+    report: Annotated[bool, typer.Option(help="Write the HTML report.")] = True,
+    overwrite: Annotated[bool, typer.Option(help="Replace a report in the folder of --out.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of everything.", min=0)] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Look, print, write."""
+    from keyhole.activations import check_activation
+    from keyhole.groups import POOLINGS
+
+    or_refuse(lambda: check_activation(activation))
+    if pooling not in POOLINGS:
+        refuse(f"--pooling must be one of {', '.join(POOLINGS)}: got {pooling!r}.")
+    folder = _folder(data, out, overwrite) if report else None
+    found = read_data(data, keys=keys, query=query, target=target, set_id=set_id, missing=missing)
+    kind = task_of(found.target, task)
+    from keyhole.lens import Config, look
+
+    reserve = min(REPORT_SECONDS, 0.3 * budget) if report else 0.0
+    config = Config(kind, budget, heads, activation, pooling, reserve=reserve, seed=seed)
+    console = Console(stderr=True)
+    with console.status("starting …") as status:
+        findings = or_refuse(lambda: look(found, config, status.update))
+        files = [] if folder is None else _write(findings, folder, status)
+    if as_json:
+        from keyhole.report.words import as_json as plain  # what is not finite becomes null
+
+        typer.echo(json.dumps(json.loads(plain(as_data(findings))), indent=2, ensure_ascii=False))
+    else:
+        _print(Console(), findings)
+    if files:
+        typer.echo(f"wrote {files[0]} and the charts beside it", err=as_json)
+
+
+def _folder(data: str, out: Path | None, overwrite: bool) -> Path:
+    """Where the report goes: never onto another one unless asked."""
+    if out is not None:
+        if (out / "report.html").exists() and not overwrite:
+            refuse(f"a report is not replaced unless asked: {out} has one. Choose another folder, or add --overwrite.")
+        if out.exists() and not out.is_dir():
+            refuse(f"--out must be a folder: {out} is a file.")
+        return out
+    stem = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(data).stem).strip("-")[:60] or "data"
+    folder, k = Path("out/lens") / stem, 1
+    while folder.exists():
+        k += 1
+        folder = Path("out/lens") / f"{stem}-{k}"
+    return folder
+
+
+def _write(findings: Any, folder: Path, status: Any) -> list[Path]:
+    from keyhole.lens.page import report_of
+    from keyhole.report.html import write_report
+
+    status.update("drawing the report")
+    try:
+        return write_report(report_of(findings), folder)
+    except OSError as error:
+        refuse(f"the report could not be written: {error}")
+
+
+def as_data(findings: Any) -> dict[str, Any]:
+    """Everything, as plain data for JSON."""
+    from keyhole.lens.page import learner_rows
+
+    return {
+        "data": findings.description,
+        "task": findings.config.kind,
+        "settings": findings.settings,
+        "error": findings.measure,
+        "learners": learner_rows(findings),
+        "answers": {
+            name: {"says": a.says, "sentence": a.sentence, "numbers": a.numbers} for name, a in findings.answers.items()
+        },
+        "learning_curves": [
+            {"learner": c.name, "n": list(c.sizes), "error": [float(x.mean()) for x in c.losses]}
+            for c in findings.curves
+        ],
+        "heads": [
+            {"heads": int(m.heads) if m.heads < 1e12 else "inf", "error": m.error} for m in findings.heads if m.losses
+        ],
+        "skipped": findings.skipped,
+        "seconds": findings.seconds,
+    }
+
+
+def _print(console: Console, findings: Any) -> None:
+    from keyhole.lens.answers import percent
+    from keyhole.lens.page import learner_rows
+
+    def line(text: str) -> None:
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    rows = [
+        {
+            "learner": row["learner"],
+            "error": percent(row["error"]),
+            "±": percent(row["standard error"]),
+            "folds": str(row["folds"]),
+            "seconds": f"{row['seconds']:.1f}",
+        }
+        for row in learner_rows(findings)
+    ]
+    line(f"{findings.description}; {findings.config.kind}")
+    console.print(text_table(f"held-out error: {findings.measure}", rows))
+    for answer in findings.answers.values():
+        line(f"{answer.question} {answer.sentence}")
+    for note in findings.skipped:
+        line(f"(skipped) {note}")
+    line(f"{findings.settings} {findings.seconds:.0f} s.")

@@ -1,0 +1,227 @@
+"""From measurements to plain words: rules that know nothing of any one data set."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from keyhole.lens.findings import Answer, Curve, Difference, Findings, Measured, Says, difference
+
+BEYOND_DOUBT = 3.0
+"""Standard errors from which a difference counts: not two, because the best of several is compared with the best of
+several others."""
+POSSIBLE = 1.5
+"""Standard errors from which it may be there."""
+WORTH_IT = 0.03
+"""Share of an error below which a gain is not worth mentioning, however certain."""
+
+
+def judge(gain: Difference) -> Says:
+    """A gain is there if it is beyond doubt and worth having; it may be if it is halfway beyond doubt."""
+    if gain.z > BEYOND_DOUBT and gain.share > WORTH_IT:
+        return "yes"
+    return "perhaps" if gain.z > POSSIBLE and gain.share > WORTH_IT else "no"
+
+
+def answer_all(found: Findings) -> dict[str, Answer]:
+    """The four answers."""
+    return {
+        "attention": attention_pays(found),
+        "query": query_matters(found),
+        "data": more_data(found),
+        "heads": more_heads(found),
+    }
+
+
+def percent(value: float) -> str:
+    """A share in per cent, to a sensible number of digits."""
+    return "–" if not math.isfinite(value) else f"{100 * value:.3g} %" if value >= 0.001 else f"{100 * value:.1g} %"
+
+
+def with_error(m: Measured) -> str:
+    """An error with its standard error."""
+    return f"{percent(m.error)} ± {percent(m.uncertainty)}"
+
+
+def attention_pays(found: Findings) -> Answer:
+    """Whether the best attention layer beats the best learner on pooled input."""
+    question = "Does attention pay?"
+    pooled, attention = found.best("pooled"), found.best("attention")
+    if pooled is None or attention is None:
+        return Answer(question, "not tested", "Too little time to fit both attention and a learner on pooled input.")
+    gain = difference(pooled, attention)
+    nothing = nothing_learned(found)
+    says: Says = "no" if nothing else at_most(learned(found), judge(gain))
+    numbers = {
+        f"best attention ({attention.name})": with_error(attention),
+        f"best on pooled input ({pooled.name})": with_error(pooled),
+        "difference, paired": f"{percent(gain.gain)} ± {percent(gain.error)}".replace("– ±", "0 ±"),
+    }
+    ahead = f"{attention.name} leaves {percent(gain.better)}, {pooled.name} {percent(gain.base)}"
+    doubt = f"{abs(gain.z):.1f} standard errors apart" if math.isfinite(gain.z) else "without exception"
+    if nothing:
+        return Answer(question, says, nothing, numbers)
+    match says:
+        case "yes":
+            words = f"Yes. {ahead}: {percent(gain.share)} of the error gone, {doubt}."
+        case "perhaps":
+            words = f"Perhaps. {ahead}, {doubt}: more sets would tell."
+        case _:
+            back = judge(difference(attention, pooled))
+            lead = "the pooled learner is better" if back == "yes" else "no difference beyond doubt"
+            words = (
+                f"No. {ahead}: {lead}. Which keys go together does not matter here, or {found.n_train} sets are too "
+                "few to learn it."
+            )
+    return Answer(question, says, words, numbers)
+
+
+def learned(found: Findings) -> Says:
+    """Whether any learner beats a constant guess."""
+    constant = found.best("constant")
+    if constant is None:
+        return "not tested"
+    heard = {judge(difference(constant, m)) for m in found.learners if m.family != "constant" and m.losses}
+    return "yes" if "yes" in heard else "perhaps" if "perhaps" in heard else "no"
+
+
+def at_most(limit: Says, says: Says) -> Says:
+    """An answer, or perhaps where it is uncertain that anything is learned at all."""
+    return "perhaps" if limit == "perhaps" and says == "yes" else says
+
+
+def nothing_learned(found: Findings) -> str:
+    """A sentence if no learner beats a constant guess, else nothing."""
+    constant = found.best("constant")
+    learners = [m for m in found.learners if m.family != "constant" and m.losses]
+    if constant is None or not learners or learned(found) != "no":
+        return ""
+    best = min(learners, key=found.error_of)
+    return (
+        f"No. Nothing is learned here: {best.name}, the best, leaves {percent(found.error_of(best))}, a constant guess "
+        f"{percent(constant.error)}."
+    )
+
+
+def query_matters(found: Findings) -> Answer:
+    """Whether taking the query away, or giving each set another's, costs anything."""
+    question = "Does the query matter?"
+    by_role = {m.role: m for m in found.query if m.losses}
+    whole = by_role.get("with")
+    if whole is None or len(by_role) < 2:
+        words = next((s for s in found.skipped if "query" in s), "There is no query in this data.")
+        made = by_role.get("made")
+        if made is not None and (plain := by_role.get("without")) is not None:
+            gain = difference(plain, made)
+            helps = {"yes": "helps", "perhaps": "may help"}.get(judge(gain), "does not help")
+            words = (
+                f"The data has no query. One made from the set itself, the mean of its keys, {helps}: "
+                f"{percent(gain.better)} against {percent(gain.base)}."
+            )
+        return Answer(question, "not tested", words)
+    others = [m for role, m in by_role.items() if role in ("without", "shuffled")]
+    numbers = {m.name: with_error(m) for m in (whole, *others)}
+    # the better of the two stand-ins: noise in a shuffled query harms too, and is no sign of a query that matters
+    rival = min(others, key=lambda m: m.error)
+    gain = difference(rival, whole)
+    nothing = nothing_learned(found)
+    if nothing:
+        return Answer(question, "no", nothing, numbers)
+    says = at_most(learned(found), judge(gain))
+    instead = "without" if rival.role == "without" else "with that of another set"
+    compared = f"{percent(gain.better)} with it, {percent(gain.base)} {instead}"
+    match says:
+        case "yes":
+            words = f"Yes. The error is {compared}, {gain.z:.1f} standard errors apart."
+        case "perhaps":
+            words = f"Perhaps. The error is {compared}, {gain.z:.1f} standard errors apart."
+        case _:
+            words = f"No sign of it. The error is {compared}: the keys alone do as well."
+    return Answer(question, says, words, numbers)
+
+
+def extrapolate(curve: Curve, seed: int = 0, n_draws: int = 400) -> tuple[float, float, float, float]:
+    """The gain of doubling the data, its standard error, and the error now and after it.
+
+    An error that falls like a floor plus a power of n has gains that shrink by a common factor r from doubling to
+    doubling. The last two doublings tell r; a floor is not negative, so r is no more than the last ratio of errors. The
+    next gain is r times the last one. Standard error by bootstrap over held-out samples.
+    """
+    losses = np.stack(curve.losses)
+    rng = np.random.default_rng(seed)
+    draws = [_next_gain(losses[:, rng.integers(0, losses.shape[1], losses.shape[1])]) for _ in range(n_draws)]
+    gain, now = _next_gain(losses), float(losses[-1].mean())
+    return gain, float(np.std(draws)), now, now - gain
+
+
+def _next_gain(losses: np.ndarray) -> float:
+    errors = losses.mean(axis=1)
+    last = float(errors[-2] - errors[-1])
+    ratio = 0.5
+    if len(errors) > 2:
+        before = float(errors[-3] - errors[-2])
+        ratio = float(np.clip(last / before, 0.2, 1.0)) if before > 0 and last > 0 else 0.5
+    if errors[-2] > 0:
+        ratio = min(ratio, float(errors[-1] / errors[-2]))
+    return ratio * last
+
+
+def more_data(found: Findings) -> Answer:
+    """Whether twice the samples would lower the error, by the learning curve of the best attention."""
+    question = "Would more data help?"
+    curve = next((c for c in found.curves if c.role != "pooled"), None)
+    if curve is None or len(curve.sizes) < 2:
+        words = next((s for s in found.skipped if "learning curve" in s), "There was no time for a learning curve.")
+        return Answer(question, "not tested", words)
+    gain, error, now, later = extrapolate(curve, found.config.seed)
+    forecast_gain = Difference(gain, error, now)
+    says = judge(forecast_gain)
+    # a forecast is uncertain by nature: it takes a flat curve to say no
+    if says == "no" and forecast_gain.share > WORTH_IT and forecast_gain.z > 0.5:
+        says = "perhaps"
+    n = curve.sizes[-1]
+    numbers = {f"error at n = {k}": percent(float(x.mean())) for k, x in zip(curve.sizes, curve.losses, strict=True)}
+    numbers[f"extrapolated to n = {2 * n}"] = f"{percent(max(later, 0.0))} ± {percent(error)}"
+    forecast = f"from {percent(now)} at {n} sets to about {percent(max(later, 0.0))} ± {percent(error)} at {2 * n}"
+    match says:
+        case "yes":
+            words = f"Yes. The error of {curve.name} is still falling: {forecast}."
+        case "perhaps":
+            words = f"Perhaps. The curve of {curve.name} points {forecast}."
+        case _:
+            words = f"Little. The curve of {curve.name} is nearly flat: {forecast}."
+    return Answer(question, says, words, numbers)
+
+
+def more_heads(found: Findings) -> Answer:
+    """Whether infinitely many heads, or the most tried, beat the number in use."""
+    question = "Would more heads help?"
+    used = next((m for m in found.heads if m.heads == found.config.n_heads and m.losses), None)
+    larger = [m for m in found.heads if m.heads > found.config.n_heads and m.losses]
+    if used is None or not larger:
+        words = next((s for s in found.skipped if "heads" in s), "There was no time to vary the number of heads.")
+        return Answer(question, "not tested", words)
+    most = max(larger, key=lambda m: m.heads)
+    gain = difference(used, most)
+    says = judge(gain)
+    many = "infinitely many heads" if math.isinf(most.heads) else f"{most.heads:.0f} heads"
+    compared = f"{used.heads:.0f} heads leave {percent(gain.base)}, {many} {percent(gain.better)}"
+    numbers = {f"{'∞' if math.isinf(m.heads) else int(m.heads)} heads": with_error(m) for m in found.heads if m.losses}
+    match says:
+        case "yes":
+            words = f"Yes. {compared}, {gain.z:.1f} standard errors apart."
+        case "perhaps":
+            words = f"Perhaps. {compared}, {gain.z:.1f} standard errors apart."
+        case _:
+            words = f"No. {compared}: {_enough(found)} are enough."
+    return Answer(question, says, words, numbers)
+
+
+def _enough(found: Findings) -> str:
+    """The smallest number of heads that the most heads do not beat."""
+    ordered = sorted((m for m in found.heads if m.losses), key=lambda m: m.heads)
+    for m in ordered:
+        if m.heads <= found.config.n_heads and judge(difference(m, ordered[-1])) == "no":
+            return f"{m.heads:.0f}"
+    return f"{found.config.n_heads}"

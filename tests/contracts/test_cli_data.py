@@ -1,0 +1,148 @@
+"""`keyhole fit` and `keyhole lens` at the door: what they write, and what they say of broken input."""
+
+import os
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import csv, parquet
+from typer.testing import CliRunner
+
+import keyhole as kh
+from keyhole.cli import app
+from keyhole.persistence import read_model
+from keyhole.tables import read_table
+
+FAST = ("--heads", "4", "--law", "zero", "--scaling", "none", "--make-query", "given")
+
+
+def invoke(*arguments, code=0):
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == code, result.output
+    # a refusal is a message, not a traceback
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    if code:
+        assert len(result.stderr) > 30
+        assert "Traceback" not in result.stderr
+    return result
+
+
+@pytest.fixture
+def tables(rng, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    keys = [rng.normal(size=(rng.integers(1, 4), 2)) for _ in range(30)]
+    label = ["yes" if k[:, 0].mean() > 0 else "no" for k in keys]
+    size = [float(k[:, 1].max()) for k in keys]
+    nested = pa.table({"keys": [k.tolist() for k in keys], "label": label, "size": size})
+    parquet.write_table(nested, "sets.parquet")
+    rows = [(f"s{i}", *t, label[i]) for i, k in enumerate(keys) for t in k]
+    names = ("set", "x", "y", "label")
+    csv.write_csv(pa.table({n: [row[j] for row in rows] for j, n in enumerate(names)}), "sets.csv")
+    np.savez("sets.npz", X=np.concatenate(keys), ptr=np.cumsum([0, *map(len, keys)]), y=size)
+    return tmp_path
+
+
+def test_from_a_table_to_a_saved_model(tables):
+    output = invoke("fit", "sets.csv", "a.keyhole", "--target", "label", *FAST).output
+    assert "leave-one-out accuracy" in output
+    assert "wrote a.keyhole" in output
+    found = read_model("a.keyhole")
+    assert found.schema.names == ("x", "y")
+    assert found.schema.target == "label"
+    again = read_table("sets.csv", **dict(found.schema.columns))
+    found.schema.check(again.sets, again.names)
+    assert set(found.estimator.predict(again.sets)) <= {"yes", "no"}
+    output = invoke("fit", "sets.parquet", "b.keyhole", "--target", "size", *FAST).output
+    assert "leave-one-out RMSE" in output
+    assert "regression" in output
+    assert isinstance(kh.load("b.keyhole"), kh.AttentionRegressor)
+
+
+def test_every_option_reaches_the_model(tables):
+    invoke(
+        "fit", "sets.npz", "m", "--heads", "5", "--law", "biased", "--alpha", "0.5", "--activation", "softmax",
+        "--pooling", "sum", "--scaling", "sphere", "--make-query", "mean", "--seed", "3", "--task", "regression",
+    )  # fmt: skip
+    model = kh.load("m")
+    assert (model.n_heads, model.law, model.alpha) == (5, kh.GaussianHeads(1.0), 0.5)
+    assert (model.activation, model.pooling, model.scaling) == ("softmax", "sum", "sphere")
+    assert (model.query, model.random_state) == ("mean", 3)
+
+
+def test_a_model_is_not_replaced_unless_asked(tables):
+    (tables / "m").write_text("precious")
+    assert "--overwrite" in invoke("fit", "sets.npz", "m", *FAST, code=2).stderr
+    assert (tables / "m").read_text() == "precious"
+    invoke("fit", "sets.npz", "m", "--overwrite", *FAST)
+    assert isinstance(kh.load("m"), kh.AttentionRegressor)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("nothing.csv",), "is not there"),
+        (("nothing",), "neither a file nor data"),
+        (("sets.csv", "--target", "labl"), "'labl' is not in the table"),
+        (("sets.csv", "--keys", "x,label"), "'label' must hold numbers"),
+        (("sets.csv", "--set", "sack"), "'sack' is not in the table"),
+        (("sets.csv", "--keys", "x,y", "--query", "x"), "1 query columns"),
+        (("sets.csv", "--missing", "guess"), "`missing` must be one of"),
+        (("sets.csv", "--task", "ranking"), "auto, regression, classification"),
+        (("sets.csv", "--target", "label", "--task", "regression"), "target of numbers"),
+        (("sets.parquet", "--heads", "many"), "--heads"),
+        (("sets.parquet", "--heads", "0"), "--heads"),
+        (("sets.parquet", "--law", "martial"), "zero, biased, identity, learned"),
+        (("sets.parquet", "--alpha", "x"), "--alpha"),
+        (("sets.parquet", "--alpha", "-1"), "alpha"),
+        (("sets.parquet", "--activation", "tanh"), "activation"),
+        (("sets.parquet", "--pooling", "max"), "pooling"),
+        (("sets.parquet", "--scaling", "big"), "scaling"),
+        (("sets.parquet", "--make-query", "none"), "query"),
+        (("digits", "--keys", "a"), "only tables have columns"),
+    ],
+)
+def test_slips_are_refused_with_their_name(arguments, words, tables):
+    before = sorted(os.listdir())
+    assert words in invoke("fit", arguments[0], "m", *arguments[1:], code=2).stderr
+    assert sorted(os.listdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("nothing",), "neither a file nor data"),
+        (("sets.csv", "--pooling", "max"), "--pooling"),
+        (("sets.csv", "--activation", "tanh"), "activation"),
+        (("sets.csv", "--keys", "z"), "'z' is not in the table"),
+        (("sets.csv",), "at least 40 sets"),
+        (("sets.csv", "--out", "sets.npz"), "is a file"),
+    ],
+)
+def test_slips_of_lens(arguments, words, tables):
+    before = sorted(os.listdir())
+    assert words in invoke("lens", *arguments, "--budget", "5", code=2).stderr
+    assert sorted(os.listdir()) == before
+
+
+@pytest.mark.parametrize("name", ["sets.csv", "sets.parquet", "sets.npz"])
+@pytest.mark.parametrize("command", ["fit", "lens"])
+def test_broken_files_end_with_a_message(name, command, tables, rng):
+    whole = (tables / name).read_bytes()
+    for k in range(10):
+        broken = bytearray(whole)
+        if k % 2:
+            del broken[int(rng.integers(len(whole))) :]
+        else:
+            for place in rng.integers(0, len(whole), 3):
+                broken[place] = int(rng.integers(256))
+        (tables / name).write_bytes(broken)
+        before = sorted(os.listdir())
+        arguments = (
+            ("fit", name, f"m{k}", *FAST) if command == "fit" else ("lens", name, "--no-report", "--budget", "5")
+        )
+        result = CliRunner().invoke(app, list(arguments))
+        assert result.exit_code in (0, 2), result.output
+        assert result.exception is None or isinstance(result.exception, SystemExit)
+        if result.exit_code == 2:
+            assert result.stderr.startswith("error: ")
+            assert sorted(os.listdir()) == before
