@@ -18,12 +18,11 @@ def sets(seed):
 
 
 @pytest.fixture
-def files(sets, tmp_path, monkeypatch):
-    """An input of four row groups, and a model that `kh.load` finds."""
+def files(sets, tmp_path):
+    """An input of four row groups, and a model."""
     write_parquet(tmp_path / "in.parquet", [sets], row_group_size=25, extra={"id": np.arange(90) + 1000})
-    (tmp_path / "model").write_text("a model")
     model = kh.AttentionRegressor(10, random_state=0).fit(sets, sets.query[:, 0])
-    monkeypatch.setattr(kh, "load", lambda _: model, raising=False)
+    kh.save(model, tmp_path / "model")
     return model, tmp_path
 
 
@@ -74,23 +73,23 @@ def test_an_existing_file_is_kept_unless_told(files):
     assert pq.read_table(folder / "out.parquet").num_rows == 90
 
 
-def test_parts_of_another_model_are_not_mixed_in(files, monkeypatch):
+def test_parts_of_another_model_are_not_mixed_in(files, sets, monkeypatch):
     model, folder = files
     monkeypatch.setattr(type(model), "predict", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     invoke(folder, code=130)
     monkeypatch.undo()
-    monkeypatch.setattr(kh, "load", lambda _: model, raising=False)
-    (folder / "model").write_text("another model")
+    other = kh.AttentionRegressor(11, random_state=0).fit(sets, sets.query[:, 0])
+    kh.save(other, folder / "model", overwrite=True)
     assert "model changed since" in invoke(folder, code=2).stderr
     invoke(folder, "--overwrite")
 
 
-def test_classes_have_probabilities(files, sets, monkeypatch):
+def test_classes_have_probabilities(files, sets):
     _, folder = files
     label = np.where(sets.query[:, 0] > 0, "up", "down")
     model = kh.AttentionClassifier(10, random_state=0).fit(sets, label)
     assert "--proba needs a classifier" in invoke(folder, "--proba", code=2).stderr
-    monkeypatch.setattr(kh, "load", lambda _: model, raising=False)
+    kh.save(model, folder / "model", overwrite=True)
     invoke(folder, "--proba")
     table = pq.read_table(folder / "out.parquet")
     assert table.schema.names == ["prediction", "probability_down", "probability_up"]
@@ -101,3 +100,29 @@ def test_slips_are_refused(files):
     _, folder = files
     assert "no column 'bags'" in invoke(folder, "--keys", "bags", code=2).stderr
     assert "no column 'name'" in invoke(folder, "--id", "name", code=2).stderr
+
+
+def test_sets_unlike_those_of_the_fit_are_refused(files, seed):
+    _, folder = files
+    write_parquet(folder / "in.parquet", [kh.targets.sphere_sets(5, n_keys=4, dim=2, seed=seed)])
+    assert "tokens must have the 3 coordinates the model was fitted to: got 2" in invoke(folder, code=2).stderr
+
+
+def test_from_one_row_per_token_to_predictions(tmp_path, rng):
+    """`keyhole fit` remembers its columns, and `keyhole predict` reads the next table the same way."""
+    rows = ["basket,a,b,price"]
+    for i in range(60):
+        price = rng.normal()
+        rows += [f"{i},{rng.normal() + price},{rng.normal()},{price}" for _ in range(1 + i % 4)]
+    (tmp_path / "in.csv").write_text("\n".join(rows) + "\n")
+    arguments = ["--set", "basket", "--keys", "a,b", "--target", "price", "--heads", "20"]
+    done = runner.invoke(app, ["fit", str(tmp_path / "in.csv"), str(tmp_path / "model"), *arguments])
+    assert done.exit_code == 0, done.output
+    done = runner.invoke(app, ["predict", *(str(tmp_path / n) for n in ("model", "in.csv", "out.parquet"))])
+    assert done.exit_code == 0, done.output
+    sets = kh.tables.read_table(tmp_path / "in.csv", set_id="basket", keys="a,b", target="price").sets
+    np.testing.assert_array_equal(
+        pq.read_table(tmp_path / "out.parquet")["prediction"], kh.load(tmp_path / "model").predict(sets)
+    )
+    done = runner.invoke(app, ["predict", *(str(tmp_path / n) for n in ("model", "missing.csv", "other.parquet"))])
+    assert done.exit_code == 2
