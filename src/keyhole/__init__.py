@@ -30,6 +30,7 @@ _HOME = {
 _ROOMS = (
     "activations",
     "datasets",
+    "distributed",
     "estimators",
     "features",
     "heads",
@@ -38,6 +39,7 @@ _ROOMS = (
     "persistence",
     "sets",
     "solvers",
+    "sources",
     "tables",
     "targets",
     "theory",
@@ -49,6 +51,7 @@ __all__ = ["__version__", *_HOME, *_ROOMS]
 if TYPE_CHECKING:  # what `__getattr__` will find, for type checkers and editors
     from keyhole import activations as activations
     from keyhole import datasets as datasets
+    from keyhole import distributed as distributed
     from keyhole import estimators as estimators
     from keyhole import features as features
     from keyhole import heads as heads
@@ -57,6 +60,7 @@ if TYPE_CHECKING:  # what `__getattr__` will find, for type checkers and editors
     from keyhole import persistence as persistence
     from keyhole import sets as sets
     from keyhole import solvers as solvers
+    from keyhole import sources as sources
     from keyhole import tables as tables
     from keyhole import targets as targets
     from keyhole import theory as theory

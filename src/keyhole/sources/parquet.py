@@ -31,7 +31,7 @@ class ParquetSets:
 
     Parameters
     ----------
-    path : path, folder of *.parquet files, or sequence of paths
+    path : path, folder of ``*.parquet`` files, or sequence of paths
         Arrow files (the IPC format, also called Feather) are memory-mapped, and their batches are views of them.
     keys : str
         Column of the sets: list<list<float>>, list<fixed_size_list<float>>, or flat lists and ``dim``.
