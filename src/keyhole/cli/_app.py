@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Annotated, Any, NoReturn
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 app = typer.Typer(
@@ -50,5 +51,5 @@ def number(value: Any, digits: int = 4) -> str:
 def text_table(title: str, rows: list[dict[str, str]]) -> Table:
     table = Table(*rows[0], title=title, title_justify="left")
     for row in rows:
-        table.add_row(*row.values())
+        table.add_row(*(escape(str(value)) for value in row.values()))  # a bracket is a bracket
     return table
