@@ -338,8 +338,12 @@ def _fit_dual(
         centre = pooled_features(few, heads, activation, dtype=dtype).mean(axis=0, dtype=np.float64)
         centre = centre.astype(dtype).astype(np.float64)  # what is subtracted, to the last digit
 
+    # all features in one block if they fit; blocks of half the budget are as fast, and leave the rest to the solver
+    whole = n * heads.n_heads * width * np.dtype(dtype).itemsize <= 0.9 * memory_budget
+    block_budget = memory_budget if whole else memory_budget // 2
+
     def make() -> Iterator[tuple[slice, np.ndarray]]:
-        options: dict[str, Any] = {"dtype": dtype, "memory_budget": memory_budget, "reuse_buffer": True}
+        options: dict[str, Any] = {"dtype": dtype, "memory_budget": block_budget, "reuse_buffer": True}
         options["centre"] = centre if fit_intercept else None
         return pooled_feature_blocks(samples.batch, heads, activation, **options)
 
