@@ -10,11 +10,12 @@ OUT ?= out
 run: $(VENV)/.core  ## redraw every claim of the paper, small: figures, predictions and verdicts in one HTML report
 	$(BIN)/keyhole reproduce --preset quick --out $(OUT)/reproduce
 
+# one BLAS thread: two of them spin on the small matrices of tests
 test: $(VENV)/.test  ## the tests, doctests of README and docstrings included (under 8 minutes on two cores)
-	$(BIN)/python -m pytest -m "not slow"
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow"
 
 test-slow: $(VENV)/.test  ## the slow statistical runs
-	$(BIN)/python -m pytest -m slow
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -m slow
 
 lint: $(VENV)/.lint  ## ruff and mypy --strict
 	$(BIN)/ruff check .
