@@ -56,11 +56,11 @@ def table(folder):
     return [(folder / f"cells.{kind}").read_bytes() for kind in ("csv", "parquet")]
 
 
-def start(folder, seed):
+def start(folder, seed, settings=None):
     script = folder / "run.py"
     script.write_text(SCRIPT)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, str(script), str(folder), str(seed), *TINY]
+    command = [sys.executable, str(script), str(folder), str(seed), *(settings or TINY)]
     return subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
 
 
@@ -69,12 +69,12 @@ def count(folder):
         return len(store.keys()[1])
 
 
-def kill_and_resume(folder, seed, kills):
+def kill_and_resume(folder, seed, kills, settings):
     """Kill the run whenever it has some more cells than before, at no moment in particular."""
     luck = random.Random(seed)
-    total = len(set(cells_of(seed, TINY)))
+    total = len(set(cells_of(seed, settings)))
     for _ in range(kills):
-        before, run = count(folder), start(folder, seed)
+        before, run = count(folder), start(folder, seed, settings)
         enough = before + luck.randint(0, max(1, total // (kills + 2)))
         while run.poll() is None and count(folder) <= enough:
             time.sleep(0.002)
@@ -82,7 +82,7 @@ def kill_and_resume(folder, seed, kills):
         run.send_signal(signal.SIGKILL)
         run.wait()
     killed_at = count(folder)
-    assert start(folder, seed).wait(timeout=300) == 0
+    assert start(folder, seed, settings).wait(timeout=300) == 0
     return killed_at, total
 
 
@@ -90,9 +90,11 @@ def kill_and_resume(folder, seed, kills):
 def test_killed_and_resumed_is_the_same_table(tmp_path, seed, kills):
     (tmp_path / "whole").mkdir()
     (tmp_path / "killed").mkdir()
-    killed_at, total = kill_and_resume(tmp_path / "killed", seed, kills)
+    # more kills need more to kill: a run must not be over before the last of them
+    settings = [*TINY, f"repetitions={4 * kills}"]
+    killed_at, total = kill_and_resume(tmp_path / "killed", seed, kills, settings)
     assert 0 < killed_at < total
-    assert table(tmp_path / "killed") == run_here(tmp_path / "whole", seed, TINY)
+    assert table(tmp_path / "killed") == run_here(tmp_path / "whole", seed, settings)
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads the processes of Linux")
