@@ -22,6 +22,8 @@ from keyhole.layer import (
     KernelLayer,
     LayerFit,
     Samples,
+    Solved,
+    assemble,
     check_enough_samples,
     distinct_samples,
     fit_finite_layer,
@@ -118,7 +120,7 @@ def fit_kernel_on_device(
     rounding = float(np.finfo(dtype).eps)
     best, alphas, errors = _solve(gram, samples, penalties, fit_intercept, rounding, memory_budget)
     layer = DeviceKernelLayer(law, samples.batch, best.coef, best.intercept, activation, device, dtype)
-    return _assemble(layer, best, alphas, errors, samples, batch, "kernel", memory_budget)
+    return assemble(layer, Solved(best, alphas, errors), samples, batch, "kernel", memory_budget)
 
 
 def fit_finite_on_device(
@@ -163,7 +165,7 @@ def fit_finite_on_device(
     for part, block in head_blocks():
         values[part] = as_array(block.T @ dual).reshape(-1, width, dual.shape[1])
     layer = DeviceFiniteLayer(heads, values, best.intercept, activation, dtype, device)
-    return _assemble(layer, best, alphas, errors, samples, batch, "dual", memory_budget)
+    return assemble(layer, Solved(best, alphas, errors), samples, batch, "dual", memory_budget)
 
 
 def _features(sets: SetBatch, heads: HeadDraw, part: slice, activation: str) -> Any:
@@ -246,26 +248,3 @@ def _solve_on_host(
         matrix, host, alphas, rounding=rounding, dtype=np.dtype(np.float64), memory_budget=memory_budget
     )
     return path.solution(0 if len(alphas) == 1 else None), path.alphas, path.loo_mse
-
-
-def _assemble(
-    layer: DeviceKernelLayer | DeviceFiniteLayer,
-    best: RidgeSolution,
-    alphas: np.ndarray,
-    errors: np.ndarray,
-    samples: Samples,
-    batch: SetBatch,
-    route: str,
-    memory_budget: int,
-) -> LayerFit:
-    """Hand leave-one-out back to the samples as they were given."""
-    alone = len(samples.batch) == 1
-    left_out = samples.columns - best.loo_residuals
-    predictions = np.full((len(batch), left_out.shape[1]), np.nan)
-    known = samples.owner >= 0
-    if not alone:
-        predictions[known] = left_out[samples.owner[known]]
-    if not known.all():  # a sample of weight 0 is left out already
-        predictions[~known] = layer.predict(batch[~known], memory_budget=memory_budget)
-    error = float("nan") if alone else best.loo_mse
-    return LayerFit(layer, best.alpha, alphas, errors, predictions, error, route)

@@ -224,7 +224,7 @@ def fit_finite_layer(
     solved, values, intercept = fit_values(samples, heads, penalties, activation, fit_intercept, dtype, memory_budget)
     values = values.reshape(heads.n_heads, heads.dim + 1, -1)
     layer = FiniteLayer(heads, values, intercept, activation, dtype)
-    return _assemble(layer, solved, samples, batch, "primal" if primal else "dual", memory_budget)
+    return assemble(layer, solved, samples, batch, "primal" if primal else "dual", memory_budget)
 
 
 def fit_kernel_layer(
@@ -244,7 +244,7 @@ def fit_kernel_layer(
     gram = pooled_kernel(samples.batch, None, law, activation, memory_budget=memory_budget)
     solved = _solve_gram(gram, samples, penalties, fit_intercept, None, memory_budget)
     layer = KernelLayer(law, samples.batch, solved.best.coef, solved.best.intercept, activation)
-    return _assemble(layer, solved, samples, batch, "kernel", memory_budget)
+    return assemble(layer, solved, samples, batch, "kernel", memory_budget)
 
 
 def penalty_by_groups(
@@ -278,7 +278,7 @@ def penalty_by_groups(
 
 
 @dataclass(frozen=True)
-class _Solved:
+class Solved:
     """The solution used, and the errors of all penalties tried."""
 
     best: RidgeSolution
@@ -294,7 +294,7 @@ def _fit_primal(
     fit_intercept: bool,
     dtype: str,
     memory_budget: int,
-) -> tuple[_Solved, np.ndarray, np.ndarray]:
+) -> tuple[Solved, np.ndarray, np.ndarray]:
     """Sum ΦᵀΦ over rows, then pass over the rows again for leave-one-out."""
     n = len(samples.batch)
     row_bytes = heads.n_heads * (heads.dim + 1) * np.dtype(dtype).itemsize
@@ -314,7 +314,7 @@ def _fit_primal(
     statistics = accumulate_design(row_blocks, samples.columns, fit_intercept=fit_intercept, weights=samples.weights)
     path = ridge_statistics_path(statistics, row_blocks, penalties, overwrite_gram=True)
     best = path.solution()
-    return _Solved(best, path.alphas, path.loo_mse), best.coef, best.intercept
+    return Solved(best, path.alphas, path.loo_mse), best.coef, best.intercept
 
 
 def _fit_dual(
@@ -325,7 +325,7 @@ def _fit_dual(
     fit_intercept: bool,
     dtype: str,
     memory_budget: int,
-) -> tuple[_Solved, np.ndarray, np.ndarray]:
+) -> tuple[Solved, np.ndarray, np.ndarray]:
     """Sum ΦΦᵀ over blocks of heads, solve, then v = Φᵀa over the blocks again.
 
     With an intercept any constant may be taken from a column of Φ. Its mean over a few samples is nearly the true one,
@@ -371,7 +371,7 @@ def _solve_gram(
     fit_intercept: bool,
     rounding: float | None,
     memory_budget: int,
-) -> _Solved:
+) -> Solved:
     """Ridge on a Gram matrix, which is overwritten: one Cholesky for one penalty, one path for several."""
     options: dict[str, Any] = {
         "fit_intercept": fit_intercept,
@@ -382,14 +382,14 @@ def _solve_gram(
     }
     if penalties is not None and len(penalties) == 1:
         best = ridge_gram_fixed(gram, samples.columns, float(penalties[0]), **options)
-        return _Solved(best, penalties, np.array([best.loo_mse]))
+        return Solved(best, penalties, np.array([best.loo_mse]))
     path = ridge_gram_path(gram, samples.columns, penalties, **options)
-    return _Solved(path.solution(), path.alphas, path.loo_mse)
+    return Solved(path.solution(), path.alphas, path.loo_mse)
 
 
-def _assemble(
+def assemble(
     layer: FiniteLayer | KernelLayer,
-    solved: _Solved,
+    solved: Solved,
     samples: Samples,
     batch: SetBatch | PooledSets,
     route: str,

@@ -161,7 +161,8 @@ def test_what_needs_the_whole_training_set_says_so(sets, y, options, words):
 
 def test_a_learned_law_goes_into_batches(sets, y):
     law = kh.AttentionRegressor(8, law=kh.LearnedHeads(steps=0), random_state=0).fit(sets, y).law_
-    kh.AttentionRegressor(8, law=law, random_state=0).fit_batches(batches(sets, y, [60]))
+    model = kh.AttentionRegressor(8, law=law, random_state=0, alpha=0.1)
+    same(clone(model).fit_batches(batches(sets, y, [60])).predict(sets), model.fit(sets, y).predict(sets))
 
 
 def test_batches_must_be_batches(sets, y):

@@ -5,7 +5,6 @@ Settings are ours. Each model sees the same sets; penalties are chosen by leave-
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from keyhole.experiments.tables import write_csv
 from keyhole.features import attention_features, mlp_features
 from keyhole.heads import GaussianHeads, sample_mlp_weights
 from keyhole.kernels import attention_kernel, mlp_kernel
@@ -145,15 +145,7 @@ def summarise(rows: Sequence[Row]) -> dict[tuple[str, str], dict[str, str]]:
 
 def write_rows(rows: Sequence[Row], folder: Path) -> list[Path]:
     """Write the rows behind the figure as CSV, whole or not at all."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "compare.csv"
-    partial = path.with_suffix(".csv.partial")
-    with partial.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    partial.replace(path)
-    return [path]
+    return [write_csv(rows, folder / "compare.csv")]
 
 
 def plot(rows: Sequence[Row], config: Config, folder: Path) -> list[Path]:

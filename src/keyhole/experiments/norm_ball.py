@@ -6,7 +6,6 @@ training sets alone; test errors are against the target without noise.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from keyhole.estimators import AttentionRegressor, NormBallRegressor
+from keyhole.experiments.tables import write_csv
 from keyhole.plotting import plot_learning_curves
 from keyhole.targets import Correlation, sphere_sets
 
@@ -89,15 +89,7 @@ def _models(config: Config, seed: int) -> dict[str, Any]:
 
 def write_rows(rows: Sequence[Row], folder: Path) -> list[Path]:
     """Write the rows behind the figure as CSV, whole or not at all."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "norm_ball.csv"
-    partial = path.with_suffix(".csv.partial")
-    with partial.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    partial.replace(path)
-    return [path]
+    return [write_csv(rows, folder / "norm_ball.csv")]
 
 
 def plot(rows: Sequence[Row], config: Config, folder: Path) -> list[Path]:

@@ -16,7 +16,19 @@ from keyhole.learned.judge import Judgement, Task, improvement, judge
 from keyhole.sets import SetBatch
 
 
-class IdentityHeads(_Params):
+class UnfittedLaw(_Params):
+    """A law that a training set has to choose first, by ``fit``."""
+
+    def sample(self, n_heads: int, dim: int, seed: int, *, start: int = 0) -> Float[np.ndarray, "m e e"]:
+        """Raise: there is no law before a training set has spoken."""
+        name = type(self).__name__
+        raise ValueError(
+            f"{name} has no heads before it has seen a training set. Pass it as `law` to kh.AttentionRegressor or "
+            f"kh.AttentionClassifier, which fit it first; or call {name}(…).fit(sets, y) and use the law that returns."
+        )
+
+
+class IdentityHeads(UnfittedLaw):
     """Heads W = c·W_0 + scale·G whose strength c, and scale, are chosen by leave-one-out on the training set.
 
     W_0 = [[I, 0], [0, 0]], so that the mean score is c·<x_0, x_i>: keys that resemble the query. The first pair
@@ -55,10 +67,6 @@ class IdentityHeads(_Params):
         self.scales = scales
         self.n_heads = n_heads
         self.max_samples = max_samples
-
-    def sample(self, n_heads: int, dim: int, seed: int, *, start: int = 0) -> Float[np.ndarray, "m e e"]:
-        """Raise: there is no law before a training set has spoken."""
-        raise not_fitted(self)
 
     def fit(
         self,
@@ -112,15 +120,6 @@ def shrink(task: Task, most: int, seed: int) -> Task:
     if len(task) <= most:
         return task
     return task.take(np.sort(np.random.default_rng([seed, most]).permutation(len(task))[:most]))
-
-
-def not_fitted(law: Any) -> ValueError:
-    """The error that a law without a training set raises when asked for heads."""
-    name = type(law).__name__
-    return ValueError(
-        f"{name} has no heads before it has seen a training set. Pass it as `law` to kh.AttentionRegressor or "
-        f"kh.AttentionClassifier, which fit it first; or call {name}(…).fit(sets, y) and use the law that returns."
-    )
 
 
 def _numbers(values: Any, name: str) -> list[float]:

@@ -15,10 +15,10 @@ from jaxtyping import Float, Int
 from keyhole._checks import check_choice, check_count, check_number, check_seed
 from keyhole.features.pullback import DIFFERENTIABLE
 from keyhole.groups import PooledSets
-from keyhole.heads import _Params, standard_normals
+from keyhole.heads import standard_normals
 from keyhole.learned.descent import Descent
 from keyhole.learned.fitted import FittedHeads, Step
-from keyhole.learned.identity import choose_identity, not_fitted, shrink
+from keyhole.learned.identity import UnfittedLaw, choose_identity, shrink
 from keyhole.learned.judge import Judgement, Task, held_out_rows, improvement, judge
 from keyhole.sets import SetBatch
 
@@ -35,7 +35,7 @@ PATIENCE = 5
 """Looks without a new best after which a descent ends."""
 
 
-class LearnedHeads(_Params):
+class LearnedHeads(UnfittedLaw):
     """Heads W_m = U_k + scale·G_m, k = m mod n_means, whose means U are fitted to the training set.
 
     The values of random heads are solved for in closed form, and so are the n fits that each leave a sample out;
@@ -119,10 +119,6 @@ class LearnedHeads(_Params):
         self.seconds = seconds
         self.callback = callback
         self.verbose = verbose
-
-    def sample(self, n_heads: int, dim: int, seed: int, *, start: int = 0) -> Float[np.ndarray, "m e e"]:
-        """Raise: there is no law before a training set has spoken."""
-        raise not_fitted(self)
 
     def fit(
         self,
