@@ -1,7 +1,7 @@
 """Real sets, every method, one table: `python benchmarks/real.py --data DIR [--only qa01 …] [--methods …]`.
 
 Rows are appended to --out as they are measured; a second run skips what is there. Every choice (penalty, scaling,
-query, law) is made inside the training part. Methods that need torch are skipped, with a word, where it is missing.
+query, law) is made inside the training part. With --jobs J, J processes of one thread each share the fits.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cache
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -188,18 +190,37 @@ METHODS: dict[str, Callable[[Problem, int], Any]] = {
 }
 
 
-def measure(problem: Problem, method: str, seed: int, fold: int, train: np.ndarray, test: np.ndarray) -> Row | None:
+@dataclass(frozen=True)
+class Fit:
+    """One method, fitted to one split of one data set."""
+
+    data: str
+    method: str
+    seed: int
+    fold: int
+
+
+def fits(names: list[str], methods: list[str], seeds: int, data: Path) -> Iterator[Fit]:
+    """What there is to do, by data set, seed and method; methods that do not apply are left out."""
+    for name, seed in itertools.product(names, range(seeds)):
+        problem = load(name, data)
+        for method, (fold, _) in itertools.product(methods, enumerate(problem.splits(seed))):
+            if METHODS[method](problem, seed) is not None:
+                yield Fit(name, method, seed, fold)
+
+
+def measure(fit: Fit, data: Path) -> Row:
     """Fit and predict on one split; the time is that of the fit."""
-    model = METHODS[method](problem, seed)
-    if model is None:
-        return None
+    problem = load(fit.data, data)
+    train, test = list(problem.splits(fit.seed))[fit.fold]
+    model = METHODS[fit.method](problem, fit.seed)
     began = time.perf_counter()
     siblings = problem.groups is not None and isinstance(model, kh.AttentionClassifier)
     extra = {"groups": problem.groups[train]} if siblings else {}
     model.fit(problem.X[train], problem.y[train], **extra)
     seconds = round(time.perf_counter() - began, 2)
     score = round(problem.score(problem.y[test], model.predict(problem.X[test])), 4)
-    values = (problem.name, method, seed, fold, len(test), score, seconds, describe(model))
+    values = (*vars(fit).values(), len(test), score, seconds, describe(model))
     return dict(zip(FIELDS, (str(value) for value in values), strict=True))
 
 
@@ -241,6 +262,25 @@ def report(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
+def measure_all(todo: Iterable[Fit], data: Path, jobs: int, seconds: float) -> Iterator[Row]:
+    """Rows as they come; nothing new is started after ``seconds``."""
+    began = time.perf_counter()
+    rest = (fit for fit in todo if time.perf_counter() - began < seconds)
+    if jobs == 1:
+        yield from (measure(fit, data) for fit in rest)
+        return
+    for pool_of in ("OMP", "OPENBLAS", "MKL", "NUMBA"):  # read by the workers when they start
+        os.environ[f"{pool_of}_NUM_THREADS"] = "1"
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as workers:
+        running: set[Future[Row]] = set()
+        while True:
+            running |= {workers.submit(measure, fit, data) for fit in itertools.islice(rest, jobs - len(running))}
+            if not running:
+                return
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            yield from (future.result() for future in done)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=os.environ.get("KEYHOLE_DATA"))
@@ -249,6 +289,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=list(METHODS), help="parts of names of methods")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("out/real.csv"))
+    parser.add_argument("--jobs", type=int, default=1, help="fits at a time; times are those of one thread if above 1")
     parser.add_argument("--seconds", type=float, default=math.inf, help="start nothing new after so long")
     args = parser.parse_args()
     if args.data is None:
@@ -257,22 +298,19 @@ def main() -> None:
     args.out.parent.mkdir(parents=True, exist_ok=True)
     rows = list(csv.DictReader(args.out.open())) if args.out.exists() else []
     done = {tuple(row[k] for k in FIELDS[:4]) for row in rows}
-    began = time.perf_counter()
+    todo = (
+        fit
+        for fit in fits(args.only, chosen, args.seeds, args.data)
+        if tuple(str(value) for value in vars(fit).values()) not in done
+    )
     with args.out.open("a", newline="") as file:
         writer = csv.DictWriter(file, FIELDS)
         if not rows:
             writer.writeheader()
-        for name, seed in itertools.product(args.only, range(args.seeds)):
-            problem = load(name, args.data)
-            for method, (fold, split) in itertools.product(chosen, enumerate(problem.splits(seed))):
-                key = (name, method, str(seed), str(fold))
-                if key in done or time.perf_counter() - began > args.seconds:
-                    continue
-                row = measure(problem, method, seed, fold, *split)
-                if row is not None:
-                    rows.append(row)
-                    writer.writerow(row)
-                    file.flush()
+        for row in measure_all(todo, args.data, args.jobs, args.seconds):
+            rows.append(row)
+            writer.writerow(row)
+            file.flush()
     print(report([row for row in rows if row["data"] in args.only]))
 
 
