@@ -1,10 +1,10 @@
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
-"""ReLU features on CUDA: the projected queries go straight into the output, and one pass turns them into features.
+"""ReLU features on CUDA, in one pass that writes them and nothing else.
 
-x~_0ᵀ W_m of all sets and heads has the size of the features themselves. It is written where they belong, and a kernel
-then reads a block of heads of one set, takes its scores against the keys, and puts the features in the same place:
-three passes over the output and nothing else of its size. (Projecting in the same kernel saves a pass and was slower:
-0.70 ms against 0.46 at n = 4000, M = 1000 on an H200, as the larger program leaves few of them running at a time.)
+Two kernels. Up to 32 coordinates, a thread has one head and holds x~_0ᵀ W_m and Σ_i relu(s_mi) x~_i of a few sets in
+registers: the entries of W_m are read once for these sets, keys are the same for all threads, and every product is a plain
+float32 multiply-add. Beyond, registers do not suffice: a matrix product puts the projected queries where the features
+belong, and a second kernel replaces them, block by block, with tensor cores (three passes of tf32).
 """
 
 from __future__ import annotations
@@ -16,6 +16,186 @@ import triton.language as tl
 
 from keyhole._torch.arrays import as_tensor
 from keyhole._torch.features import extended_query, project_queries
+
+_WARP = 32
+
+
+def fill_relu_features(
+    tokens: torch.Tensor,
+    offsets: np.ndarray,
+    query: torch.Tensor | None,
+    heads: torch.Tensor,
+    scale: float,
+    out: torch.Tensor,
+) -> torch.Tensor:
+    """Fill ``out`` (n, M·D), float32 on CUDA with contiguous rows, with scale · (1/N) Σ_i relu(s_mi) x~_i."""
+    fill = fill_in_registers if tokens.shape[1] <= 32 else fill_in_tiles
+    return fill(tokens, offsets, query, heads.to(torch.float32), scale, out)
+
+
+# --- few coordinates -------------------------------------------------------------------------------------------------
+
+
+def fill_in_registers(
+    tokens: torch.Tensor,
+    offsets: np.ndarray,
+    query: torch.Tensor | None,
+    heads: torch.Tensor,
+    scale: float,
+    out: torch.Tensor,
+    *,
+    sets_at_once: int | None = None,
+    warps: int = 1,
+) -> torch.Tensor:
+    """One thread per head, ``sets_at_once`` sets at a time."""
+    n, dim = len(offsets) - 1, tokens.shape[1]
+    length = int(offsets[1] - offsets[0])
+    equal = int(offsets[-1]) == n * length and not (np.diff(offsets) != length).any()
+    # without a query x~_0 = [0; √2]: the last row of W_m, a query of no coordinates
+    queries, asked, last = (tokens, 0, 2.0**0.5) if query is None else (query.to(torch.float32), dim, 1.0)
+    at_once = sets_at_once or max(1, 48 // (dim + 1))
+    relu_in_registers[(-(-n // at_once), -(-len(heads) // (_WARP * warps)))](
+        out, tokens, tokens if equal else as_tensor(offsets.astype(np.int64), tokens), queries, heads_last(heads),
+        n, len(heads), _round_up(len(heads)), out.stride(0), scale, last,
+        LENGTH=length if equal else 0, DIM=dim, ASKED=asked, LOG=(dim - 1).bit_length(), HEADS=_WARP * warps,
+        SETS=at_once, PAIRS=dim % 2 == 0, num_warps=warps,
+    )  # fmt: skip
+    return out
+
+
+def heads_last(heads: torch.Tensor) -> torch.Tensor:
+    """W as (D, D, M), M rounded up to whole warps; what is beyond the last head is whatever was there."""
+    n_heads, width = heads.shape[:2]
+    turned = torch.empty(width, width, _round_up(n_heads), dtype=heads.dtype, device=heads.device)
+    turned[:, :, :n_heads] = heads.permute(1, 2, 0)
+    return turned
+
+
+def _round_up(n_heads: int) -> int:
+    return -(-n_heads // _WARP) * _WARP
+
+
+@triton.jit
+def _coordinates(x, DIM: tl.constexpr, PAIRS: tl.constexpr):
+    """The coordinates of one key as a tuple of numbers; two at a time where their addresses allow it."""
+    values = ()
+    if PAIRS:
+        pairs = x.to(tl.pointer_type(tl.int64))
+        for k in tl.static_range(DIM // 2):
+            both = tl.load(pairs + k)
+            values = values + (both.to(tl.int32).to(tl.float32, bitcast=True),)
+            values = values + ((both >> 32).to(tl.int32).to(tl.float32, bitcast=True),)
+    else:
+        for k in tl.static_range(DIM):
+            values = values + (tl.load(x + k),)
+    return values
+
+
+@triton.jit
+def relu_in_registers(
+    out, tokens, offsets, query, weights, n_sets, n_heads, padded_heads, stride, scale, last,
+    LENGTH: tl.constexpr, DIM: tl.constexpr, ASKED: tl.constexpr, LOG: tl.constexpr, HEADS: tl.constexpr,
+    SETS: tl.constexpr, PAIRS: tl.constexpr,
+):  # fmt: skip
+    """Features of SETS sets and HEADS heads. Tuples hold coordinate e of set s at e·SETS + s, each a value per head."""
+    WIDTH: tl.constexpr = DIM + 1
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    here = head < n_heads
+    column = weights + head
+    projected = ()
+    for e in tl.static_range(WIDTH):
+        row = tl.load(column + (DIM * WIDTH + e) * padded_heads, mask=here, other=0.0) * last
+        for _ in tl.static_range(SETS):
+            projected = projected + (row,)
+    for a in range(ASKED):
+        asked = ()
+        for s in tl.static_range(SETS):
+            asked = asked + (tl.load(query + min(tl.program_id(0) * SETS + s, n_sets - 1).to(tl.int64) * DIM + a),)
+        moved = ()
+        for e in tl.static_range(WIDTH):
+            w = tl.load(column + (a * WIDTH + e) * padded_heads, mask=here, other=0.0)
+            for s in tl.static_range(SETS):
+                moved = moved + (projected[e * SETS + s] + asked[s] * w,)
+        projected = moved
+
+    first, size = (), ()
+    longest = LENGTH
+    for s in tl.static_range(SETS):
+        a_set = min(tl.program_id(0) * SETS + s, n_sets - 1).to(tl.int64)
+        if LENGTH > 0:
+            first, size = first + (a_set * LENGTH,), size + (LENGTH,)
+        else:
+            start, stop = tl.load(offsets + a_set), tl.load(offsets + a_set + 1)
+            first, size = first + (start,), size + (stop - start,)
+            longest = max(longest, (stop - start).to(tl.int32))
+    total = ()
+    for _ in tl.static_range(WIDTH * SETS):
+        total = total + (tl.zeros((HEADS,), tl.float32),)
+    for i in range(longest):
+        x, weight, grown = (), (), ()
+        for s in tl.static_range(SETS):
+            # past the end of a set its last key is read again, and weighs nothing
+            x = x + _coordinates(tokens + (first[s] + min(i, size[s] - 1)) * DIM, DIM, PAIRS)
+            score = projected[DIM * SETS + s]
+            for e in tl.static_range(DIM):
+                score += projected[e * SETS + s] * x[s * DIM + e]
+            positive = tl.maximum(score, 0.0)
+            if LENGTH == 0:
+                positive = tl.where(i < size[s], positive, 0.0)
+            weight = weight + (positive,)
+        for e in tl.static_range(DIM):
+            for s in tl.static_range(SETS):
+                grown = grown + (total[e * SETS + s] + weight[s] * x[s * DIM + e],)
+        for s in tl.static_range(SETS):
+            grown = grown + (total[DIM * SETS + s] + weight[s],)
+        total = grown
+
+    coordinate = tl.arange(0, 1 << LOG)
+    for s in tl.static_range(SETS):
+        a_set = tl.program_id(0) * SETS + s
+        factor = scale / size[s]
+        start_of = out + a_set.to(tl.int64) * stride + head * WIDTH
+        inside = here & (a_set < n_sets)
+        parts = ()
+        for e in tl.static_range(1 << LOG):
+            parts = parts + (total[min(e, DIM - 1) * SETS + s] * factor,)
+        for level in tl.static_range(LOG):  # join the coordinates to a table, the highest bit of their number first
+            joined = ()
+            for k in tl.static_range(1 << (LOG - 1 - level)):
+                joined = joined + (tl.join(parts[k], parts[k + (1 << (LOG - 1 - level))]),)
+            parts = joined
+        table = tl.reshape(parts[0], (HEADS, 1 << LOG))
+        tl.store(start_of[:, None] + coordinate[None, :], table, mask=inside[:, None] & (coordinate < DIM)[None, :])
+        tl.store(start_of + DIM, total[DIM * SETS + s] * factor, mask=inside)
+
+
+# --- many coordinates ------------------------------------------------------------------------------------------------
+
+
+def fill_in_tiles(
+    tokens: torch.Tensor,
+    offsets: np.ndarray,
+    query: torch.Tensor | None,
+    heads: torch.Tensor,
+    scale: float,
+    out: torch.Tensor,
+    *,
+    heads_at_once: int = 16,
+) -> torch.Tensor:
+    """Project all queries into ``out``, then replace them tile by tile: three passes over ``out``."""
+    n, dim = len(offsets) - 1, tokens.shape[1]
+    project_queries(extended_query(query, n, tokens), heads, out)
+    keys = min(64, _power_of_two(int(np.diff(offsets).max())))
+    relu_in_tiles[(-(-len(heads) // heads_at_once), n)](
+        out, tokens, as_tensor(offsets.astype(np.int64), tokens), len(heads), out.stride(0), scale,
+        DIM=dim, PADDED=_power_of_two(dim), HEADS=heads_at_once, KEYS=keys, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+def _power_of_two(size: int) -> int:
+    """The next power of two, 16 at least: what a product of tiles takes."""
+    return max(16, 1 << (size - 1).bit_length())
 
 
 @triton.jit
@@ -36,13 +216,13 @@ def _product(a, b):
 
 
 @triton.jit
-def relu_features_kernel(
+def relu_in_tiles(
     out, tokens, offsets, n_heads, stride, scale,
     DIM: tl.constexpr, PADDED: tl.constexpr, HEADS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """Replace x~_0ᵀ W_m by scale/N Σ_i relu(x~_0ᵀ W_m x~_i) x~_i for one set and a block of heads.
 
-    The appended one stays outside of the products, so that d = 16 is a whole number of steps of the tensor cores.
+    The appended one stays outside of the products, so that d = 64 is a whole number of steps of the tensor cores.
     """
     a_set = tl.program_id(1).to(tl.int64)
     head = tl.program_id(0) * HEADS + tl.arange(0, HEADS)
@@ -69,30 +249,3 @@ def relu_features_kernel(
     factor = scale / (last - first).to(tl.float32)
     tl.store(block, total * factor, mask=inside)
     tl.store(row + DIM, mass * factor, mask=here)
-
-
-def fill_relu_features(
-    tokens: torch.Tensor,
-    offsets: np.ndarray,
-    query: torch.Tensor | None,
-    heads: torch.Tensor,
-    scale: float,
-    out: torch.Tensor,
-    *,
-    heads_at_once: int = 16,
-    warps: int = 1,
-) -> torch.Tensor:
-    """Fill ``out`` (n, M·D), float32 on CUDA with contiguous rows, with scale · (1/N) Σ_i relu(s_mi) x~_i."""
-    n, dim = len(offsets) - 1, tokens.shape[1]
-    project_queries(extended_query(query, n, tokens), heads.to(torch.float32), out)
-    keys = min(64, _power_of_two(int(np.diff(offsets).max())))
-    relu_features_kernel[(-(-len(heads) // heads_at_once), n)](
-        out, tokens, as_tensor(offsets.astype(np.int64), tokens), len(heads), out.stride(0), scale,
-        DIM=dim, PADDED=_power_of_two(dim), HEADS=heads_at_once, KEYS=keys, num_warps=warps if dim <= 32 else 4,
-    )  # fmt: skip
-    return out
-
-
-def _power_of_two(size: int) -> int:
-    """The next power of two, 16 at least: what a product of tiles takes."""
-    return max(16, 1 << (size - 1).bit_length())
