@@ -27,6 +27,8 @@ CASES = {
     "ragged": {"n": 200, "n_keys": 9, "dim": 5, "ragged": True},
     "no query": {"n": 130, "n_keys": 7, "dim": 16, "query": False},
     "one key": {"n": 65, "n_keys": 1, "dim": 2},
+    "pairs": {"n": 71, "n_keys": 5, "dim": 6, "ragged": True},
+    "fours": {"n": 71, "n_keys": 6, "dim": 32, "ragged": True, "query": False},
     "wide": {"n": 70, "n_keys": 3, "dim": 100, "ragged": True},
     "large": {"n": 70, "n_keys": 5, "dim": 8, "size": 20.0},
     "small": {"n": 70, "n_keys": 5, "dim": 8, "size": 1e-3},
@@ -72,6 +74,22 @@ def test_features(rng, case):
     fused = kh.attention_features(batch.to("cuda"), heads)
     assert fused.dtype == torch.float32
     assert float((fused - exact).norm() / exact.norm()) <= 1e-6
+
+
+def test_features_of_more_sets_than_a_grid_has_rows(rng):
+    for dim in (2, 33):
+        batch = kh.SetBatch(rng.standard_normal((70_000, 1, dim)).astype("float32")).to("cuda")
+        heads = kh.GaussianHeads().sample(1, dim, 0)
+        exact = kh.attention_features(batch.astype("float64"), heads)
+        assert float((kh.attention_features(batch, heads) - exact).norm() / exact.norm()) <= 1e-6
+
+
+def test_features_of_tokens_at_odd_addresses(rng):
+    flat = torch.from_numpy(rng.standard_normal(1 + 10 * 3 * 4).astype("float32")).cuda()[1:]
+    batch = kh.SetBatch(flat.view(10, 3, 4))
+    heads = kh.GaussianHeads().sample(5, 4, 0)
+    exact = kh.attention_features(batch.astype("float64"), heads)
+    assert float((kh.attention_features(batch, heads) - exact).norm() / exact.norm()) <= 1e-6
 
 
 @pytest.mark.parametrize("n_heads", [30, math.inf])

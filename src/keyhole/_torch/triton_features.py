@@ -2,9 +2,9 @@
 """ReLU features on CUDA, in one pass that writes them and nothing else.
 
 Two kernels. Up to 32 coordinates, a thread has one head and holds x~_0ᵀ W_m and Σ_i relu(s_mi) x~_i of a few sets in
-registers: the entries of W_m are read once for these sets, keys are the same for all threads, and every product is a plain
-float32 multiply-add. Beyond, registers do not suffice: a matrix product puts the projected queries where the features
-belong, and a second kernel replaces them, block by block, with tensor cores (three passes of tf32).
+registers: the entries of W_m are read once for these sets, keys are the same for all threads, and every product is a
+plain float32 multiply-add. Beyond, registers do not suffice: a matrix product puts the projected queries where the
+features belong, and a second kernel replaces them, block by block, with tensor cores (three passes of tf32).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def fill_in_registers(
     out: torch.Tensor,
     *,
     sets_at_once: int | None = None,
-    warps: int = 1,
+    step: int | None = None,
 ) -> torch.Tensor:
     """One thread per head, ``sets_at_once`` sets at a time."""
     n, dim = len(offsets) - 1, tokens.shape[1]
@@ -53,33 +53,40 @@ def fill_in_registers(
     equal = int(offsets[-1]) == n * length and not (np.diff(offsets) != length).any()
     # without a query x~_0 = [0; √2]: the last row of W_m, a query of no coordinates
     queries, asked, last = (tokens, 0, 2.0**0.5) if query is None else (query.to(torch.float32), dim, 1.0)
-    at_once = sets_at_once or max(1, 48 // (dim + 1))
-    relu_in_registers[(-(-n // at_once), -(-len(heads) // (_WARP * warps)))](
-        out, tokens, tokens if equal else as_tensor(offsets.astype(np.int64), tokens), queries, heads_last(heads),
-        n, len(heads), _round_up(len(heads)), out.stride(0), scale, last,
-        LENGTH=length if equal else 0, DIM=dim, ASKED=asked, LOG=(dim - 1).bit_length(), HEADS=_WARP * warps,
-        SETS=at_once, PAIRS=dim % 2 == 0, num_warps=warps,
+    step = step or next(k for k in (4, 2, 1) if dim % k == 0 and tokens.data_ptr() % (4 * k) == 0)
+    at_once = sets_at_once or min(4, max(1, 34 // (dim + 1)))
+    relu_in_registers[(-(-n // at_once), -(-len(heads) // _WARP))](
+        out, tokens, tokens if equal else as_tensor(offsets.astype(np.int64), tokens), queries, in_warps(heads),
+        length, n, len(heads), out.stride(0), scale, last,
+        EQUAL=equal, DIM=dim, ASKED=asked, LOG=(dim - 1).bit_length(), HEADS=_WARP,
+        SETS=at_once, STEP=step, num_warps=1,
     )  # fmt: skip
     return out
 
 
-def heads_last(heads: torch.Tensor) -> torch.Tensor:
-    """W as (D, D, M), M rounded up to whole warps; what is beyond the last head is whatever was there."""
+def in_warps(heads: torch.Tensor) -> torch.Tensor:
+    """W as (warps, D, D, 32): every offset within a warp is known. Beyond the last head stands whatever stood there."""
     n_heads, width = heads.shape[:2]
-    turned = torch.empty(width, width, _round_up(n_heads), dtype=heads.dtype, device=heads.device)
-    turned[:, :, :n_heads] = heads.permute(1, 2, 0)
+    whole = n_heads // _WARP
+    turned = torch.empty(-(-n_heads // _WARP), width, width, _WARP, dtype=heads.dtype, device=heads.device)
+    turned[:whole] = heads[: whole * _WARP].reshape(whole, _WARP, width, width).permute(0, 2, 3, 1)
+    if n_heads % _WARP:
+        turned[whole, :, :, : n_heads % _WARP] = heads[whole * _WARP :].permute(1, 2, 0)
     return turned
 
 
-def _round_up(n_heads: int) -> int:
-    return -(-n_heads // _WARP) * _WARP
-
-
 @triton.jit
-def _coordinates(x, DIM: tl.constexpr, PAIRS: tl.constexpr):
-    """The coordinates of one key as a tuple of numbers; two at a time where their addresses allow it."""
+def _coordinates(x, DIM: tl.constexpr, STEP: tl.constexpr, HEADS: tl.constexpr):
+    """The coordinates of one key as a tuple, the same for all threads; STEP of them in one load."""
     values = ()
-    if PAIRS:
+    if STEP == 4:
+        address = x.to(tl.int64) + tl.zeros((HEADS,), tl.int64)
+        for k in tl.static_range(DIM // 4):
+            values = values + tl.inline_asm_elementwise(
+                "ld.global.nc.v4.b32 {$0, $1, $2, $3}, [$4];", "=r,=r,=r,=r,l", [address + 16 * k],
+                dtype=(tl.float32, tl.float32, tl.float32, tl.float32), is_pure=True, pack=1,
+            )  # fmt: skip
+    elif STEP == 2:
         pairs = x.to(tl.pointer_type(tl.int64))
         for k in tl.static_range(DIM // 2):
             both = tl.load(pairs + k)
@@ -93,18 +100,18 @@ def _coordinates(x, DIM: tl.constexpr, PAIRS: tl.constexpr):
 
 @triton.jit
 def relu_in_registers(
-    out, tokens, offsets, query, weights, n_sets, n_heads, padded_heads, stride, scale, last,
-    LENGTH: tl.constexpr, DIM: tl.constexpr, ASKED: tl.constexpr, LOG: tl.constexpr, HEADS: tl.constexpr,
-    SETS: tl.constexpr, PAIRS: tl.constexpr,
+    out, tokens, offsets, query, weights, length, n_sets, n_heads, stride, scale, last,
+    EQUAL: tl.constexpr, DIM: tl.constexpr, ASKED: tl.constexpr, LOG: tl.constexpr, HEADS: tl.constexpr,
+    SETS: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """Features of SETS sets and HEADS heads. Tuples hold coordinate e of set s at e·SETS + s, each a value per head."""
     WIDTH: tl.constexpr = DIM + 1
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     here = head < n_heads
-    column = weights + head
+    column = weights + tl.program_id(1).to(tl.int64) * (WIDTH * WIDTH * HEADS) + tl.arange(0, HEADS)
     projected = ()
     for e in tl.static_range(WIDTH):
-        row = tl.load(column + (DIM * WIDTH + e) * padded_heads, mask=here, other=0.0) * last
+        row = tl.load(column + (DIM * WIDTH + e) * HEADS) * last
         for _ in tl.static_range(SETS):
             projected = projected + (row,)
     for a in range(ASKED):
@@ -113,17 +120,17 @@ def relu_in_registers(
             asked = asked + (tl.load(query + min(tl.program_id(0) * SETS + s, n_sets - 1).to(tl.int64) * DIM + a),)
         moved = ()
         for e in tl.static_range(WIDTH):
-            w = tl.load(column + (a * WIDTH + e) * padded_heads, mask=here, other=0.0)
+            w = tl.load(column + (a * WIDTH + e) * HEADS)
             for s in tl.static_range(SETS):
                 moved = moved + (projected[e * SETS + s] + asked[s] * w,)
         projected = moved
 
     first, size = (), ()
-    longest = LENGTH
+    longest = length
     for s in tl.static_range(SETS):
         a_set = min(tl.program_id(0) * SETS + s, n_sets - 1).to(tl.int64)
-        if LENGTH > 0:
-            first, size = first + (a_set * LENGTH,), size + (LENGTH,)
+        if EQUAL:
+            first, size = first + (a_set * length,), size + (length,)
         else:
             start, stop = tl.load(offsets + a_set), tl.load(offsets + a_set + 1)
             first, size = first + (start,), size + (stop - start,)
@@ -134,13 +141,15 @@ def relu_in_registers(
     for i in range(longest):
         x, weight, grown = (), (), ()
         for s in tl.static_range(SETS):
-            # past the end of a set its last key is read again, and weighs nothing
-            x = x + _coordinates(tokens + (first[s] + min(i, size[s] - 1)) * DIM, DIM, PAIRS)
+            key = first[s] + i
+            if not EQUAL:  # past the end of a set its last key is read again, and weighs nothing
+                key = first[s] + min(i, size[s] - 1)
+            x = x + _coordinates(tokens + key * DIM, DIM, STEP, HEADS)
             score = projected[DIM * SETS + s]
             for e in tl.static_range(DIM):
                 score += projected[e * SETS + s] * x[s * DIM + e]
             positive = tl.maximum(score, 0.0)
-            if LENGTH == 0:
+            if not EQUAL:
                 positive = tl.where(i < size[s], positive, 0.0)
             weight = weight + (positive,)
         for e in tl.static_range(DIM):
@@ -186,7 +195,7 @@ def fill_in_tiles(
     n, dim = len(offsets) - 1, tokens.shape[1]
     project_queries(extended_query(query, n, tokens), heads, out)
     keys = min(64, _power_of_two(int(np.diff(offsets).max())))
-    relu_in_tiles[(-(-len(heads) // heads_at_once), n)](
+    relu_in_tiles[(n, -(-len(heads) // heads_at_once))](
         out, tokens, as_tensor(offsets.astype(np.int64), tokens), len(heads), out.stride(0), scale,
         DIM=dim, PADDED=_power_of_two(dim), HEADS=heads_at_once, KEYS=keys, num_warps=4,
     )  # fmt: skip
@@ -224,8 +233,8 @@ def relu_in_tiles(
 
     The appended one stays outside of the products, so that d = 64 is a whole number of steps of the tensor cores.
     """
-    a_set = tl.program_id(1).to(tl.int64)
-    head = tl.program_id(0) * HEADS + tl.arange(0, HEADS)
+    a_set = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     coordinate = tl.arange(0, PADDED)
     here, known = head < n_heads, coordinate < DIM
     row = out + a_set * stride + head * (DIM + 1)
