@@ -57,7 +57,7 @@ def fill_in_registers(
     at_once = sets_at_once or min(4, max(1, 34 // (dim + 1)))
     relu_in_registers[(-(-n // at_once), -(-len(heads) // _WARP))](
         out, tokens, tokens if equal else as_tensor(offsets.astype(np.int64), tokens), queries, in_warps(heads),
-        length, n, len(heads), out.stride(0), scale, last,
+        length if equal else 0, n, len(heads), out.stride(0), scale, last,
         EQUAL=equal, DIM=dim, ASKED=asked, LOG=(dim - 1).bit_length(), HEADS=_WARP,
         SETS=at_once, STEP=step, num_warps=1,
     )  # fmt: skip
