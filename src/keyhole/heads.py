@@ -190,6 +190,22 @@ class HeadDraw:
             )
         return self.law.sample(stop - start, self.dim, self.seed, start=start)
 
+    def stored(self, memory_budget: int) -> HeadDraw:
+        """The same heads, drawn once and kept if drawing them takes no more than the budget; else these."""
+        taken = 40 * self.n_heads * (self.dim + 1) ** 2
+        return _StoredDraw(self) if taken <= memory_budget else self
+
+
+class _StoredDraw(HeadDraw):
+    """Heads that are needed several times, kept."""
+
+    def __init__(self, draw: HeadDraw) -> None:
+        super().__init__(draw.law, draw.n_heads, draw.dim, draw.seed)
+        self._heads = super().block(0, draw.n_heads)
+
+    def block(self, start: int, stop: int) -> Float[np.ndarray, "m e e"]:
+        return self._heads[start:stop]
+
 
 def identity_mean(dim: int) -> Float[np.ndarray, "e e"]:
     """W_0 = [[I_d, 0], [0, 0]], for which the mean score is <x_0, x_i>.

@@ -25,7 +25,7 @@ from keyhole.solvers import (
     ridge_gram_path,
     ridge_statistics_path,
 )
-from keyhole.solvers.left_out import GroupPath, leave_groups_out
+from keyhole.solvers.left_out import leave_groups_out
 
 FEW = 32
 """Samples at least, or a sixteenth of all, whose mean feature stands for that of all while rounding is at stake."""
@@ -143,12 +143,32 @@ class Samples:
         Joint weight of all copies; None if every one is 1.
     owner : array (n,)
         Position of each sample given among the distinct ones; −1 for weight 0.
+    groups : array (n',) or None
+        Samples of one number are left out together.
     """
 
     batch: Any
     columns: Float[np.ndarray, "k t"]
     weights: Float[np.ndarray, " k"] | None
     owner: Int[np.ndarray, " n"]
+    groups: Int[np.ndarray, " k"] | None = None
+
+
+def grouped_samples(
+    batch: SetBatch | PooledSets,
+    columns: Float[np.ndarray, "n t"],
+    weights: Float[np.ndarray, " n"] | None,
+    groups: Int[np.ndarray, " n"] | None,
+) -> Samples:
+    """Distinct samples; where there are groups, all that have weight, because copies may belong to several."""
+    if groups is None:
+        return distinct_samples(batch, columns, weights)
+    if weights is None:
+        return Samples(batch, columns, None, np.arange(len(batch)), groups)
+    kept = np.flatnonzero(weights > 0)
+    owner = np.full(len(batch), -1)
+    owner[kept] = np.arange(len(kept))
+    return Samples(batch[kept], columns[kept], weights[kept], owner, groups[kept])
 
 
 def distinct_samples(
@@ -188,6 +208,7 @@ def fit_finite_layer(
     activation: str = "relu",
     fit_intercept: bool = True,
     weights: Float[np.ndarray, " n"] | None = None,
+    groups: Int[np.ndarray, " n"] | None = None,
     dtype: str = "float64",
     memory_budget: int = MEMORY_BUDGET,
 ) -> LayerFit:
@@ -206,6 +227,8 @@ def fit_finite_layer(
     fit_intercept : bool
     weights : array (n,), optional
         Not negative.
+    groups : array (n,), optional
+        Samples of one number are left out together; the fit is dual then, with an eigendecomposition.
     dtype : "float64" or "float32"
         Precision of features and Gram matrix.
     memory_budget : int
@@ -216,10 +239,10 @@ def fit_finite_layer(
     Primal O(np² + p³), dual O(n²p + n³); the features are made once if they fit the budget, otherwise block by
     block, three times in primal and twice in dual form.
     """
-    samples = distinct_samples(batch, columns, weights)
+    samples = grouped_samples(batch, columns, weights, groups)
     check_enough_samples(samples, penalties)
     n_columns = heads.n_heads * (heads.dim + 1)
-    primal = n_columns < len(samples.batch)
+    primal = groups is None and n_columns < len(samples.batch)
     fit_values = _fit_primal if primal else _fit_dual
     solved, values, intercept = fit_values(samples, heads, penalties, activation, fit_intercept, dtype, memory_budget)
     values = values.reshape(heads.n_heads, heads.dim + 1, -1)
@@ -236,45 +259,16 @@ def fit_kernel_layer(
     activation: str = "relu",
     fit_intercept: bool = True,
     weights: Float[np.ndarray, " n"] | None = None,
+    groups: Int[np.ndarray, " n"] | None = None,
     memory_budget: int = MEMORY_BUDGET,
 ) -> LayerFit:
     """Fit infinitely many heads: ridge on their exact kernel. Parameters as for `fit_finite_layer`. O(tokens² + n³)."""
-    samples = distinct_samples(batch, columns, weights)
+    samples = grouped_samples(batch, columns, weights, groups)
     check_enough_samples(samples, penalties)
     gram = pooled_kernel(samples.batch, None, law, activation, memory_budget=memory_budget)
     solved = _solve_gram(gram, samples, penalties, fit_intercept, None, memory_budget)
     layer = KernelLayer(law, samples.batch, solved.best.coef, solved.best.intercept, activation)
     return assemble(layer, solved, samples, batch, "kernel", memory_budget)
-
-
-def penalty_by_groups(
-    batch: SetBatch | PooledSets,
-    columns: Float[np.ndarray, "n t"],
-    groups: Int[np.ndarray, " n"],
-    heads: HeadDraw | HeadLaw,
-    penalties: Float[np.ndarray, " a"] | None = None,
-    *,
-    activation: str = "relu",
-    fit_intercept: bool = True,
-    weights: Float[np.ndarray, " n"] | None = None,
-    dtype: str = "float64",
-    memory_budget: int = MEMORY_BUDGET,
-) -> GroupPath:
-    """Choose the penalty of a layer by its error on groups of samples that are left out whole.
-
-    ``heads`` is a draw, or a law for infinitely many heads; other parameters as for `fit_finite_layer`, weights
-    being positive. Two n × n matrices in memory, one eigendecomposition.
-    """
-    if isinstance(heads, HeadDraw):
-        options: dict[str, Any] = {"dtype": dtype, "memory_budget": memory_budget // 2, "reuse_buffer": True}
-        feature_blocks = (block for _, block in pooled_feature_blocks(batch, heads, activation, **options))
-        gram = accumulate_gram(
-            feature_blocks, len(batch), dtype, centre=fit_intercept, weights=weights, memory_budget=memory_budget // 2
-        ).gram
-        mirror_lower(gram)
-    else:
-        gram = pooled_kernel(batch, None, heads, activation, memory_budget=memory_budget)
-    return leave_groups_out(gram, columns, groups, penalties, fit_intercept=fit_intercept, weights=weights)
 
 
 @dataclass(frozen=True)
@@ -332,6 +326,7 @@ def _fit_dual(
     and keeps the rounding of the products in proportion to what varies (see `accumulate_gram`) without a pass over Φ.
     """
     n, width = len(samples.batch), heads.dim + 1
+    heads = heads.stored(memory_budget // 4)
     centre = np.zeros(heads.n_heads * width)
     if fit_intercept:
         few = samples.batch[:: max(1, n // max(FEW, n // 16))]
@@ -372,7 +367,14 @@ def _solve_gram(
     rounding: float | None,
     memory_budget: int,
 ) -> Solved:
-    """Ridge on a Gram matrix, which is overwritten: one Cholesky for one penalty, one path for several."""
+    """Ridge on a Gram matrix, which is overwritten: one Cholesky for one penalty, a path for several or for groups."""
+    if samples.groups is not None:
+        mirror_lower(gram)
+        intercept_and_weights: dict[str, Any] = {"fit_intercept": fit_intercept, "weights": samples.weights}
+        found = leave_groups_out(gram, samples.columns, samples.groups, penalties, **intercept_and_weights)
+        error = float(found.errors.min())
+        best = RidgeSolution(found.alpha, found.coef, found.intercept, found.residuals, error, "eigen")
+        return Solved(best, found.alphas, found.errors)
     options: dict[str, Any] = {
         "fit_intercept": fit_intercept,
         "weights": samples.weights,

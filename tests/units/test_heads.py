@@ -239,3 +239,11 @@ def unchecked():
     config.update("jaxtyping_disable", True)
     yield
     config.update("jaxtyping_disable", False)
+
+
+def test_stored_heads_are_the_same_heads():
+    draw = HeadDraw(GaussianHeads(mean=1.0), n_heads=7, dim=3, seed=5)
+    stored = draw.stored(2**20)
+    assert stored is not draw
+    np.testing.assert_array_equal(stored.block(2, 6), draw.block(2, 6))
+    assert draw.stored(40 * 7 * 16 - 1) is draw, "what exceeds the budget is drawn again"

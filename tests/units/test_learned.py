@@ -115,9 +115,11 @@ def test_groups_are_held_out_whole(rng):
 @pytest.mark.parametrize("n_heads", [12, 60, math.inf])
 def test_estimators_leave_groups_out(n_heads, task):
     sets, y = task
-    groups = np.repeat(["a", "b", "c", "d"], 20)
+    groups = np.array(list("abcde"))[np.repeat([0, 1, 2, 3, 4, 2], [20, 20, 17, 2, 20, 1])]  # sizes differ
     model = kh.AttentionRegressor(n_heads, alpha=[0.01, 1.0], random_state=0).fit(sets, y, groups=groups)
-    for group in "abcd":
+    plain = kh.AttentionRegressor(n_heads, alpha=model.alpha_, random_state=0).fit(sets, y)
+    np.testing.assert_allclose(model.predict(sets), plain.predict(sets), atol=1e-8)
+    for group in "abcde":
         others = groups != group
         refit = kh.AttentionRegressor(n_heads, alpha=model.alpha_, random_state=0).fit(sets[others], y[others])
         np.testing.assert_allclose(model.loo_predictions_[~others], refit.predict(sets[~others]), atol=1e-8)

@@ -1,4 +1,4 @@
-# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,assignment,misc,operator,var-annotated"
 """ReLU features on CUDA, in one pass that writes them and nothing else.
 
 Two kernels. Up to 32 coordinates, a thread has one head and holds x~_0ᵀ W_m and Σ_i relu(s_mi) x~_i of a few sets in

@@ -19,7 +19,7 @@ from keyhole.estimators._input import as_sets, check_lengths
 from keyhole.groups import POOLINGS, PooledSets, SetGroups
 from keyhole.heads import GaussianHeads, HeadDraw, HeadLaw
 from keyhole.large_layer import exceeds_memory, fit_large_layer
-from keyhole.layer import LayerFit, distinct_samples, fit_finite_layer, fit_kernel_layer, penalty_by_groups
+from keyhole.layer import LayerFit, distinct_samples, fit_finite_layer, fit_kernel_layer
 from keyhole.sets import SetBatch
 from keyhole.tokens import QUERIES, SCALINGS, TokenRule
 
@@ -74,14 +74,15 @@ class LayerPlan:
         heads = law if self.n_heads is None else HeadDraw(law, self.n_heads, batch.dim, self.seed)
         if self.groups is None:
             return self._solve(batch, columns, heads, self.penalties)
-        kept = self._kept(len(batch))
-        options = {**self.options, "weights": self._weights(kept), "dtype": self.dtype}
-        path = penalty_by_groups(batch[kept], columns[kept], self.groups[kept], heads, self.penalties, **options)
-        fit = self._solve(batch, columns, heads, np.array([path.alpha]))
-        predictions = fit.loo_predictions.copy()  # of samples without weight, which are left out already
-        predictions[kept] = columns[kept] - path.residuals
-        best = float(path.errors.min())
-        return replace(fit, alphas=path.alphas, loo_errors=path.errors, loo_predictions=predictions, loo_error=best)
+        options = {**self.options, "groups": self.groups}
+        if isinstance(heads, HeadDraw):
+            fit = fit_finite_layer(batch, columns, heads, self.penalties, dtype=self.dtype, **options)
+        else:
+            fit = fit_kernel_layer(batch, columns, heads, self.penalties, **options)
+        if self.device is None and self.solver != "cg":
+            return fit
+        final = self._solve(batch, columns, heads, np.array([fit.alpha]))
+        return replace(fit, layer=final.layer, route=final.route, certificate=final.certificate)
 
     def draft(self, n: int) -> tuple[Int[np.ndarray, " r"], LayerPlan]:
         """At most `MOST_TO_CHOOSE_BY` samples, and this plan for them, its penalty free."""
@@ -154,9 +155,15 @@ def fit_sets(
         law = GaussianHeads() if hasattr(plan.law, "fit") else plan.law
         rows, draft = plan.draft(len(batch))
         part = batch[rows]
-        errors = [draft.fit(r.apply(part), columns[rows], law).loo_error for r in rules]
-        tried = {(r.scaling, r.query): e for r, e in zip(rules, errors, strict=True)}
-        rule = rules[int(np.argmin(errors))]
+        drafts = (draft.fit(r.apply(part), columns[rows], law) for r in rules)
+        best: LayerFit | None = None
+        for candidate, fit in zip(rules, drafts, strict=True):
+            tried[candidate.scaling, candidate.query] = fit.loo_error
+            if best is None or fit.loo_error < best.loo_error:
+                best, rule = fit, candidate
+        settled = len(rows) == len(batch) and plan.penalties is None and law is plan.law and plan.solver != "cg"
+        if best is not None and settled:  # the draft was no draft
+            return SetFit(best, rule, law, tried)
     ready = rule.apply(batch)
     law = plan.fitted_law(ready, columns)
     return SetFit(plan.fit(ready, columns, law), rule, law, tried)

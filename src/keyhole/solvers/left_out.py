@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 from jaxtyping import Float, Int
 from scipy.linalg import eigh, get_lapack_funcs
 
+from keyhole._array import blocks
 from keyhole.solvers.penalties import check_alpha, default_alphas, numerical_floor, select_alpha
 from keyhole.solvers.weighted_gram import check_outputs, check_weights
 
@@ -99,12 +101,12 @@ def loo_gradient(
     else:
         residuals, pull = np.empty_like(dual), np.empty_like(dual)
         middle = np.empty_like(inverse)  # blocks times the inverse
-        for rows in group_rows(groups):
-            block = inverse[np.ix_(rows, rows)]
+        for rows in group_stacks(groups):
+            block = inverse[rows[:, :, None], rows[:, None, :]]
             residuals[rows] = np.linalg.solve(block, dual[rows])
-            pull[rows] = 2.0 * np.linalg.solve(block, share[rows, None] * residuals[rows])
-            outer = pull[rows] @ residuals[rows].T
-            middle[rows] = 0.5 * (outer + outer.T) @ inverse[rows]
+            pull[rows] = 2.0 * np.linalg.solve(block, share[rows][:, :, None] * residuals[rows])
+            outer = pull[rows] @ residuals[rows].transpose(0, 2, 1)
+            middle[rows] = 0.5 * (outer + outer.transpose(0, 2, 1)) @ inverse[rows]
         gradient = inverse @ middle
     error = float((share @ np.square(residuals)).sum())
     cross = (inverse @ pull) @ dual.T
@@ -165,7 +167,7 @@ def leave_groups_out(
         floor = numerical_floor(scale, len(y), float(np.finfo(gram.dtype).eps))
         # blocks of an inverse lose digits in proportion to its condition: nine of them are enough to lose
         alphas = default_alphas(scale, max(floor, 1e-9 * scale), count=20)
-    members = group_rows(groups)
+    members = list(group_stacks(groups))
     # A = W^½ (W^½ K W^½ + α)⁻¹ W^½ for every α from one set of eigenvectors
     roots = np.sqrt(w)
     values, vectors = eigh(roots[:, None] * gram.astype(np.float64) * roots)
@@ -188,7 +190,9 @@ def leave_groups_out(
             continue
         shares, residuals, sums, total = eliminated(float(alpha))
         for rows in members:
-            block = (vectors[rows] * shares) @ vectors[rows].T - np.outer(sums[rows], sums[rows] / total)
+            part = vectors[rows]
+            along_ones = sums[rows][:, :, None] * (sums[rows] / total)[:, None, :]
+            block = (part * shares) @ part.transpose(0, 2, 1) - along_ones
             residuals[rows] = np.linalg.solve(block, residuals[rows])
         errors[i] = (w @ np.square(residuals)).sum() / (w.sum() * y.shape[1])
         found[i] = residuals
@@ -200,10 +204,15 @@ def leave_groups_out(
     return GroupPath(alphas, errors, alpha, found[best], coef, intercept)
 
 
-def group_rows(groups: Int[np.ndarray, " n"]) -> list[Int[np.ndarray, " k"]]:
-    """The members of every group."""
+def group_stacks(groups: Int[np.ndarray, " n"], most: int = 2**22) -> Iterator[Int[np.ndarray, "g k"]]:
+    """The members of groups of one size, a row per group; few enough at a time for n numbers each to be ``most``."""
     order = np.argsort(groups, kind="stable")
-    return np.split(order, np.flatnonzero(np.diff(groups[order])) + 1)
+    starts = np.flatnonzero(np.diff(groups[order], prepend=groups[order[:1]] - 1))
+    sizes = np.diff(starts, append=len(groups))
+    for size in np.unique(sizes).tolist():
+        members = order[starts[sizes == size][:, None] + np.arange(size)]
+        for rows in blocks(len(members), max(1, most // (len(groups) * size))):
+            yield members[rows]
 
 
 def _eliminate(
