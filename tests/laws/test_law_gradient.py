@@ -7,7 +7,7 @@ import keyhole as kh
 from keyhole.features import attention_features, attention_pullback, pooled_features, pooled_pullback
 from keyhole.features.pullback import DIFFERENTIABLE
 from keyhole.groups import PooledSets
-from keyhole.learned.descent import gradient_in_means
+from keyhole.learned.descent import gradient_in_law
 from keyhole.learned.judge import Task
 from keyhole.solvers.left_out import leave_groups_out, loo_gradient
 from keyhole.solvers.ridge_gram import ridge_gram_path
@@ -114,13 +114,29 @@ def test_leave_one_out_error_and_its_gradient_in_gram_and_penalty(fit_intercept,
 
 
 @pytest.mark.parametrize("activation", ["relu", "softmax"])
-def test_gradient_in_the_means(activation, rng):
-    batch = sets(rng, n=20)
-    task = Task.of(batch, rng.normal(size=(20, 2)), None, activation, True)
-    means, noise, direction = rng.normal(size=(2, 4, 4)), 0.3 * rng.normal(size=(6, 4, 4)), rng.normal(size=(2, 4, 4))
-    _, found = gradient_in_means(task, means, noise, 0.05, dtype="float64")
-    measured = slope(lambda m: gradient_in_means(task, means + m, noise, 0.05, dtype="float64")[0].error, direction)
-    np.testing.assert_allclose(np.sum(found * direction), measured, rtol=1e-4, atol=1e-7)
+@pytest.mark.parametrize("scales", [False, True])
+def test_gradient_in_the_means(activation, scales, rng):
+    task = Task.of(sets(rng, n=20), rng.normal(size=(20, 2)), None, activation, True)
+    means, noise, direction = rng.normal(size=(2, 4, 4)), 0.3 * rng.normal(size=(5, 4, 4)), rng.normal(size=(2, 4, 4))
+    found = gradient_in_law(task, means, noise, 0.05, dtype="float64", scales=scales).means
+
+    def error(move):
+        return gradient_in_law(task, means + move, noise, 0.05, dtype="float64").left_out.error
+
+    np.testing.assert_allclose(np.sum(found * direction), slope(error, direction), rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("activation", ["relu", "softmax"])
+def test_gradient_in_the_scales(activation, rng):
+    task = Task.of(sets(rng, n=20), rng.normal(size=(20, 2)), None, activation, True)
+    means, noise, direction = rng.normal(size=(2, 4, 4)), rng.normal(size=(5, 4, 4)), rng.normal(size=(2, 4))
+    found = gradient_in_law(task, means, noise, 0.05, dtype="float64", scales=True).scales
+
+    def error(move):
+        spread = np.outer(*np.exp(move))
+        return gradient_in_law(task, means, spread * noise, 0.05, dtype="float64").left_out.error
+
+    np.testing.assert_allclose(np.sum(found * direction), slope(error, direction), rtol=1e-4, atol=1e-7)
 
 
 def test_broken_twin_residuals_in_the_place_of_the_gradient_are_seen(rng):

@@ -127,6 +127,33 @@ def test_estimators_leave_groups_out(n_heads, task):
     assert model.alpha_ == model.alphas_[np.argmin(model.loo_errors_)]
 
 
+def test_scales_of_coordinates(rng):
+    """The answer is at the key whose first coordinate meets the query's; of the other seven the heads should keep out."""
+    keys, query = rng.normal(size=(400, 5, 8)), rng.normal(size=(400, 8))
+    sets = kh.SetBatch(keys / 2, query / 2)
+    best = (query[:, :1] * keys[:, :, 0]).argmax(axis=1)
+    y = keys[np.arange(400), best, 0]
+    options = {"steps": 20, "scale": 0.5, "n_heads": 64}
+    fits = {
+        covariance: kh.AttentionRegressor(
+            100, kh.LearnedHeads(covariance=covariance, **options), activation="softmax", random_state=0
+        ).fit(sets[:300], y[:300])
+        for covariance in ("none", "diagonal")
+    }
+    law = fits["diagonal"].law_
+    assert fits["none"].law_.query_scales_ is None
+    assert law.chosen == "learned"
+    assert law.query_scales_[0] > 1.5 * np.median(law.query_scales_), "the coordinate that matters"
+    assert law.key_scales_[0] > 1.5 * np.median(law.key_scales_)
+    heads = law.sample(4000, 8, seed=1) - law.means_[0]
+    measured = heads.std(axis=0) / (law.scale * np.outer(law.query_scales_, law.key_scales_))
+    np.testing.assert_allclose(measured, 1.0, rtol=0.1)
+    with pytest.raises(ValueError, match="infinitely many heads need noise of one scale"):
+        kh.AttentionRegressor(math.inf, kh.LearnedHeads(covariance="diagonal")).fit(sets, y)
+    with pytest.raises(ValueError, match="noise of one scale"):
+        kh.AttentionRegressor(math.inf, law).fit(sets, y)
+
+
 def test_weights_of_zero_and_wrong_groups(task):
     sets, y = task
     groups = np.arange(80) // 4

@@ -23,8 +23,9 @@ from keyhole.layer import LayerFit, distinct_samples, fit_finite_layer, fit_kern
 from keyhole.sets import SetBatch
 from keyhole.tokens import QUERIES, SCALINGS, TokenRule
 
-MOST_TO_CHOOSE_BY = 1000
-"""Samples that scaling and query are chosen by: six fits cost n³ each, and a thousand tell them apart."""
+MOST_TO_CHOOSE_BY = 500
+"""Samples that scaling and query are chosen by: six fits cost n³ each, and rules that so many cannot tell apart may as
+well be exchanged (on digits "standard" and "none" are, and a thousand samples do not settle it either)."""
 
 
 def as_samples(estimator: BaseEstimator, X: Any, *, reset: bool) -> SetBatch | SetGroups:
@@ -60,6 +61,11 @@ class LayerPlan:
             return self.law
         if self.n_heads is None:
             check_pointwise(self.options["activation"])  # before the work, not after
+            if getattr(self.law, "covariance", "none") != "none":
+                raise ValueError(
+                    f"infinitely many heads need noise of one scale: got {self.law}. Use covariance='none', or a finite "
+                    "`n_heads`."
+                )
         options = {name: self.options[name] for name in ("activation", "fit_intercept")}
         if self.groups is not None:
             kept = self._kept(len(batch))

@@ -23,7 +23,7 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class FittedHeads:
-    """Heads W_m = means_[m mod K] + scale · G_m with standard normal G_m.
+    """Heads W_m = means_[m mod K] + scale · diag(query_scales_) G_m diag(key_scales_) with standard normal G_m.
 
     Attributes
     ----------
@@ -31,6 +31,8 @@ class FittedHeads:
         The means; head m has mean number m mod K.
     scale : float
         Standard deviation of the entries around them.
+    query_scales_, key_scales_ : arrays (D,) or None
+        What it is multiplied by for coordinate i of the query and j of the key; None means ones.
     chosen : str
         "zero-mean", "identity" or "learned": which law the training set spoke for.
     strength : float
@@ -57,6 +59,8 @@ class FittedHeads:
     steps: int = 0
     history: tuple[Step, ...] = field(default=(), repr=False)
     reason: str = field(default="", repr=False)
+    query_scales_: Float[np.ndarray, " e"] | None = field(default=None, repr=False)
+    key_scales_: Float[np.ndarray, " e"] | None = field(default=None, repr=False)
 
     def sample(self, n_heads: int, dim: int, seed: int, *, start: int = 0) -> Float[np.ndarray, "m e e"]:
         """Draw heads ``start … start + n_heads − 1`` of the sequence that ``seed`` names; D = dim + 1."""
@@ -64,12 +68,19 @@ class FittedHeads:
         width = self.means_.shape[1]
         heads = standard_normals(n_heads, width * width, seed, start=start).reshape(n_heads, width, width)
         heads *= self.scale
+        if self.query_scales_ is not None and self.key_scales_ is not None:
+            heads *= np.outer(self.query_scales_, self.key_scales_)
         heads += self.means_[(start + np.arange(n_heads)) % len(self.means_)]
         return heads
 
     def components(self, dim: int) -> tuple[GaussianHeads, ...]:
         """The K Gaussian laws that the heads are shared out among; their kernels average to that of this law."""
         self._check_dim(dim)
+        if self.query_scales_ is not None:
+            raise ValueError(
+                "the kernel of infinitely many heads is known for noise of one scale: this law has a scale for each "
+                "coordinate. Use a finite `n_heads`, or LearnedHeads(covariance='none')."
+            )
         return tuple(GaussianHeads(mean, self.scale) for mean in self.means_)
 
     def strongest_pairs(self, names: Sequence[str], count: int = 10, *, mean: int = 0) -> list[tuple[str, str, float]]:

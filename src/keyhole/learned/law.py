@@ -36,7 +36,7 @@ PATIENCE = 5
 
 
 class LearnedHeads(UnfittedLaw):
-    """Heads W_m = U_k + scale·G_m, k = m mod n_means, whose means U are fitted to the training set.
+    """Heads W_m = U_k + scale·A G_m B, k = m mod n_means, whose law is fitted to the training set: U, and A and B if asked.
 
     The values of random heads are solved for in closed form, and so are the n fits that each leave a sample out;
     what remains is a function of the means alone, the leave-one-out error, and Adam descends it along its exact
@@ -54,8 +54,11 @@ class LearnedHeads(UnfittedLaw):
         Most steps of a descent. 0 chooses among multiples of the identity only.
     n_heads : int or "auto"
         Heads drawn at each step, and to judge a law with: twice as many features as samples, 32 to 256 heads.
+    covariance : {"none", "diagonal"}
+        "diagonal" also learns how far the heads vary in each coordinate of the query (A) and of the key (B), two
+        diagonal matrices; "none" keeps them at the identity.
     learning_rate : float
-        Of Adam, in units of entries of W.
+        Of Adam, in units of entries of W, and of logarithms of A and B.
     shrinkage : float
         Share of the way back to the start, per step and unit of the learning rate.
     strengths : sequence of float
@@ -98,6 +101,7 @@ class LearnedHeads(UnfittedLaw):
         steps: Any = 100,
         *,
         n_heads: Any = "auto",
+        covariance: Any = "none",
         learning_rate: Any = 0.1,
         shrinkage: Any = 0.0,
         strengths: Any = (0.0, 1.0, 3.0),
@@ -111,6 +115,7 @@ class LearnedHeads(UnfittedLaw):
         self.scale = scale
         self.steps = steps
         self.n_heads = n_heads
+        self.covariance = covariance
         self.learning_rate = learning_rate
         self.shrinkage = shrinkage
         self.strengths = strengths
@@ -173,6 +178,7 @@ class LearnedHeads(UnfittedLaw):
             scale=check_number(self.scale, "scale", minimum=0.0, exclusive=True),
             steps=check_count(self.steps, "steps", minimum=0),
             n_heads=n_heads,
+            learn_scales=check_choice(self.covariance, "covariance", ("none", "diagonal")) == "diagonal",
             rate=check_number(self.learning_rate, "learning_rate", minimum=0.0, exclusive=True),
             shrinkage=check_number(self.shrinkage, "shrinkage", minimum=0.0),
             strengths=[check_number(c, f"strengths[{i}]") for i, c in enumerate(self.strengths)],
@@ -206,6 +212,7 @@ class _Plan:
     scale: float
     steps: int
     n_heads: int
+    learn_scales: bool
     rate: float
     shrinkage: float
     strengths: list[float]
@@ -222,6 +229,7 @@ class _Plan:
             start,
             self.scale,
             alpha,
+            learn_scales=self.learn_scales,
             n_heads=self.n_heads,
             rate=self.rate,
             shrinkage=self.shrinkage,
@@ -262,7 +270,7 @@ def _fit(task: Task, plan: _Plan) -> FittedHeads:
     descent = plan.descent(task, start, judged.alpha)
     for _ in range(best.step):
         descent.step()
-    return FittedHeads(descent.average, plan.scale, "learned", base.strength, best.step, tuple(history), doubt)
+    return descent.law(strength=base.strength, steps=best.step, history=tuple(history), reason=doubt)
 
 
 def _search(
@@ -286,7 +294,7 @@ def _search(
         late = 2 * (time.monotonic() - began) + began > plan.deadline
         if count % EVERY and count < plan.steps and not late:
             continue
-        now = look(FittedHeads(descent.average, plan.scale))
+        now = look(descent.law())
         history.append(_record(count, part, unseen, now))
         plan.tell(history[-1])
         since += 1

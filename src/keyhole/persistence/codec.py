@@ -186,6 +186,14 @@ def _check_record(kind: str, built: Any) -> None:
                 raise ValueError(f"means of shape {built.means_.shape}")
             if not (isinstance(built.scale, float) and built.scale > 0 and math.isfinite(built.scale)):
                 raise ValueError(f"a scale of {built.scale!r:.40}")
+            for name in ("query_scales_", "key_scales_"):
+                scales = getattr(built, name)
+                if (scales is None) != (built.query_scales_ is None):
+                    raise ValueError("scales of the query or of the key, and not of both")
+                if scales is not None:
+                    _check_array(scales, 1, name)
+                    if scales.shape != built.means_.shape[1:2] or not (scales > 0).all():
+                        raise ValueError(f"{name} that do not fit the means")
         case "PooledSets":
             if not isinstance(built.base, (SetBatch, SetGroups)) or built.pooling not in ("mean", "sum"):
                 raise ValueError("pooled sets that are none")
