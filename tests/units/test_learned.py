@@ -128,7 +128,7 @@ def test_estimators_leave_groups_out(n_heads, task):
 
 
 def test_scales_of_coordinates(rng):
-    """The answer is at the key whose first coordinate meets the query's; of the other seven the heads should keep out."""
+    """The answer is at the key whose first coordinate meets the query's; heads should keep out of the other seven."""
     keys, query = rng.normal(size=(400, 5, 8)), rng.normal(size=(400, 8))
     sets = kh.SetBatch(keys / 2, query / 2)
     best = (query[:, :1] * keys[:, :, 0]).argmax(axis=1)
@@ -150,6 +150,8 @@ def test_scales_of_coordinates(rng):
     np.testing.assert_allclose(measured, 1.0, rtol=0.1)
     with pytest.raises(ValueError, match="infinitely many heads need noise of one scale"):
         kh.AttentionRegressor(math.inf, kh.LearnedHeads(covariance="diagonal")).fit(sets, y)
+    infinite = kh.AttentionRegressor(math.inf, kh.LearnedHeads(steps=5), random_state=0).fit(sets[:100], y[:100])
+    assert infinite.law_.query_scales_ is None, "auto"
     with pytest.raises(ValueError, match="noise of one scale"):
         kh.AttentionRegressor(math.inf, law).fit(sets, y)
 

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,9 @@ from safetensors.numpy import load_file, save_file
 
 import keyhole as kh
 from keyhole.groups import SetGroups
+from keyhole.learned import FittedHeads
 from keyhole.persistence import Schema, read_model
+from keyhole.persistence.codec import _check_record
 
 DIM = 3
 
@@ -58,6 +61,19 @@ def test_regressors_are_the_same_to_the_last_bit(law, heads, rng, tmp_path):
     loaded = assert_same(model, tmp_path / "m", test)
     assert loaded.get_params().keys() == model.get_params().keys()
     assert loaded.law == LAWS[law]
+
+
+def test_scales_of_coordinates_are_kept(rng, tmp_path):
+    train, test = sets_of(rng, 60), sets_of(rng)
+    width = train.dim + 1
+    scales = {"query_scales_": rng.uniform(0.5, 2.0, width), "key_scales_": rng.uniform(0.5, 2.0, width)}
+    law = FittedHeads(rng.normal(size=(2, width, width)), 0.3, **scales)
+    model = kh.AttentionRegressor(7, law=law, random_state=3).fit(train, rng.normal(size=60))
+    loaded = assert_same(model, tmp_path / "m", test)
+    np.testing.assert_array_equal(loaded.law_.key_scales_, law.key_scales_)
+    for wrong in ({"key_scales_": None}, {"query_scales_": np.zeros(width)}, {"key_scales_": np.full(width, np.nan)}):
+        with pytest.raises(ValueError, match="scales"):
+            _check_record("FittedHeads", replace(law, **wrong))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sized
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -56,16 +57,10 @@ class LayerPlan:
 
     def fitted_law(self, batch: SetBatch | PooledSets, columns: np.ndarray) -> HeadLaw:
         """The law itself, or what its ``fit`` makes of the training set."""
-        fit: Callable[..., HeadLaw] | None = getattr(self.law, "fit", None)
+        law = self.law if self.n_heads is not None else self._law_with_a_kernel()
+        fit: Callable[..., HeadLaw] | None = getattr(law, "fit", None)
         if fit is None:
             return self.law
-        if self.n_heads is None:
-            check_pointwise(self.options["activation"])  # before the work, not after
-            if getattr(self.law, "covariance", "none") != "none":
-                raise ValueError(
-                    f"infinitely many heads need noise of one scale: got {self.law}. Use covariance='none', or a finite "
-                    "`n_heads`."
-                )
         options = {name: self.options[name] for name in ("activation", "fit_intercept")}
         if self.groups is not None:
             kept = self._kept(len(batch))
@@ -74,6 +69,22 @@ class LayerPlan:
         # copies count as one sample of their joint weight, here as in the layer
         samples = distinct_samples(batch, columns, self.options["weights"])
         return fit(samples.batch, samples.columns, weights=samples.weights, seed=self.seed, **options)
+
+    def _law_with_a_kernel(self) -> HeadLaw:
+        """The law, for infinitely many heads: what has no kernel is said before the work, not after."""
+        if hasattr(self.law, "fit"):
+            check_pointwise(self.options["activation"])
+        covariance = getattr(self.law, "covariance", "none")
+        if covariance == "auto":
+            law = copy.copy(self.law)
+            law.covariance = "none"  # type: ignore[attr-defined]
+            return law
+        if covariance != "none":
+            raise ValueError(
+                f"infinitely many heads need noise of one scale: got {self.law}. Use covariance='none', or a finite "
+                "`n_heads`."
+            )
+        return self.law
 
     def fit(self, batch: SetBatch | PooledSets, columns: np.ndarray, law: HeadLaw) -> LayerFit:
         """Solve for the values of this law."""

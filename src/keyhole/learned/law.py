@@ -1,4 +1,4 @@
-"""LearnedHeads: the mean of the heads is descended on, their values are solved for, the heads stay random."""
+"""LearnedHeads: the law of the heads is descended on, their values are solved for, the heads stay random."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PATIENCE = 5
 
 
 class LearnedHeads(UnfittedLaw):
-    """Heads W_m = U_k + scale·A G_m B, k = m mod n_means, whose law is fitted to the training set: U, and A and B if asked.
+    """Heads W_m = U_k + scale·A G_m B, k = m mod n_means, whose law (U, A and B) is fitted to the training set.
 
     The values of random heads are solved for in closed form, and so are the n fits that each leave a sample out;
     what remains is a function of the means alone, the leave-one-out error, and Adam descends it along its exact
@@ -54,9 +54,10 @@ class LearnedHeads(UnfittedLaw):
         Most steps of a descent. 0 chooses among multiples of the identity only.
     n_heads : int or "auto"
         Heads drawn at each step, and to judge a law with: twice as many features as samples, 32 to 256 heads.
-    covariance : {"none", "diagonal"}
+    covariance : {"auto", "diagonal", "none"}
         "diagonal" also learns how far the heads vary in each coordinate of the query (A) and of the key (B), two
-        diagonal matrices; "none" keeps them at the identity.
+        diagonal matrices; "none" keeps them at the identity, which infinitely many heads need. "auto" is "diagonal"
+        for finitely many heads.
     learning_rate : float
         Of Adam, in units of entries of W, and of logarithms of A and B.
     shrinkage : float
@@ -101,7 +102,7 @@ class LearnedHeads(UnfittedLaw):
         steps: Any = 100,
         *,
         n_heads: Any = "auto",
-        covariance: Any = "none",
+        covariance: Any = "auto",
         learning_rate: Any = 0.1,
         shrinkage: Any = 0.0,
         strengths: Any = (0.0, 1.0, 3.0),
@@ -178,7 +179,7 @@ class LearnedHeads(UnfittedLaw):
             scale=check_number(self.scale, "scale", minimum=0.0, exclusive=True),
             steps=check_count(self.steps, "steps", minimum=0),
             n_heads=n_heads,
-            learn_scales=check_choice(self.covariance, "covariance", ("none", "diagonal")) == "diagonal",
+            learn_scales=check_choice(self.covariance, "covariance", ("auto", "diagonal", "none")) != "none",
             rate=check_number(self.learning_rate, "learning_rate", minimum=0.0, exclusive=True),
             shrinkage=check_number(self.shrinkage, "shrinkage", minimum=0.0),
             strengths=[check_number(c, f"strengths[{i}]") for i, c in enumerate(self.strengths)],
