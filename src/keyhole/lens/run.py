@@ -225,8 +225,12 @@ class _Look:
         self._learned_infinite(m)
 
     def _learn(self, ready: Any, train: np.ndarray, seconds: float) -> Any:
-        """A law for the training part; at most 400 samples a step keep a step short."""
-        law = LearnedHeads(steps=self.config.steps, seconds=0.8 * seconds, max_samples=400)
+        """A law for the training part; at most 400 samples a step keep a step short.
+
+        Its noise has one scale where infinitely many heads of the same law are shown beside it, which needs that.
+        """
+        covariance = "none" if self.exact else "auto"
+        law = LearnedHeads(steps=self.config.steps, covariance=covariance, seconds=0.8 * seconds, max_samples=400)
         rows = np.sort(train)
         return law.fit(
             ready[rows], self.problem.columns[rows], activation=self.config.activation, seed=self.config.seed
