@@ -6,7 +6,7 @@ import pytest
 import keyhole as kh
 from keyhole.heads import HeadLaw
 from keyhole.learned import FittedHeads
-from keyhole.learned.judge import held_out_rows, improvement
+from keyhole.learned.judge import held_out_parts, improvement
 
 
 @pytest.fixture
@@ -97,19 +97,22 @@ def test_weights_are_copies_for_a_law_too(task):
 
 
 def test_the_held_out_part_is_made_of_runs():
-    mask = held_out_rows(1000, 0.2, seed=1)
+    (mask,) = held_out_parts(1000, 0.2, seed=1)
     assert mask.sum() == 200
     assert (np.diff(mask.reshape(100, 10), axis=1) == 0).all()
-    assert held_out_rows(90, 0.2, seed=1).sum() == 18
+    assert held_out_parts(90, 0.2, seed=1)[0].sum() == 18
 
 
 def test_groups_are_held_out_whole(rng):
     groups = rng.integers(30, size=300)
-    mask = held_out_rows(300, 0.2, seed=0, groups=groups)
+    (mask,) = held_out_parts(300, 0.2, seed=0, groups=groups)
     assert not set(groups[mask]) & set(groups[~mask])
     assert 0.15 < mask.mean() < 0.35
-    both = held_out_rows(6, 0.9, seed=0, groups=np.array([0, 0, 0, 1, 1, 1]))
+    (both,) = held_out_parts(6, 0.9, seed=0, groups=np.array([0, 0, 0, 1, 1, 1]))
     assert 0 < both.sum() < 6, "never all of them"
+    turns = held_out_parts(300, 0.2, seed=0, groups=groups, turns=5)
+    np.testing.assert_array_equal(sum(t.astype(int) for t in turns), 1, "each sample once")
+    assert all(not set(groups[t]) & set(groups[~t]) for t in turns)
 
 
 @pytest.mark.parametrize("n_heads", [12, 60, math.inf])

@@ -21,6 +21,7 @@ from keyhole.groups import POOLINGS, PooledSets, SetGroups
 from keyhole.heads import GaussianHeads, HeadDraw, HeadLaw
 from keyhole.large_layer import exceeds_memory, fit_large_layer
 from keyhole.layer import LayerFit, distinct_samples, fit_finite_layer, fit_kernel_layer
+from keyhole.learned.law import MOST_TO_JUDGE, LearnedHeads
 from keyhole.sets import SetBatch
 from keyhole.tokens import QUERIES, SCALINGS, TokenRule
 
@@ -62,6 +63,8 @@ class LayerPlan:
         if fit is None:
             return self.law
         options = {name: self.options[name] for name in ("activation", "fit_intercept")}
+        if isinstance(law, LearnedHeads):
+            options["n_heads"] = MOST_TO_JUDGE if self.n_heads is None else self.n_heads
         if self.groups is not None:
             kept = self._kept(len(batch))
             weights = self._weights(kept)

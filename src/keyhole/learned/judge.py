@@ -77,24 +77,32 @@ class Task:
         return pooled_features(self.batch, heads, self.activation, dtype=np.float32)
 
 
-def held_out_rows(
-    n: int, share: float, seed: int, groups: Int[np.ndarray, " n"] | None = None
-) -> Bool[np.ndarray, " n"]:
-    """A mask of about ``share·n`` samples: whole groups, or without groups runs of n/100 consecutive samples.
+def held_out_parts(
+    n: int, share: float, seed: int, groups: Int[np.ndarray, " n"] | None = None, turns: int = 1
+) -> list[Bool[np.ndarray, " n"]]:
+    """Disjoint masks of about ``share·n`` samples each: whole groups, or without groups runs of n/100 consecutive ones.
+
+    ``turns`` of them, or as many as there are samples for; never all samples in one.
 
     Examples
     --------
-    >>> int(held_out_rows(1000, 0.2, seed=0).sum())
-    200
+    >>> [int(mask.sum()) for mask in held_out_parts(1000, 0.2, seed=0)]
+    [200]
+    >>> sum(held_out_parts(90, 0.2, seed=0, turns=5)).tolist() == [1] * 90
+    True
     """
     rng = np.random.default_rng(seed)
     if groups is None:
         groups = np.arange(n) // max(1, n // _RUNS)
     _, member, counts = np.unique(groups, return_inverse=True, return_counts=True)
     order = rng.permutation(len(counts))
-    # groups in random order until they have the share; never all of them
-    enough = int(np.searchsorted(np.cumsum(counts[order]), share * n)) + 1
-    return np.isin(member, order[: min(enough, len(counts) - 1)])
+    ends = np.cumsum(counts[order])
+    # groups in random order until they have the share, then the next
+    part = np.minimum((ends - counts[order]) / (share * n), len(counts)).astype(int)
+    masks = [np.isin(member, order[part == turn]) for turn in range(turns)]
+    if masks[0].all():
+        masks[0] = np.isin(member, order[:-1])
+    return [mask for mask in masks if mask.any()]
 
 
 @dataclass(frozen=True)

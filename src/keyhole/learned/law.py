@@ -19,11 +19,18 @@ from keyhole.heads import standard_normals
 from keyhole.learned.descent import Descent
 from keyhole.learned.fitted import FittedHeads, Step
 from keyhole.learned.identity import UnfittedLaw, choose_identity, shrink
-from keyhole.learned.judge import Judgement, Task, held_out_rows, improvement, judge
+from keyhole.learned.judge import Task, held_out_parts, improvement, judge
 from keyhole.sets import SetBatch
 
 FEWEST = 50
 """Samples below which nothing is descended on: ten held out could not tell a better law from a worse."""
+
+FEW_SAMPLES = 250
+"""Samples below which every one is held out in turn, and a law must be better by two standard errors and not by one:
+the best of twenty looks at few samples is a lucky one."""
+
+MOST_TO_JUDGE = 256
+"""Heads that a law is judged with at most."""
 
 FEW_AND_MANY = (32, 256)
 """Bounds on the heads of a step when their number is automatic."""
@@ -42,7 +49,8 @@ class LearnedHeads(UnfittedLaw):
     what remains is a function of the means alone, the leave-one-out error, and Adam descends it along its exact
     gradient (variable projection). Every step draws fresh noise G, so that a law is learned and not a set of
     heads. A part of the training set that the descent never sees says after how many steps to stop, and whether
-    to keep the result at all; then all samples descend that many steps.
+    to keep the result at all; then all samples descend that many steps. Below 250 samples several descents leave
+    out a part each, so that all samples have a say.
 
     Parameters
     ----------
@@ -53,7 +61,7 @@ class LearnedHeads(UnfittedLaw):
     steps : int
         Most steps of a descent. 0 chooses among multiples of the identity only.
     n_heads : int or "auto"
-        Heads drawn at each step, and to judge a law with: twice as many features as samples, 32 to 256 heads.
+        Heads drawn at each step: twice as many features as samples, 32 to 256 heads.
     covariance : {"auto", "diagonal", "none"}
         "diagonal" also learns how far the heads vary in each coordinate of the query (A) and of the key (B), two
         diagonal matrices; "none" keeps them at the identity, which infinitely many heads need. "auto" is "diagonal"
@@ -82,8 +90,8 @@ class LearnedHeads(UnfittedLaw):
     deterministic function of the data, the parameters and the seed, which is that of the estimator.
 
     Guaranteed: values are optimal for the law at hand, and the law is kept only if it beat the law without
-    learning on the held-out part by more than one standard error. Not guaranteed: the error is not convex in the
-    means, and the descent finds a local minimum.
+    learning on the held-out part by more than one standard error, two below 250 samples. Not guaranteed: the error
+    is not convex in the law, and the descent finds a local minimum.
 
     Examples
     --------
@@ -136,6 +144,7 @@ class LearnedHeads(UnfittedLaw):
         weights: Float[np.ndarray, " n"] | None = None,
         groups: Int[np.ndarray, " n"] | None = None,
         seed: int = 0,
+        n_heads: int | None = None,
     ) -> FittedHeads:
         """Learn the law of a training set; the estimators call this first.
 
@@ -151,15 +160,18 @@ class LearnedHeads(UnfittedLaw):
         groups : array (n,), optional
             Samples with the same number are left out, and held out, together.
         seed : int
+        n_heads : int, optional
+            Heads of the layer that the law is for. Laws are judged with as many (256 at most), because one that makes
+            the best of few heads need not be the best for many.
         """
         columns = np.asarray(y, dtype=np.float64).reshape(len(batch), -1)
         task = Task.of(batch, columns, weights, activation, fit_intercept, groups)
-        plan = self._plan(len(task), batch.dim, check_seed(seed))
+        plan = self._plan(len(task), batch.dim, check_seed(seed), n_heads)
         if plan.steps and activation not in DIFFERENTIABLE:
             check_choice(activation, "activation", DIFFERENTIABLE)
         return _fit(task, plan)
 
-    def _plan(self, n: int, dim: int, seed: int) -> _Plan:
+    def _plan(self, n: int, dim: int, seed: int, meant_for: int | None) -> _Plan:
         share = check_number(self.validation, "validation", minimum=0.0, exclusive=True)
         if share >= 1:
             raise ValueError(f"`validation` must be a share between 0 and 1: got {share:g}.")
@@ -179,6 +191,7 @@ class LearnedHeads(UnfittedLaw):
             scale=check_number(self.scale, "scale", minimum=0.0, exclusive=True),
             steps=check_count(self.steps, "steps", minimum=0),
             n_heads=n_heads,
+            judge_heads=max(n_heads, min(meant_for or 0, MOST_TO_JUDGE)),
             learn_scales=check_choice(self.covariance, "covariance", ("auto", "diagonal", "none")) != "none",
             rate=check_number(self.learning_rate, "learning_rate", minimum=0.0, exclusive=True),
             shrinkage=check_number(self.shrinkage, "shrinkage", minimum=0.0),
@@ -213,6 +226,7 @@ class _Plan:
     scale: float
     steps: int
     n_heads: int
+    judge_heads: int
     learn_scales: bool
     rate: float
     shrinkage: float
@@ -258,14 +272,15 @@ def _fit(task: Task, plan: _Plan) -> FittedHeads:
     base, judged = choose_identity(sample, plan.strengths, plan.scales(), plan.n_heads, plan.seed)
     if plan.steps == 0 or len(task) < FEWEST:
         return base
-    mask = held_out_rows(len(task), plan.validation, plan.seed, task.groups)
-    seen, unseen = task.take(np.flatnonzero(~mask)), task.take(np.flatnonzero(mask))
-    unseen = shrink(unseen, plan.max_samples, plan.seed)
+    few = len(task) < FEW_SAMPLES
+    turns = round(1 / plan.validation) if few else 1
+    masks = held_out_parts(len(task), plan.validation, plan.seed, task.groups, turns)
+    pairs = [(task.take(np.flatnonzero(~mask)), task.take(np.flatnonzero(mask))) for mask in masks]
     start = plan.start(base)
-    history, gain, error = _search(seen, unseen, base, start, judged.alpha, plan)
+    history, gain, error = _search(pairs, base, start, judged.alpha, plan)
     best = min(history, key=lambda step: step.held_out_error)
     doubt = f"held-out error fell by {gain:.3g} ± {error:.3g} of the variance in {best.step} steps"
-    if best.step == 0 or gain <= error:
+    if best.step == 0 or gain <= (2 if few else 1) * error:
         reason = f"nothing learned beyond doubt: {doubt}; {base.reason}"
         return FittedHeads(base.means_, base.scale, base.chosen, base.strength, 0, tuple(history), reason)
     descent = plan.descent(task, start, judged.alpha)
@@ -275,41 +290,48 @@ def _fit(task: Task, plan: _Plan) -> FittedHeads:
 
 
 def _search(
-    seen: Task, unseen: Task, base: FittedHeads, start: np.ndarray, alpha: float, plan: _Plan
+    pairs: list[tuple[Task, Task]], base: FittedHeads, start: np.ndarray, alpha: float, plan: _Plan
 ) -> tuple[list[Step], float, float]:
-    """Descend on what is seen; return the looks at the held-out part, the best gain over the base, and its error."""
-    part = shrink(seen, 2 * plan.max_samples, plan.seed)
+    """Descend on what is seen of each pair; return the looks at what is not, the best gain over the base, its error."""
+    seen = [shrink(task, 2 * plan.max_samples, plan.seed) for task, _ in pairs]
+    unseen = [shrink(task, plan.max_samples, plan.seed) for _, task in pairs]
 
-    def look(law: FittedHeads) -> Judgement:
-        return judge(part, law, plan.n_heads, plan.seed, unseen)
+    def look(laws: list[FittedHeads]) -> tuple[float, np.ndarray]:
+        """The leave-one-out error of the laws, each where it is from, and their errors on what they have not seen."""
+        judged = [judge(a, law, plan.judge_heads, plan.seed, b) for a, law, b in zip(seen, laws, unseen, strict=True)]
+        return _average([j.loo for j in judged], seen), np.concatenate([j.held_out for j in judged])
 
-    before = look(base)
-    history = [_record(0, part, unseen, before)]
+    weights, groups = _joined([task.weights for task in unseen]), _joined([task.groups for task in unseen])
+    loo, before = look([base] * len(pairs))
+    history = [Step(0, loo, float(np.average(before, weights=weights)))]
     plan.tell(history[0])
-    descent = plan.descent(seen, start, alpha)
+    descents = [plan.descent(task, start, alpha) for task, _ in pairs]
     best, gain, error, since = history[0].held_out_error, 0.0, 0.0, 0
     began = time.monotonic()
     for count in range(1, plan.steps + 1):
-        descent.step()
-        # the second descent takes as long as the first
-        late = 2 * (time.monotonic() - began) + began > plan.deadline
+        for descent in descents:
+            descent.step()
+        # the descent on all samples takes as long as one of these
+        late = (1 + 1 / len(pairs)) * (time.monotonic() - began) + began > plan.deadline
         if count % EVERY and count < plan.steps and not late:
             continue
-        now = look(descent.law())
-        history.append(_record(count, part, unseen, now))
+        loo, now = look([descent.law() for descent in descents])
+        history.append(Step(count, loo, float(np.average(now, weights=weights))))
         plan.tell(history[-1])
         since += 1
         if history[-1].held_out_error < best:
             best, since = history[-1].held_out_error, 0
-            gain, error = improvement(before.held_out, now.held_out, unseen.weights, unseen.groups)
+            gain, error = improvement(before, now, weights, groups)
         if since >= PATIENCE or late:
             break
     return history, gain, error
 
 
-def _record(count: int, seen: Task, unseen: Task, judged: Judgement) -> Step:
-    return Step(
-        count,
-        float(np.average(judged.loo, weights=seen.weights)),
-        float(np.average(judged.held_out, weights=unseen.weights)),
-    )
+def _joined(parts: list[np.ndarray | None]) -> np.ndarray | None:
+    """One array, or None if there is none."""
+    given = [part for part in parts if part is not None]
+    return np.concatenate(given) if given else None
+
+
+def _average(values: list[np.ndarray], tasks: list[Task]) -> float:
+    return float(np.average(np.concatenate(values), weights=_joined([task.weights for task in tasks])))
