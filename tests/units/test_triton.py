@@ -84,6 +84,14 @@ def test_features_of_more_sets_than_a_grid_has_rows(rng):
         assert float((kh.attention_features(batch, heads) - exact).norm() / exact.norm()) <= 1e-6
 
 
+def test_features_of_queries_that_are_a_view(rng):
+    both = torch.from_numpy(rng.standard_normal((10, 8)).astype("float32")).cuda()
+    keys = torch.from_numpy(rng.standard_normal((10, 3, 4)).astype("float32")).cuda()
+    heads = kh.GaussianHeads().sample(5, 4, 0)
+    view, copy = (kh.attention_features(kh.SetBatch(keys, q), heads) for q in (both[:, 4:], both[:, 4:].clone()))
+    assert torch.equal(view, copy)
+
+
 def test_features_of_tokens_at_odd_addresses(rng):
     flat = torch.from_numpy(rng.standard_normal(1 + 10 * 3 * 4).astype("float32")).cuda()[1:]
     batch = kh.SetBatch(flat.view(10, 3, 4))

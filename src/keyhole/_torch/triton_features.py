@@ -49,10 +49,11 @@ def fill_in_registers(
 ) -> torch.Tensor:
     """One thread per head, ``sets_at_once`` sets at a time."""
     n, dim = len(offsets) - 1, tokens.shape[1]
+    tokens = tokens.contiguous()  # the kernel counts addresses itself
     length = int(offsets[1] - offsets[0])
     equal = int(offsets[-1]) == n * length and not (np.diff(offsets) != length).any()
     # without a query x~_0 = [0; √2]: the last row of W_m, a query of no coordinates
-    queries, asked, last = (tokens, 0, 2.0**0.5) if query is None else (query.to(torch.float32), dim, 1.0)
+    queries, asked, last = (tokens, 0, 2.0**0.5) if query is None else (query.to(torch.float32).contiguous(), dim, 1.0)
     step = step or next(k for k in (4, 2, 1) if dim % k == 0 and tokens.data_ptr() % (4 * k) == 0)
     at_once = sets_at_once or min(4, max(1, 34 // (dim + 1)))
     relu_in_registers[(-(-n // at_once), -(-len(heads) // _WARP))](
