@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+import numpy as np
+
 MEMORY_BUDGET = 2**30
 """Default bound, in bytes, on any one temporary."""
 
@@ -30,6 +32,21 @@ def block_size(bytes_per_item: int, memory_budget: int) -> int:
     10
     """
     return max(1, memory_budget // max(1, bytes_per_item))
+
+
+def set_blocks(offsets: np.ndarray, n_keys: int) -> list[slice]:
+    """Cut sets that begin at ``offsets`` into slices of about ``n_keys`` keys, at least one set each.
+
+    >>> set_blocks(np.array([0, 2, 3, 9, 10]), n_keys=3)
+    [slice(0, 2, None), slice(2, 3, None), slice(3, 4, None)]
+    """
+    cuts, start, n = [], 0, len(offsets) - 1
+    while start < n:
+        stop = int(np.searchsorted(offsets, offsets[start] + n_keys, side="right")) - 1
+        stop = min(max(stop, start + 1), n)
+        cuts.append(slice(start, stop))
+        start = stop
+    return cuts
 
 
 def thread_count() -> int:

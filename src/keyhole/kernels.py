@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float
 
-from keyhole._array import MEMORY_BUDGET, block_size, blocks, run_threads
+from keyhole._array import MEMORY_BUDGET, block_size, blocks, run_threads, set_blocks
 from keyhole.activations import POINTWISE, check_pointwise
 from keyhole.heads import GaussianHeads, HeadLaw
 from keyhole.sets import SetBatch
@@ -295,18 +295,7 @@ def _check_overflow(out: Any, activation: str) -> Any:
 def _panels(batch: SetBatch, memory_budget: int) -> list[slice]:
     """Cut a batch into slices of consecutive sets whose prepared copies fit the budget, at least one set each."""
     bytes_per_key = 8 * (1 + 4 * -(-batch.dim // 4) + 5)
-    return _cut(batch.offsets, block_size(4 * bytes_per_key, memory_budget))
-
-
-def _cut(offsets: np.ndarray, n_keys: int) -> list[slice]:
-    """Cut sets into slices of about ``n_keys`` keys, at least one set each."""
-    cuts, start, n = [], 0, len(offsets) - 1
-    while start < n:
-        stop = int(np.searchsorted(offsets, offsets[start] + n_keys, side="right")) - 1
-        stop = min(max(stop, start + 1), n)
-        cuts.append(slice(start, stop))
-        start = stop
-    return cuts
+    return set_blocks(batch.offsets, block_size(4 * bytes_per_key, memory_budget))
 
 
 def _prepare(batch: SetBatch, mean: np.ndarray | None, scale: float, code: int) -> Panel:
@@ -351,10 +340,10 @@ def _fill(
 
     announce_compilation(gram.fill_tile)
     n_columns = len(right.offsets) - 1
-    spans = [slice(0, n_columns)] if mode == gram.DIAGONAL else _cut(right.offsets, _SPAN)
+    spans = [slice(0, n_columns)] if mode == gram.DIAGONAL else set_blocks(right.offsets, _SPAN)
     tiles = [
         (rows.start, rows.stop, span.start, span.stop)
-        for rows in _cut(left.offsets, _STRIP)
+        for rows in set_blocks(left.offsets, _STRIP)
         for span in spans
         if mode != gram.UPPER or span.stop > rows.start
     ]

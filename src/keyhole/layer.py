@@ -370,8 +370,9 @@ def _solve_gram(
     """Ridge on a Gram matrix, which is overwritten: one Cholesky for one penalty, a path for several or for groups."""
     if samples.groups is not None:
         mirror_lower(gram)
-        intercept_and_weights: dict[str, Any] = {"fit_intercept": fit_intercept, "weights": samples.weights}
-        found = leave_groups_out(gram, samples.columns, samples.groups, penalties, **intercept_and_weights)
+        found = leave_groups_out(
+            gram, samples.columns, samples.groups, penalties, fit_intercept=fit_intercept, weights=samples.weights
+        )
         error = float(found.errors.min())
         best = RidgeSolution(found.alpha, found.coef, found.intercept, found.residuals, error, "eigen")
         return Solved(best, found.alphas, found.errors)

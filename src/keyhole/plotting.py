@@ -203,6 +203,7 @@ def draw_chart(chart: Any, style: Mapping[str, tuple[str, str]]) -> dict[str, by
         axis.set_ylim(*_log_limits(chart))
     for side in (axis.xaxis, axis.yaxis):
         if side.get_scale() == "log":
+            side.set_ticks(_log_ticks(*side.get_view_interval()))
             # plain numbers, which are also drawn faster than powers
             side.set_major_formatter(lambda value, _: f"{value:g}")
             side.set_minor_formatter(lambda value, _: "")
@@ -288,6 +289,20 @@ def _drawable(values: Sequence[Any]) -> np.ndarray:
     array = np.array(values, dtype=np.float64)
     array[~(np.abs(array) < 1e150)] = np.nan
     return array
+
+
+def _log_ticks(low: float, high: float, most: int = 8) -> np.ndarray:
+    """Numbers to write on a logarithmic axis: the densest of a few steps per decade that leaves room to read."""
+    decades = 10.0 ** np.arange(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    choices = []
+    for steps in ([1, 1.5, 2, 3, 4, 5, 6, 8], [1, 2, 5], [1, 3], [1]):
+        values = np.outer(decades, steps).ravel()
+        choices.append(values[(values >= low * (1 - 1e-9)) & (values <= high * (1 + 1e-9))])
+        if 2 < len(choices[-1]) <= most:
+            return choices[-1]
+    if len(choices[0]) <= most:  # hardly a fraction of a decade
+        return choices[0]
+    return choices[-1][:: max(1, -(-len(choices[-1]) // most))]
 
 
 def _log_limits(chart: Any) -> tuple[float, float]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from keyhole._array import block_size
+from keyhole._array import block_size, set_blocks
 from keyhole._torch.arrays import as_tensor
 from keyhole._torch.moments import rectified_moment, relu_arc, step_arc
 
@@ -88,9 +88,9 @@ def gram(
     symmetric = right is None
     columns = left if right is None else right
     side = max(1, int(block_size(8 * _TEMPORARIES, memory_budget) ** 0.5))
-    for row in cut(left.offsets, side):
+    for row in set_blocks(left.offsets, side):
         a = left.part(row)
-        for column in cut(columns.offsets, side):
+        for column in set_blocks(columns.offsets, side):
             if symmetric and column.start < row.start:
                 continue
             tile = gram_tile(a, columns.part(column), activation, biased)
@@ -160,7 +160,7 @@ def gram_entries(
     sizes = (first[rows + 1] - first[rows]) * (second[columns + 1] - second[columns])
     ends = torch.cumsum(sizes, 0).cpu().numpy()
     wide = left.unit.shape[1] * 4 + 2 * _TEMPORARIES
-    for part in cut(np.concatenate([[0], ends]), block_size(8 * wide, memory_budget)):
+    for part in set_blocks(np.concatenate([[0], ends]), block_size(8 * wide, memory_budget)):
         row, column, size = rows[part], columns[part], sizes[part]
         entry = torch.repeat_interleave(torch.arange(len(row), device=row.device), size)
         within = torch.arange(len(entry), device=row.device) - (torch.cumsum(size, 0) - size)[entry]
@@ -181,14 +181,3 @@ def gram_entries(
 def _run_sums(values: torch.Tensor, entry: torch.Tensor, count: int) -> torch.Tensor:
     lengths = torch.bincount(entry, minlength=count)
     return torch.segment_reduce(values, "sum", lengths=lengths)
-
-
-def cut(offsets: np.ndarray, n_keys: int) -> list[slice]:
-    """Cut sets into slices of about ``n_keys`` keys, at least one set each."""
-    cuts, start, n = [], 0, len(offsets) - 1
-    while start < n:
-        stop = int(np.searchsorted(offsets, offsets[start] + n_keys, side="right")) - 1
-        stop = min(max(stop, start + 1), n)
-        cuts.append(slice(start, stop))
-        start = stop
-    return cuts

@@ -52,7 +52,7 @@ class Config:
 
 
 PRESETS = {
-    "quick": Config(n_heads=30, sizes=(64, 160), targets=("corr * token",), repetitions=3, n_test=1000),
+    "quick": Config(n_heads=30, sizes=(40, 64, 100, 160), targets=("corr * token",), repetitions=3, n_test=1000),
     "full": Config(),
 }
 
