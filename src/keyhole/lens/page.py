@@ -76,7 +76,7 @@ def _learners(found: Findings) -> Section:
         series.append(Series(m.name, [k], [error], low, high, role=role))
     chart = Chart(
         "learners", f"Held-out error of {n - 1} learners, best first", "rank", f"error: {found.measure}", series,
-        rows=rows, note="Bars are one standard error. All learners see the same folds; where time was short, the first of them.",
+        rows=rows, note="Bars are one standard error. All see the same folds; where time was short, the first of them.",
     )  # fmt: skip
     table = Table("learners_table", "The same in numbers", rows, note=" ".join(found.skipped))
     return Section(
