@@ -30,9 +30,10 @@ def main() -> None:
     y = np.array([s[:, 0].mean() for s in sets])
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        model = kh.AttentionRegressor(random_state=0).fit(kh.SetBatch(sets), y)
+        X = kh.SetBatch(sets)
+        model = kh.AttentionRegressor(random_state=0).fit(X, y)
         kh.save(model, folder / "a.keyhole")
-        assert np.array_equal(kh.load(folder / "a.keyhole").predict(kh.SetBatch(sets)), model.predict(kh.SetBatch(sets)))
+        assert np.array_equal(kh.load(folder / "a.keyhole").predict(X), model.predict(X))
         rows = ["set,a,b,c,y", *(f"{i},{','.join(map(str, token))},{y[i]}" for i, s in enumerate(sets) for token in s)]
         (folder / "data.csv").write_text("\n".join(rows) + "\n")
         print(keyhole("fit", folder / "data.csv", folder / "b.keyhole"))
