@@ -54,6 +54,8 @@ def test_an_interrupted_run_goes_on(files, sets, monkeypatch):
     plain = type(model).predict
 
     def failing(self, batch):
+        if len(batch) == 1:  # one set is tried before the work
+            return plain(self, batch)
         calls.append(len(batch))
         if len(calls) == 3:
             raise KeyboardInterrupt
@@ -79,7 +81,8 @@ def test_an_existing_file_is_kept_unless_told(files):
 
 def test_parts_of_another_model_are_not_mixed_in(files, sets, monkeypatch):
     model, folder = files
-    monkeypatch.setattr(type(model), "predict", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    plain = type(model).predict
+    monkeypatch.setattr(type(model), "predict", lambda m, x: plain(m, x) if len(x) == 1 else interrupt())
     invoke(folder, code=130)
     monkeypatch.undo()
     other = kh.AttentionRegressor(11, random_state=0).fit(sets, sets.query[:, 0])

@@ -310,7 +310,7 @@ def test_parts_of_a_file(tmp_path):
     out, job = tmp_path / "o.parquet", {"model": "a"}
     with PartedFile(out, job) as file:
         file.write(1, predictions_table({"prediction": np.array([2.0])}))
-        (file.folder / "part-00000002.draft").write_text("half of a part")
+        (file.folder / "part-00000002.77.draft").write_text("half of a part")
     with PartedFile(out, job) as file:
         assert file.done([5, 1, 1]) == {1}
     with pytest.raises(ValueError, match="parts of another run: model changed since"):
@@ -380,7 +380,7 @@ def test_one_run_at_a_time(tmp_path):
     with PartedFile(out, {"model": "a"}):
         for overwrite in (False, True):
             with pytest.raises(ValueError, match=r"another run is writing .*o\.parquet.* Wait"):
-                PartedFile(out, {"model": "a"}, overwrite=overwrite)
+                PartedFile(out, {"model": "a"}, overwrite=overwrite).__enter__()
     with PartedFile(out, {"model": "a"}) as file:
         file.write(0, predictions_table({"prediction": np.zeros(2)}))
         out.write_text("precious")  # made by somebody else in the meantime
