@@ -1,8 +1,7 @@
 """`keyhole predict`: Parquet to Parquet, interrupted and resumed, never half-written."""
 
 import os
-import subprocess
-import sys
+import resource
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -12,6 +11,7 @@ from typer.testing import CliRunner
 import keyhole as kh
 from keyhole.cli import app
 from keyhole.sources import write_parquet
+from keyhole.sources.parts import PartedFile
 
 runner = CliRunner()
 
@@ -222,27 +222,35 @@ def test_places_that_cannot_be_written(command, files):
 
 
 @pytest.mark.parametrize("command", ["fit", "predict"])
-def test_a_full_disk_is_said(command, files, sets):
-    """A limit on the size of files stands for the disk; the process is one of its own, to keep the limit there."""
-    _, folder = files
+def test_a_full_disk_is_said(command, files, sets, monkeypatch):
+    """A limit on the size of files stands for the disk, from the moment when the output is written."""
+    model, folder = files
     write_parquet(folder / "in.parquet", [(sets, sets.query[:, 0])], row_group_size=25)
-    places = {"predict": ("model", "in.parquet", "out.parquet"), "fit": ("in.parquet", "new")}[command]
-    code = (
-        "import resource, sys; from keyhole.cli import app; import keyhole.estimators;"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500)); sys.argv[0] = 'keyhole'; app()"
-    )
-    arguments = [command, *(str(folder / name) for name in places), *["--heads=4"] * (command == "fit")]
-    environment = {**os.environ, "NUMBA_CACHE_DIR": os.environ.get("NUMBA_CACHE_DIR", "")}
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=environment, timeout=120
-    )
-    assert done.returncode == 2, done.stderr
-    assert "Traceback" not in done.stderr
-    assert "File too large" in done.stderr
-    assert not (folder / places[-1]).exists()
+    names = {"predict": NAMES, "fit": ("in.parquet", "new")}[command]
+    place, name = {"predict": (PartedFile, "write"), "fit": (kh.persistence, "save")}[command]
+    plain, before = getattr(place, name), resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def full(*given, **options):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (500, before[1]))
+        try:
+            return plain(*given, **options)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    monkeypatch.setattr(place, name, full)
+    arguments = [command, *(str(folder / name) for name in names), *["--heads=4"] * (command == "fit")]
+    result = runner.invoke(app, arguments)
+    assert result.exit_code == 2, result.exception
+    assert "File too large" in result.stderr
+    assert not (folder / names[-1]).exists()
     if command == "predict":
-        assert "run the same command to go on" in done.stderr
+        assert "run the same command to go on" in result.stderr
         assert sorted(os.listdir(folder / "out.parquet.parts")) == ["job.json", "lock"]
+        monkeypatch.undo()
+        invoke(folder)
+        np.testing.assert_array_equal(pq.read_table(folder / "out.parquet")["prediction"], model.predict(sets))
+    else:
+        assert sorted(os.listdir(folder)) == ["in.parquet", "model"]
 
 
 def test_sets_unlike_those_of_the_fit_are_refused(files, seed):

@@ -23,6 +23,7 @@ def sets_of(table: Any, keys: str, query: str | None, dim: int | None, where: st
     if len(lengths) and lengths.min() == 0:
         i = int(lengths.argmin())
         raise SchemaError(f"every set must have at least one key: row {i} of {where} has none in column {keys!r}.")
+    _check_finite(tokens, keys, where)
     asked = None
     if query is not None:
         asked = matrix_of(table, query, where)
@@ -33,7 +34,6 @@ def sets_of(table: Any, keys: str, query: str | None, dim: int | None, where: st
             )
         both = np.result_type(tokens, asked)
         tokens, asked = tokens.astype(both, copy=False), asked.astype(both, copy=False)
-    _check_finite(tokens, keys, where)
     return SetBatch._from_flat(tokens, offsets, asked)
 
 
