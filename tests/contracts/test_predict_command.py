@@ -221,6 +221,43 @@ def test_places_that_cannot_be_written(command, files):
             assert isinstance(result.exception, SystemExit)
 
 
+def test_inputs_are_not_outputs(files, sets):
+    _, folder = files
+    write_parquet(folder / "in.parquet", [(sets, sets.query[:, 0])])
+    (folder / "link.parquet").symlink_to(folder / "in.parquet")
+    before = {name: (folder / name).read_bytes() for name in ("model", "in.parquet")}
+    for arguments in (
+        ("predict", "model", "in.parquet", "in.parquet"),
+        ("predict", "model", "link.parquet", "in.parquet"),
+        ("predict", "model", "in.parquet", "model"),
+        ("predict", "model", ".", "in.parquet"),
+        ("fit", "in.parquet", "in.parquet"),
+    ):
+        places = [str(folder / name) for name in arguments[1:]]
+        result = runner.invoke(app, [arguments[0], *places, "--overwrite"])
+        assert result.exit_code == 2, (arguments, result.output)
+        assert "must not be one of the files that are read" in result.stderr
+    assert before == {name: (folder / name).read_bytes() for name in before}
+
+
+@pytest.mark.parametrize("command", ["fit", "predict"])
+def test_devices_are_not_replaced(command, files):
+    _, folder = files
+    os.mkfifo(folder / "pipe")
+    first = {"fit": ["in.parquet"], "predict": ["model", "in.parquet"]}[command]
+    result = runner.invoke(app, [command, *(str(folder / name) for name in (*first, "pipe")), "--overwrite"])
+    assert result.exit_code == 2
+    assert "is not an ordinary file" in result.stderr
+
+
+def test_brackets_in_names_are_brackets(files, sets):
+    _, folder = files
+    write_parquet(folder / "in.parquet", [(sets, sets.query[:, 0])])
+    result = runner.invoke(app, ["fit", str(folder / "in.parquet"), str(folder / "a[/b]"), "--heads", "4"])
+    assert result.exit_code == 0, result.exception
+    assert "a[/b]" in result.output
+
+
 @pytest.mark.parametrize("command", ["fit", "predict"])
 def test_a_full_disk_is_said(command, files, sets, monkeypatch):
     """A limit on the size of files stands for the disk, from the moment when the output is written."""

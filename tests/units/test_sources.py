@@ -13,7 +13,7 @@ import pytest
 import keyhole as kh
 from keyhole.sets import concatenate
 from keyhole.sources import Batch, ParquetSets, as_batch, write_parquet
-from keyhole.sources.columns import SchemaError
+from keyhole.sources.columns import SchemaError, matrix_of
 from keyhole.sources.parts import PartedFile, predictions_table
 
 
@@ -306,6 +306,19 @@ def test_keys_without_coordinates_are_refused(tmp_path):
             list(ParquetSets(tmp_path / "s.arrow"))
 
 
+def test_numbers_that_begin_at_any_byte(rng):
+    values = rng.normal(size=5)
+    column = pa.Array.from_buffers(pa.float64(), 5, [None, pa.py_buffer(b"x" + values.tobytes()).slice(1)])
+    found = matrix_of(pa.table({"a": column}), "a", "a table")[:, 0]
+    np.testing.assert_array_equal(found, values)
+    assert found.flags.aligned  # compiled loops count on it
+
+
+def test_long_names(sets, tmp_path):
+    write_parquet(tmp_path / ("ü" * 120 + ".parquet"), [sets])
+    assert ParquetSets(tmp_path).n_rows == 50
+
+
 def test_parts_of_a_file(tmp_path):
     out, job = tmp_path / "o.parquet", {"model": "a"}
     with PartedFile(out, job) as file:
@@ -394,7 +407,7 @@ def test_places_that_cannot_be_written(tmp_path):
     (tmp_path / "taken.parquet.parts").write_text("precious")
     with pytest.raises(ValueError, match=r"must name a file: .*folder\.parquet is a folder"):
         PartedFile(tmp_path / "folder.parquet", {}, overwrite=True)
-    with pytest.raises(ValueError, match="needed .* not made by keyhole"):
+    with pytest.raises(ValueError, match=r"needed .* not made by keyhole"):
         PartedFile(tmp_path / "taken.parquet", {}, overwrite=True)
     with PartedFile(tmp_path / "o.parquet", {}) as file:
         odd = pa.table({"id": pa.array([(1, 2, 3)], pa.month_day_nano_interval())})

@@ -46,7 +46,7 @@ def fit(
     overwrite: Annotated[bool, typer.Option(help="Replace MODEL if it is there.")] = False,
 ) -> None:
     """Read, fit, print, save."""
-    check_output(model)
+    check_output(model, [Path(data)])
     if model.exists() and not overwrite:
         refuse(f"a file is not replaced unless asked: {model.name!r} exists. Choose another name, or add --overwrite.")
     options = {
@@ -68,7 +68,7 @@ def fit(
     seconds = time.perf_counter() - began
     _save(estimator, model, found, overwrite)
     _print(console, estimator, found, kind, seconds)
-    console.print(f"wrote {model}", soft_wrap=True, highlight=False)
+    console.print(f"wrote {model}", soft_wrap=True, highlight=False, markup=False)
 
 
 def _law(name: str) -> Any:

@@ -42,7 +42,7 @@ def predict(
 
     The columns are those the model was fitted to unless said otherwise; dimension, queries and names are checked.
     """
-    check_output(out)
+    check_output(out, [model, source])
     from keyhole.persistence import read_model
     from keyhole.sources import ParquetSets
     from keyhole.sources.parts import PartedFile

@@ -92,24 +92,15 @@ class ParquetSets:
 
     def require(self, columns: Sequence[str], *, one_type: bool = False) -> None:
         """Raise unless every file has these columns, each once, and of the same type in all files if asked."""
+        first = _open(self.paths[0]).schema
         for file in self.paths:
             schema = _open(file).schema
             for name in columns:
-                count = schema.names.count(name)
-                if count == 0:
+                _check_column(schema.names, name, file)
+                found, wanted = schema.field(name).type, first.field(name).type
+                if one_type and found != wanted:
                     raise SchemaError(
-                        f"there is no column {name!r} in {file.name}: it has {', '.join(schema.names)}. Name the "
-                        "columns to read: ParquetSets(path, keys=…, query=…, target=…)."
-                    )
-                if count > 1:
-                    raise SchemaError(
-                        f"a column that is read must have a name of its own: column {name!r} is there {count} times in "
-                        f"{file.name}. Rename all but one of them."
-                    )
-                found, first = schema.field(name).type, _open(self.paths[0]).schema.field(name).type
-                if one_type and found != first:
-                    raise SchemaError(
-                        f"column {name!r} must have one type: it is {first} in {self.paths[0].name} and {found} in "
+                        f"column {name!r} must have one type: it is {wanted} in {self.paths[0].name} and {found} in "
                         f"{file.name}. Convert one of them."
                     )
 
@@ -207,6 +198,20 @@ class ParquetSets:
     def __repr__(self) -> str:
         more = f" and {len(self.paths) - 1} more" if len(self.paths) > 1 else ""
         return f"ParquetSets({self.paths[0].name!r}{more}, row groups {self.start}:{self.stop})"
+
+
+def _check_column(names: list[str], name: str, file: Path) -> None:
+    count = names.count(name)
+    if count == 0:
+        raise SchemaError(
+            f"there is no column {name!r} in {file.name}: it has {', '.join(names[:30])}. Name the columns to read: "
+            "ParquetSets(path, keys=…, query=…, target=…)."
+        )
+    if count > 1:
+        raise SchemaError(
+            f"a column that is read must have a name of its own: column {name!r} is there {count} times in "
+            f"{file.name}. Rename all but one of them."
+        )
 
 
 def _read_ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
@@ -377,7 +382,8 @@ def write_parquet(
     import pyarrow.parquet as pq
 
     path = Path(path)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
+    check_file_name(path)
+    draft = path.with_name(f".{path.name[:50]}.{os.getpid()}.draft")
     writer, rows = None, 0
     try:
         for item in batches:

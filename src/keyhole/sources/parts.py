@@ -130,8 +130,8 @@ class PartedFile:
             raise
         except OSError as error:
             raise OSError(
-                f"{self.path} cannot be written: {error.strerror or error}. What is done is kept in {self.folder}: make "
-                "room, and run the same command to go on."
+                f"{self.path} cannot be written: {error.strerror or error}. What is done is kept in {self.folder}: "
+                "make room, and run the same command to go on."
             ) from None
         except pa.ArrowException as error:
             raise ValueError(

@@ -105,7 +105,8 @@ def _known_rows(table: pa.Table, names: tuple[str, ...], missing: str) -> Bool[n
         if missing != "drop" and not known.all():
             more = ", or have its tokens dropped with missing='drop' (--missing drop)" if missing == "error" else ""
             raise ValueError(
-                f"column {name!r} must have a list in every row: row {int(known.argmin())} is empty. Drop the row{more}."
+                f"column {name!r} must have a list in every row: row {int(known.argmin())} is empty. "
+                f"Drop the row{more}."
             )
     return known
 
