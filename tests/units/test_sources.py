@@ -388,6 +388,28 @@ def test_parts_that_do_not_read_are_made_again(tmp_path):
         assert file.done([3, 3, 3, 3]) == {3}
 
 
+def test_damage_within_a_part_is_seen(tmp_path, rng):
+    """A flipped bit in a prediction is a number like any other, but for its checksum."""
+    values = rng.normal(size=500)
+    with PartedFile(tmp_path / "o.parquet", {"model": "a"}) as file:
+        for i in range(2):
+            file.write(i, predictions_table({"prediction": values + i}))
+        part = file.folder / "part-00000001.parquet"
+        content = bytearray(part.read_bytes())
+        content[len(content) // 3] ^= 4
+        part.write_bytes(content)
+        assert file.done([500, 500]) == {0, 1}
+        with pytest.raises(ValueError, match=r"'part-00000001\.parquet' .*removed.* run the same command"):
+            file.join([0, 1])
+        assert file.done([500, 500]) == {0}
+        file.write(1, predictions_table({"prediction": np.arange(500)}))  # integers: not of this file
+        with pytest.raises(ValueError, match=r"'part-00000001\.parquet' has other columns .*removed"):
+            file.join([0, 1])
+        file.write(1, predictions_table({"prediction": values + 1}))
+        assert file.join([0, 1]) == 1000
+    np.testing.assert_array_equal(pq.read_table(tmp_path / "o.parquet")["prediction"], [*values, *(values + 1)])
+
+
 def test_one_run_at_a_time(tmp_path):
     out = tmp_path / "o.parquet"
     with PartedFile(out, {"model": "a"}):

@@ -157,7 +157,7 @@ class PartedFile:
         import pyarrow.parquet as pq
 
         with self._draft(self._part(number)) as draft:
-            pq.write_table(table, draft)
+            pq.write_table(table, draft, write_page_checksum=True)
 
     def join(self, numbers: Sequence[int]) -> int:
         """Join the parts into the file, one row group each, and remove them; return the number of rows."""
@@ -167,12 +167,10 @@ class PartedFile:
         with self._draft(Path("joined"), self.path) as draft, contextlib.ExitStack() as stack:
             writer = None
             for number in numbers:
-                part = self._part(number)
-                with reading(part):
-                    table = pq.read_table(part)
+                table = self._read(number, None if writer is None else writer.schema)
                 if writer is None:
                     writer = stack.enter_context(pq.ParquetWriter(draft, table.schema))
-                writer.write_table(validated(table, part))
+                writer.write_table(table)
                 rows += table.num_rows
             if writer is None:
                 raise ValueError("there are no parts to join: the input has no rows.")
@@ -180,6 +178,21 @@ class PartedFile:
         with contextlib.suppress(OSError):  # somebody put something into it: that stays
             self.folder.rmdir()
         return rows
+
+    def _read(self, number: int, schema: Any) -> Any:
+        """A part, read in full; one that is damaged is removed, for the next run to make it again."""
+        import pyarrow.parquet as pq
+
+        part = self._part(number)
+        try:
+            with reading(part):
+                table = pq.read_table(part, page_checksum_verification=True)
+            if schema is not None and table.schema != schema:
+                raise ValueError(f"parts must have the same columns: {part.name!r} has other columns than the first.")
+            return validated(table, part)
+        except ValueError as error:
+            part.unlink(missing_ok=True)
+            raise ValueError(f"{error} This part was removed: run the same command to make it again.") from None
 
 
 def _locked(path: Path, output: Path) -> int | None:
