@@ -252,7 +252,7 @@ folder, chance = Path(sys.argv[1]), random.Random(int(sys.argv[2]))
 count = {True: 0, False: 0}
 for name in ("s.arrow", "s.parquet", "t.arrow"):
     whole = (folder / name).read_bytes()
-    for case in range(150):
+    for case in range(50):
         broken = bytearray(whole)
         for _ in range(chance.randint(1, 3)):
             broken[chance.randrange(len(broken))] ^= 1 << chance.randrange(8)
