@@ -1,5 +1,6 @@
 """The environment: where nothing can be written, where text is ASCII, where a test machine lacks a package."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -59,3 +60,13 @@ def test_without_beartype_tests_run_and_shapes_go_unchecked():
     done = run("-c", hidden)
     assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
     assert "shapes are not checked" in done.stdout.decode()
+
+
+def test_an_ascii_terminal_is_shown_numbers_of_what_it_lacks():
+    main = "import sys; from keyhole.cli import main; sys.argv = ['keyhole', *sys.argv[1:]]; main()"
+    ascii_only = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    for arguments in (("theory", "--help"), ("theory", "--dim", "4"), ("theory", "--json", "--dim", "4")):
+        done = run("-c", main, *arguments, **ascii_only)
+        assert done.returncode == 0, done.stderr.decode()
+        assert done.stdout.isascii()
+    assert json.loads(done.stdout)["settings"]["dim"] == 4

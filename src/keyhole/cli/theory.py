@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from keyhole.cli._app import app, number, or_refuse, refuse
+from keyhole.cli._app import app, check_folder, echo_json, number, or_refuse, refuse
 
 _THEORY_HELP = """What the theory says of a target before any data: how hard, how many samples, how many heads.
 
@@ -47,12 +46,14 @@ def theory(
         refuse(f"--model must be one of {', '.join(experiment.MODELS)}: got {model!r}.")
     if error is not None and not (error > 0 and math.isfinite(error)):
         refuse(f"--error must be a positive number: got {error:g}.")
+    if out is not None:
+        check_folder(out)
     sizes, n_heads = _read_sizes(samples), _read_heads(heads)
     config = experiment.Config(target, dim, keys, sizes, n_heads, ridge, noise, model, error)
     report = or_refuse(lambda: experiment.run(config))
     console = Console()
     if as_json:
-        typer.echo(json.dumps(report, indent=2, allow_nan=False, ensure_ascii=False))
+        echo_json(report)
     else:
         _print_report(console, report, config.describe())
     if out is not None:
