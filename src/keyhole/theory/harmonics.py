@@ -16,7 +16,7 @@ from scipy.special import gammaln
 
 from keyhole._checks import check_count
 from keyhole.targets.contractions import joinings
-from keyhole.targets.polynomial import KEY, PAIR, QUERY, Polynomial, Term
+from keyhole.targets.polynomial import KEY, PAIR, QUERY, Factor, Polynomial, Term
 
 
 def harmonic_count(dim: int, degree: int) -> int:
@@ -116,17 +116,18 @@ def pair_powers_seconds(target: Polynomial) -> float:
     >>> pair_powers_seconds(short) < 0.01, pair_powers_seconds(long) > 10
     (True, True)
     """
-    counted = []
+    counted: list[tuple[Term, tuple[int, int], int, int, set[Factor]]] = []
     for term in target.terms:
         states = math.prod(power + 1 for _, power in term.powers)
         walks = math.prod(power + 1 for factor, power in term.powers if factor.kind == PAIR)
         vectors = sum(factor.kind != PAIR for factor, _ in term.powers)
         matrices = {factor for factor, _ in term.powers if factor.kind == PAIR}
-        counted.append((term, *(degree % 2 for degree in term.degrees), states * walks, vectors, matrices))
+        parity = term.degrees[0] % 2, term.degrees[1] % 2
+        counted.append((term, parity, states * walks, vectors, matrices))
     steps = 0.0
-    for a, (first, r, s, work, vectors, matrices) in enumerate(counted):
-        for second, r2, s2, work2, vectors2, matrices2 in counted[a:]:
-            if r != r2 or s != s2:
+    for a, (first, parity, work, vectors, matrices) in enumerate(counted):
+        for second, parity2, work2, vectors2, matrices2 in counted[a:]:
+            if parity != parity2:
                 continue
             few = len(first.powers) <= 2 and len(second.powers) <= 2
             if few and _closed_products(first, second, target.dim) is not None:
