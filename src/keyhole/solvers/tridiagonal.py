@@ -53,8 +53,11 @@ class Tridiagonal:
         m = len(self.diagonal)
         if m < 2:
             return float(self.diagonal.max(initial=0.0))
-        top = eigvalsh_tridiagonal(self.diagonal, self.beside, select="i", select_range=(m - 1, m - 1))
-        return float(top[0])
+        # bisection squares the entries: in units of the largest, that neither overflows nor vanishes
+        scale = max(float(np.abs(self.diagonal).max()), float(np.abs(self.beside).max())) or 1.0
+        units = self.diagonal / scale, self.beside / scale
+        top = eigvalsh_tridiagonal(*units, select="i", select_range=(m - 1, m - 1))
+        return scale * float(top[0])
 
     def eigenpairs(self) -> tuple[np.ndarray, np.ndarray]:
         """Eigenvalues (float64) and eigenvectors of T in the precision of the basis, in float64 if that fails."""
@@ -238,12 +241,21 @@ class Spectrum:
         return np.asarray(np.divide(1.0, values + alphas, out=np.zeros(seen.shape), where=seen))
 
     def shrinkage(self, alphas: Float[np.ndarray, " a"]) -> Float[np.ndarray, "m a"]:
-        """What a residual keeps of each eigenvector: alpha / (λ + alpha); 1 for λ = 0, also at alpha = 0."""
+        """What a residual keeps of each eigenvector: alpha / (λ + alpha); 1 for λ = 0, also at alpha = 0.
+
+        If no eigenvalue counts as zero, residuals vanish with a penalty below the floor, and so do the complements of
+        the leverages. Leave-one-out is their ratio, which has a limit: both are given over the most that is kept.
+        """
         inverse = self.inverse(alphas)
-        return np.asarray(np.where(inverse > 0, alphas * inverse, 1.0))
+        kept = np.where(inverse > 0, alphas * inverse, 1.0)
+        if (self.values > self.floor).all() and len(self.values):
+            kept = np.where(alphas < self.floor, inverse / inverse.max(axis=0), kept)
+        return np.asarray(kept)
 
     def complements(self, alphas: Float[np.ndarray, " a"], memory_budget: int) -> Float[np.ndarray, "a n"]:
-        """1 − h = Σ_j V_ij² alpha/(λ_j + alpha); 0 where rounding hides more than a tenth of it.
+        """1 − h = Σ_j V_ij² alpha/(λ_j + alpha), or in proportion to it as ``shrinkage`` is.
+
+        0 where rounding hides more than a tenth of it.
 
         Rounding tilts eigenvector j into the null space by about noise/λ_j, which leaks
         Σ_j V_ij² (noise/λ_j)² of sample i into it. A null space that is empty leaks nothing.
@@ -263,7 +275,7 @@ class Spectrum:
         return result
 
     def residuals(self, alphas: Float[np.ndarray, " a"]) -> Float[np.ndarray, "a n t"]:
-        """Outputs minus fit, for each penalty."""
+        """Outputs minus fit, for each penalty, or in proportion to it as ``shrinkage`` is."""
         m, t = self.outputs.shape
         x = self.shrinkage(alphas)[:, :, None] * self.outputs[:, None, :]
         product = self.vectors @ x.reshape(m, len(alphas) * t).astype(self.vectors.dtype)
