@@ -26,6 +26,7 @@ from keyhole.solvers import (
     ridge_statistics_path,
 )
 from keyhole.solvers.left_out import leave_groups_out
+from keyhole.solvers.weighted_gram import check_gram_size
 
 FEW = 32
 """Samples at least, or a sixteenth of all, whose mean feature stands for that of all while rounding is at stake."""
@@ -299,6 +300,7 @@ def fit_kernel_layer(
     samples = grouped_samples(batch, columns, weights, groups)
     check_enough_samples(samples, penalties)
     gram = pooled_kernel(samples.batch, None, law, activation, memory_budget=memory_budget)
+    check_gram_size(gram.diagonal())
     solved = _solve_gram(gram, samples, penalties, fit_intercept, None, memory_budget)
     kept = samples.weighed
     sets = samples.batch if len(kept) == len(samples.batch) else samples.batch[kept]
@@ -386,6 +388,7 @@ def _fit_dual(
             yield block
 
     total = accumulate_gram(first_pass(), n, dtype, memory_budget=memory_budget)
+    check_gram_size(total.gram.diagonal())
     solved = _solve_gram(total.gram, samples, penalties, fit_intercept, total.rounding, memory_budget)
     dual = solved.best.coef
     values = np.empty((heads.n_heads * width, dual.shape[1]))

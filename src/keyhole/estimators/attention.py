@@ -108,9 +108,7 @@ class _AttentionModel(BaseEstimator):
 
     def _scores(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
-        batch = as_samples(self, X, reset=False)
-        if isinstance(batch, SetBatch):
-            batch = batch.numpy()
+        batch = as_samples(self, X, reset=False).numpy()
         return self.layer_.predict(self.tokens_.apply(batch), memory_budget=_memory_budget())
 
     def __sklearn_tags__(self) -> Any:

@@ -73,6 +73,8 @@ class Preconditioner:
         check_gram_size(square.diagonal())
         sizes, turn = eigh(square)
         kept = sizes > 16 * np.finfo(columns.dtype).eps * sizes[-1]
+        if not kept.any():  # one sample, or copies of it: centring leaves nothing
+            return cls(columns[:, :0], np.zeros(0))
         return cls._whiten(columns, turn[:, kept] / np.sqrt(sizes[kept]))
 
     @classmethod

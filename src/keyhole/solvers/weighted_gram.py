@@ -96,10 +96,10 @@ def weigh_gram(
     roots = np.sqrt(check_weights(weights, n))
     matrix = _fortran_lower(gram, overwrite=overwrite_gram)
     panels = [*blocks(n, block_size(n * matrix.itemsize, PANEL))]
-    check_gram_size(matrix.diagonal())
     for columns in panels:  # NaN and infinity are found before any long work
         if not np.isfinite(matrix[columns.start :, columns]).all():
             check_finite(np.tril(matrix), "gram")
+    check_gram_size(matrix.diagonal())
     if weights is not None:
         scale = roots.astype(matrix.dtype)
         for columns in panels:
