@@ -217,24 +217,24 @@ def leave_groups_out(
 def _left_out_residuals(
     spectrum: Spectrum, alpha: float, members: list[np.ndarray]
 ) -> Float[np.ndarray, "n t"]:
-    """(I − H)_gg⁻¹ r_g for every group, infinite where rounding hides more than a tenth of (I − H)_gg.
+    """(I − H)_gg⁻¹ r_g for every group, infinite where rounding hides a tenth of the residual or more.
 
-    For a group of one this is `Spectrum.complements`: what leaks into the null space is compared with what is kept,
-    in the direction of the group where that is least.
+    For a group of one this is `Spectrum.complements`; for more, what leaks into the null space is compared with what is
+    kept along every eigenvector of (I − H)_gg.
     """
     shares = spectrum.shrinkage(np.array([alpha]))[:, 0]
-    known = spectrum.values > spectrum.floor
-    tilt = np.zeros(len(known))
-    if alpha < spectrum.floor and not known.all():
-        tilt[known] = np.square(spectrum.noise / spectrum.values[known])
+    below, tilt = alpha < spectrum.floor, spectrum.tilt()
     residuals = spectrum.residuals(np.array([alpha]))[0]
     for rows in members:
         part = spectrum.vectors[rows]
         kept, directions = np.linalg.eigh((part * shares) @ part.transpose(0, 2, 1))
-        turned = directions.transpose(0, 2, 1) @ part
-        leak = np.square(turned) @ tilt
-        hidden = 2 * np.sqrt(leak * np.maximum(kept, 0.0)) + leak + rows.shape[1] * EPS * kept[:, -1:]
-        judged = (hidden <= 0.1 * kept).all(axis=1)
+        hidden = rows.shape[1] * EPS * kept[:, -1:]
+        outliers = np.zeros(len(rows), dtype=bool)
+        if below:
+            leak = np.square(directions.transpose(0, 2, 1) @ part) @ tilt
+            hidden = hidden + spectrum.hidden(np.array([alpha]), np.maximum(kept, 0.0), leak)
+            outliers = spectrum.sets_the_floor(np.square(part).sum(axis=1))
+        judged = (hidden <= 0.1 * kept).all(axis=1) & ~outliers
         residuals[rows[~judged]] = np.inf
         along = directions[judged].transpose(0, 2, 1) @ residuals[rows[judged]]
         residuals[rows[judged]] = directions[judged] @ (along / kept[judged][:, :, None])
