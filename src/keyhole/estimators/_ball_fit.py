@@ -280,7 +280,7 @@ class OutputUnits:
         inner = replace(
             inner,
             values=self._linear(inner.values),
-            intercept=self._linear(inner.intercept) + origin,
+            intercept=np.asarray(self._linear(inner.intercept) + origin),
             objective=self._loss(inner.objective),
             duality_gap=self._loss(inner.duality_gap),
             # a dual point is a derivative of the loss
