@@ -220,7 +220,7 @@ def as_groups(
     names = np.unique(heard)
     if len(names) < 2:
         raise ValueError(
-            f"`groups` must name at least two groups, so that one can be left out: got {names[0]!r} for all "
+            f"`groups` must name at least two groups, so that one can be left out: got {names.tolist()[0]!r} for all "
             f"{len(heard)} samples of positive weight. Leave `groups` out to leave samples out one by one."
         )
     return np.asarray(numbers)
