@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 MEMORY_BUDGET = 2**30
 """Default bound, in bytes, on any one temporary."""
@@ -32,6 +33,30 @@ def block_size(bytes_per_item: int, memory_budget: int) -> int:
     10
     """
     return max(1, memory_budget // max(1, bytes_per_item))
+
+
+def unit_exponent(array: np.ndarray, axis: int | tuple[int, ...] | None = None) -> np.ndarray:
+    """The integer e with 2^e ≤ max |array| < 2^(e+1), along ``axis``; 0 where all is zero.
+
+    ``np.ldexp(array, -e)`` is of size one, and exact: what has units is brought into the middle of the range of floats
+    before it is squared or narrowed, and ``np.ldexp(result, e)`` brings the result back.
+
+    >>> int(unit_exponent(np.array([3.0, -5.0])))
+    2
+    """
+    largest = np.abs(array).max(axis=axis)
+    return np.asarray(np.where(largest > 0, np.frexp(largest)[1] - 1, 0))
+
+
+def narrowed(columns: np.ndarray, dtype: DTypeLike) -> tuple[np.ndarray, np.ndarray]:
+    """Columns in units of their own, in a precision that may not hold them otherwise, and the exponents of the units.
+
+    >>> narrow, units = narrowed(np.array([[3e-300], [1e-300]]), "float32")
+    >>> np.ldexp(narrow.astype(np.float64), units).ravel()
+    array([3.00000003e-300, 1.00000005e-300])
+    """
+    units = unit_exponent(columns, axis=0)
+    return np.ldexp(columns, -units).astype(dtype), units
 
 
 def set_blocks(offsets: np.ndarray, n_keys: int) -> list[slice]:

@@ -87,6 +87,10 @@ class SetGroups:
         """(n, d), so that scikit-learn can slice the batch as it slices an array."""
         return len(self), self.dim
 
+    def numpy(self) -> SetGroups:
+        """Return the samples in host memory, as NumPy arrays; themselves if they are there."""
+        return self if self._sets.device is None else SetGroups(self._sets.numpy(), self.counts)
+
     def __len__(self) -> int:
         return len(self._offsets) - 1
 

@@ -183,8 +183,7 @@ def mlp_kernel(
     columns_of = a if b is None or b is a else b
     symmetric = columns_of is a
     out = np.empty((len(a), len(columns_of)))
-    width = (n_keys + 1) * a.dim + 1
-    step = block_size(2 * 8 * width, memory_budget)
+    step = block_size(2 * 8 * _flat_width(n_keys, a.dim), memory_budget)
     for row in blocks(len(a), step):
         units, norms = _flat_units(a[row])
         for column in blocks(len(columns_of), step):
@@ -365,10 +364,15 @@ def _mirror(square: np.ndarray) -> None:
         corner[:] = np.triu(corner) + np.triu(corner, 1).T
 
 
+def _flat_width(n_keys: int, dim: int) -> int:
+    """Columns of z = [x_0; …; x_N; 1]."""
+    return (n_keys + 1) * dim + 1
+
+
 def _flat_units(batch: SetBatch) -> tuple[np.ndarray, np.ndarray]:
     """Split z = [x_0; …; x_N; 1] of every set into direction and length."""
     n, dim = len(batch), batch.dim
-    flat = np.zeros((n, len(batch.tokens) // n * dim + dim + 1))
+    flat = np.zeros((n, _flat_width(len(batch.tokens) // n, dim)))
     if batch.query is not None:
         flat[:, :dim] = batch.query
     flat[:, dim:-1] = batch.tokens.reshape(n, -1)

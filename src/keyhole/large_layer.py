@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from keyhole._array import MEMORY_BUDGET, block_size
+from keyhole._array import MEMORY_BUDGET, block_size, narrowed
 from keyhole.features import pooled_feature_blocks, pooled_features, pooled_values
 from keyhole.groups import PooledSets
 from keyhole.heads import HeadDraw
@@ -77,17 +77,17 @@ class HeadDesign:
 
     def gram_product(self, dual: Float[np.ndarray, "n c"]) -> Float[np.ndarray, "n c"]:
         """ΦΦᵀ a in one pass: every block is made once and used twice."""
-        total, narrow = np.zeros(dual.shape), dual.astype(self.dtype)
+        total, (narrow, units) = np.zeros(dual.shape), narrowed(dual, self.dtype)
         for _, block in self.column_blocks():
             total += block @ (block.T @ narrow)
-        return total
+        return np.ldexp(total, units)
 
     def rmatvec(self, dual: Float[np.ndarray, "n c"]) -> Float[np.ndarray, "p c"]:
         """Φᵀ a."""
-        result, narrow = np.empty((self.shape[1], dual.shape[1])), dual.astype(self.dtype)
+        result, (narrow, units) = np.empty((self.shape[1], dual.shape[1])), narrowed(dual, self.dtype)
         for columns, block in self.column_blocks():
             result[columns] = block.T @ narrow
-        return result
+        return np.ldexp(result, units)
 
     def matvec(self, values: Float[np.ndarray, "p c"]) -> Float[np.ndarray, "n c"]:
         """Φ v."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from keyhole._array import MEMORY_BUDGET, block_size, blocks
+from keyhole._array import MEMORY_BUDGET, block_size, blocks, narrowed, unit_exponent
 from keyhole._duplicates import first_occurrences
 from keyhole.features import pooled_feature_blocks, pooled_features, pooled_values
 from keyhole.groups import PooledSets
@@ -26,6 +26,7 @@ from keyhole.solvers import (
     ridge_statistics_path,
 )
 from keyhole.solvers.left_out import leave_groups_out
+from keyhole.solvers.weighted_gram import check_gram_size
 
 FEW = 32
 """Samples at least, or a sixteenth of all, whose mean feature stands for that of all while rounding is at stake."""
@@ -52,10 +53,21 @@ class FiniteLayer:
 
     def predict(self, batch: SetBatch | PooledSets, *, memory_budget: int = MEMORY_BUDGET) -> Float[np.ndarray, "n t"]:
         """Return f on every set of ``batch``. O(tokens · M · D) and no temporary beyond the budget."""
+        # values have the units of y, which may be beyond the range of float32
+        units = unit_exponent(self.values, axis=(0, 1))
         scores = pooled_values(
-            batch, self.heads, self.values, self.activation, dtype=self.dtype, memory_budget=memory_budget
+            batch,
+            self.heads,
+            np.ldexp(self.values, -units),
+            self.activation,
+            dtype=self.dtype,
+            memory_budget=memory_budget,
         )
-        return np.asarray(scores + self.intercept)
+        return np.asarray(np.ldexp(scores.astype(np.float64), units) + self.intercept)
+
+    def in_units(self, exponent: int) -> FiniteLayer:
+        """The layer of outputs 2^exponent times as large."""
+        return replace(self, values=np.ldexp(self.values, exponent), intercept=np.ldexp(self.intercept, exponent))
 
 
 @dataclass(frozen=True)
@@ -85,6 +97,10 @@ class KernelLayer:
             kernel = pooled_kernel(batch[rows], self.sets, self.law, self.activation, memory_budget=memory_budget)
             scores[rows] = kernel @ self.dual
         return np.asarray(scores + self.intercept)
+
+    def in_units(self, exponent: int) -> KernelLayer:
+        """The layer of outputs 2^exponent times as large."""
+        return replace(self, dual=np.ldexp(self.dual, exponent), intercept=np.ldexp(self.intercept, exponent))
 
 
 @dataclass(frozen=True)
@@ -129,10 +145,24 @@ class LayerFit:
     selection: str = "loo"
     certificate: Certificate | None = None
 
+    def in_units(self, exponent: int) -> LayerFit:
+        """The fit to outputs 2^exponent times as large: its errors are 0 or infinite where float64 has no such squares."""
+        with np.errstate(over="ignore", under="ignore"):
+            return replace(
+                self,
+                layer=self.layer.in_units(exponent),
+                loo_errors=np.ldexp(self.loo_errors, 2 * exponent),
+                loo_predictions=np.ldexp(self.loo_predictions, exponent),
+                loo_error=float(np.ldexp(self.loo_error, 2 * exponent)),
+            )
+
 
 @dataclass(frozen=True)
 class Samples:
     """Distinct samples of positive weight, and which of them each sample given is.
+
+    Where there are groups, also the samples of weight 0 that have a sibling of positive weight: they are predicted by
+    the fit without their group.
 
     Attributes
     ----------
@@ -142,7 +172,7 @@ class Samples:
     weights : array (n',) or None
         Joint weight of all copies; None if every one is 1.
     owner : array (n,)
-        Position of each sample given among the distinct ones; −1 for weight 0.
+        Position of each sample given among these; −1 for one of weight 0 that no copy or sibling brings in.
     groups : array (n',) or None
         Samples of one number are left out together.
     """
@@ -153,6 +183,11 @@ class Samples:
     owner: Int[np.ndarray, " n"]
     groups: Int[np.ndarray, " k"] | None = None
 
+    @property
+    def weighed(self) -> Int[np.ndarray, " w"]:
+        """Positions of the samples of positive weight."""
+        return np.arange(len(self.batch)) if self.weights is None else np.flatnonzero(self.weights)
+
 
 def grouped_samples(
     batch: SetBatch | PooledSets,
@@ -160,39 +195,38 @@ def grouped_samples(
     weights: Float[np.ndarray, " n"] | None,
     groups: Int[np.ndarray, " n"] | None,
 ) -> Samples:
-    """Distinct samples; where there are groups, all that have weight, because copies may belong to several."""
+    """Distinct samples; where there are groups, all of every group that has weight: copies may belong to several."""
     if groups is None:
         return distinct_samples(batch, columns, weights)
     if weights is None:
         return Samples(batch, columns, None, np.arange(len(batch)), groups)
-    kept = np.flatnonzero(weights > 0)
+    kept = np.flatnonzero(np.isin(groups, groups[weights > 0]))
     owner = np.full(len(batch), -1)
     owner[kept] = np.arange(len(kept))
-    return Samples(batch[kept], columns[kept], weights[kept], owner, groups[kept])
+    known = np.where(weights[kept, None] > 0, columns[kept], 0.0)
+    return Samples(batch[kept], known, weights[kept], owner, groups[kept])
 
 
 def distinct_samples(
     batch: SetBatch | PooledSets, columns: Float[np.ndarray, "n t"], weights: Float[np.ndarray, " n"] | None
 ) -> Samples:
-    """Drop samples of weight 0 and join exact copies, so that repeating a sample is the same as weighting it."""
+    """Join exact copies, so that repeating a sample is the same as weighting it, and drop what has no weight then."""
     given = np.ones(len(batch)) if weights is None else weights
-    kept = np.flatnonzero(given > 0)
-    chosen = batch[kept]
-    first = first_occurrences(chosen.pairs() if isinstance(chosen, PooledSets) else chosen, columns[kept])
-    unique, position = np.unique(first, return_inverse=True)
-    joint = np.bincount(position, weights=given[kept])
-    owner = np.full(len(batch), -1)
-    owner[kept] = position
-    plain = bool((joint == 1.0).all())
-    if len(unique) == len(batch):
-        return Samples(batch, columns, None if plain else joint, owner)
-    rows = kept[unique]
-    return Samples(batch[rows], columns[rows], None if plain else joint, owner)
+    first = first_occurrences(batch.pairs() if isinstance(batch, PooledSets) else batch, columns)
+    joint = np.bincount(first, weights=given, minlength=len(batch))
+    rows = np.flatnonzero(joint > 0)
+    place = np.full(len(batch), -1)
+    place[rows] = np.arange(len(rows))
+    joint = joint[rows]
+    shared = None if (joint == 1.0).all() else joint
+    if len(rows) == len(batch):
+        return Samples(batch, columns, shared, place)
+    return Samples(batch[rows], columns[rows], shared, place[first])
 
 
 def check_enough_samples(samples: Samples, penalties: Float[np.ndarray, " a"] | None) -> None:
     """Raise if a penalty is to be chosen by leave-one-out and there is only one sample."""
-    if len(samples.batch) < 2 and (penalties is None or len(penalties) > 1):
+    if len(samples.weighed) < 2 and (penalties is None or len(penalties) > 1):
         raise ValueError(
             "leave-one-out needs at least two samples: got 1 sample (copies and samples of weight 0 do not "
             "count). Give more samples, or one fixed number as `alpha`."
@@ -266,8 +300,11 @@ def fit_kernel_layer(
     samples = grouped_samples(batch, columns, weights, groups)
     check_enough_samples(samples, penalties)
     gram = pooled_kernel(samples.batch, None, law, activation, memory_budget=memory_budget)
+    check_gram_size(gram.diagonal())
     solved = _solve_gram(gram, samples, penalties, fit_intercept, None, memory_budget)
-    layer = KernelLayer(law, samples.batch, solved.best.coef, solved.best.intercept, activation)
+    kept = samples.weighed
+    sets = samples.batch if len(kept) == len(samples.batch) else samples.batch[kept]
+    layer = KernelLayer(law, sets, solved.best.coef[kept], solved.best.intercept, activation)
     return assemble(layer, solved, samples, batch, "kernel", memory_budget)
 
 
@@ -307,7 +344,7 @@ def _fit_primal(
 
     statistics = accumulate_design(row_blocks, samples.columns, fit_intercept=fit_intercept, weights=samples.weights)
     path = ridge_statistics_path(statistics, row_blocks, penalties, overwrite_gram=True)
-    best = path.solution()
+    best = path.solution(0 if len(path.alphas) == 1 else None)  # one alone needs no judgement
     return Solved(best, path.alphas, path.loo_mse), best.coef, best.intercept
 
 
@@ -351,11 +388,14 @@ def _fit_dual(
             yield block
 
     total = accumulate_gram(first_pass(), n, dtype, memory_budget=memory_budget)
+    check_gram_size(total.gram.diagonal())
     solved = _solve_gram(total.gram, samples, penalties, fit_intercept, total.rounding, memory_budget)
     dual = solved.best.coef
     values = np.empty((heads.n_heads * width, dual.shape[1]))
+    narrow, units = narrowed(dual, dtype)
     for part, block in kept or make():
-        values[part.start * width : part.stop * width] = block.T @ dual.astype(block.dtype)
+        values[part.start * width : part.stop * width] = block.T @ narrow
+    values = np.ldexp(values, units)
     return solved, values, solved.best.intercept - centre @ values
 
 
@@ -371,10 +411,15 @@ def _solve_gram(
     if samples.groups is not None:
         mirror_lower(gram)
         found = leave_groups_out(
-            gram, samples.columns, samples.groups, penalties, fit_intercept=fit_intercept, weights=samples.weights
+            gram,
+            samples.columns,
+            samples.groups,
+            penalties,
+            fit_intercept=fit_intercept,
+            weights=samples.weights,
+            rounding=rounding,
         )
-        error = float(found.errors.min())
-        best = RidgeSolution(found.alpha, found.coef, found.intercept, found.residuals, error, "eigen")
+        best = RidgeSolution(found.alpha, found.coef, found.intercept, found.residuals, found.error, "eigen")
         return Solved(best, found.alphas, found.errors)
     options: dict[str, Any] = {
         "fit_intercept": fit_intercept,
@@ -400,13 +445,13 @@ def assemble(
 ) -> LayerFit:
     """Hand leave-one-out back to the samples as they were given."""
     best = solved.best
-    alone = len(samples.batch) == 1
+    alone = len(samples.weighed) == 1
     left_out = samples.columns - best.loo_residuals
     predictions = np.full((len(batch), left_out.shape[1]), np.nan)
     known = samples.owner >= 0
     if not alone:
         predictions[known] = left_out[samples.owner[known]]
-    if not known.all():  # a sample of weight 0 is left out already
+    if not known.all():  # a sample of weight 0, without copies and siblings, is left out already
         predictions[~known] = layer.predict(batch[~known], memory_budget=memory_budget)
     error = float("nan") if alone else best.loo_mse
     return LayerFit(layer, best.alpha, solved.alphas, solved.loo_errors, predictions, error, route)

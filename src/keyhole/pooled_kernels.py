@@ -60,9 +60,9 @@ def _kernel(
 ) -> Float[np.ndarray, "n m"]:
     if isinstance(a, SetBatch) and (b is None or isinstance(b, SetBatch)):
         return attention_kernel(a, b, law, activation, memory_budget=memory_budget)
-    assert isinstance(a, PooledSets)
-    columns_of = a if b is None else b
-    assert isinstance(columns_of, PooledSets)
+    # a set among samples of several is a sample of one
+    a = PooledSets(a, "mean") if isinstance(a, SetBatch) else a
+    columns_of = PooledSets(b, "mean") if isinstance(b, SetBatch) else b if b is not None else a
     out = np.empty((len(a), len(columns_of)))
     most = max(int(batch.sets_of_samples.max()) for batch in (a, columns_of))
     # a tile of samples is a matrix of all pairs of their sets

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from keyhole._array import unit_exponent
 from keyhole._checks import check_float_array
 from keyhole.groups import PooledSets, SetGroups
 from keyhole.sets import SetBatch
@@ -68,13 +69,16 @@ class TokenRule:
         if scaling != "standard":
             return cls(scaling, query, pooling)
         tokens, share = _weighed_tokens(batch, weights)
-        # in float64, and relative to the first token: a large common offset costs no digits
-        shifted = tokens - tokens[0]
+        # in float64, every coordinate in units of its own size, so that squares neither overflow nor vanish, and
+        # relative to the first token: a large common offset costs no digits
+        units = unit_exponent(tokens, axis=0)
+        first = np.ldexp(tokens[0], -units)
+        shifted = np.ldexp(tokens, -units) - first
         centre = shifted.T @ share
         spread = np.sqrt(np.square(shifted - centre).T @ share)
-        still = spread <= 1e-12 * np.abs(tokens).max(axis=0)  # a coordinate that never moves says nothing
-        spread = np.where(still, 1.0, spread) * math.sqrt(max(1, int((~still).sum())))
-        centre = centre + tokens[0]
+        still = spread <= 1e-12 * np.abs(np.ldexp(tokens, -units)).max(axis=0)  # what never moves says nothing
+        spread = np.where(still, 1.0, np.ldexp(spread, units)) * math.sqrt(max(1, int((~still).sum())))
+        centre = np.ldexp(centre + first, units)
         return cls(scaling, query, pooling, centre, spread)
 
     def apply(self, batch: SetBatch | SetGroups) -> SetBatch | PooledSets:

@@ -163,3 +163,38 @@ def test_no_penalty_is_the_minimum_norm_fit(rng, n):
         ridge_design_path(design, y, [0.0]).solution(0).coef,
     ):
         assert np.abs(v - wanted).max() < 1e-8 * np.abs(wanted).max()
+
+
+def left_out_by_refits(gram, y, alpha):
+    """Leave-one-out residuals by n fits, each with a floor of its own."""
+    left = np.empty_like(y)
+    for i in range(len(y)):
+        rest = np.arange(len(y)) != i
+        fit = ridge_gram_path(gram[np.ix_(rest, rest)], y[rest], [alpha]).solution()
+        left[i] = y[i] - gram[i, rest] @ fit.coef - fit.intercept
+    return left
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1e-300, 1e-20])
+def test_without_penalty_leave_one_out_of_full_rank_is_n_refits(rng, alpha):
+    design, y = low_rank(rng, 30, 190)
+    gram, y = design[:30] @ design[:30].T, y[:30] + rng.standard_normal((30, 20))
+    fit = ridge_gram_fixed(gram, y, alpha)
+    truth = left_out_by_refits(gram, y, alpha)
+    assert np.abs(fit.loo_residuals - truth).max() < 1e-6 * np.abs(truth).max()
+    assert fit.loo_mse == pytest.approx(np.square(truth).mean(), rel=1e-6)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1e-10, 1.0])
+def test_below_the_floor_leave_one_out_is_right_within_a_tenth_or_infinite(seed, alpha):
+    # samples of a kernel that grows like exp|x|² differ by 30 orders: few are above the floor, one sets it
+    judged = 0
+    for case in range(30):
+        rng = np.random.default_rng([seed, case])
+        x = rng.normal(size=(8, 6)) * rng.choice([0.7, 1.0, 1.5])
+        gram, y = np.exp(x @ x.T), rng.normal(size=(8, 1))
+        found, truth = ridge_gram_path(gram, y, [alpha]).solution(0).loo_residuals, left_out_by_refits(gram, y, alpha)
+        finite = np.isfinite(found)
+        judged += finite.sum()
+        assert (np.abs(found - truth)[finite] <= 0.1 * np.maximum(np.abs(truth), 1.0)[finite]).all(), f"case {case}"
+    assert judged > 60

@@ -8,6 +8,7 @@ from sklearn.metrics import log_loss
 
 import keyhole as kh
 from keyhole.heads import HeadDraw
+from keyhole.solvers.calibration import fit_temperature
 
 
 @pytest.fixture
@@ -177,3 +178,33 @@ def test_fitted_heads_are_a_draw_not_an_array(sets, y):
     kernel = kh.AttentionRegressor(math.inf).fit(sets, y)
     assert not hasattr(kernel, "values_")
     assert kernel.dual_coef_.shape == (40,)
+
+
+def test_logarithms_of_probabilities_do_not_underflow(rng):
+    sets = kh.SetBatch(rng.normal(size=(30, 2, 3)))
+    model = kh.AttentionClassifier(20, random_state=0).fit(sets, rng.random(30) < 0.5)
+    model.temperature_ = 1e6
+    found = model.predict_log_proba(sets)
+    assert np.isfinite(found).all()
+    scores = 2e6 * model.decision_function(sets)
+    np.testing.assert_allclose(found[:, 1] - found[:, 0], scores)
+
+
+@pytest.mark.parametrize("n_heads", [math.inf, 200, 5])
+def test_a_classifier_without_penalty_is_calibrated(n_heads):
+    sets = kh.targets.sphere_sets(60, n_keys=4, dim=3, seed=0)
+    y = kh.targets.TokenPower(2, 3)(sets)
+    label = y > np.median(y)
+    model = kh.AttentionClassifier(n_heads, alpha=0, random_state=0).fit(sets[:40], label[:40])
+    near = kh.AttentionClassifier(n_heads, alpha=1e-9, random_state=0).fit(sets[:40], label[:40])
+    np.testing.assert_allclose(model.predict_proba(sets), near.predict_proba(sets), atol=1e-2)
+    assert np.ptp(model.predict_proba(sets[40:])[:, 1]) > 0.1
+
+
+def test_scores_that_say_nothing_are_left_out_of_calibration():
+    scores = np.array([[1.0, -1.0], [1.0, -1.0], [-1.0, 1.0], [1.0, -1.0]])
+    labels = np.array([0, 0, 1, 1])
+    unknown = np.concatenate([scores, [[np.inf, -np.inf], [np.nan, np.nan]]])
+    assert fit_temperature(unknown, np.append(labels, [0, 1])) == fit_temperature(scores, labels)
+    with pytest.warns(UserWarning, match="probabilities are not calibrated"):
+        assert fit_temperature(unknown[4:], np.array([0, 1])) == 1.0

@@ -188,3 +188,15 @@ def test_memory_decides_when_nobody_does(sets, y, monkeypatch):
     monkeypatch.setattr(_sets, "exceeds_memory", lambda *_: True)
     assert kh.AttentionRegressor(30, alpha=0.1, random_state=0).fit(sets, y).solver_ == "cg"
     assert kh.AttentionRegressor(30, alpha=0.1, random_state=0, solver="direct").fit(sets, y).solver_ == "dual"
+
+
+@pytest.mark.parametrize("fit_intercept", [True, False])
+@pytest.mark.parametrize("n_heads", [1, 30])
+def test_one_distinct_sample_is_enough_for_a_penalty(sets, n_heads, fit_intercept):
+    copies = sets[[0, 0, 0]]
+    options = {"alpha": 0.5, "random_state": 0, "fit_intercept": fit_intercept}
+    direct, large = (
+        kh.AttentionRegressor(n_heads, solver=solver, **options).fit(copies, [2.0, 2.0, 2.0]).predict(copies)
+        for solver in ("direct", "cg")
+    )
+    np.testing.assert_allclose(large, direct, rtol=1e-7)

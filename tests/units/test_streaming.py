@@ -10,7 +10,10 @@ import pytest
 from sklearn.base import clone
 
 import keyhole as kh
+from keyhole.heads import HeadDraw
 from keyhole.sources import ParquetSets, write_parquet
+from keyhole.streaming import LayerRecipe, merge
+from keyhole.tokens import TokenRule
 
 
 @pytest.fixture
@@ -245,3 +248,16 @@ def test_from_parquet(sets, y):
             streamed = clone(model).fit_batches(source)
             same(streamed.predict(sets), whole.predict(sets))
             assert streamed.selection_ == "loo"
+
+
+def test_sums_merge_with_the_samples_they_keep(sets, y):
+    recipe = LayerRecipe(HeadDraw(kh.GaussianHeads(), 4, 3, seed=0), TokenRule("none", "given", "mean"), 1, n_kept=20)
+    whole = recipe.summarise(sets, y[:, None]).kept
+    parts = [recipe.summarise(sets[rows], y[rows, None]) for rows in (slice(0, 60), slice(60, 150))]
+    for joint in (parts[0] + parts[1], parts[1] + parts[0], merge(parts), merge([recipe.empty(), *parts])):
+        assert len(joint.kept.hashes) == 20
+        np.testing.assert_array_equal(joint.kept.hashes, whole.hashes)
+        np.testing.assert_array_equal(joint.kept.columns, whole.columns)
+        np.testing.assert_array_equal(joint.kept.sets.tokens, whole.sets.tokens)
+    twice = parts[0] + parts[0]
+    np.testing.assert_array_equal(twice.kept.weights, 2.0)

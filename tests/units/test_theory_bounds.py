@@ -1,7 +1,10 @@
 import math
 
+import numpy as np
 import pytest
 
+import keyhole as kh
+from keyhole.kernels import attention_kernel_diagonal
 from keyhole.targets import Correlation, QueryPower, RotatedCorrelation, TokenPower
 from keyhole.theory import (
     approximation_bound,
@@ -17,6 +20,7 @@ from keyhole.theory import (
     sample_complexity_table,
     samples_needed,
 )
+from keyhole.theory.bounds import BIASED_LARGEST
 
 
 def test_the_papers_bound_term_by_term():
@@ -109,3 +113,13 @@ def test_the_zero_target_costs_nothing():
     assert biased_norm_bound(zero, 0.1).norm == 0.0
     assert float(learning_curve(zero, 10, 2, 0.1)) == 0.0
     assert float(learning_curve(QueryPower(1, 2) - QueryPower(1, 2), 10, 2, 0.1)) == 0.0
+
+
+def test_the_largest_biased_kernel_is_that_of_a_key_that_is_its_query(rng):
+    points = rng.normal(size=(200, 1, 5))
+    points /= np.linalg.norm(points, axis=-1, keepdims=True)
+    keys = np.concatenate([points, points[::-1]], axis=1)
+    law = kh.GaussianHeads(mean=1.0)
+    same = attention_kernel_diagonal(kh.SetBatch(points, points[:, 0]), law)
+    np.testing.assert_allclose(same, BIASED_LARGEST, rtol=1e-12)
+    assert attention_kernel_diagonal(kh.SetBatch(keys, points[:, 0]), law).max() < BIASED_LARGEST

@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from sklearn.base import clone
 
 import keyhole as kh
 from keyhole.activations import POINTWISE, SOFTMAX
@@ -253,3 +254,23 @@ def test_arrays_need_no_torch():
         "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+
+
+def test_norm_balls_and_batches_take_tensors_to_the_host(rng):
+    batch, y = draw_sets(rng, n=30), rng.standard_normal(30)
+    moved, label = batch.to("cpu"), y > 0
+    for model, target, extra in (
+        (kh.NormBallRegressor(5, group_radius=1.0, ball_radius=1.0, random_state=0), y, {}),
+        (kh.NormBallClassifier(5, group_radius=1.0, ball_radius=1.0, random_state=0), label, {}),
+        (kh.AttentionRegressor(5, random_state=0), y, {}),
+        (kh.AttentionClassifier(5, random_state=0), label, {"classes": [False, True]}),
+    ):
+        fit = getattr(model, "partial_fit", model.fit)
+        wanted = fit(batch, target, **extra).predict(batch)
+        model = clone(model)
+        found = getattr(model, "partial_fit", model.fit)(moved, torch.tensor(target), **extra).predict(moved)
+        assert isinstance(found, np.ndarray)
+        np.testing.assert_array_equal(found, wanted)
+    alone = kh.SetGroups(moved, np.ones(30, dtype=int))
+    model = kh.AttentionRegressor(5, random_state=0).partial_fit(alone, y)
+    np.testing.assert_allclose(model.predict(alone), kh.AttentionRegressor(5, random_state=0).partial_fit(batch, y).predict(batch))

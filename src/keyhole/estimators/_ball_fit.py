@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from keyhole._array import MEMORY_BUDGET, block_size, blocks
+from keyhole._array import MEMORY_BUDGET, block_size, blocks, unit_exponent
 from keyhole.estimators._radii import Pair, Ray
 from keyhole.features import apply_values, attention_features
 from keyhole.heads import HeadDraw
@@ -65,16 +65,18 @@ class PrunedLayer:
 
     def predict(self, batch: SetBatch, *, memory_budget: int = MEMORY_BUDGET) -> Float[np.ndarray, "n t"]:
         """Return f on every set of ``batch``. O(tokens · k · D), no temporary beyond the budget."""
-        scores = np.tile(self.intercept, (len(batch), 1))
+        scores = np.zeros((len(batch), len(self.intercept)))
+        # values have the units of y, which may be beyond the range of float32
+        units = unit_exponent(self.values, axis=(0, 1)) if len(self.values) else np.zeros(len(self.intercept), int)
         size = block_size(100 * (self.heads.dim + 1) ** 2, memory_budget // 2)
         for part in blocks(len(self.active), size):
             heads = draw_heads(self.heads, self.active[part])
             # apply_values carries the M^{-1/2} of the heads it is given
-            values = math.sqrt(len(heads)) * self.values[part]
+            values = math.sqrt(len(heads)) * np.ldexp(self.values[part], -units)
             scores += apply_values(
                 batch, heads, values, self.activation, dtype=self.dtype, memory_budget=memory_budget // 2
             )
-        return scores
+        return np.asarray(np.ldexp(scores, units) + self.intercept)
 
 
 @dataclass(frozen=True)
@@ -198,6 +200,8 @@ def fit_ball_layer(
     folds nor rounding depend on the order in which they are given.
     """
     samples = in_canonical_order(distinct_samples(batch, columns, weights))
+    units = OutputUnits.of(samples, problem)
+    samples, rays = replace(samples, columns=units.enter(samples.columns)), [ray.in_units(-units.exponent) for ray in rays]
     share = max(1, memory_budget // 2)
     design = head_design(samples.batch, heads, activation, dtype, share, centre=problem.fit_intercept)
     targets = samples.columns[:, 0] if columns.shape[1] == 1 else samples.columns
@@ -222,7 +226,86 @@ def fit_ball_layer(
     if problem.fit_intercept:  # the columns were centred
         offset = layer.intercept - layer.predict(samples.batch, memory_budget=memory_budget).mean(axis=0)
         layer = replace(layer, intercept=layer.intercept + offset)
-    return BallFit(layer, fit, solution.relative_gap, best.radii, tuple(trials))
+    return units.leave(BallFit(layer, fit, solution.relative_gap, best.radii, tuple(trials)))
+
+
+DEGREES = {"squared": 2, "absolute": 1}
+"""Losses with L(a r) = a^k L(r), and their k: they follow the units of y."""
+
+OF_DIFFERENCES = ("squared", "absolute", "huber")
+"""Losses of y − f alone: with a free intercept they do not know where y has its zero."""
+
+
+@dataclass(frozen=True)
+class OutputUnits:
+    """Where y is counted from, and the power of two it is counted in, while a layer is fitted.
+
+    A loss of y − f with a free intercept is the same for y less any constant, and one of degree k scales: neither an
+    offset nor the unit of y may cost digits. Huber's loss has a size of its own, and labels are no quantities: those
+    keep their units.
+
+    Attributes
+    ----------
+    origin : array (t,)
+        Taken off y; zero without an intercept.
+    exponent : int
+        y is divided by 2^exponent, and so are values and radii.
+    degree : int
+        k.
+    """
+
+    origin: Float[np.ndarray, " t"]
+    exponent: int
+    degree: int
+
+    @classmethod
+    def of(cls, samples: Samples, problem: BallProblem) -> OutputUnits:
+        """Units in which the outputs of some samples are centred and of size one, as far as the loss allows."""
+        y = samples.columns
+        origin = np.zeros(y.shape[1])
+        if problem.fit_intercept and problem.loss in OF_DIFFERENCES:
+            origin = np.median(y, axis=0)  # an output itself or nearly, so that little is rounded
+        degree = DEGREES.get(problem.loss, 0)
+        return cls(origin, int(unit_exponent(y - origin)) if degree else 0, degree)
+
+    def enter(self, y: Float[np.ndarray, "n t"]) -> Float[np.ndarray, "n t"]:
+        """y in these units."""
+        return np.asarray(np.ldexp(y - self.origin, -self.exponent))
+
+    def leave(self, fit: BallFit) -> BallFit:
+        """A fit in the units of y as it was given."""
+        layer, inner = fit.layer, fit.fit
+        origin = self.origin.reshape(inner.intercept.shape)
+        layer = replace(layer, values=self._linear(layer.values), intercept=self._linear(layer.intercept) + self.origin)
+        inner = replace(
+            inner,
+            values=self._linear(inner.values),
+            intercept=np.asarray(self._linear(inner.intercept) + origin),
+            objective=self._loss(inner.objective),
+            duality_gap=self._loss(inner.duality_gap),
+            # a dual point is a derivative of the loss
+            dual=np.ldexp(inner.dual, (self.degree - 1) * self.exponent),
+        )
+        trials = tuple(
+            replace(
+                trial,
+                radii=self._radii(trial.radii),
+                fold_losses=tuple(self._loss(loss) for loss in trial.fold_losses),
+                mean_loss=self._loss(trial.mean_loss),
+            )
+            for trial in fit.trials
+        )
+        return BallFit(layer, inner, fit.relative_gap, self._radii(fit.radii), trials)
+
+    def _linear(self, array: np.ndarray) -> np.ndarray:
+        return np.asarray(np.ldexp(array, self.exponent))
+
+    def _radii(self, radii: Pair) -> Pair:
+        return math.ldexp(radii[0], self.exponent), math.ldexp(radii[1], self.exponent)
+
+    def _loss(self, loss: float) -> float:
+        with np.errstate(over="ignore", under="ignore"):
+            return float(np.ldexp(loss, self.degree * self.exponent))
 
 
 def _prune(fit: NormBallFit, heads: HeadDraw, activation: str, dtype: str) -> PrunedLayer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,11 @@ class Ray:
     def unit(self) -> Pair:
         """The growing radii at scale 1; infinity for one that does not grow."""
         return (self.group if self.group_grows else math.inf, self.ball if self.ball_grows else math.inf)
+
+    def in_units(self, exponent: int) -> Ray:
+        """The same ball for outputs 2^exponent times as large; what grows finds its own scale."""
+        group = self.group if self.group_grows else math.ldexp(self.group, exponent)
+        return replace(self, group=group, ball=self.ball if self.ball_grows else math.ldexp(self.ball, exponent))
 
     def at(self, scale: float) -> Pair:
         """The radii at this scale."""

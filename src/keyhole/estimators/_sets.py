@@ -13,6 +13,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.validation import column_or_1d
 
+from keyhole._array import unit_exponent
 from keyhole._checks import check_choice
 from keyhole.activations import check_pointwise
 from keyhole.device import fit_finite_on_device, fit_kernel_on_device, plain_sets
@@ -159,7 +160,24 @@ class SetFit:
 def fit_sets(
     batch: SetBatch | SetGroups, columns: np.ndarray, plan: LayerPlan, scaling: Any, query: Any, pooling: Any
 ) -> SetFit:
-    """Choose the token rule if asked to, fit the law if it wants to be, solve for the values."""
+    """Choose the token rule if asked to, fit the law if it wants to be, solve for the values.
+
+    All of it in units of y, a power of two, in which y is of size one: squares of errors then neither overflow nor
+    vanish, and the answer follows the units of y to the last digit.
+    """
+    weights = plan.options["weights"]
+    units = int(unit_exponent(columns if weights is None else columns[weights > 0]))
+    with np.errstate(over="ignore"):  # outputs of weight 0 may be of any size
+        columns = np.ldexp(columns, -units)
+    found = _fit_unit_columns(batch, columns, plan, scaling, query, pooling)
+    with np.errstate(over="ignore", under="ignore"):
+        tried = {rule: float(np.ldexp(error, 2 * units)) for rule, error in found.tried.items()}
+    return replace(found, fit=found.fit.in_units(units), tried=tried)
+
+
+def _fit_unit_columns(
+    batch: SetBatch | SetGroups, columns: np.ndarray, plan: LayerPlan, scaling: Any, query: Any, pooling: Any
+) -> SetFit:
     pooling = check_choice(pooling, "pooling", POOLINGS)
     as_given = (scaling, query, pooling) == ("none", "given", "mean")
     if isinstance(batch, SetBatch) and (not as_given or plan.groups is not None or hasattr(plan.law, "fit")):
@@ -189,17 +207,21 @@ def fit_sets(
     return SetFit(plan.fit(ready, columns, law), rule, law, tried)
 
 
-def as_groups(groups: Any, batch: Sized) -> Int[np.ndarray, " n"] | None:
-    """Number the groups, or None."""
+def as_groups(
+    groups: Any, batch: Sized, weights: Float[np.ndarray, " n"] | None = None
+) -> Int[np.ndarray, " n"] | None:
+    """Number the groups, or None; at least two of them must have weight."""
     if groups is None:
         return None
     groups = column_or_1d(groups)
     check_lengths(batch, groups, "groups")
-    names, numbers = np.unique(groups, return_inverse=True)
+    _, numbers = np.unique(groups, return_inverse=True)
+    heard = groups if weights is None else groups[weights > 0]
+    names = np.unique(heard)
     if len(names) < 2:
         raise ValueError(
-            f"`groups` must name at least two groups, so that one can be left out: got {names[0]!r} for all "
-            f"{len(groups)} samples. Leave `groups` out to leave samples out one by one."
+            f"`groups` must name at least two groups, so that one can be left out: got {names.tolist()[0]!r} for all "
+            f"{len(heard)} samples of positive weight. Leave `groups` out to leave samples out one by one."
         )
     return np.asarray(numbers)
 

@@ -299,7 +299,7 @@ class StreamedRegressor(_Streamed):
         return self
 
     def _checked(self, batch: Batch, *, first: bool) -> tuple[Checked, bool]:
-        sets = as_samples(self, batch.sets, reset=first)
+        sets = as_samples(self, batch.sets, reset=first).numpy()
         columns = as_columns(self, batch.y, sets)
         return (sets, columns, _batch_weights(batch.weights, sets)), np.asarray(batch.y).ndim == 1
 
@@ -349,7 +349,7 @@ class StreamedClassifier(_Streamed):
             raise ValueError(f"`classes` must hold at least two labels: got {len(self.classes_)} class(es).")
 
     def _checked(self, batch: Batch, *, first: bool) -> tuple[Checked, bool]:
-        sets = as_samples(self, batch.sets, reset=first)
+        sets = as_samples(self, batch.sets, reset=first).numpy()
         check_given(self, batch.y)
         labels = column_or_1d(batch.y, warn=True)
         check_lengths(sets, labels, "y")
@@ -380,9 +380,8 @@ class StreamedClassifier(_Streamed):
         kept, single = self._stream.sums.kept, self._stream.single
         scores = self._stream.recipe.left_out(axes, kept, fit.alpha)
         labels = (kept.columns[:, 0] > 0).astype(int) if single else kept.columns.argmax(axis=1)
-        finite = np.isfinite(scores).all(axis=1)
         scores = np.concatenate([-scores, scores], axis=1) if single else scores
-        self.temperature_ = fit_temperature(scores[finite], labels[finite], kept.weights[finite])
+        self.temperature_ = fit_temperature(scores, labels, kept.weights)
 
 
 def forget_stream(model: Any) -> None:

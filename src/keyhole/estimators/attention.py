@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
-from scipy.special import softmax
+from scipy.special import log_softmax, softmax
 from sklearn import get_config
 from sklearn.base import BaseEstimator, ClassifierMixin, MultiOutputMixin, RegressorMixin
 from sklearn.utils import assert_all_finite
@@ -86,7 +86,7 @@ class _AttentionModel(BaseEstimator):
             seed,
             dtype,
             options,
-            as_groups(groups, batch),
+            as_groups(groups, batch, weights),
             pick_device(self.device, batch.sets if isinstance(batch, SetGroups) else batch),
             solver,
             hold_out=isinstance(self, ClassifierMixin),
@@ -108,9 +108,7 @@ class _AttentionModel(BaseEstimator):
 
     def _scores(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
-        batch = as_samples(self, X, reset=False)
-        if isinstance(batch, SetBatch):
-            batch = batch.numpy()
+        batch = as_samples(self, X, reset=False).numpy()
         return self.layer_.predict(self.tokens_.apply(batch), memory_budget=_memory_budget())
 
     def __sklearn_tags__(self) -> Any:
@@ -358,8 +356,9 @@ class AttentionClassifier(StreamedClassifier, ClassifierMixin, _AttentionModel):
         return np.asarray(softmax(self.temperature_ * scores, axis=1))
 
     def predict_log_proba(self, X: Any) -> Float[np.ndarray, "n c"]:
-        """Return the logarithms of `predict_proba`."""
-        return np.asarray(np.log(self.predict_proba(X)))
+        """Return the logarithms of `predict_proba`, without underflow."""
+        scores = _class_scores(self.decision_function(X))
+        return np.asarray(log_softmax(self.temperature_ * scores, axis=1))
 
 
 def _class_scores(decision: np.ndarray) -> np.ndarray:

@@ -127,7 +127,7 @@ class _NormBallModel(BaseEstimator):
 
     def _scores(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
-        batch = as_sets(self, X, reset=False)
+        batch = as_sets(self, X, reset=False).numpy()
         return self.layer_.predict(batch, memory_budget=_memory_budget())
 
     def __sklearn_tags__(self) -> Any:
@@ -226,7 +226,7 @@ class NormBallRegressor(MultiOutputMixin, RegressorMixin, _NormBallModel):
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> NormBallRegressor:
         """Fit the values. ``sample_weight`` weighs the loss of each sample."""
         loss = check_choice(self.loss, "loss", ("huber", "absolute", "squared"))
-        batch = as_sets(self, X, reset=True)
+        batch = as_sets(self, X, reset=True).numpy()
         columns = as_columns(self, y, batch)
         fit = self._fit_columns(batch, columns, as_weights(sample_weight, batch), loss)
         self._single = np.asarray(y).ndim == 1
@@ -326,7 +326,7 @@ class NormBallClassifier(ClassifierMixin, _NormBallModel):
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> NormBallClassifier:
         """Fit the values. ``sample_weight`` weighs the loss of each sample."""
         loss = check_choice(self.loss, "loss", ("logistic", "hinge"))
-        batch = as_sets(self, X, reset=True)
+        batch = as_sets(self, X, reset=True).numpy()
         weights = as_weights(sample_weight, batch)
         labels = self._encode(y, batch, weights)
         columns = labels[:, None] == np.arange(len(self.classes_))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 from jaxtyping import Float, Int
 from scipy.optimize import brentq
@@ -21,6 +23,8 @@ def fit_temperature(
     Parameters
     ----------
     scores : array (n, classes)
+        A row that is not finite, of a sample whose leverage is 1 within rounding, tells nothing and is left out; if
+        every row is, c is 1 and a warning says so.
     labels : integer array (n,)
         Column of the true class.
     weights : array (n,), optional
@@ -42,8 +46,17 @@ def fit_temperature(
     >>> round(fit_temperature(scores, np.array([0, 0, 1, 1])), 3)  # three of four right, each label trusted 3:1
     0.255
     """
+    weights = np.ones(len(scores)) if weights is None else weights
+    known = np.isfinite(scores).all(axis=1)
+    if not known.any():
+        warnings.warn(
+            "probabilities are not calibrated: every sample is fitted exactly within rounding, so that leave-one-out says "
+            "nothing of it. Use a larger penalty, or alpha='loo'.",
+            stacklevel=3,
+        )
+        return 1.0
+    scores, labels, weights = scores[known], labels[known], weights[known]
     n, n_classes = scores.shape
-    weights = np.ones(n) if weights is None else weights
     spread = float(np.ptp(scores, axis=1).max())
     if spread == 0.0:
         return 1.0

@@ -15,7 +15,7 @@ from scipy.linalg import eigh
 
 from keyhole._array import block_size, blocks
 from keyhole.solvers.penalties import check_alphas
-from keyhole.solvers.weighted_gram import centre_of, centred, check_outputs, check_weights
+from keyhole.solvers.weighted_gram import centre_of, centred, check_gram_size, check_outputs, check_weights
 
 ROUNDS = 4
 """Fresh starts from the true residual, for as long as each lowers it: a recurrence drifts away from the truth."""
@@ -70,14 +70,19 @@ class Preconditioner:
     @classmethod
     def of_columns(cls, columns: Float[np.ndarray, "m r"], square: Float[np.ndarray, "r r"]) -> Preconditioner:
         """From r columns C of A and the r × r block B where they cross: A ≈ C B⁻¹ Cᵀ (Nyström). C is overwritten."""
+        check_gram_size(square.diagonal())
         sizes, turn = eigh(square)
         kept = sizes > 16 * np.finfo(columns.dtype).eps * sizes[-1]
+        if not kept.any():  # one sample, or copies of it: centring leaves nothing
+            return cls(columns[:, :0], np.zeros(0))
         return cls._whiten(columns, turn[:, kept] / np.sqrt(sizes[kept]))
 
     @classmethod
     def _whiten(cls, columns: np.ndarray, map_: np.ndarray) -> Preconditioner:
         """The eigenvectors of (C T)(C T)ᵀ, in the memory of C."""
-        square = map_.T @ (columns.T @ columns).astype(np.float64) @ map_
+        products = (columns.T @ columns).astype(np.float64)
+        check_gram_size(products.diagonal())
+        square = map_.T @ products @ map_
         values, turn = eigh(square)
         kept = values > 16 * np.finfo(columns.dtype).eps * max(values[-1], 0.0)
         if not kept.any():

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from jaxtyping import Float, Int
-from scipy.linalg import eigh, get_lapack_funcs
+from scipy.linalg import get_lapack_funcs
 
 from keyhole._array import blocks
-from keyhole.solvers.penalties import check_alpha, default_alphas, numerical_floor, select_alpha
-from keyhole.solvers.weighted_gram import check_outputs, check_weights
+from keyhole.solvers.penalties import EPS, check_alpha, default_alphas, numerical_floor, select_alpha
+from keyhole.solvers.ridge import mean_squares, rounding_of_squares
+from keyhole.solvers.tridiagonal import Spectrum, tridiagonalise
+from keyhole.solvers.weighted_gram import check_outputs, check_weights, weigh_gram
 
 
 @dataclass(frozen=True)
@@ -122,17 +124,18 @@ class GroupPath:
     ----------
     alphas, errors : arrays (a,)
         Penalties and the mean squared error of each on the groups it leaves out; infinite where rounding forbids it.
-    alpha : float
-        The one of least error, the largest among equals.
+    alpha, error : float
+        The one of least error, the largest among equals, and that error. A single penalty is used as it is.
     residuals : array (n, t)
         At that penalty: y_i minus the prediction of the fit without the group of i.
     coef, intercept : arrays (n, t) and (t,)
-        The fit to all samples at that penalty, as in `RidgeSolution`.
+        The fit to all samples at that penalty, as in `RidgeSolution`; zero for a sample of weight 0.
     """
 
     alphas: Float[np.ndarray, " a"]
     errors: Float[np.ndarray, " a"]
     alpha: float
+    error: float
     residuals: Float[np.ndarray, "n t"] = field(repr=False)
     coef: Float[np.ndarray, "n t"] = field(repr=False)
     intercept: Float[np.ndarray, " t"] = field(repr=False)
@@ -146,11 +149,18 @@ def leave_groups_out(
     *,
     fit_intercept: bool = True,
     weights: Float[np.ndarray, " n"] | None = None,
+    rounding: float | None = None,
 ) -> GroupPath:
     """Ridge on a Gram matrix, its penalty chosen by the exact error on groups that are left out whole.
 
-    Parameters as for `loo_gradient`; positive ``alphas`` are 20 from the numerical floor up if not given.
-    One eigendecomposition, then O(n²) for each penalty and member of the largest group.
+    With I − H = V diag(alpha/(λ + alpha)) Vᵀ of the weighted and centred problem, the residuals of the fit without
+    group g are (I − H)_gg⁻¹ r_g. As in `ridge_gram_path`, eigenvalues below the numerical floor are zeros to a penalty
+    below it, so that alpha → 0 is the minimum-norm fit.
+
+    Parameters as for `loo_gradient`, with both triangles of ``gram``; ``alphas``, at least 0, are 20 from the numerical
+    floor up if not given. ``weights`` may be 0: such a sample is predicted by the fit without its group. ``rounding`` is
+    that of the arithmetic that made ``gram``, by default of its dtype. One eigendecomposition, then O(n²) for each
+    penalty and member of the largest group.
 
     Examples
     --------
@@ -160,48 +170,75 @@ def leave_groups_out(
     >>> bool(path.errors.min() < 1e-6), (x.T @ path.coef).round(3)
     (True, array([[2.]]))
     """
-    check_outputs(y)
-    w = check_weights(weights, len(y))
+    rounding = float(np.finfo(gram.dtype).eps) if rounding is None else rounding
+    heard = np.arange(len(y)) if weights is None else np.flatnonzero(weights)
+    whole = len(heard) == len(y)
+    matrix, problem = weigh_gram(
+        gram.astype(np.float64) if whole else gram[np.ix_(heard, heard)].astype(np.float64),
+        y if whole else y[heard],
+        None if weights is None else weights[heard],
+        fit_intercept=fit_intercept,
+        overwrite_gram=True,
+    )
+    form = tridiagonalise(matrix, problem.normal, np.float64)
+    del matrix
+    largest = form.largest()
+    scale = max(largest, problem.removed)
+    floor = numerical_floor(scale, len(heard), rounding)
     if alphas is None:
-        scale = float(np.linalg.norm(gram))
-        floor = numerical_floor(scale, len(y), float(np.finfo(gram.dtype).eps))
         # blocks of an inverse lose digits in proportion to its condition: nine of them are enough to lose
-        alphas = default_alphas(scale, max(floor, 1e-9 * scale), count=20)
-    members = list(group_stacks(groups))
-    # A = W^½ (W^½ K W^½ + α)⁻¹ W^½ for every α from one set of eigenvectors
-    roots = np.sqrt(w)
-    values, vectors = eigh(roots[:, None] * gram.astype(np.float64) * roots)
-    values, vectors = np.maximum(values, 0.0), roots[:, None] * vectors
-    along, ones = vectors.T @ y, vectors.sum(axis=0)
-
-    def eliminated(alpha: float) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
-        """1/(λ + α), By, A1 and 1ᵀA1, the last two zero and one without an intercept."""
-        shares = 1.0 / (values + alpha)
-        dual = vectors @ (shares[:, None] * along)
-        if not fit_intercept:
-            return shares, dual, np.zeros(len(y)), 1.0
-        sums, total = vectors @ (shares * ones), float(shares @ np.square(ones))
-        return shares, dual - np.outer(sums, sums @ y / total), sums, total
-
-    errors = np.full(len(alphas), np.inf)
-    found: dict[int, np.ndarray] = {}
+        alphas = default_alphas(largest, max(floor, 1e-9 * scale), count=20)
+    spectrum = Spectrum.of(form, problem.y, floor, rounding * scale)
+    members = list(group_stacks(groups[heard]))
+    errors, found = np.full(len(alphas), np.inf), []
     for i, alpha in enumerate(alphas):
-        if alpha <= 0:
-            continue
-        shares, residuals, sums, total = eliminated(float(alpha))
-        for rows in members:
-            part = vectors[rows]
-            along_ones = sums[rows][:, :, None] * (sums[rows] / total)[:, None, :]
-            block = (part * shares) @ part.transpose(0, 2, 1) - along_ones
-            residuals[rows] = np.linalg.solve(block, residuals[rows])
-        errors[i] = (w @ np.square(residuals)).sum() / (w.sum() * y.shape[1])
-        found[i] = residuals
-    best = select_alpha(alphas, errors)
+        residuals = _left_out_residuals(spectrum, float(alpha), members) / problem.roots[:, None]
+        errors[i] = mean_squares(residuals, problem.weights).mean()
+        found.append(residuals)
+    resolution = rounding_of_squares(problem.y_size, rounding)
+    best = select_alpha(alphas, errors, resolution) if len(alphas) > 1 else 0
     alpha = float(alphas[best])
-    coef = eliminated(alpha)[1]
-    rest = y - gram.astype(np.float64) @ coef - alpha * coef / w[:, None]
-    intercept = np.average(rest, axis=0, weights=w) if fit_intercept else np.zeros(y.shape[1])
-    return GroupPath(alphas, errors, alpha, found[best], coef, intercept)
+    dual = spectrum.solve(alpha)
+    left, coef = np.empty(y.shape), np.zeros(y.shape)
+    left[heard] = found[best]
+    coef[heard], intercept = problem.unscale(dual)
+    for i in np.setdiff1d(np.arange(len(y)), heard):
+        # leaving a group out is fitting its own left-out predictions in the place of its outputs
+        siblings = np.flatnonzero(groups[heard] == groups[i])
+        replaced = problem.roots[siblings, None] * found[best][siblings]
+        along = spectrum.inverse(np.array([alpha])) * (spectrum.vectors[siblings].T @ replaced)
+        coef_without, intercept_without = problem.unscale(dual - spectrum.vectors @ along)
+        if fit_intercept:
+            intercept_without -= problem.roots[siblings] @ replaced / problem.weights.sum()
+        left[i] = y[i] - gram[i, heard] @ coef_without - intercept_without
+    return GroupPath(alphas, errors, alpha, float(errors[best]), left, coef, intercept)
+
+
+def _left_out_residuals(
+    spectrum: Spectrum, alpha: float, members: list[np.ndarray]
+) -> Float[np.ndarray, "n t"]:
+    """(I − H)_gg⁻¹ r_g for every group, infinite where rounding hides a tenth of the residual or more.
+
+    For a group of one this is `Spectrum.complements`; for more, what leaks into the null space is compared with what is
+    kept along every eigenvector of (I − H)_gg.
+    """
+    shares = spectrum.shrinkage(np.array([alpha]))[:, 0]
+    below, tilt = alpha < spectrum.floor, spectrum.tilt()
+    residuals = spectrum.residuals(np.array([alpha]))[0]
+    for rows in members:
+        part = spectrum.vectors[rows]
+        kept, directions = np.linalg.eigh((part * shares) @ part.transpose(0, 2, 1))
+        hidden = rows.shape[1] * EPS * kept[:, -1:]
+        outliers = np.zeros(len(rows), dtype=bool)
+        if below:
+            leak = np.square(directions.transpose(0, 2, 1) @ part) @ tilt
+            hidden = hidden + spectrum.hidden(np.array([alpha]), np.maximum(kept, 0.0), leak)
+            outliers = spectrum.sets_the_floor(np.square(part).sum(axis=1))
+        judged = (hidden <= 0.1 * kept).all(axis=1) & ~outliers
+        residuals[rows[~judged]] = np.inf
+        along = directions[judged].transpose(0, 2, 1) @ residuals[rows[judged]]
+        residuals[rows[judged]] = directions[judged] @ (along / kept[judged][:, :, None])
+    return residuals
 
 
 def group_stacks(groups: Int[np.ndarray, " n"], most: int = 2**22) -> Iterator[Int[np.ndarray, "g k"]]:

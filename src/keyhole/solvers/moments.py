@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from jaxtyping import Float
 
+from keyhole._array import unit_exponent
 from keyhole._checks import check_count
 from keyhole.solvers.grams import add_outer
 from keyhole.solvers.penalties import EPS
@@ -91,7 +92,9 @@ class DesignMoments:
         # between before within: the scatter is then added to a gram that has not yet grown by these rows
         self._shift(mean, y_mean, weight)
         add_outer(self.gram, scaled.T)
-        self.cross += scaled.T @ left.astype(rows.dtype, copy=False)
+        # in units of their own: float32 may not hold the outputs, and a power of two costs no digit
+        units = unit_exponent(left, axis=0)
+        self.cross += np.ldexp((scaled.T @ np.ldexp(left, -units).astype(rows.dtype)).astype(np.float64), units)
         self.squares += np.einsum("it,it->t", left, left)
         self.count += len(rows)
 

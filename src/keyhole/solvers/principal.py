@@ -12,6 +12,7 @@ from keyhole._checks import check_finite
 from keyhole.solvers.moments import DesignMoments
 from keyhole.solvers.penalties import default_alphas, numerical_floor
 from keyhole.solvers.ridge import leave_one_out, mean_squares, rounding_of_squares
+from keyhole.solvers.weighted_gram import check_gram_size
 
 
 @dataclass
@@ -49,6 +50,7 @@ class PrincipalAxes:
     @classmethod
     def of(cls, moments: DesignMoments, *, overwrite_gram: bool = False) -> PrincipalAxes:
         """Decompose. 9p³ operations; three p × p matrices beside the moments, one less if they may be overwritten."""
+        check_gram_size(moments.gram.diagonal())
         check_finite(moments.gram, "design")
         p = len(moments.means)
         options = {"overwrite_a": overwrite_gram, "check_finite": False}

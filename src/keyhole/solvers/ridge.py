@@ -71,7 +71,8 @@ class RidgePath:
     floor : float
         Eigenvalues below this carry no information.
     complements : array (a, n)
-        1 − h, the complements of the leverages; 0 where they are within rounding of it.
+        1 − h, the complements of the leverages; 0 where they are within rounding of it. At a penalty below the floor
+        of a matrix of full rank, where they vanish with the penalty, in proportion to it, as the residuals then are.
     """
 
     alphas: Float[np.ndarray, " a"]

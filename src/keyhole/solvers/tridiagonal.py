@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from scipy.linalg import eigvalsh_tridiagonal, get_blas_funcs, get_lapack_funcs
 
 from keyhole._array import block_size, blocks, run_threads
@@ -53,8 +53,11 @@ class Tridiagonal:
         m = len(self.diagonal)
         if m < 2:
             return float(self.diagonal.max(initial=0.0))
-        top = eigvalsh_tridiagonal(self.diagonal, self.beside, select="i", select_range=(m - 1, m - 1))
-        return float(top[0])
+        # bisection squares the entries: in units of the largest, that neither overflows nor vanishes
+        scale = max(float(np.abs(self.diagonal).max()), float(np.abs(self.beside).max())) or 1.0
+        units = self.diagonal / scale, self.beside / scale
+        top = eigvalsh_tridiagonal(*units, select="i", select_range=(m - 1, m - 1))
+        return scale * float(top[0])
 
     def eigenpairs(self) -> tuple[np.ndarray, np.ndarray]:
         """Eigenvalues (float64) and eigenvectors of T in the precision of the basis, in float64 if that fails."""
@@ -238,32 +241,69 @@ class Spectrum:
         return np.asarray(np.divide(1.0, values + alphas, out=np.zeros(seen.shape), where=seen))
 
     def shrinkage(self, alphas: Float[np.ndarray, " a"]) -> Float[np.ndarray, "m a"]:
-        """What a residual keeps of each eigenvector: alpha / (λ + alpha); 1 for λ = 0, also at alpha = 0."""
+        """What a residual keeps of each eigenvector: alpha / (λ + alpha); 1 for λ = 0, also at alpha = 0.
+
+        If no eigenvalue counts as zero, residuals vanish with a penalty below the floor, and so do the complements of
+        the leverages. Leave-one-out is their ratio, which has a limit: both are given over the most that is kept.
+        """
         inverse = self.inverse(alphas)
-        return np.asarray(np.where(inverse > 0, alphas * inverse, 1.0))
+        kept = np.where(inverse > 0, alphas * inverse, 1.0)
+        if (self.values > self.floor).all() and len(self.values):
+            kept = np.where(alphas < self.floor, inverse / inverse.max(axis=0), kept)
+        return np.asarray(kept)
 
     def complements(self, alphas: Float[np.ndarray, " a"], memory_budget: int) -> Float[np.ndarray, "a n"]:
-        """1 − h = Σ_j V_ij² alpha/(λ_j + alpha); 0 where rounding hides more than a tenth of it.
+        """1 − h = Σ_j V_ij² alpha/(λ_j + alpha), or in proportion to it as ``shrinkage`` is.
 
-        Rounding tilts eigenvector j into the null space by about noise/λ_j, which leaks
-        Σ_j V_ij² (noise/λ_j)² of sample i into it. A null space that is empty leaks nothing.
+        0 where rounding hides a tenth of the residual or more.
+        """
+        tilt = self.tilt()
+        columns = np.column_stack([self.shrinkage(alphas), tilt])
+        n, m = self.vectors.shape
+        result = np.empty((len(alphas), n))
+        for rows in blocks(n, block_size(m * 24, memory_budget)):
+            squares = np.square(self.vectors[rows], dtype=np.float64)
+            sums = squares @ columns
+            kept, leak = sums[:, :-1], sums[:, -1:]
+            hidden = (self.hidden(alphas, kept, leak) > 0.1 * kept) | self.sets_the_floor(squares)[:, None]
+            result[:, rows] = np.where(hidden & (alphas < self.floor), 0.0, kept).T
+        return result
+
+    def hidden(self, alphas: Float[np.ndarray, " a"], kept: np.ndarray, leak: np.ndarray) -> np.ndarray:
+        """What rounding may have made of ``kept``, 1 − h, if it leaks so much of a sample into the null space.
+
+        That is 2 √(leak (1 − h)) + leak of 1 − h itself, and √leak |r| of the residual, r those of all samples. The
+        latter is compared with (1 − h) |y| / √n, the residual of a sample that is predicted as badly as most.
+        """
+        sizes = np.linalg.norm(self.outputs, axis=0)
+        left = np.linalg.norm(self.shrinkage(alphas)[:, :, None] * self.outputs[:, None, :], axis=0)
+        share = np.divide(left, sizes, out=np.zeros_like(left), where=sizes > 0).max(axis=1)
+        return np.asarray(np.maximum(2 * np.sqrt(leak * kept) + leak, np.sqrt(len(self.vectors) * leak) * share))
+
+    def tilt(self) -> Float[np.ndarray, " m"]:
+        """How far rounding tilts each eigenvector into the null space, squared; nowhere if that is empty.
+
+        About noise/λ_j each, which leaks Σ_j V_ij² (noise/λ_j)² of sample i into it.
         """
         known = self.values > self.floor
         tilt = np.zeros(len(known))
         if not known.all():
             tilt[known] = np.square(self.noise / self.values[known])
-        columns = np.column_stack([self.shrinkage(alphas), tilt])
-        n, m = self.vectors.shape
-        result = np.empty((len(alphas), n))
-        for rows in blocks(n, block_size(m * 24, memory_budget)):
-            sums = np.square(self.vectors[rows], dtype=np.float64) @ columns
-            kept, leak = sums[:, :-1], sums[:, -1:]
-            hidden = np.where(alphas < self.floor, 2 * np.sqrt(leak * kept) + leak, 0.0)
-            result[:, rows] = np.where(hidden > 0.1 * kept, 0.0, kept).T
-        return result
+        return tilt
+
+    def sets_the_floor(self, squares: Float[np.ndarray, "k m"]) -> Bool[np.ndarray, " k"]:
+        """Whether the floor is that of one sample, or group: without it, eigenvalues taken for zero would count.
+
+        ``squares`` are its squared coordinates along the eigenvectors, a row for each. What is left of the largest
+        eigenvalue without it is at least that of every eigenvector's rest.
+        """
+        if (self.values > self.floor).all():
+            return np.zeros(len(squares), dtype=bool)
+        rest = (np.maximum(self.values, 0.0) * np.maximum(1.0 - squares, 0.0)).max(axis=1)
+        return np.asarray(rest < 0.1 * self.values.max())
 
     def residuals(self, alphas: Float[np.ndarray, " a"]) -> Float[np.ndarray, "a n t"]:
-        """Outputs minus fit, for each penalty."""
+        """Outputs minus fit, for each penalty, or in proportion to it as ``shrinkage`` is."""
         m, t = self.outputs.shape
         x = self.shrinkage(alphas)[:, :, None] * self.outputs[:, None, :]
         product = self.vectors @ x.reshape(m, len(alphas) * t).astype(self.vectors.dtype)

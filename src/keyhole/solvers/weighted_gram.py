@@ -7,6 +7,7 @@ and column, exactly, where a projection would leave an eigenvalue of rounding si
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,10 @@ from keyhole.solvers.penalties import EPS
 
 PANEL = 2**25
 """Bytes of a panel in passes over an n × n matrix: beyond the cache, small beside any matrix that matters."""
+
+
+LARGEST_GRAM = 1e150
+"""Largest entry of a Gram matrix: its square, times the number of samples, is still finite."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +99,7 @@ def weigh_gram(
     for columns in panels:  # NaN and infinity are found before any long work
         if not np.isfinite(matrix[columns.start :, columns]).all():
             check_finite(np.tril(matrix), "gram")
+    check_gram_size(matrix.diagonal())
     if weights is not None:
         scale = roots.astype(matrix.dtype)
         for columns in panels:
@@ -113,6 +119,17 @@ def check_outputs(y: Float[np.ndarray, "n t"]) -> None:
     if y.size == 0:
         raise ValueError(f"`y` must hold at least one sample and one output: got shape {y.shape}.")
     check_finite(y, "y")
+
+
+def check_gram_size(diagonal: Float[np.ndarray, " n"]) -> None:
+    """Raise if a Gram matrix is so large that its squares overflow, or has overflowed already."""
+    largest = float(np.abs(diagonal).max(initial=0.0)) if np.isfinite(diagonal).all() else math.inf
+    if not largest < LARGEST_GRAM:
+        raise ValueError(
+            f"features and kernels must have squares below {LARGEST_GRAM:.0e}, so that sums of their products fit "
+            f"float64: the largest on the diagonal of `gram` is {largest:.3g}. Scale the tokens down, for instance by "
+            "scaling='standard'; if they are of ordinary size, use another activation, smaller heads or dtype='float64'."
+        )
 
 
 def check_weights(weights: Float[np.ndarray, " n"] | None, n: int) -> Float[np.ndarray, " n"]:

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from scipy.special import ndtr
+
 from keyhole._checks import check_count, check_number
 from keyhole.targets.families import Correlation, QueryPower, TokenPower
 from keyhole.targets.polynomial import Polynomial
@@ -275,7 +277,7 @@ class SampleComplexity:
     mlp_bound: float
 
 
-BIASED_LARGEST = 2 * (2 * 0.8413447460685429 + 0.24197072451914337)
+BIASED_LARGEST = 2 * (2 * float(ndtr(1.0)) + math.exp(-0.5) / math.sqrt(2 * math.pi))
 """sup K(x,x) for heads of mean W_0 and unit tokens: 2 E[ReLU(1+z)²] = 2 (2Φ(1) + φ(1))."""
 
 
