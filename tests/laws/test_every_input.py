@@ -331,7 +331,7 @@ def in_blocks(model, sets, cuts):
 
 
 @few(25)
-@given(configurations(**CALM), st.sets(st.integers(1, 5)))
+@given(configurations(**CALM), st.sets(st.integers(1, 3)))
 def test_predictions_in_blocks_are_those_of_all_at_once(config, cuts):
     if (trial := attempt(config)) is None:
         return
@@ -357,7 +357,7 @@ def test_predictions_that_look_at_their_batch_are_caught(seed):
 
 
 @few(20)
-@given(configurations(**CALM))
+@given(config=configurations(**CALM))
 def test_save_and_load_change_no_bit(config, tmp_path_factory):
     if (trial := attempt(config)) is None:
         return
