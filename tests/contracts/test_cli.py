@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 
 import pytest
 from typer.testing import CliRunner
@@ -193,3 +194,82 @@ def test_prediction_writes_its_files(tmp_path, monkeypatch):
     assert {path.name for path in tmp_path.iterdir()} == names | {"sample_ratio.csv", "sample_ratio.md"}
     with (tmp_path / "prediction.csv").open() as file:
         assert len(list(csv.DictReader(file))) == 3 * 2 * 2
+
+
+WRITERS = [
+    ("lens", "digits"), ("heads", "nowhere"), ("reproduce", "averages"), ("theory",), ("compare",), ("norm-ball",),
+    ("prediction",),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", WRITERS, ids=lambda c: c[0])
+def test_out_is_refused_before_any_work(command, tmp_path, monkeypatch):
+    """A file in its place, below a file, or a folder that cannot be written: a sentence at once."""
+    (tmp_path / "file").write_text("mine")
+    for out in (tmp_path / "file", tmp_path / "file" / "below"):
+        said = invoke(*command, "--out", out, code=2).stderr
+        assert "--out must be a folder" in said
+        assert "is a file" in said
+    monkeypatch.setattr("os.access", lambda *_: False)
+    assert "can be written" in invoke(*command, "--out", tmp_path / "new", code=2).stderr
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("command", WRITERS[:3], ids=lambda c: c[0])
+def test_a_foreign_report_is_not_replaced_unless_asked(command, tmp_path):
+    (tmp_path / "report.html").write_text("mine")
+    assert "add --overwrite" in invoke(*command, "--out", tmp_path, code=2).stderr
+    assert [p.read_text() for p in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_full_disk_and_a_long_name_end_in_a_sentence(tmp_path, monkeypatch):
+    long = "x" * 5000
+    for command in (("lens", f"{long}.csv"), ("heads", long), ("fit", f"{long}.csv", "m"), ("theory", "--out", long)):
+        assert "error: " in invoke(*command, code=2).stderr
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device", "theory.csv")
+
+    monkeypatch.setattr("keyhole.experiments.report.plot", full)
+    said = invoke("theory", "--out", tmp_path, code=2).stderr
+    assert "'theory.csv': No space left on device. Check the name, that the disk has room" in said
+
+
+def test_a_name_that_is_no_utf_8_is_named(tmp_path):
+    for command in (("lens", "\udcff.csv"), ("heads", "\udcff"), ("theory", "--out", f"{tmp_path}/\udcff")):
+        assert "names must be UTF-8" in invoke(*command, code=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("dim=0", "0 must be from 1 to 4096"), ("d=99999", "99999 must be from 1 to 4096"),
+        ("sizes=", "at least one value"), ("sizes=64,0", "0 must be from 1 to 1e+07"), ("seed=-1", "-1 must be from 0"),
+        ("repetitions=0", "0 must be from 1"), ("noise=nan", "nan must be from 0"), ("outliers=2", "from 0 to 1"),
+        ("targets=tokn", "unknown name 'tokn'"),
+    ],
+)  # fmt: skip
+def test_settings_are_checked_before_any_work(override, words, tmp_path):
+    assert words in invoke("reproduce", "learner", "--set", override, "--out", tmp_path, code=2).stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("nonsense", "takes the address"), ("tcp://127.0.0.1:99999", "takes the address"),
+        ("http://127.0.0.1:80/x", "takes the address"), ("tcp://127.0.0.1:9", "no Dask scheduler answers"),
+    ],
+)  # fmt: skip
+def test_a_wrong_scheduler_is_noticed_at_once(address, words, tmp_path):
+    assert words in invoke("reproduce", "averages", "--scheduler", address, "--out", tmp_path, code=2).stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_target_that_would_take_long_is_refused_with_its_cost():
+    target = ("--target", "(corr + token + query + 1)^12", "--dim", 64)
+    said = " ".join(invoke("theory", *target, code=2).stderr.split())
+    assert re.search(r"has 455 terms, which take about [\d,]{4,} s, and 20 s are allowed.*raise --time-limit", said)
+    small = ("--target", "(corr + token)^2", "--dim", 4, "--samples", 100, "--model", "attention")
+    assert "raise --time-limit" in invoke("theory", *small, "--time-limit", 0, code=2).stderr
+    invoke("theory", *small)

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from keyhole.cli._app import app
+from keyhole.cli._app import app, check_folder
 
 
 @app.command()
@@ -26,6 +26,7 @@ def compare(
     from keyhole.experiments import compare as experiment
 
     config = experiment.Config(dim, keys, heads, experiment.sizes_up_to(largest), repeats, seed=seed)
+    check_folder(out)
     console = Console()
     with console.status("starting …") as status:
         rows = experiment.run(config, progress=lambda text: status.update(text))

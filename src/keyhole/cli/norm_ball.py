@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from keyhole.cli._app import app
+from keyhole.cli._app import app, check_folder
 
 
 @app.command("norm-ball")
@@ -24,6 +24,7 @@ def norm_ball(
 
     sizes = tuple(sorted({max(8, largest >> k) for k in range(4)}))
     config = experiment.Config(n_heads=heads, sizes=sizes, repeats=repeats, seed=seed)
+    check_folder(out)
     console = Console()
     with console.status("starting …") as status:
         rows = experiment.run(config, progress=lambda text: status.update(text))

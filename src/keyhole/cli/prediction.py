@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from keyhole.cli._app import app, refuse, text_table
+from keyhole.cli._app import app, check_folder, refuse, text_table
 
 
 @app.command()
@@ -28,6 +28,7 @@ def prediction(
 
     if preset not in experiment.PRESETS:
         refuse(f"--preset must be one of {', '.join(experiment.PRESETS)}: got {preset!r}.")
+    check_folder(out)
     console = Console()
     ratios: list[dict[str, Any]] = []
     with console.status("starting …") as status:

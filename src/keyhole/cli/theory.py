@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from keyhole.cli._app import app, number, or_refuse, refuse
+from keyhole.cli._app import app, check_folder, echo_json, number, or_refuse, refuse
 
 _THEORY_HELP = """What the theory says of a target before any data: how hard, how many samples, how many heads.
 
@@ -37,6 +36,9 @@ def theory(
     error: Annotated[
         float | None, typer.Option(help="Squared error for the sizes needed [default: a tenth of Var f*].")
     ] = None,
+    time_limit: Annotated[
+        float, typer.Option(help="Seconds that multiplying out the target may take, by estimate.", min=0.0)
+    ] = 20.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     out: Annotated[Path | None, typer.Option(help="Draw the predicted curves into this folder.")] = None,
 ) -> None:
@@ -47,12 +49,14 @@ def theory(
         refuse(f"--model must be one of {', '.join(experiment.MODELS)}: got {model!r}.")
     if error is not None and not (error > 0 and math.isfinite(error)):
         refuse(f"--error must be a positive number: got {error:g}.")
+    if out is not None:
+        check_folder(out)
     sizes, n_heads = _read_sizes(samples), _read_heads(heads)
-    config = experiment.Config(target, dim, keys, sizes, n_heads, ridge, noise, model, error)
+    config = experiment.Config(target, dim, keys, sizes, n_heads, ridge, noise, model, error, time_limit=time_limit)
     report = or_refuse(lambda: experiment.run(config))
     console = Console()
     if as_json:
-        typer.echo(json.dumps(report, indent=2, allow_nan=False, ensure_ascii=False))
+        echo_json(report)
     else:
         _print_report(console, report, config.describe())
     if out is not None:

@@ -20,6 +20,7 @@ from keyhole.experiments.tables import Row, write_csv
 from keyhole.notation import Notation, parse_target
 from keyhole.plotting import plot_predicted_curves
 from keyhole.theory import Spectrum, pair_powers
+from keyhole.theory.harmonics import pair_powers_seconds
 
 MODELS = {"attention": ("attention",), "mlp": ("mlp",), "both": ("attention", "mlp")}
 
@@ -41,6 +42,8 @@ class Config:
     delta: float = 0.05
     constant: float = 1.0
     levels: int = 8
+    time_limit: float = 20.0
+    """Seconds that the harmonic parts of the target may take, by estimate."""
 
     def describe(self) -> str:
         """Return the settings in a line."""
@@ -68,6 +71,7 @@ class _Sheet:
 def run(config: Config) -> dict[str, Any]:
     """Ask the theory everything; see the module's text for the form of the answer."""
     read = parse_target(config.target, config.dim)
+    _check_cost(read, config.time_limit)
     sheet, target = _Sheet(), read.target
     moments = sheet.ask("variance", lambda: _moments(pair_powers(target), config.n_keys))
     spread = None if moments is None else moments["variance"]
@@ -88,6 +92,16 @@ def run(config: Config) -> dict[str, Any]:
         "unavailable": sheet.unavailable,
     }
     return dict(_plain(report))
+
+
+def _check_cost(read: Notation, limit: float) -> None:
+    seconds = pair_powers_seconds(read.target)
+    if seconds > limit:
+        raise ValueError(
+            "the harmonic parts of a target must be within reach: multiplied out this one has "
+            f"{len(read.target.terms)} terms, which take about {seconds:,.0f} s, and {limit:g} s are allowed. "
+            "Lower its powers, or raise --time-limit."
+        )
 
 
 _NO_MOMENTS = {"squared_mean": None, "variance": None}
