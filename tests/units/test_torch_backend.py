@@ -273,4 +273,6 @@ def test_norm_balls_and_batches_take_tensors_to_the_host(rng):
         np.testing.assert_array_equal(found, wanted)
     alone = kh.SetGroups(moved, np.ones(30, dtype=int))
     model = kh.AttentionRegressor(5, random_state=0).partial_fit(alone, y)
-    np.testing.assert_allclose(model.predict(alone), kh.AttentionRegressor(5, random_state=0).partial_fit(batch, y).predict(batch))
+    np.testing.assert_allclose(
+        model.predict(alone), kh.AttentionRegressor(5, random_state=0).partial_fit(batch, y).predict(batch)
+    )
