@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+import hypothesis
 import numpy as np
 import pytest
 from jaxtyping import install_import_hook
@@ -27,6 +28,14 @@ def pytest_report_header() -> str | None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, default=int(os.environ.get("KEYHOLE_TEST_SEED", "0")))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Hypothesis draws from the seed of the suite too."""
+    for item in items:
+        test = getattr(item, "obj", None)
+        if hypothesis.is_hypothesis_test(test):
+            hypothesis.seed(int(config.getoption("--seed")))(test)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
+from keyhole._duplicates import hash_samples
 from keyhole.sets import SetBatch
 
 POOLINGS = ("mean", "sum")
@@ -157,15 +158,17 @@ class PooledSets:
         return self.base.lengths if self.each else np.ones(len(self.base), dtype=np.int64)
 
     def pairs(self) -> SetBatch:
-        """Every sample as one set of its (query, key, length of the set) triples: equal triples, equal features."""
+        """Every sample as one set of its (query, key, hash of the set) triples: equal triples, equal sets.
+
+        Queries and keys alone do not say which keys share a set, and softmax depends on it.
+        """
         if not isinstance(self.base, SetGroups):
             return self.base
         sets = self.base.sets
         query = np.zeros((len(sets), sets.dim)) if sets.query is None else sets.query
-        triples = np.concatenate(
-            [np.repeat(query, sets.lengths, axis=0), sets.tokens, np.repeat(sets.lengths, sets.lengths)[:, None]],
-            axis=1,
-        )
+        hashes = (hash_samples(sets, np.zeros((len(sets), 1))) >> np.uint64(11)).astype(np.float64)
+        own = np.concatenate([query, hashes[:, None]], axis=1)
+        triples = np.concatenate([np.repeat(own, sets.lengths, axis=0), sets.tokens], axis=1)
         return SetBatch._from_flat(triples, sets.offsets[self.base.offsets], None)
 
     def flat(self) -> tuple[SetBatch, Int[np.ndarray, " o"], Float[np.ndarray, " s"]]:

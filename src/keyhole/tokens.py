@@ -88,8 +88,7 @@ class TokenRule:
             return PooledSets(scaled, self.pooling)
         sets = self._scale(batch)
         if self.query == "mean":
-            sums = np.add.reduceat(sets.tokens, sets.offsets[:-1], axis=0)
-            sets = SetBatch._from_flat(sets.tokens, sets.offsets, sums / sets.lengths[:, None].astype(sums.dtype))
+            sets = SetBatch._from_flat(sets.tokens, sets.offsets, _means_of_keys(sets))
         if self.query == "each":
             return PooledSets(sets, self.pooling, each=True)
         return sets if self.pooling == "mean" else PooledSets(sets, self.pooling)
@@ -122,6 +121,29 @@ def _weighed_tokens(
     share = np.repeat(owner, lengths)
     kept = share > 0
     return tokens[kept].astype(np.float64), share[kept] / share.sum()
+
+
+def _means_of_keys(sets: SetBatch) -> Float[np.ndarray, "n d"]:
+    """The mean of the keys of each set, to the last bit the same for any order of its keys.
+
+    Copies of a sample are found by comparing bits, and a plain sum depends on the order. Here each number is cut, at
+    places that depend on the largest of its set alone, into two parts whose sums are exact; what is left is less than
+    the rounding of the result.
+    """
+    starts, counts = sets.offsets[:-1], sets.lengths
+    rest = sets.tokens.astype(np.float64)
+    _, exponent = np.frexp(np.maximum.reduceat(np.abs(rest), starts, axis=0))
+    _, room = np.frexp(counts.astype(np.float64))
+    exponent += room[:, None]
+    # in units of a power of two above the sum, so that nothing overflows or is lost below the smallest number
+    rest = np.ldexp(rest, -np.repeat(exponent, counts, axis=0))
+    sums = np.zeros(exponent.shape)
+    for cut in (np.full(len(counts), 1.5), np.ldexp(1.5, room - 52)):
+        cuts = np.repeat(cut, counts)[:, None]
+        part = (rest + cuts) - cuts
+        rest -= part
+        sums += np.add.reduceat(part, starts, axis=0)
+    return np.asarray(np.ldexp(sums / counts[:, None], exponent).astype(sets.tokens.dtype))
 
 
 def drop_missing(keys: Any) -> list[Float[np.ndarray, "k d"]]:

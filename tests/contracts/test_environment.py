@@ -1,18 +1,32 @@
-"""The environment: where nothing can be written, where text is ASCII, where a test machine lacks a package."""
+"""The environment: nothing can be written, the disk is full, text is ASCII, the clock jumps, two run at a time.
 
+Each process costs a second to start, so one does as much as it can. What others fit is compared by bits.
+"""
+
+import concurrent.futures
+import hashlib
 import json
+import multiprocessing
 import os
+import resource
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
-import keyhole
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+import keyhole as kh
 from keyhole import _fused
+from keyhole.sources import write_parquet
 
 NOWHERE = "/dev/null/home"
 """A folder that nobody can make, root included."""
-PACKAGE = Path(keyhole.__file__).parent
+PACKAGE = Path(kh.__file__).parent
 
 
 def run(*command, **more):
@@ -70,3 +84,132 @@ def test_an_ascii_terminal_is_shown_numbers_of_what_it_lacks():
         assert done.returncode == 0, done.stderr.decode()
         assert done.stdout.isascii()
     assert json.loads(done.stdout)["settings"]["dim"] == 4
+
+
+FIT = """
+import hashlib, sys
+import numpy as np
+import keyhole as kh
+sets = kh.targets.sphere_sets(40, n_keys=3, dim=2, seed=5)
+model = kh.AttentionRegressor(6, random_state=0).fit(sets, sets.query[:, 0])
+sys.stdout.write(hashlib.sha256(model.predict(sets).tobytes() + model.loo_predictions_.tobytes()).hexdigest() + "\\n")
+"""
+
+
+def fingerprint():
+    """What `FIT` prints, made here."""
+    sets = kh.targets.sphere_sets(40, n_keys=3, dim=2, seed=5)
+    model = kh.AttentionRegressor(6, random_state=0).fit(sets, sets.query[:, 0])
+    return hashlib.sha256(model.predict(sets).tobytes() + model.loo_predictions_.tobytes()).hexdigest()
+
+
+MAIN = ("-c", "from keyhole.cli import main; main()")
+
+
+def start(*command, **options):
+    """Start a Python process that has no terminal, and nothing to read."""
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(PACKAGE.parent)}
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    options["env"] = environment | options.pop("env", {})
+    return subprocess.Popen([sys.executable, *map(str, command)], **pipes, **options)
+
+
+def ended(process, *codes):
+    """What a process said by the time it ended as it should: in sentences."""
+    out, err = (stream.decode() for stream in process.communicate(timeout=120))
+    assert process.returncode in (codes or (0,)), out + err
+    assert "Traceback" not in err
+    assert process.returncode == 0 or len(err) > 30
+    return out, err
+
+
+@pytest.fixture
+def files(tmp_path):
+    """A model, and a table to predict in ten row groups."""
+    sets = kh.targets.sphere_sets(200, n_keys=3, dim=2, seed=0)
+    write_parquet(tmp_path / "in.parquet", [sets], row_group_size=20, extra={"y": sets.query[:, 0]})
+    kh.save(kh.AttentionRegressor(6, random_state=0).fit(sets, sets.query[:, 0]), tmp_path / "model")
+    return tmp_path, sets
+
+
+def test_no_terminal_ascii_and_a_strict_umask(files):
+    """A fit says what it did in ASCII, and its file is for its owner alone if the umask says so."""
+    folder, sets = files
+    ascii_only = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    arguments = ("fit", folder / "in.parquet", folder / "new", "--target", "y", "--heads", "4", "--law", "zero")
+    fitting = start(*MAIN, *arguments, env=ascii_only, umask=0o077)
+    predicting = start(*MAIN, "predict", folder / "model", folder / "in.parquet", folder / "out", umask=0o027)
+    out, _ = ended(fitting)
+    assert out.isascii()
+    assert "wrote" in out
+    ended(predicting)
+    assert (folder / "new").stat().st_mode & 0o777 == 0o600
+    assert (folder / "out").stat().st_mode & 0o777 == 0o640
+    assert len(kh.load(folder / "new").predict(sets)) == 200
+
+
+def test_a_full_disk_is_a_sentence_and_leaves_nothing_half_written(files):
+    """A limit on the size of files stands for the disk: what was there stays as it was."""
+    folder, sets = files
+    kept = (folder / "model").read_bytes()
+    many = kh.AttentionRegressor(4000, alpha=1.0, random_state=0).fit(sets[:20], sets.query[:20, 0])
+    before = sorted(folder.iterdir())
+    # Python leaves the signal of this limit at "ignore", so that writing fails with an OSError, as on a full disk
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2048, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            kh.save(many, folder / "model", overwrite=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert (folder / "model").read_bytes() == kept
+    assert sorted(folder.iterdir()) == before
+    small = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (512, 512))}
+    _, err = ended(start(*MAIN, "predict", folder / "model", folder / "in.parquet", folder / "out", **small), 2)
+    assert "too large" in err
+    assert not (folder / "out").exists()
+
+
+def test_eight_threads_and_forked_and_spawned_workers_agree_by_bits():
+    wanted = fingerprint()
+    with concurrent.futures.ThreadPoolExecutor(8) as threads:
+        assert {f.result() for f in [threads.submit(fingerprint) for _ in range(24)]} == {wanted}
+    spawned = start("-c", FIT)
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe()
+    child = context.Process(target=lambda: sender.send(fingerprint()))
+    child.start()
+    assert receiver.poll(60)
+    assert receiver.recv() == wanted
+    child.join(10)
+    assert ended(spawned)[0].strip() == wanted
+
+
+def test_a_clock_that_jumps_changes_nothing(files, monkeypatch):
+    """Backwards and by years: no number, no name and no decision hangs on the time of day."""
+    folder, sets = files
+    wanted = fingerprint()
+    jumps = iter(np.random.default_rng(0).uniform(-1e9, 4e9, 100_000))
+    monkeypatch.setattr(time, "time", lambda: next(jumps))
+    monkeypatch.setattr(time, "time_ns", lambda: int(next(jumps) * 1e9))
+    assert fingerprint() == wanted
+    model = kh.load(folder / "model")
+    kh.save(model, folder / "again")
+    np.testing.assert_array_equal(kh.load(folder / "again").predict(sets), model.predict(sets))
+
+
+def test_two_of_a_command_on_one_output(files):
+    """One of the two at least writes the file, whole; the other writes the same, or refuses in a sentence."""
+    folder, sets = files
+    fit = ("fit", folder / "in.parquet", folder / "new", "--target", "y", "--heads", "4", "--law", "zero")
+    predict = ("predict", folder / "model", folder / "in.parquet", folder / "out")
+    for pair in [[start(*MAIN, *arguments) for _ in range(2)] for arguments in (fit, predict)]:
+        for process in pair:
+            ended(process, 0, 2)
+        assert 0 in [process.returncode for process in pair]
+    assert {path.name for path in folder.iterdir()} == {"in.parquet", "model", "new", "out"}
+    assert len(kh.load(folder / "new").predict(sets)) == 200
+    found = pq.read_table(folder / "out")["prediction"].to_numpy()
+    np.testing.assert_array_equal(found, kh.load(folder / "model").predict(sets))

@@ -166,16 +166,17 @@ class PrincipalAxes:
         that a fit without penalty explains by it.
         """
         mean_share = w / self.weight if self.fit_intercept else 0 * w
-        known = self.values > self.floor
-        shares = np.divide(1.0, self.values, out=np.zeros(len(known)), where=known)
-        unexplained = np.maximum(1 - mean_share - squares @ shares, 0.0)
         inverse = self.inverse(alphas)
-        # below the floor λ is too small to divide by: those axes were not counted as explained above
-        kept = np.where(known[:, None], shares[:, None] * alphas * inverse, -inverse)
-        kept = unexplained[:, None] + squares @ kept
+        # Only where a penalty is the smaller is 1 − λ/(λ + alpha) worth taking apart; and below the floor λ is too
+        # small to divide by
+        values = self.values[:, None]
+        apart = (values > self.floor) & (values > alphas)
+        shares = np.divide(1.0, values, out=np.zeros(apart.shape), where=apart)
+        unexplained = np.maximum(1 - mean_share[:, None] - squares @ shares, 0.0)
+        kept = unexplained + squares @ np.where(apart, shares * alphas * inverse, -inverse)
         noise = self.rounding * self.largest
-        hidden = 4 * self.rounding + squares @ (2 * noise * np.square(shares))
-        return np.where(hidden[:, None] > 0.1 * kept, 0.0, kept)
+        hidden = 4 * self.rounding + squares @ (2 * noise * np.square(np.where(apart, shares, inverse)))
+        return np.where(hidden > 0.1 * kept, 0.0, kept)
 
     def _axes_in(self, dtype: np.dtype) -> np.ndarray:
         """The axes in the precision of a block, converted once."""
