@@ -198,7 +198,10 @@ def raised_by_us(error: BaseException) -> bool:
         trace = trace.tb_next
     assert trace is not None
     code = trace.tb_frame.f_code
-    ours = f"{os.sep}keyhole{os.sep}" in code.co_filename and "site-packages" not in code.co_filename.rpartition("keyhole")[2]
+    ours = (
+        f"{os.sep}keyhole{os.sep}" in code.co_filename
+        and "site-packages" not in code.co_filename.rpartition("keyhole")[2]
+    )
     return ours and opcode.opname[code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
 
 
@@ -467,7 +470,7 @@ def read_case(path: Path) -> tuple[Any, str]:
 
 
 def keep(path: Path) -> Path:
-    """Copy a case that failed to the corpus; it has to be read or refused as it is now, or to be fine if it is not yet."""
+    """Copy a case that failed to the corpus; it has to be read or refused as it is now, or fine if it is not yet."""
     case, _ = read_case(path)
     verdict = run_alone(0, case)
     note = json.loads(path.read_text())["note"]

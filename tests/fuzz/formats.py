@@ -1,7 +1,7 @@
 """What is attacked: for each format a valid file, ways to damage it, and the reader that has to cope.
 
-A format is three functions. ``base`` draws a valid thing, ``mutate`` damages it once, ``finish`` makes files of it (and,
-where a digest or a checksum would stop every change at the door, makes that good again). A reader opens the files as a
+A format is three functions. ``base`` draws a valid thing, ``mutate`` damages it once, ``finish`` makes files of it and,
+where a digest or a checksum would stop every change at the door, makes that good again. A reader opens the files as a
 user would, and asserts that what was read hangs together.
 """
 
@@ -19,7 +19,6 @@ import struct
 import tarfile
 import tempfile
 import warnings
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
@@ -282,6 +281,7 @@ ODD_NAMES = ("", "a,b", "é", "Keys", "keys", "keys.list.element", "x" * 2000, "
 
 def plain_columns(rng: Random, n: int) -> dict[str, Any]:
     """Columns that read as sets, one row per set or one row per token."""
+
     def number() -> float:
         return round(rng.uniform(-2, 2), 3)
 
@@ -328,6 +328,7 @@ def wild_type(rng: Random, depth: int = 0) -> pa.DataType:
 
 def wild_values(rng: Random, kind: pa.DataType, n: int) -> pa.Array:
     """Values of a type, with gaps; where Arrow cannot make them so, nulls."""
+
     def value(t: pa.DataType) -> Any:
         if rng.random() < 0.1 or pa.types.is_null(t):
             return None
@@ -492,9 +493,10 @@ def check_dataset(data: Any) -> None:
 
 def check_sets(sets: kh.SetBatch) -> None:
     offsets, tokens = sets.offsets, sets.tokens
-    assert offsets[0] == 0 and offsets[-1] == len(tokens), f"offsets {offsets[:3]} … for {len(tokens)} tokens"
+    assert (offsets[0], offsets[-1]) == (0, len(tokens)), f"offsets {offsets[:3]} … for {len(tokens)} tokens"
     assert (np.diff(offsets) >= 1).all(), "a set without keys"
-    assert tokens.ndim == 2 and tokens.shape[1] >= 1, f"tokens of shape {tokens.shape}"
+    assert tokens.ndim == 2, f"tokens of shape {tokens.shape}"
+    assert tokens.shape[1] >= 1, f"tokens of shape {tokens.shape}"
     assert np.isfinite(tokens).all(), "tokens not finite"
     assert sets.query is None or (sets.query.shape == (len(sets), sets.dim) and np.isfinite(sets.query).all()), "query"
 
@@ -612,7 +614,7 @@ def npz_base(rng: Random) -> dict[str, Any]:
 
 
 DESCRIPTIONS = (
-    "'<f8'", "'>f4'", "'|O'", "'<i8'", "'|b1'", "'<c16'", "'<M8[ns]'", "'|V10'", "'<U9'", "'|S0'", "'<U0'", "'<U500000'",
+    "'<f8'", "'>f4'", "'|O'", "'<i8'", "'|b1'", "'<c16'", "'<M8[ns]'", "'|V10'", "'<U9'", "'|S0'", "'<U0'", "'<U500000'",  # noqa: E501
     "[('a', '<f8'), ('b', '<i4')]", "[('a', '|O')]", "('<f8', (2,))", "'f8,f8'", "None", "'<g16'", "'<f2'", "b'<f8'",
 )  # fmt: skip
 SHAPES = ("()", "(0,)", "(-1,)", "(3,)", "(6, 2)", "(2, 6)", "(99999999999, 2)", "(3, 2, 2)", "(1,)*9", "[6, 2]",
@@ -731,7 +733,7 @@ def babi_mutate(rng: Random, state: dict[str, Any]) -> dict[str, Any]:
         files[name] = mutate.retype(rng, files[name], " \t.")
     elif kind < 0.55:
         where = rng.choice(("../outside/qa1_x_train.txt", "/tmp/qa1_x_train.txt", f"{mutate.word(rng)}/qa1_x_train.txt",
-                            "tasks/en/qa1_" + "x" * rng.choice((1, 120, 300)) + "_test.txt", mutate.word(rng)))  # fmt: skip
+                            "tasks/en/qa1_" + "x" * rng.choice((1, 120, 300)) + "_test.txt", mutate.word(rng)))  # fmt: skip  # noqa: E501
         files[where] = files.pop(name)
     elif kind < 0.65:
         state["odd"] = [*state["odd"], (rng.choice("123456ADSxgLK"), rng.choice(list(files)), mutate.word(rng))]
@@ -803,7 +805,9 @@ def tarred(files: list[tuple[str, bytes]], state: dict[str, Any]) -> bytes:
             at = liar.choice(heads)
             field_at, size = liar.choice(((0, 100), (100, 8), (108, 8), (124, 12), (136, 12), (156, 1), (157, 100),
                                           (257, 8), (329, 8), (345, 155), (386, 12), (482, 1), (483, 12)))  # fmt: skip
-            new = liar.choice((b"77777777777", b"-1", b"\x80" + b"\xff" * 11, b"\xff" * 12, b"0", b"zzz", liar.randbytes(4)))
+            new = liar.choice(
+                (b"77777777777", b"-1", b"\x80" + b"\xff" * 11, b"\xff" * 12, b"0", b"zzz", liar.randbytes(4))
+            )
             raw[at + field_at : at + field_at + size] = new[:size].ljust(size, b"\0")
             raw[at + 148 : at + 156] = b" " * 8
             raw[at + 148 : at + 155] = b"%06o\0" % sum(raw[at : at + 512])
@@ -824,7 +828,7 @@ FAMILIES = (
     {"h.{}.attn.c_attn.weight": (4, 12), "h.{}.ln_1.weight": (4,)},
     {"layers.{}.attention.query_key_value.weight": (12, 4)},
     {"layers.{}.self_attn.qkv_proj.weight": (12, 4)},
-    {"encoder.block.{}.layer.0.SelfAttention.q.weight": (4, 4), "encoder.block.{}.layer.0.SelfAttention.k.weight": (4, 4)},
+    {"encoder.block.{}.layer.0.SelfAttention.q.weight": (4, 4), "encoder.block.{}.layer.0.SelfAttention.k.weight": (4, 4)},  # noqa: E501
 )  # fmt: skip
 
 
@@ -878,7 +882,8 @@ def read_heads(folder: Path, options: dict[str, Any]) -> None:
     if "--json" in options["more"]:
         with after_reading():
             found = json.loads(said)
-            assert found["layers"] and len(found["heads"]) == len(found["layers"]) * found["heads_per_layer"]
+            assert found["layers"], "no layers"
+            assert len(found["heads"]) == len(found["layers"]) * found["heads_per_layer"]
 
 
 # ---------------------------------------------------------------- predict: job.json and parts
@@ -958,7 +963,8 @@ def read_predict(folder: Path, options: dict[str, Any]) -> None:
     with after_reading():
         table = pq.read_table(folder / "out.parquet")
         values = np.asarray(table["prediction"])
-        assert len(values) >= 1 and np.isfinite(values).all(), f"predictions {values[:5]}"
+        assert len(values) >= 1, "no predictions"
+        assert np.isfinite(values).all(), f"predictions {values[:5]}"
         assert len(values) == options.get("rows", len(values)), f"{len(values)} predictions of {options['rows']} sets"
 
 
@@ -1001,8 +1007,8 @@ STATEMENTS = (
     "SELECT x AS key, x AS config, x AS result FROM c",
     "CREATE TRIGGER t AFTER INSERT ON results BEGIN DELETE FROM results; END",
     "CREATE TRIGGER t BEFORE INSERT ON results BEGIN SELECT RAISE(FAIL, 'no'); END",
-    "CREATE TRIGGER t AFTER INSERT ON timings BEGIN INSERT INTO results SELECT randomblob(16), zeroblob(400000000), '{}'; END",
-    "DROP TABLE results; CREATE TABLE results (key TEXT)", "DROP TABLE results; CREATE TABLE results (result, config, key)",
+    "CREATE TRIGGER t AFTER INSERT ON timings BEGIN INSERT INTO results SELECT randomblob(16), zeroblob(400000000), '{}'; END",  # noqa: E501
+    "DROP TABLE results; CREATE TABLE results (key TEXT)", "DROP TABLE results; CREATE TABLE results (result, config, key)",  # noqa: E501
     "DROP TABLE results; CREATE TABLE results (key TEXT PRIMARY KEY, config TEXT, result TEXT) WITHOUT ROWID",
     "DROP TABLE results; CREATE TABLE results (key, config, result AS (zeroblob(600000000)))",
     "PRAGMA user_version = 99", "PRAGMA application_id = 1", "DELETE FROM results", "UPDATE timings SET seconds = 'x'",
@@ -1125,7 +1131,7 @@ def read_settings(folder: Path, options: dict[str, Any]) -> None:
     names = check_names(options["names"])
     for figure in choose_figures(names, options["preset"], 0, options["set"]):
         for cell in figure.cells():
-            assert cell.dim >= 1 and cell.n_keys >= 1, f"a cell of {cell}"
+            assert min(cell.dim, cell.n_keys) >= 1, f"a cell of {cell}"
 
 
 ATOMS = ("corr", "token", "query", "rotated(0.5)", "rotated(1, 3)", "2", "0.5", "(corr + token)")

@@ -74,7 +74,9 @@ def word(rng: Random) -> str:
     if rng.random() < 0.3:
         return str(rng.choice(NUMBERS))
     if rng.random() < 0.2:
-        return "".join(chr(rng.choice((rng.randrange(32, 127), rng.randrange(0x500)))) for _ in range(rng.randint(1, 9)))
+        return "".join(
+            chr(rng.choice((rng.randrange(32, 127), rng.randrange(0x500)))) for _ in range(rng.randint(1, 9))
+        )
     return rng.choice(WORDS)
 
 
