@@ -982,14 +982,15 @@ def cells() -> tuple[Any, ...]:
 
 @cache
 def stored() -> bytes:
-    """A store of made-up results, with a rollback journal: that form can be opened in memory."""
+    """The store of a small run, with a rollback journal: that form can be opened in memory."""
     folder = Path(tempfile.mkdtemp())
     try:
-        with Store(folder / "cells.sqlite") as store:
-            for k, cell in enumerate(cells()):
-                store.put(cell, {"error": 1 / (k + 2), "alpha": 0.1, "best_error": 0.3}, seconds=0.5)
+        with contextlib.redirect_stderr(io.StringIO()):
+            read_reproduce(folder, {})
         with contextlib.closing(sqlite3.connect(folder / "cells.sqlite")) as db:
+            db.execute("UPDATE timings SET seconds = 0.5, worker = ''")
             db.execute("PRAGMA journal_mode = DELETE")
+            db.execute("VACUUM")
         return (folder / "cells.sqlite").read_bytes()
     finally:
         shutil.rmtree(folder)
@@ -1014,7 +1015,7 @@ STATEMENTS = (
     "DROP TABLE results; CREATE TABLE results (key, config, result AS (zeroblob(600000000)))",
     "PRAGMA user_version = 99", "PRAGMA application_id = 1", "DELETE FROM results", "UPDATE timings SET seconds = 'x'",
     "UPDATE results SET result = zeroblob(10)", "UPDATE results SET key = NULL", "CREATE INDEX i ON results (abs(key))",
-    "UPDATE results SET result = zeroblob(10000000)", "UPDATE results SET key = key || 'x'",
+    "UPDATE results SET result = zeroblob(100000)", "UPDATE results SET key = key || 'x'",
 )  # fmt: skip
 
 
@@ -1059,7 +1060,7 @@ def read_store(folder: Path, options: dict[str, Any]) -> None:
         store.keys()
         store.seconds()
         for cell in cells():
-            store.put(cell, {"error": 0.5}, seconds=0.1)
+            store.put(cell, {"error": 0.5, "penalty": 1.0}, seconds=0.1)
         again = store.get(cells())
     with after_reading():
         for values in (*found.values(), *again.values()):
