@@ -987,7 +987,7 @@ def stored() -> bytes:
     try:
         with contextlib.redirect_stderr(io.StringIO()):
             read_reproduce(folder, {})
-        with contextlib.closing(sqlite3.connect(folder / "cells.sqlite")) as db:
+        with contextlib.closing(sqlite3.connect(folder / "cells.sqlite", isolation_level=None)) as db:
             db.execute("UPDATE timings SET seconds = 0.5, worker = ''")
             db.execute("PRAGMA journal_mode = DELETE")
             db.execute("VACUUM")
