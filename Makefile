@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 OUT ?= out
 
-.PHONY: run test test-slow lint wheel bench docs clean help
+.PHONY: run test test-slow fuzz fuzz-keep lint wheel bench docs clean help
 
 run: $(VENV)/.lab  ## redraw every claim of the paper, small: figures, predictions and verdicts in one HTML report
 	$(BIN)/keyhole reproduce --preset quick --out $(OUT)/reproduce
@@ -16,6 +16,15 @@ test: $(VENV)/.test  ## the tests, doctests of README and docstrings included (u
 
 test-slow: $(VENV)/.test  ## the slow statistical runs
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -m slow
+
+SECONDS ?= 600
+SEED ?= 0
+
+fuzz: $(VENV)/.test  ## damaged files of every format that is read, SECONDS=600 SEED=0; what fails is kept in out/fuzz
+	$(BIN)/python tests/fuzz/attack.py --seconds $(SECONDS) --seed $(SEED) --out $(OUT)/fuzz
+
+fuzz-keep: $(VENV)/.test  ## make a test of CASE=out/fuzz/….json
+	$(BIN)/python tests/fuzz/attack.py --keep $(CASE)
 
 lint: $(VENV)/.lint  ## ruff and mypy --strict
 	$(BIN)/ruff check .

@@ -1,8 +1,10 @@
 """The store: one result per cell whoever writes it, and exports that are the same bytes."""
 
 import csv
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 
 import pyarrow.parquet as pq
 import pytest
@@ -79,3 +81,25 @@ def test_a_number_that_is_none_is_refused(tmp_path):
         with pytest.raises(ValueError, match="JSON"):
             store.put(CELLS[0], {"error": float("nan")}, seconds=0.0)
         assert store.get(CELLS) == {}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE results SET result = '{\"error\": 1e999}'",
+        "UPDATE results SET result = '[]'",
+        "UPDATE results SET result = '{'",
+        "UPDATE results SET result = x'ff00'",
+        "DROP TABLE results; CREATE VIEW results AS WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) "
+        "SELECT x AS key, x AS config, x AS result FROM c",
+        "CREATE TRIGGER t AFTER INSERT ON results BEGIN DELETE FROM results; END",
+    ],
+)
+def test_a_store_from_elsewhere_is_refused_in_words(change, tmp_path):
+    path = tmp_path / "cells.sqlite"
+    with Store(path) as store:
+        store.put(CELLS[0], {"error": 0.5}, seconds=0.1)
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript(change)
+    with pytest.raises(ValueError, match=r"must be a store of cells.*Move it away"), Store(path) as store:
+        store.get([CELLS[0]])

@@ -56,7 +56,7 @@ def reproduce(
     """
     from keyhole.experiments.reproduce import TRANSFORMER, build_report, check_names, choose_figures, provenance_of
     from keyhole.experiments.runner import Plan, RunError, check_scheduler
-    from keyhole.experiments.store import Store, export
+    from keyhole.experiments.store import Store, StoreError, export
 
     names = or_refuse(lambda: check_names(figures or []))
     chosen: list[Figure] = or_refuse(lambda: choose_figures(names, preset, seed, settings or []))
@@ -71,14 +71,14 @@ def reproduce(
     start = time.monotonic()
     with or_refuse(lambda: Store(out / "cells.sqlite")) as store:
         cells = or_refuse(lambda: {figure.name: figure.cells() for figure in chosen})
-        plan = Plan.of([cell for group in cells.values() for cell in group], store)
+        plan = or_refuse(lambda: Plan.of([cell for group in cells.values() for cell in group], store))
         try:
             _run(plan, store, {f.name: {cell.key for cell in cells[f.name]} for f in chosen}, scheduler, jobs, console)
-        except RunError as error:
+        except (RunError, StoreError) as error:
             refuse(str(error))
         except KeyboardInterrupt:
             _stopped(plan, store, console)
-        results = store.get(plan.cells)
+        results = or_refuse(lambda: store.get(plan.cells))
     tables = export(results, out) if results else []
     command = shlex.join(["keyhole", *sys.argv[1:]])
     provenance = provenance_of(command, seed, preset, time.monotonic() - start, len(plan.cells), len(plan.missing))

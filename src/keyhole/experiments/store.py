@@ -5,11 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import os
 import sqlite3
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,14 @@ from keyhole.experiments.cells import Cell, Values, canonical
 BUSY_SECONDS = 60.0
 """How long a writer waits for another one; a transaction of ours takes milliseconds."""
 
-_TABLES = """
-CREATE TABLE IF NOT EXISTS results (key TEXT PRIMARY KEY, config TEXT NOT NULL, result TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS timings (key TEXT PRIMARY KEY, seconds REAL NOT NULL, worker TEXT NOT NULL);
-"""
+_TABLES = {
+    "results": "CREATE TABLE results (key TEXT PRIMARY KEY, config TEXT NOT NULL, result TEXT NOT NULL)",
+    "timings": "CREATE TABLE timings (key TEXT PRIMARY KEY, seconds REAL NOT NULL, worker TEXT NOT NULL)",
+}
+
+
+class StoreError(ValueError):
+    """A store that cannot be read or written, in words for the person who started the run."""
 
 
 class Store:
@@ -53,19 +58,38 @@ class Store:
         # transactions are opened by hand: `isolation_level=None` keeps Python from opening others
         self._db = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
         try:
-            self._db.execute(f"PRAGMA busy_timeout = {int(1000 * BUSY_SECONDS)}")
-            self._db.execute("PRAGMA journal_mode = WAL")
-            # in WAL this loses nothing to a killed process, and the last few cells but no more to a power cut
-            self._db.execute("PRAGMA synchronous = NORMAL")
-            with self._transaction():
-                for statement in filter(str.strip, _TABLES.split(";")):
-                    self._db.execute(statement)
-        except sqlite3.DatabaseError as error:
+            with self._in_words():
+                self._db.execute(f"PRAGMA busy_timeout = {int(1000 * BUSY_SECONDS)}")
+                self._db.execute("PRAGMA trusted_schema = OFF")
+                self._check_schema()
+                self._db.execute("PRAGMA journal_mode = WAL")
+                # in WAL this loses nothing to a killed process, and the last few cells but no more to a power cut
+                self._db.execute("PRAGMA synchronous = NORMAL")
+                with self._transaction():
+                    for statement in _TABLES.values():
+                        self._db.execute(statement.replace("TABLE", "TABLE IF NOT EXISTS", 1))
+        except BaseException:
             self._db.close()
-            raise ValueError(
-                f"{self.path} must be a store of cells, an SQLite file that can be written: {error}. "
-                "Move it away, or choose another folder with --out."
-            ) from error
+            raise
+
+    def _check_schema(self) -> None:
+        """A file from elsewhere may hold views and triggers, which run whenever we read and write: none are ours."""
+        for name, kind, sql in self._db.execute("SELECT name, type, sql FROM sqlite_master WHERE sql IS NOT NULL"):
+            if kind != "table" or sql != _TABLES.get(name):
+                raise self._error(f"it has the {kind!s:.20} {name!r:.60}, as no store of ours has")
+
+    def _error(self, evidence: str) -> StoreError:
+        return StoreError(
+            f"{self.path} must be a store of cells, an SQLite file that can be written: {evidence}. "
+            "Move it away, or choose another folder with --out."
+        )
+
+    @contextmanager
+    def _in_words(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OverflowError) as error:
+            raise self._error(f"{error!s:.200}") from error
 
     def __enter__(self) -> Store:
         return self
@@ -83,14 +107,15 @@ class Store:
         try:
             yield
         except BaseException:
-            self._db.execute("ROLLBACK")
+            with suppress(sqlite3.Error):  # SQLite may have rolled back by itself
+                self._db.execute("ROLLBACK")
             raise
         self._db.execute("COMMIT")
 
     def put(self, cell: Cell, values: Values, seconds: float, worker: str = "") -> None:
         """Write one result and its timing in one transaction; a cell that is there stays as it is."""
         row = (cell.key, cell.config, canonical(dict(values)))
-        with self._transaction():
+        with self._in_words(), self._transaction():
             self._db.execute("INSERT OR IGNORE INTO results VALUES (?, ?, ?)", row)
             self._db.execute("INSERT OR IGNORE INTO timings VALUES (?, ?, ?)", (cell.key, seconds, worker))
 
@@ -98,19 +123,35 @@ class Store:
         """Results of those of the cells that are there."""
         found = {}
         for cell in cells:
-            row = self._db.execute("SELECT result FROM results WHERE key = ?", (cell.key,)).fetchone()
+            with self._in_words():
+                row = self._db.execute("SELECT result FROM results WHERE key = ?", (cell.key,)).fetchone()
             if row is not None:
-                found[cell] = json.loads(row[0])
+                found[cell] = self._values(row[0])
         return found
+
+    def _values(self, text: Any) -> Values:
+        try:
+            values = json.loads(text) if isinstance(text, str) else None
+        except (ValueError, RecursionError):
+            values = None
+        if not isinstance(values, dict) or not all(
+            isinstance(v, (int, float)) and not isinstance(v, bool) and math.isfinite(v) for v in values.values()
+        ):
+            raise self._error(f"a result there is {text!r:.60}, and not numbers by name")
+        return values
 
     def keys(self, after: int = 0) -> tuple[int, list[str]]:
         """Keys written since the row ``after``, and the number of the last one: what progress is read from."""
-        rows = self._db.execute("SELECT rowid, key FROM results WHERE rowid > ? ORDER BY rowid", (after,)).fetchall()
+        with self._in_words():
+            rows = self._db.execute(
+                "SELECT rowid, key FROM results WHERE rowid > ? ORDER BY rowid", (after,)
+            ).fetchall()
         return (rows[-1][0] if rows else after), [key for _, key in rows]
 
     def seconds(self) -> dict[str, float]:
         """How long each cell took, by key; a cell that others share features with carries no share of theirs."""
-        return dict(self._db.execute("SELECT key, seconds FROM timings"))
+        with self._in_words():
+            return dict(self._db.execute("SELECT key, seconds FROM timings"))
 
 
 def export_rows(results: Mapping[Cell, Values]) -> list[dict[str, Any]]:
