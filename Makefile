@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 OUT ?= out
 
-.PHONY: run test test-slow lint bench docs clean help
+.PHONY: run test test-slow mutants lint bench docs clean help
 
 run: $(VENV)/.core  ## redraw every claim of the paper, small: figures, predictions and verdicts in one HTML report
 	$(BIN)/keyhole reproduce --preset quick --out $(OUT)/reproduce
@@ -16,6 +16,11 @@ test: $(VENV)/.test  ## the tests, doctests of README and docstrings included (u
 
 test-slow: $(VENV)/.test  ## the slow statistical runs
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -m slow
+
+N ?= 300
+SEED ?= 0
+mutants: $(VENV)/.test  ## change the core in N=300 places drawn with SEED=0, one at a time: do the tests notice?
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python tests/mutants --number $(N) --seed $(SEED)
 
 lint: $(VENV)/.lint  ## ruff and mypy --strict
 	$(BIN)/ruff check .

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import gc
 import hashlib
 import importlib
@@ -66,12 +67,13 @@ CORE = (
 )
 ENOUGH = 0.9  # of the mutants must be caught or marked
 # imported before any fork, so that no mutant pays for it
-WARM = (
-    "numpy scipy.linalg scipy.optimize scipy.sparse scipy.special scipy.stats sklearn.linear_model numba pandas "
-    "pyarrow.parquet pyarrow.compute matplotlib.figure beartype jaxtyping mpmath hypothesis"
-).split()
+WARM = ["numpy", "scipy.linalg", "scipy.optimize", "scipy.sparse", "scipy.special", "scipy.stats", "numba", "pandas"]
+WARM += ["sklearn.linear_model", "pyarrow.parquet", "pyarrow.compute", "matplotlib.figure"]
+WARM += ["beartype", "jaxtyping", "mpmath", "hypothesis"]
 MEMORY = 16 << 30  # bytes of address space of one mutant
 COMPILING = 120.0  # seconds more for a mutant that compiles its loops anew
+
+KEY = ("function", "line", "change")  # what names a mutant wherever its file may move
 
 Result = dict[str, Any]
 
@@ -145,11 +147,13 @@ class Mutants:
         """Collect all tests, try the mutants whose code can be exchanged, and return the rest under "later"."""
         with Tracing() as on_import:
             items = {item.nodeid: item for item in session.perform_collect()}
+            for path in core_files():
+                importlib.import_module(".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts))
         if self.failed:
             raise SystemExit(f"Tests of {', '.join(self.failed)} cannot be collected: `make test` says why.")
         where = Path(sys.modules["keyhole"].__file__ or "").parent
         if where != PACKAGE:
-            raise SystemExit(f"The tests import keyhole from {where}, not from {PACKAGE}: set PYTHONPATH, or use `make`.")
+            raise SystemExit(f"The tests import keyhole from {where}, not {PACKAGE}: set PYTHONPATH, or use `make`.")
         cover = Cover(self.measured(items))
         self.begun = time.monotonic()
         now, later = [], []
@@ -206,7 +210,7 @@ class Mutants:
             "seconds": result.get("seconds", 0.0),
         }
         if outcome == "survived":
-            say(f"{mutant.place(ROOT)}  {mutant.function}: {mutant.change}   [{result['by'] or f'{len(job.tests)} tests'}]")
+            say(f"{mutant.place(ROOT)}  {mutant.function}: {mutant.change}")
         if len(self.results) % 25 == 0:
             say(f"… {len(self.results)} of {len(self.sample)} mutants after {time.monotonic() - self.begun:.0f} s")
 
@@ -214,9 +218,9 @@ class Mutants:
         """Return what each test executes and how long it takes, file by file from out/mutants where that is known."""
         folder = self.options.out / "executed"
         folder.mkdir(parents=True, exist_ok=True)
-        source = [path for path in sorted(PACKAGE.rglob("*.py"))]
-        helpers = [path for path in sorted((ROOT / "tests").rglob("*.py")) if not path.name.startswith("test_")]
-        common = digest([path for path in source + helpers if path.parent != Path(__file__).resolve().parent])
+        source, tests = sorted(PACKAGE.rglob("*.py")), sorted((ROOT / "tests").rglob("*.py"))
+        helpers = [path for path in tests if not path.name.startswith("test_") and path.parent.name != "mutants"]
+        common = digest(source + helpers)
         files: dict[str, list[str]] = defaultdict(list)
         for test in items:
             files[test.partition("::")[0]].append(test)
@@ -229,26 +233,25 @@ class Mutants:
             executed: dict[str, Result] = {}
             for test in files[file]:
                 self.failed.clear()
-                begun = time.monotonic()
+                begun = processor_time()
                 with Tracing() as tracing:
                     self.first_failure([items[test]])
+                seconds = processor_time() - begun
                 lines: dict[str, list[int]] = defaultdict(list)
                 for path, line in sorted(tracing.lines):
                     lines[str(path.relative_to(ROOT))].append(line)
-                executed[test] = {
-                    "seconds": round(time.monotonic() - begun, 3), "lines": lines, "failed": bool(self.failed)
-                }  # fmt: skip
+                executed[test] = {"seconds": round(seconds, 3), "lines": lines, "failed": bool(self.failed)}
             return {"executed": executed}
 
         for file, result in forked(traced, unknown, self.options.jobs, [1e6] * len(unknown)):
             if "executed" not in result:
                 raise SystemExit(f"The tests of {file} end the process: {result['by']}")
             kept[file].write_text(json.dumps(result["executed"]))
-        tests = {test: executed for file in files for test, executed in json.loads(kept[file].read_text()).items()}
-        broken = [test for test, executed in tests.items() if executed["failed"]]
-        for test in broken:
-            say(f"left out, for it fails without any change (or while traced): {test}")
-        return {test: tests[test] for test in items if test not in broken}
+        known = {test: executed for file in files for test, executed in json.loads(kept[file].read_text()).items()}
+        for test in items:
+            if known[test]["failed"]:
+                say(f"left out, for it fails without any change (or while traced): {test}")
+        return {test: known[test] for test in items if not known[test]["failed"]}
 
 
 class Tracing:
@@ -449,10 +452,8 @@ def forked(
 
 
 def _end_family(pid: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass
 
 
 def _result(folder: Path, status: int) -> Result:
@@ -514,7 +515,9 @@ class Marks:
         for mark in self.marks:
             if not (mark.get("function") and mark.get("line")):
                 raise SystemExit(f"{path.name}: a mark needs a function and a line, and {mark} does not.")
-        self.names = {name for rule in table.get("left_out", []) for name in rule["names"]}
+        rules = table.get("left_out", [])
+        self.names = {name for rule in rules for name in rule.get("names", [])}
+        self.functions = {name for rule in rules for name in rule.get("functions", [])}
         self.used: set[int] = set()
 
     def reason(self, mutant: Mutant) -> str | None:
@@ -526,8 +529,13 @@ class Marks:
         return None
 
 
+def processor_time() -> float:
+    """Return the seconds that this process and its children worked, whatever else the machine does."""
+    return sum(os.times()[:4])
+
+
 def say(text: str) -> None:
-    print(text, flush=True)
+    print(text, flush=True)  # noqa: T201
 
 
 def main() -> int:
@@ -537,6 +545,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--seconds", type=float, default=30.0, help="of tests per mutant, quickest first")
     parser.add_argument("--only", default="", help="only mutants whose place or function contains this")
+    parser.add_argument("--again", action="store_true", help="try the survivors of the last run, and no others")
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "mutants")
     parser.add_argument("tests", nargs="*", help="only these tests; all of them unless told")
     options = parser.parse_args()
@@ -545,6 +554,9 @@ def main() -> int:
 
     marks = Marks(Path(__file__).with_name("equivalent.toml"))
     places = [place for path in core_files() for place in mutants_of(path, marks.names)]
+    for name in marks.functions - {place[0].function for place in places}:
+        say(f"equivalent.toml leaves out a function that is no longer there: {name}")
+    places = [place for place in places if place[0].function not in marks.functions]
     for mutant in (mutant for place in places for mutant in place):
         marks.reason(mutant)
     for i, mark in enumerate(marks.marks):
@@ -554,14 +566,17 @@ def main() -> int:
     rng.shuffle(places)
     drawn = [rng.choice(place) for place in places]
     drawn = [m for m in drawn if options.only in m.place(ROOT) or options.only in m.function][: options.number]
+    if options.again:
+        last = json.loads((options.out / "summary.json").read_text())["tried"]
+        wanted = {tuple(r[key] for key in KEY) for r in last if r["outcome"] != "caught"}
+        drawn = [m for place in places for m in place if (m.function, m.line, m.change) in wanted]
     sample = [mutant for mutant in drawn if marks.reason(mutant) is None]
-    say(f"{len(drawn)} mutants, one at each of {len(places)} places drawn with seed {options.seed}; "
-        f"{len(drawn) - len(sample)} are marked as equivalent")  # fmt: skip
+    say(f"{len(drawn)} mutants of {len(places)} places, seed {options.seed}; {len(drawn) - len(sample)} are equivalent")
 
     plugin = Mutants(sample, options)
     os.chdir(ROOT)
     # -s: children are silent anyway, and what captures must not be shared with them
-    quiet = ["-q", "-s", "-p", "no:cacheprovider", "--no-header", "--no-summary"]
+    quiet = ["-q", "-s", "-p", "no:cacheprovider", "-p", "no:faulthandler", "--no-header", "--no-summary"]
     pytest.main([*quiet, "-m", "not slow", *options.tests], plugins=[plugin])
     results = [plugin.results[i] for i in sorted(plugin.results)]
     if len(results) != len(sample):
@@ -593,7 +608,7 @@ def conclude(drawn: list[Mutant], results: list[Result], options: argparse.Names
             say(f"    {result['by'] or 'passes ' + str(result['tests']) + ' tests'}")
     say(
         f"\n{len(drawn)} mutants: {counts['caught']} caught ({by_time} of them never ended), {equivalent} equivalent, "
-        f"{summary['survived']} survived: {share:.1%}, {ENOUGH:.0%} asked for. {seconds:.0f} s, {options.out}/summary.json"
+        f"{summary['survived']} survived. {share:.1%}, at least {ENOUGH:.0%} asked for; {seconds:.0f} s."
     )
     return 0 if share >= ENOUGH else 1
 

@@ -54,8 +54,9 @@ TWINS = [
     ("exp", "expm1"),
 ]
 CALLED = {old: new for pair in TWINS for old, new in (pair, pair[::-1])}
-CALLED_AWAY = {"abs", "sqrt", "square", "sorted", "copy", "ascontiguousarray"}  # f(x) becomes x
+CALLED_AWAY = {"abs", "sqrt", "square", "sorted", "copy"}  # f(x) becomes x
 DROPPED = (ast.AugAssign, ast.Expr, ast.Raise, ast.Delete)
+BARE = (ast.Constant, ast.Yield, ast.YieldFrom)  # docstrings, and what makes a generator
 LEFT_ALONE = {"annotation", "returns", "decorator_list", "type_params"}  # fields of nodes
 
 
@@ -217,7 +218,7 @@ def _is_for_type_checkers(node: ast.AST) -> bool:
 
 
 def _options(node: ast.AST, in_function: bool) -> Iterator[ast.AST]:
-    if isinstance(node, DROPPED) and not (isinstance(node, ast.Expr) and isinstance(node.value, (ast.Constant, ast.Yield))):
+    if isinstance(node, DROPPED) and not (isinstance(node, ast.Expr) and isinstance(node.value, BARE)):
         yield ast.Pass()
     if isinstance(node, ast.Assign) and any(isinstance(t, (ast.Subscript, ast.Attribute)) for t in node.targets):
         yield ast.Pass()
@@ -237,15 +238,16 @@ def _options(node: ast.AST, in_function: bool) -> Iterator[ast.AST]:
         yield ast.Continue()
     elif isinstance(node, ast.Continue):
         yield ast.Break()
-    elif isinstance(node, (ast.If, ast.IfExp, ast.While)) and isinstance(node.test, (ast.Name, ast.Attribute, ast.Call)):
-        yield _with(node, test=ast.UnaryOp(ast.Not(), node.test))
+    elif isinstance(node, (ast.If, ast.IfExp, ast.While)):
+        if isinstance(node.test, (ast.Name, ast.Attribute, ast.Call)):  # others are changed themselves
+            yield _with(node, test=ast.UnaryOp(ast.Not(), node.test))
     elif isinstance(node, ast.Call):
         yield from _calls(node)
 
 
 def _is_text(node: ast.AST) -> bool:
     sides = [getattr(node, name, None) for name in ("left", "right", "value")]
-    return any(isinstance(s, ast.JoinedStr) or (isinstance(s, ast.Constant) and isinstance(s.value, str)) for s in sides)
+    return any(isinstance(side, ast.JoinedStr) or isinstance(getattr(side, "value", None), str) for side in sides)
 
 
 def _calls(node: ast.Call) -> Iterator[ast.AST]:
