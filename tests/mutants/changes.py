@@ -71,7 +71,7 @@ class Site:
     options: tuple[ast.AST, ...]
     statement: ast.stmt
     scope: tuple[str, ...]
-    names: frozenset[str]  # what the value is assigned or passed to
+    names: frozenset[str]  # what the value is assigned or passed to: a variable, an argument, or a function as "f()"
 
     def put(self, node: ast.AST) -> None:
         if self.index is None:
@@ -174,6 +174,9 @@ def _visit(
     if isinstance(node, ast.stmt):
         statement = node
         names = frozenset(_targets(node))
+    called = getattr(node, "func", None)
+    if isinstance(called, (ast.Name, ast.Attribute)):
+        names |= {f"{called.id if isinstance(called, ast.Name) else called.attr}()"}
     options = tuple(_options(node, in_function=scope[-1:] == ("",)))
     if options:
         yield Site(parent, field, index, node, options, statement, scope, names)
