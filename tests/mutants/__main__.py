@@ -255,20 +255,37 @@ class Mutants:
 
 
 class Tracing:
-    """Records which lines of the core are executed, in all threads."""
+    """Records which lines of the core are executed, in all threads.
+
+    Tracing makes loops slow, so a function that was called ENOUGH_CALLS times without a new line is watched no more.
+    """
+
+    ENOUGH_CALLS = 50
 
     def __enter__(self) -> Tracing:
-        self.lines: set[tuple[Path, int]] = set()
-        self._seen: set[tuple[str, int]] = set()
-        seen, files = self._seen, {str(path) for path in core_files()}
+        # by id, since to hash a code object means to hash all of its constants
+        seen: dict[int, tuple[types.CodeType, set[int]]] = {}
+        calls: Counter[int] = Counter()
+        files = {str(path) for path in core_files()}
+        most = self.ENOUGH_CALLS
 
         def line(frame: types.FrameType, event: str, _: object) -> Any:
-            seen.add((frame.f_code.co_filename, frame.f_lineno))
+            name, number = id(frame.f_code), frame.f_lineno
+            lines = seen[name][1]
+            if number not in lines:
+                lines.add(number)
+                calls[name] = 0
             return line
 
         def call(frame: types.FrameType, event: str, _: object) -> Any:
-            return line if frame.f_code.co_filename in files else None
+            code = frame.f_code
+            if code.co_filename not in files or calls[id(code)] > most:
+                return None
+            calls[id(code)] += 1
+            seen.setdefault(id(code), (code, set()))
+            return line
 
+        self._seen = seen
         threading.settrace(call)
         sys.settrace(call)
         return self
@@ -276,7 +293,7 @@ class Tracing:
     def __exit__(self, *_: object) -> None:
         sys.settrace(None)
         threading.settrace(None)  # type: ignore[arg-type]
-        self.lines |= {(Path(file), line) for file, line in self._seen}
+        self.lines = {(Path(code.co_filename), line) for code, lines in self._seen.values() for line in lines}
 
 
 class Cover:
