@@ -449,7 +449,7 @@ def forked(
                 # waiting takes no processor time, and a busy machine gives little of it
                 end = time.monotonic() + (4 * limit if limit else 1e9)
                 running[pid] = (jobs[i], folder, time.monotonic(), end)
-            time.sleep(0.005)
+            time.sleep(0.02)
             for pid, (job, folder, begun, end) in list(running.items()):
                 ended, status = os.waitpid(pid, os.WNOHANG)
                 if not ended and time.monotonic() < end:
