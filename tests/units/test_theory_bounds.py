@@ -14,7 +14,6 @@ from keyhole.theory import (
     paper_complexity,
     risk_bound,
     rkhs_norm,
-    sample_complexity_table,
     samples_needed,
 )
 
@@ -92,15 +91,6 @@ def test_unreachable_errors_are_refused():
 def test_bad_input_is_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
-
-
-def test_the_table_has_a_row_for_every_case():
-    rows = sample_complexity_table(dims=[4, 16], n_keys=[4], powers=[1, 2], share=0.2)
-    assert len(rows) == 2 * 2 * 3
-    for row in rows:
-        assert row.attention <= row.mlp
-        assert row.attention_norm <= row.mlp_norm * (1 + 1e-9)
-        assert row.attention_bound > row.attention
 
 
 def test_the_zero_target_costs_nothing():

@@ -5,13 +5,11 @@ from __future__ import annotations
 from keyhole.theory.biased import BiasedNorm, biased_norm_bound
 from keyhole.theory.bounds import (
     RiskBound,
-    SampleComplexity,
     approximation_bound,
     heads_needed,
     heads_predicted,
     kernel_risk_bound,
     risk_bound,
-    sample_complexity_table,
     samples_needed,
 )
 from keyhole.theory.complexity import (
@@ -38,7 +36,6 @@ __all__ = [
     "BiasedNorm",
     "EmpiricalCurve",
     "RiskBound",
-    "SampleComplexity",
     "Spectrum",
     "approximation_bound",
     "attention_spectrum",
@@ -62,6 +59,5 @@ __all__ = [
     "risk_bound",
     "rkhs_norm",
     "rkhs_norm_bound",
-    "sample_complexity_table",
     "samples_needed",
 ]

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from scipy.special import gammaln
 
 from keyhole._checks import check_count
 from keyhole.targets.polynomial import Polynomial
 from keyhole.theory.harmonics import pair_powers
 from keyhole.theory.mlp import mlp_eigenvalue, mlp_level_powers
-from keyhole.theory.moments import series_coefficients
+from keyhole.theory.moments import log_choose, whole_coefficients
 from keyhole.theory.spectrum import pair_eigenvalues
 
 
@@ -62,13 +61,8 @@ def kernel_coefficient(r: int, s: int) -> float:
     r, s = check_count(r, "r", minimum=0), check_count(s, "s", minimum=0)
     # past k = 4 (r+s) the terms at least halve from one k to the next two
     order = np.arange(max(r, s - 1, 0), 4 * (r + s) + 200, dtype=np.float64)
-    coefficients = np.where((order > 1) & (order % 2 == 1), 0.0, series_coefficients(order))
-    log = _log_choose(order, r) + _log_choose(order + 1, s) - order * math.log(4)
-    return float(np.sum(coefficients * np.exp(log)))
-
-
-def _log_choose(n: np.ndarray, k: int) -> np.ndarray:
-    return np.asarray(gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1))
+    log = log_choose(order, r) + log_choose(order + 1, s) - order * math.log(4)
+    return float(np.sum(whole_coefficients(order) * np.exp(log)))
 
 
 def rkhs_norm(target: Polynomial) -> float:

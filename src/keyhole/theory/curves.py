@@ -28,7 +28,7 @@ from scipy.optimize import brentq
 from keyhole._array import block_size, blocks
 from keyhole._checks import check_count, check_finite, check_float_array, check_number
 from keyhole.targets.polynomial import Polynomial
-from keyhole.theory.problem import Problem, problems
+from keyhole.theory.problem import EigenProblem, problems
 
 RESOLVED, TOLERATED = 0.01, 0.1
 """Eigenvalues below RESOLVED · γ are lumped together, which moved predictions by 0.1 % where we looked. Where
@@ -205,7 +205,7 @@ def curve_from_spectrum(
     return np.array(errors).reshape(samples.shape)
 
 
-def implicit_ridge(problem: Problem, n: float, k: float, ridge: float) -> float:
+def implicit_ridge(problem: EigenProblem, n: float, k: float, ridge: float) -> float:
     """The root γ of γ (1 − z/k)(1 − z/n) = λ with z(γ) < min(n, k); for λ = 0, where z = min(n, k)."""
     fewest, trace = min(n, k), problem.trace
     if trace == 0.0:
@@ -227,7 +227,7 @@ def implicit_ridge(problem: Problem, n: float, k: float, ridge: float) -> float:
     return math.exp(float(brentq(excess, low, high, xtol=1e-14, rtol=8.9e-16, maxiter=500)))
 
 
-def _saturation(problem: Problem, fewest: float) -> float:
+def _saturation(problem: EigenProblem, fewest: float) -> float:
     """The γ at which z(γ) = min(n, k); 0 where the kernel has no more eigenfunctions than that."""
     if problem.remainder == 0.0 and problem.freedom(0.0)[0] <= fewest:
         return 0.0
@@ -244,7 +244,7 @@ def _saturation(problem: Problem, fewest: float) -> float:
     return math.exp(float(brentq(excess, low, high, xtol=1e-14, rtol=8.9e-16, maxiter=500)))
 
 
-def predicted_error(problem: Problem, n: float, k: float, gamma: float, noise: float) -> float:
+def predicted_error(problem: EigenProblem, n: float, k: float, gamma: float, noise: float) -> float:
     """Test error at implicit ridge γ; infinite where an error meets the interpolation peak n = k = q."""
     if gamma > 0.0:
         return float(predicted_errors(problem, n, k, np.array([gamma]), noise)[0])
@@ -254,7 +254,7 @@ def predicted_error(problem: Problem, n: float, k: float, gamma: float, noise: f
 
 
 def predicted_errors(
-    problem: Problem, n: float, k: float, gammas: Float[np.ndarray, " g"], noise: float
+    problem: EigenProblem, n: float, k: float, gammas: Float[np.ndarray, " g"], noise: float
 ) -> Float[np.ndarray, " g"]:
     """Test errors at positive implicit ridges; temporaries are (levels,) times a block of them."""
     sums = np.empty((4, len(gammas)))
@@ -292,7 +292,7 @@ class Learner:
     def __init__(self, target: Polynomial, n_keys: int, model: str, features: float) -> None:
         self.what = f"{target!r} with {n_keys} keys ({model})"
         self.features = features
-        self._finer: Iterator[Problem] = problems(target, n_keys, model)
+        self._finer: Iterator[EigenProblem] = problems(target, n_keys, model)
         self.problem = next(self._finer)
 
     def error(self, n: float, ridge: float, noise: float) -> float:
@@ -368,7 +368,7 @@ def check_samples(n_samples: Any) -> Float[np.ndarray, "*shape"]:
     return samples
 
 
-def _checked_problem(eigenvalues: Any, multiplicities: Any, powers: Any, remainder: float | int) -> Problem:
+def _checked_problem(eigenvalues: Any, multiplicities: Any, powers: Any, remainder: float | int) -> EigenProblem:
     arrays = []
     for name, value in (("eigenvalues", eigenvalues), ("multiplicities", multiplicities), ("powers", powers)):
         array = np.atleast_1d(check_float_array(value, name).astype(np.float64))
@@ -382,4 +382,4 @@ def _checked_problem(eigenvalues: Any, multiplicities: Any, powers: Any, remaind
             raise ValueError(f"`{name}` must not be negative: got {array.min():g} at level {array.argmin()}.")
         arrays.append(array)
     first, second, third = arrays
-    return Problem(first, second, third, check_number(remainder, "remainder", minimum=0.0))
+    return EigenProblem(first, second, third, check_number(remainder, "remainder", minimum=0.0))

@@ -64,6 +64,7 @@ def _log_power_moment(power: int, degree: int, dim: int) -> float:
     return float(log)
 
 
+@lru_cache(maxsize=64)
 def pair_powers(target: Polynomial) -> Float[np.ndarray, "r s"]:
     """|P_kl F|² under the sphere law: the power of the pair function F in query degree k and key degree l.
 
@@ -98,11 +99,6 @@ def pair_powers(target: Polynomial) -> Float[np.ndarray, "r s"]:
     >>> float(pair_powers(Correlation(q=1, dim=3)).sum().round(6))    # E <x_0,x_i>² <β,x_i>² = 1/9
     0.111111
     """
-    return _pair_powers(target)
-
-
-@lru_cache(maxsize=64)
-def _pair_powers(target: Polynomial) -> np.ndarray:
     degrees = [term.degrees for term in target.terms] or [(0, 0)]
     shape = max(r for r, _ in degrees) + 1, max(s for _, s in degrees) + 1
     total, size = np.zeros(shape), np.zeros(shape)

@@ -13,19 +13,7 @@ from functools import lru_cache
 
 import numpy as np
 from jaxtyping import Float
-
-
-def arc_cosine(rho: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
-    """κ(ρ) = [√(1−ρ²) + (π − arccos ρ) ρ] / 2π for |ρ| ≤ 1.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> arc_cosine(np.array([-1.0, 1.0]))
-    array([0. , 0.5])
-    """
-    rho = np.clip(rho, -1.0, 1.0)
-    return np.asarray((np.sqrt(1 - rho**2) + (math.pi - np.arccos(rho)) * rho) / (2 * math.pi))
+from scipy.special import gammaln
 
 
 def series_coefficients(order: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
@@ -40,6 +28,16 @@ def series_coefficients(order: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n
     half = np.maximum(order, 2.0) / 2
     smooth = np.exp(log_gamma_ratio(half - 0.5, 0.5)) / (2 * math.pi**1.5 * (2 * half - 1) * 2 * half)
     return np.where(order == 0, 1 / (2 * math.pi), np.where(order == 1, 0.25, smooth))
+
+
+def whole_coefficients(order: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+    """a_n for whole n, the zeros at odd n > 1 included."""
+    return np.where((order > 1) & (order % 2 == 1), 0.0, series_coefficients(order))
+
+
+def log_choose(n: Float[np.ndarray, " n"], k: int) -> Float[np.ndarray, " n"]:
+    """The logarithm of C(n, k)."""
+    return np.asarray(gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1))
 
 
 def log_gamma_ratio(x: Float[np.ndarray, " n"], shift: float) -> Float[np.ndarray, " n"]:

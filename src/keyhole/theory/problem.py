@@ -13,7 +13,6 @@ from keyhole._checks import check_choice, check_count
 from keyhole.targets.polynomial import Polynomial
 from keyhole.theory.harmonics import pair_powers
 from keyhole.theory.mlp import (
-    TRACE,
     highest_total_degree,
     mlp_eigenvalue,
     mlp_level_powers,
@@ -24,15 +23,12 @@ from keyhole.theory.spectrum import (
     MAX_DEGREE,
     Spectrum,
     attention_spectrum,
-    attention_trace,
     pair_eigenvalues,
 )
 
-MODELS = ("attention", "mlp")
-
 
 @dataclass(frozen=True, eq=False)
-class Problem:
+class EigenProblem:
     """Levels of a kernel with the power of a target in each.
 
     Attributes
@@ -72,14 +68,9 @@ class Problem:
         return float(weighted.sum()) + self.remainder / gamma, float(weighted @ learned)
 
 
-def check_model(model: str) -> str:
-    """Return ``model`` if it is one whose spectrum we know."""
-    return check_choice(model, "model", MODELS)
-
-
-def problems(target: Polynomial, n_keys: int, model: str) -> Iterator[Problem]:
+def problems(target: Polynomial, n_keys: int, model: str) -> Iterator[EigenProblem]:
     """Yield ever finer descriptions of learning ``target`` from sets of N keys under the sphere law."""
-    check_model(model)
+    check_choice(model, "model", ("attention", "mlp"))
     n_keys = check_count(n_keys, "n_keys")
     if model == "mlp":
         for degree in range(2, highest_total_degree(target.dim, n_keys) - 1):
@@ -92,7 +83,7 @@ def problems(target: Polynomial, n_keys: int, model: str) -> Iterator[Problem]:
 
 
 @lru_cache(maxsize=32)
-def _attention_problem(target: Polynomial, n_keys: int, degree: int) -> Problem:
+def _attention_problem(target: Polynomial, n_keys: int, degree: int) -> EigenProblem:
     spectrum = attention_spectrum(target.dim, n_keys, degree)
     known = pair_powers(target).copy()
     known[:, 1:] /= n_keys
@@ -108,7 +99,7 @@ def _attention_problem(target: Polynomial, n_keys: int, degree: int) -> Problem:
 
 
 @lru_cache(maxsize=32)
-def _mlp_problem(target: Polynomial, n_keys: int, degree: int) -> Problem:
+def _mlp_problem(target: Polynomial, n_keys: int, degree: int) -> EigenProblem:
     spectrum = mlp_spectrum(target.dim, n_keys, degree)
     shares = mlp_level_powers(pair_powers(target), n_keys)
     levels = [tuple(int(part) for part in row if part) for row in spectrum.degrees]
@@ -121,20 +112,15 @@ def _mlp_problem(target: Polynomial, n_keys: int, degree: int) -> Problem:
 
 def _with_powers(
     spectrum: Spectrum, powers: np.ndarray, beyond: np.ndarray, beyond_powers: np.ndarray, edge: float
-) -> Problem:
+) -> EigenProblem:
     """The listed levels with their powers, then the unlisted ones in which the target has power.
 
     The latter get multiplicity zero: their eigenvalues are in the remainder already.
     """
-    return Problem(
+    return EigenProblem(
         np.concatenate([spectrum.eigenvalues, beyond]),
         np.concatenate([spectrum.multiplicities, np.zeros(len(beyond))]),
         np.concatenate([powers, beyond_powers]),
         spectrum.remainder,
         float(edge),
     )
-
-
-def problem_trace(dim: int, n_keys: int, model: str) -> float:
-    """E K(x, x) of the model's kernel under the sphere law."""
-    return TRACE if check_model(model) == "mlp" else attention_trace(dim, n_keys)

@@ -149,14 +149,18 @@ def pair_eigenvalues(dim: int, max_degree: int) -> Float[np.ndarray, "k l"]:
     """
     if dim == 1:
         return _pair_eigenvalues_on_the_line(max_degree)
-    start = 2 * (5 * max_degree + 2 * dim + 100)
-    order = np.concatenate([[0.0, 1.0], np.arange(2.0, start, 2.0)])
-    weight = np.ones_like(order)
-    tail, tail_weight = tail_nodes(start)
-    order, weight = np.concatenate([order, tail]), np.concatenate([weight, tail_weight])
-    log_moments = _log_moment(order, dim) + _log_moment(order + 1, dim)
-    weight = 2 * weight * series_coefficients(order) * np.exp(log_moments)
+    order, weight = _series_nodes(2 * (5 * max_degree + 2 * dim + 100))
+    weight = 2 * weight * np.exp(_log_moment(order, dim) + _log_moment(order + 1, dim))
     return np.asarray((_ratios(order, dim, max_degree) * weight) @ _ratios(order + 1, dim, max_degree).T)
+
+
+def _series_nodes(start: int) -> tuple[np.ndarray, np.ndarray]:
+    """Orders n and weights w with Σ_n a_n f(n) = Σ w f(n): single terms up to ``start``, then an integral."""
+    tail, tail_weight = tail_nodes(start)
+    order = np.concatenate([[0.0, 1.0], np.arange(2.0, start, 2.0), tail])
+    weight = np.ones(len(order))
+    weight[-len(tail) :] = tail_weight
+    return order, weight * series_coefficients(order)
 
 
 def _log_moment(order: np.ndarray, dim: int) -> np.ndarray:
@@ -177,10 +181,8 @@ def _ratios(order: np.ndarray, dim: int, max_degree: int) -> np.ndarray:
 
 def _pair_eigenvalues_on_the_line(max_degree: int) -> np.ndarray:
     """Dimension one: tokens are ±1, the pair kernel is 1 at (1, 1), 1/π at (−1, 1) and 0 at t = −1."""
-    values = np.zeros((max_degree + 1, max_degree + 1))
-    for k in range(max_degree + 1):
-        values[k, :] = (1.0 + (-1.0) ** k / math.pi) / 4
-    return values
+    of_query = (1.0 + (-1.0) ** np.arange(max_degree + 1) / math.pi) / 4
+    return np.tile(of_query[:, None], (1, max_degree + 1))
 
 
 def attention_trace(dim: int, n_keys: int) -> float:
@@ -196,10 +198,6 @@ def attention_trace(dim: int, n_keys: int) -> float:
     if dim == 1:
         between = 0.5
     else:
-        start = 2 * (2 * dim + 100)
-        order = np.concatenate([[0.0, 1.0], np.arange(2.0, start, 2.0)])
-        tail, tail_weight = tail_nodes(start)
-        weight = np.concatenate([np.ones_like(order), tail_weight])
-        order = np.concatenate([order, tail])
-        between = float(2 * np.sum(weight * series_coefficients(order) * np.exp(_log_moment(order + 1, dim))))
+        order, weight = _series_nodes(2 * (2 * dim + 100))
+        between = float(2 * np.sum(weight * np.exp(_log_moment(order + 1, dim))))
     return 1 / n_keys + (1 - 1 / n_keys) * between
