@@ -150,8 +150,8 @@ def pair_eigenvalues(dim: int, max_degree: int) -> Float[np.ndarray, "k l"]:
     if dim == 1:
         return _pair_eigenvalues_on_the_line(max_degree)
     order, weight = _series_nodes(2 * (5 * max_degree + 2 * dim + 100))
-    weight = 2 * weight * np.exp(_log_moment(order, dim) + _log_moment(order + 1, dim))
-    return np.asarray((_ratios(order, dim, max_degree) * weight) @ _ratios(order + 1, dim, max_degree).T)
+    weight = 2 * weight * np.exp(log_moment(order, dim) + log_moment(order + 1, dim))
+    return np.asarray((harmonic_ratios(order, dim, max_degree) * weight) @ harmonic_ratios(order + 1, dim, max_degree).T)
 
 
 def _series_nodes(start: int) -> tuple[np.ndarray, np.ndarray]:
@@ -163,14 +163,14 @@ def _series_nodes(start: int) -> tuple[np.ndarray, np.ndarray]:
     return order, weight * series_coefficients(order)
 
 
-def _log_moment(order: np.ndarray, dim: int) -> np.ndarray:
+def log_moment(order: np.ndarray, dim: int) -> np.ndarray:
     """The logarithm of ∫ ((1+s)/2)^n τ(ds): the moments of a Beta(h, h) variable, h = (d−1)/2."""
     h = (dim - 1) / 2
     at_zero = log_gamma_ratio(np.array([h]), h)
     return np.asarray(log_gamma_ratio(order + h, h) - at_zero)
 
 
-def _ratios(order: np.ndarray, dim: int, max_degree: int) -> np.ndarray:
+def harmonic_ratios(order: np.ndarray, dim: int, max_degree: int) -> np.ndarray:
     """r_k(n) for k = 0 … K, shape (K+1, nodes)."""
     ratios = np.empty((max_degree + 1, len(order)))
     ratios[0] = 1.0
@@ -199,5 +199,5 @@ def attention_trace(dim: int, n_keys: int) -> float:
         between = 0.5
     else:
         order, weight = _series_nodes(2 * (2 * dim + 100))
-        between = float(2 * np.sum(weight * np.exp(_log_moment(order + 1, dim))))
+        between = float(2 * np.sum(weight * np.exp(log_moment(order + 1, dim))))
     return 1 / n_keys + (1 - 1 / n_keys) * between
