@@ -29,7 +29,8 @@ from keyhole.theory.curves import (
 from keyhole.theory.empirical import EmpiricalCurve, empirical_curve
 from keyhole.theory.harmonics import harmonic_count, pair_powers
 from keyhole.theory.mlp import mlp_spectrum
-from keyhole.theory.spectrum import Spectrum, attention_spectrum, attention_trace, pair_eigenvalues
+from keyhole.theory.moments import pair_eigenvalues
+from keyhole.theory.spectrum import Spectrum, attention_spectrum, attention_trace
 
 __all__ = [
     "BestRidge",

@@ -20,22 +20,29 @@ Everything is kept as a factor, A = R^T R: squares of singular values of R are s
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 from jaxtyping import Float, Int
 from scipy.fft import dct
+from scipy.linalg import solve_triangular
 from scipy.sparse import csr_array
-from scipy.special import ndtr, roots_jacobi
+from scipy.special import ndtr
 
+from keyhole._array import block_size, blocks
 from keyhole.heads import GaussianHeads
+from keyhole.targets.polynomial import KEY, PAIR, QUERY, Polynomial, Term
 from keyhole.theory.biased import hermite_moments
-from keyhole.theory.harmonics import harmonic_count
-from keyhole.theory.spectrum import Spectrum, harmonic_ratios, log_moment, pair_eigenvalues
+from keyhole.theory.harmonics import gegenbauer, harmonic_count, power_moment
+from keyhole.theory.moments import harmonic_ratios, log_moment, pair_eigenvalues
 
-ACCURACY = 1e-4
-"""Error of a block, in operator norm, against the smaller of the eigenvalues (D+1, 0) and (0, D+1) of zero-mean heads."""
+ACCURACY = 1e-2
+"""Error of a block, in operator norm, against the eigenvalues (D+1, 0) and (0, D+1) of zero-mean heads."""
+
+ROUNDING = 1e-16
+"""Of numbers near one."""
 
 MOST_TERMS, MOST_DEGREES = 6000, 400
 """Terms of the series in k, and the degree of the polynomials that stand for h_k(cu)."""
@@ -48,6 +55,14 @@ class Bias:
     slope: float = 0.0
     corner: float = 0.0
     gain: float = 1.0
+
+    def __bool__(self) -> bool:
+        return self.slope != 0.0 or self.corner != 0.0
+
+    @property
+    def unit(self) -> Bias:
+        """The same without the gain."""
+        return replace(self, gain=1.0)
 
     @property
     def largest_diagonal(self) -> float:
@@ -117,10 +132,8 @@ def block_states(dim: int, a: int, b: int, degree: int) -> Int[np.ndarray, "stat
     """The states (p, q), p, q ≤ degree, of the block (a, b); in dimension 2 signed, with p + q = a."""
     grid = np.arange(-degree if dim == 2 else 0, degree + 1)
     p, q = (x.ravel() for x in np.meshgrid(grid, grid, indexing="ij"))
-    if dim == 2:
-        inside = p + q == a
-    else:
-        inside = (p + q >= a + b) & ((p + q - a - b) % 2 == 0) & (np.abs(p - q) <= a - b)
+    above, apart = p + q - a - b, np.abs(p - q)
+    inside = above == 0 if dim == 2 else (above >= 0) & (above % 2 == 0) & (apart <= a - b)
     return np.stack([p[inside], q[inside]], axis=1)
 
 
@@ -199,7 +212,7 @@ def _series(dim: int, bias: Bias, reach: float, allowed: float) -> _Series:
     Terms beyond K are positive and add at most 2 Σ_{k>K} sup h_k²/k! · j_k j_{k+1} to the norm of a block, where by
     Cramér's inequality and, beyond n = k−2 > m², by the amplitude of Hermite functions h_k²/k! ≤ min(1.19,
     0.96 n^{−1/2}) / (2π k (k−1)). Polynomials of higher degree change singular values by at most the root of
-    2 Σ_k (Σ_m |η_km|)² j_k j_{k+1}, m over what is left out: this is kept below a ten-thousandth of √allowed.
+    2 Σ_k (Σ_m |η_km|)² j_k j_{k+1}, m over what is left out: this is kept below a thousandth of √allowed.
     """
     order = np.arange(MOST_TERMS + 1.0)
     weights = 2 * np.exp(log_moment(order, dim) + log_moment(order + 1, dim))
@@ -216,14 +229,14 @@ def _series(dim: int, bias: Bias, reach: float, allowed: float) -> _Series:
     coefficients[:, 0] /= 2
     weights = weights[: last + 1]
     sizes = np.cumsum(np.abs(coefficients)[:, ::-1], axis=1)[:, ::-1]
-    enough = np.flatnonzero(weights @ sizes**2 <= 1e-8 * allowed)
+    enough = np.flatnonzero(weights @ sizes**2 <= max(1e-6 * allowed, ROUNDING**2))
     stop = int(enough[0]) if len(enough) else nodes
     return _Series(coefficients[:, :stop], weights, reach)
 
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """One irrep: its states (p, q), the dimension of the irrep, J between all states kept, and A = R^T R."""
+    """One irrep: its states (p, q), the dimension of the irrep, and a factor of A = R^T R."""
 
     label: tuple[int, int]
     states: Int[np.ndarray, "states 2"]
@@ -234,19 +247,51 @@ class Block:
         """D^{1/2}: 1 on functions of the query alone, N^{−1/2} elsewhere."""
         return np.where(self.states[:, 1] == 0, 1.0, 1 / math.sqrt(n_keys))
 
+    def levels(
+        self, n_keys: int, vectors: Float[np.ndarray, "states v"] | None = None
+    ) -> tuple[Float[np.ndarray, " states"], Float[np.ndarray, " states"]]:
+        """Eigenvalues of D^{1/2} A D^{1/2}, and the power of D^{1/2} times the vectors along its eigenvectors."""
+        scale = self.key_scale(n_keys)
+        if vectors is None:
+            values = np.linalg.svd(self.factor * scale, compute_uv=False)
+            return np.square(values), np.zeros(len(values))
+        _, values, right = np.linalg.svd(self.factor * scale)
+        return np.square(values), np.square(right @ (scale[:, None] * vectors)).sum(axis=1)
+
+    def inverse_form(self, vectors: Float[np.ndarray, "states v"]) -> float:
+        """tᵀ A⁻¹ t, summed over vectors: with the states scaled to unit diagonal, which takes the grading out of R."""
+        scale = np.sqrt(np.square(self.factor).sum(axis=0))
+        triangle = np.linalg.qr(self.factor / scale, mode="r")
+        return float(np.square(solve_triangular(triangle, vectors / scale[:, None], trans="T")).sum())
+
 
 @lru_cache(maxsize=64)
-def biased_blocks(dim: int, slope: float, corner: float, degree: int) -> tuple[Block, ...]:
-    """All blocks with states p, q ≤ degree, for unit variance of the scores."""
-    return tuple(_blocks(dim, Bias(slope, corner), degree, block_labels(dim, degree)))
-
-
-def _blocks(dim: int, bias: Bias, degree: int, labels: list[tuple[int, int]]) -> list[Block]:
+def biased_blocks(dim: int, bias: Bias, degree: int) -> tuple[Block, ...]:
+    """All blocks with states p, q ≤ degree, without the gain; the last one begins beyond them: (degree+1, 0)."""
     edge = pair_eigenvalues(dim, degree + 1)
     allowed = ACCURACY * min(edge[degree + 1, 0], edge[0, degree + 1])
-    series, top = _reach(dim, bias, degree, allowed)
-    roots = _state_roots(dim, series, top)
-    return [_block(dim, label, degree, top, series, roots) for label in labels]
+    labels = [(label, degree) for label in block_labels(dim, degree)]
+    return tuple(_made_blocks(dim, bias, [*labels, ((degree + 1, 0), degree + 1)], allowed))
+
+
+@lru_cache(maxsize=256)
+def single_block(dim: int, bias: Bias, label: tuple[int, int], degree: int) -> Block:
+    """One block, accurate down to its smallest eigenvalues."""
+    smallest = pair_eigenvalues(dim, degree)[degree, degree]
+    return next(_made_blocks(dim, bias, [(label, degree)], ACCURACY * smallest))
+
+
+def _made_blocks(dim: int, bias: Bias, wanted: list[tuple[tuple[int, int], int]], allowed: float) -> Iterator[Block]:
+    """Blocks with the given labels and highest degrees, each wrong by at most ``allowed`` in operator norm."""
+    series, top = _reach(dim, bias, max(degree for _, degree in wanted), allowed)
+    states = [block_states(dim, *label, top) for label, _ in wanted]
+    pairs, places = np.unique(np.abs(np.concatenate(states)), axis=0, return_inverse=True)
+    roots = _state_roots(dim, series, pairs, allowed)
+    ends = np.cumsum([len(some) for some in states])[:-1]
+    for (label, degree), some, place in zip(wanted, states, np.split(places.ravel(), ends), strict=True):
+        kept = np.flatnonzero(np.abs(some).max(axis=1) <= degree)
+        tall = _columns(correlation_matrix(dim, *label, some) / series.reach, kept, roots[place])
+        yield Block(label, some[kept], irrep_dimension(dim, *label), _root(tall, allowed))
 
 
 def _reach(dim: int, bias: Bias, degree: int, allowed: float) -> tuple[_Series, int]:
@@ -269,37 +314,96 @@ def _reach(dim: int, bias: Bias, degree: int, allowed: float) -> tuple[_Series, 
         margin += 1
 
 
-def _state_roots(dim: int, series: _Series, top: int) -> Float[np.ndarray, "p q m r"]:
-    """For every (p, q) a matrix L with L Lᵀ = Σ_k η_k η_kᵀ 2 g_k(p) g_{k+1}(q), rounding left out."""
-    order = np.arange(len(series.weights), dtype=np.float64)
+def _state_roots(
+    dim: int, series: _Series, pairs: Int[np.ndarray, "s 2"], allowed: float
+) -> Float[np.ndarray, "s m r"]:
+    """For every (p, q) a matrix L with L Lᵀ = Σ_k η_k η_kᵀ 2 g_k(p) g_{k+1}(q), but for less than ``allowed``."""
+    order, top = np.arange(len(series.weights), dtype=np.float64), int(pairs.max())
     query, key = harmonic_ratios(order, dim, top), harmonic_ratios(order + 1, dim, top)
     weighted = np.sqrt(series.weights)[:, None] * series.coefficients
-    roots = []
-    for p in range(top + 1):
-        first = min(p, len(order) - 1)
-        scaled = np.sqrt(query[p, first:] * key[:, first:])[:, :, None] * weighted[first:]
-        _, values, right = np.linalg.svd(np.linalg.qr(scaled, mode="r"), full_matrices=False)
-        roots.append((values[:, :, None] * right).transpose(0, 2, 1))
-    width = max(root.shape[2] for root in roots)
-    roots = [np.pad(root, ((0, 0), (0, 0), (0, width - root.shape[2]))) for root in roots]
-    stacked = np.stack(roots)
-    sizes = np.sqrt(np.square(stacked).sum(axis=2)).max(axis=(0, 1))
-    return stacked[..., : max(int(np.count_nonzero(sizes > 1e-17 * sizes.max())), 1)]
+    roots = np.zeros((len(pairs), weighted.shape[1], min(weighted.shape)))
+    for rows in blocks(len(pairs), block_size(8 * weighted.size, 2**26)):
+        p, q = pairs[rows].T
+        scaled = np.sqrt(query[p] * key[q])[:, :, None] * weighted
+        found = _root(scaled, allowed)[:, : roots.shape[2]]
+        roots[rows] = found.swapaxes(1, 2)
+    sizes = np.sqrt(np.square(roots).sum(axis=1)).max(axis=0)
+    return roots[..., : max(int(np.count_nonzero(sizes > 1e-3 * math.sqrt(allowed))), 1)]
 
 
-def _block(
-    dim: int, label: tuple[int, int], degree: int, top: int, series: _Series, roots: Float[np.ndarray, "p q m r"]
-) -> Block:
-    a, b = label
-    states = block_states(dim, a, b, top)
-    u = correlation_matrix(dim, a, b, states) / series.reach
-    kept = np.flatnonzero(np.abs(states).max(axis=1) <= degree)
-    current = np.zeros((len(states), len(kept)))
+def _root(tall: Float[np.ndarray, "*batch n m"], allowed: float) -> Float[np.ndarray, "*batch r m"]:
+    """R with RᵀR = tallᵀ tall, rows by falling length: from the product itself where rounding may show in it."""
+    if allowed < 1e3 * ROUNDING:
+        _, values, right = np.linalg.svd(np.linalg.qr(tall, mode="r"), full_matrices=False)
+        return np.asarray(values[..., None] * right)
+    squares, vectors = np.linalg.eigh(tall.swapaxes(-1, -2) @ tall)
+    roots = np.sqrt(np.maximum(squares, 0.0))[..., None] * vectors.swapaxes(-1, -2)
+    return np.asarray(roots[..., ::-1, :])
+
+
+def _columns(
+    u: csr_array, kept: Int[np.ndarray, " kept"], roots: Float[np.ndarray, "s m r"]
+) -> Float[np.ndarray, "sr kept"]:
+    """Σ_m <s| T_m(u) |kept> L_mr for all s and r: A between the kept states is the product of this with itself."""
+    current = np.zeros((u.shape[0], len(kept)))
     current[kept, np.arange(len(kept))] = 1.0
     powers, before = [current], current
-    for m in range(1, series.coefficients.shape[1]):
+    for m in range(1, roots.shape[1]):
         before, current = current, u @ current if m == 1 else 2 * (u @ current) - before
         powers.append(current)
-    columns = np.stack(powers, axis=2) @ roots[np.abs(states[:, 0]), np.abs(states[:, 1])]
-    tall = columns.transpose(0, 2, 1).reshape(-1, len(kept))
-    return Block(label, states[kept], irrep_dimension(dim, a, b), np.linalg.qr(tall, mode="r"))
+    return np.asarray((np.stack(powers, axis=2) @ roots).transpose(0, 2, 1).reshape(-1, len(kept)))
+
+
+def beyond_the_blocks(made: tuple[Block, ...], n_keys: int) -> float:
+    """The larger of the diagonal entries (D+1, 0) and (0, D+1)/N: what the eigenvalues beyond the blocks begin with."""
+    last = made[-1]
+    squares = np.square(last.factor * last.key_scale(n_keys)).sum(axis=0)
+    return float(squares[(last.states == 0).any(axis=1)].max())
+
+
+def target_vectors(target: Polynomial, degree: int) -> dict[tuple[int, int], Float[np.ndarray, "states v"]]:
+    """Vectors of a target's pair function F in the blocks, on the states p, q ≤ degree ≥ its own degrees.
+
+    u^q <β, x_i>^p is J^q |0, l> times N_l^{1/2} ∫ t^p P_l dτ in the blocks (l, 0), l = p, p−2, …, and u^q <β, x_0>^p
+    the same from |l, 0>. Along directions β and γ such vectors belong to members of the irrep with the inner product
+    P_l(cos(β, γ)); they are returned as columns along orthogonal members, so that squares add up.
+    """
+    found: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
+    for term in target.terms:
+        exponent, kind, direction, power = _one_direction(term, target)
+        length = float(np.linalg.norm(direction)) if power else 1.0
+        for l in range(power % 2, power + 1, 2):  # noqa: E741
+            states = block_states(target.dim, l, 0, degree)
+            u = correlation_matrix(target.dim, l, 0, states)
+            start = (l, 0) if kind == QUERY else (0, l)
+            size = math.sqrt(harmonic_count(target.dim, l)) * power_moment(power, l, target.dim)
+            vector = term.coefficient * length**power * size * (states == start).all(axis=1)
+            for _ in range(exponent):
+                vector = u @ vector
+            found.setdefault(l, []).append((vector, direction / length))
+    vectors = {}
+    for l, parts in found.items():  # noqa: E741
+        directions = np.stack([direction for _, direction in parts])
+        cosines = np.clip(directions @ directions.T, -1.0, 1.0)
+        inner = np.array([[gegenbauer(l, float(cosine), target.dim)[l] for cosine in row] for row in cosines])
+        squares, turn = np.linalg.eigh(inner)
+        members = turn * np.sqrt(np.maximum(squares, 0.0))
+        vectors[l, 0] = np.stack([vector for vector, _ in parts], axis=1) @ members
+    return vectors
+
+
+def _one_direction(term: Term, target: Polynomial) -> tuple[int, str, np.ndarray, int]:
+    """(q, kind, β, p) of a term u^q <β, x>^p, or an error that says what is known."""
+    exponent, kind, direction, power = 0, KEY, np.eye(target.dim)[0], 0
+    for factor, count in term.powers:
+        if factor.kind == PAIR and factor.array is None:
+            exponent = count
+        elif factor.kind != PAIR and power == 0:
+            assert factor.array is not None
+            kind, direction, power = factor.kind, factor.array, count
+        else:
+            raise ValueError(
+                f"{target!r} has a term that is no product of a power of <x_0, x_i> and a power of one direction, and "
+                "only those have a closed form for heads with a mean. Use kh.theory.empirical_curve on a Gram matrix."
+            )
+    return exponent, kind, direction, power

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from keyhole._checks import check_number
+from keyhole.heads import GaussianHeads
 from keyhole.targets.polynomial import Polynomial
+from keyhole.theory.blocks import bias_of
 from keyhole.theory.complexity import paper_complexity, rkhs_norm
 from keyhole.theory.curves import Learner, feature_count
 from keyhole.theory.spectrum import attention_trace
@@ -110,18 +112,24 @@ def _head_error(complexity: float, dim: int, heads: float, delta: float) -> floa
     return 0.0 if math.isinf(heads) else (dim**2 + math.log(heads)) * complexity / (delta * heads)
 
 
-def kernel_risk_bound(target: Polynomial, n_samples: float | int, n_keys: int, delta: float | int = 0.05) -> RiskBound:
+def kernel_risk_bound(
+    target: Polynomial,
+    n_samples: float | int,
+    n_keys: int,
+    delta: float | int = 0.05,
+    law: GaussianHeads | None = None,
+) -> RiskBound:
     """An excess-risk bound without hidden constants, in the limit of many heads.
 
     Let ℓ(·, y) be 1-Lipschitz and let f̂ minimise the mean loss over n i.i.d. samples of the sphere law
     (labels of any law) within the ball |f|_H ≤ R, R² = :func:`rkhs_norm` of f*. Then with probability at
     least 1 − δ
 
-        E ℓ(f̂) − E ℓ(f*) ≤ R (2 √(E K(x,x)) + √(8 log(1/δ))) / √n.
+        E ℓ(f̂) − E ℓ(f*) ≤ R (2 √(E K(x,x)) + √(8 S log(1/δ))) / √n,    S = sup K(x,x).
 
     Symmetrisation and Talagrand's contraction bound the mean of the supremum by twice the Rademacher
-    average of the ball, R √(E K(x,x)/n); McDiarmid's inequality adds the rest, since K(x,x) ≤ 1 keeps |f −
-    f*| ≤ 2R.
+    average of the ball, R √(E K(x,x)/n); McDiarmid's inequality adds the rest, since |f − f*| ≤ 2R√S.
+    S is 1 for zero-mean heads, and 2 E[σ(m+z)²] at the largest mean score m for others.
 
     Examples
     --------
@@ -131,8 +139,8 @@ def kernel_risk_bound(target: Polynomial, n_samples: float | int, n_keys: int, d
     loss, ball of squared RKHS norm 3.3, no hidden constant)
     """
     n, delta = _check_size(n_samples, "n_samples"), _check_delta(delta)
-    norm = rkhs_norm(target)
-    factor = 2 * math.sqrt(attention_trace(target.dim, n_keys)) + math.sqrt(8 * math.log(1 / delta))
+    norm, largest = rkhs_norm(target, law), bias_of(law, target.dim).largest_diagonal
+    factor = 2 * math.sqrt(attention_trace(target.dim, n_keys, law)) + math.sqrt(8 * largest * math.log(1 / delta))
     statement = f"probability {1 - delta:g}, 1-Lipschitz loss, ball of squared RKHS norm {norm:.4g}, no hidden constant"
     return RiskBound(0.0, math.sqrt(norm / n) * factor, 1.0, statement)
 
@@ -144,6 +152,7 @@ def samples_needed(
     model: str = "attention",
     noise: float | int = 0.0,
     n_heads: float | int = math.inf,
+    law: GaussianHeads | None = None,
 ) -> int:
     """The number of samples at which the predicted excess test error E (f̂ − f*)² falls to ``error``.
 
@@ -171,7 +180,7 @@ def samples_needed(
     """
     error = check_number(error, "error", minimum=0.0, exclusive=True)
     noise = check_number(noise, "noise", minimum=0.0)
-    learner = Learner(target, n_keys, model, feature_count(n_heads, target.dim))
+    learner = Learner(target, n_keys, model, feature_count(n_heads, target.dim), law)
 
     def enough(n: float) -> bool:
         return learner.best(n, noise)[1] - noise <= error
@@ -199,7 +208,13 @@ def heads_needed(target: Polynomial, error: float | int, delta: float | int = 0.
     return _smallest(enough, f"heads for an approximation error of {error:g}")
 
 
-def heads_predicted(target: Polynomial, n_keys: int, error: float | int, n_samples: float | int = MOST_SAMPLES) -> int:
+def heads_predicted(
+    target: Polynomial,
+    n_keys: int,
+    error: float | int,
+    n_samples: float | int = MOST_SAMPLES,
+    law: GaussianHeads | None = None,
+) -> int:
     """The number of heads at which the predicted error, best ridge and no noise, falls to ``error``.
 
     With the default number of samples this is the approximation error of M random heads under the sphere law:
@@ -215,7 +230,7 @@ def heads_predicted(target: Polynomial, n_keys: int, error: float | int, n_sampl
     n = _check_size(n_samples, "n_samples")
 
     def enough(heads: float) -> bool:
-        learner = Learner(target, n_keys, "attention", heads * (target.dim + 1))
+        learner = Learner(target, n_keys, "attention", heads * (target.dim + 1), law)
         return learner.best(n, 0.0)[1] <= error
 
     return _smallest(enough, f"heads for an error of {error:g} from {n:.3g} samples")

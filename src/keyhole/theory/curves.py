@@ -27,6 +27,7 @@ from scipy.optimize import brentq
 
 from keyhole._array import block_size, blocks
 from keyhole._checks import check_count, check_finite, check_float_array, check_number
+from keyhole.heads import GaussianHeads
 from keyhole.targets.polynomial import Polynomial
 from keyhole.theory.problem import EigenProblem, problems
 
@@ -43,6 +44,7 @@ def learning_curve(
     noise: float | int = 0.0,
     n_heads: float | int = math.inf,
     model: str = "attention",
+    law: GaussianHeads | None = None,
 ) -> Float[np.ndarray, "*shape"]:
     """Predicted test error E (f̂ − f*)² + σ² of ridge regression under the sphere law, before any training.
 
@@ -61,6 +63,9 @@ def learning_curve(
     n_heads : int or math.inf
         M. Attention heads have k = M (d+1) scalar features; the MLP is given as many hidden units.
     model : "attention" or "mlp"
+    law : GaussianHeads, optional
+        The law of the heads, zero mean by default; a mean is a number c, or c·I with any corner on the constant
+        coordinate, and d ≥ 2.
 
     Returns
     -------
@@ -79,6 +84,8 @@ def learning_curve(
     >>> target = Correlation(q=1, dim=8)
     >>> learning_curve(target, [100, 1000, 10_000], n_keys=8, ridge=1e-4).round(6)
     array([0.002104, 0.001137, 0.000935])
+    >>> learning_curve(target, [100, 1000, 10_000], n_keys=8, ridge=1e-4, law=GaussianHeads(mean=1.0)).round(6)
+    array([0., 0., 0.])
     >>> learning_curve(Correlation(q=1, dim=512), 10**9, n_keys=4096, ridge=0.0) < 3e-11
     np.True_
     """
@@ -86,7 +93,7 @@ def learning_curve(
     ridge = check_number(ridge, "ridge", minimum=0.0)
     noise = check_number(noise, "noise", minimum=0.0)
     features = feature_count(n_heads, target.dim)
-    solver = Learner(target, n_keys, model, features)
+    solver = Learner(target, n_keys, model, features, law)
     errors = [solver.error(n, ridge, noise) for n in samples.ravel()]
     return np.array(errors).reshape(samples.shape)
 
@@ -99,6 +106,7 @@ def learning_surface(
     ridge: float | int,
     noise: float | int = 0.0,
     model: str = "attention",
+    law: GaussianHeads | None = None,
 ) -> Float[np.ndarray, "n m"]:
     """Predicted test error over samples and heads: row i has n = n_samples[i], column j M = n_heads[j].
 
@@ -113,7 +121,7 @@ def learning_surface(
     array([[0.003788, 0.002062, 0.001898],
            [0.002075, 0.000565, 0.000348]])
     """
-    columns = [learning_curve(target, n_samples, n_keys, ridge, noise, m, model) for m in n_heads]
+    columns = [learning_curve(target, n_samples, n_keys, ridge, noise, m, model, law) for m in n_heads]
     return np.stack(columns, axis=1)
 
 
@@ -138,6 +146,7 @@ def best_ridge_curve(
     noise: float | int = 0.0,
     n_heads: float | int = math.inf,
     model: str = "attention",
+    law: GaussianHeads | None = None,
 ) -> BestRidge:
     """Predicted test error with the ridge chosen best for every number of samples.
 
@@ -152,7 +161,7 @@ def best_ridge_curve(
     """
     samples = check_samples(n_samples)
     noise = check_number(noise, "noise", minimum=0.0)
-    solver = Learner(target, n_keys, model, feature_count(n_heads, target.dim))
+    solver = Learner(target, n_keys, model, feature_count(n_heads, target.dim), law)
     found = [solver.best(n, noise) for n in samples.ravel()]
     ridge, error = (np.array(column).reshape(samples.shape) for column in zip(*found, strict=True))
     return BestRidge(samples, ridge, error)
@@ -289,10 +298,12 @@ def _assembled(n: float, k: float, sums: Float[np.ndarray, "4 g"], noise: float)
 class Learner:
     """Learning curves of one target: finds a spectrum fine enough for each question."""
 
-    def __init__(self, target: Polynomial, n_keys: int, model: str, features: float) -> None:
-        self.what = f"{target!r} with {n_keys} keys ({model})"
+    def __init__(
+        self, target: Polynomial, n_keys: int, model: str, features: float, law: GaussianHeads | None = None
+    ) -> None:
+        self.what = f"{target!r} with {n_keys} keys ({model if law is None else law})"
         self.features = features
-        self._finer: Iterator[EigenProblem] = problems(target, n_keys, model)
+        self._finer: Iterator[EigenProblem] = problems(target, n_keys, model, law)
         self.problem = next(self._finer)
 
     def error(self, n: float, ridge: float, noise: float) -> float:

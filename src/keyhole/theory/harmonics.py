@@ -99,8 +99,7 @@ def pair_powers(target: Polynomial) -> Float[np.ndarray, "r s"]:
     >>> float(pair_powers(Correlation(q=1, dim=3)).sum().round(6))    # E <x_0,x_i>² <β,x_i>² = 1/9
     0.111111
     """
-    degrees = [term.degrees for term in target.terms] or [(0, 0)]
-    shape = max(r for r, _ in degrees) + 1, max(s for _, s in degrees) + 1
+    shape = target.degrees[0] + 1, target.degrees[1] + 1
     total, size = np.zeros(shape), np.zeros(shape)
     for a, first in enumerate(target.terms):
         for second in target.terms[a:]:
