@@ -20,7 +20,9 @@ from keyhole.theory.complexity import (
     rkhs_norm_bound,
 )
 from keyhole.theory.curves import (
+    BestBias,
     BestRidge,
+    best_bias,
     best_ridge_curve,
     curve_from_spectrum,
     learning_curve,
@@ -33,6 +35,7 @@ from keyhole.theory.moments import pair_eigenvalues
 from keyhole.theory.spectrum import Spectrum, attention_spectrum, attention_trace
 
 __all__ = [
+    "BestBias",
     "BestRidge",
     "BiasedNorm",
     "EmpiricalCurve",
@@ -41,6 +44,7 @@ __all__ = [
     "approximation_bound",
     "attention_spectrum",
     "attention_trace",
+    "best_bias",
     "best_ridge_curve",
     "biased_norm_bound",
     "curve_from_spectrum",

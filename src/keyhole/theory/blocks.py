@@ -149,8 +149,8 @@ def correlation_matrix(dim: int, a: int, b: int, states: Int[np.ndarray, "states
     Examples
     --------
     >>> correlation_matrix(3, 0, 0, block_states(3, 0, 0, degree=1)).toarray().round(6)    # E u² = 1/3
-    array([[0.      , 0.57735 ],
-           [0.57735 , 0.      ]])
+    array([[0.     , 0.57735],
+           [0.57735, 0.     ]])
     """
     low, wide = states.min(initial=0), int(states.max(initial=0)) + 2
     place = np.full((wide - low + 1, wide - low + 1), -1)
@@ -278,7 +278,7 @@ def biased_blocks(dim: int, bias: Bias, degree: int) -> tuple[Block, ...]:
 def single_block(dim: int, bias: Bias, label: tuple[int, int], degree: int) -> Block:
     """One block, accurate down to its smallest eigenvalues."""
     smallest = pair_eigenvalues(dim, degree)[degree, degree]
-    return next(_made_blocks(dim, bias, [(label, degree)], ACCURACY * smallest))
+    return next(_made_blocks(dim, bias, [(label, degree)], 0.1 * smallest))
 
 
 def _made_blocks(dim: int, bias: Bias, wanted: list[tuple[tuple[int, int], int]], allowed: float) -> Iterator[Block]:
