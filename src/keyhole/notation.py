@@ -29,13 +29,6 @@ KNOWN = {
 }
 """What a target may be made of."""
 
-EXAMPLES = {
-    "token^2": "f_{1,2}, a token average",
-    "corr^3 * token": "f_{2,3}, keys weighted by their correlation with the query",
-    "rotated(0.5)^3 * token": "the same through a half turn",
-    "corr * token - 0.5 * query^2 + 1": "a sum",
-}
-
 LONGEST, HIGHEST, DEEPEST, MOST_TERMS, WIDEST = 1000, 64, 40, 500, 4096
 """Characters, power, brackets within brackets, terms, and the dimension of a rotation: a notation is typed by
 hand, and beyond these it is a slip that would take all memory."""

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keyhole.notation import EXAMPLES, HIGHEST, LONGEST, NotationError, parse_target
+from keyhole.notation import HIGHEST, LONGEST, NotationError, parse_target
 from keyhole.targets import Correlation, QueryPower, RotatedCorrelation, TokenPower, sphere_sets
 
 DIM = 4
@@ -39,7 +39,9 @@ def test_brackets_multiply_before_the_average(seed):
     np.testing.assert_allclose(read(batch), pairs.mean(axis=1), rtol=1e-12)
 
 
-@pytest.mark.parametrize("text", EXAMPLES)
+@pytest.mark.parametrize(
+    "text", ["token^2", "corr^3 * token", "rotated(0.5)^3 * token", "corr * token - 0.5 * query^2 + 1"]
+)
 def test_examples_can_be_read(text):
     assert parse_target(text, DIM).target.terms
 

@@ -14,7 +14,7 @@ from keyhole.theory import (
     pair_powers,
 )
 from keyhole.theory.curves import implicit_ridge
-from keyhole.theory.problem import Problem
+from keyhole.theory.problem import EigenProblem
 
 
 def specification_error(problem, n, k, ridge, noise):
@@ -40,7 +40,7 @@ def specification_error(problem, n, k, ridge, noise):
 
 def some_problem(rng, levels=12):
     values = np.sort(10.0 ** rng.uniform(-5, 0, levels))[::-1]
-    return Problem(values, np.arange(1.0, levels + 1), rng.uniform(0, 1, levels))
+    return EigenProblem(values, np.arange(1.0, levels + 1), rng.uniform(0, 1, levels))
 
 
 @pytest.mark.parametrize(("n", "k"), [(30, 1e12), (30, 50), (300, 50), (60, 60)])
@@ -64,7 +64,7 @@ def test_many_features_are_the_kernel_limit(rng):
 def test_ridge_roots_hold_over_hundreds_of_orders():
     for exponent in (-250, -100, 0, 100):
         scale = 10.0**exponent
-        problem = Problem(np.array([1.0, 1e-3, 1e-9]) * scale, np.array([1.0, 10.0, 1e6]), np.ones(3))
+        problem = EigenProblem(np.array([1.0, 1e-3, 1e-9]) * scale, np.array([1.0, 10.0, 1e6]), np.ones(3))
         for ridge in (0.0, 1e-30, 1e-6, 1.0):
             gamma = implicit_ridge(problem, 50.0, 200.0, ridge * scale)
             z, _ = problem.freedom(gamma)

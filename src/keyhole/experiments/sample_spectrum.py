@@ -19,7 +19,7 @@ from keyhole.experiments.nested_ridge import LAWS
 from keyhole.kernels import attention_kernel, mlp_kernel
 from keyhole.sets import SetBatch
 from keyhole.theory.curves import implicit_ridge, predicted_errors
-from keyhole.theory.problem import Problem
+from keyhole.theory.problem import EigenProblem
 
 N_HALVES = 4
 """Halves of the sample that tell bias and spread, in complementary pairs."""
@@ -69,7 +69,7 @@ def _decompose(gram: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 def _best(values: np.ndarray, vectors: np.ndarray, y: np.ndarray, n: int, features: float) -> float:
-    problem = Problem(values, np.ones(len(values)), np.square(vectors.T @ y) / len(y))
+    problem = EigenProblem(values, np.ones(len(values)), np.square(vectors.T @ y) / len(y))
     floor = implicit_ridge(problem, float(n), features, 0.0)
     base = max(floor, 1e-18 * problem.trace)
     lifts = np.concatenate([[1e-9], np.geomspace(1e-4, math.log(10 * problem.trace / base) + 1.0, 200)])

@@ -17,12 +17,10 @@ class QueryPower(Polynomial):
 
     Parameters
     ----------
-    p : int
-        Degree, at least 0.
-    dim : int
-        Token dimension d.
+    p, dim : int
+        Degree, at least 0, and token dimension d.
     beta : array (d,), optional
-        The direction, used as it is given; the first basis vector by default.
+        The direction β, used as it is given; the first basis vector by default.
 
     Examples
     --------
@@ -44,12 +42,10 @@ class TokenPower(Polynomial):
 
     Parameters
     ----------
-    p : int
-        Degree, at least 0.
-    dim : int
-        Token dimension d.
+    p, dim : int
+        Degree, at least 0, and token dimension d.
     beta : array (d,), optional
-        The direction, used as it is given; the first basis vector by default.
+        The direction β, used as it is given; the first basis vector by default.
 
     Examples
     --------
@@ -73,12 +69,10 @@ class Correlation(Polynomial):
 
     Parameters
     ----------
-    q : int
-        Power of the correlation, at least 0.
-    dim : int
-        Token dimension d.
+    q, dim : int
+        Power of the correlation, at least 0, and token dimension d.
     beta : array (d,), optional
-        The direction, used as it is given; the first basis vector by default.
+        The direction β, used as it is given; the first basis vector by default.
 
     Examples
     --------
@@ -107,12 +101,10 @@ class RotatedCorrelation(Polynomial):
     ----------
     gamma : float
         How far the key is turned: 0 not at all, 1 by P. Any number is allowed.
-    dim : int
-        Token dimension d.
-    seed : int
-        Names P.
+    dim, seed : int
+        Token dimension d; the seed names P.
     beta : array (d,), optional
-        The direction, used as it is given; the first basis vector by default.
+        The direction β, as above.
 
     Examples
     --------

@@ -121,14 +121,20 @@ class Polynomial:
         return self._terms
 
     @property
+    def degrees(self) -> tuple[int, int]:
+        """The highest degrees of F in the query and in the key."""
+        of_terms = [term.degrees for term in self._terms] or [(0, 0)]
+        return max(r for r, _ in of_terms), max(s for _, s in of_terms)
+
+    @property
     def needs_query(self) -> bool:
         """Whether F depends on the query."""
-        return any(term.degrees[0] > 0 for term in self._terms)
+        return self.degrees[0] > 0
 
     @property
     def needs_keys(self) -> bool:
         """Whether F depends on the key; if not, the target is a function of the query alone."""
-        return any(term.degrees[1] > 0 for term in self._terms)
+        return self.degrees[1] > 0
 
     def __call__(self, batch: SetBatch) -> Float[np.ndarray, " n"]:
         """Values of the target on a batch, ragged or not.

@@ -5,13 +5,11 @@ from __future__ import annotations
 from keyhole.theory.biased import BiasedNorm, biased_norm_bound
 from keyhole.theory.bounds import (
     RiskBound,
-    SampleComplexity,
     approximation_bound,
     heads_needed,
     heads_predicted,
     kernel_risk_bound,
     risk_bound,
-    sample_complexity_table,
     samples_needed,
 )
 from keyhole.theory.complexity import (
@@ -22,7 +20,9 @@ from keyhole.theory.complexity import (
     rkhs_norm_bound,
 )
 from keyhole.theory.curves import (
+    BestBias,
     BestRidge,
+    best_bias,
     best_ridge_curve,
     curve_from_spectrum,
     learning_curve,
@@ -31,18 +31,20 @@ from keyhole.theory.curves import (
 from keyhole.theory.empirical import EmpiricalCurve, empirical_curve
 from keyhole.theory.harmonics import harmonic_count, pair_powers
 from keyhole.theory.mlp import mlp_spectrum
-from keyhole.theory.spectrum import Spectrum, attention_spectrum, attention_trace, pair_eigenvalues
+from keyhole.theory.moments import pair_eigenvalues
+from keyhole.theory.spectrum import Spectrum, attention_spectrum, attention_trace
 
 __all__ = [
+    "BestBias",
     "BestRidge",
     "BiasedNorm",
     "EmpiricalCurve",
     "RiskBound",
-    "SampleComplexity",
     "Spectrum",
     "approximation_bound",
     "attention_spectrum",
     "attention_trace",
+    "best_bias",
     "best_ridge_curve",
     "biased_norm_bound",
     "curve_from_spectrum",
@@ -62,6 +64,5 @@ __all__ = [
     "risk_bound",
     "rkhs_norm",
     "rkhs_norm_bound",
-    "sample_complexity_table",
     "samples_needed",
 ]

@@ -29,12 +29,13 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float
-from scipy.special import gammaln, ndtr, roots_jacobi
+from scipy.special import ndtr, roots_jacobi
 
 from keyhole._checks import check_number
 from keyhole.targets.contractions import symmetric_product
 from keyhole.targets.polynomial import KEY, PAIR, QUERY, Factor, Polynomial, Term
 from keyhole.theory.harmonics import power_moment
+from keyhole.theory.moments import log_choose
 
 _TERMS = 60
 """Functions h_k used: their weights shrink like 2^{−k}, so later ones do not matter in double precision."""
@@ -238,7 +239,7 @@ def fitted_functions(group: _Group, mu: Float[np.ndarray, " q"], dim: int, mean:
     for a, length in enumerate(_lengths(group, dim)):
         able = (k >= r + a) & (k + 1 >= s + a)
         some = k[able].astype(np.float64)
-        log = (_log_choose(some, r + a) + _log_choose(some + 1, s + a)) / 2 - some * math.log(2)
+        log = (log_choose(some, r + a) + log_choose(some + 1, s + a)) / 2 - some * math.log(2)
         features[a, able] = moments[able] * np.exp(log)[:, None] * mu**a / length
     return features
 
@@ -246,10 +247,6 @@ def fitted_functions(group: _Group, mu: Float[np.ndarray, " q"], dim: int, mean:
 def _lengths(group: _Group, dim: int) -> list[float]:
     """|μ^a Q| for every a."""
     return [math.sqrt(symmetric_product(group.raised(a), group.raised(a), dim)) for a in range(group.extra + 1)]
-
-
-def _log_choose(n: np.ndarray, k: int) -> np.ndarray:
-    return np.asarray(gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1))
 
 
 def _nodes(dim: int) -> tuple[np.ndarray, np.ndarray]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from scipy.special import gammaln
 
 from keyhole._checks import check_count
+from keyhole.heads import GaussianHeads
 from keyhole.targets.polynomial import Polynomial
+from keyhole.theory.blocks import Bias, bias_of, single_block, target_vectors
 from keyhole.theory.harmonics import pair_powers
 from keyhole.theory.mlp import mlp_eigenvalue, mlp_level_powers
-from keyhole.theory.moments import series_coefficients
-from keyhole.theory.spectrum import pair_eigenvalues
+from keyhole.theory.moments import log_choose, pair_eigenvalues, whole_coefficients
 
 
 def paper_complexity(target: Polynomial) -> float:
@@ -62,34 +62,39 @@ def kernel_coefficient(r: int, s: int) -> float:
     r, s = check_count(r, "r", minimum=0), check_count(s, "s", minimum=0)
     # past k = 4 (r+s) the terms at least halve from one k to the next two
     order = np.arange(max(r, s - 1, 0), 4 * (r + s) + 200, dtype=np.float64)
-    coefficients = np.where((order > 1) & (order % 2 == 1), 0.0, series_coefficients(order))
-    log = _log_choose(order, r) + _log_choose(order + 1, s) - order * math.log(4)
-    return float(np.sum(coefficients * np.exp(log)))
+    log = log_choose(order, r) + log_choose(order + 1, s) - order * math.log(4)
+    return float(np.sum(whole_coefficients(order) * np.exp(log)))
 
 
-def _log_choose(n: np.ndarray, k: int) -> np.ndarray:
-    return np.asarray(gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1))
+def rkhs_norm(target: Polynomial, law: GaussianHeads | None = None) -> float:
+    """|f*|²_H: the squared norm under the sphere law, for any N.
 
+    Zero-mean heads: Σ_kl |P_kl F|² / μ_kl. Heads with a mean: Σ tᵀ A⁻¹ t over the blocks of
+    :mod:`keyhole.theory.blocks`, t the vector of F in the block and A between states p, q ≤ D: a number that rises with
+    D, taken where it rises by less than a thousandth.
 
-def rkhs_norm(target: Polynomial) -> float:
-    """|f*|²_H = Σ_kl |P_kl F|² / μ_kl: the squared norm under the sphere law, zero-mean heads, any N.
-
-    It is the limit from below of yᵀK⁻¹y as samples are added, and never above :func:`rkhs_norm_bound`,
-    which holds for the larger space of polynomials on all of R^d.
+    It is the limit from below of yᵀK⁻¹y as samples are added; for zero-mean heads never above
+    :func:`rkhs_norm_bound`, which holds for the larger space of polynomials on all of R^d.
 
     Raises
     ------
     ValueError
-        Where the degree is so high that a harmonic part or an eigenvalue is lost to floating point.
+        Where the degree is so high that a harmonic part or an eigenvalue is lost to floating point, or where the
+        norm under biased heads still rises at the highest D.
 
     Examples
     --------
     >>> from keyhole.targets import Correlation, TokenPower
     >>> round(rkhs_norm(TokenPower(p=1, dim=3)), 4), round(rkhs_norm(Correlation(q=1, dim=3)), 3)
     (3.2339, 18.489)
+    >>> [round(rkhs_norm(Correlation(q, dim=6), law=GaussianHeads(mean=0.5)), 1) for q in (0, 1, 2)]
+    [14.4, 80.7, 543.8]
     """
+    bias = bias_of(law, target.dim)
+    if bias:
+        return _biased_norm(target, bias)
     powers = pair_powers(target)
-    values = pair_eigenvalues(target.dim, max(powers.shape) - 1)[: powers.shape[0], : powers.shape[1]]
+    values = bias.gain * pair_eigenvalues(target.dim, max(powers.shape) - 1)[: powers.shape[0], : powers.shape[1]]
     present = powers > 0
     if present.any() and values[present].min() < 1e-290:
         raise ValueError(
@@ -97,6 +102,29 @@ def rkhs_norm(target: Polynomial) -> float:
             "of floating point. rkhs_norm_bound(target) needs no eigenvalues and stays exact."
         )
     return float(np.sum(powers[present] / values[present]))
+
+
+NORM_DEGREES, NORM_TOLERANCE = (4, 6, 8, 12, 16, 24, 32), 1e-3
+"""Degrees D at which the norm of biased heads is taken, and the rise from one to the next that ends the search."""
+
+
+def _biased_norm(target: Polynomial, bias: Bias) -> float:
+    norms: list[float] = []
+    smallest = pair_eigenvalues(target.dim, NORM_DEGREES[-1]).diagonal()
+    # rows of a factor are sums of numbers near one, and below this they are rounding
+    degrees = [degree for degree in NORM_DEGREES if degree > max(target.degrees) and smallest[degree] > 1e-26]
+    for degree in degrees:
+        vectors = target_vectors(target, degree)
+        inner = [single_block(target.dim, bias.unit, label, degree).inverse_form(v) for label, v in vectors.items()]
+        norms.append(math.fsum(inner) / bias.gain)
+        if len(norms) > 1 and norms[-1] <= (1 + NORM_TOLERANCE) * norms[-2]:
+            return norms[-1]
+    risen = f"it is {norms[-2]:.4g} and {norms[-1]:.4g} at the last two" if len(norms) > 1 else "the target is beyond"
+    raise ValueError(
+        f"the norm of {target!r} under heads with mean {bias.slope:g} in units of twice their scale does not settle up "
+        f"to degree {max(degrees, default=0)}, where floating point ends: {risen}. biased_norm_bound(target, error) "
+        "bounds a function near it."
+    )
 
 
 def mlp_norm(target: Polynomial, n_keys: int) -> float:

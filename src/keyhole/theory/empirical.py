@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from keyhole._checks import check_count, check_finite, check_float_array, check_number, check_seed
 from keyhole.theory.curves import check_features, check_samples, implicit_ridge, predicted_error
-from keyhole.theory.problem import Problem
+from keyhole.theory.problem import EigenProblem
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +121,7 @@ def _curve(
     values, vectors = np.linalg.eigh(gram / m)
     # rounding leaves eigenvalues of the order of ε λ_max, of either sign, where there should be zeros
     values = np.where(values > m * np.finfo(float).eps * values[-1], values, 0.0)
-    problem = Problem(values, np.ones(m), np.square(vectors.T @ y) / m)
+    problem = EigenProblem(values, np.ones(m), np.square(vectors.T @ y) / m)
     errors = []
     for n in samples:
         gamma = implicit_ridge(problem, float(n), features, ridge)

@@ -64,6 +64,7 @@ def _log_power_moment(power: int, degree: int, dim: int) -> float:
     return float(log)
 
 
+@lru_cache(maxsize=64)
 def pair_powers(target: Polynomial) -> Float[np.ndarray, "r s"]:
     """|P_kl F|² under the sphere law: the power of the pair function F in query degree k and key degree l.
 
@@ -98,7 +99,19 @@ def pair_powers(target: Polynomial) -> Float[np.ndarray, "r s"]:
     >>> float(pair_powers(Correlation(q=1, dim=3)).sum().round(6))    # E <x_0,x_i>² <β,x_i>² = 1/9
     0.111111
     """
-    return _pair_powers(target)
+    shape = target.degrees[0] + 1, target.degrees[1] + 1
+    total, size = np.zeros(shape), np.zeros(shape)
+    for a, first in enumerate(target.terms):
+        for second in target.terms[a:]:
+            weight = first.coefficient * second.coefficient * (1.0 if first is second else 2.0)
+            product, magnitude = _term_products(first, second, target.dim)
+            rows, columns = product.shape
+            total[:rows, :columns] += weight * product
+            size[:rows, :columns] += abs(weight) * magnitude
+    _check_rounding(target, total, size)
+    total = np.maximum(total, 0.0)
+    total.flags.writeable = False
+    return total
 
 
 STEP_SECONDS, MATRIX_STEPS = 5e-7, 2.7e-5
@@ -136,24 +149,6 @@ def pair_powers_seconds(target: Polynomial) -> float:
             cost = 1.0 + (MATRIX_STEPS * target.dim**3 if len(matrices | matrices2) > 1 else 0.0)
             steps += cost * work * work2 * (1 + ends * (ends + 1) // 2)
     return STEP_SECONDS * steps
-
-
-@lru_cache(maxsize=64)
-def _pair_powers(target: Polynomial) -> np.ndarray:
-    degrees = [term.degrees for term in target.terms] or [(0, 0)]
-    shape = max(r for r, _ in degrees) + 1, max(s for _, s in degrees) + 1
-    total, size = np.zeros(shape), np.zeros(shape)
-    for a, first in enumerate(target.terms):
-        for second in target.terms[a:]:
-            weight = first.coefficient * second.coefficient * (1.0 if first is second else 2.0)
-            product, magnitude = _term_products(first, second, target.dim)
-            rows, columns = product.shape
-            total[:rows, :columns] += weight * product
-            size[:rows, :columns] += abs(weight) * magnitude
-    _check_rounding(target, total, size)
-    total = np.maximum(total, 0.0)
-    total.flags.writeable = False
-    return total
 
 
 def _check_rounding(target: Polynomial, total: np.ndarray, size: np.ndarray) -> None:

@@ -12,7 +12,7 @@ from scipy.special import gammaln, zeta
 
 from keyhole._checks import check_count, check_number
 from keyhole.theory.harmonics import harmonic_count
-from keyhole.theory.moments import series_coefficients
+from keyhole.theory.moments import whole_coefficients
 from keyhole.theory.spectrum import Spectrum
 
 TRACE = 0.5
@@ -142,19 +142,15 @@ def _multiplicity(dim: int, n_keys: int, parts: Parts) -> float:
     return float(ways * math.prod(harmonic_count(dim, degree) for degree in parts))
 
 
+@lru_cache(maxsize=65536)
 def mlp_eigenvalue(dim: int, n_keys: int, parts: Parts) -> float:
-    """ν_l for the multiset ``parts`` of token degrees, zeros left out.
+    """ν_l for token degrees ``parts`` in falling order, zeros left out.
 
     Examples
     --------
     >>> round(mlp_eigenvalue(dim=8, n_keys=8, parts=(1,)), 8)
     0.00332542
     """
-    return _eigenvalue(dim, n_keys, tuple(sorted(parts, reverse=True)))
-
-
-@lru_cache(maxsize=65536)
-def _eigenvalue(dim: int, n_keys: int, parts: Parts) -> float:
     idle = n_keys + 1 - len(parts)
     terms = np.convolve(_idle_series(dim, n_keys, idle), _busy_series(dim, n_keys, parts))[: _ORDER + 1]
     terms = terms * _series_weights()
@@ -180,8 +176,7 @@ def _extrapolated(last: float, terms: np.ndarray, exponent: float, total: float)
 def _series_weights() -> np.ndarray:
     """a_n n! / _SCALE^n."""
     order = np.arange(_ORDER + 1.0)
-    coefficients = np.where((order > 1) & (order % 2 == 1), 0.0, series_coefficients(order))
-    return np.asarray(coefficients * np.exp(gammaln(order + 1) - order * math.log(_SCALE)))
+    return np.asarray(whole_coefficients(order) * np.exp(gammaln(order + 1) - order * math.log(_SCALE)))
 
 
 def _token_series(dim: int, n_keys: int, degree: int) -> np.ndarray:

@@ -13,19 +13,7 @@ from functools import lru_cache
 
 import numpy as np
 from jaxtyping import Float
-
-
-def arc_cosine(rho: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
-    """κ(ρ) = [√(1−ρ²) + (π − arccos ρ) ρ] / 2π for |ρ| ≤ 1.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> arc_cosine(np.array([-1.0, 1.0]))
-    array([0. , 0.5])
-    """
-    rho = np.clip(rho, -1.0, 1.0)
-    return np.asarray((np.sqrt(1 - rho**2) + (math.pi - np.arccos(rho)) * rho) / (2 * math.pi))
+from scipy.special import gammaln
 
 
 def series_coefficients(order: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
@@ -40,6 +28,16 @@ def series_coefficients(order: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n
     half = np.maximum(order, 2.0) / 2
     smooth = np.exp(log_gamma_ratio(half - 0.5, 0.5)) / (2 * math.pi**1.5 * (2 * half - 1) * 2 * half)
     return np.where(order == 0, 1 / (2 * math.pi), np.where(order == 1, 0.25, smooth))
+
+
+def whole_coefficients(order: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+    """a_n for whole n, the zeros at odd n > 1 included."""
+    return np.where((order > 1) & (order % 2 == 1), 0.0, series_coefficients(order))
+
+
+def log_choose(n: Float[np.ndarray, " n"], k: int) -> Float[np.ndarray, " n"]:
+    """The logarithm of C(n, k)."""
+    return np.asarray(gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1))
 
 
 def log_gamma_ratio(x: Float[np.ndarray, " n"], shift: float) -> Float[np.ndarray, " n"]:
@@ -102,3 +100,60 @@ def _gregory_weights() -> np.ndarray:
         for i in range(j + 1):
             weights[i] += inverse[j + 1] * (-1) ** (j - i) * math.comb(j, i)
     return np.array([float(w) for w in weights])
+
+
+def pair_eigenvalues(dim: int, max_degree: int) -> Float[np.ndarray, "k l"]:
+    """μ_kl = ∫∫ κ((1+s)(1+t)/4) (1+t) P_k(s) P_l(t) τ(ds) τ(dt), for k, l ≤ K.
+
+    By Rodrigues' formula ∫ ((1+s)/2)^n P_k(s) τ(ds) = j_n r_k(n), with j_n = Π_{i<n} (d−1+2i)/(2(d−1+i)) and
+    r_k(n) = Π_{i<k} (n−i)/(n+i+d−1), so that with κ = Σ a_n ρ^n
+
+        μ_kl = 2 Σ_n a_n j_n j_{n+1} r_k(n) r_l(n+1).
+
+    Every term is positive, so every eigenvalue has full relative accuracy at any d and degree. The terms
+    fall like n^{−d−3/2} only; beyond 10 K the sum over n is done as an integral with end corrections.
+
+    Examples
+    --------
+    >>> pair_eigenvalues(dim=8, max_degree=1).round(6)
+    array([[0.237284, 0.03788 ],
+           [0.010545, 0.002486]])
+    """
+    if dim == 1:
+        return _pair_eigenvalues_on_the_line(max_degree)
+    order, weight = series_nodes(2 * (5 * max_degree + 2 * dim + 100))
+    weight = 2 * weight * np.exp(log_moment(order, dim) + log_moment(order + 1, dim))
+    return np.asarray(
+        (harmonic_ratios(order, dim, max_degree) * weight) @ harmonic_ratios(order + 1, dim, max_degree).T
+    )
+
+
+def series_nodes(start: int) -> tuple[np.ndarray, np.ndarray]:
+    """Orders n and weights w with Σ_n a_n f(n) = Σ w f(n): single terms up to ``start``, then an integral."""
+    tail, tail_weight = tail_nodes(start)
+    order = np.concatenate([[0.0, 1.0], np.arange(2.0, start, 2.0), tail])
+    weight = np.ones(len(order))
+    weight[-len(tail) :] = tail_weight
+    return order, weight * series_coefficients(order)
+
+
+def log_moment(order: np.ndarray, dim: int) -> np.ndarray:
+    """The logarithm of ∫ ((1+s)/2)^n τ(ds): the moments of a Beta(h, h) variable, h = (d−1)/2."""
+    h = (dim - 1) / 2
+    at_zero = log_gamma_ratio(np.array([h]), h)
+    return np.asarray(log_gamma_ratio(order + h, h) - at_zero)
+
+
+def harmonic_ratios(order: np.ndarray, dim: int, max_degree: int) -> np.ndarray:
+    """r_k(n) for k = 0 … K, shape (K+1, nodes)."""
+    ratios = np.empty((max_degree + 1, len(order)))
+    ratios[0] = 1.0
+    for i in range(max_degree):
+        ratios[i + 1] = ratios[i] * (np.maximum(order - i, 0.0) / (order + i + dim - 1))
+    return ratios
+
+
+def _pair_eigenvalues_on_the_line(max_degree: int) -> np.ndarray:
+    """Dimension one: tokens are ±1, the pair kernel is 1 at (1, 1), 1/π at (−1, 1) and 0 at t = −1."""
+    of_query = (1.0 + (-1.0) ** np.arange(max_degree + 1) / math.pi) / 4
+    return np.tile(of_query[:, None], (1, max_degree + 1))

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from jaxtyping import Float, Int
+from scipy.special import roots_jacobi
 
 from keyhole._checks import check_count, check_number
+from keyhole.heads import GaussianHeads
+from keyhole.theory.biased import hermite_moments
+from keyhole.theory.blocks import Bias, bias_of, biased_blocks, second_moment
 from keyhole.theory.harmonics import harmonic_count
-from keyhole.theory.moments import log_gamma_ratio, series_coefficients, tail_nodes
+from keyhole.theory.moments import harmonic_ratios, log_moment, pair_eigenvalues, series_nodes
 
-MAX_DEGREE = 1024
-"""The highest degree an adaptive spectrum goes to."""
+MAX_BIASED_DEGREE = 16
+"""The highest degree of the blocks of heads with a mean: a few seconds on one core."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,32 +60,43 @@ class Spectrum:
         )
 
 
-def attention_spectrum(dim: int, n_keys: int, max_degree: int | None = None, tolerance: float | int = 1e-4) -> Spectrum:
-    """Eigenvalues of the attention kernel (ReLU, zero-mean heads) under the sphere law.
+def attention_spectrum(
+    dim: int,
+    n_keys: int,
+    max_degree: int | None = None,
+    law: GaussianHeads | None = None,
+    tolerance: float | int = 1e-4,
+) -> Spectrum:
+    """Eigenvalues of the attention kernel (ReLU) under the sphere law.
 
-    λ_k0 = μ_k0 with N_k eigenfunctions Y_k(x_0), and λ_kl = μ_kl / N for l ≥ 1 with N_k N_l eigenfunctions
-    Y_k(x_0) N^{−1/2} Σ_i Y_l(x_i); μ_kl from :func:`pair_eigenvalues`.
+    Zero-mean heads: λ_k0 = μ_k0 with N_k eigenfunctions Y_k(x_0), and λ_kl = μ_kl / N for l ≥ 1 with N_k N_l
+    eigenfunctions Y_k(x_0) N^{−1/2} Σ_i Y_l(x_i); μ_kl from :func:`pair_eigenvalues`. Heads with a mean c·I: the
+    eigenvalues of the blocks of :mod:`keyhole.theory.blocks`, one block per irrep (a, b) of O(d).
 
     Parameters
     ----------
     dim, n_keys : int
         d and N.
     max_degree : int, optional
-        List the levels with k, l ≤ max_degree. By default the smallest of 4, 8, 16, … 1024 for which the
-        listed levels hold all but ``tolerance`` of the trace. The trace converges slowly (like
-        degree^{−3/2} when d is large), because K has a cusp on its diagonal; what is left is ``remainder``,
-        known exactly.
+        List the levels with degrees k, l ≤ max_degree in query and key. By default the smallest of 4, 8, 16, …
+        1024 (4 … 16 for heads with a mean) for which the listed levels hold all but ``tolerance`` of the trace.
+        The trace converges slowly (like degree^{−3/2} when d is large), because K has a cusp on its diagonal; what
+        is left is ``remainder``, known exactly.
+    law : GaussianHeads, optional
+        The law of the heads; its mean is a number, or c·I with any corner on the constant coordinate.
     tolerance : float
         Share of the trace that may be left over when ``max_degree`` is None.
 
     Returns
     -------
     Spectrum
-        ``degrees`` has shape (levels, 2), rows (k, l).
+        ``degrees`` has shape (levels, 2): rows (k, l), or the irreps (a, b) for heads with a mean.
 
     Notes
     -----
-    Cost: O(max_degree³). Levels without eigenfunctions (d = 1, degree above one) are left out.
+    Cost: O(max_degree³), with a mean O(max_degree⁶), kept for other numbers of keys. Levels without eigenfunctions
+    (d = 1, degree above one) are left out. Eigenvalues of heads with a mean are those of K between the listed
+    functions, so they are never too large, and what they lack is in the remainder.
 
     Examples
     --------
@@ -88,32 +105,52 @@ def attention_spectrum(dim: int, n_keys: int, max_degree: int | None = None, tol
     ([[0, 0], [1, 0], [0, 1], [1, 1], [0, 2]], [0.237284, 0.010545, 0.004735])
     >>> round(spectrum.trace, 4)
     0.4123
+    >>> biased = attention_spectrum(dim=6, n_keys=4, law=GaussianHeads(mean=1.0), max_degree=6)
+    >>> biased.degrees[:5].tolist(), biased.eigenvalues[:3].round(6).tolist()
+    ([[0, 0], [1, 0], [1, 0], [0, 0], [2, 0]], [0.278665, 0.021098, 0.010433])
     """
     dim, n_keys = check_count(dim, "dim"), check_count(n_keys, "n_keys")
+    bias = bias_of(law, dim)
     if max_degree is not None:
-        return _attention_levels(dim, n_keys, check_count(max_degree, "max_degree", minimum=0))
+        degree = check_count(max_degree, "max_degree", minimum=0)
+        if bias and degree > MAX_BIASED_DEGREE:
+            raise ValueError(
+                f"`max_degree` is at most {MAX_BIASED_DEGREE} for heads with a mean: got {degree}. What lies beyond "
+                "the listed levels is `remainder`."
+            )
+        return attention_levels(dim, n_keys, bias, degree)
     tolerance = check_number(tolerance, "tolerance", minimum=0.0, exclusive=True)
-    degree = 4
-    while True:
-        spectrum = _attention_levels(dim, n_keys, degree)
+    for degree in degree_ladder(bias):
+        spectrum = attention_levels(dim, n_keys, bias, degree)
         if spectrum.remainder <= tolerance * spectrum.trace:
             return spectrum
-        if degree >= MAX_DEGREE:
-            raise ValueError(
-                f"degree {degree} leaves {spectrum.remainder / spectrum.trace:.2e} of the trace, and "
-                f"`tolerance` is {tolerance:.1e}. Raise it, or choose `max_degree` and use `remainder`."
-            )
-        degree *= 2
+    raise ValueError(
+        f"degree {degree} leaves {spectrum.remainder / spectrum.trace:.2e} of the trace, and "
+        f"`tolerance` is {tolerance:.1e}. Raise it, or choose `max_degree` and use `remainder`."
+    )
 
 
-def _attention_levels(dim: int, n_keys: int, max_degree: int) -> Spectrum:
-    counts = multiplicity_table(dim, max_degree)
-    values = pair_eigenvalues(dim, max_degree)
-    values[:, 1:] /= n_keys
-    k, l = np.nonzero(np.outer(counts, counts))  # noqa: E741 (the paper's letters)
-    order = np.argsort(-values[k, l], kind="stable")
-    k, l = k[order], l[order]  # noqa: E741
-    return Spectrum(values[k, l], counts[k] * counts[l], np.stack([k, l], axis=1), attention_trace(dim, n_keys))
+def degree_ladder(bias: Bias, lowest: int = 0) -> Iterator[int]:
+    """The degrees at which ever finer spectra are made, from ``lowest`` on."""
+    ladder = (4, 6, 8, 12, MAX_BIASED_DEGREE) if bias else tuple(2**i for i in range(2, 11))
+    return (degree for degree in ladder if degree >= min(lowest, ladder[-1]))
+
+
+def attention_levels(dim: int, n_keys: int, bias: Bias, max_degree: int) -> Spectrum:
+    """All levels with degrees up to ``max_degree`` in query and key."""
+    if bias:
+        parts = [(block, block.levels(n_keys)[0]) for block in biased_blocks(dim, bias.unit, max_degree)[:-1]]
+        values = np.concatenate([found for _, found in parts])
+        counts = np.concatenate([np.full(len(found), float(block.dimension)) for block, found in parts])
+        degrees = np.concatenate([np.tile(block.label, (len(found), 1)) for block, found in parts])
+    else:
+        table = pair_eigenvalues(dim, max_degree)
+        table[:, 1:] /= n_keys
+        harmonics = multiplicity_table(dim, max_degree)
+        k, l = np.nonzero(np.outer(harmonics, harmonics))  # noqa: E741 (the paper's letters)
+        values, counts, degrees = table[k, l], harmonics[k] * harmonics[l], np.stack([k, l], axis=1)
+    order = np.argsort(-values, kind="stable")
+    return Spectrum(bias.gain * values[order], counts[order], degrees[order], mean_diagonal(dim, n_keys, bias))
 
 
 def multiplicity_table(dim: int, max_degree: int) -> Float[np.ndarray, " k"]:
@@ -130,76 +167,59 @@ def multiplicity_table(dim: int, max_degree: int) -> Float[np.ndarray, " k"]:
     return np.array(counts)
 
 
-def pair_eigenvalues(dim: int, max_degree: int) -> Float[np.ndarray, "k l"]:
-    """μ_kl = ∫∫ κ((1+s)(1+t)/4) (1+t) P_k(s) P_l(t) τ(ds) τ(dt), for k, l ≤ K.
+def attention_trace(dim: int, n_keys: int, law: GaussianHeads | None = None) -> float:
+    """E K(x, x) under the sphere law.
 
-    By Rodrigues' formula ∫ ((1+s)/2)^n P_k(s) τ(ds) = j_n r_k(n), with j_n = Π_{i<n} (d−1+2i)/(2(d−1+i)) and
-    r_k(n) = Π_{i<k} (n−i)/(n+i+d−1), so that with κ = Σ a_n ρ^n
-
-        μ_kl = 2 Σ_n a_n j_n j_{n+1} r_k(n) r_l(n+1).
-
-    Every term is positive, so every eigenvalue has full relative accuracy at any d and degree. The terms
-    fall like n^{−d−3/2} only; beyond 10 K the sum over n is done as an integral with end corrections.
+    Zero-mean heads: 1/N + (1 − 1/N) ∫ κ((1+t)/2) (1+t) τ(dt), the integral being 2 Σ_n a_n j_{n+1}. Heads with a mean,
+    with m = cu + c_0: (1/N) E 2σ(m+z)² + (1 − 1/N) 2 Σ_k (1/k!) Σ_q g_{k+1}(q) N_q (∫ h_k(m) P_q dτ)².
 
     Examples
     --------
-    >>> pair_eigenvalues(dim=8, max_degree=1).round(6)
-    array([[0.237284, 0.03788 ],
-           [0.010545, 0.002486]])
+    >>> round(attention_trace(dim=8, n_keys=8), 6), round(attention_trace(6, 4, GaussianHeads(mean=1.0)), 6)
+    (0.412321, 0.568796)
     """
-    if dim == 1:
-        return _pair_eigenvalues_on_the_line(max_degree)
-    start = 2 * (5 * max_degree + 2 * dim + 100)
-    order = np.concatenate([[0.0, 1.0], np.arange(2.0, start, 2.0)])
-    weight = np.ones_like(order)
-    tail, tail_weight = tail_nodes(start)
-    order, weight = np.concatenate([order, tail]), np.concatenate([weight, tail_weight])
-    log_moments = _log_moment(order, dim) + _log_moment(order + 1, dim)
-    weight = 2 * weight * series_coefficients(order) * np.exp(log_moments)
-    return np.asarray((_ratios(order, dim, max_degree) * weight) @ _ratios(order + 1, dim, max_degree).T)
+    return mean_diagonal(check_count(dim, "dim"), check_count(n_keys, "n_keys"), bias_of(law, dim))
 
 
-def _log_moment(order: np.ndarray, dim: int) -> np.ndarray:
-    """The logarithm of ∫ ((1+s)/2)^n τ(ds): the moments of a Beta(h, h) variable, h = (d−1)/2."""
-    h = (dim - 1) / 2
-    at_zero = log_gamma_ratio(np.array([h]), h)
-    return np.asarray(log_gamma_ratio(order + h, h) - at_zero)
-
-
-def _ratios(order: np.ndarray, dim: int, max_degree: int) -> np.ndarray:
-    """r_k(n) for k = 0 … K, shape (K+1, nodes)."""
-    ratios = np.empty((max_degree + 1, len(order)))
-    ratios[0] = 1.0
-    for i in range(max_degree):
-        ratios[i + 1] = ratios[i] * (np.maximum(order - i, 0.0) / (order + i + dim - 1))
-    return ratios
-
-
-def _pair_eigenvalues_on_the_line(max_degree: int) -> np.ndarray:
-    """Dimension one: tokens are ±1, the pair kernel is 1 at (1, 1), 1/π at (−1, 1) and 0 at t = −1."""
-    values = np.zeros((max_degree + 1, max_degree + 1))
-    for k in range(max_degree + 1):
-        values[k, :] = (1.0 + (-1.0) ** k / math.pi) / 4
-    return values
-
-
-def attention_trace(dim: int, n_keys: int) -> float:
-    """E K(x, x) = 1/N + (1 − 1/N) ∫ κ((1+t)/2) (1+t) τ(dt) under the sphere law.
-
-    The integral is 2 Σ_n a_n j_{n+1}: positive terms, summed like :func:`pair_eigenvalues`.
-
-    Examples
-    --------
-    >>> round(attention_trace(dim=8, n_keys=8), 6)
-    0.412321
-    """
-    if dim == 1:
-        between = 0.5
+def mean_diagonal(dim: int, n_keys: int, bias: Bias) -> float:
+    """E K(x, x) of heads with a bias."""
+    if bias:
+        alone, between = _biased_diagonals(dim, bias.unit)
+    elif dim == 1:
+        alone, between = 1.0, 0.5
     else:
-        start = 2 * (2 * dim + 100)
-        order = np.concatenate([[0.0, 1.0], np.arange(2.0, start, 2.0)])
-        tail, tail_weight = tail_nodes(start)
-        weight = np.concatenate([np.ones_like(order), tail_weight])
-        order = np.concatenate([order, tail])
-        between = float(2 * np.sum(weight * series_coefficients(order) * np.exp(_log_moment(order + 1, dim))))
-    return 1 / n_keys + (1 - 1 / n_keys) * between
+        order, weight = series_nodes(2 * (2 * dim + 100))
+        alone, between = 1.0, float(2 * np.sum(weight * np.exp(log_moment(order + 1, dim))))
+    return bias.gain * (alone / n_keys + (1 - 1 / n_keys) * between)
+
+
+@lru_cache(maxsize=256)
+def _biased_diagonals(dim: int, bias: Bias) -> tuple[float, float]:
+    """The mean of a pair's kernel with itself, and of two keys of one query.
+
+    The series of the second falls like k^{−2−d/2}; beyond the last term it is continued by that law.
+    """
+    last, nodes = (2000, 400) if dim < 8 else (400, 160)
+    u, weights = roots_jacobi(nodes, (dim - 3) / 2, (dim - 3) / 2)
+    weights = weights / weights.sum()
+    scores = bias.slope * u + bias.corner
+    moments = hermite_moments(scores, last + 1)
+    order = np.arange(last + 2.0)
+    zonal = orthonormal_zonal(dim, min(nodes // 2, 40 + int(2 * abs(bias.slope) * math.sqrt(last))), u)
+    parts = np.square((moments * weights) @ zonal.T).T
+    ratios = harmonic_ratios(order[1:], dim, len(zonal) - 1)
+    terms = 2 * np.exp(log_moment(order[1:], dim)) * np.sum(ratios * parts, axis=0)
+    between = float(terms.sum()) + float(terms[-2:].mean()) * last / (1 + dim / 2)
+    return float(weights @ second_moment(scores)), between
+
+
+def orthonormal_zonal(dim: int, max_degree: int, u: Float[np.ndarray, " n"]) -> Float[np.ndarray, "q n"]:
+    """N_q^{1/2} P_q(u) for q ≤ max_degree, by the recurrence that J is in the block (0, 0)."""
+    q = np.arange(1.0, max_degree + 1)
+    steps = np.sqrt(np.where(q == 1, 1 / dim, q * (q + dim - 3) / ((2 * q + dim - 2) * np.maximum(2 * q + dim - 4, 1))))
+    values = np.ones((max_degree + 1, len(u)))
+    before = np.zeros(len(u))
+    for i in range(max_degree):
+        values[i + 1] = (u * values[i] - (steps[i - 1] * before if i else 0.0)) / steps[i]
+        before = values[i]
+    return values

@@ -1,0 +1,355 @@
+"""The exact spectrum of heads with a mean: the algebra of its blocks, its limits, its trace, and Gram matrices."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.special import roots_jacobi
+
+from keyhole.heads import GaussianHeads
+from keyhole.kernels import attention_kernel
+from keyhole.targets import Correlation, QueryPower, TokenPower, monomial, sphere_sets
+from keyhole.theory import (
+    attention_spectrum,
+    attention_trace,
+    best_bias,
+    best_ridge_curve,
+    biased_norm_bound,
+    harmonic_count,
+    learning_curve,
+    pair_eigenvalues,
+    pair_powers,
+    rkhs_norm,
+    samples_needed,
+)
+from keyhole.theory.biased import hermite_moments
+from keyhole.theory.blocks import (
+    Bias,
+    bias_of,
+    biased_blocks,
+    block_labels,
+    block_states,
+    correlation_matrix,
+    irrep_dimension,
+    single_block,
+    target_vectors,
+)
+from keyhole.theory.moments import harmonic_ratios, log_moment
+from keyhole.theory.spectrum import orthonormal_zonal
+
+
+def commutator(dim, a, b, degree, scale=1.0):
+    """[[Δ_0, u], u] − 2(1 − u²) in a block, on the states whose neighbours' neighbours are all there."""
+    states = block_states(dim, a, b, degree)
+    u = scale * correlation_matrix(dim, a, b, states).toarray()
+    p = np.abs(states[:, 0])
+    laplacian = np.diag(-p * (p + dim - 2.0))
+    inner = laplacian @ u - u @ laplacian
+    inside = np.abs(states).max(axis=1) <= degree - 2
+    return (inner @ u - u @ inner - 2 * (np.eye(len(u)) - u @ u))[np.ix_(inside, inside)]
+
+
+@pytest.mark.parametrize("dim", [2, 3, 4, 5, 6, 17, 512])
+def test_multiplication_by_the_correlation_obeys_its_commutator(dim):
+    """[[Δ_0, u], u] = 2 (1 − u²), since |∇u|² = 1 − u² on the sphere of the query."""
+    for a, b in block_labels(dim, 3):
+        assert np.abs(commutator(dim, a, b, 10)).max() < 1e-10
+    # broken twin: u one percent too large
+    assert np.abs(commutator(dim, 1, 0, 10, scale=1.01)).max() > 1e-3
+
+
+@pytest.mark.parametrize("dim", [3, 4, 5, 9])
+def test_the_trivial_block_is_gegenbauers_recurrence(dim):
+    """u P_k = [(k+d−2) P_{k+1} + k P_{k−1}]/(2k+d−2), between orthonormal polynomials."""
+    states = block_states(dim, 0, 0, 12)
+    u = correlation_matrix(dim, 0, 0, states).toarray()
+    k = np.arange(12)
+    counts = np.array([harmonic_count(dim, j) for j in range(13)], dtype=float)
+    up = np.where(k == 0, 1.0, (k + dim - 2) / (2 * k + dim - 2)) * np.sqrt(counts[:-1] / counts[1:])
+    np.testing.assert_allclose(np.diag(u, 1), up, rtol=1e-12)
+
+
+@pytest.mark.parametrize("dim", [2, 3, 4, 5, 6, 40])
+def test_irreps_fill_the_products_of_harmonics(dim):
+    """Σ dim(a, b) over the irreps in H_p ⊗ H_q is N_p N_q."""
+    for p in range(4):
+        for q in range(5):
+            total = 0
+            for a, b in block_labels(dim, 5):
+                states = np.abs(block_states(dim, a, b, 5))
+                total += irrep_dimension(dim, a, b) * int((states == (p, q)).all(axis=1).sum())
+            assert total == harmonic_count(dim, p) * harmonic_count(dim, q)
+
+
+@pytest.mark.parametrize(("dim", "mean"), [(3, 1.0), (6, 2.0)])
+def test_a_block_is_its_quadrature(dim, mean):
+    """The block (0, 0) by Gauss's quadrature in u: A = 2 Σ_k <h_k p_i p_s> g_k(s) g_{k+1}(s) <p_s p_j h_k>/k!."""
+    u, weights = roots_jacobi(300, (dim - 3) / 2, (dim - 3) / 2)
+    zonal = orthonormal_zonal(dim, 60, u)
+    moments = hermite_moments(mean * u + 0.2, 900)
+    order = np.arange(900.0)
+    diagonal = 2 * np.exp(log_moment(order, dim) + log_moment(order + 1, dim))
+    diagonal = diagonal * harmonic_ratios(order, dim, 60) * harmonic_ratios(order + 1, dim, 60)
+    entries = [(zonal[:7] * (h * weights / weights.sum())) @ zonal.T for h in moments]
+    want = sum((entry * diagonal[:, k]) @ entry.T for k, entry in enumerate(entries))
+    block = single_block(dim, Bias(mean, 0.2), (0, 0), 6)
+    got = block.factor.T @ block.factor
+    # within the stated bound, a tenth of the smallest eigenvalue of zero-mean heads
+    assert np.linalg.norm(got - want, 2) < 0.1 * pair_eigenvalues(dim, 6)[6, 6]
+    # broken twin: without the term k = 3
+    assert np.linalg.norm((entries[3] * diagonal[:, 3]) @ entries[3].T, 2) > pair_eigenvalues(dim, 6)[6, 6]
+
+
+@pytest.mark.parametrize("dim", [2, 3, 5, 64])
+def test_without_a_mean_it_is_the_spectrum_of_zero_mean_heads(dim):
+    """At c = 0 the level (k, l) splits into its irreps, eigenvalues unchanged; small c changes them little."""
+    plain = attention_spectrum(dim, 4, max_degree=4)
+    for slope, tolerance in ((1e-9, 1e-3), (1e-3, 0.02)):
+        law = GaussianHeads(mean=slope)
+        split = attention_spectrum(dim, 4, max_degree=4, law=law)
+        counts = np.cumsum(plain.multiplicities)
+        others = np.cumsum(split.multiplicities)
+        for share in (0.0, 1e-6, 0.01, 0.3):
+            place = share * counts[-1]
+            want = plain.eigenvalues[np.searchsorted(counts, place, side="right")]
+            got = split.eigenvalues[np.searchsorted(others, place, side="right")]
+            assert math.isclose(got, want, rel_tol=tolerance)
+        assert others[-1] == counts[-1]
+        assert math.isclose(split.trace, plain.trace, rel_tol=1e-2 * slope + 1e-9)
+
+
+def test_values_of_the_specification():
+    spectrum = attention_spectrum(6, 4, max_degree=8, law=GaussianHeads(mean=1.0))
+    want = [0.278665, 0.0210985, 0.010433, 0.00167811, 0.00133362, 0.00113399, 0.000757826]
+    np.testing.assert_allclose(spectrum.eigenvalues[:7], want, rtol=5e-6)
+    assert spectrum.multiplicities[:7].tolist() == [1, 6, 6, 1, 20, 15, 20]
+    assert spectrum.degrees[:7].tolist() == [[0, 0], [1, 0], [1, 0], [0, 0], [2, 0], [1, 1], [2, 0]]
+
+
+def test_the_scale_only_multiplies():
+    """(c, scale) has (2·scale)² times the spectrum of (c/(2·scale), 1/2); a corner goes along."""
+    mean = np.diag([1.5, 1.5, 1.5, 0.6])
+    wide = attention_spectrum(3, 2, max_degree=4, law=GaussianHeads(mean=mean, scale=0.75))
+    unit = attention_spectrum(3, 2, max_degree=4, law=GaussianHeads(mean=mean / 1.5))
+    np.testing.assert_allclose(wide.eigenvalues, 2.25 * unit.eigenvalues)
+    zero = attention_spectrum(3, 2, max_degree=4, law=GaussianHeads(scale=0.75))
+    np.testing.assert_allclose(zero.eigenvalues, 2.25 * attention_spectrum(3, 2, max_degree=4).eigenvalues)
+
+
+def mean_diagonal_by_quadrature(dim, mean, corner):
+    """E K(x,x) for two keys: (1/2) of E 2σ(m+z)², and of κ over two keys of one query, a triple integral."""
+    u, wu = roots_jacobi(24, (dim - 3) / 2, (dim - 3) / 2)
+    v, wv = roots_jacobi(200, (dim - 4) / 2, (dim - 4) / 2)
+    wu, wv = wu / wu.sum(), wv / wv.sum()
+    z, wz = np.polynomial.hermite_e.hermegauss(200)
+    wz = wz / wz.sum()
+    alone = wu @ (2 * np.maximum(mean * u[:, None] + corner + z, 0.0) ** 2 @ wz)
+    order = np.arange(400)
+    moments = hermite_moments(mean * u + corner, 400)
+    between = 0.0
+    for i, x in enumerate(u):
+        for j, y in enumerate(u):
+            t = x * y + math.sqrt((1 - x * x) * (1 - y * y)) * v
+            series = ((1 + t[:, None]) / 2) ** order @ (moments[:, i] * moments[:, j])
+            between += wu[i] * wu[j] * (wv @ (series * (1 + t)))
+    return (alone + between) / 2
+
+
+@pytest.mark.parametrize(("dim", "mean", "corner"), [(4, 1.0, 0.0), (6, 2.0, 0.3)])
+def test_the_trace_is_the_mean_diagonal(dim, mean, corner):
+    """To 1e-4: kinks of σ limit the quadrature it is compared with; the limits below are exact."""
+    law = GaussianHeads(mean=np.diag([mean] * dim + [corner]))
+    assert math.isclose(attention_trace(dim, 2, law), mean_diagonal_by_quadrature(dim, mean, corner), rel_tol=1e-4)
+
+
+@pytest.mark.parametrize("dim", [2, 3, 8])
+def test_the_trace_is_continuous_and_exhausted(dim):
+    """It meets the zero-mean trace to 1e-9 as c → 0, and levels up to rising degrees approach it to 1e-3."""
+    assert math.isclose(attention_trace(dim, 3, GaussianHeads(mean=1e-12)), attention_trace(dim, 3), rel_tol=1e-9)
+    left = [attention_spectrum(dim, 3, max_degree=d, law=GaussianHeads(mean=1.0)).remainder for d in (2, 4, 8)]
+    assert left[0] > left[1] > left[2] > 0
+    assert left[2] < 2e-3
+
+
+LEVELS = 8
+
+
+def standard_errors_off(dim, n_keys, mean, n, draws, seed, of=None):
+    """Mean eigenvalues of Gram matrices by level, in standard errors from second-order perturbation theory."""
+    law = GaussianHeads(mean=mean)
+    spectrum = attention_spectrum(dim, n_keys, max_degree=8, law=of or law)
+    values, counts = spectrum.eigenvalues, spectrum.multiplicities
+    groups = [slice(0, 1), slice(1, 1 + dim), slice(1 + dim, 1 + 2 * dim)]
+    expected = []
+    for level in range(3):
+        others = np.arange(len(values)) != level
+        push = np.sum(counts[others] * values[others] / (values[level] - values[others]))
+        expected.append(values[level] * (1 + push / n) + spectrum.remainder / n)
+    found = []
+    for draw in range(draws):
+        sets = sphere_sets(n, n_keys, dim, 1000 * seed + draw)
+        gram = np.linalg.eigvalsh(attention_kernel(sets, law=law) / n)[::-1]
+        found.append([gram[group].mean() for group in groups])
+    error = np.std(found, axis=0, ddof=1) / math.sqrt(draws)
+    return np.abs(np.mean(found, axis=0) - expected) / error
+
+
+@pytest.mark.parametrize(("dim", "n_keys", "mean"), [(3, 2, 1.0), (4, 4, 0.5), (6, 4, 1.0), (10, 3, 2.0)])
+def test_levels_of_gram_matrices(dim, n_keys, mean, seed):
+    # the standard error comes from eight draws itself: ten of it are as rare as five of a known one
+    assert standard_errors_off(dim, n_keys, mean, n=250, draws=8, seed=seed).max() < 10
+
+
+def test_forgetting_the_mean_is_noticed(seed):
+    """Broken twin: zero-mean heads predicted for biased ones."""
+    assert standard_errors_off(6, 4, 4.0, n=400, draws=8, seed=seed, of=GaussianHeads(mean=1e-9)).max() > 12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dim", "n_keys", "mean"), [(3, 2, 1.0), (4, 4, 0.5), (6, 4, 1.0), (10, 3, 2.0)])
+def test_levels_of_larger_gram_matrices(dim, n_keys, mean, seed):
+    assert standard_errors_off(dim, n_keys, mean, n=1500, draws=10, seed=seed).max() < 8
+
+
+E1 = np.eye(4)[0]
+TARGETS = [
+    QueryPower(3, 4),
+    TokenPower(4, 4),
+    Correlation(2, 4),
+    monomial(4, pairs=[(None, 2)], query=[(np.array([0.0, 1.0, 0.0, 0.0]), 3)]),
+    Correlation(1, 4) + 0.5 * TokenPower(1, 4, beta=np.array([0.6, 0.8, 0.0, 0.0])) - QueryPower(2, 4),
+    TokenPower(2, 2) + Correlation(1, 2),
+]
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=repr)
+def test_powers_in_the_blocks_are_those_of_the_harmonics(target):
+    """Squares of the vectors on |p, q>, summed over blocks, are |P_pq F|²."""
+    powers = pair_powers(target)
+    found = np.zeros((7, 7))
+    for (a, b), vectors in target_vectors(target, 6).items():
+        p, q = np.abs(block_states(target.dim, a, b, 6)).T
+        np.add.at(found, (p, q), np.square(vectors).sum(axis=1))
+    np.testing.assert_allclose(found[: powers.shape[0], : powers.shape[1]], powers, atol=1e-14, rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "target", [TARGETS[2], Correlation(0, 4) - 2 * monomial(4, pairs=[(None, 1)], query=[(E1, 1)])]
+)
+def test_a_vector_is_its_function(target, seed):
+    """<F, K F> of a pair's kernel is tᵀ A t: by Monte Carlo over two independent pairs."""
+    law, dim = GaussianHeads(mean=1.0), target.dim
+    pairs = sphere_sets(1500, 1, dim, seed)
+    y, gram = target(pairs), attention_kernel(pairs, law=law)
+    products = gram * np.outer(y, y)
+    n = len(y)
+    mean = (products.sum() - np.trace(products)) / (n * (n - 1))
+    rows = (products.sum(axis=1) - np.diag(products)) / (n - 1)
+    error = 2 * rows.std() / math.sqrt(n)
+    want = 0.0
+    blocks = {block.label: block for block in biased_blocks(dim, Bias(1.0), 6)}
+    for label, vectors in target_vectors(target, 6).items():
+        want += float(np.square(blocks[label].factor @ vectors).sum())
+    assert abs(mean - want) < 6 * error
+    # broken twin: on a wrong state
+    other = target_vectors(target, 6).items()
+    wrong = sum(float(np.square(blocks[label].factor @ v[::-1]).sum()) for label, v in other)
+    assert abs(mean - wrong) > 6 * error
+
+
+def test_norms_settle_and_interpolation_stays_below(seed):
+    """Block (0, 0), d = 3, c = 1: 1, u, u²; block (1, 0), d = 6, c = 1/2: the correlation family.
+
+    The specification has 53.5, 134, 346 and 14.43, 80.9, 547, 2911, with its series cut at about k = 60; the
+    quadrature of test_a_block_is_its_quadrature, with 3000 terms and 20 states, has 53.320, 132.743, 342.389.
+    """
+    law = GaussianHeads(mean=1.0)
+    norms = [rkhs_norm(monomial(3, pairs=[(None, q)]), law) for q in range(3)]
+    np.testing.assert_allclose(norms, [53.32, 132.743, 342.39], rtol=1e-3)
+    np.testing.assert_allclose(norms, [53.5, 134, 346], rtol=0.015)
+    family = [rkhs_norm(Correlation(q, 6), GaussianHeads(mean=0.5)) for q in range(4)]
+    np.testing.assert_allclose(family, [14.43, 80.9, 547, 2911], rtol=0.015)
+    sets = sphere_sets(500, 1, 3, seed)
+    y, gram = np.ones(500), attention_kernel(sets, law=law) + 1e-12 * np.eye(500)
+    risen = [float(y[:n] @ np.linalg.solve(gram[:n, :n], y[:n])) for n in (100, 500)]
+    assert risen[0] <= risen[1] <= norms[0]
+    assert risen[1] > 0.5 * norms[0]
+
+
+def test_the_norm_is_the_zero_mean_norm_in_the_limit_and_a_bound_lies_below():
+    target = Correlation(1, 6)
+    assert math.isclose(rkhs_norm(target, GaussianHeads(mean=1e-6)), rkhs_norm(target), rel_tol=2e-3)
+    assert math.isclose(rkhs_norm(target, GaussianHeads(scale=1.0)), rkhs_norm(target) / 4, rel_tol=1e-12)
+    near = biased_norm_bound(target, 1e-3 * pair_powers(target).sum(), mean=0.5)
+    assert near.norm > 0.3 * rkhs_norm(target, GaussianHeads(mean=0.5))
+
+
+def test_a_norm_that_does_not_settle_is_refused():
+    with pytest.raises(ValueError, match=r"does not settle up to degree \d+.*biased_norm_bound"):
+        rkhs_norm(Correlation(3, 64), GaussianHeads(mean=1.0))
+
+
+def relative(target, n_keys):
+    powers = pair_powers(target)
+    return float(powers[1:, 0].sum() + powers[:, 1:].sum() / n_keys)
+
+
+def test_the_advantage_of_the_bias_grows_with_the_power():
+    """d = 5, N = 8, 5 % error: 220, 2.9e3, 1.0e4 samples without and 294, 1.4e3, 2.5e3 with a bias, q = 1, 2, 3."""
+    ratios = []
+    for q in (1, 2, 3):
+        target = Correlation(q, 5)
+        error = 0.05 * relative(target, 8)
+        needed = [samples_needed(target, 8, error, law=GaussianHeads(mean=c)) for c in (0.0, 1.0)]
+        ratios.append(needed[0] / needed[1])
+    np.testing.assert_allclose(ratios, [0.75, 2.07, 4.0], rtol=0.03)
+
+
+def test_the_bias_helps_first_and_hinders_later():
+    """f_{2,2}, d = N = 10: the best c falls with n, and far beyond the samples needed c = 0 wins."""
+    best = best_bias(Correlation(2, 10), [1e4, 1e6], 10, means=(0.5, 1.0))
+    assert best.mean.tolist() == [1.0, 0.0]
+    assert best.error[0] < 0.3 * best.unbiased[0]
+    assert best.handicap[1] == 0.0
+    curve = best_ridge_curve(Correlation(2, 10), [1e4, 1e6], 10, law=GaussianHeads(mean=1.0))
+    np.testing.assert_allclose(curve.error, best.errors[:, 2])
+
+
+def test_prediction_meets_kernel_ridge(seed):
+    """Kernel ridge with biased heads, d = 6, N = 4, f_{2,1} and f_{2,2}: within 10 % and five standard errors."""
+    law = GaussianHeads(mean=1.0)
+    for q, ridge in ((1, 1e-4), (2, 1e-5)):
+        target, n = Correlation(q, 6), 250
+        errors = []
+        for fit in range(6):
+            sets = sphere_sets(n + 400, 4, 6, 100 * seed + fit)
+            gram, y = attention_kernel(sets, law=law), target(sets)
+            weights = np.linalg.solve(gram[:n, :n] + n * ridge * np.eye(n), y[:n])
+            errors.append(np.mean((gram[n:, :n] @ weights - y[n:]) ** 2))
+        predicted = float(learning_curve(target, n, 4, ridge, law=law))
+        error = np.std(errors, ddof=1) / math.sqrt(len(errors))
+        assert abs(np.mean(errors) - predicted) < 5 * error + 0.1 * predicted
+        # broken twin: heads without a mean
+        if q == 1:
+            assert abs(np.mean(errors) - float(learning_curve(target, n, 4, ridge))) > 5 * error
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: bias_of(GaussianHeads(mean=np.diag([1.0, 2.0, 0.0])), 2), r"entry \(1, 1\) is 2.*empirical_curve"),
+        (lambda: bias_of("biased", 3), r"must be kh.GaussianHeads.*'biased'.*empirical_curve"),
+        (lambda: bias_of(GaussianHeads(mean=1.0), 1), "dimension 2 or more"),
+        (lambda: learning_curve(Correlation(1, 3), 10, 2, 0.1, model="mlp", law=GaussianHeads()), "leave out"),
+        (lambda: learning_curve(Correlation(17, 3), 10, 2, 0.1, law=GaussianHeads(mean=1.0)), "degree 18"),
+        (lambda: attention_spectrum(3, 2, 40, law=GaussianHeads(mean=1.0)), "at most 16"),
+        (lambda: best_bias(Correlation(1, 3), 10, 2, means=(1.0, 0.5)), "rising order"),
+        (
+            lambda: learning_curve(Correlation(1, 3) * QueryPower(1, 3), 10, 2, 0.1, law=GaussianHeads(mean=1.0)),
+            "no product of a power of <x_0, x_i> and a power of one direction.*empirical_curve",
+        ),
+    ],
+)
+def test_what_has_no_closed_form_is_refused_in_words(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
