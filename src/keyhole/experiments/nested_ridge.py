@@ -52,7 +52,7 @@ def nested_grams(
     largest M, and those of the last M mod 64 heads of each other.
     """
     if None in heads:
-        yield None, *_exact(model, train, test)
+        yield None, *exact_kernels(model, train, test)
     finite = sorted({m for m in heads if m is not None})
     gram, cross, done = _zeros(train, test, last=not finite)
     for m in finite:
@@ -75,7 +75,8 @@ def _zeros(train: SetBatch, test: SetBatch, *, last: bool) -> tuple[np.ndarray, 
     return np.zeros((n, n), order="F"), np.zeros((len(test), n)), 0
 
 
-def _exact(model: str, train: SetBatch, test: SetBatch) -> tuple[np.ndarray, np.ndarray]:
+def exact_kernels(model: str, train: SetBatch, test: SetBatch) -> tuple[np.ndarray, np.ndarray]:
+    """The kernel of infinitely many heads among training sets, in Fortran order, and of test against training sets."""
     if model == "mlp":
         return mlp_kernel(train).T, mlp_kernel(test, train)
     law = LAWS[model]

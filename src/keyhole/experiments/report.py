@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 
 from keyhole import theory
-from keyhole.experiments.tables import Row, write_csv
 from keyhole.notation import Notation, parse_target
-from keyhole.plotting import plot_predicted_curves
+from keyhole.report import Chart, Series
 from keyhole.theory import Spectrum, pair_powers
+
+Row = dict[str, Any]
 
 MODELS = {"attention": ("attention",), "mlp": ("mlp",), "both": ("attention", "mlp")}
 
@@ -262,7 +263,14 @@ def curve_rows(config: Config, points: int = 30) -> list[Row]:
 
 
 def plot(rows: Sequence[Row], config: Config, folder: Path) -> list[Path]:
-    """Write the rows and draw the curves."""
-    path = write_csv(rows, folder / "theory.csv")
-    title = f"{rows[0]['target']}\n{config.describe()}"
-    return [path, *plot_predicted_curves(rows, folder / "theory", title=title)]
+    """Draw the curves, and write the rows beside them."""
+    from keyhole.report.html import write_chart
+
+    series = [
+        Series(model, [row["n"] for row in own], [row["error"] for row in own], look="line", role=model)
+        for model in MODELS[config.model]
+        for own in [[row for row in rows if row["model"] == model]]
+    ]
+    title = f"{rows[0]['target']}: {config.describe()}"
+    labels = ("training sets n", "predicted test error")
+    return write_chart(Chart("theory", title, *labels, series, rows, x_log=True, y_log=True), folder)

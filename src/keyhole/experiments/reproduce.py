@@ -20,10 +20,11 @@ FIGURES = {
     "averages": "averages",
     "correlation": "correlation",
     "rotation": "rotation",
-    "heads": "heads_curve",
+    "head-count": "head_count",
     "complexity": "complexity_order",
     "dimension": "dimension_length",
     "learner": "theorem_learner",
+    "prediction": "prediction",
 }
 """Figures made of cells, in the order of the report, and their modules here."""
 

@@ -14,10 +14,11 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from keyhole._files import write_whole
 from keyhole.plotting import draw_chart, draw_heat_map
 from keyhole.report.charts import chart_data, heat_map_data, legend_key
 from keyhole.report.document import Chart, HeatMap, Report, Section, Series, Table, Verdict
-from keyhole.report.files import csv_bytes, rows_behind, safe_names, write_whole
+from keyhole.report.files import csv_bytes, rows_behind, safe_names
 from keyhole.report.palette import Ink, inks_of, role_of
 from keyhole.report.words import as_html, as_json, as_plain, column, is_numeric, number
 
@@ -73,6 +74,13 @@ def write_report(report: Report, folder: Path) -> list[Path]:
     # the page last: whoever finds it finds what it links to
     page = write_whole(_page(report, placed, inks).encode(), folder / "report.html")
     return [page, *written]
+
+
+def write_chart(chart: Chart, folder: Path) -> list[Path]:
+    """Write one chart as ``NAME.svg`` and ``.png``, and its rows as ``NAME.csv``."""
+    inks = inks_of(Report("", "", [Section("", "", "", [chart])]))
+    files = _files(_Placed(chart, chart.name), inks)
+    return [write_whole(content, folder / f"{chart.name}.{suffix}") for suffix, content in files.items()]
 
 
 def _files(item: _Placed, inks: dict[str, Ink]) -> dict[str, bytes]:
