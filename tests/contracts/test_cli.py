@@ -168,3 +168,13 @@ def test_slips_are_refused_with_their_name(arguments, words):
     output = invoke("theory", *arguments, code=2).stderr
     for word in words:
         assert word in output
+
+
+@pytest.mark.parametrize(
+    "command", [("reproduce",), ("lens", "digits"), ("theory", "--out", "x"), ("heads", "x.safetensors", "--out", "x")]
+)
+def test_without_the_packages_that_draw_the_extra_is_named(command, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("keyhole.report.html.find_spec", lambda name: None if name == "plotly" else object())
+    assert "needs plotly: pip install 'keyhole[lab]'" in invoke(*command, code=2).stderr
+    assert not list(tmp_path.iterdir())

@@ -11,7 +11,7 @@ from keyhole.cli import app
 from keyhole.datasets import Dataset
 from keyhole.lens import Config, look
 from keyhole.lens.answers import extrapolate
-from keyhole.lens.findings import Curve, Measured, difference
+from keyhole.lens.findings import HeldOutCurve, Measured, difference
 
 DIM, KEYS = 3, 4
 # no clock decides in these tests: the budget is far away, and no law is learned unless a test is about that
@@ -137,10 +137,10 @@ def test_sets_that_are_all_alike(shape, seed):
 def test_the_extrapolation_is_geometric():
     """Errors 9, 5, 3: gains 4, 2, so the next is 1."""
     losses = tuple(np.full(50, e) for e in (9.0, 5.0, 3.0))
-    gain, error, now, later = extrapolate(Curve("c", "attention", (1, 2, 4), losses))
+    gain, error, now, later = extrapolate(HeldOutCurve("c", "attention", (1, 2, 4), losses))
     assert (gain, error, now, later) == (1.0, 0.0, 3.0, 2.0)
     steep = tuple(np.full(50, e) for e in (9.0, 6.0, 2.0))  # never below zero: a third is left each time
-    assert extrapolate(Curve("c", "attention", (1, 2, 4), steep))[3] == pytest.approx(2 / 3)
+    assert extrapolate(HeldOutCurve("c", "attention", (1, 2, 4), steep))[3] == pytest.approx(2 / 3)
 
 
 def test_differences_are_paired(rng):

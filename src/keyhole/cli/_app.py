@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.markup import escape
 from rich.table import Table
+
+from keyhole.report.document import Row
 
 app = typer.Typer(
     help="One attention layer with frozen random heads: closed-form learning on sets with a query.",
@@ -27,7 +29,8 @@ def _root(
         raise typer.Exit
 
 
-def or_refuse(question: Callable[[], Any]) -> Any:
+def answer_or_exit(question: Callable[[], Any]) -> Any:
+    """The answer; or, where the question is refused with a ValueError, its message and exit code 2."""
     try:
         return question()
     except ValueError as error:
@@ -40,16 +43,23 @@ def refuse(message: str) -> NoReturn:
     raise typer.Exit(2)
 
 
-def number(value: Any, digits: int = 4) -> str:
-    if value is None:
-        return "–"
-    if isinstance(value, int) and abs(value) < 10**9:
-        return f"{value:,}"
-    return value if isinstance(value, str) else f"{value:.{digits}g}"
+def require_lab(what: str) -> None:
+    """End with one line where the packages that draw are not installed; called before any long work."""
+    from keyhole.report.html import check_lab
+
+    try:
+        check_lab(what)
+    except ImportError as error:
+        refuse(str(error))
 
 
-def text_table(title: str, rows: list[dict[str, str]]) -> Table:
-    table = Table(*rows[0], title=title, title_justify="left")
+def text_table(title: str, rows: Sequence[Row]) -> Table:
+    """Rows as a table: text as it stands, numbers flush right."""
+    from keyhole.report.words import is_numeric, number
+
+    table = Table(title=title, title_justify="left")
+    for name in rows[0] if rows else ():
+        table.add_column(name, justify="right" if is_numeric([row[name] for row in rows]) else "left")
     for row in rows:
-        table.add_row(*(escape(str(value)) for value in row.values()))  # a bracket is a bracket
+        table.add_row(*(escape(number(value)) for value in row.values()))  # a bracket is a bracket
     return table

@@ -11,7 +11,7 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from keyhole.cli._app import app, or_refuse, text_table
+from keyhole.cli._app import answer_or_exit, app, require_lab, text_table
 
 _HELP = """How far the heads of a trained transformer lean towards the identity.
 
@@ -33,7 +33,9 @@ def heads(
     """Print layers and the verdict; write the report where asked."""
     from keyhole.experiments import heads_of_a_transformer as figure
 
-    findings = or_refuse(lambda: figure.measure(checkpoint, heads, fold_norm=fold_norm))
+    if out is not None:
+        require_lab("--out")
+    findings = answer_or_exit(lambda: figure.measure(checkpoint, heads, fold_norm=fold_norm))
     if as_json:
         typer.echo(json.dumps(figure.as_data(findings), indent=2, allow_nan=False, ensure_ascii=False))
     else:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from keyhole.cli._app import app, or_refuse, refuse, text_table
+from keyhole.cli._app import answer_or_exit, app, refuse, require_lab, text_table
 from keyhole.cli._data import Data, Keys, Missing, Query, SetId, Target, Task, read_data, task_of
 
 _HELP = """What can one attention layer learn from this data?
@@ -48,9 +48,11 @@ def lens(
     from keyhole.activations import check_activation
     from keyhole.groups import POOLINGS
 
-    or_refuse(lambda: check_activation(activation))
+    answer_or_exit(lambda: check_activation(activation))
     if pooling not in POOLINGS:
         refuse(f"--pooling must be one of {', '.join(POOLINGS)}: got {pooling!r}.")
+    if report:
+        require_lab("the report of keyhole lens (--no-report leaves it out)")
     folder = _folder(data, out, overwrite) if report else None
     found = read_data(data, keys=keys, query=query, target=target, set_id=set_id, missing=missing)
     kind = task_of(found.target, task)
@@ -60,7 +62,7 @@ def lens(
     config = Config(kind, budget, heads, activation, pooling, reserve=reserve, seed=seed)
     console = Console(stderr=True)
     with console.status("starting …") as status:
-        findings = or_refuse(lambda: look(found, config, status.update))
+        findings = answer_or_exit(lambda: look(found, config, status.update))
         files = [] if folder is None else _write(findings, folder, status)
     if as_json:
         from keyhole.report.words import as_json as plain  # what is not finite becomes null

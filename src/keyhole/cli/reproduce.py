@@ -15,13 +15,13 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
-from keyhole.cli._app import app, or_refuse, refuse, text_table
+from keyhole.cli._app import answer_or_exit, app, refuse, require_lab, text_table
 
 if TYPE_CHECKING:
     from keyhole.experiments.reproduce import Figure
-    from keyhole.experiments.runner import Plan, Report, Timer
+    from keyhole.experiments.runner import OnFinished, Plan, Timer
     from keyhole.experiments.store import Store
-    from keyhole.report import Report as Document
+    from keyhole.report import Report
 
 LINE_SECONDS = 10.0
 """Between two lines of progress where there is no terminal."""
@@ -33,7 +33,8 @@ def reproduce(
         list[str] | None,
         typer.Argument(
             metavar="[FIGURE …]",
-            help="averages, correlation, rotation, heads, complexity, dimension, learner, transformer; none means all.",
+            help="averages, correlation, rotation, head-count, complexity, dimension, learner, prediction, "
+            "transformer; none means all.",
         ),
     ] = None,
     preset: Annotated[str, typer.Option(help="quick (minutes) or full (an hour on two cores).")] = "quick",
@@ -58,12 +59,13 @@ def reproduce(
     from keyhole.experiments.runner import Plan, RunError
     from keyhole.experiments.store import Store, export
 
-    names = or_refuse(lambda: check_names(figures or []))
-    chosen: list[Figure] = or_refuse(lambda: choose_figures(names, preset, seed, settings or []))
+    require_lab("keyhole reproduce")
+    names = answer_or_exit(lambda: check_names(figures or []))
+    chosen: list[Figure] = answer_or_exit(lambda: choose_figures(names, preset, seed, settings or []))
     console = Console(stderr=as_json)
     start = time.monotonic()
-    with or_refuse(lambda: Store(out / "cells.sqlite")) as store:
-        cells = or_refuse(lambda: {figure.name: figure.cells() for figure in chosen})
+    with answer_or_exit(lambda: Store(out / "cells.sqlite")) as store:
+        cells = answer_or_exit(lambda: {figure.name: figure.cells() for figure in chosen})
         plan = Plan.of([cell for group in cells.values() for cell in group], store)
         try:
             _run(plan, store, {f.name: {cell.key for cell in cells[f.name]} for f in chosen}, scheduler, jobs, console)
@@ -102,7 +104,7 @@ def _run(
 
 
 @contextmanager
-def _progress(timer: Timer, figures: dict[str, set[str]], console: Console) -> Iterator[Report]:
+def _progress(timer: Timer, figures: dict[str, set[str]], console: Console) -> Iterator[OnFinished]:
     """A bar on a terminal, a line now and then elsewhere."""
     if not console.is_terminal:
         yield _lines(timer, figures, console)
@@ -121,7 +123,7 @@ def _progress(timer: Timer, figures: dict[str, set[str]], console: Console) -> I
         yield report
 
 
-def _lines(timer: Timer, figures: dict[str, set[str]], console: Console) -> Report:
+def _lines(timer: Timer, figures: dict[str, set[str]], console: Console) -> OnFinished:
     last = time.monotonic()
 
     def report(keys: Collection[str]) -> None:
@@ -162,14 +164,14 @@ def _stopped(plan: Plan, store: Store, console: Console) -> None:
     raise typer.Exit(130)
 
 
-def _write(report: Document, folder: Path) -> list[Path]:
+def _write(report: Report, folder: Path) -> list[Path]:
     from keyhole.report.html import write_report
 
     files: list[Path] = write_report(report, folder)
     return files
 
 
-def _tell(report: Document, files: list[Path], console: Console) -> None:
+def _tell(report: Report, files: list[Path], console: Console) -> None:
     rows = [
         {"claim": section.title, "verdict": section.verdict.state, "in words": section.verdict.sentence}
         for section in report.sections
@@ -181,7 +183,7 @@ def _tell(report: Document, files: list[Path], console: Console) -> None:
         console.print(f"wrote {path}", soft_wrap=True, highlight=False)
 
 
-def _summary(report: Document, plan: Plan, files: list[Path], tables: list[Path], seconds: float) -> dict[str, Any]:
+def _summary(report: Report, plan: Plan, files: list[Path], tables: list[Path], seconds: float) -> dict[str, Any]:
     return {
         "cells": len(plan.cells),
         "computed": len(plan.missing),

@@ -29,7 +29,7 @@ _CLAIM = (
 
 
 @dataclass(frozen=True)
-class Findings:
+class CheckpointFindings:
     """What was measured in one checkpoint, and the same with the layer norms treated the other way."""
 
     name: str
@@ -51,7 +51,9 @@ class Findings:
         return sum(name is not None for name in self.norms)
 
 
-def measure(path: Path, n_heads: int | None = None, *, fold_norm: bool = True, name: str | None = None) -> Findings:
+def measure(
+    path: Path, n_heads: int | None = None, *, fold_norm: bool = True, name: str | None = None
+) -> CheckpointFindings:
     """Read a checkpoint and measure every head, with and without the scale of the layer norms.
 
     Parameters
@@ -76,7 +78,7 @@ def measure(path: Path, n_heads: int | None = None, *, fold_norm: bool = True, n
     lean, otherwise = lean_of_model(leans[fold_norm]), lean_of_model(leans[not fold_norm])
     # the last part alone: where a file lies is nobody's business
     name = path.resolve().name if name is None else name
-    return Findings(name, checkpoint.model_type, checkpoint.n_heads, fold_norm, tuple(norms), lean, otherwise)
+    return CheckpointFindings(name, checkpoint.model_type, checkpoint.n_heads, fold_norm, tuple(norms), lean, otherwise)
 
 
 def section(preset: str) -> Section:
@@ -96,8 +98,8 @@ def installed_checkpoint() -> Path | None:
     return next((path for path in found if path.is_file()), None)
 
 
-def section_of(findings: Findings) -> Section:
-    """Findings as a section: a heat map of z, the order of all heads beside chance, a table of layers, a verdict."""
+def section_of(findings: CheckpointFindings) -> Section:
+    """A heat map of z, the order of all heads beside chance, a table of layers, a verdict."""
     layers, rows = findings.lean.layers, head_rows(findings)
     heat = HeatMap(
         "heads_z",
@@ -125,7 +127,7 @@ def section_of(findings: Findings) -> Section:
     )  # fmt: skip
 
 
-def head_rows(findings: Findings) -> list[dict[str, Any]]:
+def head_rows(findings: CheckpointFindings) -> list[dict[str, Any]]:
     """One row per head."""
     return [
         {
@@ -141,7 +143,7 @@ def head_rows(findings: Findings) -> list[dict[str, Any]]:
     ]
 
 
-def layer_rows(findings: Findings) -> list[dict[str, Any]]:
+def layer_rows(findings: CheckpointFindings) -> list[dict[str, Any]]:
     """One row per layer."""
     return [
         {
@@ -159,7 +161,7 @@ def layer_rows(findings: Findings) -> list[dict[str, Any]]:
     ]
 
 
-def as_data(findings: Findings) -> dict[str, Any]:
+def as_data(findings: CheckpointFindings) -> dict[str, Any]:
     """Everything, as plain data for JSON."""
     verdict = verdict_of(findings)
     return {
@@ -178,7 +180,7 @@ def as_data(findings: Findings) -> dict[str, Any]:
     }
 
 
-def verdict_of(findings: Findings) -> Verdict:
+def verdict_of(findings: CheckpointFindings) -> Verdict:
     """A verdict in plain words, by rules that know nothing of any one model.
 
     The claim holds where the model leans towards the identity beyond 5 standard errors under both nulls and no layer
@@ -206,7 +208,7 @@ def biased_share(dim: int) -> float:
     return 1 / (1 + dim / 8)
 
 
-def _sentence(findings: Findings, away: list[str], weak: list[str]) -> str:
+def _sentence(findings: CheckpointFindings, away: list[str], weak: list[str]) -> str:
     lean = findings.lean
     z = np.concatenate([layer.z for layer in lean.layers])
     share = np.concatenate([layer.symmetric_share for layer in lean.layers])
@@ -234,7 +236,7 @@ def _layers(labels: list[str], *, bare: bool = False) -> str:
     return words if bare else f"{words} {'leans' if len(labels) == 1 else 'lean'}"
 
 
-def _numbers(findings: Findings, z: np.ndarray) -> dict[str, str]:
+def _numbers(findings: CheckpointFindings, z: np.ndarray) -> dict[str, str]:
     def standard_errors(*values: float) -> str:
         return "z = " + " → ".join(f"{value:.1f}".replace("-", "−") for value in values)
 
@@ -250,7 +252,7 @@ def _numbers(findings: Findings, z: np.ndarray) -> dict[str, str]:
     }
 
 
-def _settings(findings: Findings) -> str:
+def _settings(findings: CheckpointFindings) -> str:
     layers = findings.lean.layers
     if not findings.fold_norm:
         norms = "layer norms are left out"
@@ -271,7 +273,7 @@ def _settings(findings: Findings) -> str:
     )
 
 
-def _against_chance(findings: Findings, rows: list[dict[str, Any]]) -> Chart:
+def _against_chance(findings: CheckpointFindings, rows: list[dict[str, Any]]) -> Chart:
     """All heads in order of z, against the quantiles of a standard normal."""
     ordered = sorted(rows, key=lambda row: row["z"])
     chance = [float(q) for q in norm.ppf((np.arange(len(ordered)) + 0.5) / len(ordered))]
@@ -293,7 +295,7 @@ def _against_chance(findings: Findings, rows: list[dict[str, Any]]) -> Chart:
     )
 
 
-def _layer_table(findings: Findings) -> Table:
+def _layer_table(findings: CheckpointFindings) -> Table:
     rows = [
         {
             "layer": row["layer"],

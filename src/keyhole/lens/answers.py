@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from keyhole.lens.findings import Answer, Curve, Difference, Findings, Measured, Says, difference
+from keyhole.lens.findings import Answer, Difference, Findings, HeldOutCurve, Measured, Says, difference
 
 BEYOND_DOUBT = 3.0
 """Standard errors from which a difference counts: not two, because the best of several is compared with the best of
@@ -141,7 +141,7 @@ def query_matters(found: Findings) -> Answer:
     return Answer(question, says, words, numbers)
 
 
-def extrapolate(curve: Curve, seed: int = 0, n_draws: int = 400) -> tuple[float, float, float, float]:
+def extrapolate(curve: HeldOutCurve, seed: int = 0, n_draws: int = 400) -> tuple[float, float, float, float]:
     """The gain of doubling the data, its standard error, and the error now and after it.
 
     An error that falls like a floor plus a power of n has gains that shrink by a common factor r from doubling to

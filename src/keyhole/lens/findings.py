@@ -126,7 +126,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Curve:
+class HeldOutCurve:
     """Held-out error against the number of training samples, on the same held-out samples throughout."""
 
     name: str
@@ -136,7 +136,7 @@ class Curve:
 
 
 @dataclass(frozen=True, eq=False)
-class Spectrum:
+class TargetLoading:
     """Eigenvalues of a centred Gram matrix over n, and the share of the target's power in each direction."""
 
     name: str
@@ -159,8 +159,8 @@ class Findings:
     learners: list[Measured] = field(default_factory=list)
     query: list[Measured] = field(default_factory=list)
     heads: list[Measured] = field(default_factory=list)
-    curves: list[Curve] = field(default_factory=list)
-    spectra: list[Spectrum] = field(default_factory=list)
+    curves: list[HeldOutCurve] = field(default_factory=list)
+    spectra: list[TargetLoading] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     answers: dict[str, Answer] = field(default_factory=dict)
     seconds: float = 0.0

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from keyhole.features import pooled_features
 from keyhole.groups import PooledSets, SetGroups
 from keyhole.heads import HeadDraw
-from keyhole.lens.problem import Problem
+from keyhole.lens.problem import LensProblem
 from keyhole.pooled_kernels import pooled_kernel
 from keyhole.sets import SetBatch
 from keyhole.solvers import ridge_gram_path
@@ -28,7 +28,7 @@ class Gram:
 
 
 def held_out_losses(
-    gram: Gram, problem: Problem, train: np.ndarray, test: np.ndarray
+    gram: Gram, problem: LensProblem, train: np.ndarray, test: np.ndarray
 ) -> tuple[Float[np.ndarray, " r"], float]:
     """Fit on ``train`` with the penalty of least leave-one-out error, predict ``test``; losses and penalty."""
     own = np.ascontiguousarray(gram.matrix[np.ix_(train, train)])
@@ -71,7 +71,7 @@ def nested_head_grams(
     return grams
 
 
-def pooled_numbers(problem: Problem, *, statistics: bool, pooling: str) -> Float[np.ndarray, "n p"]:
+def pooled_numbers(problem: LensProblem, *, statistics: bool, pooling: str) -> Float[np.ndarray, "n p"]:
     """Mean (or sum) of the keys and the query; with ``statistics`` their spread, extremes and number as well."""
     sets = problem.sets
     batch = problem.batch

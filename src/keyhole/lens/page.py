@@ -10,7 +10,7 @@ import numpy as np
 
 from keyhole import __version__
 from keyhole.lens.answers import extrapolate
-from keyhole.lens.findings import Answer, Curve, Findings, Spectrum
+from keyhole.lens.findings import Answer, Findings, HeldOutCurve, TargetLoading
 from keyhole.report import Chart, HeatMap, Report, Section, Series, Table, Verdict
 
 _STATES: dict[str, Any] = {
@@ -95,7 +95,7 @@ def _query(found: Findings) -> Section:
     return Section("query", "Does the query matter?", claim, blocks, _verdict(found.answers["query"]))
 
 
-def _curve_series(curve: Curve, role: str) -> Series:
+def _curve_series(curve: HeldOutCurve, role: str) -> Series:
     y = [float(x.mean()) for x in curve.losses]
     error = [float(x.std(ddof=1) / np.sqrt(len(x))) for x in curve.losses]
     low = [max(0.0, a - b) for a, b in zip(y, error, strict=True)]
@@ -141,7 +141,7 @@ def _heads(found: Findings) -> Section:
     return Section("heads", "Would more heads help?", claim, blocks, _forecast(found.answers["heads"]))
 
 
-def reach(spectrum: Spectrum, share: float) -> int:
+def reach(spectrum: TargetLoading, share: float) -> int:
     """Directions that hold so much of the target's power."""
     return int(np.searchsorted(np.cumsum(spectrum.power), share) + 1)
 

@@ -15,8 +15,8 @@ from keyhole.groups import SetGroups
 from keyhole.heads import GaussianHeads
 from keyhole.learned import LearnedHeads
 from keyhole.lens.answers import answer_all, judge
-from keyhole.lens.choice import Choice, affordable, make_choice
-from keyhole.lens.findings import Config, Curve, Findings, Measured, difference
+from keyhole.lens.choice import Preparation, affordable, make_choice
+from keyhole.lens.findings import Config, Findings, HeldOutCurve, Measured, difference
 from keyhole.lens.learners import (
     Gram,
     head_gram,
@@ -27,7 +27,7 @@ from keyhole.lens.learners import (
     nested_head_grams,
     pooled_numbers,
 )
-from keyhole.lens.problem import Problem, choose_rows, pose
+from keyhole.lens.problem import LensProblem, choose_rows, pose
 from keyhole.lens.spectrum import spectrum_of
 from keyhole.sets import SetBatch
 
@@ -85,7 +85,14 @@ class _Look:
     """The state of a look: Gram matrices at hand, findings so far, time left."""
 
     def __init__(
-        self, data: Any, problem: Problem, choice: Choice, config: Config, n_folds: int, began: float, progress: Any
+        self,
+        data: Any,
+        problem: LensProblem,
+        choice: Preparation,
+        config: Config,
+        n_folds: int,
+        began: float,
+        progress: Any,
     ) -> None:
         self.problem, self.choice, self.config, self.progress = problem, choice, config, progress
         self.began, self.folds = began, range(n_folds)
@@ -360,7 +367,7 @@ class _Look:
             gram = self.grams[m.name]
             losses = [self._losses_at(gram, size, folds) for size in sizes[:-1]]
             losses.append(np.concatenate([m.losses[k] for k in folds]))
-            self.found.curves.append(Curve(m.name, "pooled" if m is pooled else m.role, sizes, tuple(losses)))
+            self.found.curves.append(HeldOutCurve(m.name, "pooled" if m is pooled else m.role, sizes, tuple(losses)))
 
     def _losses_at(self, gram: Gram, size: int, folds: list[int]) -> np.ndarray:
         parts = [
@@ -382,7 +389,7 @@ class _Look:
         law = self._learn(self.ready, half, seconds)
         gram = self._head_gram(law)
         losses = held_out_losses(gram, self.problem, half, test)[0]
-        curve = Curve(learned.name, "learned", (len(half), len(train)), (losses, learned.losses[0]))
+        curve = HeldOutCurve(learned.name, "learned", (len(half), len(train)), (losses, learned.losses[0]))
         self.found.curves.insert(0, curve)
 
     def _spectra(self) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib import resources
+from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
 from string import Template
@@ -38,6 +39,13 @@ class _Placed:
         return ("csv",) if isinstance(self.block, Table) else ("svg", "png", "csv")
 
 
+def check_lab(what: str = "a report") -> None:
+    """Raise ImportError, in a line that says what to do, where the packages that draw are not installed."""
+    missing = [name for name in ("matplotlib", "plotly") if find_spec(name) is None]
+    if missing:
+        raise ImportError(f"{what} needs {' and '.join(missing)}: pip install 'keyhole[lab]'.")
+
+
 def write_report(report: Report, folder: Path) -> list[Path]:
     """Write ``report.html`` into ``folder``, and ``charts/NAME.svg``, ``.png`` and ``.csv`` beside it.
 
@@ -64,6 +72,7 @@ def write_report(report: Report, folder: Path) -> list[Path]:
     ...     [str(path.relative_to(folder)) for path in write_report(Report("Title", "", [section]), Path(folder))]
     ['report.html', 'charts/sizes.csv']
     """
+    check_lab()
     inks = inks_of(report)
     names = iter(safe_names([block.name for section in report.sections for block in section.blocks]))
     placed = [[_Placed(block, next(names)) for block in section.blocks] for section in report.sections]
@@ -78,6 +87,7 @@ def write_report(report: Report, folder: Path) -> list[Path]:
 
 def write_chart(chart: Chart, folder: Path) -> list[Path]:
     """Write one chart as ``NAME.svg`` and ``.png``, and its rows as ``NAME.csv``."""
+    check_lab("a chart")
     inks = inks_of(Report("", "", [Section("", "", "", [chart])]))
     files = _files(_Placed(chart, chart.name), inks)
     return [write_whole(content, folder / f"{chart.name}.{suffix}") for suffix, content in files.items()]
