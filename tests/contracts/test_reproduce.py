@@ -236,7 +236,7 @@ def test_a_report_is_written(tmp_path):
 
 def test_the_report_counts_verdicts_and_says_where_it_comes_from(tmp_path, stand_in, monkeypatch):
     real = Section("transformer", "Heads of a transformer", "A claim.", verdict=Verdict("not tested", "No checkpoint."))
-    monkeypatch.setattr("keyhole.experiments.reproduce.transformer_section", lambda preset: real)
+    monkeypatch.setattr("keyhole.experiments.reproduce.transformer_section", lambda: real)
     invoke("averages", "transformer", *settings(SMALL), "--out", tmp_path, "--jobs", 1, "--seed", 3)
     [report] = stand_in
     assert [section.slug for section in report.sections] == ["averages", "transformer"]

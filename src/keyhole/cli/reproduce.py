@@ -77,7 +77,7 @@ def reproduce(
     tables = export(results, out) if results else []
     command = shlex.join(["keyhole", *sys.argv[1:]])
     provenance = provenance_of(command, seed, preset, time.monotonic() - start, len(plan.cells), len(plan.missing))
-    report = build_report(chosen, results, preset=preset, transformer=TRANSFORMER in names, provenance=provenance)
+    report = build_report(chosen, results, transformer=TRANSFORMER in names, provenance=provenance)
     files = _write(report, out)
     _tell(report, [*files[:1], *tables], console)
     if as_json:
@@ -156,8 +156,7 @@ def _stopped(plan: Plan, store: Store, console: Console) -> None:
     done = len(store.get(plan.cells))
     console.print(
         f"stopped: {done} of {len(plan.cells)} cells are finished and kept in {store.path}. The same command goes on "
-        "from "
-        "there.",
+        "from there.",
         soft_wrap=True,
         highlight=False,
     )
@@ -167,8 +166,7 @@ def _stopped(plan: Plan, store: Store, console: Console) -> None:
 def _write(report: Report, folder: Path) -> list[Path]:
     from keyhole.report.html import write_report
 
-    files: list[Path] = write_report(report, folder)
-    return files
+    return write_report(report, folder)
 
 
 def _tell(report: Report, files: list[Path], console: Console) -> None:

@@ -218,36 +218,23 @@ def tables(report: dict[str, Any]) -> list[Table]:
         f"bound for biased heads{near}": biased.get("squared_norm"),
         "MLP, exact": complexity["mlp_norm"],
     }
-    degrees = [
-        dict(zip(("degree in x_0", "in x_i", "|f_rs|²"), row.values(), strict=True))
-        for row in report["coefficient_norms"]
-    ]
     found = [
-        Table("norms", "coefficient norms", degrees),
+        Table("norms", "coefficient norms", _renamed(report["coefficient_norms"], _NORMS)),
         Table("complexity", "squared norms", [{"complexity": name, "": value} for name, value in norms.items()]),
     ]
     for model, spectrum in report["spectrum"].items():
         if spectrum is not None:
             title = f"spectrum of {model}, largest levels; trace {number(spectrum['trace'])}"
-            found.append(Table(f"spectrum-{model}", title, [_level_row(level) for level in spectrum["levels"]]))
-    curves = [
-        {
-            "n": rows[0]["n"],
-            **{
-                name: value
-                for model, row in zip(report["learning_curve"], rows, strict=True)
-                for name, value in _curve_text(model, row)
-            },
-        }
-        for rows in zip(*report["learning_curve"].values(), strict=True)
-    ]
-    found.append(Table("curves", "predicted test error (noise included)", curves))
+            rows = _renamed(spectrum["levels"], _LEVELS if model == "attention" else _MLP_LEVELS)
+            rows = [{**row, "degrees": str(tuple(row["degrees"]))} for row in rows]
+            found.append(Table(f"spectrum-{model}", title, rows))
+    for model, rows in report["learning_curve"].items():
+        title = f"predicted test error of {model} (noise included)"
+        found.append(Table(f"curve-{model}", title, _renamed(rows, _CURVE)))
     if bounds:
-        kept = [
-            {"bound": row["kind"], **{k: v for k, v in row.items() if k not in ("kind", "statement")}} for row in bounds
-        ]
         statements = dict.fromkeys(f"{row['kind']}: {row['statement']}" for row in bounds)
-        found.append(Table("bounds", "excess risk is at most", kept, note="\n".join(statements)))
+        rows = _renamed(bounds, _BOUND)
+        found.append(Table("bounds", "excess risk is at most", rows, note="\n".join(statements)))
     sizes = {f"samples, {model}, predicted": value for model, value in needed["samples"].items()}
     if needed["mlp_to_attention"] is not None:
         sizes["samples of the MLP over attention's"] = needed["mlp_to_attention"]
@@ -257,14 +244,15 @@ def tables(report: dict[str, Any]) -> list[Table]:
     return [*found, Table("needed", title, [{"of": name, "number": value} for name, value in sizes.items()])]
 
 
-def _level_row(level: dict[str, Any]) -> dict[str, Any]:
-    row = {"degrees": str(tuple(level["degrees"])), **{k: level[k] for k in ("eigenvalue", "multiplicity")}}
-    return row if level["target_power"] is None else {**row, "power of the target": level["target_power"]}
+_NORMS = {"query_degree": "degree in x_0", "key_degree": "in x_i", "squared_norm": "|f_rs|²"}
+_MLP_LEVELS = {"degrees": "degrees", "eigenvalue": "eigenvalue", "multiplicity": "multiplicity"}
+_LEVELS = {**_MLP_LEVELS, "target_power": "power of the target"}
+_CURVE = {"n": "n", "error": "error", "error_at_best_ridge": "at the best ridge", "best_ridge": "that ridge"}
+_BOUND = {"kind": "bound"} | {name: name for name in ("n", "approximation", "estimation", "total", "constant")}
 
 
-def _curve_text(model: str, row: dict[str, Any]) -> list[tuple[str, str]]:
-    names = {"error": model, "error_at_best_ridge": f"{model}, best ridge", "best_ridge": f"{model}, that ridge"}
-    return [(name, number(row[key], 3)) for key, name in names.items()]
+def _renamed(rows: Sequence[dict[str, Any]], names: dict[str, str]) -> list[dict[str, Any]]:
+    return [{words: row[name] for name, words in names.items()} for row in rows]
 
 
 def curve_rows(config: Config, points: int = 30) -> list[dict[str, Any]]:

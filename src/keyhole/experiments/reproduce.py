@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from keyhole.experiments.cells import Cell
+from keyhole.experiments.heads_of_a_transformer import section as transformer_section
 from keyhole.experiments.measured import Results
 from keyhole.report.document import Report, Section
 
@@ -168,34 +169,20 @@ def _read(value: str, kind: Any, text: str) -> Any:
 
 
 def build_report(
-    figures: Sequence[Figure],
-    results: Results,
-    *,
-    preset: str,
-    transformer: bool,
-    provenance: Mapping[str, str],
+    figures: Sequence[Figure], results: Results, *, transformer: bool, provenance: Mapping[str, str]
 ) -> Report:
     """Sections in order, and a lead that counts the verdicts."""
     sections = [figure.section(results) for figure in figures]
     if transformer:
-        sections.append(transformer_section(preset))
+        sections.append(transformer_section())
     states = [section.verdict.state for section in sections if section.verdict is not None]
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     lead = (
         "Each claim of Fu, Guo, Bai and Mei, “What can a Single Attention Layer Learn? A Study Through the Random "
-        "Features "
-        "Lens” (arXiv:2307.11353), the figure that tests it, theory's prediction on the same axes, and what came out. "
-        "The "
-        f"settings are ours, and each section says them. Verdicts: {counts}."
+        "Features Lens” (arXiv:2307.11353), the figure that tests it, theory's prediction on the same axes, and what "
+        f"came out. The settings are ours, and each section says them. Verdicts: {counts}."
     )
     return Report("What a single attention layer can learn, redrawn", lead, sections, dict(provenance))
-
-
-def transformer_section(preset: str) -> Section:
-    """The heads of a real transformer: made elsewhere, and left out with a sentence where its checkpoint is missing."""
-    module = importlib.import_module("keyhole.experiments.heads_of_a_transformer")
-    section: Section = module.section(preset)
-    return section
 
 
 def provenance_of(command: str, seed: int, preset: str, seconds: float, cells: int, computed: int) -> dict[str, str]:
@@ -224,13 +211,8 @@ def provenance_of(command: str, seed: int, preset: str, seconds: float, cells: i
 def _blas() -> str:
     from threadpoolctl import threadpool_info
 
-    return ", ".join(
-        dict.fromkeys(
-            f"{pool['internal_api']} {pool.get('version')}"
-            for pool in threadpool_info()
-            if pool.get("user_api") == "blas"
-        )
-    )
+    pools = [pool for pool in threadpool_info() if pool.get("user_api") == "blas"]
+    return ", ".join(dict.fromkeys(f"{pool['internal_api']} {pool.get('version')}" for pool in pools))
 
 
 def _processor() -> str:

@@ -14,33 +14,21 @@ Says = Literal["yes", "perhaps", "no", "not tested"]
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of a look.
-
-    Attributes
-    ----------
-    kind : "regression" or "classification"
-    budget : float
-        Seconds for everything.
-    n_heads : int
-        Heads of the finite layers.
-    activation, pooling : str
-    max_samples : int
-        Samples used at most.
-    steps : int
-        Most steps of a learned law; 0 learns none.
-    reserve : float
-        Seconds of the budget kept for the report.
-    seed : int
-    """
+    """Settings of a look: ``kind`` is "regression" or "classification"."""
 
     kind: str
     budget: float = 60.0
+    """Seconds for everything."""
     n_heads: int = 256
+    """Heads of the finite layers."""
     activation: str = "relu"
     pooling: str = "mean"
     max_samples: int = 2000
+    """Samples used at most."""
     steps: int = 100
+    """Most steps of a learned law; 0 learns none."""
     reserve: float = 0.0
+    """Seconds of the budget kept for the report."""
     seed: int = 0
 
 
@@ -173,6 +161,10 @@ class Findings:
         if self.config.kind == "regression":
             return "share of the target's variance left over"
         return "share of sets put into the wrong class"
+
+    def why_not(self, what: str, otherwise: str) -> str:
+        """Why something was not measured."""
+        return next((reason for reason in self.skipped if what in reason), otherwise)
 
     def best(self, family: str) -> Measured | None:
         """The learner of a family with the lowest error."""

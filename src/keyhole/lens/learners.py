@@ -11,6 +11,7 @@ from jaxtyping import Float
 from keyhole.features import pooled_features
 from keyhole.groups import PooledSets, SetGroups
 from keyhole.heads import HeadDraw
+from keyhole.lens.findings import Measured, TargetLoading
 from keyhole.lens.problem import LensProblem
 from keyhole.pooled_kernels import pooled_kernel
 from keyhole.sets import SetBatch
@@ -115,3 +116,14 @@ def mlp_gram(numbers: Float[np.ndarray, "n p"], width: int, seed: int) -> Gram:
     hidden = numbers @ (rng.standard_normal((p, width)) / np.sqrt(p)) + rng.standard_normal(width)
     np.maximum(hidden, 0.0, out=hidden)
     return feature_gram(hidden / np.sqrt(width))
+
+
+def spectrum_of(m: Measured, gram: np.ndarray, columns: np.ndarray) -> TargetLoading:
+    """Eigenvalues of the centred matrix over n, and what share of the target's power lies along each direction."""
+    centred = gram - gram.mean(axis=0) - gram.mean(axis=1)[:, None] + gram.mean()
+    values, vectors = np.linalg.eigh(centred / len(gram))
+    target = columns - columns.mean(axis=0)
+    power = np.square(vectors.T @ target).sum(axis=1) / np.square(target).sum()
+    return TargetLoading(
+        m.name, "pooled" if m.family == "pooled" else m.role, np.maximum(values[::-1], 0.0), power[::-1]
+    )

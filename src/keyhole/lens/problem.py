@@ -61,10 +61,6 @@ class LensProblem:
         won = (scores[:, 0] > 0).astype(int) if scores.shape[1] == 1 else scores.argmax(axis=1)
         return np.asarray((won != self.labels[rows]).astype(np.float64))
 
-    def with_sets(self, sets: SetBatch | SetGroups) -> LensProblem:
-        """The same question about other sets."""
-        return LensProblem(sets, self.columns, self.labels, self.folds)
-
 
 def pose(data: Any, kind: str, rows: Int[np.ndarray, " n"], seed: int) -> LensProblem:
     """The problem of some rows of a dataset; the data's own split is the only fold where it has one."""

@@ -26,9 +26,9 @@ from keyhole.lens.learners import (
     mlp_gram,
     nested_head_grams,
     pooled_numbers,
+    spectrum_of,
 )
 from keyhole.lens.problem import LensProblem, choose_rows, pose
-from keyhole.lens.spectrum import spectrum_of
 from keyhole.sets import SetBatch
 
 WIDTH = 1024
