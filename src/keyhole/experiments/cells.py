@@ -28,53 +28,34 @@ MODELS = ("attention", "biased", "mlp")
 
 @dataclass(frozen=True)
 class Cell:
-    """One learner on one target at one size.
-
-    Attributes
-    ----------
-    learner : str
-        "ridge" with its penalty chosen by leave-one-out; "fixed", ridge with the penalty ``ridge`` and no intercept;
-        "absolute" or "huber", the constrained learner of the theorems with that loss; "spectrum", the test error
-        predicted from the spectrum of a sample.
-    model : str
-        "attention" (heads of mean zero), "biased" (of mean W_0) or "mlp" (width M(d+1)).
-    target : str
-        In the notation of `keyhole.notation`.
-    dim, n_keys : int
-        d and N.
-    n_heads : int or None
-        M; None for infinitely many.
-    n_samples : int
-        n: the first n sets of the draw.
-    most_samples : int
-        Sets in the draw. Cells that share it share features, Gram matrix and factorisation.
-    n_test : int
-        Test sets.
-    seed, repetition : int
-        They name the draw of sets, heads and noise.
-    noise : float
-        Variance of the noise in the labels, as a share of Var f*.
-    outliers, outlier_size : float
-        Share of the labels that are off by ± this many standard deviations of f*.
-    ridge : float or None
-        λ of the learner "fixed", α = nλ; None for the others, which choose theirs.
-    """
+    """One learner on one target at one size; the first ``n_samples`` sets of a draw of ``most_samples``."""
 
     model: str
+    """"attention" (heads of mean zero), "biased" (of mean W_0) or "mlp" (width M(d+1))."""
     target: str
+    """In the notation of `keyhole.notation`."""
     dim: int
     n_keys: int
     n_heads: int | None
+    """None for infinitely many."""
     n_samples: int
     most_samples: int
+    """Cells that share it share features, Gram matrix and factorisation."""
     n_test: int
     seed: int
     repetition: int
+    """With the seed it names the draw of sets, heads and noise."""
     learner: str = "ridge"
+    """"ridge" with its penalty chosen by leave-one-out; "fixed", ridge with the penalty ``ridge`` and no intercept;
+    "absolute" or "huber", the constrained learner of the theorems with that loss; "spectrum", the test error predicted
+    from the spectrum of a sample."""
     noise: float = 0.0
+    """Variance of the noise in the labels, as a share of Var f*."""
     outliers: float = 0.0
+    """Share of the labels that are off by ± ``outlier_size`` standard deviations of f*."""
     outlier_size: float = 0.0
     ridge: float | None = None
+    """λ of the learner "fixed", α = nλ; None for the others, which choose theirs."""
 
     def __post_init__(self) -> None:
         if self.learner not in LEARNERS or self.model not in MODELS:

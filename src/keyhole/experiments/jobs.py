@@ -32,15 +32,10 @@ _Label = tuple[str, float, float, float]
 
 @dataclass(frozen=True)
 class Job:
-    """Cells that share a draw: nested n and M, all targets and labels, one model, one repetition.
-
-    Attributes
-    ----------
-    cells : tuple of Cell
-        In the order they are computed: by M, then by n, so that the costliest comes last.
-    """
+    """Cells that share a draw: nested n and M, all targets and labels, one model, one repetition."""
 
     cells: tuple[Cell, ...]
+    """In the order they are computed: by M, then by n, so that the costliest comes last."""
 
     @property
     def name(self) -> str:

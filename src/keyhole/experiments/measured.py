@@ -55,14 +55,7 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Curve:
-    """Repeated measurements at several points.
-
-    Attributes
-    ----------
-    x : array (points,)
-    runs : array (repetitions, points)
-        NaN where a repetition has no such point.
-    """
+    """Repeated measurements at several points; NaN where a repetition has no such point."""
 
     x: Float[np.ndarray, " points"]
     runs: Float[np.ndarray, "reps points"]
@@ -119,20 +112,13 @@ def _mean(runs: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with its uncertainty; ``value`` is None where it lies beyond what was measured.
-
-    Attributes
-    ----------
-    value : float or None
-    spread : float
-        Standard error.
-    low, high : float
-        Ends of a 95 % interval by Student's law, whose tails say how few repetitions there are.
-    """
+    """A number with its uncertainty; ``value`` is None where it lies beyond what was measured."""
 
     value: float | None
     spread: float = 0.0
+    """Standard error."""
     low: float = math.nan
+    """End of a 95 % interval by Student's law, whose tails say how few repetitions there are."""
     high: float = math.nan
 
     @property

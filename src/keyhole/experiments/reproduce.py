@@ -10,7 +10,7 @@ import platform
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from keyhole.experiments.cells import Cell
 from keyhole.experiments.heads_of_a_transformer import section as transformer_section
@@ -39,34 +39,23 @@ SHORT = {"d": "dim", "N": "n_keys", "M": "n_heads", "n": "largest"}
 """Names of the paper for fields of a Config."""
 
 
-@runtime_checkable
-class Module(Protocol):
-    """What the module of a figure has."""
-
-    PRESETS: Mapping[str, Any]
-
-    def cells(self, config: Any) -> list[Cell]:
-        """What has to be known."""
-
-    def section(self, config: Any, results: Results) -> Section:
-        """The figure and its verdict, from results alone."""
-
-
 @dataclass(frozen=True)
 class Figure:
-    """One figure with its settings."""
+    """One figure with its settings. Its module has ``PRESETS``, ``cells(config)`` and ``section(config, results)``."""
 
     name: str
-    module: Module
+    module: Any
     config: Any
 
     def cells(self) -> list[Cell]:
         """What it needs."""
-        return self.module.cells(self.config)
+        cells: list[Cell] = self.module.cells(self.config)
+        return cells
 
     def section(self, results: Results) -> Section:
         """What it says."""
-        return self.module.section(self.config, results)
+        section: Section = self.module.section(self.config, results)
+        return section
 
 
 def check_names(names: Sequence[str]) -> list[str]:

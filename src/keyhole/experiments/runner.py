@@ -38,21 +38,12 @@ class RunError(RuntimeError):
 
 @dataclass(frozen=True)
 class Plan:
-    """What there is to do.
-
-    Attributes
-    ----------
-    cells : tuple of Cell
-        All cells asked for.
-    missing : frozenset of Cell
-        Those without a result.
-    jobs : tuple of Job
-        Jobs with something missing, longest first. A job has all its cells, done or not.
-    """
+    """What there is to do: the cells asked for, those without a result, and the jobs that have some of these."""
 
     cells: tuple[Cell, ...]
     missing: frozenset[Cell]
     jobs: tuple[Job, ...]
+    """Longest first; a job has all its cells, done or not."""
 
     @classmethod
     def of(cls, cells: Collection[Cell], store: Store) -> Plan:
@@ -198,14 +189,8 @@ def _run_away(job: Job, wanted: tuple[Cell, ...]) -> tuple[str, list[Done]]:
 def run_dask(plan: Plan, store: Store, address: str, report: OnFinished, patience: float = 30.0) -> None:
     """Run the jobs of a plan on a Dask cluster; this process writes the results.
 
-    Jobs are submitted longest first. A worker that dies has its job given to another, up to ten times.
-
-    Parameters
-    ----------
-    address : str
-        Of the scheduler, such as tcp://127.0.0.1:8786.
-    patience : float
-        Seconds to wait for the scheduler.
+    Jobs are submitted longest first. A worker that dies has its job given to another, up to ten times. ``address`` is
+    that of the scheduler, such as tcp://127.0.0.1:8786, which is given ``patience`` seconds to answer.
     """
     try:
         distributed: Any = importlib.import_module("distributed")

@@ -17,24 +17,15 @@ N_FOLDS = 5
 
 @dataclass(frozen=True, eq=False)
 class LensProblem:
-    """Samples with targets as columns, and the folds that take turns at being held out.
-
-    Attributes
-    ----------
-    sets : SetBatch or SetGroups
-        n samples.
-    columns : array (n, t)
-        Regression: the target, centred and of unit variance. Classification: ±1, one column per class, a single one
-        for two classes.
-    labels : array (n,) or None
-        Classes by number.
-    folds : tuple of (train, test) row numbers
-    """
+    """Samples with targets as columns, and the folds that take turns at being held out."""
 
     sets: SetBatch | SetGroups
     columns: Float[np.ndarray, "n t"] = field(repr=False)
+    """Regression: the target, centred and of unit variance. Classification: ±1 per class, one column for two."""
     labels: Int[np.ndarray, " n"] | None = field(repr=False)
+    """Classes by number."""
     folds: tuple[tuple[np.ndarray, np.ndarray], ...] = field(repr=False)
+    """Row numbers to train on and to test on."""
 
     def __len__(self) -> int:
         return len(self.columns)

@@ -33,26 +33,12 @@ from keyhole.sets import SetBatch
 
 WIDTH = 1024
 """Units of the MLP."""
-FEWEST = 40
+MIN_SETS = 40
 
 
 def look(data: Any, config: Config, progress: Callable[[str], None] = lambda text: None) -> Findings:
-    """Fit everything there is time for, and answer the four questions.
+    """Fit everything there is time for, and answer the four questions; ``progress`` is told what is being done.
 
-    Parameters
-    ----------
-    data : Dataset
-        Sets with a target.
-    config : Config
-    progress : callable
-        Told what is being done.
-
-    Returns
-    -------
-    Findings
-
-    Notes
-    -----
     Every learner is ridge on a Gram matrix, its penalty chosen by leave-one-out inside the training part; errors are
     of five folds that take turns, or of the split that the data brings. Costs are measured on a small part first;
     then the number of samples is chosen so that all fits the budget, and what does not is skipped and named.
@@ -68,8 +54,8 @@ def look(data: Any, config: Config, progress: Callable[[str], None] = lambda tex
     """
     began = time.perf_counter()
     n = len(data)
-    if n < FEWEST:
-        raise ValueError(f"a look needs at least {FEWEST} sets to hold some out: got {n}. Gather more.")
+    if n < MIN_SETS:
+        raise ValueError(f"a look needs at least {MIN_SETS} sets to hold some out: got {n}. Gather more.")
     progress("choosing how to scale tokens, measuring costs")
     rows = choose_rows(n, config.max_samples, data.split, config.seed)
     problem = pose(data, config.kind, rows, config.seed)
