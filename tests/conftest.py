@@ -12,7 +12,17 @@ SOURCE = Path(__file__).parents[1] / "src" / "keyhole"
 # compiled code is no Python function: numba and triton read its source
 LEFT_OUT = ("_fused", "_torch", "__init__", "__pycache__", "py")
 CHECKED = [f"keyhole.{p.stem}" for p in SOURCE.iterdir() if p.stem not in LEFT_OUT]
-install_import_hook(CHECKED, "shapecheck.checker")
+try:
+    import shapecheck  # noqa: F401
+except ImportError:  # a machine with a GPU may have no beartype
+    SHAPES_CHECKED = False
+else:
+    SHAPES_CHECKED = True
+    install_import_hook(CHECKED, "shapecheck.checker")
+
+
+def pytest_report_header() -> str | None:
+    return None if SHAPES_CHECKED else "beartype is not installed: shapes are not checked"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

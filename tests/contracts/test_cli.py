@@ -176,5 +176,74 @@ def test_slips_are_refused_with_their_name(arguments, words):
 def test_without_the_packages_that_draw_the_extra_is_named(command, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("keyhole.report.html.find_spec", lambda name: None if name == "plotly" else object())
-    assert "needs plotly: pip install 'keyhole[lab]'" in invoke(*command, code=2).stderr
+    assert "drawing charts needs plotly: pip install 'keyhole[lab]'" in invoke(*command, code=2).stderr
+    assert not list(tmp_path.iterdir())
+
+
+WRITERS = [
+    ("lens", "digits"), ("heads", "nowhere"), ("reproduce", "averages"), ("theory",),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", WRITERS, ids=lambda c: c[0])
+def test_out_is_refused_before_any_work(command, tmp_path, monkeypatch):
+    """A file in its place, below a file, or a folder that cannot be written: a sentence at once."""
+    (tmp_path / "file").write_text("mine")
+    for out in (tmp_path / "file", tmp_path / "file" / "below"):
+        said = invoke(*command, "--out", out, code=2).stderr
+        assert "--out must be a folder" in said
+        assert "is a file" in said
+    monkeypatch.setattr("os.access", lambda *_: False)
+    assert "can be written" in invoke(*command, "--out", tmp_path / "new", code=2).stderr
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("command", WRITERS[:3], ids=lambda c: c[0])
+def test_a_foreign_report_is_not_replaced_unless_asked(command, tmp_path):
+    (tmp_path / "report.html").write_text("mine")
+    assert "add --overwrite" in invoke(*command, "--out", tmp_path, code=2).stderr
+    assert [p.read_text() for p in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_full_disk_and_a_long_name_end_in_a_sentence(tmp_path, monkeypatch):
+    long = "x" * 5000
+    for command in (("lens", f"{long}.csv"), ("heads", long), ("fit", f"{long}.csv", "m"), ("theory", "--out", long)):
+        assert "error: " in invoke(*command, code=2).stderr
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device", "theory.csv")
+
+    monkeypatch.setattr("keyhole.experiments.report.plot", full)
+    said = invoke("theory", "--out", tmp_path, code=2).stderr
+    assert "'theory.csv': No space left on device. Check the name, that the disk has room" in said
+
+
+def test_a_name_that_is_no_utf_8_is_named(tmp_path):
+    for command in (("lens", "\udcff.csv"), ("heads", "\udcff"), ("theory", "--out", f"{tmp_path}/\udcff")):
+        assert "names must be UTF-8" in invoke(*command, code=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("dim=0", "0 must be from 1 to 4096"), ("d=99999", "99999 must be from 1 to 4096"),
+        ("sizes=", "at least one value"), ("sizes=64,0", "0 must be from 1 to 1e+07"), ("seed=-1", "-1 must be from 0"),
+        ("repetitions=0", "0 must be from 1"), ("noise=nan", "nan must be from 0"), ("outliers=2", "from 0 to 1"),
+        ("targets=tokn", "unknown name 'tokn'"),
+    ],
+)  # fmt: skip
+def test_settings_are_checked_before_any_work(override, words, tmp_path):
+    assert words in invoke("reproduce", "learner", "--set", override, "--out", tmp_path, code=2).stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("nonsense", "takes the address"), ("tcp://127.0.0.1:99999", "takes the address"),
+        ("http://127.0.0.1:80/x", "takes the address"), ("tcp://127.0.0.1:9", "no Dask scheduler answers"),
+    ],
+)  # fmt: skip
+def test_a_wrong_scheduler_is_noticed_at_once(address, words, tmp_path):
+    assert words in invoke("reproduce", "averages", "--scheduler", address, "--out", tmp_path, code=2).stderr
     assert not list(tmp_path.iterdir())

@@ -265,7 +265,7 @@ def test_names():
         ("d=8.5", "--set d=8.5: '8.5' must be a whole number"),
         ("level=low", "'low' must be a number"),
         ("powers=1,two", "'two' must be a whole number"),
-        ("seed=-1", "must be finite and not negative"),
+        ("seed=-1", "-1 must be from 0"),
         ("n=1", "the settings of 'averages' do not go together"),
     ],
 )

@@ -410,6 +410,8 @@ def test_the_command(rng, tmp_path):
     assert (tmp_path / "out" / "report.html").is_file()
     assert (tmp_path / "out" / "charts" / "heads_z.csv").read_text().count("\n") == 13
     assert str(tmp_path) not in (tmp_path / "out" / "report.html").read_text()
+    assert "add --overwrite" in invoke(path, "--out", tmp_path / "out", code=2).stderr
+    invoke(path, "--out", tmp_path / "out", "--overwrite")
     text = invoke(path, "--no-fold-norm").output
     assert "layer norms are left out" in " ".join(text.split())
     assert "error: weights must divide into heads" in invoke(path, "--heads", 5, code=2).stderr

@@ -9,6 +9,7 @@ import pytest
 
 import keyhole as kh
 from keyhole.datasets import (
+    archives,
     load_babi,
     load_bags,
     load_data,
@@ -261,3 +262,54 @@ def test_broken_files_give_a_message(kind, babi, rng):
             assert isinstance(loader(path), kh.datasets.Dataset)
         except (ValueError, OSError) as error:
             assert len(str(error)) > 20  # noqa: PT017
+
+
+def tar_of(path, members, kind="w:gz"):
+    with tarfile.open(path, kind) as archive:
+        for info, content in members:
+            archive.addfile(info, io.BytesIO(content))
+    return path
+
+
+def member(name, content=b"", **more):
+    info = tarfile.TarInfo(name)
+    info.size = len(content)
+    for key, value in more.items():
+        setattr(info, key, value)
+    return info, content
+
+
+def test_archives_are_limited_in_what_they_hold_together(tmp_path, monkeypatch):
+    """Twelve members that are each small enough are too much together; so are members that nobody wants."""
+    monkeypatch.setattr(archives, "LARGEST", 1000)
+    monkeypatch.setattr(archives, "MOST_PASSED", 100_000)
+    monkeypatch.setattr(archives, "MOST_MEMBERS", 50)
+    names = [f"{i}.txt" for i in range(12)]
+    (tmp_path / "folder").mkdir()
+    for name in names:
+        (tmp_path / "folder" / name).write_bytes(b"a" * 150)
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in names:
+            archive.writestr(name, b"a" * 150)
+    tar_of(tmp_path / "a.tar.gz", [member(name, b"a" * 150) for name in names])
+    tar_of(tmp_path / "a.tar.bz2", [member(name, b"a" * 150) for name in names], "w:bz2")
+    for path in ("folder", "a.zip", "a.tar.gz", "a.tar.bz2"):
+        with pytest.raises(ValueError, match=r"may have 1,000 bytes together: .* has 1,050 with '[46]\.txt'"):
+            archives.read_texts(tmp_path / path, lambda name: True)
+        assert len(archives.read_texts(tmp_path / path, lambda name: name < "3")) == 5  # 0, 1, 10, 11, 2
+    unwanted = tar_of(tmp_path / "b.tar.gz", [member("big", b"a" * 150_000), member("1.txt", b"a")])
+    many = tar_of(tmp_path / "c.tar.gz", [member(f"{i}") for i in range(60)])
+    long_name = tar_of(tmp_path / "d.tar.gz", [member("x", b"a" * 5000, type=tarfile.GNUTYPE_LONGNAME)])
+    for path, words in ((unwanted, "100,000 bytes"), (many, "50 members"), (long_name, "1,000 bytes")):
+        with pytest.raises(ValueError, match=words):
+            archives.read_texts(path, lambda name: name.endswith(".txt"))
+
+
+def test_archives_compressed_by_other_means_are_named(tmp_path):
+    """xz and lzma let a file of a hundred bytes ask for gigabytes of dictionary."""
+    tar_of(tmp_path / "a.tar.xz", [member("1.txt", b"a")], "w:xz")
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("1.txt", b"a")
+    for name in ("a.tar.xz", "a.zip"):
+        with pytest.raises(ValueError, match=rf"'{name}'.*Unpack it"):
+            archives.read_texts(tmp_path / name, lambda name: True)

@@ -20,9 +20,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
+
+from keyhole._fused import cached_njit
 
 VECTOR_BYTES = 64
 """Heads are handled 64 bytes at a time: one register of AVX-512, two of AVX2, four of NEON."""
@@ -36,9 +38,9 @@ CHUNK = 32
 RELU, LINEAR, SQUARE, STEP, EXP, SOFTMAX = range(6)  # the order of activations.POINTWISE, then softmax
 
 # Contraction to fused multiply-adds and free order of sums; NaN and infinity keep their meaning.
-_compiled = njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
+_compiled = cached_njit(nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
 # The exponential splits its argument exactly, so the order of its sums is part of it.
-_ordered = njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
+_ordered = cached_njit(nogil=True, error_model="numpy", fastmath={"contract"})
 
 
 class _Lanes:

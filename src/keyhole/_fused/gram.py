@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from keyhole._fused.moments import ENTRY_OPTIONS, OPTIONS, RELU, STEP
+from keyhole._fused.moments import OPTIONS, RELU, STEP, entry_point
 from keyhole._fused.rows import (
     ORDER,
     arc_rows,
@@ -171,7 +171,7 @@ def _fill_chunk(code, biased, mode, mend, a, block, block_stop, b, chunk, chunk_
 def _compile_with(stamp):
     """Return `fill_tile`, compiled on its first call or taken from the cache of a call with the same stamp."""
 
-    @njit(**ENTRY_OPTIONS)
+    @entry_point
     def fill_tile(code, biased, mode, a, b, first, last, b_first, b_last, out, origin, stride):
         """Add the sums over pairs of keys to K in rows ``first … last − 1`` and columns ``b_first … b_last − 1``.
 

@@ -13,12 +13,14 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from keyhole._fused import cached_njit
+
 # `contract` allows fused multiply-adds and nothing else: vector_exp relies on the order of its additions.
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"contract"}}
 # a sum over nodes may be taken in any order, which lets it vectorise
 SUM_OPTIONS: dict[str, Any] = {**OPTIONS, "fastmath": {"contract", "reassoc"}}
 # what Python calls is kept on disk, and holds the rest within it
-ENTRY_OPTIONS: dict[str, Any] = {**OPTIONS, "cache": True}
+entry_point = cached_njit(**OPTIONS)
 
 RELU, LINEAR, SQUARE, STEP, EXP = range(5)  # the order of activations.POINTWISE
 
@@ -278,14 +280,14 @@ def moment(code, mean_u, mean_v, std_u, std_v, rho):
     return value * std_u * std_v if power == 1 else value
 
 
-@njit(**ENTRY_OPTIONS)
+@entry_point
 def fill_moments(code, mean_u, mean_v, std_u, std_v, rho, out):
     """`moment` over arrays of equal length."""
     for i in range(out.size):
         out[i] = moment(code, mean_u[i], mean_v[i], std_u[i], std_v[i], rho[i])
 
 
-@njit(**ENTRY_OPTIONS)
+@entry_point
 def fill_relu_arc(cosines, start, row_norms, column_norms):
     """Replace cosines ρ in columns ``start …`` by |z||z'| κ(ρ)."""
     for i in range(cosines.shape[0]):

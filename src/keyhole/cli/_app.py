@@ -2,16 +2,59 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import os
+import sqlite3
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.markup import escape
 from rich.table import Table
+from typer.core import TyperGroup
 
 from keyhole.report.document import Row
 
+
+class _Sentences(TyperGroup):
+    """Ends with a sentence where the disk, a name or the terminal is at fault: for every command, in one place."""
+
+    def main(self, *arguments: Any, **options: Any) -> Any:
+        for stream in (sys.stdout, sys.stderr):
+            if hasattr(stream, "reconfigure"):
+                stream.reconfigure(errors="backslashreplace")  # a terminal that knows no β shows its number
+        return super().main(*arguments, **options)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        for argument in args:
+            if not argument.isascii() and any("\ud800" <= c <= "\udfff" for c in argument):
+                typer.echo(f"error: names must be UTF-8: got {argument!r:.200}. Rename the file or folder.", err=True)
+                ctx.exit(2)
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # whoever read our output has seen enough
+                raise
+            name = "" if error.filename is None else f"{str(error.filename)!r:.200}: "
+            refuse(
+                f"a file could not be read or written: {name}{error.strerror or error}. Check the name, that the disk "
+                "has room, and that you may write there."
+            )
+        except sqlite3.Error as error:
+            refuse(
+                f"the store of finished cells could not be read or written: {error}. Check that the disk has room and "
+                "that you may write there, or choose another folder with --out."
+            )
+
+
 app = typer.Typer(
+    cls=_Sentences,
     help="One attention layer with frozen random heads: closed-form learning on sets with a query.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -43,14 +86,29 @@ def refuse(message: str) -> NoReturn:
     raise typer.Exit(2)
 
 
-def require_lab(what: str) -> None:
-    """End with one line where the packages that draw are not installed; called before any long work."""
+def check_folder(folder: Path, *, overwrite: bool = True) -> None:
+    """Refuse, before any work, a report that cannot be drawn or written, or whose place is taken by another one."""
     from keyhole.report.html import check_lab
 
     try:
-        check_lab(what)
+        check_lab("drawing charts")
     except ImportError as error:
         refuse(str(error))
+    above = folder
+    while not os.path.lexists(above) and above != above.parent:
+        above = above.parent
+    if not above.is_dir():
+        refuse(f"--out must be a folder: {above} is a file. Choose another name.")
+    if not os.access(above, os.W_OK | os.X_OK):
+        refuse(f"--out must be a folder that can be written: {above} cannot. Choose another one.")
+    if not overwrite and os.path.lexists(folder / "report.html"):
+        refuse(f"a report is not replaced unless asked: {folder} has one. Choose another folder, or add --overwrite.")
+
+
+def echo_json(data: Any, indent: int | None = 2) -> None:
+    """Print JSON that any terminal can show."""
+    plain = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
+    typer.echo(json.dumps(data, indent=indent, allow_nan=False, ensure_ascii=plain))
 
 
 def text_table(title: str, rows: Sequence[Row]) -> Table:

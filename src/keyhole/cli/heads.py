@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +10,7 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from keyhole.cli._app import answer_or_exit, app, require_lab, text_table
+from keyhole.cli._app import answer_or_exit, app, check_folder, echo_json, text_table
 
 _HELP = """How far the heads of a trained transformer lean towards the identity.
 
@@ -28,16 +27,17 @@ def heads(
     fold_norm: Annotated[
         bool, typer.Option(help="Fold in the scale of the layer norm that attention's input comes from.")
     ] = True,
+    overwrite: Annotated[bool, typer.Option(help="Replace a report in the folder of --out.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Print layers and the verdict; write the report where asked."""
     from keyhole.experiments import heads_of_a_transformer as figure
 
     if out is not None:
-        require_lab("--out")
+        check_folder(out, overwrite=overwrite)
     findings = answer_or_exit(lambda: figure.measure(checkpoint, heads, fold_norm=fold_norm))
     if as_json:
-        typer.echo(json.dumps(figure.as_data(findings), indent=2, allow_nan=False, ensure_ascii=False))
+        echo_json(figure.as_data(findings))
     else:
         _print(Console(), figure, findings)
     if out is not None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from keyhole.cli._app import answer_or_exit, app, refuse, require_lab, text_table
+from keyhole.cli._app import answer_or_exit, app, check_folder, echo_json, refuse, text_table
 from keyhole.cli._data import Data, Keys, Missing, Query, SetId, Target, Task, read_data, task_of
 
 _HELP = """What can one attention layer learn from this data?
@@ -51,8 +51,6 @@ def lens(
     answer_or_exit(lambda: check_activation(activation))
     if pooling not in POOLINGS:
         refuse(f"--pooling must be one of {', '.join(POOLINGS)}: got {pooling!r}.")
-    if report:
-        require_lab("the report of keyhole lens (--no-report leaves it out)")
     folder = _folder(data, out, overwrite) if report else None
     found = read_data(data, keys=keys, query=query, target=target, set_id=set_id, missing=missing)
     kind = task_of(found.target, task)
@@ -67,7 +65,7 @@ def lens(
     if as_json:
         from keyhole.report.words import as_json as plain  # what is not finite becomes null
 
-        typer.echo(json.dumps(json.loads(plain(as_data(findings))), indent=2, ensure_ascii=False))
+        echo_json(json.loads(plain(as_data(findings))))
     else:
         _print(Console(), findings)
     if files:
@@ -77,16 +75,14 @@ def lens(
 def _folder(data: str, out: Path | None, overwrite: bool) -> Path:
     """Where the report goes: never onto another one unless asked."""
     if out is not None:
-        if (out / "report.html").exists() and not overwrite:
-            refuse(f"a report is not replaced unless asked: {out} has one. Choose another folder, or add --overwrite.")
-        if out.exists() and not out.is_dir():
-            refuse(f"--out must be a folder: {out} is a file.")
+        check_folder(out, overwrite=overwrite)
         return out
     stem = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(data).stem).strip("-")[:60] or "data"
     folder, k = Path("out/lens") / stem, 1
     while folder.exists():
         k += 1
         folder = Path("out/lens") / f"{stem}-{k}"
+    check_folder(folder)
     return folder
 
 
@@ -95,10 +91,7 @@ def _write(findings: Any, folder: Path, status: Any) -> list[Path]:
     from keyhole.report.html import write_report
 
     status.update("drawing the report")
-    try:
-        return write_report(report_of(findings), folder)
-    except OSError as error:
-        refuse(f"the report could not be written: {error}")
+    return write_report(report_of(findings), folder)
 
 
 def as_data(findings: Any) -> dict[str, Any]:

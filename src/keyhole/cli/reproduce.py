@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 import time
@@ -15,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
-from keyhole.cli._app import answer_or_exit, app, refuse, require_lab, text_table
+from keyhole.cli._app import answer_or_exit, app, check_folder, echo_json, refuse, text_table
 
 if TYPE_CHECKING:
     from keyhole.experiments.reproduce import Figure
@@ -49,6 +48,7 @@ def reproduce(
         str | None, typer.Option(metavar="ADDRESS", help="Run on the Dask cluster of this scheduler.")
     ] = None,
     jobs: Annotated[int | None, typer.Option(help="Worker processes; by default one per core.", min=1)] = None,
+    overwrite: Annotated[bool, typer.Option(help="Replace a report in OUT that is not of this command.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON on standard output.")] = False,
 ) -> None:
     """Redraw every claim of the paper: figures, predictions and verdicts in one HTML report.
@@ -56,12 +56,18 @@ def reproduce(
     Finished cells are kept in OUT/cells.sqlite: stop at any time, and the same command goes on from there.
     """
     from keyhole.experiments.reproduce import TRANSFORMER, build_report, check_names, choose_figures, provenance_of
-    from keyhole.experiments.runner import Plan, RunError
+    from keyhole.experiments.runner import Plan, RunError, check_scheduler
     from keyhole.experiments.store import Store, export
 
-    require_lab("keyhole reproduce")
     names = answer_or_exit(lambda: check_names(figures or []))
     chosen: list[Figure] = answer_or_exit(lambda: choose_figures(names, preset, seed, settings or []))
+    # a report beside a store of cells is one of ours, and this run goes on with it
+    check_folder(out, overwrite=overwrite or (out / "cells.sqlite").exists())
+    if scheduler is not None:
+        try:
+            check_scheduler(scheduler)
+        except RunError as error:
+            refuse(str(error))
     console = Console(stderr=as_json)
     start = time.monotonic()
     with answer_or_exit(lambda: Store(out / "cells.sqlite")) as store:
@@ -81,7 +87,7 @@ def reproduce(
     files = _write(report, out)
     _tell(report, [*files[:1], *tables], console)
     if as_json:
-        typer.echo(json.dumps(_summary(report, plan, files, tables, time.monotonic() - start), ensure_ascii=False))
+        echo_json(_summary(report, plan, files, tables, time.monotonic() - start), indent=None)
 
 
 def _run(

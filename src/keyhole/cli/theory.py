@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from keyhole.cli._app import answer_or_exit, app, refuse, require_lab, text_table
+from keyhole.cli._app import answer_or_exit, app, check_folder, echo_json, refuse, text_table
 from keyhole.report.words import number
 
 _THEORY_HELP = """What the theory says of a target before any data: how hard, how many samples, how many heads.
@@ -43,18 +42,18 @@ def theory(
     """Print complexity, spectrum, learning curve, bounds and sizes needed."""
     from keyhole.experiments import report as experiment
 
-    if out is not None:
-        require_lab("--out")
     if model not in experiment.MODELS:
         refuse(f"--model must be one of {', '.join(experiment.MODELS)}: got {model!r}.")
     if error is not None and not (error > 0 and math.isfinite(error)):
         refuse(f"--error must be a positive number: got {error:g}.")
+    if out is not None:
+        check_folder(out)
     sizes, n_heads = _read_sizes(samples), _read_heads(heads)
     config = experiment.Config(target, dim, keys, sizes, n_heads, ridge, noise, model, error)
     report = answer_or_exit(lambda: experiment.run(config))
     console = Console()
     if as_json:
-        typer.echo(json.dumps(report, indent=2, allow_nan=False, ensure_ascii=False))
+        echo_json(report)
     else:
         _print_report(console, report, config.describe())
     if out is not None:

@@ -15,6 +15,7 @@ from typing import Any
 from keyhole.experiments.cells import Cell
 from keyhole.experiments.heads_of_a_transformer import section as transformer_section
 from keyhole.experiments.measured import Results
+from keyhole.notation import parse_target
 from keyhole.report.document import Report, Section
 
 FIGURES = {
@@ -142,18 +143,38 @@ def _fields(config: Any) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(config)}
 
 
+RANGES: dict[str, tuple[float, float]] = {
+    "seed": (0, 2**63 - 1),
+    "powers": (1, 64),
+    **dict.fromkeys(("dim", "dims", "slope_dim", "far_dims", "ratio_dim"), (1, 4096)),
+    **dict.fromkeys(("gammas", "outliers"), (0, 1)),
+    "level": (1e-6, 1),
+    **dict.fromkeys(("noise", "outlier_size", "noises", "ridges", "factors"), (0, 1e6)),
+    "more_repetitions": (0, 10**7),
+}
+"""Least and most that a setting may be; from 1 to 10⁷ where it is a count that is not named here."""
+
+
 def _read(value: str, kind: Any, text: str) -> Any:
     """A value of the type of a field: int, float, str, or a tuple of them with commas between."""
     if typing.get_origin(kind) is tuple:
         item = typing.get_args(kind)[0]
-        return tuple(_read(part.strip(), item, text) for part in value.split(",") if part.strip())
+        values = tuple(_read(part.strip(), item, text) for part in value.split(",") if part.strip())
+        if not values:
+            raise ValueError(f"--set {text}: there must be at least one value.")
+        return values
     words = {int: "a whole number", float: "a number", str: "text"}
     try:
         number = kind(value)
     except ValueError:
         raise ValueError(f"--set {text}: {value!r} must be {words[kind]}.") from None
-    if kind is not str and not 0 <= number < 1e12:
-        raise ValueError(f"--set {text}: {value} must be finite and not negative.")
+    if kind is str:
+        parse_target(number, dim=4)  # what is text is a target
+        return number
+    field = text.partition("=")[0].strip()
+    low, high = RANGES.get(SHORT.get(field, field), (1, 10**7))
+    if not low <= number <= high:
+        raise ValueError(f"--set {text}: {value} must be from {low:g} to {high:g}.")
     return number
 
 

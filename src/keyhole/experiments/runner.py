@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import signal
 import socket
 import threading
@@ -24,6 +25,9 @@ from typing import Any
 from keyhole.experiments.cells import Cell
 from keyhole.experiments.jobs import Done, Job, compute, group
 from keyhole.experiments.store import Store
+
+CONNECT_SECONDS = 5.0
+"""How long a scheduler may take to pick up."""
 
 POLL_SECONDS = 0.25
 """How often the store is asked for news."""
@@ -186,7 +190,27 @@ def _run_away(job: Job, wanted: tuple[Cell, ...]) -> tuple[str, list[Done]]:
         return _here(), list(compute(job, wanted))
 
 
-def run_dask(plan: Plan, store: Store, address: str, report: OnFinished, patience: float = 30.0) -> None:
+def check_scheduler(address: str) -> None:
+    """Raise unless something listens at the address, so that a slip costs seconds and no foreign traceback."""
+    parts = re.fullmatch(r"(?:(tcp|tls)://)?(\[[0-9a-fA-F:]+\]|[^\s:/\[\]]+):(\d{1,5})", address)
+    if parts is None or not 0 < int(parts[3]) < 2**16:
+        raise RunError(
+            f"--scheduler takes the address of a Dask scheduler, such as tcp://127.0.0.1:8786: got {address!r:.200}."
+        )
+    try:
+        socket.create_connection((parts[2].strip("[]"), int(parts[3])), timeout=CONNECT_SECONDS).close()
+    except (OSError, UnicodeError) as error:
+        raise _no_scheduler(address, error) from error
+
+
+def _no_scheduler(address: str, error: Exception) -> RunError:
+    return RunError(
+        f"no Dask scheduler answers at {address!r:.200} ({type(error).__name__}: {error}). Start one with `dask "
+        "scheduler` and workers with `dask worker ADDRESS`, and pass the address that the scheduler prints."
+    )
+
+
+def run_dask(plan: Plan, store: Store, address: str, report: OnFinished, patience: float = 10.0) -> None:
     """Run the jobs of a plan on a Dask cluster; this process writes the results.
 
     Jobs are submitted longest first. A worker that dies has its job given to another, up to ten times. ``address`` is
@@ -200,13 +224,11 @@ def run_dask(plan: Plan, store: Store, address: str, report: OnFinished, patienc
             "(pip install 'keyhole[dask]'), on the workers too, or leave --scheduler out to use the cores of this "
             "machine."
         ) from error
+    check_scheduler(address)
     try:
         client = distributed.Client(address, timeout=patience, set_as_default=False)
     except (OSError, TimeoutError, ValueError) as error:
-        raise RunError(
-            f"no Dask scheduler answers at {address!r} ({type(error).__name__}: {error}). Start one with `dask "
-            "scheduler` and workers with `dask worker ADDRESS`, and pass the address that the scheduler prints."
-        ) from error
+        raise _no_scheduler(address, error) from error
     futures: list[Any] = []
     try:
         options: dict[str, Any] = {"retries": 10, "pure": False}

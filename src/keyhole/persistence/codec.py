@@ -8,13 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.groups import PooledSets, SetGroups
+from keyhole._checks import check_choice, check_count, check_number
+from keyhole.activations import check_activation, check_pointwise
+from keyhole.groups import POOLINGS, PooledSets, SetGroups
 from keyhole.heads import GaussianHeads, HeadDraw, QueryKeyHeads
 from keyhole.layer import FiniteLayer, KernelLayer
 from keyhole.learned import FittedHeads, IdentityHeads, LearnedHeads, Step
+from keyhole.learned.identity import UnfittedLaw
 from keyhole.persistence.container import storable
 from keyhole.sets import SetBatch
-from keyhole.tokens import TokenRule
+from keyhole.tokens import QUERIES, SCALINGS, TokenRule
 
 LAWS: dict[str, type] = {
     law.__name__: law for law in (GaussianHeads, QueryKeyHeads, IdentityHeads, LearnedHeads, FittedHeads)
@@ -24,8 +27,13 @@ RECORDS: dict[str, type] = {
 }
 UNSAVED = {"LearnedHeads": {"callback"}}
 """Parameters that are functions, and so no data."""
+PRECISIONS = ("float64", "float32")
+CHOICES = ("zero-mean", "identity", "learned")
+"""What a fitted law was chosen as."""
 MOST_HEADS = 10**9
 LARGEST_RANK = 2**20
+MOST_PADDING = 2**26
+"""Bytes by which the text of a file may grow in memory, where NumPy makes short texts as wide as the longest."""
 
 
 def known(table: dict[str, type], value: Any) -> bool:
@@ -38,6 +46,7 @@ class Packer:
 
     def __init__(self) -> None:
         self.arrays: dict[str, np.ndarray] = {}
+        self._padding = 0
 
     def pack(self, value: Any, name: str) -> Any:
         """JSON for ``value``; ``name`` is what an error calls it."""
@@ -61,7 +70,15 @@ class Packer:
     def _array(self, array: np.ndarray, name: str) -> Any:
         if array.dtype.kind == "U" or (array.dtype == object and all(isinstance(v, str) for v in array.ravel())):
             kind = "object" if array.dtype == object else "text"
-            return {"strings": [str(v) for v in array.ravel()], "shape": list(array.shape), "as": kind}
+            items = [str(v) for v in array.ravel()]
+            self._padding += padding_of(items) if kind == "text" else 0
+            if self._padding > MOST_PADDING:
+                raise ValueError(
+                    f"text in a model file may grow by {MOST_PADDING:,} bytes as it is read: {name} takes up "
+                    f"{array.nbytes:,} because all its texts are as wide as the longest. Shorten that one, or pass the "
+                    "texts as an array of objects."
+                )
+            return {"strings": items, "shape": list(array.shape), "as": kind}
         if not storable(array):
             raise ValueError(
                 f"a model file holds numbers, booleans and text: {name} is an array of {array.dtype}. Convert it "
@@ -99,6 +116,7 @@ class Unpacker:
 
     def __init__(self, arrays: dict[str, np.ndarray]) -> None:
         self.arrays = arrays
+        self._padding = 0
 
     def unpack(self, value: Any) -> Any:
         """The object that ``value`` describes. Raises ValueError, TypeError or KeyError where it describes none."""
@@ -119,17 +137,30 @@ class Unpacker:
                 array = self.arrays[key]
                 return (array.T if turned else array) if array.ndim else array[()]
             case {"strings": list(items), "shape": list(shape), "as": ("text" | "object") as kind}:
-                return _strings(items, shape, kind)
+                return self._strings(items, shape, kind)
             case {"object": str(kind), "with": dict(held)}:
                 return _build(kind, {str(k): self.unpack(v) for k, v in held.items()})
         raise ValueError(f"an unknown description, {str(value)[:60]}")
 
+    def _strings(self, items: list[Any], shape: list[Any], kind: str) -> np.ndarray:
+        if not all(isinstance(item, str) for item in items):
+            raise ValueError("labels that are not text where text is announced")
+        if kind == "text":
+            self._padding += padding_of(items)
+            if self._padding > MOST_PADDING:
+                raise ValueError(f"text that grows by {self._padding:,} bytes as it is read, {MOST_PADDING:,} allowed")
+        array = np.array(items, dtype=object if kind == "object" else np.str_)
+        return array.reshape([int(s) for s in shape])
 
-def _strings(items: list[Any], shape: list[Any], kind: str) -> np.ndarray:
-    if not all(isinstance(item, str) for item in items):
-        raise ValueError("labels that are not text where text is announced")
-    array = np.array(items, dtype=object if kind == "object" else np.str_)
-    return array.reshape([int(s) for s in shape])
+
+def padding_of(items: list[str]) -> int:
+    """Bytes of a NumPy array of these texts that hold no character of theirs.
+
+    >>> padding_of(["yes", "no"])
+    4
+    """
+    lengths = [len(item) for item in items]
+    return 4 * (len(lengths) * max(lengths, default=0) - sum(lengths))
 
 
 def _build(kind: str, held: dict[str, Any]) -> Any:
@@ -152,10 +183,34 @@ def _build(kind: str, held: dict[str, Any]) -> Any:
         return built
     if kind in LAWS:
         law = LAWS[kind](**held)
-        if kind == "QueryKeyHeads" and not (type(law.rank) is int and 0 < law.rank <= LARGEST_RANK):
-            raise ValueError(f"heads of rank {law.rank!r:.40}")
+        _check_law(law)
         return law
     raise ValueError(f"an object of the unknown kind {kind!r:.60}")
+
+
+def _check_law(law: Any) -> None:
+    """What drawing heads relies on. A law that a training set has yet to choose is checked when it is fitted."""
+    if isinstance(law, UnfittedLaw):
+        return
+    check_number(law.scale, "scale", minimum=0.0, exclusive=True)
+    if isinstance(law, QueryKeyHeads):
+        if check_count(law.rank, "rank") > LARGEST_RANK:
+            raise ValueError(f"heads of rank {law.rank:,}, of which {LARGEST_RANK:,} are allowed")
+    elif np.ndim(law.mean) == 0:
+        check_number(law.mean, "mean")
+    else:
+        _check_array(law.mean, 2, "mean", kinds="fiub")
+
+
+def law_width(law: Any) -> int | None:
+    """D of the heads of a law that has them for one D only."""
+    if isinstance(law, FittedHeads):
+        return int(law.means_.shape[1])
+    mean = getattr(law, "mean", None)
+    if mean is None or np.ndim(mean) == 0:
+        return None
+    rows, columns = np.shape(mean)
+    return int(rows) if rows == columns else -1
 
 
 def _sets(tokens: Any, offsets: Any, query: Any) -> SetBatch:
@@ -175,11 +230,20 @@ def _check_record(kind: str, built: Any) -> None:
     """The shapes that a record's methods rely on."""
     match kind:
         case "TokenRule":
+            check_choice(built.scaling, "scaling", SCALINGS)
+            check_choice(built.query, "query", QUERIES)
+            check_choice(built.pooling, "pooling", POOLINGS)
             if built.scaling == "standard":
                 _check_array(built.centre, 1, "centre")
                 _check_array(built.spread, 1, "spread")
                 if built.centre.shape != built.spread.shape or not (built.spread > 0).all():
                     raise ValueError("a token rule whose centre and spread do not fit")
+            elif built.centre is not None or built.spread is not None:
+                raise ValueError(f"a token rule with a centre, and the scaling {built.scaling!r}")
+        case "Step":
+            check_count(built.step, "step", minimum=0)
+            if not all(isinstance(error, float) for error in (built.loo_error, built.held_out_error)):
+                raise ValueError("a step whose errors are no numbers")
         case "FittedHeads":
             _check_array(built.means_, 3, "means_")
             if not len(built.means_) or built.means_.shape[1] != built.means_.shape[2]:
@@ -194,14 +258,26 @@ def _check_record(kind: str, built: Any) -> None:
                     _check_array(scales, 1, name)
                     if scales.shape != built.means_.shape[1:2] or not (scales > 0).all():
                         raise ValueError(f"{name} that do not fit the means")
+            check_choice(built.chosen, "chosen", CHOICES)
+            check_number(built.strength, "strength")
+            check_count(built.steps, "steps", minimum=0)
+            if not isinstance(built.reason, str):
+                raise ValueError("a law chosen for no reason in words")
+            if not isinstance(built.history, tuple) or not all(isinstance(step, Step) for step in built.history):
+                raise ValueError("a history of something else than steps")
         case "PooledSets":
-            if not isinstance(built.base, (SetBatch, SetGroups)) or built.pooling not in ("mean", "sum"):
+            check_choice(built.pooling, "pooling", POOLINGS)
+            if type(built.each) is not bool or not isinstance(
+                built.base, SetBatch if built.each else SetBatch | SetGroups
+            ):
                 raise ValueError("pooled sets that are none")
         case "FiniteLayer":
             _check_array(built.values, 3, "values")
             _check_array(built.intercept, 1, "intercept")
-            if not isinstance(built.heads, HeadDraw) or built.dtype not in ("float32", "float64"):
-                raise ValueError("a layer without heads or dtype")
+            if not isinstance(built.heads, HeadDraw):
+                raise ValueError("a layer without heads")
+            check_activation(built.activation)
+            check_choice(built.dtype, "dtype", PRECISIONS)
             width = built.heads.dim + 1
             if built.values.shape != (built.heads.n_heads, width, len(built.intercept)):
                 raise ValueError(
@@ -212,12 +288,20 @@ def _check_record(kind: str, built: Any) -> None:
             _check_array(built.intercept, 1, "intercept")
             if not isinstance(built.sets, (SetBatch, PooledSets)):
                 raise ValueError("a kernel without its training sets")
+            check_pointwise(built.activation)
+            if (
+                not isinstance(built.law, (GaussianHeads, FittedHeads))
+                or getattr(built.law, "query_scales_", None) is not None
+            ):
+                raise ValueError("a kernel of a law that has none")
             if built.dual.shape != (len(built.sets), len(built.intercept)):
                 raise ValueError(f"dual coefficients of shape {built.dual.shape} for {len(built.sets)} sets")
 
 
-def _check_array(array: Any, ndim: int, name: str) -> None:
-    if not isinstance(array, np.ndarray) or array.ndim != ndim or array.dtype not in (np.float64, np.float32):
-        raise ValueError(f"{name} that are not a float array of {ndim} axes")
+def _check_array(array: Any, ndim: int, name: str, kinds: str = "f") -> None:
+    if not isinstance(array, np.ndarray) or array.ndim != ndim or array.dtype.kind not in kinds:
+        raise ValueError(f"{name} that are not an array of numbers with {ndim} axes")
+    if array.dtype == np.float16:
+        raise ValueError(f"{name} of half precision")
     if not np.isfinite(array).all():
         raise ValueError(f"{name} that are not finite")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tokenize
 import zipfile
 import zlib
 from pathlib import Path
@@ -14,9 +15,14 @@ from keyhole.sets import SetBatch
 from keyhole.tables.dataset import Dataset
 from keyhole.tables.long import Choice, fill_empty
 
+GROWTH, TIMES = 2**27, 20
+"""Arrays of a file may take 128 MiB and twenty times its size together: deflated zeros claim a thousand times."""
+LONGEST_HEADER = 10_000
+"""Bytes; NumPy's own limit, which it looks at after reading."""
+
 
 class NpzFile:
-    """Arrays of an npz file by name, each checked before it is allocated.
+    """Arrays of an npz file by name, each checked before it is allocated, and all of them together.
 
     Parameters
     ----------
@@ -31,6 +37,7 @@ class NpzFile:
             raise ValueError(
                 f"an npz file is a zip archive of arrays: {path.name!r} is not ({error}). {_REMEDY}"
             ) from None
+        self._room = GROWTH + TIMES * path.stat().st_size
         self.names = [n.removesuffix(".npy") for n in self._zip.namelist() if n.endswith(".npy")]
 
     def __contains__(self, name: str) -> bool:
@@ -53,14 +60,13 @@ class NpzFile:
 
     def _read(self, name: str) -> np.ndarray:
         info = self._zip.getinfo(f"{name}.npy")
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ValueError(
+                f"arrays must be stored as NumPy does: {name!r} of {self.path.name!r} is compressed by other means. "
+                f"{_REMEDY}"
+            )
         with self._zip.open(info) as file:
-            version = np.lib.format.read_magic(file)
-            if version not in ((1, 0), (2, 0)):
-                raise ValueError(
-                    f"arrays must be of format 1 or 2: {name!r} of {self.path.name!r} is of {version}. {_REMEDY}"
-                )
-            reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            shape, turned, dtype = reader(file)
+            shape, turned, dtype = self._header(name, file)
             rest = info.file_size - file.tell()
             size = math.prod(shape) * dtype.itemsize
             if dtype.hasobject:
@@ -68,18 +74,69 @@ class NpzFile:
                     f"arrays must hold numbers or text: {name!r} of {self.path.name!r} holds objects. "
                     "Save it as numbers."
                 )
+            if dtype.kind not in "biufcSU" or not dtype.itemsize:
+                raise ValueError(
+                    f"arrays must hold numbers or text: {name!r} of {self.path.name!r} holds {dtype}. "
+                    "Save it as numbers."
+                )
             if size != rest or min(shape, default=0) < 0:
                 raise ValueError(
                     f"an array must be as large as its shape says: {name!r} of {self.path.name!r} has shape {shape} of "
                     f"{dtype}, {size:,} bytes, and {rest:,} are there. {_REMEDY}"
                 )
-            content = file.read(rest + 1)
+            self._take_room(name, math.prod(shape) * max(dtype.itemsize, 8))  # numbers become floats
+            content = bytearray(file.read(rest + 1))  # writable, as an array of one's own is
         if len(content) != size:
             raise ValueError(
                 f"all bytes of an array must be there: {name!r} has {len(content):,} of {size:,}. {_REMEDY}"
             )
-        flat = np.frombuffer(content, dtype)
-        return (flat.reshape(shape[::-1]).T if turned else flat.reshape(shape)).copy()
+        try:
+            flat = np.frombuffer(content, dtype)
+            return flat.reshape(shape[::-1]).T if turned else flat.reshape(shape)
+        except ValueError as error:  # no bytes, or an axis too long for NumPy
+            raise ValueError(
+                f"an array must have a shape that NumPy knows: {name!r} of {self.path.name!r} has {shape} ({error}). "
+                f"{_REMEDY}"
+            ) from None
+
+    def _header(self, name: str, file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+        """Shape, order and type of an array."""
+        try:
+            version = np.lib.format.read_magic(file)
+            readers = {
+                (1, 0): np.lib.format.read_array_header_1_0,
+                (2, 0): np.lib.format.read_array_header_2_0,
+            }
+            if version not in readers:
+                raise ValueError(f"format {version}, where 1 and 2 are read")
+            shape, turned, dtype = readers[version](_Short(file))
+        except (ValueError, TypeError, SyntaxError, tokenize.TokenError, RecursionError, MemoryError) as error:
+            raise ValueError(
+                f"an array must begin with its shape and type: {name!r} of {self.path.name!r} does not "
+                f"({str(error)[:100] or type(error).__name__}). {_REMEDY}"
+            ) from None
+        return tuple(int(length) for length in shape), bool(turned), dtype
+
+    def _take_room(self, name: str, size: int) -> None:
+        if size > self._room:
+            raise ValueError(
+                f"arrays may take {GROWTH:,} bytes and {TIMES} times the size of their file together: {name!r} of "
+                f"{self.path.name!r} takes {size:,} bytes in memory, and {self._room:,} are left of that. If it is "
+                "what it should be, save it uncompressed, by np.savez."
+            )
+        self._room -= size
+
+
+class _Short:
+    """A file of which nothing long is read in one piece."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def read(self, size: int) -> bytes:
+        if size > LONGEST_HEADER:
+            raise ValueError(f"a header of {size:,} bytes")
+        return bytes(self._file.read(size))
 
 
 _REMEDY = "The file is damaged or of another kind; fetch or write it again."
@@ -127,7 +184,7 @@ def _check_name(file: NpzFile, name: str) -> None:
 def _floats(array: np.ndarray, name: str) -> np.ndarray:
     if array.dtype.kind not in "fiub":
         raise ValueError(f"array {name!r} must hold numbers: it holds {array.dtype}. Encode it as numbers first.")
-    return array.astype(np.float32 if array.dtype == np.float32 else np.float64)
+    return array.astype(np.float32 if array.dtype == np.float32 else np.float64, copy=False)
 
 
 def _dense(tokens: np.ndarray, name: str) -> list[np.ndarray]:
