@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from typer.core import TyperGroup
@@ -103,6 +104,11 @@ def check_folder(folder: Path, *, overwrite: bool = True) -> None:
         refuse(f"--out must be a folder that can be written: {above} cannot. Choose another one.")
     if not overwrite and os.path.lexists(folder / "report.html"):
         refuse(f"a report is not replaced unless asked: {folder} has one. Choose another folder, or add --overwrite.")
+
+
+def say(console: Console, text: str) -> None:
+    """Print a line as it stands: a bracket is a bracket, and no word is coloured or broken."""
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def echo_json(data: Any, indent: int | None = 2) -> None:

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
-from keyhole.cli._app import answer_or_exit, app, check_folder, echo_json, refuse, text_table
+from keyhole.cli._app import answer_or_exit, app, check_folder, echo_json, refuse, say, text_table
 
 if TYPE_CHECKING:
     from keyhole.experiments.reproduce import Figure
@@ -98,7 +98,7 @@ def _run(
 
     found = len(plan.cells) - len(plan.missing)
     known = f", {found} of them finished before" if found else ""
-    console.print(f"{len(plan.cells)} cells in {len(plan.jobs)} jobs{known}.", highlight=False)
+    say(console, f"{len(plan.cells)} cells in {len(plan.jobs)} jobs{known}.")
     if not plan.jobs:
         return
     costs = {cell.key: cost for job in plan.jobs for cell, cost in cell_costs(plan.wanted(job)).items()}
@@ -114,7 +114,7 @@ def _progress(timer: Timer, figures: dict[str, set[str]], console: Console) -> I
     """A bar on a terminal, a line now and then elsewhere."""
     if not console.is_terminal:
         yield _lines(timer, figures, console)
-        console.print(_line(timer, ""), highlight=False, soft_wrap=True)
+        say(console, _line(timer, ""))
         return
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[words]}"))
     with Progress(*columns, console=console, transient=True) as bar:
@@ -137,7 +137,7 @@ def _lines(timer: Timer, figures: dict[str, set[str]], console: Console) -> OnFi
         timer.finish(keys)
         if time.monotonic() - last >= LINE_SECONDS:
             last = time.monotonic()
-            console.print(_line(timer, _figure_of(keys, figures)), highlight=False, soft_wrap=True)
+            say(console, _line(timer, _figure_of(keys, figures)))
 
     return report
 
@@ -160,11 +160,10 @@ def _duration(seconds: float) -> str:
 
 def _stopped(plan: Plan, store: Store, console: Console) -> None:
     done = len(store.get(plan.cells))
-    console.print(
+    say(
+        console,
         f"stopped: {done} of {len(plan.cells)} cells are finished and kept in {store.path}. The same command goes on "
         "from there.",
-        soft_wrap=True,
-        highlight=False,
     )
     raise typer.Exit(130)
 
@@ -184,7 +183,7 @@ def _tell(report: Report, files: list[Path], console: Console) -> None:
     if rows:
         console.print(text_table("verdicts", rows))
     for path in files:
-        console.print(f"wrote {path}", soft_wrap=True, highlight=False)
+        say(console, f"wrote {path}")
 
 
 def _summary(report: Report, plan: Plan, files: list[Path], tables: list[Path], seconds: float) -> dict[str, Any]:

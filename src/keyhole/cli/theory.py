@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from keyhole.cli._app import answer_or_exit, app, check_folder, echo_json, refuse, text_table
+from keyhole.cli._app import answer_or_exit, app, check_folder, echo_json, refuse, say, text_table
+from keyhole.cli._data import read_heads
 from keyhole.report.words import number
 
 _THEORY_HELP = """What the theory says of a target before any data: how hard, how many samples, how many heads.
@@ -48,8 +49,8 @@ def theory(
         refuse(f"--error must be a positive number: got {error:g}.")
     if out is not None:
         check_folder(out)
-    sizes, n_heads = _read_sizes(samples), _read_heads(heads)
-    config = experiment.Config(target, dim, keys, sizes, n_heads, ridge, noise, model, error)
+    sizes, n_heads = _read_sizes(samples), read_heads(heads)
+    config = experiment.TheoryQuestion(target, dim, keys, sizes, n_heads, ridge, noise, model, error)
     report = answer_or_exit(lambda: experiment.run(config))
     console = Console()
     if as_json:
@@ -72,23 +73,15 @@ def _read_sizes(text: str) -> tuple[int, ...]:
     return sizes
 
 
-def _read_heads(text: str) -> float:
-    if text.strip().lower() in ("inf", "∞"):
-        return math.inf
-    if not text.strip().isdecimal() or int(text) < 1:
-        refuse(f"--heads must be a whole number of at least 1, or inf: got {text!r}.")
-    return int(text)
-
-
 def _print_report(console: Console, report: dict[str, Any], settings: str) -> None:
     from keyhole.experiments.report import tables
 
     target = report["target"]
-    console.print(f"target  {target['expanded']}    (averaged over the keys)", highlight=False, soft_wrap=True)
-    console.print(f"        {settings}; Var f* = {number(target['variance'])}", highlight=False)
+    say(console, f"target  {target['expanded']}    (averaged over the keys)")
+    say(console, f"        {settings}; Var f* = {number(target['variance'])}")
     for table in tables(report):
         console.print(text_table(table.title, table.rows))
         for line in table.note.splitlines():
-            console.print(f"  {line}", highlight=False, soft_wrap=True)
+            say(console, f"  {line}")
     for name, reason in report["unavailable"].items():
-        console.print(f"not available: {name}: {reason}", highlight=False, soft_wrap=True)
+        say(console, f"not available: {name}: {reason}")

@@ -13,9 +13,9 @@ from keyhole.experiments.jobs import read_target, target_variance
 from keyhole.experiments.learning_curves import DEVIATION, predicted_samples
 from keyhole.experiments.measured import (
     RESAMPLES,
+    CellSweep,
     Estimate,
     Results,
-    Sweep,
     apart,
     deviation_text,
     log_chart,
@@ -71,11 +71,11 @@ class Config:
         """Every (target, d, N)."""
         return [(target, d, n) for d in self.dims for n in self.keys for target in self.targets]
 
-    def sweep(self, target: str, dim: int, n_keys: int) -> Sweep:
+    def sweep(self, target: str, dim: int, n_keys: int) -> CellSweep:
         """Error against n."""
         most = self.largest
         cell = Cell("attention", target, dim, n_keys, None, most, most, self.n_test, self.seed, 0)
-        return Sweep.over(cell, "n_samples", self.sizes, self.repetitions)
+        return CellSweep.over(cell, "n_samples", self.sizes, self.repetitions)
 
 
 PRESETS = {

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from keyhole.experiments.cells import Cell
 from keyhole.experiments.learning_curves import DEVIATION, MODELS, predicted_samples
 from keyhole.experiments.measured import (
+    CellSweep,
     Results,
-    Sweep,
     deviation_text,
     log_chart,
     samples_row,
@@ -47,16 +47,16 @@ class Config:
             "around the prediction."
         )
 
-    def sweep(self, model: str, dim: int, n_keys: int) -> Sweep:
+    def sweep(self, model: str, dim: int, n_keys: int) -> CellSweep:
         """Error against n, at powers of √2 around the prediction; at none if it is out of reach."""
         predicted = predicted_samples(self.target, dim, n_keys, self.level, model)
         if predicted is None or predicted > self.largest:
-            return Sweep((), ())
+            return CellSweep((), ())
         powers = [round(2 ** (k / 2)) for k in range(4, 60)]
         sizes = [n for n in powers if predicted / WINDOW <= n <= min(predicted * WINDOW, 1.5 * self.largest)]
         most = max(sizes)
         cell = Cell(model, self.target, dim, n_keys, None, most, most, self.n_test, self.seed, 0)
-        return Sweep.over(cell, "n_samples", sizes, self.repetitions)
+        return CellSweep.over(cell, "n_samples", sizes, self.repetitions)
 
 
 PRESETS = {
@@ -103,7 +103,7 @@ def section(config: Config, results: Results) -> Section:
 def _row(config: Config, results: Results, model: str, dim: int, n_keys: int) -> Row:
     sweep = config.sweep(model, dim, n_keys)
     if len(sweep.x) < 2 or not all(cell in results for cell in sweep.cells):
-        sweep = Sweep((), ())
+        sweep = CellSweep((), ())
     return {
         "model": model,
         "d": dim,

@@ -10,7 +10,7 @@ import numpy as np
 from keyhole.experiments.cells import Cell
 from keyhole.experiments.jobs import read_target, target_variance
 from keyhole.experiments.learning_curves import DEVIATION, MODELS, predicted_error
-from keyhole.experiments.measured import Curve, Estimate, Results, Sweep, deviation_text, log_chart, slope
+from keyhole.experiments.measured import CellSweep, Curve, Estimate, Results, deviation_text, log_chart, slope
 from keyhole.report.document import Chart, Row, Section, Series, State, Table, Verdict
 from keyhole.theory import approximation_bound
 
@@ -40,23 +40,23 @@ class Config:
             f"approximation error is measured at d = N = {self.slope_dim} with n = {self.slope_samples}."
         )
 
-    def sweep(self, model: str, target: str, n: int) -> Sweep:
+    def sweep(self, model: str, target: str, n: int) -> CellSweep:
         """Error against M at one n."""
         most = max(self.sizes)
         cell = Cell(model, target, self.dim, self.n_keys, None, n, most, self.n_test, self.seed, 0)
-        return Sweep.over(cell, "n_heads", sorted(self.heads), self.repetitions)
+        return CellSweep.over(cell, "n_heads", sorted(self.heads), self.repetitions)
 
-    def limit(self, model: str, target: str, n: int) -> Sweep:
+    def limit(self, model: str, target: str, n: int) -> CellSweep:
         """The same with infinitely many heads."""
         cell = self.sweep(model, target, n).cells[0]
-        return Sweep.over(cell, "n_heads", [None], self.repetitions)
+        return CellSweep.over(cell, "n_heads", [None], self.repetitions)
 
-    def slope_sweep(self, target: str) -> Sweep:
+    def slope_sweep(self, target: str) -> CellSweep:
         """Error against M where the features are few enough for the samples to show their approximation error."""
         dim, n = self.slope_dim, self.slope_samples
         heads = [m for m in sorted(self.slope_heads) if PLENTY * m * (dim + 1) <= n]
         cell = Cell("attention", target, dim, dim, None, n, n, self.n_test, self.seed, 0)
-        return Sweep.over(cell, "n_heads", heads, self.repetitions)
+        return CellSweep.over(cell, "n_heads", heads, self.repetitions)
 
 
 PRESETS = {

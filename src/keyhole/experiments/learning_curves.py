@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from keyhole.experiments.cells import Cell
 from keyhole.experiments.jobs import read_target, target_variance
-from keyhole.experiments.measured import Curve, Results, Sweep, log_chart
+from keyhole.experiments.measured import CellSweep, Curve, Results, log_chart
 from keyhole.report.document import Chart, Row, Series
 from keyhole.theory import best_ridge_curve, samples_needed
 
@@ -61,7 +61,7 @@ class CurveConfig:
             "by leave-one-out on the training sets."
         )
 
-    def sweep(self, model: str, target: str, sizes: Sequence[int], *, exact: bool = False) -> Sweep:
+    def sweep(self, model: str, target: str, sizes: Sequence[int], *, exact: bool = False) -> CellSweep:
         """Error against n of one model on one target, in every repetition up to its largest n."""
         heads = None if exact else self.n_heads
         runs = []
@@ -69,7 +69,7 @@ class CurveConfig:
             most = self.largest if r < self.repetitions else min(self.more_up_to, self.largest)
             shape, rest = (self.dim, self.n_keys, heads), (most, self.n_test, self.seed, r)
             runs.append(tuple(Cell(model, target, *shape, n, *rest) for n in sizes if n <= most))
-        return Sweep(tuple(sizes), tuple(runs))
+        return CellSweep(tuple(sizes), tuple(runs))
 
     def spectrum_cells(self, target: str, sizes: Sequence[int], *, exact: bool) -> list[Cell]:
         """What predicts the error of biased heads."""

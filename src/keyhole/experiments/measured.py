@@ -28,14 +28,14 @@ log_chart = partial(Chart, x_log=True, y_log=True)
 
 
 @dataclass(frozen=True)
-class Sweep:
+class CellSweep:
     """Cells along an axis: ``runs[r]`` are those of repetition r, for the first points of ``x``."""
 
     x: tuple[float, ...]
     runs: tuple[tuple[Cell, ...], ...]
 
     @classmethod
-    def over(cls, cell: Cell, field: str, values: Sequence[Any], repetitions: int) -> Sweep:
+    def over(cls, cell: Cell, field: str, values: Sequence[Any], repetitions: int) -> CellSweep:
         """A cell with each of the values in one of its fields, in every repetition."""
         runs = (tuple(replace(cell, repetition=r, **{field: value}) for value in values) for r in range(repetitions))
         return cls(tuple(math.inf if value is None else value for value in values), tuple(runs))
@@ -233,7 +233,7 @@ def samples_measured(curve: Curve, level: float, seed: int = 0) -> Estimate:
     return resample(lambda tables: falls_to(curve.x, _mean(tables[0]), level), [curve.runs], seed)
 
 
-def samples_row(sweep: Sweep, results: Results, level: float, seed: int) -> dict[str, float | None]:
+def samples_row(sweep: CellSweep, results: Results, level: float, seed: int) -> dict[str, float | None]:
     """Samples measured at a level, their standard error, and the samples of the oracle; None what is not known."""
     found, oracle = Estimate(None), Estimate(None)
     if sweep.x:

@@ -18,9 +18,9 @@ from keyhole.experiments.cells import Cell
 from keyhole.experiments.jobs import HEADS_DRAWN, read_target, target_variance
 from keyhole.experiments.learning_curves import DEVIATION, predicted_samples
 from keyhole.experiments.measured import (
+    CellSweep,
     Estimate,
     Results,
-    Sweep,
     apart,
     count_text,
     deviation_text,
@@ -82,7 +82,7 @@ class Config:
             f"and noise drawn anew; heads drawn again until {HEADS_DRAWN} have been); {self.n_test} test sets."
         )
 
-    def sweep(self, dim: int, n_keys: int, target: str, heads: int | None, ridge: float, noise: float) -> Sweep:
+    def sweep(self, dim: int, n_keys: int, target: str, heads: int | None, ridge: float, noise: float) -> CellSweep:
         """Mean squared error against n."""
         counts = {
             n: c for n, c in sorted(zip(self.sizes, self.repetitions, strict=True)) if n * n_keys <= self.most_keys
@@ -92,9 +92,9 @@ class Config:
             own = [n for n, count in counts.items() if r < count]
             base, rest = (target, dim, n_keys, heads), (own[-1], self.n_test, self.seed, r)
             runs.append(tuple(Cell("attention", *base, n, *rest, "fixed", noise=noise, ridge=ridge) for n in own))
-        return Sweep(tuple(counts), tuple(runs))
+        return CellSweep(tuple(counts), tuple(runs))
 
-    def ratio_sweeps(self, model: str, n_keys: int) -> list[Sweep]:
+    def ratio_sweeps(self, model: str, n_keys: int) -> list[CellSweep]:
         """Mean squared error against n around the samples predicted for a level, for each of two penalties."""
         target, dim = TARGETS["f_{1,2}"], self.ratio_dim
         predicted = predicted_samples(target, dim, n_keys, self.level, model)
@@ -105,7 +105,7 @@ class Config:
         repetitions = self.attention_repetitions if model == "attention" else self.mlp_repetitions
         options = (most, most, self.ratio_test, self.seed, 0, "fixed")
         cells = [Cell(model, target, dim, n_keys, None, *options, ridge=ridge) for ridge in NO_RIDGE]
-        return [Sweep.over(cell, "n_samples", sizes, repetitions) for cell in cells]
+        return [CellSweep.over(cell, "n_samples", sizes, repetitions) for cell in cells]
 
 
 PRESETS = {

@@ -25,7 +25,7 @@ MODELS = {"attention": ("attention",), "mlp": ("mlp",), "both": ("attention", "m
 
 
 @dataclass(frozen=True)
-class Config:
+class TheoryQuestion:
     """One question to the theory."""
 
     target: str
@@ -54,7 +54,7 @@ class Config:
 class _Sheet:
     """A target and its settings; a question that the theory refuses is answered by None, and the reason is kept."""
 
-    config: Config
+    config: TheoryQuestion
     read: Notation
     error: float | None = None
     unavailable: dict[str, str] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class _Sheet:
         return self.error
 
 
-def run(config: Config) -> dict[str, Any]:
+def run(config: TheoryQuestion) -> dict[str, Any]:
     """Ask the theory everything; see the module's text for the form of the answer."""
     sheet = _Sheet(config, parse_target(config.target, config.dim))
     target = sheet.read.target
@@ -255,7 +255,7 @@ def _renamed(rows: Sequence[dict[str, Any]], names: dict[str, str]) -> list[dict
     return [{words: row[name] for name, words in names.items()} for row in rows]
 
 
-def curve_rows(config: Config, points: int = 30) -> list[dict[str, Any]]:
+def curve_rows(config: TheoryQuestion, points: int = 30) -> list[dict[str, Any]]:
     """Predicted test errors between the fewest and the most samples asked for: what `plot` draws."""
     read = parse_target(config.target, config.dim)
     sizes = np.unique(np.geomspace(min(config.samples), max(config.samples), points).round().astype(np.int64))
@@ -269,7 +269,7 @@ def curve_rows(config: Config, points: int = 30) -> list[dict[str, Any]]:
     return rows
 
 
-def plot(rows: Sequence[dict[str, Any]], config: Config, folder: Path) -> list[Path]:
+def plot(rows: Sequence[dict[str, Any]], config: TheoryQuestion, folder: Path) -> list[Path]:
     """Draw the curves, and write the rows beside them."""
     from keyhole.report.html import write_chart
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from keyhole.experiments.cells import Cell
 from keyhole.experiments.learning_curves import DEVIATION, predicted_error
-from keyhole.experiments.measured import Estimate, Results, Sweep, deviation_text, log_chart, ratio_at
+from keyhole.experiments.measured import CellSweep, Estimate, Results, deviation_text, log_chart, ratio_at
 from keyhole.report.document import Chart, Row, Section, Series, State, Table, Verdict
 
 LEARNERS = {
@@ -49,12 +49,12 @@ class Config:
         """Every target, without and with outliers: their share."""
         return [(target, share) for target in self.targets for share in (0.0, self.outliers)]
 
-    def sweep(self, learner: str, target: str, share: float) -> Sweep:
+    def sweep(self, learner: str, target: str, share: float) -> CellSweep:
         """Error against n of one learner."""
         sizes = sorted(self.sizes)
         shape, rest = (self.dim, self.n_keys, self.n_heads), (sizes[-1], sizes[-1], self.n_test, self.seed, 0)
         labels = (self.noise, share, self.outlier_size if share else 0.0)
-        return Sweep.over(
+        return CellSweep.over(
             Cell("attention", target, *shape, *rest, learner, *labels), "n_samples", sizes, self.repetitions
         )
 

@@ -12,7 +12,7 @@ from jaxtyping import Int
 from keyhole.activations import SOFTMAX
 from keyhole.groups import SetGroups
 from keyhole.heads import GaussianHeads
-from keyhole.lens.findings import Config
+from keyhole.lens.findings import LensConfig
 from keyhole.lens.learners import Gram, head_gram, held_out_losses, kernel_gram
 from keyhole.lens.problem import LensProblem
 from keyhole.solvers import ridge_gram_path
@@ -63,7 +63,7 @@ class Preparation:
     costs: Costs
 
 
-def make_choice(problem: LensProblem, config: Config) -> Preparation:
+def make_choice(problem: LensProblem, config: LensConfig) -> Preparation:
     """Scaling (and a query made of the keys) by leave-one-out of zero-mean heads; then the strength of a bias."""
     rows = _few(problem, config.seed)
     sets, columns = problem.sets[rows], problem.columns[rows]
@@ -94,7 +94,7 @@ def _few(problem: LensProblem, seed: int) -> Int[np.ndarray, " r"]:
     return np.asarray(train[:count])
 
 
-def _pilot(ready: Any, law: Any, config: Config) -> Gram:
+def _pilot(ready: Any, law: Any, config: LensConfig) -> Gram:
     if config.activation == SOFTMAX:
         return head_gram(ready, law, PILOT_HEADS, config.activation, config.seed)
     return kernel_gram(ready, law, config.activation)
@@ -105,7 +105,7 @@ def _loo(gram: Gram, columns: np.ndarray) -> float:
     return float(path.loo_mse[path.best])
 
 
-def _measure(costs: Costs, problem: LensProblem, rows: np.ndarray, rule: TokenRule, config: Config) -> None:
+def _measure(costs: Costs, problem: LensProblem, rows: np.ndarray, rule: TokenRule, config: LensConfig) -> None:
     """Time each kind of step once more, now that everything is compiled."""
     sets = problem.sets[rows]
     ready = rule.apply(sets)
@@ -129,7 +129,7 @@ def _measure(costs: Costs, problem: LensProblem, rows: np.ndarray, rule: TokenRu
     costs.solve = (time.perf_counter() - began) / len(rows) ** 2
 
 
-def affordable(problem: LensProblem, choice: Preparation, config: Config, spent: float) -> tuple[int, int]:
+def affordable(problem: LensProblem, choice: Preparation, config: LensConfig, spent: float) -> tuple[int, int]:
     """Samples and folds whose fits take about three fifths of what is left; the rest is for learning a law."""
     n, biased = len(problem), choice.strength is not None
     left = 0.6 * (config.budget - config.reserve - spent)

@@ -13,7 +13,7 @@ Says = Literal["yes", "perhaps", "no", "not tested"]
 
 
 @dataclass(frozen=True)
-class Config:
+class LensConfig:
     """Settings of a look: ``kind`` is "regression" or "classification"."""
 
     kind: str
@@ -137,7 +137,7 @@ class TargetLoading:
 class Findings:
     """Everything that was measured, and the answers."""
 
-    config: Config
+    config: LensConfig
     description: str
     n_given: int
     n_used: int

@@ -16,7 +16,7 @@ from keyhole.heads import GaussianHeads
 from keyhole.learned import LearnedHeads
 from keyhole.lens.answers import answer_all, judge
 from keyhole.lens.choice import Preparation, affordable, make_choice
-from keyhole.lens.findings import Config, Findings, HeldOutCurve, Measured, difference
+from keyhole.lens.findings import Findings, HeldOutCurve, LensConfig, Measured, difference
 from keyhole.lens.learners import (
     Gram,
     head_gram,
@@ -36,7 +36,7 @@ WIDTH = 1024
 MIN_SETS = 40
 
 
-def look(data: Any, config: Config, progress: Callable[[str], None] = lambda text: None) -> Findings:
+def look(data: Any, config: LensConfig, progress: Callable[[str], None] = lambda text: None) -> Findings:
     """Fit everything there is time for, and answer the four questions; ``progress`` is told what is being done.
 
     Every learner is ridge on a Gram matrix, its penalty chosen by leave-one-out inside the training part; errors are
@@ -48,7 +48,7 @@ def look(data: Any, config: Config, progress: Callable[[str], None] = lambda tex
     >>> import keyhole as kh
     >>> sets = kh.targets.sphere_sets(120, n_keys=4, dim=3, seed=0)
     >>> data = kh.datasets.Dataset(sets, kh.targets.TokenPower(2, dim=3)(sets))
-    >>> found = look(data, Config("regression", budget=20, n_heads=32, steps=0))
+    >>> found = look(data, LensConfig("regression", budget=20, n_heads=32, steps=0))
     >>> found.answers["query"].says
     'no'
     """
@@ -75,7 +75,7 @@ class _Look:
         data: Any,
         problem: LensProblem,
         choice: Preparation,
-        config: Config,
+        config: LensConfig,
         n_folds: int,
         began: float,
         progress: Any,
