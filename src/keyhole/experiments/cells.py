@@ -70,6 +70,8 @@ class Cell:
             )
         if (self.learner == "fixed") != (self.ridge is not None):
             raise ValueError(f"`ridge` belongs to the learner fixed: got {self.learner!r} with ridge = {self.ridge}.")
+        if self.learner == "fixed" and self.model == "mlp" and self.n_heads is not None:
+            raise ValueError("the learner fixed knows the MLP of infinite width only: n_heads must be None.")
 
     @property
     def config(self) -> str:
