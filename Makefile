@@ -5,9 +5,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 OUT ?= out
 
-.PHONY: run test test-slow lint bench docs clean help
+.PHONY: run test test-slow lint wheel bench docs clean help
 
-run: $(VENV)/.core  ## redraw every claim of the paper, small: figures, predictions and verdicts in one HTML report
+run: $(VENV)/.lab  ## redraw every claim of the paper, small: figures, predictions and verdicts in one HTML report
 	$(BIN)/keyhole reproduce --preset quick --out $(OUT)/reproduce
 
 # one BLAS thread: two of them spin on the small matrices of tests
@@ -21,6 +21,13 @@ lint: $(VENV)/.lint  ## ruff and mypy --strict
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+wheel: $(VENV)/.wheel  ## the wheel, installed alone into an empty environment: it fits, saves and predicts there
+	rm -rf $(OUT)/wheel $(OUT)/wheel-env
+	$(BIN)/python -m build --wheel --no-isolation --outdir $(OUT)/wheel . > /dev/null
+	$(PYTHON) -m venv $(OUT)/wheel-env
+	$(OUT)/wheel-env/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(OUT)/wheel/*.whl
+	$(OUT)/wheel-env/bin/python -W error -P tests/wheel.py
 
 bench: $(VENV)/.bench  ## every hot path beside its rivals, in one run
 	$(BIN)/python benchmarks/run.py
@@ -40,6 +47,14 @@ $(VENV)/.core: pyproject.toml constraints.txt
 	  { echo "keyhole needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version). Try: make PYTHON=python3.12 …"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.lab: $(VENV)/.core
+	$(PIP) -e ".[lab]"
+	@touch $@
+
+$(VENV)/.wheel: $(VENV)/.core
+	$(PIP) -e ".[wheel]"
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.core

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 
 import pytest
 from typer.testing import CliRunner
@@ -247,3 +248,12 @@ def test_settings_are_checked_before_any_work(override, words, tmp_path):
 def test_a_wrong_scheduler_is_noticed_at_once(address, words, tmp_path):
     assert words in invoke("reproduce", "averages", "--scheduler", address, "--out", tmp_path, code=2).stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_a_target_that_would_take_long_is_refused_with_its_cost():
+    target = ("--target", "(corr + token + query + 1)^12", "--dim", 64)
+    said = " ".join(invoke("theory", *target, code=2).stderr.split())
+    assert re.search(r"has 455 terms, which take about [\d,]{4,} s, and 20 s are allowed.*raise --time-limit", said)
+    small = ("--target", "(corr + token)^2", "--dim", 4, "--samples", 100, "--model", "attention")
+    assert "raise --time-limit" in invoke("theory", *small, "--time-limit", 0, code=2).stderr
+    invoke("theory", *small)

@@ -1,5 +1,8 @@
 """`keyhole predict`: Parquet to Parquet, interrupted and resumed, never half-written."""
 
+import os
+import resource
+
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -8,6 +11,7 @@ from typer.testing import CliRunner
 import keyhole as kh
 from keyhole.cli import app
 from keyhole.sources import write_parquet
+from keyhole.sources.parts import PartedFile
 
 runner = CliRunner()
 
@@ -50,6 +54,8 @@ def test_an_interrupted_run_goes_on(files, sets, monkeypatch):
     plain = type(model).predict
 
     def failing(self, batch):
+        if len(batch) == 1:  # one set is tried before the work
+            return plain(self, batch)
         calls.append(len(batch))
         if len(calls) == 3:
             raise KeyboardInterrupt
@@ -75,7 +81,8 @@ def test_an_existing_file_is_kept_unless_told(files):
 
 def test_parts_of_another_model_are_not_mixed_in(files, sets, monkeypatch):
     model, folder = files
-    monkeypatch.setattr(type(model), "predict", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    plain = type(model).predict
+    monkeypatch.setattr(type(model), "predict", lambda m, x: plain(m, x) if len(x) == 1 else interrupt())
     invoke(folder, code=130)
     monkeypatch.undo()
     other = kh.AttentionRegressor(11, random_state=0).fit(sets, sets.query[:, 0])
@@ -100,6 +107,187 @@ def test_slips_are_refused(files):
     _, folder = files
     assert "no column 'bags'" in invoke(folder, "--keys", "bags", code=2).stderr
     assert "no column 'name'" in invoke(folder, "--id", "name", code=2).stderr
+
+
+def test_copied_columns_are_not_lost_to_predictions(files, sets):
+    _, folder = files
+    extra = {name: np.arange(90) for name in ("prediction", "prediction_1", "probability_up")}
+    write_parquet(folder / "in.parquet", [sets], row_group_size=25, extra=extra)
+    words = "--id 'prediction' is also a column of the predictions"
+    assert words in invoke(folder, "--id", "prediction", code=2).stderr
+    assert not (folder / "out.parquet.parts").exists()
+    invoke(folder, "--id", "prediction_1", "--id", "probability_up")
+    assert pq.read_table(folder / "out.parquet").schema.names == ["prediction_1", "probability_up", "prediction"]
+    kh.save(kh.AttentionRegressor(10).fit(sets, sets.query[:, :2]), folder / "model", overwrite=True)
+    assert "--id 'prediction_1' is also" in invoke(folder, "--overwrite", "--id", "prediction_1", code=2).stderr
+    label = np.where(sets.query[:, 0] > 0, "up", "down")
+    kh.save(kh.AttentionClassifier(10).fit(sets, label), folder / "model", overwrite=True)
+    chosen = ("--overwrite", "--proba", "--id", "probability_up")
+    assert "--id 'probability_up' is also" in invoke(folder, *chosen, code=2).stderr
+
+
+def test_a_folder_of_somebody_else_is_left_alone(files):
+    _, folder = files
+    (folder / "out.parquet.parts").mkdir()
+    (folder / "out.parquet.parts" / "thesis.txt").write_text("precious")
+    for options in ((), ("--overwrite",)):
+        assert "not made by keyhole" in invoke(folder, *options, code=2).stderr
+    assert (folder / "out.parquet.parts" / "thesis.txt").read_text() == "precious"
+
+
+def test_an_empty_part_does_not_block(files, sets, monkeypatch):
+    model, folder = files
+    plain = type(model).predict
+    monkeypatch.setattr(type(model), "predict", lambda m, x: plain(m, x) if len(x) != 15 else interrupt())
+    invoke(folder, code=130)
+    monkeypatch.undo()
+    (folder / "out.parquet.parts" / "part-00000001.parquet").write_bytes(b"")  # the machine lost power
+    invoke(folder)
+    np.testing.assert_array_equal(pq.read_table(folder / "out.parquet")["prediction"], model.predict(sets))
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+def test_row_groups_without_rows_are_passed_over(files, sets):
+    model, folder = files
+    table = pq.read_table(folder / "in.parquet")
+    with pq.ParquetWriter(folder / "in.parquet", table.schema) as writer:
+        for part in (table.slice(0, 0), table.slice(0, 40), table.slice(0, 0), table.slice(40)):
+            writer.write_table(part)
+    assert pq.ParquetFile(folder / "in.parquet").num_row_groups == 4
+    invoke(folder, "--id", "id")
+    np.testing.assert_array_equal(pq.read_table(folder / "out.parquet")["prediction"], model.predict(sets))
+    pq.write_table(table.slice(0, 0), folder / "in.parquet")
+    assert "'in.parquet' has no rows" in invoke(folder, "--overwrite", code=2).stderr
+
+
+def test_copied_columns_have_one_type(files, sets):
+    _, folder = files
+    (folder / "many").mkdir()
+    write_parquet(folder / "many" / "a.parquet", [sets], extra={"id": np.arange(90)})
+    write_parquet(folder / "many" / "b.parquet", [sets], extra={"id": np.arange(90).astype(str)})
+    arguments = [str(folder / name) for name in ("model", "many", "out.parquet")]
+    result = runner.invoke(app, ["predict", *arguments, "--id", "id"])
+    assert result.exit_code == 2
+    assert "column 'id' must have one type: it is int64 in a.parquet and string in b.parquet" in result.stderr
+
+
+def test_one_run_at_a_time(files, sets, monkeypatch):
+    """A second run on the same output while the first one predicts."""
+    model, folder = files
+    plain, second = type(model).predict, []
+
+    def predict(self, batch):
+        if len(batch) == 15 and not second:
+            second.append(None)
+            second[0] = runner.invoke(app, ["predict", *(str(folder / n) for n in NAMES), "--overwrite"])
+        return plain(self, batch)
+
+    monkeypatch.setattr(type(model), "predict", predict)
+    invoke(folder)
+    assert second[0].exit_code == 2
+    assert "another run is writing" in second[0].stderr
+    np.testing.assert_array_equal(pq.read_table(folder / "out.parquet")["prediction"], plain(model, sets))
+
+
+NAMES = ("model", "in.parquet", "out.parquet")
+
+
+@pytest.mark.parametrize("command", ["fit", "predict"])
+def test_places_that_cannot_be_written(command, files):
+    _, folder = files
+    (folder / "folder").mkdir()
+    (folder / "file").write_text("precious")
+    first = ["predict", str(folder / "model"), str(folder / "in.parquet")]
+    if command == "fit":
+        first = ["fit", str(folder / "in.parquet")]  # without a target: the place is looked at before the data
+    for place, words in (
+        ("folder", "is a folder"),
+        ("file/out", "Not a directory"),
+        ("x" * 300, "File name too long"),
+        ("x" * 252, None if command == "fit" else "File name too long"),
+        (os.fsdecode(b"caf\xe9"), "must be text in UTF-8"),
+    ):
+        result = runner.invoke(app, [*first, str(folder / place), "--overwrite"])
+        assert result.exit_code == 2, (place, result.output, result.exception)
+        assert words is None or words in result.stderr, result.stderr
+    assert (folder / "file").read_text() == "precious"
+    for place in ("x" * 300, os.fsdecode(b"caf\xe9")):
+        for given in ([place, "in.parquet"], ["model", place])[: 1 + (command == "predict")]:
+            result = runner.invoke(app, [command, *(str(folder / name) for name in given), str(folder / "new")][:4])
+            assert result.exit_code == 2, (place, result.output, result.exception)
+            assert isinstance(result.exception, SystemExit)
+
+
+def test_inputs_are_not_outputs(files, sets):
+    _, folder = files
+    write_parquet(folder / "in.parquet", [(sets, sets.query[:, 0])])
+    (folder / "link.parquet").symlink_to(folder / "in.parquet")
+    before = {name: (folder / name).read_bytes() for name in ("model", "in.parquet")}
+    for arguments in (
+        ("predict", "model", "in.parquet", "in.parquet"),
+        ("predict", "model", "link.parquet", "in.parquet"),
+        ("predict", "model", "in.parquet", "model"),
+        ("predict", "model", ".", "in.parquet"),
+        ("fit", "in.parquet", "in.parquet"),
+    ):
+        places = [str(folder / name) for name in arguments[1:]]
+        result = runner.invoke(app, [arguments[0], *places, "--overwrite"])
+        assert result.exit_code == 2, (arguments, result.output)
+        assert "must not be one of the files that are read" in result.stderr
+    assert before == {name: (folder / name).read_bytes() for name in before}
+
+
+@pytest.mark.parametrize("command", ["fit", "predict"])
+def test_devices_are_not_replaced(command, files):
+    _, folder = files
+    os.mkfifo(folder / "pipe")
+    first = {"fit": ["in.parquet"], "predict": ["model", "in.parquet"]}[command]
+    result = runner.invoke(app, [command, *(str(folder / name) for name in (*first, "pipe")), "--overwrite"])
+    assert result.exit_code == 2
+    assert "is not an ordinary file" in result.stderr
+
+
+def test_brackets_in_names_are_brackets(files, sets):
+    _, folder = files
+    write_parquet(folder / "in.parquet", [(sets, sets.query[:, 0])])
+    result = runner.invoke(app, ["fit", str(folder / "in.parquet"), str(folder / "a[/b]"), "--heads", "4"])
+    assert result.exit_code == 0, result.exception
+    assert "a[/b]" in result.output
+
+
+@pytest.mark.parametrize("command", ["fit", "predict"])
+def test_a_full_disk_is_said(command, files, sets, monkeypatch):
+    """A limit on the size of files stands for the disk, from the moment when the output is written."""
+    model, folder = files
+    write_parquet(folder / "in.parquet", [(sets, sets.query[:, 0])], row_group_size=25)
+    names = {"predict": NAMES, "fit": ("in.parquet", "new")}[command]
+    place, name = {"predict": (PartedFile, "write"), "fit": (kh.persistence, "save")}[command]
+    plain, before = getattr(place, name), resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def full(*given, **options):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (500, before[1]))
+        try:
+            return plain(*given, **options)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    monkeypatch.setattr(place, name, full)
+    arguments = [command, *(str(folder / name) for name in names), *["--heads=4"] * (command == "fit")]
+    result = runner.invoke(app, arguments)
+    assert result.exit_code == 2, result.exception
+    assert "File too large" in result.stderr
+    assert not (folder / names[-1]).exists()
+    if command == "predict":
+        assert "run the same command to go on" in result.stderr
+        assert sorted(os.listdir(folder / "out.parquet.parts")) == ["job.json", "lock"]
+        monkeypatch.undo()
+        invoke(folder)
+        np.testing.assert_array_equal(pq.read_table(folder / "out.parquet")["prediction"], model.predict(sets))
+    else:
+        assert sorted(os.listdir(folder)) == ["in.parquet", "model"]
 
 
 def test_sets_unlike_those_of_the_fit_are_refused(files, seed):

@@ -2,6 +2,8 @@
 
 import os
 import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +13,7 @@ import pytest
 import keyhole as kh
 from keyhole.sets import concatenate
 from keyhole.sources import Batch, ParquetSets, as_batch, write_parquet
-from keyhole.sources.columns import SchemaError
+from keyhole.sources.columns import SchemaError, matrix_of
 from keyhole.sources.parts import PartedFile, predictions_table
 
 
@@ -206,21 +208,231 @@ def test_batches_are_tuples():
         as_batch((1, 2, 3, 4))
 
 
+def write_arrow(path, table, rows=20):
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table, max_chunksize=rows)
+
+
+def test_offsets_that_lead_out_of_a_file_are_refused(sets, path, tmp_path):
+    """Two flipped bits were sets of −899996 keys, or a segmentation fault."""
+    write_arrow(tmp_path / "s.arrow", pq.read_table(path))
+    content = (tmp_path / "s.arrow").read_bytes()
+    offsets = sets.offsets[:21].astype(np.int64).tobytes()
+    assert content.count(offsets) == 1
+    for wrong in (2**40, -5):
+        broken = sets.offsets[:21].astype(np.int64)
+        broken[7] = wrong
+        (tmp_path / "s.arrow").write_bytes(content.replace(offsets, broken.tobytes()))
+        with pytest.raises(ValueError, match=r"must hold together: 's\.arrow' does not .*damaged"):
+            list(ParquetSets(tmp_path / "s.arrow"))
+
+
+def test_flipped_bits_give_sets_or_a_message(sets, path, tmp_path, seed):
+    """In a process of its own, because what goes wrong here ends it."""
+    table = pq.read_table(path).append_column("label", pa.array(["up", "down"] * 25))
+    write_arrow(tmp_path / "s.arrow", table)
+    pq.write_table(table, tmp_path / "s.parquet", row_group_size=20)
+    with pa.OSFile(str(tmp_path / "t.arrow"), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+        writer.write_table(table)
+    done = subprocess.run(
+        [sys.executable, "-c", FLIPS, str(tmp_path), str(seed)], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    read, refused = map(int, done.stdout.split())
+    assert min(read, refused) > 20
+
+
+FLIPS = """
+import random, sys
+from pathlib import Path
+from keyhole.sources import ParquetSets
+from keyhole.tables import read_table
+
+folder, chance = Path(sys.argv[1]), random.Random(int(sys.argv[2]))
+count = {True: 0, False: 0}
+for name in ("s.arrow", "s.parquet", "t.arrow"):
+    whole = (folder / name).read_bytes()
+    for case in range(50):
+        broken = bytearray(whole)
+        for _ in range(chance.randint(1, 3)):
+            broken[chance.randrange(len(broken))] ^= 1 << chance.randrange(8)
+        path = folder / f"case-{case}-{name}"
+        path.write_bytes(broken)
+        readers = [lambda: [len(b.sets) for b in ParquetSets(path, target="label")], lambda: read_table(path)]
+        for reader in readers[name == "t.arrow":]:
+            try:
+                reader()
+                count[True] += 1
+            except ValueError as error:
+                assert path.name in str(error) or "column" in str(error) or "must" in str(error), repr(error)
+                count[False] += 1
+        path.unlink()
+print(count[True], count[False])
+"""
+
+
+def test_errors_of_arrow_itself_name_the_file(sets, path, tmp_path):
+    (tmp_path / "cut.parquet").write_bytes(path.read_bytes()[:-30])
+    (tmp_path / "cut.arrow").write_bytes(b"ARROW1\0\0" + b"nothing")
+    for name in ("cut.parquet", "cut.arrow"):
+        with pytest.raises(ValueError, match=f"'{name}' must be a table .*fetch or write it again"):
+            ParquetSets(tmp_path / name)
+    schema = pa.schema([(b"caf\xe9", pa.float64()), ("keys", pa.list_(pa.list_(pa.float64())))])
+    write_arrow(tmp_path / "latin.arrow", pa.table([[1.0], [[[1.0]]]], schema=schema))
+    with pytest.raises(ValueError, match=r"'latin\.arrow' must be .*utf-8"):
+        ParquetSets(tmp_path / "latin.arrow")
+
+
+def test_columns_that_are_there_twice_are_refused(path):
+    table = pq.read_table(path)
+    for name in ("keys", "query", "y"):
+        pq.write_table(table.append_column(name, table[name]), path)
+        with pytest.raises(SchemaError, match=f"column '{name}' is there 2 times in sets.parquet.*Rename"):
+            ParquetSets(path)
+    pq.write_table(table.append_column("note", table["y"]).append_column("note", table["y"]), path)
+    assert ParquetSets(path).n_rows == 50  # what is not read does not matter
+
+
+def test_every_file_of_a_folder_has_the_columns(path, tmp_path):
+    pq.write_table(pq.read_table(path).drop_columns(["y"]), tmp_path / "tail.parquet")
+    with pytest.raises(SchemaError, match=r"no column 'y' in tail\.parquet"):
+        ParquetSets(tmp_path)
+
+
+def test_keys_without_coordinates_are_refused(tmp_path):
+    for kind in (pa.list_(pa.list_(pa.float64(), 0)), pa.list_(pa.list_(pa.float64()))):
+        write_arrow(tmp_path / "s.arrow", pa.table({"keys": pa.array([[[]], [[], []]], kind)}))
+        with pytest.raises(SchemaError, match="'keys' must have at least one coordinate"):
+            list(ParquetSets(tmp_path / "s.arrow"))
+
+
+def test_numbers_that_begin_at_any_byte(rng):
+    values = rng.normal(size=5)
+    column = pa.Array.from_buffers(pa.float64(), 5, [None, pa.py_buffer(b"x" + values.tobytes()).slice(1)])
+    found = matrix_of(pa.table({"a": column}), "a", "a table")[:, 0]
+    np.testing.assert_array_equal(found, values)
+    assert found.flags.aligned  # compiled loops count on it
+
+
+def test_long_names(sets, tmp_path):
+    write_parquet(tmp_path / ("ü" * 120 + ".parquet"), [sets])
+    assert ParquetSets(tmp_path).n_rows == 50
+
+
 def test_parts_of_a_file(tmp_path):
     out, job = tmp_path / "o.parquet", {"model": "a"}
-    file = PartedFile(out, job)
-    file.write(1, predictions_table({"prediction": np.array([2.0])}))
-    (file.folder / "part-00000002.draft").write_text("half of a part")
-    assert PartedFile(out, job).done() == {1}
+    with PartedFile(out, job) as file:
+        file.write(1, predictions_table({"prediction": np.array([2.0])}))
+        (file.folder / "part-00000002.77.draft").write_text("half of a part")
+    with PartedFile(out, job) as file:
+        assert file.done([5, 1, 1]) == {1}
     with pytest.raises(ValueError, match="parts of another run: model changed since"):
         PartedFile(out, {"model": "b"})
-    assert PartedFile(out, {"model": "b"}, overwrite=True).done() == set()
-    file = PartedFile(out, {"model": "b"})
-    for i in (1, 0):
-        file.write(i, predictions_table({"prediction": np.array([i, i])}))
-    assert not out.exists()
-    assert file.join([0, 1]) == 4
+    with PartedFile(out, {"model": "b"}, overwrite=True) as file:
+        assert file.done([1, 1, 1]) == set()
+    with PartedFile(out, {"model": "b"}) as file:
+        for i in (1, 0):
+            file.write(i, predictions_table({"prediction": np.array([i, i])}))
+        assert not out.exists()
+        assert file.join([0, 1]) == 4
     assert pq.read_table(out)["prediction"].to_pylist() == [0, 0, 1, 1]
     assert os.listdir(tmp_path) == ["o.parquet"]
     with pytest.raises(FileExistsError, match="--overwrite"):
         PartedFile(out, job)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("note", [None, "{}", "[1]", "{", "[" * 100_000, b"\xff", '{"model": "a"}'])
+def test_a_folder_that_is_not_ours_is_left_alone(note, overwrite, tmp_path):
+    folder = tmp_path / "o.parquet.parts"
+    folder.mkdir()
+    (folder / "thesis.txt").write_text("precious")
+    if note is not None:
+        (folder / "job.json").write_bytes(note if isinstance(note, bytes) else note.encode())
+    before = sorted(os.listdir(folder))
+    with pytest.raises(ValueError, match=r"o\.parquet\.parts is needed .* not made by keyhole.*Move it away"):
+        PartedFile(tmp_path / "o.parquet", {"model": "a"}, overwrite=overwrite)
+    assert sorted(os.listdir(folder)) == before
+    assert (folder / "thesis.txt").read_text() == "precious"
+
+
+def test_what_others_put_among_parts_stays(tmp_path):
+    out = tmp_path / "o.parquet"
+    with PartedFile(out, {"model": "a"}) as file:
+        (file.folder / "part-of-me.parquet").write_text("precious")
+        file.write(0, predictions_table({"prediction": np.array([2.0])}))
+    with PartedFile(out, {"model": "b"}, overwrite=True) as file:
+        assert file.done([1]) == set()
+        file.write(0, predictions_table({"prediction": np.array([3.0])}))
+        file.join([0])
+    assert pq.read_table(out)["prediction"].to_pylist() == [3.0]
+    assert os.listdir(file.folder) == ["part-of-me.parquet"]
+
+
+def test_an_empty_folder_is_taken(tmp_path):
+    (tmp_path / "o.parquet.parts").mkdir()
+    with PartedFile(tmp_path / "o.parquet", {"model": "a"}) as file:
+        assert file.done([1]) == set()
+
+
+def test_parts_that_do_not_read_are_made_again(tmp_path):
+    with PartedFile(tmp_path / "o.parquet", {"model": "a"}) as file:
+        for i in range(4):
+            file.write(i, predictions_table({"prediction": np.zeros(3)}))
+        (file.folder / "part-00000000.parquet").write_bytes(b"")
+        (file.folder / "part-00000001.parquet").write_bytes(b"PAR1 and no more PAR1")
+        file.write(2, predictions_table({"prediction": np.zeros(2)}))
+        assert file.done([3, 3, 3, 3]) == {3}
+        with pytest.raises(ValueError, match=r"'part-00000000\.parquet' must be a table"):
+            file.join([0, 3])
+        assert file.done([3, 3, 3, 3]) == {3}
+
+
+def test_damage_within_a_part_is_seen(tmp_path, rng):
+    """A flipped bit in a prediction is a number like any other, but for its checksum."""
+    values = rng.normal(size=500)
+    with PartedFile(tmp_path / "o.parquet", {"model": "a"}) as file:
+        for i in range(2):
+            file.write(i, predictions_table({"prediction": values + i}))
+        part = file.folder / "part-00000001.parquet"
+        content = bytearray(part.read_bytes())
+        content[len(content) // 3] ^= 4
+        part.write_bytes(content)
+        assert file.done([500, 500]) == {0, 1}
+        with pytest.raises(ValueError, match=r"'part-00000001\.parquet' .*removed.* run the same command"):
+            file.join([0, 1])
+        assert file.done([500, 500]) == {0}
+        file.write(1, predictions_table({"prediction": np.arange(500)}))  # integers: not of this file
+        with pytest.raises(ValueError, match=r"'part-00000001\.parquet' has other columns .*removed"):
+            file.join([0, 1])
+        file.write(1, predictions_table({"prediction": values + 1}))
+        assert file.join([0, 1]) == 1000
+    np.testing.assert_array_equal(pq.read_table(tmp_path / "o.parquet")["prediction"], [*values, *(values + 1)])
+
+
+def test_one_run_at_a_time(tmp_path):
+    out = tmp_path / "o.parquet"
+    with PartedFile(out, {"model": "a"}):
+        for overwrite in (False, True):
+            with pytest.raises(ValueError, match=r"another run is writing .*o\.parquet.* Wait"):
+                PartedFile(out, {"model": "a"}, overwrite=overwrite).__enter__()
+    with PartedFile(out, {"model": "a"}) as file:
+        file.write(0, predictions_table({"prediction": np.zeros(2)}))
+        out.write_text("precious")  # made by somebody else in the meantime
+        with pytest.raises(FileExistsError, match="--overwrite"):
+            file.join([0])
+    assert out.read_text() == "precious"
+
+
+def test_places_that_cannot_be_written(tmp_path):
+    (tmp_path / "folder.parquet").mkdir()
+    (tmp_path / "taken.parquet.parts").write_text("precious")
+    with pytest.raises(ValueError, match=r"must name a file: .*folder\.parquet is a folder"):
+        PartedFile(tmp_path / "folder.parquet", {}, overwrite=True)
+    with pytest.raises(ValueError, match=r"needed .* not made by keyhole"):
+        PartedFile(tmp_path / "taken.parquet", {}, overwrite=True)
+    with PartedFile(tmp_path / "o.parquet", {}) as file:
+        odd = pa.table({"id": pa.array([(1, 2, 3)], pa.month_day_nano_interval())})
+        with pytest.raises(ValueError, match=r"column must have a type that Parquet can store: .*interval"):
+            file.write(0, odd)
+        assert sorted(os.listdir(file.folder)) == ["job.json", "lock"]

@@ -1,6 +1,9 @@
 """Tables of sets: every form gives the same sets, and errors name the column and the remedy."""
 
 import io
+import os
+import subprocess
+import sys
 import tracemalloc
 import zipfile
 
@@ -190,6 +193,93 @@ def test_errors_of_npz(tmp_path):
     np.savez(path, keys=np.array([{"a": 1}], dtype=object))
     with pytest.raises(ValueError, match="holds objects"):
         read_table(path)
+
+
+def test_arrow_lists_are_read_in_a_fresh_process(rng, tmp_path):
+    keys, _, y = example(rng)
+    feather.write_feather(pa.table({"keys": [k.tolist() for k in keys], "y": y}), tmp_path / "t.arrow")
+    code = f"import keyhole as kh; print(len(kh.tables.read_table({str(tmp_path / 't.arrow')!r}).sets))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "12", done.stderr
+
+
+@pytest.mark.parametrize("set_id", ["s", "1", "1.5"])
+def test_rows_without_a_set_are_refused(set_id, tmp_path):
+    """They were one set of their own."""
+    rows = [f"{set_id},1", ",2", f"{set_id},3", *[" ,4"] * (set_id == "s"), *[",5"] * 9]
+    (tmp_path / "t.csv").write_text("\n".join(["set,x", *rows]) + "\n")
+    words = "column 'set' must say of every row which set it belongs to: rows 1, 3, 4, 5, 6 … are empty"
+    with pytest.raises(ValueError, match=words):
+        read_table(tmp_path / "t.csv")
+
+
+def test_rows_without_a_label_are_refused(tmp_path):
+    (tmp_path / "t.csv").write_text("set,x,label\na,1,yes\nb,2,\n")
+    with pytest.raises(ValueError, match=r"target column 'label' must be known in every row: row 1 is empty"):
+        read_table(tmp_path / "t.csv")
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.float64(), 2), pa.list_(pa.float64()), pa.large_list(pa.float64())])
+def test_nulls_in_lists_of_tokens(kind, tmp_path):
+    rows = [[[1, 2], None, [3, 4]], None, [[5, None], [6, 7]], [None]]
+    table = pa.table({"keys": pa.array(rows, pa.list_(kind)), "y": [1.0, 2.0, 3.0, 4.0]})
+    parquet.write_table(table, tmp_path / "t.parquet")
+    with pytest.raises(ValueError, match=r"'keys' must have a list in every row: row 1 is empty.*missing='drop'"):
+        read_table(tmp_path / "t.parquet")
+    data = read_table(tmp_path / "t.parquet", missing="drop")
+    assert [s.tolist() for s in np.split(data.sets.tokens, data.sets.offsets[1:-1])] == [
+        [[1, 2], [3, 4]],
+        [[0, 0]],
+        [[6, 7]],
+        [[0, 0]],
+    ]
+    parquet.write_table(table.slice(2), tmp_path / "t.parquet")
+    with pytest.raises(ValueError, match=r"'keys' must hold lists of tokens: row 1 has one that is empty.*='drop'"):
+        read_table(tmp_path / "t.parquet")
+
+
+def test_nulls_in_lists_of_coordinates(tmp_path):
+    table = pa.table({"a": [[1, 2], None, [3, None], [9]], "b": [[1, 2], [5], [5, 6], None], "y": [1, 2, 3, 4]})
+    parquet.write_table(table, tmp_path / "t.parquet")
+    with pytest.raises(ValueError, match=r"'a' must have a list in every row: row 1 is empty.*missing='drop'"):
+        read_table(tmp_path / "t.parquet")
+    data = read_table(tmp_path / "t.parquet", missing="drop")
+    assert data.sets.tokens.tolist() == [[1, 1], [2, 2], [0, 0], [3, 5], [0, 0]]
+    assert data.sets.lengths.tolist() == [2, 1, 1, 1]
+
+
+def test_nulls_in_queries_are_refused(tmp_path):
+    query = pa.array([[1.0, 2.0], None], pa.list_(pa.float64(), 2))
+    parquet.write_table(pa.table({"keys": [[[1.0, 2.0]]] * 2, "query": query}), tmp_path / "t.parquet")
+    for missing in ("error", "drop"):
+        with pytest.raises(ValueError, match=r"'query' must have a list in every row: row 1 is empty\. Drop the row"):
+            read_table(tmp_path / "t.parquet", missing=missing)
+
+
+@pytest.mark.parametrize("twice", ["keys", "query", "y", "x0", "set", "role", "label"])
+def test_columns_that_are_there_twice_are_refused(twice, rng, tmp_path):
+    keys, query, y = example(rng)
+    nested = pa.table({"keys": [k.tolist() for k in keys], "query": query.tolist(), "y": y})
+    table = nested if twice in nested.column_names else long_table(keys, query, y, role=True)
+    feather.write_feather(table, tmp_path / "t.arrow")
+    read_table(tmp_path / "t.arrow")
+    table = table.append_column(twice, table[twice])
+    with pa.OSFile(str(tmp_path / "t.arrow"), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+    with pytest.raises(ValueError, match=f"{twice!r} is there 2 times.*Rename"):
+        read_table(tmp_path / "t.arrow")
+
+
+def test_names_that_are_not_text(rng, tmp_path):
+    (tmp_path / "t.csv").write_bytes(b"set,caf\xe9,y\na,1,2\n")
+    with pytest.raises(ValueError, match=r"'t\.csv' must be a table .*utf-8"):
+        read_table(tmp_path / "t.csv")
+    odd = tmp_path / os.fsdecode(b"caf\xe9.csv")
+    odd.write_text("set,x,y\na,1,2\n")
+    with pytest.raises(ValueError, match=r"names of files must be text in UTF-8: got 'caf\\udce9\.csv'. Rename"):
+        read_table(odd)
+    with pytest.raises(OSError, match="name too long"):
+        read_table(tmp_path / ("x" * 300 + ".csv"))
 
 
 def test_names_and_suffixes(tmp_path):

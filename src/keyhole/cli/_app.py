@@ -7,7 +7,7 @@ import json
 import os
 import sqlite3
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -85,6 +85,34 @@ def refuse(message: str) -> NoReturn:
     """End with the message alone: a slip in the input is no reason for a traceback."""
     typer.echo(f"error: {message}", err=True)
     raise typer.Exit(2)
+
+
+def check_output(path: Path, inputs: Iterable[Path]) -> None:
+    """Refuse a place where no file can be written, or where one is read, before any work is done."""
+    try:
+        str(path).encode()
+        if path.is_dir():
+            refuse(f"the output must name a file: {path} is a folder. Add a file name to it.")
+        if path.exists() and not path.is_file():
+            refuse(f"the output must be a file: {path} is not an ordinary file. Choose another name.")
+        if path.exists() and any(path.samefile(file) for source in inputs for file in _files(source)):
+            refuse(f"the output must not be one of the files that are read: {path} is. Choose another name.")
+        folder = next(p for p in path.absolute().parents if p.exists())
+    except UnicodeEncodeError:
+        refuse(f"names of files must be text in UTF-8: got {path.name!r}. Choose another.")
+    except OSError as error:
+        refuse(f"{path.name[:50]!r} … cannot be written: {error.strerror}. Choose another name.")
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        problem = "it may not be written" if folder.is_dir() else "Not a directory"
+        refuse(f"a file is written into a folder: {folder} cannot take one ({problem}). Choose another place.")
+
+
+def _files(path: Path) -> list[Path]:
+    """A file, or the Parquet files of a folder; none where it cannot be looked at, which who reads it will say."""
+    try:
+        return list(path.glob("*.parquet")) if path.is_dir() else [path] if path.exists() else []
+    except OSError:
+        return []
 
 
 def check_folder(folder: Path, *, overwrite: bool = True) -> None:

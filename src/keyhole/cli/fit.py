@@ -10,7 +10,7 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from keyhole.cli._app import answer_or_exit, app, refuse
+from keyhole.cli._app import answer_or_exit, app, check_output, refuse
 from keyhole.cli._data import Data, Keys, Missing, Query, SetId, Target, Task, read_data, read_heads, task_of
 from keyhole.report.words import number
 
@@ -47,6 +47,7 @@ def fit(
     overwrite: Annotated[bool, typer.Option(help="Replace MODEL if it is there.")] = False,
 ) -> None:
     """Read, fit, print, save."""
+    check_output(model, [Path(data)])
     if model.exists() and not overwrite:
         refuse(f"a file is not replaced unless asked: {model.name!r} exists. Choose another name, or add --overwrite.")
     options = {
@@ -68,7 +69,7 @@ def fit(
     seconds = time.perf_counter() - began
     _save(estimator, model, found, overwrite)
     _print(console, estimator, found, kind, seconds)
-    console.print(f"wrote {model}", soft_wrap=True, highlight=False)
+    console.print(f"wrote {model}", soft_wrap=True, highlight=False, markup=False)
 
 
 def _law(name: str) -> Any:

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from keyhole.cli._app import app, refuse
+from keyhole.cli._app import app, check_output, refuse
 
 if TYPE_CHECKING:
     from keyhole.persistence import Schema
@@ -42,6 +42,7 @@ def predict(
 
     The columns are those the model was fitted to unless said otherwise; dimension, queries and names are checked.
     """
+    check_output(out, [model, source])
     from keyhole.persistence import read_model
     from keyhole.sources import ParquetSets
     from keyhole.sources.parts import PartedFile
@@ -54,19 +55,20 @@ def predict(
             refuse(f"--proba needs a classifier: {model} holds a {type(fitted).__name__}.")
         columns = {**dict(saved.schema.columns), **{name: column for name, column in given.items() if column}}
         if source.suffix.lower() in IN_ONE or "set_id" in columns:
+            file = PartedFile(out, _job(model, [source], columns, keep or [], proba), overwrite=overwrite)
             whole = _predict_table(fitted, saved.schema, source, columns, keep or [], proba)
-            job = _job(model, [source], columns, keep or [], proba)
-            file = PartedFile(out, job, overwrite=overwrite)
-            file.write(0, whole)
-            rows = file.join([0])
+            with file:
+                file.write(0, whole)
+                rows = file.join([0])
         else:
             names = (columns.get("keys", "keys"), columns.get("query"))
             sets = ParquetSets(source, keys=names[0], query=names[1], target=(), dim=dim, batch_size=batch_size)
-            sets.require(keep or [])
+            sets.require(keep or [], one_type=True)
             job = _job(model, sets.paths, [sets.keys, sets.query, sets.dim], keep or [], proba)
             file = PartedFile(out, job, overwrite=overwrite)
-            _write_missing(saved.schema, fitted, sets, file, keep or [], proba, console)
-            rows = file.join(list(range(sets.n_groups)))
+            _check_first(saved.schema, fitted, sets, keep or [], proba)
+            with file:
+                rows = _write_missing(saved.schema, fitted, sets, file, keep or [], proba, console)
     except KeyboardInterrupt:
         typer.echo(f"interrupted: what is done is kept in {out}.parts; run the same command to go on.", err=True)
         raise typer.Exit(130) from None
@@ -102,18 +104,37 @@ def _predict_table(
     return predictions_table(_named(fitted, fitted.predict(data.sets), shares))
 
 
+def _check_first(schema: Schema, fitted: Any, sets: ParquetSets, keep: list[str], proba: bool) -> None:
+    """Predict one set, to refuse before the work what would be refused after it."""
+    first = next((batch for number in range(sets.n_groups) for batch in sets.group(number)), None)
+    if first is None:
+        raise ValueError(f"there must be sets to predict: {sets.paths[0].name!r} has no rows.")
+    one = first.sets[:1]
+    schema.check(one)
+    named = _named(fitted, fitted.predict(one), fitted.predict_proba(one) if proba else None)
+    for name in keep:
+        if name in named:
+            raise ValueError(
+                f"copied columns must have names of their own: --id {name!r} is also a column of the predictions "
+                f"({', '.join(list(named)[:5])}). Rename it in the input."
+            )
+
+
 def _write_missing(
     schema: Schema, fitted: Any, sets: ParquetSets, file: PartedFile, keep: list[str], proba: bool, console: Console
-) -> None:
-    """Predict the row groups that have no part yet."""
-    done = file.done()
+) -> int:
+    """Predict the row groups that have no part yet, and join all; row groups without rows need none."""
+    rows = [sets.rows(number) for number in range(sets.n_groups)]
+    filled = [number for number, count in enumerate(rows) if count]
+    done = file.done(rows)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task("row groups", total=sets.n_groups, completed=len(done))
-        for number in range(sets.n_groups):
+        task = progress.add_task("row groups", total=len(filled), completed=len(done))
+        for number in filled:
             if number not in done:
                 file.write(number, _predict_group(schema, fitted, sets, number, keep, proba))
                 progress.advance(task)
+    return file.join(filled)
 
 
 def _predict_group(schema: Schema, fitted: Any, sets: ParquetSets, number: int, keep: list[str], proba: bool) -> Any:

@@ -37,6 +37,9 @@ def theory(
     error: Annotated[
         float | None, typer.Option(help="Squared error for the sizes needed [default: a tenth of Var f*].")
     ] = None,
+    time_limit: Annotated[
+        float, typer.Option(help="Seconds that multiplying out the target may take, by estimate.", min=0.0)
+    ] = 20.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     out: Annotated[Path | None, typer.Option(help="Draw the predicted curves into this folder.")] = None,
 ) -> None:
@@ -50,7 +53,8 @@ def theory(
     if out is not None:
         check_folder(out)
     sizes, n_heads = _read_sizes(samples), read_heads(heads)
-    config = experiment.TheoryQuestion(target, dim, keys, sizes, n_heads, ridge, noise, model, error)
+    sizing = (dim, keys, sizes, n_heads, ridge, noise)
+    config = experiment.TheoryQuestion(target, *sizing, model, error, time_limit=time_limit)
     report = answer_or_exit(lambda: experiment.run(config))
     console = Console()
     if as_json:

@@ -69,10 +69,10 @@ def _files(path: Path, wanted: Callable[[str], bool], stack: ExitStack) -> Itera
         raise FileNotFoundError(f"{path.name!r} is not there: no such file or folder.")
     if zipfile.is_zipfile(path):
         return _in_zip(stack.enter_context(zipfile.ZipFile(path)), path, wanted)
-    unpacked = stack.enter_context(_decompressed(path))
+    unpacked: Any = _Passed(stack.enter_context(_decompressed(path)), path)
     try:
         # next to nothing may be read in one piece but a text: a name of a gigabyte is a name in bad faith
-        archive = stack.enter_context(tarfile.open(fileobj=_Passed(unpacked, path), mode="r:"))  # noqa: SIM115
+        archive = stack.enter_context(tarfile.open(fileobj=unpacked, mode="r:"))  # noqa: SIM115
     except tarfile.TarError:
         return [(path.name, path.stat().st_size, path.read_bytes)] if wanted(path.name) else []
     return _in_tar(archive, path, wanted)

@@ -20,6 +20,7 @@ from keyhole.notation import Notation, parse_target
 from keyhole.report import Chart, Series, Table
 from keyhole.report.words import number
 from keyhole.theory import pair_powers
+from keyhole.theory.harmonics import pair_powers_seconds
 
 MODELS = {"attention": ("attention",), "mlp": ("mlp",), "both": ("attention", "mlp")}
 
@@ -41,6 +42,8 @@ class TheoryQuestion:
     delta: float = 0.05
     constant: float = 1.0
     levels: int = 8
+    time_limit: float = 20.0
+    """Seconds that the harmonic parts of the target may take, by estimate."""
 
     def describe(self) -> str:
         """Return the settings in a line."""
@@ -76,6 +79,7 @@ class _Sheet:
 def run(config: TheoryQuestion) -> dict[str, Any]:
     """Ask the theory everything; see the module's text for the form of the answer."""
     sheet = _Sheet(config, parse_target(config.target, config.dim))
+    _check_cost(sheet.read, config.time_limit)
     target = sheet.read.target
     moments = sheet.ask("variance", _moments, sheet) or {"squared_mean": None, "variance": None}
     share = 0.1 * moments["variance"] if moments["variance"] else None
@@ -108,6 +112,16 @@ def run(config: TheoryQuestion) -> dict[str, Any]:
         "unavailable": sheet.unavailable,
     }
     return dict(_plain(report))
+
+
+def _check_cost(read: Notation, limit: float) -> None:
+    seconds = pair_powers_seconds(read.target)
+    if seconds > limit:
+        raise ValueError(
+            "the harmonic parts of a target must be within reach: multiplied out this one has "
+            f"{len(read.target.terms)} terms, which take about {seconds:,.0f} s, and {limit:g} s are allowed. "
+            "Lower its powers, or raise --time-limit."
+        )
 
 
 def _moments(sheet: _Sheet) -> dict[str, float]:

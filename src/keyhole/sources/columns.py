@@ -23,6 +23,7 @@ def sets_of(table: Any, keys: str, query: str | None, dim: int | None, where: st
     if len(lengths) and lengths.min() == 0:
         i = int(lengths.argmin())
         raise SchemaError(f"every set must have at least one key: row {i} of {where} has none in column {keys!r}.")
+    _check_finite(tokens, keys, where)
     asked = None
     if query is not None:
         asked = matrix_of(table, query, where)
@@ -33,7 +34,6 @@ def sets_of(table: Any, keys: str, query: str | None, dim: int | None, where: st
             )
         both = np.result_type(tokens, asked)
         tokens, asked = tokens.astype(both, copy=False), asked.astype(both, copy=False)
-    _check_finite(tokens, keys, where)
     return SetBatch._from_flat(tokens, offsets, asked)
 
 
@@ -62,11 +62,15 @@ def matrix_of(table: Any, name: str, where: str) -> Float[np.ndarray, "n d"]:
 
 def labels_of(table: Any, name: str, where: str) -> np.ndarray:
     """A column of labels or numbers as a NumPy array: text stays text."""
+    import pyarrow as pa
+
     column = _column(table, name, where)
     if _is_list(column.type):
         return matrix_of(table, name, where)
     if _is_number(column.type):
         return _numbers(column, name, where)
+    if pa.types.is_nested(column.type):
+        raise _mismatch(name, column.type, where, "labels or numbers", "Name a column with one value per row.")
     return np.asarray(column.to_numpy(zero_copy_only=False))
 
 
@@ -85,6 +89,8 @@ def _tokens(
         ends, flat = _unwrap(inner)
         widths = np.diff(ends)
         width = int(widths[0]) if len(widths) else (dim or 1)
+        if width == 0:
+            raise SchemaError(f"keys of column {name!r} must have at least one coordinate: key 0 of {where} has none.")
         if len(widths) and (widths != width).any():
             i = int(np.flatnonzero(widths != width)[0])
             raise SchemaError(
@@ -111,8 +117,7 @@ def _unwrap(column: Any) -> tuple[Int[np.ndarray, " o"], Any]:
     import pyarrow as pa
 
     if pa.types.is_fixed_size_list(column.type):
-        size = column.type.list_size
-        return np.arange(0, (len(column) + 1) * size, size, dtype=np.int64), column.flatten()
+        return np.arange(len(column) + 1, dtype=np.int64) * column.type.list_size, column.flatten()
     offsets = column.offsets.to_numpy(zero_copy_only=True).astype(np.int64)
     if len(offsets) == 0:
         offsets = np.zeros(1, np.int64)
@@ -126,7 +131,9 @@ def _numbers(values: Any, name: str, where: str) -> np.ndarray:
     if values.null_count:
         raise SchemaError(f"column {name!r} of {where} has {values.null_count} nulls. Drop or impute them.")
     array = values.to_numpy(zero_copy_only=False)
-    return array if array.dtype in (np.float32, np.float64) else array.astype(np.float64)
+    if array.dtype not in (np.float32, np.float64):
+        return array.astype(np.float64)
+    return np.require(array, requirements="A")  # a buffer of a file may begin at any byte
 
 
 def _column(table: Any, name: str, where: str) -> Any:

@@ -6,6 +6,7 @@ import os
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy as np
 from keyhole._array import thread_count
 from keyhole._checks import check_count
 from keyhole.sets import SetBatch
+from keyhole.sources.arrow import AGAIN, check_file_name, column_names, reading, validated
 from keyhole.sources.batch import Batch, as_batch
 from keyhole.sources.columns import SchemaError, labels_of, matrix_of, sets_of
 
@@ -76,7 +78,7 @@ class ParquetSets:
     ) -> None:
         self.paths = _files(path)
         self.keys = keys
-        names = _open(self.paths[0]).names
+        names = _open(self.paths[0]).schema.names
         self.query = query if query is not None else ("query" if "query" in names else None)
         self.target = target if target is not None else ("y" if "y" in names else None)
         self.weight = weight
@@ -88,15 +90,19 @@ class ParquetSets:
         self.stop = groups if stop is None else min(check_count(stop, "stop", minimum=0), groups)
         self.require(self.columns())
 
-    def require(self, columns: Sequence[str]) -> None:
-        """Raise unless the first file has these columns."""
-        names = _open(self.paths[0]).names
-        missing = [name for name in columns if name not in names]
-        if missing:
-            raise SchemaError(
-                f"there is no column {missing[0]!r} in {self.paths[0].name}: it has {', '.join(names)}. Name the "
-                "columns to read: ParquetSets(path, keys=…, query=…, target=…)."
-            )
+    def require(self, columns: Sequence[str], *, one_type: bool = False) -> None:
+        """Raise unless every file has these columns, each once, and of the same type in all files if asked."""
+        first = _open(self.paths[0]).schema
+        for file in self.paths:
+            schema = _open(file).schema
+            for name in columns:
+                _check_column(schema.names, name, file)
+                found, wanted = schema.field(name).type, first.field(name).type
+                if one_type and found != wanted:
+                    raise SchemaError(
+                        f"column {name!r} must have one type: it is {wanted} in {self.paths[0].name} and {found} in "
+                        f"{file.name}. Convert one of them."
+                    )
 
     def columns(self, more: Sequence[str] = ()) -> list[str]:
         """Names of the columns it reads, and of some more."""
@@ -118,8 +124,12 @@ class ParquetSets:
     @property
     def n_rows(self) -> int:
         """Rows of all of them, from the footers of the files."""
-        places = map(self._place, range(self.start, self.stop))
-        return sum(_open(file).rows(group) for file, group in places)
+        return sum(map(self.rows, range(self.start, self.stop)))
+
+    def rows(self, number: int) -> int:
+        """Rows of one row group, counted over all files."""
+        file, group = self._place(number)
+        return _open(file).rows(group)
 
     def _place(self, number: int) -> tuple[Path, int]:
         """The file of a row group, and its number there."""
@@ -166,6 +176,16 @@ class ParquetSets:
 
     def batch(self, table: Any, where: str) -> Batch:
         """A record batch as samples; ``where`` names it in errors."""
+        import pyarrow as pa
+
+        try:
+            return self._batch(table, where)
+        except SchemaError:
+            raise
+        except pa.ArrowException as error:
+            raise SchemaError(f"the columns of {where} must read as sets: {str(error)[:300]}.") from None
+
+    def _batch(self, table: Any, where: str) -> Batch:
         sets = sets_of(table, self.keys, self.query, self.dim, where)
         y = None
         if isinstance(self.target, str):
@@ -178,6 +198,20 @@ class ParquetSets:
     def __repr__(self) -> str:
         more = f" and {len(self.paths) - 1} more" if len(self.paths) > 1 else ""
         return f"ParquetSets({self.paths[0].name!r}{more}, row groups {self.start}:{self.stop})"
+
+
+def _check_column(names: list[str], name: str, file: Path) -> None:
+    count = names.count(name)
+    if count == 0:
+        raise SchemaError(
+            f"there is no column {name!r} in {file.name}: it has {', '.join(names[:30])}. Name the columns to read: "
+            "ParquetSets(path, keys=…, query=…, target=…)."
+        )
+    if count > 1:
+        raise SchemaError(
+            f"a column that is read must have a name of its own: column {name!r} is there {count} times in "
+            f"{file.name}. Rename all but one of them."
+        )
 
 
 def _read_ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
@@ -195,11 +229,15 @@ class _ParquetFile:
     def __init__(self, path: Path) -> None:
         import pyarrow.parquet as pq
 
-        with pq.ParquetFile(path) as file:
+        with reading(path), pq.ParquetFile(path) as file:
             self.metadata = file.metadata
-            self.names = file.schema_arrow.names
+            self.schema = file.schema_arrow
+            counts = [self.metadata.row_group(i).num_rows for i in range(self.metadata.num_row_groups)]
+        column_names(self.schema, path)
         self.path = path
-        self.n_groups = self.metadata.num_row_groups
+        self.n_groups = len(counts)
+        if min(counts, default=0) < 0 or sum(counts) != self.metadata.num_rows:
+            raise _rows_lost(path.name, self.metadata.num_rows, sum(counts), path)
 
     def rows(self, group: int) -> int:
         return int(self.metadata.row_group(group).num_rows)
@@ -209,13 +247,32 @@ class _ParquetFile:
 
         info = self.metadata.row_group(group)
         if batch_size is None:
-            batch_size = max(1, int(BATCH_BYTES * info.num_rows // max(1, info.total_byte_size)))
+            batch_size = int(BATCH_BYTES * info.num_rows // max(1, info.total_byte_size))
+        batch_size = min(max(1, batch_size), max(1, info.num_rows))
         where = f"row group {group} of {self.path.name}"
-        with pq.ParquetFile(self.path, memory_map=True, metadata=self.metadata) as file:
-            # without threads of its own: the arithmetic has them
-            for table in file.iter_batches(batch_size, row_groups=[group], columns=columns, use_threads=False):
+        seen = 0
+        with ExitStack() as stack:
+            with reading(self.path):
+                file = stack.enter_context(pq.ParquetFile(self.path, memory_map=True, metadata=self.metadata))
+                # without threads of its own: the arithmetic has them
+                batches = file.iter_batches(batch_size, row_groups=[group], columns=columns, use_threads=False)
+            while True:
+                with reading(self.path):
+                    table = next(batches, None)
+                if table is None:
+                    break
+                seen += table.num_rows
                 if table.num_rows:
-                    yield table, where
+                    yield validated(table, self.path), where
+        if seen != info.num_rows:
+            raise _rows_lost(where, info.num_rows, seen, self.path)
+
+
+def _rows_lost(where: str, said: int, found: int, path: Path) -> ValueError:
+    return ValueError(
+        f"a table must hold together: {where} says that it has {said} rows, and {found} are there. {path.name!r} is "
+        f"damaged; {AGAIN}."
+    )
 
 
 class _ArrowFile:
@@ -224,20 +281,29 @@ class _ArrowFile:
     def __init__(self, path: Path) -> None:
         import pyarrow as pa
 
-        self.name = path.name
-        self.file = pa.ipc.open_file(pa.memory_map(str(path)))
-        self.names = self.file.schema.names
-        self.n_groups = self.file.num_record_batches
+        self.path = path
+        with reading(path):
+            self.file = pa.ipc.open_file(pa.memory_map(str(path)))
+            self.schema = self.file.schema
+            self.n_groups = self.file.num_record_batches
+        column_names(self.schema, path)
+
+    def _group(self, number: int) -> Any:
+        with reading(self.path):
+            return self.file.get_batch(number)
 
     def rows(self, group: int) -> int:
-        return int(self.file.get_batch(group).num_rows)
+        return int(validated(self._group(group), self.path, full=False).num_rows)
 
     def read(self, group: int, columns: list[str], batch_size: int | None) -> Iterator[tuple[Any, str]]:
-        table = self.file.get_batch(group).select(columns)
+        table = self._group(group)
+        with reading(self.path):
+            table = table.select(columns)
+        validated(table, self.path)
         if batch_size is None:
             batch_size = max(1, int(BATCH_BYTES * table.num_rows // max(1, table.nbytes)))
         for start in range(0, table.num_rows, batch_size):
-            yield table.slice(start, batch_size), f"record batch {group} of {self.name}"
+            yield table.slice(start, batch_size), f"record batch {group} of {self.path.name}"
 
 
 def _open(path: Path) -> _ParquetFile | _ArrowFile:
@@ -266,6 +332,7 @@ def _files(path: Any) -> list[Path]:
     if not found:
         raise FileNotFoundError(f"there is no Parquet file in {path}.")
     for file in found:
+        check_file_name(file)
         if not file.is_file():
             raise FileNotFoundError(f"there is no file {file}.")
     return found
@@ -315,7 +382,8 @@ def write_parquet(
     import pyarrow.parquet as pq
 
     path = Path(path)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
+    check_file_name(path)
+    draft = path.with_name(f".{path.name[:50]}.{os.getpid()}.draft")
     writer, rows = None, 0
     try:
         for item in batches:

@@ -133,8 +133,8 @@ class _Short:
     def __init__(self, file: Any) -> None:
         self._file = file
 
-    def read(self, size: int) -> bytes:
-        if size > LONGEST_HEADER:
+    def read(self, size: int = -1, /) -> bytes:
+        if not 0 <= size <= LONGEST_HEADER:
             raise ValueError(f"a header of {size:,} bytes")
         return bytes(self._file.read(size))
 

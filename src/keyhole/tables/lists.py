@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from jaxtyping import Float, Int
+import pyarrow.compute as pc
+from jaxtyping import Bool, Float, Int
 
 from keyhole.sets import SetBatch
 from keyhole.tables.columns import TARGET_NAMES, check_columns, first_of, floats, is_list, is_number, labels, numbers
@@ -30,7 +31,7 @@ def read_lists(table: pa.Table, choice: Choice, source: str) -> Dataset:
     keys, query = _key_columns(table, choice, target), _query_columns(table, choice)
     if table.num_rows == 0:
         raise ValueError(f"a table must have at least one row: {source} has none.")
-    tokens, offsets, names = _tokens(table, keys)
+    tokens, offsets, names = _tokens(table, keys, choice.missing)
     queries = None if query is None else _queries(table, query, tokens.shape[1])
     sets = _split(tokens, offsets, names, choice.missing)
     if queries is not None and not np.isfinite(queries).all():
@@ -45,10 +46,12 @@ def read_lists(table: pa.Table, choice: Choice, source: str) -> Dataset:
 def _key_columns(table: pa.Table, choice: Choice, target: str | None) -> tuple[str, ...]:
     if choice.keys:
         return choice.keys
-    if "keys" in table.column_names and is_list(table.schema.field("keys").type):
+    if any(field.name == "keys" and is_list(field.type) for field in table.schema):
+        check_columns(table, ["keys"], "keys")
         return ("keys",)
     used = (target, "query", *(choice.query or ()))
     found = tuple(f.name for f in table.schema if is_list(f.type) and f.name not in used)
+    check_columns(table, found, "keys")
     nested = [name for name in found if is_list(table.schema.field(name).type.value_type)]
     if len(nested) > 1 or (nested and len(found) > 1) or not found:
         raise ValueError(
@@ -59,16 +62,18 @@ def _key_columns(table: pa.Table, choice: Choice, target: str | None) -> tuple[s
 
 
 def _query_columns(table: pa.Table, choice: Choice) -> tuple[str, ...] | None:
-    if choice.query:
-        check_columns(table, choice.query, "query")
-        return choice.query
-    return ("query",) if "query" in table.column_names else None
+    query = choice.query or (("query",) if "query" in table.column_names else None)
+    check_columns(table, query or (), "query")
+    return query
 
 
-def _tokens(table: pa.Table, keys: tuple[str, ...]) -> tuple[Float[np.ndarray, "t d"], Int[np.ndarray, " o"], Any]:
+def _tokens(
+    table: pa.Table, keys: tuple[str, ...], missing: str
+) -> tuple[Float[np.ndarray, "t d"], Int[np.ndarray, " o"], Any]:
     kind = table.schema.field(keys[0]).type
+    known = _known_rows(table, keys, missing)
     if len(keys) == 1 and is_list(kind) and is_list(kind.value_type):
-        outer, offsets = _flatten(table, keys[0])
+        outer, offsets = _known_tokens(*_flatten(table, keys[0], known), keys[0], missing)
         inner = _rows(outer, keys[0])
         return inner, offsets, tuple(f"{keys[0]}[{j}]" for j in range(inner.shape[1]))
     parts, first = [], None
@@ -78,7 +83,7 @@ def _tokens(table: pa.Table, keys: tuple[str, ...]) -> tuple[Float[np.ndarray, "
                 f"all key columns must hold lists if one does: {name!r} holds {table.schema.field(name).type}. "
                 "Repeat what belongs to the whole set as a list, or make it the query."
             )
-        values, offsets = _flatten(table, name)
+        values, offsets = _flatten(table, name, known)
         _check_numbers(values.type, name)
         parts.append(floats(values))
         if first is not None and not np.array_equal(first, offsets):
@@ -92,24 +97,44 @@ def _tokens(table: pa.Table, keys: tuple[str, ...]) -> tuple[Float[np.ndarray, "
     return np.stack(parts, axis=1), first, keys
 
 
-def _flatten(table: pa.Table, name: str) -> tuple[Any, Int[np.ndarray, " o"]]:
-    """The values of a list column end to end, and where each row begins."""
-    column = table.column(name).combine_chunks()
-    if isinstance(column, pa.ChunkedArray):
-        column = column.chunk(0)
-    if column.null_count:
-        row = column.is_null().to_pylist().index(True)
-        raise ValueError(f"column {name!r} must have a list in every row: row {row} is empty. Drop the row.")
-    lengths = np.asarray(pa.compute.list_value_length(column).to_numpy(zero_copy_only=False), dtype=np.int64)
+def _known_rows(table: pa.Table, names: tuple[str, ...], missing: str) -> Bool[np.ndarray, " n"]:
+    """Rows in which all these columns have a list: the others are refused, or all their tokens dropped."""
+    known = np.ones(table.num_rows, dtype=bool)
+    for name in names:
+        known &= table.column(name).is_valid().to_numpy()
+        if missing != "drop" and not known.all():
+            more = ", or have its tokens dropped with missing='drop' (--missing drop)" if missing == "error" else ""
+            raise ValueError(
+                f"column {name!r} must have a list in every row: row {int(known.argmin())} is empty. "
+                f"Drop the row{more}."
+            )
+    return known
+
+
+def _flatten(table: pa.Table, name: str, known: Bool[np.ndarray, " n"]) -> tuple[Any, Int[np.ndarray, " o"]]:
+    """The values of a list column end to end, and where each row begins; rows that are not known have none."""
+    column = table.column(name).combine_chunks().filter(pa.array(known))
+    lengths = np.zeros(len(known), dtype=np.int64)
+    lengths[known] = pc.list_value_length(column).to_numpy(zero_copy_only=False)
     return column.flatten(), np.concatenate([[0], np.cumsum(lengths)])
+
+
+def _known_tokens(tokens: Any, offsets: np.ndarray, name: str, missing: str) -> tuple[Any, Int[np.ndarray, " o"]]:
+    """Lists of coordinates without those that are null, which are refused or dropped."""
+    known = np.asarray(tokens.is_valid().to_numpy(zero_copy_only=False), dtype=bool)
+    if not known.all() and missing == "error":
+        row = int(np.searchsorted(offsets, known.argmin(), side="right")) - 1
+        raise ValueError(
+            f"column {name!r} must hold lists of tokens: row {row} has one that is empty. Drop it, or all such tokens "
+            "with missing='drop' (--missing drop)."
+        )
+    return tokens.filter(pa.array(known)), np.concatenate([[0], np.cumsum(known)])[offsets]
 
 
 def _rows(column: Any, name: str) -> Float[np.ndarray, "t d"]:
     """Lists of equal length as the rows of a matrix."""
     _check_numbers(column.type.value_type, name)
-    if column.null_count:
-        raise ValueError(f"column {name!r} must hold lists of tokens: one of them is empty. Drop it.")
-    lengths = np.asarray(pa.compute.list_value_length(column).to_numpy(zero_copy_only=False))
+    lengths = np.asarray(pc.list_value_length(column).to_numpy(zero_copy_only=False))
     if len(lengths) == 0:
         raise ValueError(f"column {name!r} must hold at least one token: all lists are empty.")
     if (lengths != lengths[0]).any() or lengths[0] == 0:
@@ -128,8 +153,7 @@ def _check_numbers(kind: pa.DataType, name: str) -> None:
 
 def _queries(table: pa.Table, query: tuple[str, ...], dim: int) -> Float[np.ndarray, "n d"]:
     if len(query) == 1 and is_list(table.schema.field(query[0]).type):
-        values, _ = _flatten(table, query[0])
-        _check_numbers(values.type, query[0])
+        _known_rows(table, query, "never")
         found = _rows(table.column(query[0]).combine_chunks(), query[0])
     else:
         found = np.stack([numbers(table, name) for name in query], axis=1)

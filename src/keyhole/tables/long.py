@@ -9,7 +9,7 @@ import pyarrow as pa
 from jaxtyping import Float, Int, Shaped
 
 from keyhole.sets import SetBatch
-from keyhole.tables.columns import SET_NAMES, TARGET_NAMES, check_columns, first_of, is_number, labels, numbers
+from keyhole.tables.columns import SET_NAMES, TARGET_NAMES, check_columns, first_of, is_number, labels, numbers, set_ids
 from keyhole.tables.dataset import Dataset
 
 
@@ -39,6 +39,7 @@ def read_long(table: pa.Table, choice: Choice, source: str) -> Dataset:
     if table.num_rows == 0:
         raise ValueError(f"a table must have at least one row: {source} has none.")
     role = "role" if "role" in table.column_names and choice.query is None else None
+    check_columns(table, [role] if role else [], "role")
     query = choice.query or ()
     keys = choice.keys or tuple(
         name
@@ -46,7 +47,7 @@ def read_long(table: pa.Table, choice: Choice, source: str) -> Dataset:
         if name not in (set_id, target, role, *query) and is_number(field.type)
     )
     _check_choice(table, keys, query)
-    owner, first = _owners(labels(table, set_id))
+    owner, first = _owners(set_ids(table, set_id))
     tokens = np.stack([numbers(table, name) for name in keys], axis=1)
     is_key = np.ones(len(tokens), dtype=bool)
     queries = None

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from keyhole._checks import check_choice
+from keyhole.sources.arrow import read_arrow
 from keyhole.tables.arrays import read_npz
 from keyhole.tables.dataset import Dataset
 from keyhole.tables.lists import has_list_keys, read_lists
@@ -78,8 +79,7 @@ def read_table(
         raise FileNotFoundError(f"{path.name!r} is not there: no such file.")
     if suffix == ".npz":
         return read_npz(path, choice)
-    table = _arrow(path, suffix)
-    _validate(table, path)
+    table = read_arrow(path, suffix)
     try:
         return (read_lists if has_list_keys(table, choice) else read_long)(table, choice, path.name)
     except pa.ArrowException as error:
@@ -93,42 +93,3 @@ def _names(given: str | Sequence[str] | None, option: str) -> tuple[str, ...] | 
     if not names or not all(names) or len(set(names)) < len(names):
         raise ValueError(f"`{option}` must name columns, each once: got {given!r}.")
     return names
-
-
-def _arrow(path: Path, suffix: str) -> pa.Table:
-    """The file as an Arrow table; anything wrong with it is a ValueError."""
-    try:
-        if suffix in (".csv", ".tsv"):
-            from pyarrow import csv
-
-            return csv.read_csv(path, parse_options=csv.ParseOptions(delimiter="\t" if suffix == ".tsv" else ","))
-        if suffix in (".parquet", ".pq"):
-            from pyarrow import parquet
-
-            return parquet.read_table(path)
-        return _ipc(path)
-    except (pa.ArrowException, OSError, ValueError, KeyError, MemoryError) as error:
-        raise ValueError(
-            f"{path.name!r} must be a table in the format of its suffix: it does not read "
-            f"({str(error).strip()[:300]}). It is damaged or of another format; fetch or write it again."
-        ) from None
-
-
-def _validate(table: pa.Table, path: Path) -> None:
-    """Offsets that lead nowhere are memory that is not ours: look at all of them before anything else does."""
-    try:
-        table.validate(full=True)
-    except (pa.ArrowException, ValueError) as error:
-        raise ValueError(
-            f"a table must hold together: {path.name!r} does not ({str(error).strip()[:200]}). It is damaged; fetch or "
-            "write it again."
-        ) from None
-
-
-def _ipc(path: Path) -> pa.Table:
-    with pa.OSFile(str(path), "rb") as source:
-        try:
-            return pa.ipc.open_file(source).read_all()
-        except pa.ArrowInvalid:
-            source.seek(0)
-            return pa.ipc.open_stream(source).read_all()
