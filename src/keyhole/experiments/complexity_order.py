@@ -78,10 +78,7 @@ class Config:
         return CellSweep.over(cell, "n_samples", self.sizes, self.repetitions)
 
 
-PRESETS = {
-    "quick": Config(dims=(4, 6), keys=(4,), largest=1024, repetitions=3, n_test=1000),
-    "full": Config(),
-}
+PRESETS = {"quick": Config(dims=(4, 6), keys=(4,), largest=1024, repetitions=3, n_test=1000), "full": Config()}
 
 
 def cells(config: Config) -> list[Cell]:

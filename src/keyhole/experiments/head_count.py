@@ -61,11 +61,7 @@ class Config:
 
 PRESETS = {
     "quick": Config(
-        heads=(4, 8, 16, 32, 64, 128, 256, 512),
-        sizes=(256, 1024),
-        slope_samples=1280,
-        repetitions=4,
-        n_test=1000,
+        heads=(4, 8, 16, 32, 64, 128, 256, 512), sizes=(256, 1024), slope_samples=1280, repetitions=4, n_test=1000
     ),
     "full": Config(),
 }

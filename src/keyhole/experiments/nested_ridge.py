@@ -69,14 +69,7 @@ def exact_kernels(model: str, train: SetBatch, test: SetBatch) -> tuple[np.ndarr
 
 
 def _add_heads(
-    model: str,
-    gram: np.ndarray,
-    cross: np.ndarray,
-    train: SetBatch,
-    test: SetBatch,
-    seed: int,
-    start: int,
-    stop: int,
+    model: str, gram: np.ndarray, cross: np.ndarray, train: SetBatch, test: SetBatch, seed: int, start: int, stop: int
 ) -> None:
     """Add heads ``start … stop − 1`` (of the MLP, as many hidden units as they have values) without any M^{-1/2}."""
     count, width = stop - start, train.dim + 1
@@ -141,10 +134,7 @@ class FactorisedGram:
         return cls(form.basis, _factors(form, alphas), problem, alphas, complements, rounding)
 
     def outcome(
-        self,
-        y: Float[np.ndarray, " n"],
-        cross: Float[np.ndarray, "test n"],
-        truth: Float[np.ndarray, " test"],
+        self, y: Float[np.ndarray, " n"], cross: Float[np.ndarray, "test n"], truth: Float[np.ndarray, " test"]
     ) -> Outcome:
         """Fit one target at every penalty and measure it. 2n²a operations for a penalties."""
         column = y[:, None]

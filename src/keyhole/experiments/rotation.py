@@ -8,14 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from keyhole.experiments.cells import Cell
-from keyhole.experiments.learning_curves import (
-    DEVIATION,
-    MODELS,
-    CurveConfig,
-    curve_cells,
-    curve_rows,
-    predicted_curve,
-)
+from keyhole.experiments.learning_curves import DEVIATION, MODELS, CurveConfig, curve_cells, curve_rows, predicted_curve
 from keyhole.experiments.measured import Curve, Estimate, Results, deviation_text, resample, rises_through
 from keyhole.report.document import Chart, Look, Row, Section, Series, State, Table, Verdict
 
