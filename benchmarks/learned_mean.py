@@ -15,7 +15,20 @@ import numpy as np
 from real import babi
 
 import keyhole as kh
-from keyhole.plotting import plot_means
+from keyhole._files import write_whole
+from keyhole.plotting import draw_heat_map
+from keyhole.report import HeatMap
+
+SHOWN = 30
+"""Coordinates shown on either side, those with the largest entries, in their order."""
+
+
+def draw(mean: np.ndarray, names: list[str], path: Path, title: str) -> list[Path]:
+    labels = [*names, "1"]
+    rows, columns = (np.sort(np.argsort(-np.abs(mean).max(axis=axis), kind="stable")[:SHOWN]) for axis in (1, 0))
+    keys, queries = [labels[i] for i in columns], [labels[i] for i in rows]
+    block = HeatMap("mean", title, "key", "query", keys, queries, mean[np.ix_(rows, columns)].tolist(), centre=0.0)
+    return [write_whole(content, path.with_suffix(f".{suffix}")) for suffix, content in draw_heat_map(block).items()]
 
 
 def main() -> None:
@@ -35,8 +48,7 @@ def main() -> None:
         print(f"  {query:12} → {key:12} {entry:6.2f}")
     for step in model.law_.history:
         print(f"  step {step.step:4d}  leave-one-out {step.loo_error:.3f}  held out {step.held_out_error:.3f}")
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    written = plot_means(model.law_.means_, problem.names, args.out, title=f"The learned mean of bAbI {args.task}")
+    written = draw(model.law_.means_[0], problem.names, args.out, f"The learned mean of bAbI {args.task}")
     np.savetxt(args.out.with_suffix(".csv"), model.law_.means_[0], delimiter=",", fmt="%.4f")
     print("wrote", ", ".join(str(path) for path in written))
 

@@ -37,13 +37,6 @@ def test_help_explains_the_notation():
         assert words in text
 
 
-def test_compare_writes_its_files(tmp_path):
-    sizes = ("--dim", 2, "--keys", 2, "--heads", 2, "--largest", 32, "--repeats", 1)
-    result = invoke("compare", *sizes, "--out", tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"compare.csv", "compare.svg", "compare.png"}
-    assert "relative test error at n = 32" in result.output
-
-
 def report(*arguments):
     return json.loads(invoke("theory", "--json", *arguments).stdout)
 
@@ -178,27 +171,18 @@ def test_slips_are_refused_with_their_name(arguments, words):
         assert word in output
 
 
-def test_an_unknown_preset_is_refused():
-    assert "quick, full" in invoke("prediction", "--preset", "huge", code=2).stderr
-
-
-def test_prediction_writes_its_files(tmp_path, monkeypatch):
-    from keyhole.experiments import prediction, sample_ratio
-
-    tiny = prediction.Config(dims=(4,), n_keys=(4,), sizes=((50, 2),), heads=(20,), n_test=50)
-    monkeypatch.setitem(prediction.PRESETS, "quick", tiny)
-    few = sample_ratio.Config(n_keys=(4,), share=0.5, repeats=(("attention", 2), ("mlp", 2)), n_test=50)
-    monkeypatch.setitem(sample_ratio.PRESETS, "quick", few)
-    invoke("prediction", "--out", tmp_path)
-    names = {f"prediction.{suffix}" for suffix in ("csv", "md", "svg", "png")}
-    assert {path.name for path in tmp_path.iterdir()} == names | {"sample_ratio.csv", "sample_ratio.md"}
-    with (tmp_path / "prediction.csv").open() as file:
-        assert len(list(csv.DictReader(file))) == 3 * 2 * 2
+@pytest.mark.parametrize(
+    "command", [("reproduce",), ("lens", "digits"), ("theory", "--out", "x"), ("heads", "x.safetensors", "--out", "x")]
+)
+def test_without_the_packages_that_draw_the_extra_is_named(command, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("keyhole.report.html.find_spec", lambda name: None if name == "plotly" else object())
+    assert "drawing charts needs plotly: pip install 'keyhole[lab]'" in invoke(*command, code=2).stderr
+    assert not list(tmp_path.iterdir())
 
 
 WRITERS = [
-    ("lens", "digits"), ("heads", "nowhere"), ("reproduce", "averages"), ("theory",), ("compare",), ("norm-ball",),
-    ("prediction",),
+    ("lens", "digits"), ("heads", "nowhere"), ("reproduce", "averages"), ("theory",),
 ]  # fmt: skip
 
 

@@ -13,6 +13,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "keyhole"
 LEVEL = {
     "_checks": 0,
     "_array": 0,
+    "_files": 0,
     "_fused": 1,
     "_torch": 1,
     "sets": 2,

@@ -196,10 +196,11 @@ FIGURES = {
     "averages": SMALL,
     "correlation": SMALL,
     "rotation": [*SMALL[:-4], "n=32", "M=5", "repetitions=2", "gammas=0,1", "n_sizes=2"],
-    "heads": ["d=3", "N=3", "heads=2,70", "sizes=16,32", "slope_heads=2,4", "slope_dim=2", "slope_samples=64"],
+    "head-count": ["d=3", "N=3", "heads=2,70", "sizes=16,32", "slope_heads=2,4", "slope_dim=2", "slope_samples=64"],
     "complexity": ["dims=3", "keys=2", "n=64", "targets=token,query,corr,token^2,query^2", "n_test=50"],
     "dimension": ["d=3", "N=2", "dims=2,3", "keys=1,2", "n=64", "far_dims=8", "far_keys=16", "n_test=50"],
     "learner": ["d=3", "N=2", "M=5", "sizes=16,24", "repetitions=2", "n_test=50"],
+    "prediction": ["dims=3", "keys=2", "heads=4", "sizes=16,24", "repetitions=3,2", "n_test=50", "level=0.5"],
 }
 
 
@@ -235,7 +236,7 @@ def test_a_report_is_written(tmp_path):
 
 def test_the_report_counts_verdicts_and_says_where_it_comes_from(tmp_path, stand_in, monkeypatch):
     real = Section("transformer", "Heads of a transformer", "A claim.", verdict=Verdict("not tested", "No checkpoint."))
-    monkeypatch.setattr("keyhole.experiments.reproduce.transformer_section", lambda preset: real)
+    monkeypatch.setattr("keyhole.experiments.reproduce.transformer_section", lambda: real)
     invoke("averages", "transformer", *settings(SMALL), "--out", tmp_path, "--jobs", 1, "--seed", 3)
     [report] = stand_in
     assert [section.slug for section in report.sections] == ["averages", "transformer"]
@@ -244,12 +245,16 @@ def test_the_report_counts_verdicts_and_says_where_it_comes_from(tmp_path, stand
     assert {"command", "NumPy", "machine", "BLAS"} <= set(report.provenance)
 
 
+def test_an_unknown_preset_is_refused(tmp_path):
+    assert "one of quick, full" in invoke("averages", "--preset", "huge", "--out", tmp_path, code=2).output
+
+
 def test_names():
     assert check_names([])[0] == "averages"
     assert check_names(["rotation", "averages"]) == ["averages", "rotation"]
     words = " ".join(invoke("averagse", code=2).output.split())
     assert "unknown figure 'averagse'. Did you mean 'averages'?" in words
-    assert "correlation, rotation, heads" in words
+    assert "correlation, rotation, head-count" in words
 
 
 @pytest.mark.parametrize(
@@ -270,7 +275,9 @@ def test_overrides_are_checked(tmp_path, override, message):
 
 
 def test_overrides_reach_every_figure_that_has_the_field():
-    figures = choose_figures(["averages", "heads", "complexity"], "quick", 7, ["d=5", "sizes=8, 16", "targets=token"])
+    figures = choose_figures(
+        ["averages", "head-count", "complexity"], "quick", 7, ["d=5", "sizes=8, 16", "targets=token"]
+    )
     averages, heads, complexity = (figure.config for figure in figures)
     assert (averages.dim, heads.dim) == (5, 5)
     assert heads.sizes == (8, 16)

@@ -1058,7 +1058,6 @@ def read_store(folder: Path, options: dict[str, Any]) -> None:
     with Store(folder / "cells.sqlite") as store:
         found = store.get(cells())
         store.keys()
-        store.seconds()
         for cell in cells():
             store.put(cell, {"error": 0.5, "penalty": 1.0}, seconds=0.1)
         again = store.get(cells())

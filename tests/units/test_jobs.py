@@ -28,9 +28,12 @@ def all_cells(seed, model):
     ]
 
 
-@pytest.mark.parametrize("model", ["attention", "biased", "mlp"])
-def test_a_cell_has_the_same_bits_alone(seed, model):
-    cells = all_cells(seed, model)
+@pytest.mark.parametrize(
+    ("model", "learner"), [("attention", "ridge"), ("biased", "ridge"), ("mlp", "ridge"), ("attention", "fixed")]
+)
+def test_a_cell_has_the_same_bits_alone(seed, model, learner):
+    ridge = 1e-3 if learner == "fixed" else None
+    cells = [dataclasses.replace(cell, learner=learner, ridge=ridge) for cell in all_cells(seed, model)]
     together = {cell: values for job in group(cells) for cell, values, _ in compute(job)}
     assert set(together) == set(cells)
     for cell in random.Random(seed).sample(cells, 6):

@@ -240,12 +240,3 @@ def test_threads_change_no_bit(task, monkeypatch):
         monkeypatch.setenv("OMP_NUM_THREADS", threads)
         found.append(kh.LearnedHeads(**FAST).fit(sets, y, activation="softmax").means_)
     np.testing.assert_array_equal(*found)
-
-
-def test_means_can_be_drawn(tmp_path, rng):
-    from keyhole.plotting import plot_means
-
-    names = [f"word {i}" for i in range(5)]
-    written = plot_means(rng.normal(size=(2, 6, 6)), names, tmp_path / "means", title="two means", most=4)
-    assert [path.suffix for path in written] == [".svg", ".png"]
-    assert all(path.stat().st_size > 1000 for path in written)

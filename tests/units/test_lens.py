@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 import keyhole as kh
 from keyhole.cli import app
 from keyhole.datasets import Dataset
-from keyhole.lens import Config, look
+from keyhole.lens import LensConfig, look
 from keyhole.lens.answers import extrapolate
-from keyhole.lens.findings import Curve, Measured, difference
+from keyhole.lens.findings import HeldOutCurve, Measured, difference
 
 DIM, KEYS = 3, 4
 # no clock decides in these tests: the budget is far away, and no law is learned unless a test is about that
@@ -34,14 +34,14 @@ def linear(sets):
 
 
 def test_attention_pays_and_the_query_matters(seed):
-    found = look(data_of(kh.targets.Correlation(1, DIM), seed), Config("regression", n_heads=64, **QUIET))
+    found = look(data_of(kh.targets.Correlation(1, DIM), seed), LensConfig("regression", n_heads=64, **QUIET))
     assert says(found)["attention"] == "yes"
     assert says(found)["query"] == "yes"
 
 
 def test_attention_pays_and_the_query_does_not_matter(seed):
     # an even power, which no mean of the keys tells
-    found = look(data_of(kh.targets.TokenPower(2, DIM), seed, noise=0.3), Config("regression", n_heads=64, **QUIET))
+    found = look(data_of(kh.targets.TokenPower(2, DIM), seed, noise=0.3), LensConfig("regression", n_heads=64, **QUIET))
     assert says(found)["query"] == "no"
     pooled, attention = found.best("pooled"), found.best("attention")
     assert attention.error < found.learners[0].error
@@ -49,7 +49,7 @@ def test_attention_pays_and_the_query_does_not_matter(seed):
 
 
 def test_attention_does_not_pay_where_the_mean_tells_all(seed):
-    found = look(data_of(linear, seed, noise=1.0), Config("regression", n_heads=64, **QUIET))
+    found = look(data_of(linear, seed, noise=1.0), LensConfig("regression", n_heads=64, **QUIET))
     assert says(found)["attention"] == "no"
     assert says(found)["query"] == "no"
 
@@ -59,7 +59,7 @@ def test_enough_is_enough(seed):
     rng = np.random.default_rng([seed, 2])
     keys = rng.uniform(-1, 1, size=(400, 3, 1))
     y = keys.mean(axis=(1, 2)) + 0.7 * rng.standard_normal(400)
-    found = look(Dataset(kh.SetBatch(keys), y), Config("regression", n_heads=64, **QUIET))
+    found = look(Dataset(kh.SetBatch(keys), y), LensConfig("regression", n_heads=64, **QUIET))
     assert says(found)["data"] != "yes"
     assert says(found)["heads"] != "yes"
     assert says(found)["query"] == "not tested"
@@ -67,20 +67,20 @@ def test_enough_is_enough(seed):
 
 def test_more_heads_help_where_there_is_one(seed):
     target = kh.targets.Correlation(1, DIM)
-    found = look(data_of(target, seed, n=300), Config("regression", n_heads=1, **QUIET))
+    found = look(data_of(target, seed, n=300), LensConfig("regression", n_heads=1, **QUIET))
     assert says(found)["heads"] == "yes"
 
 
 def test_more_data_helps_where_the_target_is_hard_and_clean(seed):
     target = kh.targets.Correlation(2, DIM)
-    found = look(data_of(target, seed), Config("regression", n_heads=64, **QUIET))
+    found = look(data_of(target, seed), LensConfig("regression", n_heads=64, **QUIET))
     assert says(found)["data"] == "yes"
 
 
 def test_noise_is_called_noise(seed):
     sets = kh.targets.sphere_sets(200, KEYS, DIM, seed)
     labels = np.random.default_rng([seed, 1]).choice(["a", "b", "c"], 200)
-    found = look(Dataset(sets, labels), Config("classification", n_heads=16, **QUIET))
+    found = look(Dataset(sets, labels), LensConfig("classification", n_heads=16, **QUIET))
     assert "yes" not in says(found).values()
 
 
@@ -89,7 +89,7 @@ def test_a_law_is_learned_and_softmax_has_no_kernel(seed):
     rng = np.random.default_rng(seed)
     keys, query = rng.uniform(-2, 2, size=(300, 2, 3)), rng.uniform(-2, 2, size=(300, 3))
     y = (query[:, None, 0] * keys[:, :, 1] * keys[:, :, 2]).mean(axis=1)
-    config = Config("regression", n_heads=64, budget=3000.0, steps=10, activation="softmax")
+    config = LensConfig("regression", n_heads=64, budget=3000.0, steps=10, activation="softmax")
     found = look(Dataset(kh.SetBatch(keys, query), y, ("x", "y", "z"), "made"), config)
     learned = next(m for m in found.learners if m.role == "learned")
     assert len(learned.losses) == 2
@@ -100,7 +100,7 @@ def test_a_law_is_learned_and_softmax_has_no_kernel(seed):
 
 def test_a_budget_is_kept_by_leaving_things_out():
     data = data_of(kh.targets.Correlation(1, DIM), 0, n=400)
-    found = look(data, Config("regression", budget=0.5))
+    found = look(data, LensConfig("regression", budget=0.5))
     assert found.n_used < 400
     assert found.skipped
     assert says(found)["attention"] in ("yes", "perhaps", "no", "not tested")
@@ -110,7 +110,7 @@ def test_a_budget_is_kept_by_leaving_things_out():
 def test_the_split_of_the_data_is_used(seed):
     data = data_of(kh.targets.TokenPower(2, DIM), seed)
     split = (np.arange(240) >= 160).astype(int)
-    found = look(Dataset(data.sets, data.target, split=split), Config("regression", n_heads=16, **QUIET))
+    found = look(Dataset(data.sets, data.target, split=split), LensConfig("regression", n_heads=16, **QUIET))
     assert (found.n_train, found.n_folds) == (160, 1)
     assert "own test part" in found.settings
 
@@ -121,26 +121,26 @@ def test_the_split_of_the_data_is_used(seed):
 def test_nothing_to_learn(target, words):
     sets = kh.targets.sphere_sets(60, 2, 2, seed=0)
     with pytest.raises(ValueError, match=words):
-        look(Dataset(sets, target), Config("classification" if target.dtype.kind == "U" else "regression"))
+        look(Dataset(sets, target), LensConfig("classification" if target.dtype.kind == "U" else "regression"))
     with pytest.raises(ValueError, match="at least 40 sets"):
-        look(Dataset(sets[:10], np.arange(10.0)), Config("regression"))
+        look(Dataset(sets[:10], np.arange(10.0)), LensConfig("regression"))
 
 
 @pytest.mark.parametrize("shape", [(60, 2, 2), (60, 1, 1)])
 def test_sets_that_are_all_alike(shape, seed):
     y = np.random.default_rng(seed).normal(size=60)
     for sets in (kh.SetBatch(np.zeros(shape)), kh.SetBatch(np.ones(shape), np.ones((60, shape[2])))):
-        found = look(Dataset(sets, y), Config("regression", n_heads=4, **QUIET))
+        found = look(Dataset(sets, y), LensConfig("regression", n_heads=4, **QUIET))
         assert "yes" not in says(found).values()
 
 
 def test_the_extrapolation_is_geometric():
     """Errors 9, 5, 3: gains 4, 2, so the next is 1."""
     losses = tuple(np.full(50, e) for e in (9.0, 5.0, 3.0))
-    gain, error, now, later = extrapolate(Curve("c", "attention", (1, 2, 4), losses))
+    gain, error, now, later = extrapolate(HeldOutCurve("c", "attention", (1, 2, 4), losses))
     assert (gain, error, now, later) == (1.0, 0.0, 3.0, 2.0)
     steep = tuple(np.full(50, e) for e in (9.0, 6.0, 2.0))  # never below zero: a third is left each time
-    assert extrapolate(Curve("c", "attention", (1, 2, 4), steep))[3] == pytest.approx(2 / 3)
+    assert extrapolate(HeldOutCurve("c", "attention", (1, 2, 4), steep))[3] == pytest.approx(2 / 3)
 
 
 def test_differences_are_paired(rng):

@@ -10,8 +10,9 @@ from html.parser import HTMLParser
 import pytest
 from reports import EVIL, every_block, evil, not_finite, sample
 
+from keyhole._files import write_whole
 from keyhole.report import Chart, HeatMap, Report, Section, Series, Table, Verdict
-from keyhole.report.files import safe_names, write_whole
+from keyhole.report.files import safe_names
 from keyhole.report.html import write_report
 from keyhole.report.palette import KNOWN, inks_of
 

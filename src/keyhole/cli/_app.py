@@ -7,14 +7,17 @@ import json
 import os
 import sqlite3
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from typer.core import TyperGroup
+
+from keyhole.report.document import Row
 
 
 class _Sentences(TyperGroup):
@@ -70,7 +73,8 @@ def _root(
         raise typer.Exit
 
 
-def or_refuse(question: Callable[[], Any]) -> Any:
+def answer_or_exit(question: Callable[[], Any]) -> Any:
+    """The answer; or, where the question is refused with a ValueError, its message and exit code 2."""
     try:
         return question()
     except ValueError as error:
@@ -112,7 +116,13 @@ def _files(path: Path) -> list[Path]:
 
 
 def check_folder(folder: Path, *, overwrite: bool = True) -> None:
-    """Refuse, before any work, a folder that cannot be written, or that holds a report we were not told to replace."""
+    """Refuse, before any work, a report that cannot be drawn or written, or whose place is taken by another one."""
+    from keyhole.report.html import check_lab
+
+    try:
+        check_lab("drawing charts")
+    except ImportError as error:
+        refuse(str(error))
     above = folder
     while not os.path.lexists(above) and above != above.parent:
         above = above.parent
@@ -124,22 +134,24 @@ def check_folder(folder: Path, *, overwrite: bool = True) -> None:
         refuse(f"a report is not replaced unless asked: {folder} has one. Choose another folder, or add --overwrite.")
 
 
+def say(console: Console, text: str) -> None:
+    """Print a line as it stands: a bracket is a bracket, and no word is coloured or broken."""
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
 def echo_json(data: Any, indent: int | None = 2) -> None:
     """Print JSON that any terminal can show."""
     plain = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
     typer.echo(json.dumps(data, indent=indent, allow_nan=False, ensure_ascii=plain))
 
 
-def number(value: Any, digits: int = 4) -> str:
-    if value is None:
-        return "–"
-    if isinstance(value, int) and abs(value) < 10**9:
-        return f"{value:,}"
-    return value if isinstance(value, str) else f"{value:.{digits}g}"
+def text_table(title: str, rows: Sequence[Row]) -> Table:
+    """Rows as a table: text as it stands, numbers flush right."""
+    from keyhole.report.words import is_numeric, number
 
-
-def text_table(title: str, rows: list[dict[str, str]]) -> Table:
-    table = Table(*rows[0], title=title, title_justify="left")
+    table = Table(title=title, title_justify="left")
+    for name in rows[0] if rows else ():
+        table.add_column(name, justify="right" if is_numeric([row[name] for row in rows]) else "left")
     for row in rows:
-        table.add_row(*(escape(str(value)) for value in row.values()))  # a bracket is a bracket
+        table.add_row(*(escape(number(value)) for value in row.values()))  # a bracket is a bracket
     return table

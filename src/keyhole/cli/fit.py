@@ -10,8 +10,9 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from keyhole.cli._app import app, check_output, number, or_refuse, refuse
+from keyhole.cli._app import answer_or_exit, app, check_output, refuse
 from keyhole.cli._data import Data, Keys, Missing, Query, SetId, Target, Task, read_data, read_heads, task_of
+from keyhole.report.words import number
 
 _HELP = """Fit one attention layer to a table of sets and save it.
 
@@ -64,7 +65,7 @@ def fit(
     console = Console()
     began = time.perf_counter()
     with console.status("fitting …"):
-        estimator = or_refuse(lambda: _fit(found.train, kind, options))
+        estimator = answer_or_exit(lambda: _fit(found.train, kind, options))
     seconds = time.perf_counter() - began
     _save(estimator, model, found, overwrite)
     _print(console, estimator, found, kind, seconds)

@@ -10,7 +10,7 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from keyhole.cli._app import app, check_folder, echo_json, or_refuse, text_table
+from keyhole.cli._app import answer_or_exit, app, check_folder, echo_json, say, text_table
 
 _HELP = """How far the heads of a trained transformer lean towards the identity.
 
@@ -35,7 +35,7 @@ def heads(
 
     if out is not None:
         check_folder(out, overwrite=overwrite)
-    findings = or_refuse(lambda: figure.measure(checkpoint, heads, fold_norm=fold_norm))
+    findings = answer_or_exit(lambda: figure.measure(checkpoint, heads, fold_norm=fold_norm))
     if as_json:
         echo_json(figure.as_data(findings))
     else:
@@ -46,9 +46,6 @@ def heads(
 
 
 def _print(console: Console, figure: Any, findings: Any) -> None:
-    def line(text: str) -> None:
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
-
     verdict = figure.verdict_of(findings)
     rows = figure.layer_rows(findings)
     table = [
@@ -63,10 +60,10 @@ def _print(console: Console, figure: Any, findings: Any) -> None:
         for row, layer in zip(rows, findings.lean.layers, strict=True)
     ]
     console.print(text_table("lean towards the identity, in standard errors", table))
-    line(f"{verdict.state}: {verdict.sentence}")
+    say(console, f"{verdict.state}: {verdict.sentence}")
     for name, text in verdict.numbers.items():
-        line(f"  {name}: {text}")
-    line(figure.section_of(findings).settings)
+        say(console, f"  {name}: {text}")
+    say(console, figure.section_of(findings).settings)
 
 
 def _write(figure: Any, findings: Any, out: Path) -> list[Path]:

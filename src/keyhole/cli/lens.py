@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from keyhole.cli._app import app, check_folder, echo_json, or_refuse, refuse, text_table
+from keyhole.cli._app import answer_or_exit, app, check_folder, echo_json, refuse, say, text_table
 from keyhole.cli._data import Data, Keys, Missing, Query, SetId, Target, Task, read_data, task_of
 
 _HELP = """What can one attention layer learn from this data?
@@ -48,19 +48,19 @@ def lens(
     from keyhole.activations import check_activation
     from keyhole.groups import POOLINGS
 
-    or_refuse(lambda: check_activation(activation))
+    answer_or_exit(lambda: check_activation(activation))
     if pooling not in POOLINGS:
         refuse(f"--pooling must be one of {', '.join(POOLINGS)}: got {pooling!r}.")
     folder = _folder(data, out, overwrite) if report else None
     found = read_data(data, keys=keys, query=query, target=target, set_id=set_id, missing=missing)
     kind = task_of(found.target, task)
-    from keyhole.lens import Config, look
+    from keyhole.lens import LensConfig, look
 
     reserve = min(REPORT_SECONDS, 0.3 * budget) if report else 0.0
-    config = Config(kind, budget, heads, activation, pooling, reserve=reserve, seed=seed)
+    config = LensConfig(kind, budget, heads, activation, pooling, reserve=reserve, seed=seed)
     console = Console(stderr=True)
     with console.status("starting …") as status:
-        findings = or_refuse(lambda: look(found, config, status.update))
+        findings = answer_or_exit(lambda: look(found, config, status.update))
         files = [] if folder is None else _write(findings, folder, status)
     if as_json:
         from keyhole.report.words import as_json as plain  # what is not finite becomes null
@@ -123,9 +123,6 @@ def _print(console: Console, findings: Any) -> None:
     from keyhole.lens.answers import percent
     from keyhole.lens.page import learner_rows
 
-    def line(text: str) -> None:
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
-
     rows = [
         {
             "learner": row["learner"],
@@ -136,10 +133,10 @@ def _print(console: Console, findings: Any) -> None:
         }
         for row in learner_rows(findings)
     ]
-    line(f"{findings.description}; {findings.config.kind}")
+    say(console, f"{findings.description}; {findings.config.kind}")
     console.print(text_table(f"held-out error: {findings.measure}", rows))
     for answer in findings.answers.values():
-        line(f"{answer.question} {answer.sentence}")
+        say(console, f"{answer.question} {answer.sentence}")
     for note in findings.skipped:
-        line(f"(skipped) {note}")
-    line(f"{findings.settings} {findings.seconds:.0f} s.")
+        say(console, f"(skipped) {note}")
+    say(console, f"{findings.settings} {findings.seconds:.0f} s.")

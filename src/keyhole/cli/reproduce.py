@@ -14,13 +14,13 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
-from keyhole.cli._app import app, check_folder, echo_json, or_refuse, refuse, text_table
+from keyhole.cli._app import answer_or_exit, app, check_folder, echo_json, refuse, say, text_table
 
 if TYPE_CHECKING:
     from keyhole.experiments.reproduce import Figure
-    from keyhole.experiments.runner import Plan, Report, Timer
+    from keyhole.experiments.runner import OnFinished, Plan, Timer
     from keyhole.experiments.store import Store
-    from keyhole.report import Report as Document
+    from keyhole.report import Report
 
 LINE_SECONDS = 10.0
 """Between two lines of progress where there is no terminal."""
@@ -32,7 +32,8 @@ def reproduce(
         list[str] | None,
         typer.Argument(
             metavar="[FIGURE …]",
-            help="averages, correlation, rotation, heads, complexity, dimension, learner, transformer; none means all.",
+            help="averages, correlation, rotation, head-count, complexity, dimension, learner, prediction, "
+            "transformer; none means all.",
         ),
     ] = None,
     preset: Annotated[str, typer.Option(help="quick (minutes) or full (an hour on two cores).")] = "quick",
@@ -58,8 +59,8 @@ def reproduce(
     from keyhole.experiments.runner import Plan, RunError, check_scheduler
     from keyhole.experiments.store import Store, StoreError, export
 
-    names = or_refuse(lambda: check_names(figures or []))
-    chosen: list[Figure] = or_refuse(lambda: choose_figures(names, preset, seed, settings or []))
+    names = answer_or_exit(lambda: check_names(figures or []))
+    chosen: list[Figure] = answer_or_exit(lambda: choose_figures(names, preset, seed, settings or []))
     # a report beside a store of cells is one of ours, and this run goes on with it
     check_folder(out, overwrite=overwrite or (out / "cells.sqlite").exists())
     if scheduler is not None:
@@ -69,20 +70,20 @@ def reproduce(
             refuse(str(error))
     console = Console(stderr=as_json)
     start = time.monotonic()
-    with or_refuse(lambda: Store(out / "cells.sqlite")) as store:
-        cells = or_refuse(lambda: {figure.name: figure.cells() for figure in chosen})
-        plan = or_refuse(lambda: Plan.of([cell for group in cells.values() for cell in group], store))
+    with answer_or_exit(lambda: Store(out / "cells.sqlite")) as store:
+        cells = answer_or_exit(lambda: {figure.name: figure.cells() for figure in chosen})
+        plan = answer_or_exit(lambda: Plan.of([cell for group in cells.values() for cell in group], store))
         try:
             _run(plan, store, {f.name: {cell.key for cell in cells[f.name]} for f in chosen}, scheduler, jobs, console)
         except (RunError, StoreError) as error:
             refuse(str(error))
         except KeyboardInterrupt:
             _stopped(plan, store, console)
-        results = or_refuse(lambda: store.get(plan.cells))
+        results = answer_or_exit(lambda: store.get(plan.cells))
     tables = export(results, out) if results else []
     command = shlex.join(["keyhole", *sys.argv[1:]])
     provenance = provenance_of(command, seed, preset, time.monotonic() - start, len(plan.cells), len(plan.missing))
-    report = build_report(chosen, results, preset=preset, transformer=TRANSFORMER in names, provenance=provenance)
+    report = build_report(chosen, results, transformer=TRANSFORMER in names, provenance=provenance)
     files = _write(report, out)
     _tell(report, [*files[:1], *tables], console)
     if as_json:
@@ -97,7 +98,7 @@ def _run(
 
     found = len(plan.cells) - len(plan.missing)
     known = f", {found} of them finished before" if found else ""
-    console.print(f"{len(plan.cells)} cells in {len(plan.jobs)} jobs{known}.", highlight=False)
+    say(console, f"{len(plan.cells)} cells in {len(plan.jobs)} jobs{known}.")
     if not plan.jobs:
         return
     costs = {cell.key: cost for job in plan.jobs for cell, cost in cell_costs(plan.wanted(job)).items()}
@@ -109,11 +110,11 @@ def _run(
 
 
 @contextmanager
-def _progress(timer: Timer, figures: dict[str, set[str]], console: Console) -> Iterator[Report]:
+def _progress(timer: Timer, figures: dict[str, set[str]], console: Console) -> Iterator[OnFinished]:
     """A bar on a terminal, a line now and then elsewhere."""
     if not console.is_terminal:
         yield _lines(timer, figures, console)
-        console.print(_line(timer, ""), highlight=False, soft_wrap=True)
+        say(console, _line(timer, ""))
         return
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[words]}"))
     with Progress(*columns, console=console, transient=True) as bar:
@@ -128,7 +129,7 @@ def _progress(timer: Timer, figures: dict[str, set[str]], console: Console) -> I
         yield report
 
 
-def _lines(timer: Timer, figures: dict[str, set[str]], console: Console) -> Report:
+def _lines(timer: Timer, figures: dict[str, set[str]], console: Console) -> OnFinished:
     last = time.monotonic()
 
     def report(keys: Collection[str]) -> None:
@@ -136,7 +137,7 @@ def _lines(timer: Timer, figures: dict[str, set[str]], console: Console) -> Repo
         timer.finish(keys)
         if time.monotonic() - last >= LINE_SECONDS:
             last = time.monotonic()
-            console.print(_line(timer, _figure_of(keys, figures)), highlight=False, soft_wrap=True)
+            say(console, _line(timer, _figure_of(keys, figures)))
 
     return report
 
@@ -159,24 +160,21 @@ def _duration(seconds: float) -> str:
 
 def _stopped(plan: Plan, store: Store, console: Console) -> None:
     done = len(store.get(plan.cells))
-    console.print(
+    say(
+        console,
         f"stopped: {done} of {len(plan.cells)} cells are finished and kept in {store.path}. The same command goes on "
-        "from "
-        "there.",
-        soft_wrap=True,
-        highlight=False,
+        "from there.",
     )
     raise typer.Exit(130)
 
 
-def _write(report: Document, folder: Path) -> list[Path]:
+def _write(report: Report, folder: Path) -> list[Path]:
     from keyhole.report.html import write_report
 
-    files: list[Path] = write_report(report, folder)
-    return files
+    return write_report(report, folder)
 
 
-def _tell(report: Document, files: list[Path], console: Console) -> None:
+def _tell(report: Report, files: list[Path], console: Console) -> None:
     rows = [
         {"claim": section.title, "verdict": section.verdict.state, "in words": section.verdict.sentence}
         for section in report.sections
@@ -185,10 +183,10 @@ def _tell(report: Document, files: list[Path], console: Console) -> None:
     if rows:
         console.print(text_table("verdicts", rows))
     for path in files:
-        console.print(f"wrote {path}", soft_wrap=True, highlight=False)
+        say(console, f"wrote {path}")
 
 
-def _summary(report: Document, plan: Plan, files: list[Path], tables: list[Path], seconds: float) -> dict[str, Any]:
+def _summary(report: Report, plan: Plan, files: list[Path], tables: list[Path], seconds: float) -> dict[str, Any]:
     return {
         "cells": len(plan.cells),
         "computed": len(plan.missing),

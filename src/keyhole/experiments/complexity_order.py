@@ -3,51 +3,38 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.stats import rankdata
 
 from keyhole.experiments.cells import Cell
-from keyhole.experiments.jobs import read_target
-from keyhole.experiments.learning_curves import predicted_samples
-from keyhole.experiments.measured import RESAMPLES, Estimate, Results, deviation_text, read_curve, samples_measured
-from keyhole.experiments.prediction import variance
+from keyhole.experiments.jobs import read_target, target_variance
+from keyhole.experiments.learning_curves import DEVIATION, predicted_samples
+from keyhole.experiments.measured import (
+    RESAMPLES,
+    CellSweep,
+    Estimate,
+    Results,
+    apart,
+    deviation_text,
+    log_chart,
+    samples_row,
+    samples_text,
+    series_from_rows,
+)
 from keyhole.report.document import Chart, Row, Section, Series, State, Table, Verdict
 from keyhole.theory import paper_complexity, rkhs_norm, rkhs_norm_bound
 
-T = TypeVar("T")
-
 TARGETS = (
-    "query",
-    "query^2",
-    "query^3",
-    "token",
-    "token^2",
-    "token^3",
-    "token^4",
-    "query * token",
-    "query * token^2",
-    "query^2 * token",
-    "corr",
-    "corr^2",
-    "corr * token",
-    "corr^2 * token",
-    "corr^3 * token",
-    "rotated(1) * token",
-    "token + token^2",
-    "token + corr * token",
+    *("query", "query^2", "query^3", "token", "token^2", "token^3", "token^4"),
+    *("query * token", "query * token^2", "query^2 * token", "corr", "corr^2"),
+    *("corr * token", "corr^2 * token", "corr^3 * token", "rotated(1) * token"),
+    *("token + token^2", "token + corr * token"),
 )
 """Targets of every family of the paper, products, and sums of an easy and a hard part."""
 
-MEASURES = {
-    "predicted": "predicted n",
-    "norm": "exact norm",
-    "bound": "norm bound",
-    "paper": "paper's B(f*)",
-}
+MEASURES = {"predicted": "predicted n", "norm": "exact norm", "bound": "norm bound", "paper": "paper's B(f*)"}
 """Complexities by name, each a field of a row; norms and B are divided by Var f*, since the error is too."""
 
 
@@ -75,41 +62,33 @@ class Config:
         """The settings in a sentence or two."""
         return (
             f"Our settings: sphere law, d in {{{', '.join(map(str, self.dims))}}}, N in "
-            f"{{{', '.join(map(str, self.keys))}}}; exact kernel "
-            f"of zero-mean heads; n up to {self.largest} in steps of √2; {self.repetitions} repetitions; "
-            f"{self.n_test} test sets."
+            f"{{{', '.join(map(str, self.keys))}}}; exact kernel of zero-mean heads; n up to {self.largest} in steps "
+            f"of √2; {self.repetitions} repetitions; {self.n_test} test sets."
         )
 
+    @property
+    def problems(self) -> list[tuple[str, int, int]]:
+        """Every (target, d, N)."""
+        return [(target, d, n) for d in self.dims for n in self.keys for target in self.targets]
 
-PRESETS = {
-    "quick": Config(dims=(4, 6), keys=(4,), largest=1024, repetitions=3, n_test=1000),
-    "full": Config(),
-}
+    def sweep(self, target: str, dim: int, n_keys: int) -> CellSweep:
+        """Error against n."""
+        most = self.largest
+        cell = Cell("attention", target, dim, n_keys, None, most, most, self.n_test, self.seed, 0)
+        return CellSweep.over(cell, "n_samples", self.sizes, self.repetitions)
+
+
+PRESETS = {"quick": Config(dims=(4, 6), keys=(4,), largest=1024, repetitions=3, n_test=1000), "full": Config()}
 
 
 def cells(config: Config) -> list[Cell]:
     """What has to be known."""
-    return [
-        cell
-        for d in config.dims
-        for n in config.keys
-        for t in config.targets
-        for run in _runs(config, d, n, t)
-        for cell in run
-    ]
-
-
-def _runs(config: Config, dim: int, n_keys: int, target: str) -> list[list[Cell]]:
-    rest = (config.largest, config.n_test, config.seed)
-    return [
-        [Cell("attention", target, dim, n_keys, None, n, *rest, r) for n in config.sizes]
-        for r in range(config.repetitions)
-    ]
+    return [cell for problem in config.problems for cell in config.sweep(*problem).cells]
 
 
 def section(config: Config, results: Results) -> Section:
     """The figure and its verdict."""
-    rows = [_row(config, results, d, n, t) for d in config.dims for n in config.keys for t in config.targets]
+    rows = [_row(config, results, *problem) for problem in config.problems]
     reached = [row for row in rows if row["measured"] is not None]
     ranks = {name: _rank(reached, name, config.seed) for name in MEASURES}
     table = Table(
@@ -119,8 +98,7 @@ def section(config: Config, results: Results) -> Section:
             {"complexity": words, "rank correlation": ranks[name].text(), "points": len(reached)}
             for name, words in MEASURES.items()
         ],
-        note="Spearman's rank correlation over the targets that reach the error, ± standard error over resampled "
-        "targets.",
+        note="Spearman's rank correlation over the targets that reach the error, ± standard error by resampling.",
     )
     charts = [_chart(config, reached, name) for name in MEASURES]
     details = Table("complexity-targets", "Every target", [_readable(row) for row in rows])
@@ -134,19 +112,14 @@ def section(config: Config, results: Results) -> Section:
     )
 
 
-def _row(config: Config, results: Results, dim: int, n_keys: int, target: str) -> Row:
+def _row(config: Config, results: Results, target: str, dim: int, n_keys: int) -> Row:
     polynomial = read_target(target, dim)
-    spread = variance(polynomial, n_keys)
-    curve = read_curve(results, config.sizes, _runs(config, dim, n_keys, target))
-    oracle = read_curve(results, config.sizes, _runs(config, dim, n_keys, target), "oracle")
-    found = samples_measured(curve, config.level, config.seed)
+    spread = target_variance(polynomial, n_keys)
     return {
         "target": target,
         "d": dim,
         "N": n_keys,
-        "measured": found.value,
-        "standard_error": found.spread if found.value is not None and math.isfinite(found.spread) else None,
-        "oracle": samples_measured(oracle, config.level, config.seed).value,
+        **samples_row(config.sweep(target, dim, n_keys), results, config.level, config.seed),
         "predicted": predicted_samples(target, dim, n_keys, config.level, "attention"),
         "norm": rkhs_norm(polynomial) / spread,
         "bound": rkhs_norm_bound(polynomial) / spread,
@@ -157,12 +130,7 @@ def _row(config: Config, results: Results, dim: int, n_keys: int, target: str) -
 def _readable(row: Row) -> Row:
     return {
         "target": f"`{row['target']}`",
-        "d": row["d"],
-        "N": row["N"],
-        "n, measured": "not reached"
-        if row["measured"] is None
-        else Estimate(float(row["measured"]), float(row["standard_error"] or math.nan)).text(),
-        "n, predicted": "–" if row["predicted"] is None else f"{row['predicted']:,}",
+        **samples_text(row, missing="not reached"),
         "exact norm / Var": f"{float(row['norm'] or 0):.3g}",
         "bound / Var": f"{float(row['bound'] or 0):.3g}",
         "B / Var": f"{float(row['paper'] or 0):.3g}",
@@ -188,40 +156,26 @@ def _spearman(pairs: np.ndarray) -> float:
     return float(ranks[:, 0] @ ranks[:, 1] / sizes.prod()) if sizes.all() else math.nan
 
 
-def _apart(values: Sequence[T], gap: T) -> list[T]:
-    """The values with gaps between them, so that no line joins targets that have nothing to do with each other."""
-    return [entry for value in values for entry in (value, gap)][:-1]
-
-
 def _chart(config: Config, rows: list[Row], name: str) -> Chart:
     series = []
     for dim in config.dims:
         for n_keys in config.keys:
-            chosen = sorted(
-                (row for row in rows if row["d"] == dim and row["N"] == n_keys and row[name] is not None),
-                key=lambda row: float(row[name] or 0.0),
-            )
-            x = [float(row[name] or 0.0) for row in chosen]
-            y = [float(row["measured"] or 0.0) for row in chosen]
-            bars = [float(row["standard_error"] or 0.0) for row in chosen]
-            low, high = ([a + sign * b for a, b in zip(y, bars, strict=True)] for sign in (-1, 1))
+            own = [row for row in rows if (row["d"], row["N"]) == (dim, n_keys) and row[name] is not None]
+            own.sort(key=lambda row: float(row[name] or 0))
             label = f"d = {dim}, N = {n_keys}"
-            words = [f"{row['target']}" for row in chosen]
-            at, n, bottom, top = (_apart(values, math.nan) for values in (x, y, low, high))
-            series.append(Series(label, at, n, bottom, top, "points", label, _apart(words, "")))
+            curve = series_from_rows(own, name, "measured", label, role=label, error="standard_error")
+            series.append(apart(replace(curve, hover=[str(row["target"]) for row in own])))
     if name == "predicted" and rows:
-        ends = [min(float(row["measured"] or 1) for row in rows), max(float(row["measured"] or 1) for row in rows)]
+        found = [float(row["measured"] or 1) for row in rows]
+        ends = [min(found), max(found)]
         series.append(Series("measured = predicted", ends, ends, look="dashed", role="prediction"))
-    axis = "predicted n" if name == "predicted" else f"{MEASURES[name]} over Var f*"
-    return Chart(
+    return log_chart(
         f"complexity-{name}",
         f"Samples for {config.level:.0%} error against {MEASURES[name]}",
-        axis,
+        "predicted n" if name == "predicted" else f"{MEASURES[name]} over Var f*",
         "samples n, measured",
         series,
         rows=rows,
-        x_log=True,
-        y_log=True,
         note="Hover for the target.",
     )
 
@@ -229,7 +183,7 @@ def _chart(config: Config, rows: list[Row], name: str) -> Chart:
 def _verdict(config: Config, rows: list[Row], reached: list[Row], ranks: dict[str, Estimate]) -> Verdict:
     numbers = {f"rank correlation with {words}": ranks[name].text() for name, words in MEASURES.items()}
     numbers["targets that reach the error"] = f"{len(reached)} of {len(rows)}"
-    numbers["median deviation of prediction"] = deviation_text(reached)
+    numbers[DEVIATION] = deviation_text(reached)
     known = {name: rank for name, rank in ranks.items() if rank.value is not None}
     if not known:
         return Verdict("not tested", "Too few targets reach the error at these sizes to be ranked.", numbers)
@@ -237,16 +191,11 @@ def _verdict(config: Config, rows: list[Row], reached: list[Row], ranks: dict[st
     complexities = [name for name in known if name != "predicted"]
     top = max(complexities, key=lambda name: known[name].value or 0.0)
     paper = known.get("paper", Estimate(0.0))
-    state: State = (
-        "holds"
-        if all(known[name].low > 0 for name in complexities)
-        else "partly"
-        if known[best].low > 0
-        else "does not show"
-    )
+    positive = all(known[name].low > 0 for name in complexities)
+    state: State = "holds" if positive else "partly" if known[best].low > 0 else "does not show"
     sentence = (
         f"Of all, {MEASURES[best]} orders the {len(reached)} sample sizes best (rank correlation "
-        f"{known[best].value:.3f}); among the complexities it is "
-        f"{MEASURES[top]} ({known[top].value:.2f}), and the paper's B(f*) has {paper.value:.2f}."
+        f"{known[best].value:.3f}); among the complexities it is {MEASURES[top]} ({known[top].value:.2f}), and the "
+        f"paper's B(f*) has {paper.value:.2f}."
     )
     return Verdict(state, sentence, numbers)

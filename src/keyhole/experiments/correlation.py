@@ -6,18 +6,26 @@ import math
 from dataclasses import dataclass
 from itertools import pairwise
 
-from keyhole.experiments.averages import power
 from keyhole.experiments.cells import Cell
-from keyhole.experiments.jobs import read_target
+from keyhole.experiments.jobs import read_target, target_variance
 from keyhole.experiments.learning_curves import (
+    DEVIATION,
     CurveConfig,
     curve_cells,
     curve_chart,
     measured_curve,
+    power,
     predicted_samples,
 )
-from keyhole.experiments.measured import Estimate, Results, deviation_text, ratio_at, samples_measured, samples_saved
-from keyhole.experiments.prediction import variance
+from keyhole.experiments.measured import (
+    Estimate,
+    Results,
+    count_text,
+    deviation_text,
+    ratio_at,
+    samples_measured,
+    samples_saved,
+)
 from keyhole.report.document import Row, Section, State, Table, Verdict
 from keyhole.theory import biased_norm_bound, rkhs_norm
 
@@ -29,6 +37,11 @@ class Config(CurveConfig):
     powers: tuple[int, ...] = (1, 2, 3)
     compare_at: int = 4096
     level: float = 0.4
+
+    @property
+    def compared_at(self) -> int:
+        """The largest size run that is not above the one wanted."""
+        return max((n for n in self.sizes if n <= self.compare_at), default=self.sizes[0])
 
 
 PRESETS = {
@@ -54,94 +67,72 @@ def cells(config: Config) -> list[Cell]:
 
 def section(config: Config, results: Results) -> Section:
     """The figure and its verdict."""
-    charts = [
-        curve_chart(
-            config,
-            results,
-            notation(q),
-            f"correlation-q{q}",
-            f"f_{{2,{q}}}: mean of {power('⟨x₀, xᵢ⟩', q)} ⟨β, xᵢ⟩",
-            config.level,
-        )
-        for q in config.powers
-    ]
-    at = compared_at(config)
-    ratios = {(q, exact): _ratio(config, results, q, at, exact=exact) for q in config.powers for exact in (False, True)}
-    saved = {q: _saved(config, results, q, at) for q in config.powers}
+    charts = []
+    for q in config.powers:
+        title = f"f_{{2,{q}}}: mean of {power('⟨x₀, xᵢ⟩', q)} ⟨β, xᵢ⟩"
+        charts.append(curve_chart(config, results, notation(q), f"correlation-q{q}", title, config.level))
+    at = config.compared_at
+    ratios, saved = {}, {}
+    for q in config.powers:
+        for exact in (False, True):
+            biased, zero = (
+                measured_curve(config, results, model, notation(q), exact=exact) for model in ("biased", "attention")
+            )
+            ratios[q, exact] = ratio_at(biased, zero, at, config.seed)
+            if not exact:
+                saved[q] = samples_saved(biased, zero, at, config.seed)
     table = Table(
         "correlation-ratios",
         f"Error of biased over zero-mean heads at n = {at}, and what theory says of the norms",
         [_row(config, results, q, ratios, saved[q]) for q in config.powers],
         note="Norms are squared RKHS norms over Var f*: exact for zero-mean heads; for biased heads an upper bound "
-        "for a "
-        "function within 10 % of f*.",
+        "for a function within 10 % of f*.",
     )
-    deviation = deviation_text([row for chart in charts for row in chart.rows])
     return Section(
         "correlation",
         "Correlation-weighted functions",
         "Heads with a non-zero mean, E W = W_0, learn correlation-weighted functions f_{2,q} = (1/N) Σ ⟨x₀, xᵢ⟩^{q} "
-        "⟨β, xᵢ⟩ from "
-        "fewer samples than heads of mean zero, and the more so the higher q.",
+        "⟨β, xᵢ⟩ from fewer samples than heads of mean zero, and the more so the higher q.",
         [*charts, table],
-        _verdict(config, ratios, saved, at, deviation),
+        _verdict(config, ratios, saved, deviation_text([row for chart in charts for row in chart.rows])),
         config.describe(),
     )
 
 
-def compared_at(config: Config) -> int:
-    """The largest size run that is not above the one wanted."""
-    return max((n for n in config.sizes if n <= config.compare_at), default=config.sizes[0])
-
-
-def _ratio(config: Config, results: Results, q: int, n: int, *, exact: bool) -> Estimate:
-    curves = [measured_curve(config, results, model, notation(q), exact=exact) for model in ("biased", "attention")]
-    return ratio_at(curves[0], curves[1], n, config.seed)
-
-
-def _saved(config: Config, results: Results, q: int, n: int) -> Estimate:
-    """How many times fewer samples biased heads need for the error that zero-mean heads have at n."""
-    curves = [measured_curve(config, results, model, notation(q)) for model in ("biased", "attention")]
-    return samples_saved(curves[0], curves[1], n, config.seed)
+def _norms(config: Config, q: int) -> tuple[float, float]:
+    """Squared norms over Var f*: of f* for zero-mean heads, of a function within 10 % of it for biased ones."""
+    target = read_target(notation(q), config.dim)
+    spread = target_variance(target, config.n_keys)
+    return rkhs_norm(target) / spread, biased_norm_bound(target, 0.1 * spread).norm / spread
 
 
 def _row(config: Config, results: Results, q: int, ratios: dict[tuple[int, bool], Estimate], saved: Estimate) -> Row:
-    target = read_target(notation(q), config.dim)
-    spread = variance(target, config.n_keys)
     row: dict[str, str] = {"target": f"f_{{2,{q}}}"}
     for exact in (False, True):
         row[f"biased / zero-mean, {'∞' if exact else config.n_heads} heads"] = ratios[q, exact].text()
     row["times fewer samples for the same error"] = saved.text()
     for model, words in (("attention", "zero-mean"), ("biased", "biased")):
         found = samples_measured(measured_curve(config, results, model, notation(q)), config.level, config.seed)
-        row[f"samples for {config.level:.0%}, {words}"] = (
-            found.text() if found.value is not None else f"> {config.largest}"
-        )
+        row[f"samples for {config.level:.0%}, {words}"] = found.text(missing=f"> {config.largest}")
     predicted = predicted_samples(notation(q), config.dim, config.n_keys, config.level, "attention", config.n_heads)
-    row[f"samples for {config.level:.0%}, zero-mean, predicted"] = "–" if predicted is None else f"{predicted:,}"
-    row["norm, zero-mean"] = f"{rkhs_norm(target) / spread:.3g}"
-    row["norm, biased"] = f"{biased_norm_bound(target, 0.1 * spread).norm / spread:.3g}"
+    row[f"samples for {config.level:.0%}, zero-mean, predicted"] = count_text(predicted)
+    row["norm, zero-mean"], row["norm, biased"] = (f"{norm:.3g}" for norm in _norms(config, q))
     return dict(row)
 
 
 def _verdict(
-    config: Config,
-    ratios: dict[tuple[int, bool], Estimate],
-    saved: dict[int, Estimate],
-    at: int,
-    deviation: str,
+    config: Config, ratios: dict[tuple[int, bool], Estimate], saved: dict[int, Estimate], deviation: str
 ) -> Verdict:
-    q = config.powers[0]
+    q, at = config.powers[0], config.compared_at
     first = ratios[q, False]
-    values = [ratios[power, False].value or math.nan for power in config.powers]
+    values = [ratios[p, False].value or math.nan for p in config.powers]
     numbers = {
         **{f"biased / zero-mean on f_{{2,{p}}} at n = {at}": ratios[p, False].text() for p in config.powers},
         **{f"the same, ∞ heads, f_{{2,{p}}}": ratios[p, True].text() for p in config.powers},
         **{f"times fewer samples for the same error, f_{{2,{p}}}": saved[p].text() for p in config.powers},
-        "median deviation of prediction": deviation,
+        DEVIATION: deviation,
     }
-    high = first.high if math.isfinite(first.high) else first.value or math.inf
-    state: State = "holds" if high <= WANTED else "partly" if high < 1 else "does not show"
+    state: State = "holds" if first.upper <= WANTED else "partly" if first.upper < 1 else "does not show"
     sentence = f"At n = {at} biased heads have {first.value:.2f} times the error of zero-mean heads on f_{{2,{q}}}."
     if len(values) < 2:
         return Verdict(state, sentence, numbers)
@@ -155,17 +146,11 @@ def _verdict(
 
 def _promise(config: Config) -> str:
     """What theory says of q where the sizes run do not show it: norms, and the samples that zero-mean heads need."""
-    ratios, needed = [], []
-    for q in config.powers:
-        target = read_target(notation(q), config.dim)
-        spread = variance(target, config.n_keys)
-        ratios.append(rkhs_norm(target) / biased_norm_bound(target, 0.1 * spread).norm)
-        needed.append(predicted_samples(notation(q), config.dim, config.n_keys, 0.3, "attention"))
-    grows = all(a < b for a, b in pairwise(ratios))
-    listed = ", ".join(f"{ratio:.0f}" for ratio in ratios)
-    samples = ", ".join("–" if n is None else f"{n:,}" for n in needed)
+    ratios = [zero / biased for zero, biased in (_norms(config, q) for q in config.powers)]
+    needed = [predicted_samples(notation(q), config.dim, config.n_keys, 0.3, "attention") for q in config.powers]
+    grows = "and grows" if all(a < b for a, b in pairwise(ratios)) else "which does not grow"
     return (
-        f"The squared norm of f* over that of its biased stand-in is {listed} for these q, "
-        f"{'and grows' if grows else 'which does not grow'} "
-        f"with q; zero-mean heads are predicted to reach 30 % at n = {samples}, and there the difference has to show."
+        f"The squared norm of f* over that of its biased stand-in is {', '.join(f'{r:.0f}' for r in ratios)} for these "
+        f"q, {grows} with q; zero-mean heads are predicted to reach 30 % at n = {', '.join(map(count_text, needed))}, "
+        "and there the difference has to show."
     )

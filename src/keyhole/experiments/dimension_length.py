@@ -6,9 +6,17 @@ import math
 from dataclasses import dataclass
 
 from keyhole.experiments.cells import Cell
-from keyhole.experiments.learning_curves import MODELS, predicted_samples
-from keyhole.experiments.measured import Estimate, Results, deviation_text, read_curve, samples_measured
-from keyhole.report.document import Chart, Row, Section, Series, State, Table, Verdict
+from keyhole.experiments.learning_curves import DEVIATION, MODELS, predicted_samples
+from keyhole.experiments.measured import (
+    CellSweep,
+    Results,
+    deviation_text,
+    log_chart,
+    samples_row,
+    samples_text,
+    series_from_rows,
+)
+from keyhole.report.document import Chart, Row, Section, State, Table, Verdict
 
 SHOWN = ("attention", "mlp")
 
@@ -34,11 +42,21 @@ class Config:
         """The settings in a sentence or two."""
         return (
             f"Our settings: `{self.target}` under the sphere law, relative error {self.level:.0%}; d varies at N = "
-            f"{self.n_keys} and N at d = "
-            f"{self.dim}; exact kernels of infinitely many heads and hidden units; measured where the prediction is "
-            "at most "
-            f"n = {self.largest}, {self.repetitions} repetitions, sizes in steps of √2 around the prediction."
+            f"{self.n_keys} and N at d = {self.dim}; exact kernels of infinitely many heads and hidden units; measured "
+            f"where the prediction is at most n = {self.largest}, {self.repetitions} repetitions, sizes in steps of √2 "
+            "around the prediction."
         )
+
+    def sweep(self, model: str, dim: int, n_keys: int) -> CellSweep:
+        """Error against n, at powers of √2 around the prediction; at none if it is out of reach."""
+        predicted = predicted_samples(self.target, dim, n_keys, self.level, model)
+        if predicted is None or predicted > self.largest:
+            return CellSweep((), ())
+        powers = [round(2 ** (k / 2)) for k in range(4, 60)]
+        sizes = [n for n in powers if predicted / WINDOW <= n <= min(predicted * WINDOW, 1.5 * self.largest)]
+        most = max(sizes)
+        cell = Cell(model, self.target, dim, n_keys, None, most, most, self.n_test, self.seed, 0)
+        return CellSweep.over(cell, "n_samples", sizes, self.repetitions)
 
 
 PRESETS = {
@@ -53,24 +71,7 @@ WINDOW = 2.9
 def cells(config: Config) -> list[Cell]:
     """What has to be known."""
     shapes = dict.fromkeys([*((d, config.n_keys) for d in config.dims), *((config.dim, n) for n in config.keys)])
-    return [cell for d, n in shapes for model in SHOWN for run in _runs(config, model, d, n) for cell in run]
-
-
-def _sizes(config: Config, model: str, dim: int, n_keys: int) -> tuple[int, ...]:
-    """Powers of √2 around the prediction, none if it is out of reach."""
-    predicted = predicted_samples(config.target, dim, n_keys, config.level, model)
-    if predicted is None or predicted > config.largest:
-        return ()
-    powers = [round(2 ** (k / 2)) for k in range(4, 60)]
-    return tuple(n for n in powers if predicted / WINDOW <= n <= min(predicted * WINDOW, 1.5 * config.largest))
-
-
-def _runs(config: Config, model: str, dim: int, n_keys: int) -> list[list[Cell]]:
-    sizes = _sizes(config, model, dim, n_keys)
-    rest = (max(sizes, default=0), config.n_test, config.seed)
-    return [
-        [Cell(model, config.target, dim, n_keys, None, n, *rest, r) for n in sizes] for r in range(config.repetitions)
-    ]
+    return [cell for shape in shapes for model in SHOWN for cell in config.sweep(model, *shape).cells]
 
 
 def section(config: Config, results: Results) -> Section:
@@ -86,14 +87,13 @@ def section(config: Config, results: Results) -> Section:
     table = Table(
         "dimension-samples",
         f"Samples for {config.level:.0%} relative error on `{config.target}`",
-        [_readable(row) for row in [*by_dim, *by_keys]],
+        [{"model": MODELS[str(row["model"])], **samples_text(row)} for row in (*by_dim, *by_keys)],
     )
     return Section(
         "dimension",
         "Dimension and length",
         "Attention reads a set token by token, so that its need for samples hardly depends on how many tokens there "
-        "are; an MLP on the "
-        "flattened input has to learn every place anew.",
+        "are; an MLP on the flattened input has to learn every place anew.",
         [*charts, table],
         _verdict(config, by_dim, by_keys),
         config.describe(),
@@ -101,63 +101,33 @@ def section(config: Config, results: Results) -> Section:
 
 
 def _row(config: Config, results: Results, model: str, dim: int, n_keys: int) -> Row:
-    sizes = _sizes(config, model, dim, n_keys)
-    runs = _runs(config, model, dim, n_keys)
-    found, oracle = Estimate(None), Estimate(None)
-    if len(sizes) > 1 and all(cell in results for run in runs for cell in run):
-        found = samples_measured(read_curve(results, sizes, runs), config.level, config.seed)
-        oracle = samples_measured(read_curve(results, sizes, runs, "oracle"), config.level, config.seed)
+    sweep = config.sweep(model, dim, n_keys)
+    if len(sweep.x) < 2 or not all(cell in results for cell in sweep.cells):
+        sweep = CellSweep((), ())
     return {
         "model": model,
         "d": dim,
         "N": n_keys,
-        "measured": found.value,
-        "standard_error": found.spread if found.value is not None and math.isfinite(found.spread) else None,
-        "oracle": oracle.value,
+        **samples_row(sweep, results, config.level, config.seed),
         "predicted": predicted_samples(config.target, dim, n_keys, config.level, model),
     }
 
 
-def _readable(row: Row) -> Row:
-    measured = (
-        Estimate(None)
-        if row["measured"] is None
-        else Estimate(float(row["measured"]), float(row["standard_error"] or math.nan))
-    )
-    return {
-        "model": MODELS[str(row["model"])],
-        "d": row["d"],
-        "N": row["N"],
-        "n, measured": measured.text(),
-        "n, predicted": "–" if row["predicted"] is None else f"{row['predicted']:,}",
-    }
-
-
 def _chart(config: Config, rows: list[Row], axis: str, title: str, label: str) -> Chart:
-    series: list[Series] = []
+    series = []
     for model in SHOWN:
-        own = [row for row in rows if row["model"] == model]
-        seen = [row for row in own if row["measured"] is not None]
-        y, bars = [float(row["measured"] or 0) for row in seen], [float(row["standard_error"] or 0) for row in seen]
-        low, high = ([a + sign * b for a, b in zip(y, bars, strict=True)] for sign in (-1, 1))
-        series.append(Series(MODELS[model], [float(row[axis] or 0) for row in seen], y, low, high, "points", model))
-        told = [row for row in own if row["predicted"] is not None]
-        points = [float(row[axis] or 0) for row in told], [float(row["predicted"] or 0) for row in told]
-        series.append(Series(f"{MODELS[model]}, predicted", *points, look="dashed", role=model))
-        oracles = [row for row in own if row["oracle"] is not None]
-        points = [float(row[axis] or 0) for row in oracles], [float(row["oracle"] or 0) for row in oracles]
-        series.append(Series(f"{MODELS[model]}, oracle penalty", *points, look="thin", role=model))
-    return Chart(
+        own, words = [row for row in rows if row["model"] == model], MODELS[model]
+        series.append(series_from_rows(own, axis, "measured", words, role=model, error="standard_error"))
+        series.append(series_from_rows(own, axis, "predicted", f"{words}, predicted", "dashed", model))
+        series.append(series_from_rows(own, axis, "oracle", f"{words}, oracle penalty", "thin", model))
+    return log_chart(
         f"dimension-{axis}",
         title,
         label,
         f"samples for {config.level:.0%} error",
         series,
         rows=rows,
-        x_log=True,
-        y_log=True,
-        note=f"Not measured where theory asks for more than {config.largest} samples, the largest Gram matrix run "
-        "here.",
+        note=f"Not measured where theory asks for more than {config.largest} samples, the most run here.",
     )
 
 
@@ -176,18 +146,16 @@ def _verdict(config: Config, by_dim: list[Row], by_keys: list[Row]) -> Verdict:
     for axis, rows in (("d", by_dim), ("N", by_keys)):
         for model in SHOWN:
             for column in ("measured", "predicted"):
-                growth[axis, model, column] = _growth(rows, model, axis, column)
-                value = growth[axis, model, column]
-                numbers[f"n grows like {axis} to the power, {MODELS[model]}, {column}"] = (
-                    "–" if value is None else f"{value:.2f}"
-                )
-    numbers["median deviation of prediction"] = deviation_text([*by_dim, *by_keys])
+                value = growth[axis, model, column] = _growth(rows, model, axis, column)
+                name = f"n grows like {axis} to the power, {MODELS[model]}, {column}"
+                numbers[name] = "–" if value is None else f"{value:.2f}"
+    numbers[DEVIATION] = deviation_text([*by_dim, *by_keys])
     far = {row["model"]: row for row in by_keys if row["N"] == max(config.far_keys, default=max(config.keys))}
     attention, mlp = (growth["N", model, "measured"] for model in SHOWN)
     if attention is None or mlp is None:
         sentence = (
-            "Too few sizes are within reach to tell how the samples grow with N for both models; the "
-            "prediction is drawn."
+            "Too few sizes are within reach to tell how the samples grow with N for both models; the prediction is "
+            "drawn."
         )
         return Verdict("not tested", sentence, numbers)
     sentence = f"Measured, the samples grow like N^{{{attention:.2f}}} for attention and N^{{{mlp:.2f}}} for the MLP."

@@ -1,4 +1,4 @@
-"""Figure 8: whether the heads of a trained transformer have a mean along the identity, as biased heads do.
+"""Whether the heads of a trained transformer have a mean along the identity, as biased heads do.
 
 Everything is read from the weights: no data, no seed, and the same answer for every preset. Biases of queries and keys
 are left out.
@@ -29,7 +29,7 @@ _CLAIM = (
 
 
 @dataclass(frozen=True)
-class Findings:
+class CheckpointFindings:
     """What was measured in one checkpoint, and the same with the layer norms treated the other way."""
 
     name: str
@@ -42,8 +42,12 @@ class Findings:
 
     @property
     def z(self) -> np.ndarray:
-        """z of every head, layers × heads."""
-        return np.array([layer.z for layer in self.lean.layers])
+        """z of every head."""
+        return np.concatenate([layer.z for layer in self.lean.layers])
+
+    def count(self, side: int) -> int:
+        """Heads that lean beyond doubt: towards the identity (side 1) or away from it (side −1)."""
+        return int((side * self.z > BEYOND).sum())
 
     @property
     def folded(self) -> int:
@@ -51,7 +55,9 @@ class Findings:
         return sum(name is not None for name in self.norms)
 
 
-def measure(path: Path, n_heads: int | None = None, *, fold_norm: bool = True, name: str | None = None) -> Findings:
+def measure(
+    path: Path, n_heads: int | None = None, *, fold_norm: bool = True, name: str | None = None
+) -> CheckpointFindings:
     """Read a checkpoint and measure every head, with and without the scale of the layer norms.
 
     Parameters
@@ -76,10 +82,10 @@ def measure(path: Path, n_heads: int | None = None, *, fold_norm: bool = True, n
     lean, otherwise = lean_of_model(leans[fold_norm]), lean_of_model(leans[not fold_norm])
     # the last part alone: where a file lies is nobody's business
     name = path.resolve().name if name is None else name
-    return Findings(name, checkpoint.model_type, checkpoint.n_heads, fold_norm, tuple(norms), lean, otherwise)
+    return CheckpointFindings(name, checkpoint.model_type, checkpoint.n_heads, fold_norm, tuple(norms), lean, otherwise)
 
 
-def section(preset: str) -> Section:
+def section() -> Section:
     """The figure for the report; a sentence in its place where no checkpoint is installed."""
     path = installed_checkpoint()
     if path is None:
@@ -96,8 +102,8 @@ def installed_checkpoint() -> Path | None:
     return next((path for path in found if path.is_file()), None)
 
 
-def section_of(findings: Findings) -> Section:
-    """Findings as a section: a heat map of z, the order of all heads beside chance, a table of layers, a verdict."""
+def section_of(findings: CheckpointFindings) -> Section:
+    """A heat map of z, the order of all heads beside chance, a table of layers, a verdict."""
     layers, rows = findings.lean.layers, head_rows(findings)
     heat = HeatMap(
         "heads_z",
@@ -125,7 +131,7 @@ def section_of(findings: Findings) -> Section:
     )  # fmt: skip
 
 
-def head_rows(findings: Findings) -> list[dict[str, Any]]:
+def head_rows(findings: CheckpointFindings) -> list[dict[str, Any]]:
     """One row per head."""
     return [
         {
@@ -141,7 +147,7 @@ def head_rows(findings: Findings) -> list[dict[str, Any]]:
     ]
 
 
-def layer_rows(findings: Findings) -> list[dict[str, Any]]:
+def layer_rows(findings: CheckpointFindings) -> list[dict[str, Any]]:
     """One row per layer."""
     return [
         {
@@ -159,7 +165,7 @@ def layer_rows(findings: Findings) -> list[dict[str, Any]]:
     ]
 
 
-def as_data(findings: Findings) -> dict[str, Any]:
+def as_data(findings: CheckpointFindings) -> dict[str, Any]:
     """Everything, as plain data for JSON."""
     verdict = verdict_of(findings)
     return {
@@ -178,18 +184,18 @@ def as_data(findings: Findings) -> dict[str, Any]:
     }
 
 
-def verdict_of(findings: Findings) -> Verdict:
+def verdict_of(findings: CheckpointFindings) -> Verdict:
     """A verdict in plain words, by rules that know nothing of any one model.
 
     The claim holds where the model leans towards the identity beyond 5 standard errors under both nulls and no layer
     leans away from it beyond 5; partly where the model does and some layer does not.
     """
-    lean, z = findings.lean, np.concatenate([layer.z for layer in findings.lean.layers])
+    lean = findings.lean
     away = [layer.label for layer in lean.layers if min(layer.z_layer, layer.z_signs_layer) < -BEYOND]
     weak = [layer.label for layer in lean.layers if abs(layer.z_layer) <= BEYOND or abs(layer.z_signs_layer) <= BEYOND]
     leans = min(lean.z, lean.z_signs) > BEYOND
     state: Any = "does not show" if not leans else "partly" if away or weak else "holds"
-    return Verdict(state, _sentence(findings, away, weak), _numbers(findings, z))
+    return Verdict(state, _sentence(findings, away, weak), _numbers(findings))
 
 
 def biased_z(dim: int) -> float:
@@ -206,20 +212,17 @@ def biased_share(dim: int) -> float:
     return 1 / (1 + dim / 8)
 
 
-def _sentence(findings: Findings, away: list[str], weak: list[str]) -> str:
-    lean = findings.lean
-    z = np.concatenate([layer.z for layer in lean.layers])
+def _sentence(findings: CheckpointFindings, away: list[str], weak: list[str]) -> str:
+    lean, z = findings.lean, findings.z
     share = np.concatenate([layer.symmetric_share for layer in lean.layers])
     parts = [
-        f"{int((z > BEYOND).sum())} of {z.size} heads lean towards the identity by more than {BEYOND:g} standard "
-        f"errors, {int((z < -BEYOND).sum())} away from it, {int((np.abs(z) <= BEYOND).sum())} neither."
+        f"{findings.count(1)} of {z.size} heads lean towards the identity by more than {BEYOND:g} standard errors, "
+        f"{findings.count(-1)} away from it, {int((np.abs(z) <= BEYOND).sum())} neither."
     ]
     if away:
-        parts.append(f"As a whole {_layers(away)} away from it.")
+        parts.append(f"As a whole {_layers(away)} {'leans' if len(away) == 1 else 'lean'} away from it.")
     if weak:
-        parts.append(
-            f"Weak, within {BEYOND:g} standard errors under one null or the other: {_layers(weak, bare=True)}."
-        )
+        parts.append(f"Weak, within {BEYOND:g} standard errors under one null or the other: {_layers(weak)}.")
     parts.append(
         f"In size: the median of |z| is {np.median(np.abs(z)):.1f}, and biased heads in as many dimensions have "
         f"{biased_z(lean.layers[0].dim):.1f}; in the median the identity carries {np.median(share):.1%} of the squared "
@@ -228,29 +231,27 @@ def _sentence(findings: Findings, away: list[str], weak: list[str]) -> str:
     return " ".join(parts)
 
 
-def _layers(labels: list[str], *, bare: bool = False) -> str:
-    noun = "layer" if len(labels) == 1 else "layers"
-    words = f"{noun} {', '.join(labels)}"
-    return words if bare else f"{words} {'leans' if len(labels) == 1 else 'lean'}"
+def _layers(labels: list[str]) -> str:
+    return f"{'layer' if len(labels) == 1 else 'layers'} {', '.join(labels)}"
 
 
-def _numbers(findings: Findings, z: np.ndarray) -> dict[str, str]:
+def _numbers(findings: CheckpointFindings) -> dict[str, str]:
     def standard_errors(*values: float) -> str:
         return "z = " + " → ".join(f"{value:.1f}".replace("-", "−") for value in values)
 
-    lean, otherwise = findings.lean, findings.otherwise
+    lean, otherwise, z = findings.lean, findings.otherwise, findings.z
     first, second = ("folded in", "left out") if findings.fold_norm else ("left out", "folded in")
     return {
         "model, random rotation": standard_errors(lean.z),
         "model, random signs": standard_errors(lean.z_signs),
-        "heads towards / away": f"{int((z > BEYOND).sum())} / {int((z < -BEYOND).sum())} of {z.size}",
+        "heads towards / away": f"{findings.count(1)} / {findings.count(-1)} of {z.size}",
         "strongest towards": standard_errors(z.max()),
         "strongest away": standard_errors(z.min()),
         f"layer norm {first} → {second}": standard_errors(lean.z, otherwise.z),
     }
 
 
-def _settings(findings: Findings) -> str:
+def _settings(findings: CheckpointFindings) -> str:
     layers = findings.lean.layers
     if not findings.fold_norm:
         norms = "layer norms are left out"
@@ -271,7 +272,7 @@ def _settings(findings: Findings) -> str:
     )
 
 
-def _against_chance(findings: Findings, rows: list[dict[str, Any]]) -> Chart:
+def _against_chance(findings: CheckpointFindings, rows: list[dict[str, Any]]) -> Chart:
     """All heads in order of z, against the quantiles of a standard normal."""
     ordered = sorted(rows, key=lambda row: row["z"])
     chance = [float(q) for q in norm.ppf((np.arange(len(ordered)) + 0.5) / len(ordered))]
@@ -293,24 +294,20 @@ def _against_chance(findings: Findings, rows: list[dict[str, Any]]) -> Chart:
     )
 
 
-def _layer_table(findings: Findings) -> Table:
-    rows = [
-        {
-            "layer": row["layer"],
-            "z, rotation": row["z"],
-            "z, signs": row["z_signs"],
-            "mean z of heads": row["mean_z"],
-            f"heads z > {BEYOND:g}": row["towards"],
-            f"heads z < −{BEYOND:g}": row["away"],
-            "mean alignment": row["mean_alignment"],
-            "largest |alignment|": row["largest_alignment"],
-        }
-        for row in layer_rows(findings)
-    ]
-    return Table(
-        "heads_layers",
-        "Layers",
-        rows,
-        note="Alignment is tr W over the largest trace that a matrix of this rank and norm can have: 1 is a multiple "
-        "of a projection, −1 of minus one.",
+def _layer_table(findings: CheckpointFindings) -> Table:
+    names = {
+        "layer": "layer",
+        "z": "z, rotation",
+        "z_signs": "z, signs",
+        "mean_z": "mean z of heads",
+        "towards": f"heads z > {BEYOND:g}",
+        "away": f"heads z < −{BEYOND:g}",
+        "mean_alignment": "mean alignment",
+        "largest_alignment": "largest |alignment|",
+    }
+    rows = [{words: row[name] for name, words in names.items()} for row in layer_rows(findings)]
+    note = (
+        "Alignment is tr W over the largest trace that a matrix of this rank and norm can have: 1 is a multiple of a "
+        "projection, −1 of minus one."
     )
+    return Table("heads_layers", "Layers", rows, note)

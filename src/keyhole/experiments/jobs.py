@@ -8,32 +8,34 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 
 import numpy as np
+from scipy.linalg import cho_factor, cho_solve
 
 from keyhole.experiments.cells import Cell, Values
-from keyhole.experiments.nested_ridge import HEAD_BLOCK, LAWS, FactorisedGram, nested_grams
-from keyhole.experiments.prediction import variance
+from keyhole.experiments.nested_ridge import HEAD_BLOCK, LAWS, FactorisedGram, exact_kernels, nested_grams
+from keyhole.features import attention_features
 from keyhole.notation import parse_target
 from keyhole.sets import SetBatch
 from keyhole.targets import Polynomial, sphere_sets
+from keyhole.theory import pair_powers
 
 BASE_MEMORY = 2**28
 """Bytes of a worker process before it holds any matrix."""
 
+HEADS_DRAWN = 80
+"""The learner "fixed" draws its heads again until this many have been drawn: the luck of few heads is averaged out."""
+
 Done = tuple[Cell, Values, float]
 """A cell, what it came to, and the seconds since the one before it."""
+
+_Label = tuple[str, float, float, float]
 
 
 @dataclass(frozen=True)
 class Job:
-    """Cells that share a draw: nested n and M, all targets and labels, one model, one repetition.
-
-    Attributes
-    ----------
-    cells : tuple of Cell
-        In the order they are computed: by M, then by n, so that the costliest comes last.
-    """
+    """Cells that share a draw: nested n and M, all targets and labels, one model, one repetition."""
 
     cells: tuple[Cell, ...]
+    """In the order they are computed: by M, then by n, so that the costliest comes last."""
 
     @property
     def name(self) -> str:
@@ -77,6 +79,8 @@ def _shared(cell: Cell) -> tuple[object, ...]:
     draw = (cell.learner, cell.model, cell.dim, cell.n_keys, cell.most_samples, cell.n_test, cell.seed, cell.repetition)
     if cell.learner == "spectrum":
         return draw
+    if cell.learner == "fixed":
+        return (*draw, cell.n_heads)
     # finite and infinite heads share nothing but the sets; the constrained learner shares nothing at all
     return (*draw, cell.n_heads is None) if cell.learner == "ridge" else (*draw, cell.config)
 
@@ -102,9 +106,10 @@ def cell_costs(cells: Collection[Cell]) -> dict[Cell, float]:
         if cell.n_heads is not None and (*shared, cell.n_heads) not in seen:
             width = cell.n_heads * (cell.dim + 1)
             cost += (most * most + 2 * most * cell.n_test) * width / 4e10
-        if (*shared, cell.n_heads, n) not in seen:
-            cost += 8 / 3 * n**3 / 1.5e10 + 1e-3
-        seen |= {shared, (*shared, cell.n_heads), (*shared, cell.n_heads, n)}
+        if (*shared, cell.n_heads, n, cell.ridge) not in seen:
+            order = 8 * n**3 if cell.ridge is None else _head_draws(cell) * min(n, (cell.n_heads or n) * cell.dim) ** 3
+            cost += order / 3 / 1.5e10 + 1e-3
+        seen |= {shared, (*shared, cell.n_heads), (*shared, cell.n_heads, n, cell.ridge)}
         costs[cell] = cost
     return costs
 
@@ -122,7 +127,7 @@ def compute(job: Job, wanted: Collection[Cell] | None = None) -> Iterator[Done]:
     if cells[0].learner in ("absolute", "huber"):
         import keyhole.estimators  # noqa: F401  (whatever BLAS it brings along has to be seen by the next line)
     libraries = ThreadpoolController()
-    steps = {"ridge": _ridge, "spectrum": _spectrum}.get(cells[0].learner, _ball)(cells)
+    steps = {"ridge": _ridge, "fixed": _fixed_ridge, "spectrum": _spectrum}.get(cells[0].learner, _ball)(cells)
     start = time.perf_counter()
     while True:
         # the limit is set for each step and not around the loop: whoever drives this generator has threads of its own
@@ -164,9 +169,15 @@ class Draw:
             return y
         rng, n = np.random.default_rng(self.noise_seed), len(y)
         noise, signs, luck = rng.standard_normal(n), rng.choice([-1.0, 1.0], size=n), rng.random(n)
-        scale = np.sqrt(variance(target, cell.n_keys))
+        scale = np.sqrt(target_variance(target, cell.n_keys))
         jumps = np.where(luck < cell.outliers, cell.outlier_size * signs, 0.0)
         return np.asarray(y + scale * (np.sqrt(cell.noise) * noise + jumps))
+
+    def all_labels(self, cells: list[Cell]) -> tuple[dict[_Label, np.ndarray], dict[str, np.ndarray]]:
+        """Labels by what makes them differ, and f* on the test sets by target."""
+        labels = {_label(cell): cell for cell in cells}
+        truths = {cell.target: read_target(cell.target, cell.dim)(self.test) for cell in labels.values()}
+        return {label: self.labels(cell) for label, cell in labels.items()}, truths
 
 
 @lru_cache(maxsize=256)
@@ -175,10 +186,20 @@ def read_target(text: str, dim: int) -> Polynomial:
     return parse_target(text, dim).target
 
 
+def target_variance(target: Polynomial, n_keys: int) -> float:
+    """Var f* under the sphere law.
+
+    >>> from keyhole.targets import TokenPower
+    >>> round(target_variance(TokenPower(1, dim=8), n_keys=4), 6)    # 1/(dN)
+    0.03125
+    """
+    powers = pair_powers(target)
+    return float(powers[1:, 0].sum() + powers[:, 1:].sum() / n_keys)
+
+
 def _ridge(cells: list[Cell]) -> Iterator[tuple[Cell, Values]]:
     draw = Draw.of(cells[0])
-    truths = {text: read_target(text, cells[0].dim)(draw.test) for text in dict.fromkeys(c.target for c in cells)}
-    labels = {_label(cell): draw.labels(cell) for cell in cells}
+    labels, truths = draw.all_labels(cells)
     heads = list(dict.fromkeys(cell.n_heads for cell in cells))
     for m, gram, cross in nested_grams(cells[0].model, draw.train, draw.test, heads, draw.head_seed):
         for n in dict.fromkeys(cell.n_samples for cell in cells if cell.n_heads == m):
@@ -190,7 +211,39 @@ def _ridge(cells: list[Cell]) -> Iterator[tuple[Cell, Values]]:
             del factorised
 
 
-def _label(cell: Cell) -> tuple[str, float, float, float]:
+def _head_draws(cell: Cell) -> int:
+    return 1 if cell.n_heads is None else max(1, round(HEADS_DRAWN / cell.n_heads))
+
+
+def _fixed_ridge(cells: list[Cell]) -> Iterator[tuple[Cell, Values]]:
+    """What the theory describes: no intercept, the raw kernel or features, α = nλ; errors are mean squares."""
+    first, draw = cells[0], Draw.of(cells[0])
+    labels, truths = draw.all_labels(cells)
+    errors = dict.fromkeys(cells, 0.0)
+    for k in range(_head_draws(first)):
+        if first.n_heads is None:
+            gram, cross = exact_kernels(first.model, draw.train, draw.test)
+        else:
+            heads = LAWS[first.model].sample(first.n_heads, first.dim, draw.head_seed + k)
+            features, of_test = attention_features(draw.train, heads), attention_features(draw.test, heads)
+        for n, ridge in dict.fromkeys((cell.n_samples, cell.ridge or 0.0) for cell in cells):
+            if first.n_heads is None:
+                matrix, left, right = gram[:n, :n].copy(), cross[:, :n], None
+            elif features.shape[1] < n:
+                matrix, left, right = features[:n].T @ features[:n], of_test, features[:n].T
+            else:
+                matrix, left, right = features[:n] @ features[:n].T, of_test @ features[:n].T, None
+            matrix[np.diag_indices_from(matrix)] += n * ridge
+            factor = cho_factor(matrix, lower=True, overwrite_a=True, check_finite=False)
+            for cell in cells:
+                if (cell.n_samples, cell.ridge) == (n, ridge):
+                    y = labels[_label(cell)][:n]
+                    fitted = left @ cho_solve(factor, y if right is None else right @ y)
+                    errors[cell] += float(np.mean(np.square(fitted - truths[cell.target]))) / _head_draws(cell)
+    yield from ((cell, {"mean_square": error}) for cell, error in errors.items())
+
+
+def _label(cell: Cell) -> _Label:
     return cell.target, cell.noise, cell.outliers, cell.outlier_size
 
 
@@ -217,7 +270,7 @@ def _ball(cells: list[Cell]) -> Iterator[tuple[Cell, Values]]:
         draw = Draw.of(cell)
         target = read_target(cell.target, cell.dim)
         truth, y = target(draw.test), draw.labels(cell)[: cell.n_samples]
-        scale = np.sqrt(variance(target, cell.n_keys))  # the Huber loss bends at 1: labels in units of f*
+        scale = np.sqrt(target_variance(target, cell.n_keys))  # the Huber loss bends at 1: labels in units of f*
         model = NormBallRegressor(
             cell.n_heads, law=LAWS[cell.model], loss=cell.learner, tol=0.01, random_state=draw.head_seed
         )

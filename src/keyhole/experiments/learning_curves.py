@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-import numpy as np
-
 from keyhole.experiments.cells import Cell
-from keyhole.experiments.jobs import read_target
-from keyhole.experiments.measured import Curve, Results, read_curve
-from keyhole.experiments.prediction import variance
+from keyhole.experiments.jobs import read_target, target_variance
+from keyhole.experiments.measured import CellSweep, Curve, Results, log_chart
 from keyhole.report.document import Chart, Row, Series
 from keyhole.theory import best_ridge_curve, samples_needed
 
 MODELS = {"attention": "attention", "biased": "biased attention", "mlp": "MLP"}
 """Models by the names a reader sees."""
+
+DEVIATION = "median deviation of prediction"
+"""Among the numbers of every verdict."""
 
 
 @dataclass(frozen=True)
@@ -50,55 +50,45 @@ class CurveConfig:
         count = 1 + int(math.log2(self.largest / self.smallest))
         return tuple(sorted(self.largest >> k for k in range(count)))
 
-    def reach(self, repetition: int) -> int:
-        """The largest n of a repetition."""
-        return self.largest if repetition < self.repetitions else min(self.more_up_to, self.largest)
-
     def describe(self) -> str:
         """The settings in a sentence or two."""
         more = f", {self.more_repetitions} more up to n = {self.more_up_to}" if self.more_repetitions else ""
         return (
-            f"Our settings: query and keys uniform on the unit sphere, d = {self.dim}, N = {self.n_keys}, M = "
-            f"{self.n_heads} "
-            f"heads, MLP of width M(d+1) = {self.n_heads * (self.dim + 1)}; {self.repetitions} repetitions (sets, "
-            "heads) up "
-            f"to n = {self.largest}{more}; no label noise; relative error = mean squared error over Var f* on "
-            f"{self.n_test} "
-            "test sets. Ridge with an intercept, in float64; the penalty is chosen by leave-one-out on the training "
-            "sets."
+            f"Our settings: query and keys uniform on the unit sphere, d = {self.dim}, N = {self.n_keys}, "
+            f"M = {self.n_heads} heads, MLP of width M(d+1) = {self.n_heads * (self.dim + 1)}; {self.repetitions} "
+            f"repetitions (sets, heads) up to n = {self.largest}{more}; no label noise; relative error = mean squared "
+            f"error over Var f* on {self.n_test} test sets. Ridge with an intercept, in float64; the penalty is chosen "
+            "by leave-one-out on the training sets."
         )
+
+    def sweep(self, model: str, target: str, sizes: Sequence[int], *, exact: bool = False) -> CellSweep:
+        """Error against n of one model on one target, in every repetition up to its largest n."""
+        heads = None if exact else self.n_heads
+        runs = []
+        for r in range(self.repetitions + self.more_repetitions):
+            most = self.largest if r < self.repetitions else min(self.more_up_to, self.largest)
+            shape, rest = (self.dim, self.n_keys, heads), (most, self.n_test, self.seed, r)
+            runs.append(tuple(Cell(model, target, *shape, n, *rest) for n in sizes if n <= most))
+        return CellSweep(tuple(sizes), tuple(runs))
+
+    def spectrum_cells(self, target: str, sizes: Sequence[int], *, exact: bool) -> list[Cell]:
+        """What predicts the error of biased heads."""
+        shape, most = (self.dim, self.n_keys, None if exact else self.n_heads), self.spectrum_sets
+        return [
+            Cell("biased", target, *shape, n, most, 0, self.seed, 0, learner="spectrum") for n in sizes if 4 * n <= most
+        ]
 
 
 def curve_cells(config: CurveConfig, targets: Iterable[str], sizes: Sequence[int] | None = None) -> list[Cell]:
     """Every model, finite and infinite, on every target, size and repetition; and the spectrum of biased heads."""
-    targets, sizes = tuple(targets), tuple(sizes or config.sizes)
-    cells = []
-    for model in MODELS:
-        for heads in (config.n_heads, None):
-            for target in targets:
-                for run in _runs(config, model, heads, target, sizes):
-                    cells += run
-    return cells + [cell for target in targets for cell in _spectrum_cells(config, target, sizes)]
+    return [cell for target in targets for cell in _cells_of(config, target, sizes or config.sizes)]
 
 
-def _runs(config: CurveConfig, model: str, heads: int | None, target: str, sizes: Sequence[int]) -> list[list[Cell]]:
-    runs = []
-    for repetition in range(config.repetitions + config.more_repetitions):
-        reach = config.reach(repetition)
-        shape = (config.dim, config.n_keys, heads)
-        rest = (reach, config.n_test, config.seed, repetition)
-        runs.append([Cell(model, target, *shape, n, *rest) for n in sizes if n <= reach])
-    return runs
-
-
-def _spectrum_cells(config: CurveConfig, target: str, sizes: Sequence[int]) -> list[Cell]:
-    most = config.spectrum_sets
-    return [
-        Cell("biased", target, config.dim, config.n_keys, heads, n, most, 0, config.seed, 0, learner="spectrum")
-        for heads in (config.n_heads, None)
-        for n in sizes
-        if 4 * n <= most
-    ]
+def _cells_of(config: CurveConfig, target: str, sizes: Sequence[int]) -> Iterator[Cell]:
+    for exact in (False, True):
+        for model in MODELS:
+            yield from config.sweep(model, target, sizes, exact=exact).cells
+        yield from config.spectrum_cells(target, sizes, exact=exact)
 
 
 def measured_curve(
@@ -112,8 +102,7 @@ def measured_curve(
     sizes: Sequence[int] | None = None,
 ) -> Curve:
     """Error against n of one model on one target."""
-    sizes = tuple(sizes or config.sizes)
-    return read_curve(results, sizes, _runs(config, model, None if exact else config.n_heads, target, sizes), name)
+    return config.sweep(model, target, sizes or config.sizes, exact=exact).curve(results, name)
 
 
 def predicted_curve(
@@ -124,107 +113,86 @@ def predicted_curve(
     *,
     exact: bool = False,
     sizes: Sequence[int] | None = None,
-) -> dict[int, float]:
+) -> dict[float, float]:
     """Relative error predicted at the best ridge, by n: exact spectra for attention and MLP, a sample's for biased."""
-    sizes = tuple(sizes or config.sizes)
+    sizes = sizes or config.sizes
     if model == "biased":
-        heads = None if exact else config.n_heads
-        cells = [cell for cell in _spectrum_cells(config, target, sizes) if cell.n_heads == heads]
+        cells = config.spectrum_cells(target, sizes, exact=exact)
         return {cell.n_samples: results[cell]["error"] for cell in cells}
-    count = math.inf if exact else config.n_heads
-    return _predicted(target, config.dim, config.n_keys, sizes, count, model)
+    heads = math.inf if exact else config.n_heads
+    errors = {n: predicted_error(target, config.dim, config.n_keys, n, heads, model) for n in sizes}
+    return {n: error for n, error in errors.items() if error is not None}
 
 
-@lru_cache(maxsize=4096)
-def _predicted(
-    target: str, dim: int, n_keys: int, sizes: tuple[int, ...], heads: float | int, model: str
-) -> dict[int, float]:
+@lru_cache(maxsize=16384)
+def predicted_error(
+    target: str, dim: int, n_keys: int, n: float, heads: float, model: str = "attention", noise: float = 0.0
+) -> float | None:
+    """Test error over Var f* at the best ridge, label noise of ``noise`` Var f* taken off.
+
+    None where the finest spectrum that is kept is not fine enough for so many samples.
+    """
     polynomial = read_target(target, dim)
-    spread = variance(polynomial, n_keys)
-    predicted = {}
-    for n in sizes:
-        try:
-            predicted[n] = float(best_ridge_curve(polynomial, n, n_keys, n_heads=heads, model=model).error) / spread
-        except ValueError:  # the finest spectrum we keep is not fine enough for so many samples
-            continue
-    return predicted
+    spread = target_variance(polynomial, n_keys)
+    try:
+        best = best_ridge_curve(polynomial, n, n_keys, noise * spread, heads, model)
+    except ValueError:
+        return None
+    return float(best.error) / spread - noise
 
 
 @lru_cache(maxsize=4096)
 def predicted_samples(
-    target: str, dim: int, n_keys: int, level: float, model: str, heads: float | int = math.inf
+    target: str, dim: int, n_keys: int, level: float, model: str, heads: float = math.inf
 ) -> int | None:
     """Samples predicted to reach a share of Var f*; None where theory finds none or keeps no spectrum fine enough."""
     polynomial = read_target(target, dim)
     try:
-        return samples_needed(polynomial, n_keys, level * variance(polynomial, n_keys), model, n_heads=heads)
+        return samples_needed(polynomial, n_keys, level * target_variance(polynomial, n_keys), model, n_heads=heads)
     except ValueError:
         return None
 
 
-def curve_rows(
-    config: CurveConfig,
-    results: Results,
-    target: str,
-    sizes: Sequence[int] | None = None,
-    models: Sequence[str] = tuple(MODELS),
-) -> list[Row]:
+def curve_rows(config: CurveConfig, results: Results, target: str, sizes: Sequence[int] | None = None) -> list[Row]:
     """One row per model, finite and infinite, and n: measured, oracle, predicted."""
     rows: list[Row] = []
-    for model in models:
+    for model, words in MODELS.items():
         for exact in (False, True):
-            options = {"exact": exact, "sizes": sizes}
-            measured = measured_curve(config, results, model, target, **options)  # type: ignore[arg-type]
-            oracle = measured_curve(config, results, model, target, name="oracle", **options)  # type: ignore[arg-type]
-            predicted = predicted_curve(config, results, model, target, **options)  # type: ignore[arg-type]
-            for i, n in enumerate(map(int, measured.x)):
-                rows.append(
-                    {
-                        "target": target,
-                        "model": MODELS[model],
-                        "heads": "∞" if exact else str(config.n_heads),
-                        "n": n,
-                        "measured": float(measured.mean[i]),
-                        "standard_error": _finite(measured.error[i]),
-                        "repetitions": int(np.isfinite(measured.runs[:, i]).sum()),
-                        "oracle": float(oracle.mean[i]),
-                        "predicted": predicted.get(n),
-                    }
-                )
+            sweep = config.sweep(model, target, sizes or config.sizes, exact=exact)
+            predicted = predicted_curve(config, results, model, target, exact=exact, sizes=sizes)
+            common = {"target": target, "model": words, "heads": "∞" if exact else str(config.n_heads)}
+            rows += sweep.curve(results).rows("n", common, predicted, sweep.curve(results, "oracle"))
     return rows
 
 
-def _finite(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None
-
-
-def curve_chart(
-    config: CurveConfig, results: Results, target: str, name: str, title: str, level: float | None
-) -> Chart:
+def curve_chart(config: CurveConfig, results: Results, target: str, name: str, title: str, level: float) -> Chart:
     """Error against n of all models: measured, oracle, predicted, and infinitely many heads."""
-    series: list[Series] = []
+    measured, predicted, limits, oracles = [], [], [], []
     for model, words in MODELS.items():
-        series.append(measured_curve(config, results, model, target).series(words, model))
-    for model, words in MODELS.items():
-        predicted = predicted_curve(config, results, model, target)
-        if predicted:
+        measured.append(measured_curve(config, results, model, target).series(words, model))
+        if told := predicted_curve(config, results, model, target):
             label = f"{words}, predicted" + (" from a sample's spectrum" if model == "biased" else "")
-            series.append(Series(label, list(predicted), list(predicted.values()), look="dashed", role=model))
-    for model, words in MODELS.items():
-        curve = measured_curve(config, results, model, target, exact=True)
-        series.append(curve.series(f"{words}, ∞ {'units' if model == 'mlp' else 'heads'}", model, "line"))
-    for model, words in MODELS.items():
+            predicted.append(Series(label, list(told), list(told.values()), look="dashed", role=model))
+        limit = measured_curve(config, results, model, target, exact=True)
+        limits.append(limit.series(f"{words}, ∞ {'units' if model == 'mlp' else 'heads'}", model, "line"))
         oracle = measured_curve(config, results, model, target, name="oracle")
-        series.append(oracle.series(f"{words}, oracle penalty", model, "thin"))
-    return Chart(
+        oracles.append(oracle.series(f"{words}, oracle penalty", model, "thin"))
+    return log_chart(
         name,
         title,
         "training sets n",
         "relative test error",
-        series,
+        [*measured, *predicted, *limits, *oracles],
         rows=curve_rows(config, results, target),
-        x_log=True,
-        y_log=True,
         note="Points: mean over repetitions, bars one standard error. Dashed: theory, nothing fitted to the points.",
-        marks={} if level is None else {f"{level:.0%} of Var f*": level},
+        marks={f"{level:.0%} of Var f*": level},
     )
+
+
+def power(base: str, exponent: int) -> str:
+    """A power as a reader writes it.
+
+    >>> power("⟨β, xᵢ⟩", 2), power("⟨β, xᵢ⟩", 1)
+    ('⟨β, xᵢ⟩^{2}', '⟨β, xᵢ⟩')
+    """
+    return base if exponent == 1 else f"{base}^{{{exponent}}}"

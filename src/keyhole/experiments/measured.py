@@ -7,31 +7,55 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 from scipy.special import stdtrit
 
 from keyhole.experiments.cells import Cell, Values
-from keyhole.report.document import Row, Series
+from keyhole.report.document import Chart, Look, Row, Series, bars
 
 Results = Mapping[Cell, Values]
 
 RESAMPLES = 400
 """Draws of repetitions behind an uncertainty."""
 
+log_chart = partial(Chart, x_log=True, y_log=True)
+"""A chart with logarithmic axes."""
+
+
+@dataclass(frozen=True)
+class CellSweep:
+    """Cells along an axis: ``runs[r]`` are those of repetition r, for the first points of ``x``."""
+
+    x: tuple[float, ...]
+    runs: tuple[tuple[Cell, ...], ...]
+
+    @classmethod
+    def over(cls, cell: Cell, field: str, values: Sequence[Any], repetitions: int) -> CellSweep:
+        """A cell with each of the values in one of its fields, in every repetition."""
+        runs = (tuple(replace(cell, repetition=r, **{field: value}) for value in values) for r in range(repetitions))
+        return cls(tuple(math.inf if value is None else value for value in values), tuple(runs))
+
+    @property
+    def cells(self) -> list[Cell]:
+        """All of them."""
+        return [cell for run in self.runs for cell in run]
+
+    def curve(self, results: Results, name: str = "error") -> Curve:
+        """One value of the cells as a curve."""
+        table = np.full((len(self.runs), len(self.x)), np.nan)
+        for row, cells in zip(table, self.runs, strict=True):
+            row[: len(cells)] = [results[cell][name] for cell in cells]
+        return Curve(np.array(self.x, dtype=np.float64), table)
+
 
 @dataclass(frozen=True)
 class Curve:
-    """Repeated measurements at several points.
-
-    Attributes
-    ----------
-    x : array (points,)
-    runs : array (repetitions, points)
-        NaN where a repetition has no such point.
-    """
+    """Repeated measurements at several points; NaN where a repetition has no such point."""
 
     x: Float[np.ndarray, " points"]
     runs: Float[np.ndarray, "reps points"]
@@ -54,21 +78,30 @@ class Curve:
         i = int(np.flatnonzero(self.x == x)[0])
         return float(self.mean[i]), float(self.error[i])
 
-    def series(self, name: str, role: str, look: str = "points") -> Series:
+    def series(self, name: str, role: str, look: Look = "points") -> Series:
         """To be drawn: bars of one standard error where there are several repetitions."""
         spread = np.nan_to_num(self.error)
-        bars = look == "points" and bool(spread.any())
-        low, high = (list(map(float, self.mean + sign * spread)) if bars else None for sign in (-1, 1))
-        points = list(map(float, self.x)), list(map(float, self.mean))
-        return Series(name, *points, low=low, high=high, look=look, role=role)  # type: ignore[arg-type]
+        points = self.x.tolist(), self.mean.tolist()
+        if look == "points" and spread.any():
+            return bars(name, *points, spread.tolist(), role)
+        return Series(name, *points, look=look, role=role)
 
-
-def read_curve(results: Results, x: Sequence[float], runs: Sequence[Sequence[Cell]], name: str = "error") -> Curve:
-    """One value of some cells as a curve: ``runs[r]`` are the cells of repetition r, for the first points of ``x``."""
-    table = np.full((len(runs), len(x)), np.nan)
-    for row, cells in zip(table, runs, strict=True):
-        row[: len(cells)] = [results[cell][name] for cell in cells]
-    return Curve(np.array(x, dtype=np.float64), table)
+    def rows(
+        self, axis: str, common: Row, predicted: Mapping[int, Any] | Mapping[float, Any], oracle: Curve | None = None
+    ) -> list[Row]:
+        """One row per point: what is common to all, where it is, and what was measured and predicted there."""
+        return [
+            {
+                **common,
+                axis: "∞" if math.isinf(x) else int(x),
+                "measured": float(mean),
+                "standard_error": float(error) if math.isfinite(error) else None,
+                "repetitions": int(np.isfinite(self.runs[:, i]).sum()),
+                "oracle": None if oracle is None else float(oracle.mean[i]),
+                "predicted": predicted.get(x),
+            }
+            for i, (x, mean, error) in enumerate(zip(self.x.tolist(), self.mean, self.error, strict=True))
+        ]
 
 
 def _mean(runs: np.ndarray) -> np.ndarray:
@@ -79,30 +112,33 @@ def _mean(runs: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with its uncertainty; ``value`` is None where it lies beyond what was measured.
-
-    Attributes
-    ----------
-    value : float or None
-    spread : float
-        Standard error.
-    low, high : float
-        Ends of a 95 % interval by Student's law, whose tails say how few repetitions there are.
-    """
+    """A number with its uncertainty; ``value`` is None where it lies beyond what was measured."""
 
     value: float | None
     spread: float = 0.0
+    """Standard error."""
     low: float = math.nan
+    """End of a 95 % interval by Student's law, whose tails say how few repetitions there are."""
     high: float = math.nan
 
-    def text(self, digits: int = 3) -> str:
-        """Value ± standard error, or a dash.
+    @property
+    def lower(self) -> float:
+        """What it surely exceeds: the end of the interval, the value where there is none, −∞ without a value."""
+        return self.low if math.isfinite(self.low) else -math.inf if self.value is None else self.value
+
+    @property
+    def upper(self) -> float:
+        """What it surely stays below."""
+        return self.high if math.isfinite(self.high) else math.inf if self.value is None else self.value
+
+    def text(self, digits: int = 3, missing: str = "–") -> str:
+        """Value ± standard error, or what stands for a missing one.
 
         >>> Estimate(674.2, 12.34).text(), Estimate(1.01234, 0.0012).text(), Estimate(None).text()
         ('674 ± 12', '1.012 ± 0.001', '–')
         """
         if self.value is None:
-            return "–"
+            return missing
         if not math.isfinite(self.spread):
             return f"{self.value:.{digits}g}"
         if self.value == 0 or not math.isfinite(self.value):
@@ -111,6 +147,26 @@ class Estimate:
         if self.spread > 0:  # a spread that rounds to nothing says nothing
             places = min(max(places, -math.floor(math.log10(self.spread))), 6)
         return f"{self.value:.{places}f} ± {self.spread:.{places}f}"
+
+
+def count_text(count: int | None) -> str:
+    """A whole number, or a dash.
+
+    >>> count_text(12345), count_text(None)
+    ('12,345', '–')
+    """
+    return "–" if count is None else f"{count:,}"
+
+
+def series_from_rows(
+    rows: Sequence[Row], x: str, y: str, name: str, look: Look = "points", role: str = "", error: str = ""
+) -> Series:
+    """A curve through the rows that have both columns, with bars where there is a column of errors."""
+    known = [row for row in rows if row[x] is not None and row[y] is not None]
+    xs, ys = ([float(row[column] or 0) for row in known] for column in (x, y))
+    if error:
+        return bars(name, xs, ys, [float(row[error] or 0) for row in known], role)
+    return Series(name, xs, ys, look=look, role=role)
 
 
 def resample(
@@ -177,6 +233,39 @@ def samples_measured(curve: Curve, level: float, seed: int = 0) -> Estimate:
     return resample(lambda tables: falls_to(curve.x, _mean(tables[0]), level), [curve.runs], seed)
 
 
+def samples_row(sweep: CellSweep, results: Results, level: float, seed: int) -> dict[str, float | None]:
+    """Samples measured at a level, their standard error, and the samples of the oracle; None what is not known."""
+    found, oracle = Estimate(None), Estimate(None)
+    if sweep.x:
+        found, oracle = (samples_measured(sweep.curve(results, name), level, seed) for name in ("error", "oracle"))
+    known = found.value is not None and math.isfinite(found.spread)
+    return {"measured": found.value, "standard_error": found.spread if known else None, "oracle": oracle.value}
+
+
+def samples_text(row: Row, missing: str = "–") -> dict[str, Any]:
+    """The same beside the prediction, for a table."""
+    found = Estimate(None)
+    if row["measured"] is not None:
+        found = Estimate(float(row["measured"]), float(row["standard_error"] or math.nan))
+    told = row["predicted"]
+    return {
+        "d": row["d"],
+        "N": row["N"],
+        "n, measured": found.text(missing=missing),
+        "n, predicted": count_text(None if told is None else int(told)),
+    }
+
+
+def apart(series: Series) -> Series:
+    """The points with gaps between them, so that no line joins what has nothing to do with each other."""
+
+    def gaps(values: Any, gap: Any) -> Any:
+        return None if values is None else [entry for value in values for entry in (value, gap)][:-1]
+
+    numbers = {name: gaps(getattr(series, name), math.nan) for name in ("x", "y", "low", "high")}
+    return replace(series, **numbers, hover=gaps(series.hover, ""))
+
+
 def ratio_at(upper: Curve, lower: Curve, x: float, seed: int = 0) -> Estimate:
     """Ratio of two mean errors at one point, over the same repetitions."""
     i = int(np.flatnonzero(upper.x == x)[0])
@@ -186,6 +275,15 @@ def ratio_at(upper: Curve, lower: Curve, x: float, seed: int = 0) -> Estimate:
 
     known = np.isfinite(upper.runs[:, i]) & np.isfinite(lower.runs[:, i])
     return resample(statistic, [upper.runs[known, i : i + 1], lower.runs[known, i : i + 1]], seed)
+
+
+def quotient(upper: Estimate, lower: Estimate) -> Estimate:
+    """The quotient of two independent estimates, with an interval of two standard errors."""
+    if upper.value is None or lower.value is None:
+        return Estimate(None)
+    ratio = upper.value / lower.value
+    spread = ratio * math.hypot(upper.spread / upper.value, lower.spread / lower.value)
+    return Estimate(ratio, spread, ratio - 2 * spread, ratio + 2 * spread)
 
 
 def samples_saved(better: Curve, worse: Curve, x: float, seed: int = 0) -> Estimate:

@@ -34,27 +34,17 @@ LAWS = {"attention": GaussianHeads(), "biased": GaussianHeads(mean=1.0)}
 def nested_grams(
     model: str, train: SetBatch, test: SetBatch, heads: Sequence[int | None], seed: int
 ) -> Iterator[tuple[int | None, Float[np.ndarray, "n n"], Float[np.ndarray, "test n"]]]:
-    """Yield M, the Gram matrix of the training sets and the kernel of test against training sets, for each M.
+    """Yield M, the Gram matrix of the training sets and the kernel of test against training sets, for each M wanted.
 
-    Parameters
-    ----------
-    model : str
-        "attention", "biased" or "mlp".
-    train, test : SetBatch
-    heads : sequence of int or None
-        Every M wanted; None for the exact kernel.
-    seed : int
-        Names the heads. The first M of a draw are the draw of M.
-
-    Notes
-    -----
-    Of the Gram matrix only the lower triangle in Fortran order is meant to be read. Cost: the n²MD operations of the
-    largest M, and those of the last M mod 64 heads of each other.
+    ``heads`` has None for the exact kernel; the first M of a draw are the draw of M. Of the Gram matrix only the lower
+    triangle in Fortran order is meant to be read. Cost: the n²MD operations of the largest M, and those of the last
+    M mod 64 heads of each other.
     """
     if None in heads:
-        yield None, *_exact(model, train, test)
+        yield None, *exact_kernels(model, train, test)
     finite = sorted({m for m in heads if m is not None})
-    gram, cross, done = _zeros(train, test, last=not finite)
+    n = len(train) if finite else 0
+    gram, cross, done = np.zeros((n, n), order="F"), np.zeros((len(test), n)), 0
     for m in finite:
         while done + HEAD_BLOCK <= m:
             _add_heads(model, gram, cross, train, test, seed, done, done + HEAD_BLOCK)
@@ -70,12 +60,8 @@ def nested_grams(
         yield m, full, of_test
 
 
-def _zeros(train: SetBatch, test: SetBatch, *, last: bool) -> tuple[np.ndarray, np.ndarray, int]:
-    n = 0 if last else len(train)
-    return np.zeros((n, n), order="F"), np.zeros((len(test), n)), 0
-
-
-def _exact(model: str, train: SetBatch, test: SetBatch) -> tuple[np.ndarray, np.ndarray]:
+def exact_kernels(model: str, train: SetBatch, test: SetBatch) -> tuple[np.ndarray, np.ndarray]:
+    """The kernel of infinitely many heads among training sets, in Fortran order, and of test against training sets."""
     if model == "mlp":
         return mlp_kernel(train).T, mlp_kernel(test, train)
     law = LAWS[model]
@@ -83,14 +69,7 @@ def _exact(model: str, train: SetBatch, test: SetBatch) -> tuple[np.ndarray, np.
 
 
 def _add_heads(
-    model: str,
-    gram: np.ndarray,
-    cross: np.ndarray,
-    train: SetBatch,
-    test: SetBatch,
-    seed: int,
-    start: int,
-    stop: int,
+    model: str, gram: np.ndarray, cross: np.ndarray, train: SetBatch, test: SetBatch, seed: int, start: int, stop: int
 ) -> None:
     """Add heads ``start … stop − 1`` (of the MLP, as many hidden units as they have values) without any M^{-1/2}."""
     count, width = stop - start, train.dim + 1
@@ -110,23 +89,16 @@ def _add_heads(
 
 @dataclass(frozen=True)
 class Outcome:
-    """Relative test errors of one target: mean squared error over the variance of the target on the test sets.
-
-    Attributes
-    ----------
-    error, alpha : float
-        With the penalty that leave-one-out chooses on the training sets.
-    oracle, oracle_alpha : float
-        With the penalty that is best on the test sets, which nobody can know.
-    loo : float
-        What leave-one-out says of its choice, over the same variance.
-    """
+    """Relative test errors of one target: mean squared error over the variance of the target on the test sets."""
 
     error: float
+    """With the penalty ``alpha`` that leave-one-out chooses on the training sets."""
     alpha: float
     oracle: float
+    """With the penalty that is best on the test sets, which nobody can know."""
     oracle_alpha: float
     loo: float
+    """What leave-one-out says of its choice, over the same variance."""
 
 
 @dataclass(frozen=True)
@@ -162,10 +134,7 @@ class FactorisedGram:
         return cls(form.basis, _factors(form, alphas), problem, alphas, complements, rounding)
 
     def outcome(
-        self,
-        y: Float[np.ndarray, " n"],
-        cross: Float[np.ndarray, "test n"],
-        truth: Float[np.ndarray, " test"],
+        self, y: Float[np.ndarray, " n"], cross: Float[np.ndarray, "test n"], truth: Float[np.ndarray, " test"]
     ) -> Outcome:
         """Fit one target at every penalty and measure it. 2n²a operations for a penalties."""
         column = y[:, None]

@@ -8,25 +8,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from keyhole import theory
-from keyhole.experiments.tables import Row, write_csv
+from keyhole.experiments.jobs import target_variance
 from keyhole.notation import Notation, parse_target
-from keyhole.plotting import plot_predicted_curves
-from keyhole.theory import Spectrum, pair_powers
+from keyhole.report import Chart, Series, Table
+from keyhole.report.words import number
+from keyhole.theory import pair_powers
 from keyhole.theory.harmonics import pair_powers_seconds
 
 MODELS = {"attention": ("attention",), "mlp": ("mlp",), "both": ("attention", "mlp")}
 
 
 @dataclass(frozen=True)
-class Config:
+class TheoryQuestion:
     """One question to the theory."""
 
     target: str
@@ -53,42 +53,62 @@ class Config:
         )
 
 
+@dataclass
 class _Sheet:
-    """Answers by name; a question the theory refuses leaves None and the reason."""
+    """A target and its settings; a question that the theory refuses is answered by None, and the reason is kept."""
 
-    def __init__(self) -> None:
-        self.unavailable: dict[str, str] = {}
+    config: TheoryQuestion
+    read: Notation
+    error: float | None = None
+    unavailable: dict[str, str] = field(default_factory=dict)
 
-    def ask(self, name: str, question: Callable[[], Any]) -> Any:
+    def ask(self, name: str, question: Callable[..., Any], *arguments: Any) -> Any:
         try:
             with np.errstate(all="ignore"):
-                return question()
+                return question(*arguments)
         except (ValueError, OverflowError, ArithmeticError) as error:
             self.unavailable[name] = str(error) or type(error).__name__
             return None
 
+    def needed_error(self) -> float:
+        if self.error is None:
+            raise ValueError("the target has no variance to take a tenth of. Pass --error.")
+        return self.error
 
-def run(config: Config) -> dict[str, Any]:
+
+def run(config: TheoryQuestion) -> dict[str, Any]:
     """Ask the theory everything; see the module's text for the form of the answer."""
-    read = parse_target(config.target, config.dim)
-    _check_cost(read, config.time_limit)
-    sheet, target = _Sheet(), read.target
-    moments = sheet.ask("variance", lambda: _moments(pair_powers(target), config.n_keys))
-    spread = None if moments is None else moments["variance"]
-    error = config.error if config.error is not None else (0.1 * spread if spread else None)
-    models = MODELS[config.model]
+    sheet = _Sheet(config, parse_target(config.target, config.dim))
+    _check_cost(sheet.read, config.time_limit)
+    target = sheet.read.target
+    moments = sheet.ask("variance", _moments, sheet) or {"squared_mean": None, "variance": None}
+    share = 0.1 * moments["variance"] if moments["variance"] else None
+    sheet.error = share if config.error is None else config.error
     norms = sheet.ask("coefficient_norms", target.coefficient_norms) or {}
+    settings = ("dim", "n_keys", "n_heads", "ridge", "noise", "error", "delta")
+    models = MODELS[config.model]
     report = {
-        "target": {"notation": config.target, "expanded": read.text, **(moments or _NO_MOMENTS)},
-        "settings": _settings(config, error),
+        "target": {"notation": config.target, "expanded": sheet.read.text, **moments},
+        "settings": {name: getattr(config, name) for name in settings} | {"error": sheet.error},
         "coefficient_norms": [
             {"query_degree": r, "key_degree": s, "squared_norm": value} for (r, s), value in norms.items()
         ],
-        "complexity": _complexity(sheet, read, config, error),
-        "spectrum": {model: _levels(sheet, read, config, model) for model in models},
-        "learning_curve": {model: _curve(sheet, read, config, model) for model in models},
-        "risk_bound": _bounds(sheet, read, config),
-        "needed": _needed(sheet, read, config, error, models),
+        "complexity": {
+            "paper_complexity": sheet.ask("paper_complexity", theory.paper_complexity, target),
+            "rkhs_norm_bound": sheet.ask("rkhs_norm_bound", theory.rkhs_norm_bound, target),
+            "rkhs_norm": sheet.ask("rkhs_norm", theory.rkhs_norm, target),
+            "biased_norm_bound": sheet.ask("biased_norm_bound", _biased, sheet),
+            "mlp_norm": sheet.ask("mlp_norm", theory.mlp_norm, target, config.n_keys),
+        },
+        "spectrum": {model: sheet.ask(f"spectrum.{model}", _levels, sheet, model) for model in models},
+        "learning_curve": {model: [_curve_row(sheet, model, n) for n in config.samples] for model in models},
+        "risk_bound": [
+            row
+            for n in config.samples
+            for kind, bound in (("paper", _paper_bound), ("kernel", _kernel_bound))
+            if (row := sheet.ask(f"risk_bound.{kind}", _bound_row, kind, bound, sheet, n)) is not None
+        ],
+        "needed": _needed(sheet, models),
         "unavailable": sheet.unavailable,
     }
     return dict(_plain(report))
@@ -104,147 +124,87 @@ def _check_cost(read: Notation, limit: float) -> None:
         )
 
 
-_NO_MOMENTS = {"squared_mean": None, "variance": None}
+def _moments(sheet: _Sheet) -> dict[str, float]:
+    target = sheet.read.target
+    squared_mean = float(pair_powers(target)[0, 0])
+    return {"squared_mean": squared_mean, "variance": target_variance(target, sheet.config.n_keys)}
 
 
-def _moments(powers: np.ndarray, n_keys: int) -> dict[str, float]:
-    varying = float(powers[1:, 0].sum() + powers[:, 1:].sum() / n_keys)
-    return {"squared_mean": float(powers[0, 0]), "variance": varying}
+def _biased(sheet: _Sheet) -> dict[str, float]:
+    bound = theory.biased_norm_bound(sheet.read.target, sheet.needed_error())
+    return {"squared_norm": bound.norm, "error": bound.error, "mean": bound.mean}
 
 
-def _settings(config: Config, error: float | None) -> dict[str, Any]:
-    return {
-        "dim": config.dim,
-        "n_keys": config.n_keys,
-        "n_heads": config.n_heads,
-        "ridge": config.ridge,
-        "noise": config.noise,
-        "error": error,
-        "delta": config.delta,
-    }
-
-
-def _complexity(sheet: _Sheet, read: Notation, config: Config, error: float | None) -> dict[str, Any]:
-    target = read.target
-
-    def biased() -> dict[str, float]:
-        if error is None:
-            raise ValueError("the target has no variance to take a share of. Pass an error.")
-        bound = theory.biased_norm_bound(target, error)
-        return {"squared_norm": bound.norm, "error": bound.error, "mean": bound.mean}
-
-    return {
-        "paper_complexity": sheet.ask("paper_complexity", lambda: theory.paper_complexity(target)),
-        "rkhs_norm_bound": sheet.ask("rkhs_norm_bound", lambda: theory.rkhs_norm_bound(target)),
-        "rkhs_norm": sheet.ask("rkhs_norm", lambda: theory.rkhs_norm(target)),
-        "biased_norm_bound": sheet.ask("biased_norm_bound", biased),
-        "mlp_norm": sheet.ask("mlp_norm", lambda: theory.mlp_norm(target, config.n_keys)),
-    }
-
-
-def _levels(sheet: _Sheet, read: Notation, config: Config, model: str) -> dict[str, Any] | None:
-    """The largest levels of the spectrum; for attention with the share of the target in each."""
-
-    def question() -> dict[str, Any]:
-        degree = 4 if model == "mlp" else max(4, *pair_powers(read.target).shape)
-        find = theory.attention_spectrum if model == "attention" else theory.mlp_spectrum
-        spectrum = find(config.dim, config.n_keys, degree)
-        shares = _shares(spectrum, read, config) if model == "attention" else {}
-        return {
-            "trace": spectrum.trace,
-            "levels": [
-                {
-                    "degrees": [int(part) for part in spectrum.degrees[i] if model == "attention" or part],
-                    "eigenvalue": float(spectrum.eigenvalues[i]),
-                    "multiplicity": float(spectrum.multiplicities[i]),
-                    "target_power": shares.get(i),
-                }
-                for i in range(min(config.levels, len(spectrum.eigenvalues)))
-            ],
-        }
-
-    answer: dict[str, Any] | None = sheet.ask(f"spectrum.{model}", question)
-    return answer
-
-
-def _shares(spectrum: Spectrum, read: Notation, config: Config) -> dict[int, float]:
-    """The target's power in every level of the attention kernel."""
-    powers = pair_powers(read.target).copy()
+def _levels(sheet: _Sheet, model: str) -> dict[str, Any]:
+    """The largest levels of the spectrum; for attention with the target's power in each."""
+    config, powers = sheet.config, pair_powers(sheet.read.target).copy()
     powers[:, 1:] /= config.n_keys
-    rows, columns = powers.shape
-    return {i: float(powers[r, s]) if r < rows and s < columns else 0.0 for i, (r, s) in enumerate(spectrum.degrees)}
+    attention = model == "attention"
+    find = theory.attention_spectrum if attention else theory.mlp_spectrum
+    spectrum = find(config.dim, config.n_keys, max(4, *powers.shape) if attention else 4)
+    levels = []
+    for i, degrees in enumerate(spectrum.degrees[: config.levels].tolist()):
+        inside = attention and all(degree < size for degree, size in zip(degrees, powers.shape, strict=True))
+        levels.append(
+            {
+                "degrees": [int(part) for part in degrees if attention or part],
+                "eigenvalue": float(spectrum.eigenvalues[i]),
+                "multiplicity": float(spectrum.multiplicities[i]),
+                "target_power": (float(powers[tuple(degrees)]) if inside else 0.0) if attention else None,
+            }
+        )
+    return {"trace": spectrum.trace, "levels": levels}
 
 
-def _curve(sheet: _Sheet, read: Notation, config: Config, model: str) -> list[Row]:
-    return [_curve_row(sheet, read, config, model, n) for n in config.samples]
-
-
-def _curve_row(sheet: _Sheet, read: Notation, config: Config, model: str, n: int) -> Row:
-    here = f"learning_curve.{model}.{n}"
-
-    def at_best_ridge() -> theory.BestRidge:
-        return theory.best_ridge_curve(read.target, n, config.n_keys, config.noise, config.n_heads, model)
-
-    best: theory.BestRidge | None = sheet.ask(f"{here}.best_ridge", at_best_ridge)
+def _curve_row(sheet: _Sheet, model: str, n: int) -> dict[str, Any]:
+    config, target, name = sheet.config, sheet.read.target, f"learning_curve.{model}.{n}"
+    rest = (config.noise, config.n_heads, model)
+    best = sheet.ask(f"{name}.best_ridge", theory.best_ridge_curve, target, n, config.n_keys, *rest)
+    error = sheet.ask(name, theory.learning_curve, target, n, config.n_keys, config.ridge, *rest)
     return {
         "n": n,
-        "error": sheet.ask(here, lambda: float(_error(read, config, n, model))),
+        "error": None if error is None else float(error),
         "best_ridge": None if best is None else float(best.ridge),
         "error_at_best_ridge": None if best is None else float(best.error),
     }
 
 
-def _error(read: Notation, config: Config, n: Any, model: str) -> Any:
-    return theory.learning_curve(read.target, n, config.n_keys, config.ridge, config.noise, config.n_heads, model)
+def _paper_bound(sheet: _Sheet, n: int) -> theory.RiskBound:
+    config = sheet.config
+    if math.isinf(config.n_heads):
+        raise ValueError("the paper's bound grows with log(dM): it needs finitely many heads. Pass --heads.")
+    return theory.risk_bound(sheet.read.target, n, config.n_heads, config.delta, config.constant)
 
 
-def _bounds(sheet: _Sheet, read: Notation, config: Config) -> list[Row]:
-    """The paper's bound, and the one without hidden constants, for every number of samples."""
-
-    def paper(n: int) -> theory.RiskBound:
-        if math.isinf(config.n_heads):
-            raise ValueError("the paper's bound grows with log(dM): it needs finitely many heads. Pass --heads.")
-        return theory.risk_bound(read.target, n, config.n_heads, config.delta, config.constant)
-
-    def kernel(n: int) -> theory.RiskBound:
-        return theory.kernel_risk_bound(read.target, n, config.n_keys, config.delta)
-
-    rows = [_bound_row(sheet, kind, n) for n in config.samples for kind in (paper, kernel)]
-    return [row for row in rows if row is not None]
+def _kernel_bound(sheet: _Sheet, n: int) -> theory.RiskBound:
+    """The bound without hidden constants."""
+    return theory.kernel_risk_bound(sheet.read.target, n, sheet.config.n_keys, sheet.config.delta)
 
 
-def _bound_row(sheet: _Sheet, kind: Callable[[int], theory.RiskBound], n: int) -> Row | None:
-    bound: theory.RiskBound | None = sheet.ask(f"risk_bound.{kind.__name__}", lambda: kind(n))
-    if bound is None:
-        return None
-    terms = {"approximation": bound.approximation, "estimation": bound.estimation, "total": bound.total}
-    return {"kind": kind.__name__, "n": n, **terms, "constant": bound.constant, "statement": bound.statement}
+def _bound_row(kind: str, bound: Callable[[_Sheet, int], theory.RiskBound], sheet: _Sheet, n: int) -> dict[str, Any]:
+    found = bound(sheet, n)
+    names = ("approximation", "estimation", "total", "constant", "statement")
+    return {"kind": kind, "n": n, **{name: getattr(found, name) for name in names}}
 
 
-def _needed(
-    sheet: _Sheet, read: Notation, config: Config, error: float | None, models: Sequence[str]
-) -> dict[str, Any]:
-    def asked() -> float:
-        if error is None:
-            raise ValueError("the target has no variance to take a tenth of. Pass --error.")
-        return error
+def _needed(sheet: _Sheet, models: Sequence[str]) -> dict[str, Any]:
+    config, target = sheet.config, sheet.read.target
 
     def samples_of(model: str) -> int:
-        return theory.samples_needed(read.target, config.n_keys, asked(), model, config.noise, config.n_heads)
+        return theory.samples_needed(target, config.n_keys, sheet.needed_error(), model, config.noise, config.n_heads)
 
-    samples = {model: sheet.ask(f"needed.samples.{model}", partial(samples_of, model)) for model in models}
+    samples = {model: sheet.ask(f"needed.samples.{model}", samples_of, model) for model in models}
     both = samples.get("attention") and samples.get("mlp")
     return {
-        "error": error,
+        "error": sheet.error,
         "samples": samples,
         "mlp_to_attention": samples["mlp"] / samples["attention"] if both else None,
         "heads_bound": sheet.ask(
             "needed.heads_bound",
-            lambda: theory.heads_needed(read.target, asked(), config.delta, config.constant),
+            lambda: theory.heads_needed(target, sheet.needed_error(), config.delta, config.constant),
         ),
         "heads_predicted": sheet.ask(
-            "needed.heads_predicted",
-            lambda: theory.heads_predicted(read.target, config.n_keys, asked()),
+            "needed.heads_predicted", lambda: theory.heads_predicted(target, config.n_keys, sheet.needed_error())
         ),
     }
 
@@ -260,23 +220,78 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def curve_rows(config: Config, points: int = 30) -> list[Row]:
+def tables(report: dict[str, Any]) -> list[Table]:
+    """The answer as tables to be read."""
+    complexity, needed, bounds = report["complexity"], report["needed"], report["risk_bound"]
+    biased = complexity["biased_norm_bound"] or {}
+    near = f", of a function within {number(biased['error'])}" if biased else ""
+    norms = {
+        "paper's B(f*)": complexity["paper_complexity"],
+        "bound with named constants": complexity["rkhs_norm_bound"],
+        "exact, sphere law": complexity["rkhs_norm"],
+        f"bound for biased heads{near}": biased.get("squared_norm"),
+        "MLP, exact": complexity["mlp_norm"],
+    }
+    found = [
+        Table("norms", "coefficient norms", _renamed(report["coefficient_norms"], _NORMS)),
+        Table("complexity", "squared norms", [{"complexity": name, "": value} for name, value in norms.items()]),
+    ]
+    for model, spectrum in report["spectrum"].items():
+        if spectrum is not None:
+            title = f"spectrum of {model}, largest levels; trace {number(spectrum['trace'])}"
+            rows = _renamed(spectrum["levels"], _LEVELS if model == "attention" else _MLP_LEVELS)
+            rows = [{**row, "degrees": str(tuple(row["degrees"]))} for row in rows]
+            found.append(Table(f"spectrum-{model}", title, rows))
+    for model, rows in report["learning_curve"].items():
+        title = f"predicted test error of {model} (noise included)"
+        found.append(Table(f"curve-{model}", title, _renamed(rows, _CURVE)))
+    if bounds:
+        statements = dict.fromkeys(f"{row['kind']}: {row['statement']}" for row in bounds)
+        rows = _renamed(bounds, _BOUND)
+        found.append(Table("bounds", "excess risk is at most", rows, note="\n".join(statements)))
+    sizes = {f"samples, {model}, predicted": value for model, value in needed["samples"].items()}
+    if needed["mlp_to_attention"] is not None:
+        sizes["samples of the MLP over attention's"] = needed["mlp_to_attention"]
+    sizes["heads, predicted (any number of samples)"] = needed["heads_predicted"]
+    sizes["heads, paper's bound"] = needed["heads_bound"]
+    title = f"needed for a squared error of {number(needed['error'])}"
+    return [*found, Table("needed", title, [{"of": name, "number": value} for name, value in sizes.items()])]
+
+
+_NORMS = {"query_degree": "degree in x_0", "key_degree": "in x_i", "squared_norm": "|f_rs|²"}
+_MLP_LEVELS = {"degrees": "degrees", "eigenvalue": "eigenvalue", "multiplicity": "multiplicity"}
+_LEVELS = {**_MLP_LEVELS, "target_power": "power of the target"}
+_CURVE = {"n": "n", "error": "error", "error_at_best_ridge": "at the best ridge", "best_ridge": "that ridge"}
+_BOUND = {"kind": "bound"} | {name: name for name in ("n", "approximation", "estimation", "total", "constant")}
+
+
+def _renamed(rows: Sequence[dict[str, Any]], names: dict[str, str]) -> list[dict[str, Any]]:
+    return [{words: row[name] for name, words in names.items()} for row in rows]
+
+
+def curve_rows(config: TheoryQuestion, points: int = 30) -> list[dict[str, Any]]:
     """Predicted test errors between the fewest and the most samples asked for: what `plot` draws."""
     read = parse_target(config.target, config.dim)
     sizes = np.unique(np.geomspace(min(config.samples), max(config.samples), points).round().astype(np.int64))
     rows = []
     for model in MODELS[config.model]:
+        rest = (config.ridge, config.noise, config.n_heads, model)
         with np.errstate(all="ignore"):
-            errors = _error(read, config, sizes, model)
-        rows += [
-            {"target": read.text, "model": model, "n": int(n), "error": float(error)}
-            for n, error in zip(sizes, errors, strict=True)
-        ]
+            errors = theory.learning_curve(read.target, sizes, config.n_keys, *rest)
+        points_of = zip(sizes.tolist(), errors.tolist(), strict=True)
+        rows += [{"target": read.text, "model": model, "n": n, "error": error} for n, error in points_of]
     return rows
 
 
-def plot(rows: Sequence[Row], config: Config, folder: Path) -> list[Path]:
-    """Write the rows and draw the curves."""
-    path = write_csv(rows, folder / "theory.csv")
-    title = f"{rows[0]['target']}\n{config.describe()}"
-    return [path, *plot_predicted_curves(rows, folder / "theory", title=title)]
+def plot(rows: Sequence[dict[str, Any]], config: TheoryQuestion, folder: Path) -> list[Path]:
+    """Draw the curves, and write the rows beside them."""
+    from keyhole.report.html import write_chart
+
+    series = []
+    for model in MODELS[config.model]:
+        own = [row for row in rows if row["model"] == model]
+        points = [row["n"] for row in own], [row["error"] for row in own]
+        series.append(Series(model, *points, look="line", role=model))
+    title = f"{rows[0]['target']}: {config.describe()}"
+    labels = ("training sets n", "predicted test error")
+    return write_chart(Chart("theory", title, *labels, series, rows, x_log=True, y_log=True), folder)

@@ -10,9 +10,10 @@ import platform
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from keyhole.experiments.cells import Cell
+from keyhole.experiments.heads_of_a_transformer import section as transformer_section
 from keyhole.experiments.measured import Results
 from keyhole.notation import parse_target
 from keyhole.report.document import Report, Section
@@ -21,10 +22,11 @@ FIGURES = {
     "averages": "averages",
     "correlation": "correlation",
     "rotation": "rotation",
-    "heads": "heads_curve",
+    "head-count": "head_count",
     "complexity": "complexity_order",
     "dimension": "dimension_length",
     "learner": "theorem_learner",
+    "prediction": "prediction",
 }
 """Figures made of cells, in the order of the report, and their modules here."""
 
@@ -38,34 +40,23 @@ SHORT = {"d": "dim", "N": "n_keys", "M": "n_heads", "n": "largest"}
 """Names of the paper for fields of a Config."""
 
 
-@runtime_checkable
-class Module(Protocol):
-    """What the module of a figure has."""
-
-    PRESETS: Mapping[str, Any]
-
-    def cells(self, config: Any) -> list[Cell]:
-        """What has to be known."""
-
-    def section(self, config: Any, results: Results) -> Section:
-        """The figure and its verdict, from results alone."""
-
-
 @dataclass(frozen=True)
 class Figure:
-    """One figure with its settings."""
+    """One figure with its settings. Its module has ``PRESETS``, ``cells(config)`` and ``section(config, results)``."""
 
     name: str
-    module: Module
+    module: Any
     config: Any
 
     def cells(self) -> list[Cell]:
         """What it needs."""
-        return self.module.cells(self.config)
+        cells: list[Cell] = self.module.cells(self.config)
+        return cells
 
     def section(self, results: Results) -> Section:
         """What it says."""
-        return self.module.section(self.config, results)
+        section: Section = self.module.section(self.config, results)
+        return section
 
 
 def check_names(names: Sequence[str]) -> list[str]:
@@ -155,10 +146,11 @@ def _fields(config: Any) -> dict[str, Any]:
 RANGES: dict[str, tuple[float, float]] = {
     "seed": (0, 2**63 - 1),
     "powers": (1, 64),
-    **dict.fromkeys(("dim", "dims", "slope_dim", "far_dims"), (1, 4096)),
+    **dict.fromkeys(("dim", "dims", "slope_dim", "far_dims", "ratio_dim"), (1, 4096)),
     **dict.fromkeys(("gammas", "outliers"), (0, 1)),
     "level": (1e-6, 1),
-    **dict.fromkeys(("noise", "outlier_size"), (0, 1e6)),
+    **dict.fromkeys(("noise", "outlier_size", "noises", "ridges", "factors"), (0, 1e6)),
+    "more_repetitions": (0, 10**7),
 }
 """Least and most that a setting may be; from 1 to 10⁷ where it is a count that is not named here."""
 
@@ -187,34 +179,20 @@ def _read(value: str, kind: Any, text: str) -> Any:
 
 
 def build_report(
-    figures: Sequence[Figure],
-    results: Results,
-    *,
-    preset: str,
-    transformer: bool,
-    provenance: Mapping[str, str],
+    figures: Sequence[Figure], results: Results, *, transformer: bool, provenance: Mapping[str, str]
 ) -> Report:
     """Sections in order, and a lead that counts the verdicts."""
     sections = [figure.section(results) for figure in figures]
     if transformer:
-        sections.append(transformer_section(preset))
+        sections.append(transformer_section())
     states = [section.verdict.state for section in sections if section.verdict is not None]
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     lead = (
         "Each claim of Fu, Guo, Bai and Mei, “What can a Single Attention Layer Learn? A Study Through the Random "
-        "Features "
-        "Lens” (arXiv:2307.11353), the figure that tests it, theory's prediction on the same axes, and what came out. "
-        "The "
-        f"settings are ours, and each section says them. Verdicts: {counts}."
+        "Features Lens” (arXiv:2307.11353), the figure that tests it, theory's prediction on the same axes, and what "
+        f"came out. The settings are ours, and each section says them. Verdicts: {counts}."
     )
     return Report("What a single attention layer can learn, redrawn", lead, sections, dict(provenance))
-
-
-def transformer_section(preset: str) -> Section:
-    """The heads of a real transformer: made elsewhere, and left out with a sentence where its checkpoint is missing."""
-    module = importlib.import_module("keyhole.experiments.heads_of_a_transformer")
-    section: Section = module.section(preset)
-    return section
 
 
 def provenance_of(command: str, seed: int, preset: str, seconds: float, cells: int, computed: int) -> dict[str, str]:
@@ -243,13 +221,8 @@ def provenance_of(command: str, seed: int, preset: str, seconds: float, cells: i
 def _blas() -> str:
     from threadpoolctl import threadpool_info
 
-    return ", ".join(
-        dict.fromkeys(
-            f"{pool['internal_api']} {pool.get('version')}"
-            for pool in threadpool_info()
-            if pool.get("user_api") == "blas"
-        )
-    )
+    pools = [pool for pool in threadpool_info() if pool.get("user_api") == "blas"]
+    return ", ".join(dict.fromkeys(f"{pool['internal_api']} {pool.get('version')}" for pool in pools))
 
 
 def _processor() -> str:

@@ -8,16 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from keyhole.experiments.cells import Cell
-from keyhole.experiments.learning_curves import (
-    MODELS,
-    CurveConfig,
-    curve_cells,
-    curve_rows,
-    measured_curve,
-    predicted_curve,
-)
+from keyhole.experiments.learning_curves import DEVIATION, MODELS, CurveConfig, curve_cells, curve_rows, predicted_curve
 from keyhole.experiments.measured import Curve, Estimate, Results, deviation_text, resample, rises_through
-from keyhole.report.document import Chart, Row, Section, Series, State, Table, Verdict
+from keyhole.report.document import Chart, Look, Row, Section, Series, State, Table, Verdict
 
 
 @dataclass(frozen=True)
@@ -47,7 +40,6 @@ PRESETS = {
     "full": Config(),
 }
 
-
 SMALL = 1.1
 """A ratio of errors up to which a handicap is called small."""
 
@@ -64,29 +56,27 @@ def cells(config: Config) -> list[Cell]:
 
 def section(config: Config, results: Results) -> Section:
     """The figure and its verdict."""
-    rows = [row for gamma in config.gammas for row in _rows(config, results, gamma)]
-    crossings = {
-        (n, exact): _crossing(config, results, n, exact=exact) for n in config.shown for exact in (False, True)
-    }
-    charts = [
-        _ratio_chart(config, results, rows),
-        *(_error_chart(config, results, n, rows) for n in reversed(config.shown)),
+    rows: list[Row] = [
+        {"gamma": gamma, **row}
+        for gamma in config.gammas
+        for row in curve_rows(config, results, notation(gamma), config.shown)
     ]
+    crossings = {(n, exact): _crossing(config, results, n, exact) for n in config.shown for exact in (False, True)}
     table = Table(
         "rotation-crossings",
         "The turn γ at which biased heads become a handicap",
         [_crossing_row(config, results, n, crossings) for n in config.shown],
         note="Where the mean error of biased heads overtakes that of zero-mean heads, read between the turns run; ± "
-        "standard "
-        "error over resampled repetitions that have a crossing. The last columns are the ratio of errors at γ = 1.",
+        "standard error over resampled repetitions that have a crossing. The last columns are the ratio of errors at "
+        "the last turn.",
     )
+    errors = [_error_chart(config, results, n, rows) for n in reversed(config.shown)]
     return Section(
         "rotation",
         "Rotation away from the identity",
         "The advantage of heads whose mean is the identity fades as the correlation turns away from it, f_{3,γ} = "
-        "(1/N) Σ "
-        "⟨x₀, S_{γ} xᵢ⟩^{3} ⟨β, xᵢ⟩ with S_{γ} = (1 − γ) I + γ P, P a rotation without fixed directions.",
-        [*charts, table],
+        "(1/N) Σ ⟨x₀, S_{γ} xᵢ⟩^{3} ⟨β, xᵢ⟩ with S_{γ} = (1 − γ) I + γ P, P a rotation without fixed directions.",
+        [_ratio_chart(config, results, rows), *errors, table],
         _verdict(config, results, crossings, deviation_text(rows)),
         config.describe(),
     )
@@ -94,38 +84,40 @@ def section(config: Config, results: Results) -> Section:
 
 def _curve(config: Config, results: Results, model: str, n: int, *, exact: bool = False, name: str = "error") -> Curve:
     """Error against γ at one n."""
-    options = {"exact": exact, "name": name, "sizes": (n,)}
-    runs = [measured_curve(config, results, model, notation(g), **options).runs[:, 0] for g in config.gammas]  # type: ignore[arg-type]
-    table = np.stack(runs, axis=1)
+    sweeps = (config.sweep(model, notation(gamma), (n,), exact=exact) for gamma in config.gammas)
+    table = np.stack([sweep.curve(results, name).runs[:, 0] for sweep in sweeps], axis=1)
     return Curve(np.array(config.gammas), table[np.isfinite(table).all(axis=1)])
+
+
+def _pair(config: Config, results: Results, n: int, exact: bool) -> list[np.ndarray]:
+    """Errors of biased and of zero-mean heads: repetitions by turns."""
+    return [_curve(config, results, model, n, exact=exact).runs for model in ("biased", "attention")]
 
 
 def _mean_ratio(tables: list[np.ndarray]) -> np.ndarray:
     return np.asarray(tables[0].mean(axis=0) / tables[1].mean(axis=0))
 
 
-def _crossing(config: Config, results: Results, n: int, *, exact: bool) -> Estimate:
-    biased, zero = (_curve(config, results, model, n, exact=exact) for model in ("biased", "attention"))
-    return resample(
-        lambda tables: rises_through(biased.x, _mean_ratio(tables), 1.0), [biased.runs, zero.runs], config.seed
-    )
+def _crossing(config: Config, results: Results, n: int, exact: bool) -> Estimate:
+    turns = np.array(config.gammas)
+    pair = _pair(config, results, n, exact)
+    return resample(lambda tables: rises_through(turns, _mean_ratio(tables), 1.0), pair, config.seed)
 
 
-def _end(config: Config, results: Results, n: int, *, exact: bool, index: int = -1) -> Estimate:
+def _ratio(config: Config, results: Results, n: int, exact: bool, turn: int = -1) -> Estimate:
     """Ratio of errors at one of the turns."""
-    curves = [_curve(config, results, model, n, exact=exact).runs for model in ("biased", "attention")]
-    return resample(lambda tables: float(_mean_ratio(tables)[index]), curves, config.seed)
+    return resample(lambda tables: float(_mean_ratio(tables)[turn]), _pair(config, results, n, exact), config.seed)
 
 
 def _ratio_chart(config: Config, results: Results, rows: list[Row]) -> Chart:
     series = []
-    for n in config.shown:
-        biased, zero = (_curve(config, results, model, n) for model in ("biased", "attention"))
-        curve = Curve(biased.x, biased.runs / zero.runs)
-        series.append(curve.series(f"n = {n}, {config.n_heads} heads", f"n = {n}"))
-    for n in config.shown:
-        biased, zero = (_curve(config, results, model, n, exact=True) for model in ("biased", "attention"))
-        series.append(Curve(biased.x, biased.runs / zero.runs).series(f"n = {n}, ∞ heads", f"n = {n}", "thin"))
+    looks: dict[bool, Look] = {False: "points", True: "thin"}
+    for exact, look in looks.items():
+        for n in config.shown:
+            biased, zero = _pair(config, results, n, exact)
+            heads = "∞" if exact else config.n_heads
+            curve = Curve(np.array(config.gammas), biased / zero)
+            series.append(curve.series(f"n = {n}, {heads} heads", f"n = {n}", look))
     return Chart(
         "rotation-ratio",
         "Error of biased over zero-mean heads",
@@ -139,64 +131,56 @@ def _ratio_chart(config: Config, results: Results, rows: list[Row]) -> Chart:
 
 
 def _error_chart(config: Config, results: Results, n: int, rows: list[Row]) -> Chart:
-    series: list[Series] = []
+    measured, predicted, others = [], [], []
     for model, words in MODELS.items():
-        series.append(_curve(config, results, model, n).series(words, model))
-    for model, words in MODELS.items():
-        predicted = {g: predicted_curve(config, results, model, notation(g), sizes=(n,)).get(n) for g in config.gammas}
-        known = {g: value for g, value in predicted.items() if value is not None}
+        measured.append(_curve(config, results, model, n).series(words, model))
+        told = {g: predicted_curve(config, results, model, notation(g), sizes=(n,)).get(n) for g in config.gammas}
+        known = {g: value for g, value in told.items() if value is not None}
         if known:
-            series.append(Series(f"{words}, predicted", list(known), list(known.values()), look="dashed", role=model))
-    for model, words in MODELS.items():
-        series.append(_curve(config, results, model, n, exact=True).series(f"{words}, ∞ heads", model, "line"))
-        series.append(
-            _curve(config, results, model, n, name="oracle").series(f"{words}, oracle penalty", model, "thin")
-        )
+            label = f"{words}, predicted"
+            predicted.append(Series(label, list(known), list(known.values()), look="dashed", role=model))
+        others.append(_curve(config, results, model, n, exact=True).series(f"{words}, ∞ heads", model, "line"))
+        oracle = _curve(config, results, model, n, name="oracle")
+        others.append(oracle.series(f"{words}, oracle penalty", model, "thin"))
     return Chart(
         f"rotation-n{n}",
         f"Error against the turn at n = {n}",
         "turn γ",
         "relative test error",
-        series,
+        [*measured, *predicted, *others],
         rows=[row for row in rows if row["n"] == n],
         note="In even dimension S_{γ} is a multiple of a rotation, so theory gives zero-mean heads and the MLP one "
         "error for all γ.",
     )
 
 
-def _rows(config: Config, results: Results, gamma: float) -> list[Row]:
-    return [{"gamma": gamma, **row} for row in curve_rows(config, results, notation(gamma), config.shown)]
-
-
 def _crossing_row(config: Config, results: Results, n: int, crossings: dict[tuple[int, bool], Estimate]) -> Row:
-    row: dict[str, str | int] = {"n": n}
-    for exact in (False, True):
-        heads = "∞" if exact else str(config.n_heads)
-        row[f"crossing, {heads} heads"] = crossings[n, exact].text()
-    for exact in (False, True):
-        row[f"ratio at γ = {config.gammas[-1]:g}, {'∞' if exact else config.n_heads} heads"] = _end(
-            config, results, n, exact=exact
-        ).text()
-    return dict(row)
+    heads = {False: str(config.n_heads), True: "∞"}
+    last = f"ratio at γ = {config.gammas[-1]:g}"
+    return {
+        "n": n,
+        **{f"crossing, {words} heads": crossings[n, exact].text() for exact, words in heads.items()},
+        **{f"{last}, {words} heads": _ratio(config, results, n, exact).text() for exact, words in heads.items()},
+    }
 
 
 def _verdict(config: Config, results: Results, crossings: dict[tuple[int, bool], Estimate], deviation: str) -> Verdict:
     n = config.shown[-1]
-    start, end = (_end(config, results, n, exact=False, index=i) for i in (0, -1))
+    first, last = (f"γ = {config.gammas[i]:g}" for i in (0, -1))
+    start, end = (_ratio(config, results, n, exact=False, turn=i) for i in (0, -1))
     crossing = crossings[n, False]
     numbers = {
-        f"ratio at γ = {config.gammas[0]:g}, n = {n}": start.text(),
-        f"ratio at γ = {config.gammas[-1]:g}, n = {n}": end.text(),
+        f"ratio at {first}, n = {n}": start.text(),
+        f"ratio at {last}, n = {n}": end.text(),
         **{f"crossing at n = {size}": crossings[size, False].text() for size in config.shown},
         f"crossing at n = {n}, ∞ heads": crossings[n, True].text(),
-        "median deviation of prediction": deviation,
+        DEVIATION: deviation,
     }
-    helps = (start.high if math.isfinite(start.high) else start.value or math.inf) < 1
-    fades = (end.value or 0.0) - (start.value or 0.0) > 2 * math.hypot(_known(start.spread), _known(end.spread))
+    spread = math.hypot(*(found.spread if math.isfinite(found.spread) else 0.0 for found in (start, end)))
+    fades = (end.value or 0.0) - (start.value or 0.0) > 2 * spread
     sentence = (
-        f"At n = {n} biased heads have {start.text()} times the error of zero-mean heads at γ = {config.gammas[0]:g} "
-        "and "
-        f"{end.text()} times at γ = {config.gammas[-1]:g}."
+        f"At n = {n} biased heads have {start.text()} times the error of zero-mean heads at {first} and {end.text()} "
+        f"times at {last}."
     )
     if crossing.value is None:
         sentence += " Between these turns they do not become a handicap at this size."
@@ -205,9 +189,5 @@ def _verdict(config: Config, results: Results, crossings: dict[tuple[int, bool],
         sure = math.isfinite(end.low) and end.low > 1
         size = ", a small one." if (end.value or 0.0) <= SMALL else "."
         sentence += size if sure else "; at the last turn it is still within error bars of none."
-    state: State = "holds" if helps and fades else "partly" if fades else "does not show"
+    state: State = "holds" if start.upper < 1 and fades else "partly" if fades else "does not show"
     return Verdict(state, sentence, numbers)
-
-
-def _known(value: float) -> float:
-    return value if math.isfinite(value) else 0.0

@@ -13,9 +13,10 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import connection, get_context, parent_process
 from pathlib import Path
@@ -41,21 +42,12 @@ class RunError(RuntimeError):
 
 @dataclass(frozen=True)
 class Plan:
-    """What there is to do.
-
-    Attributes
-    ----------
-    cells : tuple of Cell
-        All cells asked for.
-    missing : frozenset of Cell
-        Those without a result.
-    jobs : tuple of Job
-        Jobs with something missing, longest first. A job has all its cells, done or not.
-    """
+    """What there is to do: the cells asked for, those without a result, and the jobs that have some of these."""
 
     cells: tuple[Cell, ...]
     missing: frozenset[Cell]
     jobs: tuple[Job, ...]
+    """Longest first; a job has all its cells, done or not."""
 
     @classmethod
     def of(cls, cells: Collection[Cell], store: Store) -> Plan:
@@ -70,11 +62,11 @@ class Plan:
         return tuple(cell for cell in job.cells if cell in self.missing)
 
 
-Report = Callable[[Collection[str]], None]
+OnFinished = Callable[[Collection[str]], None]
 """Told the keys of cells that were finished since it was last called; called at least every second or so."""
 
 
-def run_local(plan: Plan, store: Store, n_workers: int | None, report: Report) -> None:
+def run_local(plan: Plan, store: Store, n_workers: int | None, report: OnFinished) -> None:
     """Run the jobs of a plan on worker processes, as many as cores and memory allow; they write the store themselves.
 
     One worker and one job at a time is done in this process.
@@ -132,23 +124,29 @@ def available_memory() -> int | None:
     return min(limits, default=None)
 
 
+@contextmanager
+def _single_threaded() -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in SINGLE}
+    os.environ.update(SINGLE)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
 class _Pool:
     """Worker processes that can be stopped at once, in the middle of a job."""
 
     def __init__(self, workers: int) -> None:
-        before = {name: os.environ.get(name) for name in SINGLE}
-        os.environ.update(SINGLE)  # spawned processes read it when they import BLAS, before any initialiser runs
-        try:
+        with _single_threaded():  # spawned processes read it when they import BLAS, before any initialiser runs
             self._executor = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_begin_worker)
             # the processes start with the first submissions: take them while the environment is as they need it
             for future in [self._executor.submit(os.getpid) for _ in range(workers)]:
                 future.result()
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
 
     def submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
         return self._executor.submit(work, *arguments)
@@ -188,15 +186,8 @@ def _run_into(path: Path, job: Job, wanted: tuple[Cell, ...]) -> None:
 
 def _run_away(job: Job, wanted: tuple[Cell, ...]) -> tuple[str, list[Done]]:
     """What a Dask worker does: the results travel back to the one who writes the store."""
-    before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = "1"
-    try:
+    with _single_threaded():
         return _here(), list(compute(job, wanted))
-    finally:
-        if before is None:
-            os.environ.pop("OMP_NUM_THREADS", None)
-        else:
-            os.environ["OMP_NUM_THREADS"] = before
 
 
 def check_scheduler(address: str) -> None:
@@ -219,17 +210,11 @@ def _no_scheduler(address: str, error: Exception) -> RunError:
     )
 
 
-def run_dask(plan: Plan, store: Store, address: str, report: Report, patience: float = 10.0) -> None:
+def run_dask(plan: Plan, store: Store, address: str, report: OnFinished, patience: float = 10.0) -> None:
     """Run the jobs of a plan on a Dask cluster; this process writes the results.
 
-    Jobs are submitted longest first. A worker that dies has its job given to another, up to ten times.
-
-    Parameters
-    ----------
-    address : str
-        Of the scheduler, such as tcp://127.0.0.1:8786.
-    patience : float
-        Seconds to wait for the scheduler.
+    Jobs are submitted longest first. A worker that dies has its job given to another, up to ten times. ``address`` is
+    that of the scheduler, such as tcp://127.0.0.1:8786, which is given ``patience`` seconds to answer.
     """
     try:
         distributed: Any = importlib.import_module("distributed")

@@ -27,13 +27,7 @@ N_HALVES = 4
 
 @dataclass(frozen=True)
 class SampleSpectrum:
-    """Eigenpairs of K/m for a sample and for halves of it.
-
-    Attributes
-    ----------
-    parts : tuple of (rows, eigenvalues, eigenvectors)
-        The whole sample first.
-    """
+    """Eigenpairs of K/m for a sample and for halves of it: (rows, eigenvalues, eigenvectors), the whole first."""
 
     parts: tuple[tuple[np.ndarray, np.ndarray, np.ndarray], ...]
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import math
-import os
 import sqlite3
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from keyhole._files import write_whole
 from keyhole.experiments.cells import Cell, Values, canonical
+from keyhole.report.files import csv_bytes
 
 BUSY_SECONDS = 60.0
 """How long a writer waits for another one; a transaction of ours takes milliseconds."""
@@ -114,7 +113,7 @@ class Store:
 
     def put(self, cell: Cell, values: Values, seconds: float, worker: str = "") -> None:
         """Write one result and its timing in one transaction; a cell that is there stays as it is."""
-        row = (cell.key, cell.config, canonical(dict(values)))
+        row = (cell.key, cell.config, canonical(values))
         with self._in_words(), self._transaction():
             self._db.execute("INSERT OR IGNORE INTO results VALUES (?, ?, ?)", row)
             self._db.execute("INSERT OR IGNORE INTO timings VALUES (?, ?, ?)", (cell.key, seconds, worker))
@@ -148,34 +147,19 @@ class Store:
             ).fetchall()
         return (rows[-1][0] if rows else after), [key for _, key in rows]
 
-    def seconds(self) -> dict[str, float]:
-        """How long each cell took, by key; a cell that others share features with carries no share of theirs."""
-        with self._in_words():
-            return dict(self._db.execute("SELECT key, seconds FROM timings"))
-
-
-def export_rows(results: Mapping[Cell, Values]) -> list[dict[str, Any]]:
-    """One flat row per cell, fields first and values after, sorted by configuration."""
-    ordered = sorted(results, key=lambda cell: cell.config)
-    names = sorted({name for values in results.values() for name in values})
-    empty = dict.fromkeys(names)
-    return [{"key": cell.key, **asdict(cell), **empty, **results[cell]} for cell in ordered]
-
 
 def export(results: Mapping[Cell, Values], folder: Path, name: str = "cells") -> list[Path]:
-    """Write the results as CSV and Parquet: the same results are the same bytes, whoever computed them and when.
+    """Write the results as CSV and Parquet, a row per cell in the order of their configurations.
 
-    Floats are written so that reading them gives the same bits. Nothing of timings, machines or dates is in the files.
+    The same results are the same bytes, whoever computed them and when: floats read back to the same bits, and nothing
+    of timings, machines or dates is in the files.
     """
-    rows = export_rows(results)
-    columns = list(rows[0]) if rows else ["key"]
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, fieldnames=columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({k: repr(v) if isinstance(v, float) else v for k, v in row.items()} for row in rows)
+    values = dict.fromkeys(sorted({name for found in results.values() for name in found}))
+    ordered = sorted(results, key=lambda cell: cell.config)
+    rows = [{"key": cell.key, **asdict(cell), **values, **results[cell]} for cell in ordered]
     return [
-        write_bytes(text.getvalue().encode(), folder / f"{name}.csv"),
-        write_bytes(_parquet(rows, columns), folder / f"{name}.parquet"),
+        write_whole(csv_bytes(rows), folder / f"{name}.csv"),
+        write_whole(_parquet(rows, ["key", *Cell.__dataclass_fields__, *values]), folder / f"{name}.parquet"),
     ]
 
 
@@ -184,33 +168,8 @@ def _parquet(rows: list[dict[str, Any]], columns: list[str]) -> bytes:
     import pyarrow.parquet as pq
 
     kinds = {"int": pa.int64(), "int | None": pa.int64(), "str": pa.string()}
-    fields = Cell.__dataclass_fields__
-    schema = pa.schema(
-        [
-            (
-                name,
-                pa.string()
-                if name == "key"
-                else kinds.get(str(fields[name].type) if name in fields else "", pa.float64()),
-            )
-            for name in columns
-        ]
-    )
+    types = {"key": "str"} | {name: str(field.type) for name, field in Cell.__dataclass_fields__.items()}
+    schema = pa.schema([(name, kinds.get(types.get(name, ""), pa.float64())) for name in columns])
     sink = io.BytesIO()
     pq.write_table(pa.Table.from_pylist(rows, schema=schema), sink)
     return sink.getvalue()
-
-
-def write_bytes(content: bytes, path: Path) -> Path:
-    """Write a file whole or not at all: beside its place first, then moved there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.chmod(partial, 0o644)
-        os.replace(partial, path)
-    except BaseException:
-        Path(partial).unlink(missing_ok=True)
-        raise
-    return path

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from keyhole.lens.findings import Answer, Curve, Difference, Findings, Measured, Says, difference
+from keyhole.lens.findings import Answer, Difference, Findings, HeldOutCurve, Measured, Says, difference
 
 BEYOND_DOUBT = 3.0
 """Standard errors from which a difference counts: not two, because the best of several is compared with the best of
@@ -26,12 +26,8 @@ def judge(gain: Difference) -> Says:
 
 def answer_all(found: Findings) -> dict[str, Answer]:
     """The four answers."""
-    return {
-        "attention": attention_pays(found),
-        "query": query_matters(found),
-        "data": more_data(found),
-        "heads": more_heads(found),
-    }
+    rules = {"attention": attention_pays, "query": query_matters, "data": more_data, "heads": more_heads}
+    return {name: rule(found) for name, rule in rules.items()}
 
 
 def percent(value: float) -> str:
@@ -62,19 +58,15 @@ def attention_pays(found: Findings) -> Answer:
     doubt = f"{abs(gain.z):.1f} standard errors apart" if math.isfinite(gain.z) else "without exception"
     if nothing:
         return Answer(question, says, nothing, numbers)
-    match says:
-        case "yes":
-            words = f"Yes. {ahead}: {percent(gain.share)} of the error gone, {doubt}."
-        case "perhaps":
-            words = f"Perhaps. {ahead}, {doubt}: more sets would tell."
-        case _:
-            back = judge(difference(attention, pooled))
-            lead = "the pooled learner is better" if back == "yes" else "no difference beyond doubt"
-            words = (
-                f"No. {ahead}: {lead}. Which keys go together does not matter here, or {found.n_train} sets are too "
-                "few to learn it."
-            )
-    return Answer(question, says, words, numbers)
+    back = judge(difference(attention, pooled))
+    lead = "the pooled learner is better" if back == "yes" else "no difference beyond doubt"
+    words = {
+        "yes": f"Yes. {ahead}: {percent(gain.share)} of the error gone, {doubt}.",
+        "perhaps": f"Perhaps. {ahead}, {doubt}: more sets would tell.",
+        "no": f"No. {ahead}: {lead}. Which keys go together does not matter here, or {found.n_train} sets are too few "
+        "to learn it.",
+    }
+    return Answer(question, says, words[says], numbers)
 
 
 def learned(found: Findings) -> Says:
@@ -110,7 +102,7 @@ def query_matters(found: Findings) -> Answer:
     by_role = {m.role: m for m in found.query if m.losses}
     whole = by_role.get("with")
     if whole is None or len(by_role) < 2:
-        words = next((s for s in found.skipped if "query" in s), "There is no query in this data.")
+        words = found.why_not("query", "There is no query in this data.")
         made = by_role.get("made")
         if made is not None and (plain := by_role.get("without")) is not None:
             gain = difference(plain, made)
@@ -131,17 +123,13 @@ def query_matters(found: Findings) -> Answer:
     says = at_most(learned(found), judge(gain))
     instead = "without" if rival.role == "without" else "with that of another set"
     compared = f"{percent(gain.better)} with it, {percent(gain.base)} {instead}"
-    match says:
-        case "yes":
-            words = f"Yes. The error is {compared}, {gain.z:.1f} standard errors apart."
-        case "perhaps":
-            words = f"Perhaps. The error is {compared}, {gain.z:.1f} standard errors apart."
-        case _:
-            words = f"No sign of it. The error is {compared}: the keys alone do as well."
+    words = f"No sign of it. The error is {compared}: the keys alone do as well."
+    if says != "no":
+        words = f"{says.capitalize()}. The error is {compared}, {gain.z:.1f} standard errors apart."
     return Answer(question, says, words, numbers)
 
 
-def extrapolate(curve: Curve, seed: int = 0, n_draws: int = 400) -> tuple[float, float, float, float]:
+def extrapolate(curve: HeldOutCurve, seed: int = 0, n_draws: int = 400) -> tuple[float, float, float, float]:
     """The gain of doubling the data, its standard error, and the error now and after it.
 
     An error that falls like a floor plus a power of n has gains that shrink by a common factor r from doubling to
@@ -172,8 +160,8 @@ def more_data(found: Findings) -> Answer:
     question = "Would more data help?"
     curve = next((c for c in found.curves if c.role != "pooled"), None)
     if curve is None or len(curve.sizes) < 2:
-        words = next((s for s in found.skipped if "learning curve" in s), "There was no time for a learning curve.")
-        return Answer(question, "not tested", words)
+        why = found.why_not("learning curve", "There was no time for a learning curve.")
+        return Answer(question, "not tested", why)
     gain, error, now, later = extrapolate(curve, found.config.seed)
     forecast_gain = Difference(gain, error, now)
     says = judge(forecast_gain)
@@ -184,14 +172,12 @@ def more_data(found: Findings) -> Answer:
     numbers = {f"error at n = {k}": percent(float(x.mean())) for k, x in zip(curve.sizes, curve.losses, strict=True)}
     numbers[f"extrapolated to n = {2 * n}"] = f"{percent(max(later, 0.0))} ± {percent(error)}"
     forecast = f"from {percent(now)} at {n} sets to about {percent(max(later, 0.0))} ± {percent(error)} at {2 * n}"
-    match says:
-        case "yes":
-            words = f"Yes. The error of {curve.name} is still falling: {forecast}."
-        case "perhaps":
-            words = f"Perhaps. The curve of {curve.name} points {forecast}."
-        case _:
-            words = f"Little. The curve of {curve.name} is nearly flat: {forecast}."
-    return Answer(question, says, words, numbers)
+    words = {
+        "yes": f"Yes. The error of {curve.name} is still falling: {forecast}.",
+        "perhaps": f"Perhaps. The curve of {curve.name} points {forecast}.",
+        "no": f"Little. The curve of {curve.name} is nearly flat: {forecast}.",
+    }
+    return Answer(question, says, words[says], numbers)
 
 
 def more_heads(found: Findings) -> Answer:
@@ -200,21 +186,17 @@ def more_heads(found: Findings) -> Answer:
     used = next((m for m in found.heads if m.heads == found.config.n_heads and m.losses), None)
     larger = [m for m in found.heads if m.heads > found.config.n_heads and m.losses]
     if used is None or not larger:
-        words = next((s for s in found.skipped if "heads" in s), "There was no time to vary the number of heads.")
-        return Answer(question, "not tested", words)
+        why = found.why_not("heads", "There was no time to vary the number of heads.")
+        return Answer(question, "not tested", why)
     most = max(larger, key=lambda m: m.heads)
     gain = difference(used, most)
     says = judge(gain)
     many = "infinitely many heads" if math.isinf(most.heads) else f"{most.heads:.0f} heads"
     compared = f"{used.heads:.0f} heads leave {percent(gain.base)}, {many} {percent(gain.better)}"
     numbers = {f"{'∞' if math.isinf(m.heads) else int(m.heads)} heads": with_error(m) for m in found.heads if m.losses}
-    match says:
-        case "yes":
-            words = f"Yes. {compared}, {gain.z:.1f} standard errors apart."
-        case "perhaps":
-            words = f"Perhaps. {compared}, {gain.z:.1f} standard errors apart."
-        case _:
-            words = f"No. {compared}: {_enough(found)} are enough."
+    words = f"No. {compared}: {_enough(found)} are enough."
+    if says != "no":
+        words = f"{says.capitalize()}. {compared}, {gain.z:.1f} standard errors apart."
     return Answer(question, says, words, numbers)
 
 

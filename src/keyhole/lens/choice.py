@@ -12,9 +12,9 @@ from jaxtyping import Int
 from keyhole.activations import SOFTMAX
 from keyhole.groups import SetGroups
 from keyhole.heads import GaussianHeads
-from keyhole.lens.findings import Config
+from keyhole.lens.findings import LensConfig
 from keyhole.lens.learners import Gram, head_gram, held_out_losses, kernel_gram
-from keyhole.lens.problem import Problem
+from keyhole.lens.problem import LensProblem
 from keyhole.solvers import ridge_gram_path
 from keyhole.tokens import SCALINGS, TokenRule
 
@@ -54,7 +54,7 @@ class Costs:
 
 
 @dataclass(frozen=True, eq=False)
-class Choice:
+class Preparation:
     """What the small part spoke for."""
 
     rule: TokenRule
@@ -63,7 +63,7 @@ class Choice:
     costs: Costs
 
 
-def make_choice(problem: Problem, config: Config) -> Choice:
+def make_choice(problem: LensProblem, config: LensConfig) -> Preparation:
     """Scaling (and a query made of the keys) by leave-one-out of zero-mean heads; then the strength of a bias."""
     rows = _few(problem, config.seed)
     sets, columns = problem.sets[rows], problem.columns[rows]
@@ -83,10 +83,10 @@ def make_choice(problem: Problem, config: Config) -> Choice:
         errors = [_loo(gram, columns) for gram in grams]
         strength = STRENGTHS[int(np.argmin(errors))]
     _measure(costs, problem, rows, rule, config)
-    return Choice(rule, strength, costs)
+    return Preparation(rule, strength, costs)
 
 
-def _few(problem: Problem, seed: int) -> Int[np.ndarray, " r"]:
+def _few(problem: LensProblem, seed: int) -> Int[np.ndarray, " r"]:
     """Rows of the training part of the first fold, few enough to be quick."""
     train = problem.folds[0][0]
     lengths = problem.tokens / len(problem)
@@ -94,7 +94,7 @@ def _few(problem: Problem, seed: int) -> Int[np.ndarray, " r"]:
     return np.asarray(train[:count])
 
 
-def _pilot(ready: Any, law: Any, config: Config) -> Gram:
+def _pilot(ready: Any, law: Any, config: LensConfig) -> Gram:
     if config.activation == SOFTMAX:
         return head_gram(ready, law, PILOT_HEADS, config.activation, config.seed)
     return kernel_gram(ready, law, config.activation)
@@ -105,7 +105,7 @@ def _loo(gram: Gram, columns: np.ndarray) -> float:
     return float(path.loo_mse[path.best])
 
 
-def _measure(costs: Costs, problem: Problem, rows: np.ndarray, rule: TokenRule, config: Config) -> None:
+def _measure(costs: Costs, problem: LensProblem, rows: np.ndarray, rule: TokenRule, config: LensConfig) -> None:
     """Time each kind of step once more, now that everything is compiled."""
     sets = problem.sets[rows]
     ready = rule.apply(sets)
@@ -122,14 +122,14 @@ def _measure(costs: Costs, problem: Problem, rows: np.ndarray, rule: TokenRule, 
         began = time.perf_counter()
         kernel_gram(ready[:few], GaussianHeads(1.0), config.activation)
         costs.biased_pair = (time.perf_counter() - began) / (tokens * few / len(rows)) ** 2
-    part = Problem(sets, problem.columns[rows], None, ())
+    part = LensProblem(sets, problem.columns[rows], None, ())
     half = np.arange(len(rows))
     began = time.perf_counter()
     held_out_losses(gram, part, half, half[:1])
     costs.solve = (time.perf_counter() - began) / len(rows) ** 2
 
 
-def affordable(problem: Problem, choice: Choice, config: Config, spent: float) -> tuple[int, int]:
+def affordable(problem: LensProblem, choice: Preparation, config: LensConfig, spent: float) -> tuple[int, int]:
     """Samples and folds whose fits take about three fifths of what is left; the rest is for learning a law."""
     n, biased = len(problem), choice.strength is not None
     left = 0.6 * (config.budget - config.reserve - spent)

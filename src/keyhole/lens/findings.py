@@ -13,34 +13,22 @@ Says = Literal["yes", "perhaps", "no", "not tested"]
 
 
 @dataclass(frozen=True)
-class Config:
-    """Settings of a look.
-
-    Attributes
-    ----------
-    kind : "regression" or "classification"
-    budget : float
-        Seconds for everything.
-    n_heads : int
-        Heads of the finite layers.
-    activation, pooling : str
-    max_samples : int
-        Samples used at most.
-    steps : int
-        Most steps of a learned law; 0 learns none.
-    reserve : float
-        Seconds of the budget kept for the report.
-    seed : int
-    """
+class LensConfig:
+    """Settings of a look: ``kind`` is "regression" or "classification"."""
 
     kind: str
     budget: float = 60.0
+    """Seconds for everything."""
     n_heads: int = 256
+    """Heads of the finite layers."""
     activation: str = "relu"
     pooling: str = "mean"
     max_samples: int = 2000
+    """Samples used at most."""
     steps: int = 100
+    """Most steps of a learned law; 0 learns none."""
     reserve: float = 0.0
+    """Seconds of the budget kept for the report."""
     seed: int = 0
 
 
@@ -126,7 +114,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Curve:
+class HeldOutCurve:
     """Held-out error against the number of training samples, on the same held-out samples throughout."""
 
     name: str
@@ -136,7 +124,7 @@ class Curve:
 
 
 @dataclass(frozen=True, eq=False)
-class Spectrum:
+class TargetLoading:
     """Eigenvalues of a centred Gram matrix over n, and the share of the target's power in each direction."""
 
     name: str
@@ -149,7 +137,7 @@ class Spectrum:
 class Findings:
     """Everything that was measured, and the answers."""
 
-    config: Config
+    config: LensConfig
     description: str
     n_given: int
     n_used: int
@@ -159,8 +147,8 @@ class Findings:
     learners: list[Measured] = field(default_factory=list)
     query: list[Measured] = field(default_factory=list)
     heads: list[Measured] = field(default_factory=list)
-    curves: list[Curve] = field(default_factory=list)
-    spectra: list[Spectrum] = field(default_factory=list)
+    curves: list[HeldOutCurve] = field(default_factory=list)
+    spectra: list[TargetLoading] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     answers: dict[str, Answer] = field(default_factory=dict)
     seconds: float = 0.0
@@ -173,6 +161,10 @@ class Findings:
         if self.config.kind == "regression":
             return "share of the target's variance left over"
         return "share of sets put into the wrong class"
+
+    def why_not(self, what: str, otherwise: str) -> str:
+        """Why something was not measured."""
+        return next((reason for reason in self.skipped if what in reason), otherwise)
 
     def best(self, family: str) -> Measured | None:
         """The learner of a family with the lowest error."""

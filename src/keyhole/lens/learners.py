@@ -11,7 +11,8 @@ from jaxtyping import Float
 from keyhole.features import pooled_features
 from keyhole.groups import PooledSets, SetGroups
 from keyhole.heads import HeadDraw
-from keyhole.lens.problem import Problem
+from keyhole.lens.findings import Measured, TargetLoading
+from keyhole.lens.problem import LensProblem
 from keyhole.pooled_kernels import pooled_kernel
 from keyhole.sets import SetBatch
 from keyhole.solvers import ridge_gram_path
@@ -28,7 +29,7 @@ class Gram:
 
 
 def held_out_losses(
-    gram: Gram, problem: Problem, train: np.ndarray, test: np.ndarray
+    gram: Gram, problem: LensProblem, train: np.ndarray, test: np.ndarray
 ) -> tuple[Float[np.ndarray, " r"], float]:
     """Fit on ``train`` with the penalty of least leave-one-out error, predict ``test``; losses and penalty."""
     own = np.ascontiguousarray(gram.matrix[np.ix_(train, train)])
@@ -71,7 +72,7 @@ def nested_head_grams(
     return grams
 
 
-def pooled_numbers(problem: Problem, *, statistics: bool, pooling: str) -> Float[np.ndarray, "n p"]:
+def pooled_numbers(problem: LensProblem, *, statistics: bool, pooling: str) -> Float[np.ndarray, "n p"]:
     """Mean (or sum) of the keys and the query; with ``statistics`` their spread, extremes and number as well."""
     sets = problem.sets
     batch = problem.batch
@@ -115,3 +116,14 @@ def mlp_gram(numbers: Float[np.ndarray, "n p"], width: int, seed: int) -> Gram:
     hidden = numbers @ (rng.standard_normal((p, width)) / np.sqrt(p)) + rng.standard_normal(width)
     np.maximum(hidden, 0.0, out=hidden)
     return feature_gram(hidden / np.sqrt(width))
+
+
+def spectrum_of(m: Measured, gram: np.ndarray, columns: np.ndarray) -> TargetLoading:
+    """Eigenvalues of the centred matrix over n, and what share of the target's power lies along each direction."""
+    centred = gram - gram.mean(axis=0) - gram.mean(axis=1)[:, None] + gram.mean()
+    values, vectors = np.linalg.eigh(centred / len(gram))
+    target = columns - columns.mean(axis=0)
+    power = np.square(vectors.T @ target).sum(axis=1) / np.square(target).sum()
+    return TargetLoading(
+        m.name, "pooled" if m.family == "pooled" else m.role, np.maximum(values[::-1], 0.0), power[::-1]
+    )

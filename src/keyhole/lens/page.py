@@ -10,8 +10,8 @@ import numpy as np
 
 from keyhole import __version__
 from keyhole.lens.answers import extrapolate
-from keyhole.lens.findings import Answer, Curve, Findings, Spectrum
-from keyhole.report import Chart, HeatMap, Report, Section, Series, Table, Verdict
+from keyhole.lens.findings import Answer, Findings, HeldOutCurve, TargetLoading
+from keyhole.report import Chart, HeatMap, Report, Section, Series, Table, Verdict, bars
 
 _STATES: dict[str, Any] = {
     "yes": "holds", "perhaps": "partly", "no": "does not show", "not tested": "not tested",
@@ -70,10 +70,8 @@ def _learners(found: Findings) -> Section:
     order = sorted((m for m in found.learners if m.losses), key=found.error_of)
     series = []
     for k, m in enumerate((m for m in order if m.family != "constant"), start=1):
-        error = found.error_of(m)
-        low, high = [max(0.0, error - m.uncertainty)], [error + m.uncertainty]
         role = "mlp" if m.family == "pooled" else m.role
-        series.append(Series(m.name, [k], [error], low, high, role=role))
+        series.append(bars(m.name, [k], [found.error_of(m)], [m.uncertainty], role, floor=0.0))
     chart = Chart(
         "learners", f"Held-out error of {n - 1} learners, best first", "rank", f"error: {found.measure}", series,
         rows=rows, note="Bars are one standard error. All see the same folds; where time was short, the first of them.",
@@ -95,11 +93,10 @@ def _query(found: Findings) -> Section:
     return Section("query", "Does the query matter?", claim, blocks, _verdict(found.answers["query"]))
 
 
-def _curve_series(curve: Curve, role: str) -> Series:
-    y = [float(x.mean()) for x in curve.losses]
-    error = [float(x.std(ddof=1) / np.sqrt(len(x))) for x in curve.losses]
-    low = [max(0.0, a - b) for a, b in zip(y, error, strict=True)]
-    return Series(curve.name, list(curve.sizes), y, low, [a + b for a, b in zip(y, error, strict=True)], role=role)
+def _curve_series(curve: HeldOutCurve, role: str) -> Series:
+    means = [float(x.mean()) for x in curve.losses]
+    errors = [float(x.std(ddof=1) / np.sqrt(len(x))) for x in curve.losses]
+    return bars(curve.name, list(curve.sizes), means, errors, role, floor=0.0)
 
 
 def _data(found: Findings) -> Section:
@@ -124,10 +121,8 @@ def _heads(found: Findings) -> Section:
     finite = sorted((m for m in found.heads if m.losses and math.isfinite(m.heads)), key=lambda m: m.heads)
     blocks: list[Chart] = []
     if finite:
-        y = [m.error for m in finite]
-        low = [max(0.0, m.error - m.uncertainty) for m in finite]
-        high = [m.error + m.uncertainty for m in finite]
-        series = [Series("finite heads", [m.heads for m in finite], y, low, high, role="attention")]
+        errors, spreads = [m.error for m in finite], [m.uncertainty for m in finite]
+        series = [bars("finite heads", [m.heads for m in finite], errors, spreads, "attention", floor=0.0)]
         common = set(finite[0].losses)
         exact = [m for m in found.heads if math.isinf(m.heads) and common <= set(m.losses)]
         marks = {m.name: float(np.concatenate([m.losses[k] for k in common]).mean()) for m in exact}
@@ -141,7 +136,7 @@ def _heads(found: Findings) -> Section:
     return Section("heads", "Would more heads help?", claim, blocks, _forecast(found.answers["heads"]))
 
 
-def reach(spectrum: Spectrum, share: float) -> int:
+def reach(spectrum: TargetLoading, share: float) -> int:
     """Directions that hold so much of the target's power."""
     return int(np.searchsorted(np.cumsum(spectrum.power), share) + 1)
 
@@ -151,15 +146,13 @@ def _spectrum(found: Findings) -> Section:
         verdict = Verdict("not tested", "There was no time for a spectrum.")
         return Section("spectrum", "What the kernel finds easy", "", verdict=verdict)
     n = len(found.spectra[0].power)
-    powers, values = [], []
-    for s in found.spectra:
-        role = "mlp" if s.role == "pooled" else s.role
-        points = np.unique(np.geomspace(1, n, 60).astype(int))
-        cumulative = np.cumsum(s.power)
-        powers.append(Series(s.name, points.tolist(), cumulative[points - 1].tolist(), look="line", role=role))
-        scaled = np.maximum(s.eigenvalues / s.eigenvalues.sum(), 1e-12)
-        values.append(Series(s.name, points.tolist(), scaled[points - 1].tolist(), look="line", role=role))
     points = np.unique(np.geomspace(1, n, 60).astype(int))
+    powers: list[Series] = []
+    values: list[Series] = []
+    for s in found.spectra:
+        role, shares = "mlp" if s.role == "pooled" else s.role, s.eigenvalues / s.eigenvalues.sum()
+        for drawn, y in ((powers, np.cumsum(s.power)), (values, np.maximum(shares, 1e-12))):
+            drawn.append(Series(s.name, points.tolist(), y[points - 1].tolist(), look="line", role=role))
     chance = Series("a target of noise", points.tolist(), (points / n).tolist(), look="thin", role="null")
     charts = [
         Chart("power", "How the target loads on the kernel", "directions, strongest first",

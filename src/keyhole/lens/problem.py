@@ -16,25 +16,16 @@ N_FOLDS = 5
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
-    """Samples with targets as columns, and the folds that take turns at being held out.
-
-    Attributes
-    ----------
-    sets : SetBatch or SetGroups
-        n samples.
-    columns : array (n, t)
-        Regression: the target, centred and of unit variance. Classification: ±1, one column per class, a single one
-        for two classes.
-    labels : array (n,) or None
-        Classes by number.
-    folds : tuple of (train, test) row numbers
-    """
+class LensProblem:
+    """Samples with targets as columns, and the folds that take turns at being held out."""
 
     sets: SetBatch | SetGroups
     columns: Float[np.ndarray, "n t"] = field(repr=False)
+    """Regression: the target, centred and of unit variance. Classification: ±1 per class, one column for two."""
     labels: Int[np.ndarray, " n"] | None = field(repr=False)
+    """Classes by number."""
     folds: tuple[tuple[np.ndarray, np.ndarray], ...] = field(repr=False)
+    """Row numbers to train on and to test on."""
 
     def __len__(self) -> int:
         return len(self.columns)
@@ -61,12 +52,8 @@ class Problem:
         won = (scores[:, 0] > 0).astype(int) if scores.shape[1] == 1 else scores.argmax(axis=1)
         return np.asarray((won != self.labels[rows]).astype(np.float64))
 
-    def with_sets(self, sets: SetBatch | SetGroups) -> Problem:
-        """The same question about other sets."""
-        return Problem(sets, self.columns, self.labels, self.folds)
 
-
-def pose(data: Any, kind: str, rows: Int[np.ndarray, " n"], seed: int) -> Problem:
+def pose(data: Any, kind: str, rows: Int[np.ndarray, " n"], seed: int) -> LensProblem:
     """The problem of some rows of a dataset; the data's own split is the only fold where it has one."""
     target = np.asarray(data.target)[rows]
     split = None if data.split is None else data.split[rows]
@@ -82,7 +69,7 @@ def pose(data: Any, kind: str, rows: Int[np.ndarray, " n"], seed: int) -> Proble
             raise ValueError(f"the target must have two classes at least: all are {classes[0]!s:.40}.")
         columns = np.where(labels[:, None] == np.arange(len(classes)), 1.0, -1.0)
         columns = columns[:, 1:] if len(classes) == 2 else columns
-    return Problem(data.sets[rows], columns, labels, make_folds(len(rows), labels, split, seed))
+    return LensProblem(data.sets[rows], columns, labels, make_folds(len(rows), labels, split, seed))
 
 
 def make_folds(

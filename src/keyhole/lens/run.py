@@ -15,8 +15,8 @@ from keyhole.groups import SetGroups
 from keyhole.heads import GaussianHeads
 from keyhole.learned import LearnedHeads
 from keyhole.lens.answers import answer_all, judge
-from keyhole.lens.choice import Choice, affordable, make_choice
-from keyhole.lens.findings import Config, Curve, Findings, Measured, difference
+from keyhole.lens.choice import Preparation, affordable, make_choice
+from keyhole.lens.findings import Findings, HeldOutCurve, LensConfig, Measured, difference
 from keyhole.lens.learners import (
     Gram,
     head_gram,
@@ -26,33 +26,19 @@ from keyhole.lens.learners import (
     mlp_gram,
     nested_head_grams,
     pooled_numbers,
+    spectrum_of,
 )
-from keyhole.lens.problem import Problem, choose_rows, pose
-from keyhole.lens.spectrum import spectrum_of
+from keyhole.lens.problem import LensProblem, choose_rows, pose
 from keyhole.sets import SetBatch
 
 WIDTH = 1024
 """Units of the MLP."""
-FEWEST = 40
+MIN_SETS = 40
 
 
-def look(data: Any, config: Config, progress: Callable[[str], None] = lambda text: None) -> Findings:
-    """Fit everything there is time for, and answer the four questions.
+def look(data: Any, config: LensConfig, progress: Callable[[str], None] = lambda text: None) -> Findings:
+    """Fit everything there is time for, and answer the four questions; ``progress`` is told what is being done.
 
-    Parameters
-    ----------
-    data : Dataset
-        Sets with a target.
-    config : Config
-    progress : callable
-        Told what is being done.
-
-    Returns
-    -------
-    Findings
-
-    Notes
-    -----
     Every learner is ridge on a Gram matrix, its penalty chosen by leave-one-out inside the training part; errors are
     of five folds that take turns, or of the split that the data brings. Costs are measured on a small part first;
     then the number of samples is chosen so that all fits the budget, and what does not is skipped and named.
@@ -62,14 +48,14 @@ def look(data: Any, config: Config, progress: Callable[[str], None] = lambda tex
     >>> import keyhole as kh
     >>> sets = kh.targets.sphere_sets(120, n_keys=4, dim=3, seed=0)
     >>> data = kh.datasets.Dataset(sets, kh.targets.TokenPower(2, dim=3)(sets))
-    >>> found = look(data, Config("regression", budget=20, n_heads=32, steps=0))
+    >>> found = look(data, LensConfig("regression", budget=20, n_heads=32, steps=0))
     >>> found.answers["query"].says
     'no'
     """
     began = time.perf_counter()
     n = len(data)
-    if n < FEWEST:
-        raise ValueError(f"a look needs at least {FEWEST} sets to hold some out: got {n}. Gather more.")
+    if n < MIN_SETS:
+        raise ValueError(f"a look needs at least {MIN_SETS} sets to hold some out: got {n}. Gather more.")
     progress("choosing how to scale tokens, measuring costs")
     rows = choose_rows(n, config.max_samples, data.split, config.seed)
     problem = pose(data, config.kind, rows, config.seed)
@@ -85,7 +71,14 @@ class _Look:
     """The state of a look: Gram matrices at hand, findings so far, time left."""
 
     def __init__(
-        self, data: Any, problem: Problem, choice: Choice, config: Config, n_folds: int, began: float, progress: Any
+        self,
+        data: Any,
+        problem: LensProblem,
+        choice: Preparation,
+        config: LensConfig,
+        n_folds: int,
+        began: float,
+        progress: Any,
     ) -> None:
         self.problem, self.choice, self.config, self.progress = problem, choice, config, progress
         self.began, self.folds = began, range(n_folds)
@@ -360,7 +353,7 @@ class _Look:
             gram = self.grams[m.name]
             losses = [self._losses_at(gram, size, folds) for size in sizes[:-1]]
             losses.append(np.concatenate([m.losses[k] for k in folds]))
-            self.found.curves.append(Curve(m.name, "pooled" if m is pooled else m.role, sizes, tuple(losses)))
+            self.found.curves.append(HeldOutCurve(m.name, "pooled" if m is pooled else m.role, sizes, tuple(losses)))
 
     def _losses_at(self, gram: Gram, size: int, folds: list[int]) -> np.ndarray:
         parts = [
@@ -382,7 +375,7 @@ class _Look:
         law = self._learn(self.ready, half, seconds)
         gram = self._head_gram(law)
         losses = held_out_losses(gram, self.problem, half, test)[0]
-        curve = Curve(learned.name, "learned", (len(half), len(train)), (losses, learned.losses[0]))
+        curve = HeldOutCurve(learned.name, "learned", (len(half), len(train)), (losses, learned.losses[0]))
         self.found.curves.insert(0, curve)
 
     def _spectra(self) -> None:

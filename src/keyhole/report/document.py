@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-Cell = str | int | float | None
-Row = Mapping[str, Cell]
+Scalar = str | int | float | None
+Row = Mapping[str, Scalar]
 Look = Literal["points", "line", "dashed", "thin", "band"]
 State = Literal["holds", "partly", "does not show", "not tested", "information"]
 
@@ -28,6 +29,25 @@ class Series:
     look: Look = "points"
     role: str = ""
     hover: Sequence[str] | None = None
+
+
+def bars(
+    name: str,
+    x: Sequence[float],
+    y: Sequence[float],
+    errors: Sequence[float],
+    role: str = "",
+    hover: Sequence[str] | None = None,
+    floor: float = -math.inf,
+) -> Series:
+    """Points with bars of one standard error, no lower than ``floor``.
+
+    >>> bars("error", [1.0], [0.5], [0.75], floor=0.0).low
+    [0.0]
+    """
+    low = [max(floor, value - error) for value, error in zip(y, errors, strict=True)]
+    high = [value + error for value, error in zip(y, errors, strict=True)]
+    return Series(name, x, y, low, high, "points", role, hover)
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,11 @@
-"""Files of a report: safe names, written whole or not at all, and the rows behind each chart as CSV."""
+"""Files of a report: safe names, and the rows behind each chart as CSV."""
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
-import os
 import re
 from collections.abc import Sequence
-from pathlib import Path
-from uuid import uuid4
 
 from keyhole.report.document import Chart, HeatMap, Row, Series, Table
 
@@ -33,20 +29,6 @@ def safe_names(names: Sequence[str]) -> list[str]:
         taken.add(choice.casefold())
         safe.append(choice)
     return safe
-
-
-def write_whole(content: bytes, path: Path) -> Path:
-    """Write through a partial file beside it, so that a reader never meets half of one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{uuid4().hex}.partial")
-    try:
-        partial.write_bytes(content)
-        os.replace(partial, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            partial.unlink()
-        raise
-    return path
 
 
 def rows_behind(block: Chart | HeatMap | Table) -> list[Row]:

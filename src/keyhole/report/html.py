@@ -9,15 +9,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib import resources
+from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
 from string import Template
 from typing import Any
 
+from keyhole._files import write_whole
 from keyhole.plotting import draw_chart, draw_heat_map
 from keyhole.report.charts import chart_data, heat_map_data, legend_key
 from keyhole.report.document import Chart, HeatMap, Report, Section, Series, Table, Verdict
-from keyhole.report.files import csv_bytes, rows_behind, safe_names, write_whole
+from keyhole.report.files import csv_bytes, rows_behind, safe_names
 from keyhole.report.palette import Ink, inks_of, role_of
 from keyhole.report.words import as_html, as_json, as_plain, column, is_numeric, number
 
@@ -35,6 +37,13 @@ class _Placed:
     @property
     def suffixes(self) -> tuple[str, ...]:
         return ("csv",) if isinstance(self.block, Table) else ("svg", "png", "csv")
+
+
+def check_lab(what: str = "a report") -> None:
+    """Raise ImportError, in a line that says what to do, where the packages that draw are not installed."""
+    missing = [name for name in ("matplotlib", "plotly") if find_spec(name) is None]
+    if missing:
+        raise ImportError(f"{what} needs {' and '.join(missing)}: pip install 'keyhole[lab]'.")
 
 
 def write_report(report: Report, folder: Path) -> list[Path]:
@@ -63,6 +72,7 @@ def write_report(report: Report, folder: Path) -> list[Path]:
     ...     [str(path.relative_to(folder)) for path in write_report(Report("Title", "", [section]), Path(folder))]
     ['report.html', 'charts/sizes.csv']
     """
+    check_lab()
     inks = inks_of(report)
     names = iter(safe_names([block.name for section in report.sections for block in section.blocks]))
     placed = [[_Placed(block, next(names)) for block in section.blocks] for section in report.sections]
@@ -73,6 +83,14 @@ def write_report(report: Report, folder: Path) -> list[Path]:
     # the page last: whoever finds it finds what it links to
     page = write_whole(_page(report, placed, inks).encode(), folder / "report.html")
     return [page, *written]
+
+
+def write_chart(chart: Chart, folder: Path) -> list[Path]:
+    """Write one chart as ``NAME.svg`` and ``.png``, and its rows as ``NAME.csv``."""
+    check_lab("a chart")
+    inks = inks_of(Report("", "", [Section("", "", "", [chart])]))
+    files = _files(_Placed(chart, chart.name), inks)
+    return [write_whole(content, folder / f"{chart.name}.{suffix}") for suffix, content in files.items()]
 
 
 def _files(item: _Placed, inks: dict[str, Ink]) -> dict[str, bytes]:

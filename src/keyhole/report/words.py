@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from keyhole.report.document import Cell
+from keyhole.report.document import Scalar
 
 _SHIFTED = re.compile(r"([_^])\{([^{}<>]{1,40})\}")
 _CODE = re.compile(r"`([^`]+)`")
@@ -60,7 +60,7 @@ def as_json(value: Any) -> str:
     return text
 
 
-def number(value: Cell, digits: int = 4) -> str:
+def number(value: Scalar, digits: int = 4) -> str:
     """A number for reading, to so many significant digits; text is left as it is and what is missing is a dash.
 
     >>> [number(v) for v in (12345, 0.000012345, 2.0, float("nan"), None, "x", 1234567.8)]
@@ -81,7 +81,7 @@ def number(value: Cell, digits: int = 4) -> str:
     return text.replace("-", "−", 1) if text.startswith("-") else text
 
 
-def column(values: Sequence[Cell]) -> list[str]:
+def column(values: Sequence[Scalar]) -> list[str]:
     """The cells of a table's column: with as many decimals in each row where that loses nothing, so that they align.
 
     >>> column([0.5, 12.25, None])
@@ -102,7 +102,7 @@ def column(values: Sequence[Cell]) -> list[str]:
     ]
 
 
-def is_numeric(values: Sequence[Cell]) -> bool:
+def is_numeric(values: Sequence[Scalar]) -> bool:
     """Whether a column holds numbers (or nothing), and so is set flush right."""
     return any(isinstance(v, (int, float)) for v in values) and not any(isinstance(v, str) for v in values)
 
