@@ -20,9 +20,9 @@ import numpy as np
 from harness import interleaved_seconds, peak_mib, row
 
 from keyhole._array import thread_count
-from keyhole.features import apply_values, attention_features, feature_blocks, mlp_features
-from keyhole.heads import GaussianHeads, sample_mlp_weights
-from keyhole.sets import SetBatch
+from keyhole.attention.features import apply_values, attention_features, feature_blocks, mlp_features
+from keyhole.attention.heads import GaussianHeads, sample_mlp_weights
+from keyhole.data.sets import SetBatch
 
 DIM = N_KEYS = 16
 N_HEADS = 1000

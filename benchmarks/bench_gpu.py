@@ -24,9 +24,9 @@ import triton
 import triton.language as tl
 
 import keyhole as kh
-from keyhole._torch import dispatch
-from keyhole._torch import gram as plain
-from keyhole._torch import triton_gram as fused
+from keyhole.attention import dispatch
+from keyhole.attention import torch_gram as plain
+from keyhole.attention import triton_gram as fused
 
 N_KEYS = DIM = 16
 Row = dict[str, Any]
@@ -327,9 +327,9 @@ def bench_ridge(n: int, seed: int) -> None:
 
 def stages(sets: kh.SetBatch, y: np.ndarray) -> None:
     """Where the time of a fit goes."""
-    from keyhole._torch.ridge import DeviceRidge, factorise_lower, inverse_diagonal, invert_lower
-    from keyhole.kernels import tensor_kernel
+    from keyhole.attention.kernels import tensor_kernel
     from keyhole.layer import distinct_samples
+    from keyhole.ridge.device import DeviceRidge, factorise_lower, inverse_diagonal, invert_lower
 
     def clock(name: str, work: Callable[[], Any], operations: float = 0.0) -> Any:
         torch.cuda.synchronize()

@@ -20,7 +20,7 @@ from scipy.special import ndtr, owens_t
 
 import keyhole as kh
 from keyhole._array import run_threads, thread_count
-from keyhole.activations import gaussian_moment
+from keyhole.attention.activations import gaussian_moment
 
 SIZES = {"paper": 1000, "small": 100}
 """Sets; N = d = 16."""
@@ -132,7 +132,7 @@ def check_agreement(ours: np.ndarray, theirs: np.ndarray, allowed: float) -> str
 
 def kappa_rate() -> float:
     """Evaluations of κ per second in a bare loop over arrays that fit the cache, on all threads."""
-    from keyhole._fused.moments import fill_relu_arc
+    from keyhole.attention.compiled_moments import fill_relu_arc
 
     n_threads, ones = thread_count(), np.ones(1024)
     buffers = [np.random.default_rng(i).uniform(-1, 1, (4, 1024)) for i in range(n_threads)]

@@ -24,10 +24,10 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.solvers.dual_gap import LOSSES, Problem
-from keyhole.solvers.group_lasso import fit_group_lasso
-from keyhole.solvers.norm_ball import NormBall, fit_norm_ball
-from keyhole.solvers.projection import group_norms
+from keyhole.ball.group_lasso import fit_group_lasso
+from keyhole.ball.norm_ball import NormBall, fit_norm_ball
+from keyhole.ball.projection import group_norms
+from keyhole.ball.solver import LOSSES, Problem
 
 SIZES = {"paper": {"n": 2000, "repeat": 3, "limit": 90}, "small": {"n": 200, "repeat": 5, "limit": 60}}
 N_HEADS, DIM, N_KEYS = 500, 16, 16

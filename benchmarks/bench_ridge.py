@@ -17,7 +17,8 @@ import numpy as np
 from harness import gemm_rate
 from sklearn.linear_model import Ridge, RidgeCV
 
-from keyhole.solvers import accumulate_gram, ridge_gram_fixed, ridge_gram_path
+from keyhole.ridge.gram import ridge_gram_fixed, ridge_gram_path
+from keyhole.ridge.matrices import accumulate_gram
 
 SIZES = {"paper": (4000, 1000), "small": (400, 100)}
 """Samples and heads; d = N = 16, so 17 columns per head."""

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 import keyhole as kh
-from keyhole.sources import Batch, ParquetSets, write_parquet
+from keyhole.data.streams import Batch, ParquetSets, write_parquet
 
 FULL = {"sets": 1_000_000, "heads": 256, "cg_sets": 20_000, "cg_heads": 20_000, "dask_sets": 80_000}
 GROUP = 10_000

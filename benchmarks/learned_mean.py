@@ -16,8 +16,8 @@ from real import babi
 
 import keyhole as kh
 from keyhole._files import write_whole
-from keyhole.plotting import draw_heat_map
-from keyhole.report import HeatMap
+from keyhole.lab.plots import draw_heat_map
+from keyhole.lab.report.document import HeatMap
 
 SHOWN = 30
 """Coordinates shown on either side, those with the largest entries, in their order."""

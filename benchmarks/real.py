@@ -28,8 +28,8 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import KFold, StratifiedKFold
 
 import keyhole as kh
-from keyhole.datasets.babi import babi_tokens
-from keyhole.groups import SetGroups
+from keyhole.data.datasets import babi_tokens
+from keyhole.data.sets import SetGroups
 
 BABI = tuple(f"qa{k:02d}" for k in range(1, 11))
 MEMN2N = dict(zip(BABI, (99.9, 91.8, 58.2, 95.6, 86.3, 92.1, 79.7, 88.3, 86.4, 90.3), strict=True))

@@ -14,7 +14,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 
-from keyhole.groups import SetGroups
+from keyhole.data.sets import SetGroups
 
 
 def as_batch(X: Any) -> tuple[Any, np.ndarray]:

@@ -11,8 +11,12 @@ from jaxtyping import install_import_hook
 SOURCE = Path(__file__).parents[1] / "src" / "keyhole"
 # the compiled loops take no annotations, and decorating them would hide them from numba
 # compiled code is no Python function: numba and triton read its source
-LEFT_OUT = ("_fused", "_torch", "__init__", "__pycache__", "py")
-CHECKED = [f"keyhole.{p.stem}" for p in SOURCE.iterdir() if p.stem not in LEFT_OUT]
+LEFT_OUT = ("__init__", "_tensors", "compiled", "torch_", "triton_", "dispatch", "device")
+CHECKED = [
+    ".".join(("keyhole", *path.relative_to(SOURCE).with_suffix("").parts))
+    for path in sorted(SOURCE.rglob("*.py"))
+    if not path.stem.startswith(LEFT_OUT)
+]
 try:
     import shapecheck  # noqa: F401
 except ImportError:  # a machine with a GPU may have no beartype

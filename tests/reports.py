@@ -1,6 +1,6 @@
 """Reports to test with: one of every kind of block, and one that tries to break out."""
 
-from keyhole.report import Chart, HeatMap, Report, Section, Series, Table, Verdict
+from keyhole.lab.report.document import Chart, HeatMap, Report, Section, Series, Table, Verdict
 
 NAN, INF = float("nan"), float("inf")
 EVIL = """</script><script>alert("x")</script><img src=x onerror=alert(1)>'"&$x_1$ $HOME ${lead} %{y} \\frac{ _{a}"""

@@ -9,86 +9,78 @@ __version__ = "0.1.0"
 
 # name → module that defines it. Loaded on first use, so that `import keyhole` costs no more than NumPy.
 _HOME = {
-    "SetBatch": "sets",
-    "SetGroups": "groups",
-    "GaussianHeads": "heads",
-    "QueryKeyHeads": "heads",
-    "IdentityHeads": "learned",
-    "LearnedHeads": "learned",
-    "attention_features": "features",
-    "mlp_features": "features",
-    "attention_kernel": "kernels",
-    "mlp_kernel": "kernels",
-    "AttentionRegressor": "estimators",
-    "AttentionClassifier": "estimators",
-    "AttentionFeatures": "estimators",
-    "NormBallRegressor": "estimators",
-    "NormBallClassifier": "estimators",
-    "save": "persistence",
-    "load": "persistence",
+    "SetBatch": "data.sets",
+    "SetGroups": "data.sets",
+    "concatenate": "data.sets",
+    "read_table": "data.tables",
+    "GaussianHeads": "attention.heads",
+    "QueryKeyHeads": "attention.heads",
+    "IdentityHeads": "attention.learned",
+    "LearnedHeads": "attention.learned",
+    "attention_features": "attention.features",
+    "mlp_features": "attention.features",
+    "attention_kernel": "attention.kernels",
+    "mlp_kernel": "attention.kernels",
+    "AttentionRegressor": "estimators.attention",
+    "AttentionClassifier": "estimators.attention",
+    "AttentionFeatures": "estimators.features",
+    "NormBallRegressor": "estimators.norm_ball",
+    "NormBallClassifier": "estimators.norm_ball",
+    "save": "models",
+    "load": "models",
 }
-_ROOMS = (
-    "activations",
-    "datasets",
-    "distributed",
-    "estimators",
-    "features",
-    "heads",
-    "kernels",
-    "learned",
-    "persistence",
-    "sets",
-    "solvers",
-    "sources",
-    "tables",
-    "targets",
-    "theory",
-    "tokens",
-)
+_ROOMS = {
+    "data": "data",
+    "tokens": "data.tokens",
+    "datasets": "data.datasets",
+    "attention": "attention",
+    "ridge": "ridge",
+    "ball": "ball",
+    "estimators": "estimators",
+    "distributed": "distributed",
+    "theory": "theory",
+    "targets": "theory.targets",
+}
 
 __all__ = ["__version__", *_HOME, *_ROOMS]
 
 if TYPE_CHECKING:  # what `__getattr__` will find, for type checkers and editors
-    from keyhole import activations as activations
-    from keyhole import datasets as datasets
+    from keyhole import attention as attention
+    from keyhole import ball as ball
+    from keyhole import data as data
     from keyhole import distributed as distributed
     from keyhole import estimators as estimators
-    from keyhole import features as features
-    from keyhole import heads as heads
-    from keyhole import kernels as kernels
-    from keyhole import learned as learned
-    from keyhole import persistence as persistence
-    from keyhole import sets as sets
-    from keyhole import solvers as solvers
-    from keyhole import sources as sources
-    from keyhole import tables as tables
-    from keyhole import targets as targets
+    from keyhole import ridge as ridge
     from keyhole import theory as theory
-    from keyhole import tokens as tokens
+    from keyhole.attention.features import attention_features as attention_features
+    from keyhole.attention.features import mlp_features as mlp_features
+    from keyhole.attention.heads import GaussianHeads as GaussianHeads
+    from keyhole.attention.heads import QueryKeyHeads as QueryKeyHeads
+    from keyhole.attention.kernels import attention_kernel as attention_kernel
+    from keyhole.attention.kernels import mlp_kernel as mlp_kernel
+    from keyhole.attention.learned import IdentityHeads as IdentityHeads
+    from keyhole.attention.learned import LearnedHeads as LearnedHeads
+    from keyhole.data import datasets as datasets
+    from keyhole.data import tokens as tokens
+    from keyhole.data.sets import SetBatch as SetBatch
+    from keyhole.data.sets import SetGroups as SetGroups
+    from keyhole.data.sets import concatenate as concatenate
+    from keyhole.data.tables import read_table as read_table
     from keyhole.estimators import AttentionClassifier as AttentionClassifier
     from keyhole.estimators import AttentionFeatures as AttentionFeatures
     from keyhole.estimators import AttentionRegressor as AttentionRegressor
     from keyhole.estimators import NormBallClassifier as NormBallClassifier
     from keyhole.estimators import NormBallRegressor as NormBallRegressor
-    from keyhole.features import attention_features as attention_features
-    from keyhole.features import mlp_features as mlp_features
-    from keyhole.groups import SetGroups as SetGroups
-    from keyhole.heads import GaussianHeads as GaussianHeads
-    from keyhole.heads import QueryKeyHeads as QueryKeyHeads
-    from keyhole.kernels import attention_kernel as attention_kernel
-    from keyhole.kernels import mlp_kernel as mlp_kernel
-    from keyhole.learned import IdentityHeads as IdentityHeads
-    from keyhole.learned import LearnedHeads as LearnedHeads
-    from keyhole.persistence import load as load
-    from keyhole.persistence import save as save
-    from keyhole.sets import SetBatch as SetBatch
+    from keyhole.models import load as load
+    from keyhole.models import save as save
+    from keyhole.theory import targets as targets
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(importlib.import_module(f"keyhole.{_HOME[name]}"), name)
     if name in _ROOMS:
-        return importlib.import_module(f"keyhole.{name}")
+        return importlib.import_module(f"keyhole.{_ROOMS[name]}")
     raise AttributeError(f"module 'keyhole' has no attribute {name!r}")
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -90,7 +91,7 @@ def thread_count() -> int:
 def run_threads(work: Callable[[T], object], items: Iterable[T]) -> None:
     """Call ``work`` on every item, on as many threads as we may use.
 
-    ``work`` must release the GIL to gain by it: the compiled loops of ``_fused`` do. Plain threads rather than a
+    ``work`` must release the GIL to gain by it: the compiled loops do. Plain threads rather than a
     compiled runtime's pool, because they may be started from any thread and survive a fork.
     """
     items = list(items)
@@ -102,3 +103,9 @@ def run_threads(work: Callable[[T], object], items: Iterable[T]) -> None:
     with ThreadPoolExecutor(n_threads) as pool:
         for _ in pool.map(work, items):
             pass
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether ``value`` is a torch tensor. Costs no import: without torch there are no tensors."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)

@@ -16,10 +16,10 @@ import numpy as np
 
 from keyhole._array import thread_count
 from keyhole._checks import check_choice
-from keyhole.estimators._input import as_penalties
-from keyhole.estimators._streaming import forget_stream, gathered
-from keyhole.solvers import PrincipalAxes
-from keyhole.sources import Batch, ParquetSets, as_batch
+from keyhole.data.streams import Batch, ParquetSets, as_batch
+from keyhole.estimators.inputs import as_penalties
+from keyhole.estimators.streaming import forget_stream, gathered
+from keyhole.ridge.design import PrincipalAxes
 from keyhole.streaming import LayerRecipe, LayerSums, merge
 
 FAN_IN = 4
@@ -168,7 +168,7 @@ def _is_batch(part: Any) -> bool:
 
 def _frame_batch(frame: Any) -> Batch:
     """A pandas frame with columns keys, and query, y and weight if there are any."""
-    from keyhole.sets import SetBatch
+    from keyhole.data.sets import SetBatch
 
     if "keys" not in frame.columns:
         raise ValueError(f"a partition must have a column 'keys': it has {', '.join(map(str, frame.columns))}.")

@@ -13,14 +13,13 @@ import numpy as np
 from jaxtyping import Float, UInt64
 
 from keyhole._array import MEMORY_BUDGET, block_size, blocks
-from keyhole._duplicates import hash_samples
-from keyhole.features import pooled_features
-from keyhole.groups import PooledSets, SetGroups
-from keyhole.heads import HeadDraw
+from keyhole.attention.features import pooled_features
+from keyhole.attention.heads import HeadDraw
+from keyhole.data.sets import PooledSets, SetBatch, SetGroups, concatenate, hash_samples
+from keyhole.data.tokens import TokenRule
 from keyhole.layer import FiniteLayer
-from keyhole.sets import SetBatch, concatenate
-from keyhole.solvers import DesignMoments, PrincipalAxes, select_alpha
-from keyhole.tokens import TokenRule
+from keyhole.ridge.design import DesignMoments, PrincipalAxes
+from keyhole.ridge.problem import select_alpha
 
 BLOCK = 2**27
 """Bytes of a block of features: enough rows that the symmetric update runs at full speed, and no more."""

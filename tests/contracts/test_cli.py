@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 import keyhole
-from keyhole.cli import app
+from keyhole.cli._app import app
 
 runner = CliRunner()
 
@@ -83,7 +83,7 @@ def test_json_has_stable_keys():
 
 def test_json_says_what_the_functions_say():
     from keyhole import theory
-    from keyhole.targets import TokenPower
+    from keyhole.theory.targets import TokenPower
 
     answer = report("--target", "token^2", "--dim", 8, "--keys", 8, "--samples", "1e2,1000", "--error", "1e-4")
     target = TokenPower(2, 8)
@@ -176,7 +176,7 @@ def test_slips_are_refused_with_their_name(arguments, words):
 )
 def test_without_the_packages_that_draw_the_extra_is_named(command, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("keyhole.report.html.find_spec", lambda name: None if name == "plotly" else object())
+    monkeypatch.setattr("keyhole.lab.report.html.find_spec", lambda name: None if name == "plotly" else object())
     assert "drawing charts needs plotly: pip install 'keyhole[lab]'" in invoke(*command, code=2).stderr
     assert not list(tmp_path.iterdir())
 
@@ -214,7 +214,7 @@ def test_a_full_disk_and_a_long_name_end_in_a_sentence(tmp_path, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device", "theory.csv")
 
-    monkeypatch.setattr("keyhole.experiments.report.plot", full)
+    monkeypatch.setattr("keyhole.lab.theory_report.plot", full)
     said = invoke("theory", "--out", tmp_path, code=2).stderr
     assert "'theory.csv': No space left on device. Check the name, that the disk has room" in said
 

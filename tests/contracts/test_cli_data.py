@@ -9,9 +9,9 @@ from pyarrow import csv, parquet
 from typer.testing import CliRunner
 
 import keyhole as kh
-from keyhole.cli import app
-from keyhole.persistence import read_model
-from keyhole.tables import read_table
+from keyhole.cli._app import app
+from keyhole.data.tables import read_table
+from keyhole.models import read_model
 
 FAST = ("--heads", "4", "--law", "zero", "--scaling", "none", "--make-query", "given")
 

@@ -21,8 +21,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import keyhole as kh
-from keyhole import _fused
-from keyhole.sources import write_parquet
+from keyhole.attention import compiled as _fused
+from keyhole.data.streams import write_parquet
 
 NOWHERE = "/dev/null/home"
 """A folder that nobody can make, root included."""
@@ -37,15 +37,15 @@ def run(*command, **more):
 
 LOOPS = """
 import numpy as np, keyhole as kh
-import keyhole._fused.features, keyhole._fused.gram
+import keyhole.attention.compiled_features, keyhole.attention.compiled_gram
 for _ in range(2):
-    print(kh.kernels.mlp_kernel(kh.SetBatch(np.ones((3, 2, 2)))).shape)
+    print(kh.mlp_kernel(kh.SetBatch(np.ones((3, 2, 2)))).shape)
 """
 
 
 def test_without_a_cache_loops_are_compiled_in_memory_and_one_line_says_so(tmp_path):
     shutil.copytree(PACKAGE, tmp_path / "keyhole", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "keyhole" / "_fused" / "__pycache__").write_text("")  # a file where the folder should be
+    (tmp_path / "keyhole" / "attention" / "__pycache__").write_text("")  # a file where the folder should be
     done = run("-c", LOOPS, HOME=NOWHERE, XDG_CACHE_HOME=NOWHERE, PYTHONPATH=str(tmp_path))
     assert done.returncode == 0, done.stderr.decode()
     assert done.stdout.decode().split() == ["(3,", "3)"] * 2

@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 import keyhole as kh
-from keyhole.cli import app
-from keyhole.sources import write_parquet
-from keyhole.sources.parts import PartedFile
+from keyhole import models
+from keyhole.cli._app import app
+from keyhole.data.streams import PartedFile, write_parquet
 
 runner = CliRunner()
 
@@ -264,7 +264,7 @@ def test_a_full_disk_is_said(command, files, sets, monkeypatch):
     model, folder = files
     write_parquet(folder / "in.parquet", [(sets, sets.query[:, 0])], row_group_size=25)
     names = {"predict": NAMES, "fit": ("in.parquet", "new")}[command]
-    place, name = {"predict": (PartedFile, "write"), "fit": (kh.persistence, "save")}[command]
+    place, name = {"predict": (PartedFile, "write"), "fit": (models, "save")}[command]
     plain, before = getattr(place, name), resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def full(*given, **options):
@@ -308,7 +308,7 @@ def test_from_one_row_per_token_to_predictions(tmp_path, rng):
     assert done.exit_code == 0, done.output
     done = runner.invoke(app, ["predict", *(str(tmp_path / n) for n in ("model", "in.csv", "out.parquet"))])
     assert done.exit_code == 0, done.output
-    sets = kh.tables.read_table(tmp_path / "in.csv", set_id="basket", keys="a,b", target="price").sets
+    sets = kh.read_table(tmp_path / "in.csv", set_id="basket", keys="a,b", target="price").sets
     np.testing.assert_array_equal(
         pq.read_table(tmp_path / "out.parquet")["prediction"], kh.load(tmp_path / "model").predict(sets)
     )

@@ -6,8 +6,8 @@ import pytest
 from chromium import NAMES, chromium, find_chromium
 from reports import EVIL, evil, not_finite, sample
 
-from keyhole.report import Table
-from keyhole.report.html import write_report
+from keyhole.lab.report.document import Table
+from keyhole.lab.report.html import write_report
 
 pytestmark = pytest.mark.skipif(
     find_chromium() is None,

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from keyhole.cli import app
-from keyhole.experiments.reproduce import check_names, choose_figures
-from keyhole.experiments.runner import Plan, RunError, run_dask, run_local
-from keyhole.experiments.store import Store, export
-from keyhole.report import Section, Verdict
+from keyhole.cli._app import app
+from keyhole.lab.report.document import Section, Verdict
+from keyhole.lab.reproduce import check_names, choose_figures
+from keyhole.lab.runner import Plan, RunError, run_dask, run_local
+from keyhole.lab.store import Store, export
 
 TINY = ["d=3", "N=3", "M=70", "n=256", "repetitions=3", "spectrum_sets=64", "n_test=50", "powers=1,2"]
 SMALL = [*TINY, "n=32", "M=5", "repetitions=2"]
@@ -25,9 +25,9 @@ runner = CliRunner()
 SCRIPT = """
 import sys
 from pathlib import Path
-from keyhole.experiments.reproduce import choose_figures
-from keyhole.experiments.runner import Plan, run_local
-from keyhole.experiments.store import Store, export
+from keyhole.lab.reproduce import choose_figures
+from keyhole.lab.runner import Plan, run_local
+from keyhole.lab.store import Store, export
 
 if __name__ == "__main__":
     folder, seed, settings = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
@@ -126,7 +126,7 @@ def test_ctrl_c_stops_and_says_how_to_go_on(tmp_path, monkeypatch):
     def once(keys):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("keyhole.experiments.runner.run_local", interrupted)
+    monkeypatch.setattr("keyhole.lab.runner.run_local", interrupted)
     result = invoke("averages", *settings(SMALL), "--out", tmp_path, code=130)
     words = " ".join(result.output.split())
     assert "stopped: 1 of" in words
@@ -226,7 +226,7 @@ def test_a_figure_is_drawn_from_results_alone(tmp_path, stand_in, name):
 
 
 def test_a_report_is_written(tmp_path):
-    pytest.importorskip("keyhole.report.html")
+    pytest.importorskip("keyhole.lab.report.html")
     overrides = [text for text in SMALL if not text.startswith("powers")]
     invoke("averages", *settings([*overrides, "powers=2"]), "--out", tmp_path, "--jobs", 1)
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
@@ -236,7 +236,7 @@ def test_a_report_is_written(tmp_path):
 
 def test_the_report_counts_verdicts_and_says_where_it_comes_from(tmp_path, stand_in, monkeypatch):
     real = Section("transformer", "Heads of a transformer", "A claim.", verdict=Verdict("not tested", "No checkpoint."))
-    monkeypatch.setattr("keyhole.experiments.reproduce.transformer_section", lambda: real)
+    monkeypatch.setattr("keyhole.lab.reproduce.transformer_section", lambda: real)
     invoke("averages", "transformer", *settings(SMALL), "--out", tmp_path, "--jobs", 1, "--seed", 3)
     [report] = stand_in
     assert [section.slug for section in report.sections] == ["averages", "transformer"]
@@ -288,7 +288,7 @@ def test_overrides_reach_every_figure_that_has_the_field():
 @pytest.mark.parametrize("preset", ["quick", "full"])
 def test_presets_share_their_jobs(preset):
     """Figures 2 and 3 ask for the same draws: their cells are computed together."""
-    from keyhole.experiments.jobs import group
+    from keyhole.lab.jobs import group
 
     second, third = (figure.cells() for figure in choose_figures(["correlation", "rotation"], preset))
     assert len(group(second + third)) == len(group(second))

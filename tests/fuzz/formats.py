@@ -34,14 +34,14 @@ import pyarrow.parquet as pq
 import typer
 
 import keyhole as kh
-from keyhole.cli import app
-from keyhole.datasets import load_babi, load_bags, load_molecules, load_uea
-from keyhole.experiments.reproduce import check_names, choose_figures
-from keyhole.experiments.store import Store, export
-from keyhole.groups import SetGroups
-from keyhole.notation import parse_target
-from keyhole.sources import ParquetSets
-from keyhole.tables import read_table
+from keyhole.cli._app import app
+from keyhole.data.datasets import load_babi, load_bags, load_molecules, load_uea
+from keyhole.data.sets import SetGroups
+from keyhole.data.streams import ParquetSets
+from keyhole.data.tables import read_table
+from keyhole.lab.reproduce import check_names, choose_figures
+from keyhole.lab.store import Store, export
+from keyhole.theory.notation import parse_target
 
 DIM = 2
 MODERATE = 1e100

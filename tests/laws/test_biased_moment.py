@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import keyhole as kh
-from keyhole.activations import gaussian_moment
-from keyhole.kernels import attention_kernel_diagonal
+from keyhole.attention.activations import gaussian_moment
+from keyhole.attention.kernels import attention_kernel_diagonal
 
 ALLOWED = 1e-10  # relative, on the kernels
 ALLOWED_PAIR = 1e-11  # relative, on a single pair, where the integral itself is good to 1e-13

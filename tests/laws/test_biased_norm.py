@@ -8,9 +8,10 @@ import pytest
 from scipy.integrate import quad
 from scipy.special import ndtr
 
-from keyhole.targets import Correlation, RotatedCorrelation, TokenPower, sphere_sets
-from keyhole.theory import biased_norm_bound, kernel_coefficient, pair_powers, rkhs_norm, rkhs_norm_bound
-from keyhole.theory.biased import _fit, _Group, _groups, fitted_functions, hermite_moments
+from keyhole.theory.biased import _fit, _Group, _groups, biased_norm_bound, fitted_functions, hermite_moments
+from keyhole.theory.complexity import kernel_coefficient, rkhs_norm, rkhs_norm_bound
+from keyhole.theory.harmonics import pair_powers
+from keyhole.theory.targets import Correlation, RotatedCorrelation, TokenPower, sphere_sets
 
 
 def relu_moment(h, k, rho):

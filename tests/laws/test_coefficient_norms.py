@@ -7,8 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from keyhole.targets import Correlation, RotatedCorrelation, TokenPower, monomial
-from keyhole.targets.polynomial import KEY, PAIR
+from keyhole.theory.targets import KEY, PAIR, Correlation, RotatedCorrelation, TokenPower, monomial
 
 
 def tensor(term, dim, symmetrise=True):

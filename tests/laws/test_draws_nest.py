@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import keyhole as kh
-from keyhole.features import attention_features, feature_blocks
-from keyhole.heads import GaussianHeads, HeadDraw, QueryKeyHeads, sample_mlp_weights, standard_normals
+from keyhole.attention.features import attention_features, feature_blocks
+from keyhole.attention.heads import GaussianHeads, HeadDraw, QueryKeyHeads, sample_mlp_weights, standard_normals
 
 DIM = 4
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import keyhole as kh
-from keyhole.activations import POINTWISE, SOFTMAX
-from keyhole.features import apply_values, attention_features, feature_blocks, mlp_features
-from keyhole.heads import GaussianHeads, HeadDraw, sample_mlp_weights
+from keyhole.attention.activations import POINTWISE, SOFTMAX
+from keyhole.attention.features import apply_values, attention_features, feature_blocks, mlp_features
+from keyhole.attention.heads import GaussianHeads, HeadDraw, sample_mlp_weights
 
 DIM, N_HEADS = 5, 37
 SMOOTH = [a for a in (*POINTWISE, SOFTMAX) if a != "step"]  # a step may turn one rounding into a whole weight
@@ -165,5 +165,5 @@ def test_the_size_of_tiles_and_tasks_changes_no_bit(rng, seed, monkeypatch):
     )
     whole = attention_features(batch, draw)
     for name, size in [("_TILE", 1), ("_CACHE", 1), ("_TASK", 1e4)]:
-        monkeypatch.setattr(f"keyhole.features._tiles.{name}", size)
+        monkeypatch.setattr(f"keyhole.attention.features.{name}", size)
         assert np.array_equal(attention_features(batch, draw), whole)

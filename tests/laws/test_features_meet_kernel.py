@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import keyhole as kh
-from keyhole.heads import sample_mlp_weights
+from keyhole.attention.heads import sample_mlp_weights
 
 DIM = 3
 ALLOWED = 5.0  # standard errors

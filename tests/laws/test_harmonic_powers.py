@@ -5,10 +5,16 @@ import math
 import numpy as np
 import pytest
 
-from keyhole.targets import Correlation, QueryPower, RotatedCorrelation, TokenPower, monomial, sphere_sets
-from keyhole.targets.contractions import joinings
-from keyhole.theory import harmonic_count, pair_powers
-from keyhole.theory.harmonics import _harmonic_transform, gegenbauer
+from keyhole.theory.harmonics import _harmonic_transform, gegenbauer, harmonic_count, pair_powers
+from keyhole.theory.targets import (
+    Correlation,
+    QueryPower,
+    RotatedCorrelation,
+    TokenPower,
+    joinings,
+    monomial,
+    sphere_sets,
+)
 
 
 def general_powers(target):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import keyhole as kh
-from keyhole.kernels import attention_kernel_diagonal
+from keyhole.attention.kernels import attention_kernel_diagonal
 
 ROUNDING = 1e-13  # relative to the geometric mean of the diagonal entries
 

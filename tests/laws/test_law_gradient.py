@@ -4,13 +4,17 @@ import numpy as np
 import pytest
 
 import keyhole as kh
-from keyhole.features import attention_features, attention_pullback, pooled_features, pooled_pullback
-from keyhole.features.pullback import DIFFERENTIABLE
-from keyhole.groups import PooledSets
-from keyhole.learned.descent import gradient_in_law
-from keyhole.learned.judge import Task
-from keyhole.solvers.left_out import leave_groups_out, loo_gradient
-from keyhole.solvers.ridge_gram import ridge_gram_path
+from keyhole.attention.features import (
+    DIFFERENTIABLE,
+    attention_features,
+    attention_pullback,
+    pooled_features,
+    pooled_pullback,
+)
+from keyhole.attention.learned import Task, gradient_in_law
+from keyhole.data.sets import PooledSets
+from keyhole.ridge.gram import ridge_gram_path
+from keyhole.ridge.left_out import leave_groups_out, loo_gradient
 
 STEP = 1e-6
 
@@ -38,7 +42,7 @@ def test_pullback_is_the_transposed_derivative_of_the_features(activation, n_mea
 
 
 def test_broken_twin_a_softmax_that_forgets_its_normalisation_is_seen(rng, monkeypatch):
-    import keyhole.features.pullback as room
+    from keyhole.attention import features as room
 
     def forgetful(activation, scores, slopes):
         scores -= scores.max(axis=2, keepdims=True)

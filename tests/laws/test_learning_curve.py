@@ -6,16 +6,11 @@ import numpy as np
 import pytest
 from plain_kernels import attention_gram, mlp_gram
 
-from keyhole.heads import GaussianHeads
-from keyhole.targets import Correlation, TokenPower, sphere_sets
-from keyhole.theory import (
-    attention_spectrum,
-    best_ridge_curve,
-    curve_from_spectrum,
-    empirical_curve,
-    learning_curve,
-    pair_powers,
-)
+from keyhole.attention.heads import GaussianHeads
+from keyhole.theory.curves import best_ridge_curve, curve_from_spectrum, empirical_curve, learning_curve
+from keyhole.theory.harmonics import pair_powers
+from keyhole.theory.spectrum import attention_spectrum
+from keyhole.theory.targets import Correlation, TokenPower, sphere_sets
 
 # the theory is asymptotic in the number of eigenfunctions; at d = 8 it is held to twelve percent
 THEORY = 0.12

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from sklearn.linear_model import Ridge
 
-from keyhole.solvers import ridge_design_path, ridge_gram_fixed, ridge_gram_path
+from keyhole.ridge.design import ridge_design_path
+from keyhole.ridge.gram import ridge_gram_fixed, ridge_gram_path
 
 ALPHAS = [0.03, 1.0, 20.0]
 

@@ -9,10 +9,8 @@ import math
 import numpy as np
 import pytest
 
-from keyhole.solvers.dual_gap import LOSSES
-from keyhole.solvers.losses import Absolute, Hinge, Huber, Logistic, Squared
-from keyhole.solvers.multinomial import Multinomial
-from keyhole.solvers.smoothing import Smoothed
+from keyhole.ball.losses import Absolute, Hinge, Huber, Logistic, Multinomial, Smoothed, Squared
+from keyhole.ball.solver import LOSSES
 
 SMOOTH = ("huber", "squared", "logistic", "multinomial")
 PROXIMAL = ("absolute", "hinge", "huber", "squared")

@@ -6,11 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from keyhole.experiments import prediction
-from keyhole.experiments.jobs import compute, group, read_target
-from keyhole.kernels import attention_kernel
-from keyhole.targets import Correlation, sphere_sets
-from keyhole.theory import learning_curve
+from keyhole.attention.kernels import attention_kernel
+from keyhole.lab.figures import prediction
+from keyhole.lab.jobs import compute, group, read_target
+from keyhole.theory.curves import learning_curve
+from keyhole.theory.targets import Correlation, sphere_sets
 
 SMALL = prediction.Config(
     dims=(4, 8),

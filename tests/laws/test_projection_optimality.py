@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from keyhole.solvers.projection import group_norms, norm_ball_support, project_norm_ball
+from keyhole.ball.projection import group_norms, norm_ball_support, project_norm_ball
 
 
 def draw(rng, m=40, d=3):

@@ -4,14 +4,9 @@ import numpy as np
 import pytest
 from sklearn.linear_model import Ridge
 
-from keyhole.solvers import (
-    accumulate_design,
-    accumulate_gram,
-    ridge_design_path,
-    ridge_gram_fixed,
-    ridge_gram_path,
-    ridge_statistics_path,
-)
+from keyhole.ridge.design import accumulate_design, ridge_design_path, ridge_statistics_path
+from keyhole.ridge.gram import ridge_gram_fixed, ridge_gram_path
+from keyhole.ridge.matrices import accumulate_gram
 
 # rounding of a Gram matrix moves a fit by ε λ_max/alpha, here at most 1e-15 · 5e4 / 0.1 = 5e-10
 ALPHAS = [10.0, 1.0, 0.1]

@@ -5,8 +5,10 @@ import math
 import numpy as np
 from plain_kernels import attention_gram
 
-from keyhole.targets import TokenPower, sphere_sets
-from keyhole.theory import attention_trace, kernel_risk_bound, rkhs_norm
+from keyhole.theory.bounds import kernel_risk_bound
+from keyhole.theory.complexity import rkhs_norm
+from keyhole.theory.spectrum import attention_trace
+from keyhole.theory.targets import TokenPower, sphere_sets
 
 
 def rademacher_average(dim, n_keys, n, seed, draws=200):

@@ -8,8 +8,8 @@ import pytest
 from plain_kernels import attention_gram
 from scipy.linalg import cholesky, solve_triangular
 
-from keyhole.targets import Correlation, QueryPower, RotatedCorrelation, TokenPower, monomial, sphere_sets
-from keyhole.theory import kernel_coefficient, paper_complexity, rkhs_norm, rkhs_norm_bound
+from keyhole.theory.complexity import kernel_coefficient, paper_complexity, rkhs_norm, rkhs_norm_bound
+from keyhole.theory.targets import Correlation, QueryPower, RotatedCorrelation, TokenPower, monomial, sphere_sets
 
 
 def families(dim):

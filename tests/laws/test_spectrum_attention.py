@@ -9,9 +9,10 @@ from plain_kernels import arc_cosine, attention_gram
 from scipy.integrate import quad
 from scipy.special import beta
 
-from keyhole.targets import sphere_sets
-from keyhole.theory import attention_spectrum, attention_trace, pair_eigenvalues
 from keyhole.theory.harmonics import gegenbauer
+from keyhole.theory.moments import pair_eigenvalues
+from keyhole.theory.spectrum import attention_spectrum, attention_trace
+from keyhole.theory.targets import sphere_sets
 
 LEVELS = 9
 

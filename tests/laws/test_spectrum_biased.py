@@ -6,23 +6,9 @@ import numpy as np
 import pytest
 from scipy.special import roots_jacobi
 
-from keyhole.heads import GaussianHeads
-from keyhole.kernels import attention_kernel
-from keyhole.targets import Correlation, QueryPower, TokenPower, monomial, sphere_sets
-from keyhole.theory import (
-    attention_spectrum,
-    attention_trace,
-    best_bias,
-    best_ridge_curve,
-    biased_norm_bound,
-    harmonic_count,
-    learning_curve,
-    pair_eigenvalues,
-    pair_powers,
-    rkhs_norm,
-    samples_needed,
-)
-from keyhole.theory.biased import hermite_moments
+from keyhole.attention.heads import GaussianHeads
+from keyhole.attention.kernels import attention_kernel
+from keyhole.theory.biased import biased_norm_bound, hermite_moments
 from keyhole.theory.blocks import (
     Bias,
     bias_of,
@@ -34,8 +20,13 @@ from keyhole.theory.blocks import (
     single_block,
     target_vectors,
 )
-from keyhole.theory.moments import harmonic_ratios, log_moment
-from keyhole.theory.spectrum import orthonormal_zonal
+from keyhole.theory.bounds import samples_needed
+from keyhole.theory.complexity import rkhs_norm
+from keyhole.theory.curves import best_bias, best_ridge_curve, learning_curve
+from keyhole.theory.harmonics import harmonic_count, pair_powers
+from keyhole.theory.moments import harmonic_ratios, log_moment, pair_eigenvalues
+from keyhole.theory.spectrum import attention_spectrum, attention_trace, orthonormal_zonal
+from keyhole.theory.targets import Correlation, QueryPower, TokenPower, monomial, sphere_sets
 
 
 def commutator(dim, a, b, degree, scale=1.0):

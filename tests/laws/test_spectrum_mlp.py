@@ -7,10 +7,10 @@ import pytest
 from plain_kernels import arc_cosine, mlp_gram
 from scipy.special import roots_jacobi
 
-from keyhole.targets import Correlation, TokenPower, sphere_sets
-from keyhole.theory import mlp_norm, mlp_spectrum, rkhs_norm
+from keyhole.theory.complexity import mlp_norm, rkhs_norm
 from keyhole.theory.harmonics import gegenbauer
-from keyhole.theory.mlp import mlp_eigenvalue
+from keyhole.theory.mlp import mlp_eigenvalue, mlp_spectrum
+from keyhole.theory.targets import Correlation, TokenPower, sphere_sets
 
 
 def by_quadrature(dim, n_keys, parts):

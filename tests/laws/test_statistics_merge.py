@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 import keyhole as kh
-from keyhole.heads import HeadDraw
-from keyhole.solvers import DesignMoments, PrincipalAxes, ridge_design_path
+from keyhole.attention.heads import HeadDraw
+from keyhole.data.tokens import TokenRule
+from keyhole.ridge.design import DesignMoments, PrincipalAxes, ridge_design_path
 from keyhole.streaming import LayerRecipe, merge
-from keyhole.tokens import TokenRule
 
 ALPHAS = [0.01, 1.0, 100.0]
 

@@ -4,7 +4,8 @@ import mpmath
 import numpy as np
 import pytest
 
-from keyhole.solvers import ridge_design_path, ridge_gram_fixed, ridge_gram_path
+from keyhole.ridge.design import ridge_design_path
+from keyhole.ridge.gram import ridge_gram_fixed, ridge_gram_path
 
 GRID = np.concatenate([[0.0], np.geomspace(1e-20, 1e3, 47)])
 GRIDS = pytest.mark.parametrize("alphas", [GRID, None], ids=["down to zero", "default grid"])

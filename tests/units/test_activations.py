@@ -4,8 +4,8 @@ import mpmath
 import numpy as np
 import pytest
 
-from keyhole import activations
-from keyhole.activations import apply, gaussian_moment
+from keyhole.attention import activations
+from keyhole.attention.activations import apply, gaussian_moment
 
 EPS = np.finfo(float).eps
 
@@ -150,7 +150,7 @@ def test_bad_moments_are_named(arguments, words):
 
 
 def test_arcs_are_accurate_to_their_last_digits(rng):
-    from keyhole._fused.moments import relu_arc, step_arc
+    from keyhole.attention.compiled_moments import relu_arc, step_arc
 
     gaps = np.concatenate([10.0 ** rng.uniform(-16, 0, 100), [0.0, 1.0]])
     with mpmath.workdps(40):
@@ -165,7 +165,7 @@ def test_arcs_are_accurate_to_their_last_digits(rng):
 
 
 def test_normal_parts_are_accurate_in_both_tails(rng):
-    from keyhole._fused.moments import normal_parts
+    from keyhole.attention.compiled_moments import normal_parts
 
     points = np.concatenate([rng.uniform(-37, 37, 80), rng.normal(size=40), [0.0, -37.0, 39.0, 41.0]])
     with mpmath.workdps(400):  # at −37 the textbook form of E(h+U)²_+ cancels three hundred digits less than it holds
@@ -179,7 +179,7 @@ def test_normal_parts_are_accurate_in_both_tails(rng):
 
 
 def test_vector_exp_agrees_with_libm(rng):
-    from keyhole._fused.moments import EXP_HIGHEST, EXP_LOWEST, vector_exp
+    from keyhole.attention.compiled_moments import EXP_HIGHEST, EXP_LOWEST, vector_exp
 
     points = np.concatenate([rng.uniform(EXP_LOWEST, EXP_HIGHEST, 300), [EXP_LOWEST, EXP_HIGHEST, 0.0, -0.0, 1e-320]])
     for x in points:

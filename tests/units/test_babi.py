@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from keyhole.datasets.babi import babi_tokens
+from keyhole.data.datasets import babi_tokens
 
 WORDS = ["the", "office", "is", "north", "of", "garden", "what"]
 TABLE = np.array([[1, 2, 3, 4, 5, 1, 6], [1, 6, 3, 4, 5, 1, 2], [7, 3, 4, 5, 1, 6, 0]])

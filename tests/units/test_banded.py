@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from keyhole.solvers import banded, ridge_gram
-from keyhole.solvers.banded import WIDTH, BandedSweep, to_band
-from keyhole.solvers.ridge_gram import ridge_gram_path
+from keyhole.ridge import banded
+from keyhole.ridge import gram as ridge_gram
+from keyhole.ridge.banded import WIDTH, BandedSweep, to_band
+from keyhole.ridge.gram import ridge_gram_path
 
 ALPHAS = np.array([1e-3, 0.1, 10.0])
 

@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from keyhole.experiments import cells as module
-from keyhole.experiments.cells import ARITHMETIC, Cell
-from keyhole.experiments.jobs import compute, group
+from keyhole.lab import cells as module
+from keyhole.lab.cells import ARITHMETIC, Cell
+from keyhole.lab.jobs import compute, group
 
 CELL = Cell("attention", "token^2", 3, 2, 4, 12, 16, 20, seed=0, repetition=0)
 

@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from keyhole.solvers import central_path
-from keyhole.solvers.central_path import CentralPath
-from keyhole.solvers.dual_gap import LOSSES, Problem
-from keyhole.solvers.norm_ball import NormBall, SolverWarning, fit_norm_ball
+from keyhole.ball import central_path
+from keyhole.ball.central_path import CentralPath
+from keyhole.ball.norm_ball import NormBall, fit_norm_ball
+from keyhole.ball.solver import LOSSES, Problem, SolverWarning
 
 
 def problem_of(loss, rng, n=40, n_groups=6, size=4):

@@ -8,9 +8,9 @@ import pytest
 from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
-from keyhole.checkpoints import TensorFile, lean_of_layer, lean_of_model, open_checkpoint
-from keyhole.cli import app
-from keyhole.experiments import heads_of_a_transformer as figure
+from keyhole.cli._app import app
+from keyhole.lab.checkpoints import TensorFile, lean_of_layer, lean_of_model, open_checkpoint
+from keyhole.lab.figures import transformer as figure
 
 HEADS, RANK, DIM, LAYERS = 4, 6, 64, 3
 

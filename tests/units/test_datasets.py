@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import keyhole as kh
-from keyhole.datasets import (
-    archives,
+from keyhole.data import datasets as archives
+from keyhole.data.datasets import (
     load_babi,
     load_bags,
     load_data,
@@ -94,7 +94,7 @@ def test_babi(babi, name):
 
 
 def test_babi_makes_the_tokens_of_the_shared_tasks(babi):
-    from keyhole.datasets.babi_files import words_of
+    from keyhole.data.datasets import words_of
 
     assert words_of("The hallway is north of Bob's garden.") == (
         "the",

@@ -12,8 +12,8 @@ import pytest
 from sklearn.base import clone
 
 import keyhole as kh
+from keyhole.data.streams import ParquetSets, write_parquet
 from keyhole.distributed import fit_dask, predict_dask
-from keyhole.sources import ParquetSets, write_parquet
 
 distributed = pytest.importorskip("distributed")
 dask = pytest.importorskip("dask")

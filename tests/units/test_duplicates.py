@@ -1,7 +1,6 @@
 import numpy as np
 
-from keyhole._duplicates import first_occurrences
-from keyhole.sets import SetBatch
+from keyhole.data.sets import SetBatch, first_occurrences
 
 
 def test_the_order_of_keys_does_not_hide_a_duplicate(rng):
@@ -26,7 +25,7 @@ def test_multiplicity_of_a_key_counts(rng):
 
 
 def test_colliding_hashes_are_told_apart(rng, monkeypatch):
-    monkeypatch.setattr("keyhole._duplicates._hash_rows", lambda rows: np.zeros(len(rows), dtype=np.uint64))
+    monkeypatch.setattr("keyhole.data.sets._hash_rows", lambda rows: np.zeros(len(rows), dtype=np.uint64))
     keys = rng.normal(size=(6, 2, 3))
     keys[4] = keys[1]
     assert first_occurrences(SetBatch(keys), np.zeros((6, 1))).tolist() == [0, 1, 2, 3, 1, 5]

@@ -7,8 +7,8 @@ from sklearn.linear_model import Ridge
 from sklearn.metrics import log_loss
 
 import keyhole as kh
-from keyhole.heads import HeadDraw
-from keyhole.solvers.calibration import fit_temperature
+from keyhole.attention.heads import HeadDraw
+from keyhole.estimators.inputs import fit_temperature
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import pytest
 from jaxtyping import config
 
 import keyhole as kh
-from keyhole.activations import POINTWISE, SOFTMAX
-from keyhole.features import apply_values, attention_features, feature_blocks, mlp_features
-from keyhole.heads import GaussianHeads, HeadDraw, sample_mlp_weights
+from keyhole.attention.activations import POINTWISE, SOFTMAX
+from keyhole.attention.features import apply_values, attention_features, feature_blocks, mlp_features
+from keyhole.attention.heads import GaussianHeads, HeadDraw, sample_mlp_weights
 
 ACTIVATIONS = (*POINTWISE, SOFTMAX)
 SIGMA = {
@@ -182,9 +182,9 @@ def test_one_huge_set_among_small_ones(rng):
 def test_the_number_of_threads_changes_no_bit(rng, monkeypatch, threads):
     batch, heads = draw_batch(rng, rng.integers(1, 40, size=60), 5), GaussianHeads().sample(200, 5, 0)
     expected = [attention_features(batch, heads), apply_values(batch, heads, np.ones((1200, 1)))]
-    monkeypatch.setattr("keyhole.features._tiles.thread_count", lambda: threads)
+    monkeypatch.setattr("keyhole.attention.features.thread_count", lambda: threads)
     monkeypatch.setattr("keyhole._array.thread_count", lambda: threads)
-    monkeypatch.setattr("keyhole.features._tiles._TASK", 1e5)
+    monkeypatch.setattr("keyhole.attention.features._TASK", 1e5)
     found = [attention_features(batch, heads), apply_values(batch, heads, np.ones((1200, 1)))]
     assert all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
 
@@ -300,7 +300,7 @@ def test_mlp_features_are_the_formula(rng, seed, query, dtype):
 def test_mlp_features_do_not_depend_on_the_budget(rng, monkeypatch):
     batch, weights = draw_batch(rng, [2] * 50, 3), sample_mlp_weights(7, 2, 3, seed=0)
     expected = mlp_features(batch, weights)
-    monkeypatch.setattr("keyhole.features.mlp.MEMORY_BUDGET", 1000)
+    monkeypatch.setattr("keyhole.attention.features.MEMORY_BUDGET", 1000)
     assert np.allclose(mlp_features(batch, weights), expected, rtol=1e-13, atol=1e-15)
 
 

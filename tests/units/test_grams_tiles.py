@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from keyhole.solvers import grams
+from keyhole.ridge import matrices as grams
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])

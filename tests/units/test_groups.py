@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 import keyhole as kh
-from keyhole.features import pooled_feature_blocks, pooled_features, pooled_values
-from keyhole.groups import PooledSets, SetGroups
-from keyhole.heads import HeadDraw
-from keyhole.pooled_kernels import pooled_kernel
+from keyhole.attention.features import pooled_feature_blocks, pooled_features, pooled_values
+from keyhole.attention.heads import HeadDraw
+from keyhole.attention.kernels import pooled_kernel
+from keyhole.data.sets import PooledSets, SetGroups
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_blocks_values_and_kernel_agree_with_the_features(kind, groups, sets):
 
 
 def test_the_kernel_of_shared_means_is_the_average(sets, rng):
-    from keyhole.learned import FittedHeads
+    from keyhole.attention.heads import FittedHeads
 
     means = rng.normal(size=(2, 4, 4))
     law = FittedHeads(means, 0.4)

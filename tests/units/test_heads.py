@@ -6,7 +6,7 @@ import pytest
 from jaxtyping import config
 from scipy.special import ndtr
 
-from keyhole.heads import (
+from keyhole.attention.heads import (
     GaussianHeads,
     HeadDraw,
     HeadLaw,

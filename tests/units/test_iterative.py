@@ -5,10 +5,10 @@ import pytest
 from sklearn.base import clone
 
 import keyhole as kh
-from keyhole import large_layer
-from keyhole.large_layer import HeadDesign
-from keyhole.solvers import ridge_design_path
-from keyhole.solvers.iterative import Preconditioner, ResidualWarning, ridge_cg
+from keyhole import layer as large_layer
+from keyhole.layer import HeadDesign
+from keyhole.ridge.design import ridge_design_path
+from keyhole.ridge.iterative import Preconditioner, ResidualWarning, ridge_cg
 
 
 class Plain:
@@ -119,7 +119,7 @@ def y(sets, rng):
 
 
 def test_products_of_heads_are_those_of_their_features(sets, rng):
-    from keyhole.heads import HeadDraw
+    from keyhole.attention.heads import HeadDraw
 
     draw = HeadDraw(kh.GaussianHeads(), 50, 3, 0)
     centre = rng.standard_normal(200)
@@ -183,7 +183,7 @@ def test_a_residual_that_stays_is_told(sets, y, monkeypatch):
 def test_memory_decides_when_nobody_does(sets, y, monkeypatch):
     assert not large_layer.exceeds_memory(1000, 10**7, "float64")
     assert large_layer.exceeds_memory(10**6, 10**6, "float32")
-    from keyhole.estimators import _sets
+    from keyhole.estimators import inputs as _sets
 
     monkeypatch.setattr(_sets, "exceeds_memory", lambda *_: True)
     assert kh.AttentionRegressor(30, alpha=0.1, random_state=0).fit(sets, y).solver_ == "cg"

@@ -7,13 +7,12 @@ import random
 import numpy as np
 import pytest
 
-from keyhole.experiments.cells import Cell
-from keyhole.experiments.jobs import Draw, Job, compute, group, read_target
-from keyhole.experiments.nested_ridge import HEAD_BLOCK, FactorisedGram, nested_grams
-from keyhole.experiments.runner import worker_count
-from keyhole.features import attention_features, mlp_features
-from keyhole.heads import GaussianHeads, sample_mlp_weights
-from keyhole.solvers import ridge_gram_path
+from keyhole.attention.features import attention_features, mlp_features
+from keyhole.attention.heads import GaussianHeads, sample_mlp_weights
+from keyhole.lab.cells import Cell
+from keyhole.lab.jobs import HEAD_BLOCK, Draw, FactorisedGram, Job, compute, group, nested_grams, read_target
+from keyhole.lab.runner import worker_count
+from keyhole.ridge.gram import ridge_gram_path
 
 SIZES, HEADS, TARGETS = (8, 20, 40), (3, HEAD_BLOCK, 70, None), ("token^2", "corr * token")
 
@@ -120,9 +119,9 @@ def test_the_spectrum_of_a_sample_predicts(seed):
 
 def test_workers_fit_into_memory(monkeypatch):
     jobs = group(Cell("mlp", "token", 3, 2, None, 4096, 4096, 10, 0, r) for r in range(8))
-    monkeypatch.setattr("keyhole.experiments.runner.available_memory", lambda: 2 * jobs[0].memory)
+    monkeypatch.setattr("keyhole.lab.runner.available_memory", lambda: 2 * jobs[0].memory)
     assert worker_count(jobs, 6) == 1
-    monkeypatch.setattr("keyhole.experiments.runner.available_memory", lambda: 100 * jobs[0].memory)
+    monkeypatch.setattr("keyhole.lab.runner.available_memory", lambda: 100 * jobs[0].memory)
     assert worker_count(jobs, 6) == 6
     assert worker_count(jobs[:2], 6) == 2
 

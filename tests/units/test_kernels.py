@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import keyhole as kh
-from keyhole import kernels
-from keyhole.activations import POINTWISE, gaussian_moment
-from keyhole.kernels import attention_kernel_diagonal
+from keyhole.attention import kernels
+from keyhole.attention.activations import POINTWISE, gaussian_moment
+from keyhole.attention.kernels import attention_kernel_diagonal
 
 
 def looped_kernel(a, b, law, activation):

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 import keyhole as kh
-from keyhole.heads import HeadLaw
-from keyhole.learned import FittedHeads
-from keyhole.learned.judge import held_out_parts, improvement
+from keyhole.attention.heads import FittedHeads, HeadLaw
+from keyhole.attention.learned import held_out_parts, improvement
 
 
 @pytest.fixture

@@ -7,11 +7,10 @@ import pytest
 from typer.testing import CliRunner
 
 import keyhole as kh
-from keyhole.cli import app
-from keyhole.datasets import Dataset
-from keyhole.lens import LensConfig, look
-from keyhole.lens.answers import extrapolate
-from keyhole.lens.findings import HeldOutCurve, Measured, difference
+from keyhole.cli._app import app
+from keyhole.data.tables import Dataset
+from keyhole.lab.lens.findings import HeldOutCurve, LensConfig, Measured, difference, extrapolate
+from keyhole.lab.lens.look import look
 
 DIM, KEYS = 3, 4
 # no clock decides in these tests: the budget is far away, and no law is learned unless a test is about that

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from keyhole.solvers.dual_gap import LOSSES
-from keyhole.solvers.intercept import monotone_roots, weighted_quantile
+from keyhole.ball.losses import monotone_roots, weighted_quantile
+from keyhole.ball.solver import LOSSES
 
 
 def column(*numbers):

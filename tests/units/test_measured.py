@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from keyhole.experiments.measured import (
+from keyhole.lab.measured import (
     Curve,
     falls_to,
     ratio_at,

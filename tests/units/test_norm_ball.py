@@ -8,9 +8,10 @@ import cvxpy as cp
 import numpy as np
 import pytest
 
-from keyhole.solvers.design import DenseDesign, StreamedDesign
-from keyhole.solvers.group_lasso import fit_group_lasso
-from keyhole.solvers.norm_ball import SolverWarning, fit_norm_ball, norm_ball_path
+from keyhole.ball.design import DenseDesign, StreamedDesign
+from keyhole.ball.group_lasso import fit_group_lasso
+from keyhole.ball.norm_ball import fit_norm_ball, norm_ball_path
+from keyhole.ball.solver import SolverWarning
 
 LOSSES = ("absolute", "huber", "squared", "logistic", "hinge", "multinomial")
 N_PROBLEMS = 20

@@ -9,10 +9,11 @@ from sklearn.datasets import load_digits
 from sklearn.exceptions import ConvergenceWarning
 
 import keyhole as kh
-from keyhole.estimators import NormBallWarning
-from keyhole.solvers.norm_ball import SolverWarning, fit_norm_ball
-from keyhole.solvers.projection import group_norms
-from keyhole.theory import paper_complexity
+from keyhole.ball.norm_ball import fit_norm_ball
+from keyhole.ball.projection import group_norms
+from keyhole.ball.solver import SolverWarning
+from keyhole.estimators.norm_ball import NormBallWarning
+from keyhole.theory.complexity import paper_complexity
 
 
 @pytest.fixture

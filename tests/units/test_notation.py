@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keyhole.notation import HIGHEST, LONGEST, NotationError, parse_target
-from keyhole.targets import Correlation, QueryPower, RotatedCorrelation, TokenPower, sphere_sets
+from keyhole.theory.notation import HIGHEST, LONGEST, NotationError, parse_target
+from keyhole.theory.targets import Correlation, QueryPower, RotatedCorrelation, TokenPower, sphere_sets
 
 DIM = 4
 

@@ -12,11 +12,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import keyhole as kh
-from keyhole.groups import SetGroups
-from keyhole.learned import FittedHeads
-from keyhole.persistence import Schema, read_model
-from keyhole.persistence.codec import _check_record
-from keyhole.persistence.container import read_container, write_container
+from keyhole.attention.heads import FittedHeads
+from keyhole.data.sets import SetGroups
+from keyhole.models import Schema, _check_record, read_container, read_model, write_container
 
 DIM = 3
 N_RANDOM = 25

@@ -6,7 +6,7 @@ import cvxpy as cp
 import numpy as np
 import pytest
 
-from keyhole.solvers.projection import group_norms, norm_ball_support, project_norm_ball, project_norms
+from keyhole.ball.projection import group_norms, norm_ball_support, project_norm_ball, project_norms
 
 
 def project_by_bisection(norms, group_radius, ball_radius):

@@ -11,10 +11,8 @@ import pytest
 from reports import EVIL, every_block, evil, not_finite, sample
 
 from keyhole._files import write_whole
-from keyhole.report import Chart, HeatMap, Report, Section, Series, Table, Verdict
-from keyhole.report.files import safe_names
-from keyhole.report.html import write_report
-from keyhole.report.palette import KNOWN, inks_of
+from keyhole.lab.report.document import Chart, HeatMap, Report, Section, Series, Table, Verdict
+from keyhole.lab.report.html import KNOWN, inks_of, safe_names, write_report
 
 VOID = {"meta", "img"}
 
@@ -185,7 +183,7 @@ def test_a_failure_leaves_the_old_file(tmp_path, monkeypatch):
 
 def test_the_page_comes_last(tmp_path, monkeypatch):
     order = []
-    monkeypatch.setattr("keyhole.report.html.write_whole", lambda content, path: order.append(path.name) or path)
+    monkeypatch.setattr("keyhole.lab.report.html.write_whole", lambda content, path: order.append(path.name) or path)
     write_report(sample(sections=1), tmp_path)
     assert order[-1] == "report.html"
 

@@ -5,18 +5,11 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from keyhole.solvers import (
-    accumulate_design,
-    accumulate_gram,
-    default_alphas,
-    mirror_lower,
-    numerical_floor,
-    ridge_design_path,
-    ridge_gram_fixed,
-    ridge_gram_path,
-    select_alpha,
-    tridiagonal,
-)
+from keyhole.ridge import gram as tridiagonal
+from keyhole.ridge.design import accumulate_design, ridge_design_path
+from keyhole.ridge.gram import ridge_gram_fixed, ridge_gram_path
+from keyhole.ridge.matrices import accumulate_gram, mirror_lower
+from keyhole.ridge.problem import default_alphas, numerical_floor, select_alpha
 
 
 @pytest.fixture
@@ -271,7 +264,7 @@ class TestMemory:
         assert np.array_equal(mirror_lower(total.gram), wide @ wide.T)
 
     def test_mixed_precision_by_tiles(self, rng, monkeypatch):
-        monkeypatch.setattr("keyhole.solvers.grams.TILE", 16)
+        monkeypatch.setattr("keyhole.ridge.matrices.TILE", 16)
         design = rng.standard_normal((50, 30)).astype(np.float32)
         total = accumulate_gram([design], 50)
         assert mirror_lower(total.gram) == pytest.approx(design.astype(np.float64) @ design.T, abs=1e-4)

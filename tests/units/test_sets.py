@@ -3,7 +3,7 @@ import pickle
 import numpy as np
 import pytest
 
-from keyhole.sets import SetBatch, concatenate
+from keyhole.data.sets import SetBatch, concatenate
 
 
 def ragged(rng, lengths=(3, 1, 5, 2), dim=4):

@@ -11,10 +11,17 @@ import pyarrow.parquet as pq
 import pytest
 
 import keyhole as kh
-from keyhole.sets import concatenate
-from keyhole.sources import Batch, ParquetSets, as_batch, write_parquet
-from keyhole.sources.columns import SchemaError, matrix_of
-from keyhole.sources.parts import PartedFile, predictions_table
+from keyhole.data.sets import concatenate
+from keyhole.data.streams import (
+    Batch,
+    ParquetSets,
+    PartedFile,
+    SchemaError,
+    as_batch,
+    matrix_of,
+    predictions_table,
+    write_parquet,
+)
 
 
 @pytest.fixture
@@ -63,7 +70,7 @@ def test_what_is_written_is_read(sets, path, batch_size):
 
 
 def test_reading_ahead_changes_nothing(sets, path, monkeypatch):
-    monkeypatch.setattr("keyhole.sources.parquet.thread_count", lambda: 2)
+    monkeypatch.setattr("keyhole.data.streams.thread_count", lambda: 2)
     source = ParquetSets(path, batch_size=6)
     for left, right in zip(source, source, strict=True):  # two readers of one file, each in a thread
         equal(left.sets, right.sets)
@@ -245,8 +252,8 @@ def test_flipped_bits_give_sets_or_a_message(sets, path, tmp_path, seed):
 FLIPS = """
 import random, sys
 from pathlib import Path
-from keyhole.sources import ParquetSets
-from keyhole.tables import read_table
+from keyhole.data.streams import ParquetSets
+from keyhole.data.tables import read_table
 
 folder, chance = Path(sys.argv[1]), random.Random(int(sys.argv[2]))
 count = {True: 0, False: 0}

@@ -10,10 +10,10 @@ import pytest
 from sklearn.base import clone
 
 import keyhole as kh
-from keyhole.heads import HeadDraw
-from keyhole.sources import ParquetSets, write_parquet
+from keyhole.attention.heads import HeadDraw
+from keyhole.data.streams import ParquetSets, write_parquet
+from keyhole.data.tokens import TokenRule
 from keyhole.streaming import LayerRecipe, merge
-from keyhole.tokens import TokenRule
 
 
 @pytest.fixture

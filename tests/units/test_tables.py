@@ -13,7 +13,7 @@ import pytest
 from pyarrow import csv, feather, parquet
 
 import keyhole as kh
-from keyhole.tables import read_table
+from keyhole.data.tables import read_table
 
 DIM = 2
 
@@ -198,7 +198,7 @@ def test_errors_of_npz(tmp_path):
 def test_arrow_lists_are_read_in_a_fresh_process(rng, tmp_path):
     keys, _, y = example(rng)
     feather.write_feather(pa.table({"keys": [k.tolist() for k in keys], "y": y}), tmp_path / "t.arrow")
-    code = f"import keyhole as kh; print(len(kh.tables.read_table({str(tmp_path / 't.arrow')!r}).sets))"
+    code = f"import keyhole as kh; print(len(kh.read_table({str(tmp_path / 't.arrow')!r}).sets))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "12", done.stderr
 
@@ -352,13 +352,13 @@ def test_a_small_npz_that_claims_much_is_refused_before_it_is_read(tmp_path):
 
 
 def test_arrays_of_an_npz_are_limited_together(tmp_path, monkeypatch):
-    monkeypatch.setattr("keyhole.tables.arrays.GROWTH", 16_500)
-    monkeypatch.setattr("keyhole.tables.arrays.TIMES", 0)
+    monkeypatch.setattr("keyhole.data.tables.GROWTH", 16_500)
+    monkeypatch.setattr("keyhole.data.tables.TIMES", 0)
     np.savez_compressed(tmp_path / "a.npz", keys=np.zeros((100, 10, 2)), query=np.zeros((100, 2)), y=np.zeros(100))
     with pytest.raises(ValueError, match=r"'query' of 'a\.npz'"):
         read_table(tmp_path / "a.npz")
-    monkeypatch.setattr("keyhole.tables.arrays.GROWTH", 0)
-    monkeypatch.setattr("keyhole.tables.arrays.TIMES", 1)
+    monkeypatch.setattr("keyhole.data.tables.GROWTH", 0)
+    monkeypatch.setattr("keyhole.data.tables.TIMES", 1)
     np.savez(tmp_path / "b.npz", keys=np.zeros((100, 10, 2)), query=np.zeros((100, 2)), y=np.zeros(100))
     assert len(read_table(tmp_path / "b.npz").sets) == 100  # what fills its file is welcome
 

@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 
 import keyhole as kh
-from keyhole.targets import (
+from keyhole.theory import targets as polynomial_module
+from keyhole.theory.targets import (
     Correlation,
     Polynomial,
     QueryPower,
@@ -12,7 +13,6 @@ from keyhole.targets import (
     monomial,
     sphere_sets,
 )
-from keyhole.targets import polynomial as polynomial_module
 
 
 def ragged(rng, dim, lengths=(1, 4, 2, 7)):

@@ -4,22 +4,20 @@ import numpy as np
 import pytest
 
 import keyhole as kh
-from keyhole.kernels import attention_kernel_diagonal
-from keyhole.targets import Correlation, QueryPower, RotatedCorrelation, TokenPower
-from keyhole.theory import (
+from keyhole.attention.kernels import attention_kernel_diagonal
+from keyhole.theory.biased import biased_norm_bound
+from keyhole.theory.blocks import bias_of
+from keyhole.theory.bounds import (
     approximation_bound,
-    best_ridge_curve,
-    biased_norm_bound,
     heads_needed,
     heads_predicted,
     kernel_risk_bound,
-    learning_curve,
-    paper_complexity,
     risk_bound,
-    rkhs_norm,
     samples_needed,
 )
-from keyhole.theory.blocks import bias_of
+from keyhole.theory.complexity import paper_complexity, rkhs_norm
+from keyhole.theory.curves import best_ridge_curve, learning_curve
+from keyhole.theory.targets import Correlation, QueryPower, RotatedCorrelation, TokenPower
 
 
 def test_the_papers_bound_term_by_term():

@@ -3,8 +3,8 @@ import math
 import numpy as np
 import pytest
 
-from keyhole.targets import Correlation, Polynomial, QueryPower, RotatedCorrelation, TokenPower, monomial
-from keyhole.theory import kernel_coefficient, mlp_norm, paper_complexity, rkhs_norm, rkhs_norm_bound
+from keyhole.theory.complexity import kernel_coefficient, mlp_norm, paper_complexity, rkhs_norm, rkhs_norm_bound
+from keyhole.theory.targets import Correlation, Polynomial, QueryPower, RotatedCorrelation, TokenPower, monomial
 
 
 def test_constants_of_the_paper():

@@ -4,17 +4,17 @@ import time
 import numpy as np
 import pytest
 
-from keyhole.targets import Correlation, QueryPower, RotatedCorrelation, TokenPower
-from keyhole.theory import (
+from keyhole.theory.curves import (
+    EigenProblem,
     best_ridge_curve,
     curve_from_spectrum,
     empirical_curve,
+    implicit_ridge,
     learning_curve,
     learning_surface,
-    pair_powers,
 )
-from keyhole.theory.curves import implicit_ridge
-from keyhole.theory.problem import EigenProblem
+from keyhole.theory.harmonics import pair_powers
+from keyhole.theory.targets import Correlation, QueryPower, RotatedCorrelation, TokenPower
 
 
 def specification_error(problem, n, k, ridge, noise):

@@ -4,10 +4,10 @@ import time
 import numpy as np
 import pytest
 
-from keyhole.theory import attention_spectrum, harmonic_count, mlp_spectrum, pair_eigenvalues
-from keyhole.theory.harmonics import gegenbauer, power_moment
-from keyhole.theory.mlp import highest_total_degree, mlp_levels
-from keyhole.theory.moments import log_gamma_ratio, series_coefficients, tail_nodes
+from keyhole.theory.harmonics import gegenbauer, harmonic_count, power_moment
+from keyhole.theory.mlp import highest_total_degree, mlp_levels, mlp_spectrum
+from keyhole.theory.moments import log_gamma_ratio, pair_eigenvalues, series_coefficients, tail_nodes
+from keyhole.theory.spectrum import attention_spectrum
 
 
 @pytest.mark.parametrize("build", [lambda: attention_spectrum(3, 4, 6), lambda: mlp_spectrum(3, 4, 6)])

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from keyhole.solvers import tiled
+from keyhole.ridge import matrices as tiled
 
 
 @pytest.fixture(params=[(4, 3), (4, 100), (100, 100)], ids=["many tiles", "one tile", "whole"])

@@ -5,7 +5,7 @@ import pytest
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import keyhole as kh
-from keyhole.tokens import TokenRule, drop_missing
+from keyhole.data.tokens import TokenRule, drop_missing
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import pytest
 from sklearn.base import clone
 
 import keyhole as kh
-from keyhole.activations import POINTWISE, SOFTMAX
-from keyhole.heads import HeadDraw
-from keyhole.solvers import ridge_gram_fixed
+from keyhole.attention.activations import POINTWISE, SOFTMAX
+from keyhole.attention.heads import HeadDraw
+from keyhole.ridge.gram import ridge_gram_fixed
 
 torch = pytest.importorskip("torch", reason="the torch backend is tested where torch is installed")
 
@@ -112,7 +112,7 @@ def test_kernel_in_blocks_and_in_float32(rng, law):
 
 
 def test_single_entries_equal_the_matrix(rng):
-    from keyhole._torch.gram import gram_entries, prepare
+    from keyhole.attention.torch_gram import gram_entries, prepare
 
     batch, law = draw_sets(rng).to("cpu"), kh.GaussianHeads(mean=1.0)
     whole = kh.attention_kernel(batch, None, law)
@@ -125,10 +125,10 @@ def test_single_entries_equal_the_matrix(rng):
 @pytest.mark.parametrize("correlation", [-1.0, -0.95, -0.9, 0.0, 0.5, 0.9, 0.95, 0.999999, 1.0])
 @pytest.mark.parametrize("activation", ["relu", "step"])
 def test_moments_equal_those_of_arrays(activation, correlation):
-    from keyhole._torch.moments import rectified_moment
+    from keyhole.attention.torch_gram import rectified_moment
 
     h, k = (x.ravel() for x in np.meshgrid([-6.0, -3.0, -1.0, 0.0, 1e-9, 1.0, 3.0, 10.0], [-4.0, -1.0, 0.0, 1.0, 3.0]))
-    expected = kh.activations.gaussian_moment(activation, h, k, 1.0, 1.0, correlation)
+    expected = kh.attention.activations.gaussian_moment(activation, h, k, 1.0, 1.0, correlation)
     rho = torch.full((len(h),), correlation, dtype=torch.float64)
     power = 1 if activation == "relu" else 0
     found = rectified_moment(power, torch.from_numpy(h), torch.from_numpy(k), rho, 1.0 - rho.abs()).numpy()
@@ -144,7 +144,7 @@ def test_features_equal_those_of_arrays(rng, activation, query, monkeypatch):
     for heads in (draw, draw.block(0, 13), torch.from_numpy(draw.block(0, 13))):
         found = kh.attention_features(batch.to("cpu"), heads, activation)
         assert np.abs(found.numpy() - expected).max() <= 1e-12 * np.abs(expected).max()
-    monkeypatch.setattr("keyhole.features.attention.MEMORY_BUDGET", 2**12)
+    monkeypatch.setattr("keyhole.attention.features.MEMORY_BUDGET", 2**12)
     found = kh.attention_features(batch.to("cpu"), draw, activation)
     assert np.abs(found.numpy() - expected).max() <= 1e-12 * np.abs(expected).max()
     narrow = kh.attention_features(batch.to("cpu"), draw, activation, dtype="float32")
@@ -167,7 +167,7 @@ def test_features_that_overflow_are_refused(rng):
 @pytest.mark.parametrize("weighted", [True, False])
 @pytest.mark.parametrize("fit_intercept", [True, False])
 def test_ridge_equals_that_of_arrays(rng, weighted, fit_intercept, monkeypatch):
-    from keyhole._torch import ridge
+    from keyhole.ridge import device as ridge
 
     monkeypatch.setattr(ridge, "SIDE", 32)  # seven tiles
     n, alpha = 200, 1e-3
@@ -190,7 +190,7 @@ def test_ridge_equals_that_of_arrays(rng, weighted, fit_intercept, monkeypatch):
 
 
 def test_a_matrix_without_a_cholesky_factor_is_seen():
-    from keyhole._torch.ridge import factorise_lower
+    from keyhole.ridge.device import factorise_lower
 
     assert not factorise_lower(-torch.eye(4, dtype=torch.float64))
 
@@ -240,7 +240,7 @@ def test_a_device_that_is_not_there_is_named():
 
 
 def test_auto_is_numpy_without_a_gpu():
-    from keyhole.device import pick_device
+    from keyhole.layer import pick_device
 
     expected = "cuda:0" if torch.cuda.is_available() else None
     assert pick_device("auto", kh.targets.sphere_sets(2, 2, 2, seed=0)) == expected

@@ -54,7 +54,7 @@ def test_kernel(rng, case, mean):
 
 @pytest.mark.parametrize("mean", [0.0, 1.0])
 def test_kernel_streams_to_another_place_and_type(rng, mean, monkeypatch):
-    from keyhole._torch import dispatch
+    from keyhole.attention import dispatch
 
     monkeypatch.setattr(dispatch, "_FUSED_HOST", 4 * 100**2)
     batch, law = draw_sets(rng, 250, 4, 6, ragged=True).astype("float32").to("cuda"), kh.GaussianHeads(mean=mean)

@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 from typer.core import TyperGroup
 
-from keyhole.report.document import Row
+from keyhole.lab.report.document import Row
 
 
 class _Sentences(TyperGroup):
@@ -117,7 +117,7 @@ def _files(path: Path) -> list[Path]:
 
 def check_folder(folder: Path, *, overwrite: bool = True) -> None:
     """Refuse, before any work, a report that cannot be drawn or written, or whose place is taken by another one."""
-    from keyhole.report.html import check_lab
+    from keyhole.lab.report.html import check_lab
 
     try:
         check_lab("drawing charts")
@@ -147,7 +147,7 @@ def echo_json(data: Any, indent: int | None = 2) -> None:
 
 def text_table(title: str, rows: Sequence[Row]) -> Table:
     """Rows as a table: text as it stands, numbers flush right."""
-    from keyhole.report.words import is_numeric, number
+    from keyhole.lab.report.html import is_numeric, number
 
     table = Table(title=title, title_justify="left")
     for name in rows[0] if rows else ():

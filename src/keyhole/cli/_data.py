@@ -26,7 +26,7 @@ TASKS = ("auto", "regression", "classification")
 
 def read_data(data: str, **columns: Any) -> Any:
     """The data, or a message and exit code 2."""
-    from keyhole.datasets import load_data
+    from keyhole.data.datasets import load_data
 
     try:
         found = load_data(data, **columns)

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from keyhole.cli._app import answer_or_exit, app, check_output, refuse
 from keyhole.cli._data import Data, Keys, Missing, Query, SetId, Target, Task, read_data, read_heads, task_of
-from keyhole.report.words import number
+from keyhole.lab.report.html import number
 
 _HELP = """Fit one attention layer to a table of sets and save it.
 
@@ -92,7 +92,7 @@ def _alpha(text: str) -> Any:
 
 def _fit(data: Any, kind: str, options: dict[str, Any]) -> Any:
     import keyhole as kh
-    from keyhole.groups import SetGroups
+    from keyhole.data.sets import SetGroups
 
     if isinstance(data.sets, SetGroups) and options["query"] == "auto":
         options = {**options, "query": "given"}
@@ -101,7 +101,7 @@ def _fit(data: Any, kind: str, options: dict[str, Any]) -> Any:
 
 
 def _save(estimator: Any, path: Path, data: Any, overwrite: bool) -> None:
-    from keyhole.persistence import Schema, save
+    from keyhole.models import Schema, save
 
     schema = Schema(estimator.n_features_in_, estimator.has_query_, data.names, data.target_name, data.columns)
     try:

@@ -31,7 +31,7 @@ def heads(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Print layers and the verdict; write the report where asked."""
-    from keyhole.experiments import heads_of_a_transformer as figure
+    from keyhole.lab.figures import transformer as figure
 
     if out is not None:
         check_folder(out, overwrite=overwrite)
@@ -68,8 +68,8 @@ def _print(console: Console, figure: Any, findings: Any) -> None:
 
 def _write(figure: Any, findings: Any, out: Path) -> list[Path]:
     import keyhole
-    from keyhole.report import Report
-    from keyhole.report.html import write_report
+    from keyhole.lab.report.document import Report
+    from keyhole.lab.report.html import write_report
 
     provenance = {
         "checkpoint": findings.name,

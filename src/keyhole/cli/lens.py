@@ -45,8 +45,8 @@ def lens(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Look, print, write."""
-    from keyhole.activations import check_activation
-    from keyhole.groups import POOLINGS
+    from keyhole.attention.activations import check_activation
+    from keyhole.data.sets import POOLINGS
 
     answer_or_exit(lambda: check_activation(activation))
     if pooling not in POOLINGS:
@@ -54,7 +54,8 @@ def lens(
     folder = _folder(data, out, overwrite) if report else None
     found = read_data(data, keys=keys, query=query, target=target, set_id=set_id, missing=missing)
     kind = task_of(found.target, task)
-    from keyhole.lens import LensConfig, look
+    from keyhole.lab.lens.findings import LensConfig
+    from keyhole.lab.lens.look import look
 
     reserve = min(REPORT_SECONDS, 0.3 * budget) if report else 0.0
     config = LensConfig(kind, budget, heads, activation, pooling, reserve=reserve, seed=seed)
@@ -63,7 +64,7 @@ def lens(
         findings = answer_or_exit(lambda: look(found, config, status.update))
         files = [] if folder is None else _write(findings, folder, status)
     if as_json:
-        from keyhole.report.words import as_json as plain  # what is not finite becomes null
+        from keyhole.lab.report.html import as_json as plain
 
         echo_json(json.loads(plain(as_data(findings))))
     else:
@@ -87,8 +88,8 @@ def _folder(data: str, out: Path | None, overwrite: bool) -> Path:
 
 
 def _write(findings: Any, folder: Path, status: Any) -> list[Path]:
-    from keyhole.lens.page import report_of
-    from keyhole.report.html import write_report
+    from keyhole.lab.lens.page import report_of
+    from keyhole.lab.report.html import write_report
 
     status.update("drawing the report")
     return write_report(report_of(findings), folder)
@@ -96,7 +97,7 @@ def _write(findings: Any, folder: Path, status: Any) -> list[Path]:
 
 def as_data(findings: Any) -> dict[str, Any]:
     """Everything, as plain data for JSON."""
-    from keyhole.lens.page import learner_rows
+    from keyhole.lab.lens.page import learner_rows
 
     return {
         "data": findings.description,
@@ -120,8 +121,8 @@ def as_data(findings: Any) -> dict[str, Any]:
 
 
 def _print(console: Console, findings: Any) -> None:
-    from keyhole.lens.answers import percent
-    from keyhole.lens.page import learner_rows
+    from keyhole.lab.lens.findings import percent
+    from keyhole.lab.lens.page import learner_rows
 
     rows = [
         {

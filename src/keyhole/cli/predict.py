@@ -15,9 +15,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from keyhole.cli._app import app, check_output, refuse
 
 if TYPE_CHECKING:
-    from keyhole.persistence import Schema
-    from keyhole.sources import ParquetSets
-    from keyhole.sources.parts import PartedFile
+    from keyhole.data.streams import ParquetSets, PartedFile
+    from keyhole.models import Schema
+
 
 IN_ONE = (".csv", ".tsv", ".npz")
 """Tables that are read whole."""
@@ -43,9 +43,8 @@ def predict(
     The columns are those the model was fitted to unless said otherwise; dimension, queries and names are checked.
     """
     check_output(out, [model, source])
-    from keyhole.persistence import read_model
-    from keyhole.sources import ParquetSets
-    from keyhole.sources.parts import PartedFile
+    from keyhole.data.streams import ParquetSets, PartedFile
+    from keyhole.models import read_model
 
     console = Console(stderr=True)
     try:
@@ -89,8 +88,8 @@ def _predict_table(
     fitted: Any, schema: Schema, source: Path, columns: dict[str, str], keep: list[str], proba: bool
 ) -> Any:
     """Predict a table that is read whole, because sets are spread over its rows."""
-    from keyhole.sources.parts import predictions_table
-    from keyhole.tables import read_table
+    from keyhole.data.streams import predictions_table
+    from keyhole.data.tables import read_table
 
     if keep:
         raise ValueError(
@@ -138,7 +137,7 @@ def _write_missing(
 
 
 def _predict_group(schema: Schema, fitted: Any, sets: ParquetSets, number: int, keep: list[str], proba: bool) -> Any:
-    from keyhole.sources.parts import predictions_table
+    from keyhole.data.streams import predictions_table
 
     copied: dict[str, Any] = {name: [] for name in keep}
     predictions, probabilities = [], []

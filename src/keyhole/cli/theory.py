@@ -11,7 +11,7 @@ from rich.console import Console
 
 from keyhole.cli._app import answer_or_exit, app, check_folder, echo_json, refuse, say, text_table
 from keyhole.cli._data import read_heads
-from keyhole.report.words import number
+from keyhole.lab.report.html import number
 
 _THEORY_HELP = """What the theory says of a target before any data: how hard, how many samples, how many heads.
 
@@ -44,7 +44,7 @@ def theory(
     out: Annotated[Path | None, typer.Option(help="Draw the predicted curves into this folder.")] = None,
 ) -> None:
     """Print complexity, spectrum, learning curve, bounds and sizes needed."""
-    from keyhole.experiments import report as experiment
+    from keyhole.lab import theory_report as experiment
 
     if model not in experiment.MODELS:
         refuse(f"--model must be one of {', '.join(experiment.MODELS)}: got {model!r}.")
@@ -78,7 +78,7 @@ def _read_sizes(text: str) -> tuple[int, ...]:
 
 
 def _print_report(console: Console, report: dict[str, Any], settings: str) -> None:
-    from keyhole.experiments.report import tables
+    from keyhole.lab.theory_report import tables
 
     target = report["target"]
     say(console, f"target  {target['expanded']}    (averaged over the keys)")

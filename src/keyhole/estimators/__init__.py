@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from keyhole.estimators.attention import AttentionClassifier, AttentionRegressor
+from keyhole.estimators.features import AttentionFeatures
 from keyhole.estimators.norm_ball import NormBallClassifier, NormBallRegressor, NormBallWarning
-from keyhole.estimators.transformer import AttentionFeatures
 
 __all__ = [
     "AttentionClassifier",

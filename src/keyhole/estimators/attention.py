@@ -14,24 +14,26 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d
 
 from keyhole._checks import check_choice
-from keyhole.device import pick_device
-from keyhole.estimators._input import (
+from keyhole.data.sets import SetBatch, SetGroups
+from keyhole.estimators.inputs import (
+    LayerPlan,
     as_columns,
+    as_groups,
     as_heads,
     as_law,
     as_penalties,
+    as_samples,
     as_seed,
     as_weights,
     check_given,
     check_layer_options,
     check_lengths,
+    class_weights,
+    fit_sets,
+    fit_temperature,
 )
-from keyhole.estimators._sets import LayerPlan, as_groups, as_samples, class_weights, fit_sets
-from keyhole.estimators._streaming import StreamedClassifier, StreamedRegressor, forget_stream
-from keyhole.groups import SetGroups
-from keyhole.layer import KernelLayer, LayerFit
-from keyhole.sets import SetBatch
-from keyhole.solvers.calibration import fit_temperature
+from keyhole.estimators.streaming import StreamedClassifier, StreamedRegressor, forget_stream
+from keyhole.layer import KernelLayer, LayerFit, pick_device
 
 
 class _AttentionModel(BaseEstimator):

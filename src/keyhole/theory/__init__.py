@@ -12,23 +12,18 @@ from keyhole.theory.bounds import (
     risk_bound,
     samples_needed,
 )
-from keyhole.theory.complexity import (
-    kernel_coefficient,
-    mlp_norm,
-    paper_complexity,
-    rkhs_norm,
-    rkhs_norm_bound,
-)
+from keyhole.theory.complexity import kernel_coefficient, mlp_norm, paper_complexity, rkhs_norm, rkhs_norm_bound
 from keyhole.theory.curves import (
     BestBias,
     BestRidge,
+    EmpiricalCurve,
     best_bias,
     best_ridge_curve,
     curve_from_spectrum,
+    empirical_curve,
     learning_curve,
     learning_surface,
 )
-from keyhole.theory.empirical import EmpiricalCurve, empirical_curve
 from keyhole.theory.harmonics import harmonic_count, pair_powers
 from keyhole.theory.mlp import mlp_spectrum
 from keyhole.theory.moments import pair_eigenvalues

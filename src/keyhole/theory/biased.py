@@ -32,10 +32,9 @@ from jaxtyping import Float
 from scipy.special import ndtr, roots_jacobi
 
 from keyhole._checks import check_number
-from keyhole.targets.contractions import symmetric_product
-from keyhole.targets.polynomial import KEY, PAIR, QUERY, Factor, Polynomial, Term
 from keyhole.theory.harmonics import power_moment
 from keyhole.theory.moments import log_choose
+from keyhole.theory.targets import KEY, PAIR, QUERY, Factor, Polynomial, Term, symmetric_product
 
 _TERMS = 60
 """Functions h_k used: their weights shrink like 2^{−k}, so later ones do not matter in double precision."""
@@ -85,7 +84,7 @@ def biased_norm_bound(target: Polynomial, error: float | int, mean: float | int 
 
     Examples
     --------
-    >>> from keyhole.targets import Correlation
+    >>> from keyhole.theory.targets import Correlation
     >>> from keyhole.theory import rkhs_norm
     >>> for dim in (8, 64, 512):
     ...     target = Correlation(q=3, dim=dim)

@@ -32,11 +32,11 @@ from scipy.sparse import csr_array
 from scipy.special import ndtr
 
 from keyhole._array import block_size, blocks
-from keyhole.heads import GaussianHeads
-from keyhole.targets.polynomial import KEY, PAIR, QUERY, Polynomial, Term
+from keyhole.attention.heads import GaussianHeads
 from keyhole.theory.biased import hermite_moments
 from keyhole.theory.harmonics import gegenbauer, harmonic_count, power_moment
 from keyhole.theory.moments import harmonic_ratios, log_moment, pair_eigenvalues
+from keyhole.theory.targets import KEY, PAIR, QUERY, Polynomial, Term
 
 ACCURACY = 1e-2
 """Error of a block, in operator norm, against the eigenvalues (D+1, 0) and (0, D+1) of zero-mean heads."""

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from keyhole._checks import check_number
-from keyhole.heads import GaussianHeads
-from keyhole.targets.polynomial import Polynomial
+from keyhole.attention.heads import GaussianHeads
 from keyhole.theory.blocks import bias_of
 from keyhole.theory.complexity import paper_complexity, rkhs_norm
 from keyhole.theory.curves import Learner, feature_count
 from keyhole.theory.spectrum import attention_trace
+from keyhole.theory.targets import Polynomial
 
 MOST_SAMPLES = 1e18
 """Where the search for a number of samples or heads gives up."""
@@ -76,7 +76,7 @@ def risk_bound(
 
     Examples
     --------
-    >>> from keyhole.targets import TokenPower
+    >>> from keyhole.theory.targets import TokenPower
     >>> bound = risk_bound(TokenPower(p=1, dim=8), n_samples=10_000, n_heads=1000)
     >>> print(bound)
     excess risk ≤ 2.442 = approximation 2.382 + estimation 0.05996, with constant 1 (probability 0.95,
@@ -99,7 +99,7 @@ def approximation_bound(
 
     Examples
     --------
-    >>> from keyhole.targets import TokenPower
+    >>> from keyhole.theory.targets import TokenPower
     >>> round(approximation_bound(TokenPower(p=1, dim=8), n_heads=10_000), 4)
     0.5857
     """
@@ -133,7 +133,7 @@ def kernel_risk_bound(
 
     Examples
     --------
-    >>> from keyhole.targets import TokenPower
+    >>> from keyhole.theory.targets import TokenPower
     >>> print(kernel_risk_bound(TokenPower(p=1, dim=8), n_samples=10_000, n_keys=8))
     excess risk ≤ 0.1123 = approximation 0 + estimation 0.1123, with constant 1 (probability 0.95, 1-Lipschitz
     loss, ball of squared RKHS norm 3.3, no hidden constant)
@@ -173,7 +173,7 @@ def samples_needed(
 
     Examples
     --------
-    >>> from keyhole.targets import TokenPower
+    >>> from keyhole.theory.targets import TokenPower
     >>> target = TokenPower(p=2, dim=8)
     >>> [samples_needed(target, n_keys=8, error=1e-4, model=model) for model in ("attention", "mlp")]
     [430, 5322]
@@ -196,7 +196,7 @@ def heads_needed(target: Polynomial, error: float | int, delta: float | int = 0.
 
     Examples
     --------
-    >>> from keyhole.targets import TokenPower
+    >>> from keyhole.theory.targets import TokenPower
     >>> heads_needed(TokenPower(p=1, dim=8), error=0.1)
     60002
     """
@@ -222,7 +222,7 @@ def heads_predicted(
 
     Examples
     --------
-    >>> from keyhole.targets import TokenPower
+    >>> from keyhole.theory.targets import TokenPower
     >>> heads_predicted(TokenPower(p=1, dim=8), n_keys=8, error=1e-4)
     58
     """

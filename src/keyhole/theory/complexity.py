@@ -7,12 +7,12 @@ import math
 import numpy as np
 
 from keyhole._checks import check_count
-from keyhole.heads import GaussianHeads
-from keyhole.targets.polynomial import Polynomial
+from keyhole.attention.heads import GaussianHeads
 from keyhole.theory.blocks import Bias, bias_of, single_block, target_vectors
 from keyhole.theory.harmonics import pair_powers
 from keyhole.theory.mlp import mlp_eigenvalue, mlp_level_powers
 from keyhole.theory.moments import log_choose, pair_eigenvalues, whole_coefficients
+from keyhole.theory.targets import Polynomial
 
 
 def paper_complexity(target: Polynomial) -> float:
@@ -23,7 +23,7 @@ def paper_complexity(target: Polynomial) -> float:
 
     Examples
     --------
-    >>> from keyhole.targets import Correlation, TokenPower
+    >>> from keyhole.theory.targets import Correlation, TokenPower
     >>> paper_complexity(TokenPower(p=1, dim=3))
     4.0
     >>> round(paper_complexity(Correlation(q=1, dim=3)), 3)    # 2 · 2^{4.5} 4²
@@ -44,7 +44,7 @@ def rkhs_norm_bound(target: Polynomial) -> float:
 
     Examples
     --------
-    >>> from keyhole.targets import Correlation, TokenPower
+    >>> from keyhole.theory.targets import Correlation, TokenPower
     >>> round(rkhs_norm_bound(TokenPower(p=1, dim=3)), 4), round(rkhs_norm_bound(Correlation(q=1, dim=3)), 3)
     (3.3421, 21.403)
     """
@@ -84,7 +84,7 @@ def rkhs_norm(target: Polynomial, law: GaussianHeads | None = None) -> float:
 
     Examples
     --------
-    >>> from keyhole.targets import Correlation, TokenPower
+    >>> from keyhole.theory.targets import Correlation, TokenPower
     >>> round(rkhs_norm(TokenPower(p=1, dim=3)), 4), round(rkhs_norm(Correlation(q=1, dim=3)), 3)
     (3.2339, 18.489)
     >>> [round(rkhs_norm(Correlation(q, dim=6), law=GaussianHeads(mean=0.5)), 1) for q in (0, 1, 2)]
@@ -134,7 +134,7 @@ def mlp_norm(target: Polynomial, n_keys: int) -> float:
 
     Examples
     --------
-    >>> from keyhole.targets import TokenPower
+    >>> from keyhole.theory.targets import TokenPower
     >>> target = TokenPower(p=2, dim=8)
     >>> round(rkhs_norm(target), 2), [round(mlp_norm(target, n), 1) for n in (1, 8, 64)]
     (11.01, [91.5, 136.1, 747.7])

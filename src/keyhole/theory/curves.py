@@ -1,24 +1,11 @@
-"""Learning curves without training: the test error of ridge regression from eigenvalues and target powers.
-
-Ridge α = nλ on n samples with k random features, noise variance σ², eigenvalues λ_i, target powers c_i². With
-z(γ) = Σ λ_i/(λ_i+γ) and q(γ) = Σ (λ_i/(λ_i+γ))² the implicit ridge γ solves
-
-    γ (1 − z/k) (1 − z/n) = λ,      z < min(n, k),
-
-whose left side grows with γ, so there is one root. The test error, noise floor included, is
-
-    n (k−q) / [(n−q)(k−q) − (z−q)²] · ( Σ_i c_i² [γ² + γ λ_i (z−q)/(k−q)] / (λ_i+γ)² + σ² ).
-
-These are the equations of Simon, Karkada, Ghosh and Belkin (2023) with κ = γ (1 − z/k) eliminated and
-differences of nearly equal numbers written as products; k → ∞ gives the kernel limit n/(n−q) · (Σ c_i²
-γ²/(λ_i+γ)² + σ²).
-"""
+"""Learning curves without training: the test error of ridge regression from eigenvalues and target powers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -26,10 +13,133 @@ from jaxtyping import Float
 from scipy.optimize import brentq
 
 from keyhole._array import block_size, blocks
-from keyhole._checks import check_count, check_finite, check_float_array, check_number
-from keyhole.heads import GaussianHeads
-from keyhole.targets.polynomial import Polynomial
-from keyhole.theory.problem import EigenProblem, problems
+from keyhole._checks import check_choice, check_count, check_finite, check_float_array, check_number, check_seed
+from keyhole.attention.heads import GaussianHeads
+from keyhole.theory.blocks import Bias, beyond_the_blocks, bias_of, biased_blocks, target_vectors
+from keyhole.theory.harmonics import pair_powers
+from keyhole.theory.mlp import highest_total_degree, mlp_eigenvalue, mlp_level_powers, mlp_levels, mlp_spectrum
+from keyhole.theory.moments import pair_eigenvalues
+from keyhole.theory.spectrum import MAX_BIASED_DEGREE, Spectrum, attention_levels, degree_ladder, mean_diagonal
+from keyhole.theory.targets import Polynomial
+
+
+@dataclass(frozen=True, eq=False)
+class EigenProblem:
+    """Levels of a kernel with the power of a target in each.
+
+    Attributes
+    ----------
+    eigenvalues, multiplicities, powers : array (levels,)
+        ``powers`` is the total over the eigenfunctions of a level.
+    remainder : float
+        Sum of the eigenvalues beyond the listed levels. None of them is resolved by the sample, so each
+        adds its λ/γ to the degrees of freedom: together they act like a ridge of n λ = remainder.
+    next_eigenvalue : float
+        The largest eigenvalue beyond the listed levels: the approximation asks that it be small against γ.
+    """
+
+    eigenvalues: Float[np.ndarray, " levels"]
+    multiplicities: Float[np.ndarray, " levels"]
+    powers: Float[np.ndarray, " levels"]
+    remainder: float = 0.0
+    next_eigenvalue: float = 0.0
+
+    @property
+    def trace(self) -> float:
+        """Sum of all eigenvalues."""
+        return float(self.eigenvalues @ self.multiplicities) + self.remainder
+
+    @property
+    def power(self) -> float:
+        """E f*², the error of predicting zero."""
+        return float(self.powers.sum())
+
+    def freedom(self, gamma: float) -> tuple[float, float]:
+        """Degrees of freedom: z = Σ λ/(λ+γ), with the remainder's share, and q = Σ (λ/(λ+γ))²."""
+        if gamma == 0.0:
+            count = float(self.multiplicities[self.eigenvalues > 0].sum())
+            return count, count
+        learned = self.eigenvalues / (self.eigenvalues + gamma)
+        weighted = self.multiplicities * learned
+        return float(weighted.sum()) + self.remainder / gamma, float(weighted @ learned)
+
+
+def problems(target: Polynomial, n_keys: int, model: str, law: GaussianHeads | None = None) -> Iterator[EigenProblem]:
+    """Yield ever finer descriptions of learning ``target`` from sets of N keys under the sphere law."""
+    check_choice(model, "model", ("attention", "mlp"))
+    n_keys = check_count(n_keys, "n_keys")
+    if model == "mlp":
+        if law is not None:
+            raise ValueError(f'`law` is the law of attention heads, and `model` is "mlp": leave out {law!r}.')
+        for degree in range(2, highest_total_degree(target.dim, n_keys) - 1):
+            yield _mlp_problem(target, n_keys, degree)
+        return
+    bias = bias_of(law, target.dim)
+    if bias and max(target.degrees) > MAX_BIASED_DEGREE:
+        raise ValueError(
+            f"{target!r} has degree {max(target.degrees)} in query or key, and the blocks of heads with a mean end at "
+            f"{MAX_BIASED_DEGREE}. Lower the degree, or use zero-mean heads."
+        )
+    make = _biased_problem if bias else _attention_problem
+    for degree in degree_ladder(bias, max(target.degrees) if bias else 0):
+        yield make(target, n_keys, bias, degree)
+
+
+@lru_cache(maxsize=32)
+def _biased_problem(target: Polynomial, n_keys: int, bias: Bias, degree: int) -> EigenProblem:
+    vectors = target_vectors(target, degree)
+    blocks = biased_blocks(target.dim, bias.unit, degree)
+    parts = [(block.dimension, *block.levels(n_keys, vectors.get(block.label))) for block in blocks[:-1]]
+    values = bias.gain * np.concatenate([found for _, found, _ in parts])
+    counts = np.concatenate([np.full(len(found), float(dimension)) for dimension, found, _ in parts])
+    rest = mean_diagonal(target.dim, n_keys, bias) - float(values @ counts)
+    edge = bias.gain * beyond_the_blocks(blocks, n_keys)
+    return EigenProblem(values, counts, np.concatenate([power for _, _, power in parts]), max(rest, 0.0), edge)
+
+
+@lru_cache(maxsize=32)
+def _attention_problem(target: Polynomial, n_keys: int, bias: Bias, degree: int) -> EigenProblem:
+    spectrum = attention_levels(target.dim, n_keys, bias, degree)
+    known = pair_powers(target).copy()
+    known[:, 1:] /= n_keys
+    values = bias.gain * pair_eigenvalues(target.dim, max(degree + 1, *(size - 1 for size in known.shape)))
+    values[:, 1:] /= n_keys
+    edge = max(values[degree + 1, 0], values[0, degree + 1]) if target.dim > 1 else 0.0
+    k, l = spectrum.degrees.T  # noqa: E741
+    listed = np.zeros((degree + 1, degree + 1))
+    rows, columns = min(degree + 1, known.shape[0]), min(degree + 1, known.shape[1])
+    listed[:rows, :columns] = known[:rows, :columns]
+    known[:rows, :columns] = 0.0
+    return _with_powers(spectrum, listed[k, l], values[known.nonzero()], known[known.nonzero()], edge)
+
+
+@lru_cache(maxsize=32)
+def _mlp_problem(target: Polynomial, n_keys: int, degree: int) -> EigenProblem:
+    spectrum = mlp_spectrum(target.dim, n_keys, degree)
+    shares = mlp_level_powers(pair_powers(target), n_keys)
+    levels = [tuple(int(part) for part in row if part) for row in spectrum.degrees]
+    powers = np.array([shares.pop(level, 0.0) for level in levels])
+    values = np.array([mlp_eigenvalue(target.dim, n_keys, level) for level in shares])
+    further = mlp_levels(target.dim, n_keys, degree + 2)[len(levels) :]
+    edge = max((mlp_eigenvalue(target.dim, n_keys, parts) for parts in further), default=0.0)
+    return _with_powers(spectrum, powers, values, np.array(list(shares.values())), edge)
+
+
+def _with_powers(
+    spectrum: Spectrum, powers: np.ndarray, beyond: np.ndarray, beyond_powers: np.ndarray, edge: float
+) -> EigenProblem:
+    """The listed levels with their powers, then the unlisted ones in which the target has power.
+
+    The latter get multiplicity zero: their eigenvalues are in the remainder already.
+    """
+    return EigenProblem(
+        np.concatenate([spectrum.eigenvalues, beyond]),
+        np.concatenate([spectrum.multiplicities, np.zeros(len(beyond))]),
+        np.concatenate([powers, beyond_powers]),
+        spectrum.remainder,
+        float(edge),
+    )
+
 
 RESOLVED, TOLERATED = 0.01, 0.1
 """Eigenvalues below RESOLVED · γ are lumped together, which moved predictions by 0.1 % where we looked. Where
@@ -80,7 +190,7 @@ def learning_curve(
 
     Examples
     --------
-    >>> from keyhole.targets import Correlation
+    >>> from keyhole.theory.targets import Correlation
     >>> target = Correlation(q=1, dim=8)
     >>> learning_curve(target, [100, 1000, 10_000], n_keys=8, ridge=1e-4).round(6)
     array([0.002104, 0.001137, 0.000935])
@@ -115,7 +225,7 @@ def learning_surface(
     Examples
     --------
     >>> import math
-    >>> from keyhole.targets import TokenPower
+    >>> from keyhole.theory.targets import TokenPower
     >>> target = TokenPower(p=2, dim=8)
     >>> learning_surface(target, [100, 1000], [10, 100, math.inf], n_keys=8, ridge=1e-4).round(6)
     array([[0.003788, 0.002062, 0.001898],
@@ -154,7 +264,7 @@ def best_ridge_curve(
 
     Examples
     --------
-    >>> from keyhole.targets import TokenPower
+    >>> from keyhole.theory.targets import TokenPower
     >>> best = best_ridge_curve(TokenPower(p=2, dim=8), [100, 1000], n_keys=8, noise=0.01)
     >>> best.error.round(5), bool(best.ridge[0] > best.ridge[1] > 0)
     (array([0.01304, 0.01128]), True)
@@ -215,7 +325,7 @@ def best_bias(
 
     Examples
     --------
-    >>> from keyhole.targets import Correlation
+    >>> from keyhole.theory.targets import Correlation
     >>> best = best_bias(Correlation(q=2, dim=64), [1e4, 1e7], n_keys=16, means=(0.5, 1.0, 2.0))
     >>> best.mean, (best.error / best.unbiased).round(3)
     (array([2., 2.]), array([0.998, 0.034]))
@@ -472,3 +582,136 @@ def _checked_problem(eigenvalues: Any, multiplicities: Any, powers: Any, remaind
         arrays.append(array)
     first, second, third = arrays
     return EigenProblem(first, second, third, check_number(remainder, "remainder", minimum=0.0))
+
+
+@dataclass(frozen=True, eq=False)
+class EmpiricalCurve:
+    """A predicted test error with the sampling error of the prediction.
+
+    Attributes
+    ----------
+    n_samples, error, bias, standard_error : arrays of one shape
+        ``error`` is the prediction, from which ``bias`` has been removed: how far the plain formula on the
+        sample's spectrum is off, estimated from halves. ``standard_error`` is the spread of ``error`` over
+        samples like the one given.
+    """
+
+    n_samples: Float[np.ndarray, "*shape"]
+    error: Float[np.ndarray, "*shape"]
+    bias: Float[np.ndarray, "*shape"]
+    standard_error: Float[np.ndarray, "*shape"]
+
+
+def empirical_curve(
+    gram: Any,
+    y: Any,
+    n_samples: Any,
+    ridge: float | int,
+    noise: float | int = 0.0,
+    n_features: float | int = math.inf,
+    n_halves: int = 8,
+    seed: int = 0,
+) -> EmpiricalCurve:
+    """Predict test errors from a Gram matrix and target values, whatever the law of inputs and heads.
+
+    The eigenvalues of gram/m stand for the kernel's, the squared projections of y on the eigenvectors, over
+    m, for the target's powers. A sample's spectrum is more spread out than the kernel's, so the plain
+    formula has a bias, of order 1/m. Halves of the sample have twice of it: their mean less the full value
+    estimates it, and it is removed. The spread of the halves is the standard error, for the same reason
+    that makes a half of the sample vary around the whole as the whole varies around the truth.
+
+    Parameters
+    ----------
+    gram : array (m, m)
+        Kernel matrix of m samples.
+    y : array (m,)
+        Target values without noise; what noise they carry is taken for target.
+    n_samples : int or array
+        Numbers of training samples n to predict for, at most m/4.
+    ridge, noise : float
+        λ and σ², as in :func:`learning_curve`.
+    n_features : int or math.inf
+        Scalar random features k; M (d+1) for M heads.
+    n_halves : int
+        Halves for bias and standard error; they come in complementary pairs, so this is even.
+    seed : int
+        Names the halves.
+
+    Notes
+    -----
+    Measured against the exact curve (m = 800, d = 8 and 4, N = 4, λ = 0, 1e-4 and 1e-3, n up to m/4, twelve
+    samples each): the mean is off by three percent at most, where the plain formula is up to 24 percent
+    low; the standard error is 0.5 to 1.2 times the true spread. For n > m/4 it is too small, hence the
+    limit. Cost: one eigendecomposition of order m and ``n_halves`` of order m/2.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from keyhole.theory import curve_from_spectrum
+    >>> rng = np.random.default_rng(0)
+    >>> x = rng.standard_normal((400, 20))
+    >>> curve = empirical_curve(x @ x.T, x[:, 0], [10, 40], ridge=0.01)
+    >>> exact = curve_from_spectrum([1.0], [20], [1.0], [10, 40], ridge=0.01)
+    >>> bool((abs(curve.error - exact) < 3 * curve.standard_error).all())
+    True
+    """
+    gram, y = _check_sample(gram, y)
+    samples = check_samples(n_samples)
+    m = len(y)
+    if samples.max() > m / 4:
+        raise ValueError(
+            f"`n_samples` must be at most a quarter of the {m} samples of `gram`: got "
+            f"{samples.max():g}, about which their spectrum says too little. Pass a Gram matrix of "
+            f"{4 * math.ceil(samples.max())} samples."
+        )
+    settings = (
+        check_number(ridge, "ridge", minimum=0.0),
+        check_number(noise, "noise", minimum=0.0),
+        check_features(n_features, "n_features"),
+    )
+    n_halves = check_count(n_halves, "n_halves", minimum=2)
+    rng = np.random.default_rng(check_seed(seed))
+    full = _curve(gram, y, samples.ravel(), *settings)
+    halves = []
+    for _ in range((n_halves + 1) // 2):
+        order = rng.permutation(m)
+        for half in (order[: m // 2], order[m // 2 :]):
+            halves.append(_curve(gram[np.ix_(half, half)], y[half], samples.ravel(), *settings))
+    bias = np.mean(halves, axis=0) - full
+    # a test error is never below its noise floor
+    error = np.maximum(full - bias, settings[1])
+    spread = np.std(halves, axis=0, ddof=1)
+    return EmpiricalCurve(samples, *(column.reshape(samples.shape) for column in (error, bias, spread)))
+
+
+def _curve(
+    gram: np.ndarray, y: np.ndarray, samples: np.ndarray, ridge: float, noise: float, features: float
+) -> np.ndarray:
+    m = len(y)
+    values, vectors = np.linalg.eigh(gram / m)
+    # rounding leaves eigenvalues of the order of ε λ_max, of either sign, where there should be zeros
+    values = np.where(values > m * np.finfo(float).eps * values[-1], values, 0.0)
+    problem = EigenProblem(values, np.ones(m), np.square(vectors.T @ y) / m)
+    errors = []
+    for n in samples:
+        gamma = implicit_ridge(problem, float(n), features, ridge)
+        errors.append(predicted_error(problem, float(n), features, gamma, noise))
+    return np.array(errors)
+
+
+def _check_sample(gram: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
+    gram = check_float_array(gram, "gram").astype(np.float64)
+    y = check_float_array(y, "y").astype(np.float64)
+    if gram.ndim != 2 or gram.shape[0] != gram.shape[1] or y.shape != gram.shape[:1]:
+        raise ValueError(f"`gram` must be (m, m) and `y` (m,), one value per sample: got {gram.shape} and {y.shape}.")
+    if len(y) < 4:
+        raise ValueError(f"`gram` must hold at least 4 samples, so that it can be halved: got {len(y)}.")
+    check_finite(gram, "gram")
+    check_finite(y, "y")
+    asymmetry = float(np.abs(gram - gram.T).max())
+    if asymmetry > 1e-8 * float(np.abs(gram).max()):
+        raise ValueError(
+            f"`gram` must be symmetric: entries differ from their mirror images by up to {asymmetry:.1e}. "
+            "Pass the kernel of a batch with itself, or (gram + gram.T) / 2."
+        )
+    return gram, y

@@ -15,8 +15,7 @@ from jaxtyping import Float
 from scipy.special import gammaln
 
 from keyhole._checks import check_count
-from keyhole.targets.contractions import joinings
-from keyhole.targets.polynomial import KEY, PAIR, QUERY, Factor, Polynomial, Term
+from keyhole.theory.targets import KEY, PAIR, QUERY, Factor, Polynomial, Term, joinings
 
 
 def harmonic_count(dim: int, degree: int) -> int:
@@ -87,13 +86,13 @@ def pair_powers(target: Polynomial) -> Float[np.ndarray, "r s"]:
     Notes
     -----
     Powers of one direction, and <x_0,x_i>^q <β,x_i>, have closed forms of positive terms. Everything else
-    comes from the joinings of a term with itself and with the others (:mod:`keyhole.targets.contractions`):
+    comes from the joinings of a term with itself and with the others (:mod:`keyhole.theory.targets`):
     a homogeneous polynomial is Σ_j |x|^{2j} h_{s−2j} with h harmonic, Laplacians are joints inside a term,
     and the inner products of the h solve a triangular system. Cost: one joining per pair of terms.
 
     Examples
     --------
-    >>> from keyhole.targets import Correlation, TokenPower
+    >>> from keyhole.theory.targets import Correlation, TokenPower
     >>> pair_powers(TokenPower(p=2, dim=3)).round(6)      # <β,x>² = 1/3 + a harmonic of degree 2
     array([[0.111111, 0.      , 0.088889]])
     >>> float(pair_powers(Correlation(q=1, dim=3)).sum().round(6))    # E <x_0,x_i>² <β,x_i>² = 1/9
@@ -124,7 +123,7 @@ def pair_powers_seconds(target: Polynomial) -> float:
 
     Examples
     --------
-    >>> from keyhole.notation import parse_target
+    >>> from keyhole.theory.notation import parse_target
     >>> short, long = (parse_target(f"(corr + token + query + 1)^{p}", dim=64).target for p in (2, 8))
     >>> pair_powers_seconds(short) < 0.01, pair_powers_seconds(long) > 10
     (True, True)

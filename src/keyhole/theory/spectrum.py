@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from scipy.special import roots_jacobi
 
 from keyhole._checks import check_count, check_number
-from keyhole.heads import GaussianHeads
+from keyhole.attention.heads import GaussianHeads
 from keyhole.theory.biased import hermite_moments
 from keyhole.theory.blocks import Bias, bias_of, biased_blocks, second_moment
 from keyhole.theory.harmonics import harmonic_count

@@ -1,0 +1,114 @@
+"""Torch tensors as input: the checks of _checks.py, and the few array operations that a SetBatch needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def check_float_tensor(value: torch.Tensor, name: str) -> torch.Tensor:
+    """Return ``value`` as a float32 or float64 tensor, detached; integers and half precision become float64."""
+    if value.is_complex():
+        raise ValueError(
+            f"`{name}` must be real. Complex data not supported: got dtype {value.dtype}. "
+            "Pass real and imaginary parts as separate coordinates."
+        )
+    value = value.detach()
+    return value if value.dtype in (torch.float32, torch.float64) else value.to(torch.float64)
+
+
+def check_finite_tensor(value: torch.Tensor, name: str) -> None:
+    """Raise if ``value`` holds NaN or infinity; the message names the first offender."""
+    finite = torch.isfinite(value)
+    if bool(finite.all()):
+        return
+    where = tuple(int(i) for i in torch.nonzero(~finite)[0])
+    kind = "NaN" if bool(torch.isnan(value[where])) else "infinity"
+    raise ValueError(
+        f"`{name}` must be finite: found {kind} (NaN or inf) at index {where}, "
+        f"{int((~finite).sum())} such entries in all. Impute or drop them before fitting."
+    )
+
+
+def as_tensor(array: Any, like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """``array`` on the device of ``like``, in its own type unless one is given."""
+    if isinstance(array, np.ndarray) and not array.flags.writeable:
+        array = array.copy()  # torch has no read-only tensors, and warns of it
+    return torch.as_tensor(array, device=like.device, dtype=dtype)
+
+
+def as_array(tensor: torch.Tensor) -> np.ndarray:
+    """A tensor as a NumPy array in host memory."""
+    return np.asarray(tensor.detach().cpu().numpy())
+
+
+def concatenate(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Join along axis 0. All must live on one device; the widest type wins."""
+    devices = {str(t.device) for t in tensors}
+    if len(devices) > 1:
+        raise ValueError(
+            f"tensors must live on one device: got {', '.join(sorted(devices))}. Move them with .to(device) first."
+        )
+    dtype = torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
+    return torch.cat([t.to(dtype) for t in tensors])
+
+
+def astype(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    """The tensor as "float32" or "float64"; itself if it is that."""
+    return tensor.to(torch.float32 if name == "float32" else torch.float64)
+
+
+def with_last(tensor: torch.Tensor, value: float) -> torch.Tensor:
+    """[x; value] for every row."""
+    return torch.nn.functional.pad(tensor, (0, 1), value=value)
+
+
+def to_device(array: Any, device: str) -> torch.Tensor:
+    """A NumPy array on a device, in its own type; the message says what is missing where there is none."""
+    target = check_device(device)
+    if isinstance(array, np.ndarray) and not array.flags.writeable:
+        array = array.copy()
+    return torch.as_tensor(array, device=target)
+
+
+def check_device(device: Any) -> torch.device:
+    """Return a torch device that exists here."""
+    try:
+        target = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"`device` must be 'cpu', 'cuda' or 'cuda:i', or None: got {device!r} ({error}).") from None
+    if target.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (target.index or 0) >= count:
+            raise ValueError(
+                f"`device` must be one that torch sees here: got {str(target)!r} where torch {torch.__version__} sees "
+                f"{count} CUDA devices. Use device=None for NumPy, or device='cpu' for torch on the host."
+            )
+    return target
+
+
+def gpu_or_none() -> str | None:
+    """The first CUDA device, or None where there is none."""
+    return "cuda:0" if torch.cuda.is_available() else None
+
+
+def free_bytes(device: str) -> int:
+    """Memory that torch can still have on a CUDA device; without bound elsewhere."""
+    target = torch.device(device)
+    if target.type != "cuda":
+        return 2**62
+    cached = torch.cuda.memory_reserved(target) - torch.cuda.memory_allocated(target)
+    return int(torch.cuda.mem_get_info(target)[0] + cached)
+
+
+def zeros(n: int, m: int, device: str) -> torch.Tensor:
+    """A float64 matrix of zeros on a device."""
+    return torch.zeros(n, m, dtype=torch.float64, device=device)
+
+
+def empty_like(tensor: torch.Tensor, n: int, dtype: str) -> torch.Tensor:
+    """An (n, n) matrix of ``dtype`` on the device of ``tensor``."""
+    return torch.empty(n, n, dtype=torch.float32 if dtype == "float32" else torch.float64, device=tensor.device)

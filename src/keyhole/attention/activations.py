@@ -1,0 +1,131 @@
+"""σ, the function of the score that weighs a key, together with its Gaussian moment E[σ(u)σ(v)]."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from keyhole._checks import check_choice, check_finite
+
+POINTWISE = ("relu", "linear", "square", "step", "exp")
+"""Activations of one score: the weight of key i is σ(s_i)/N. Their order is their code in the compiled loops."""
+
+SOFTMAX = "softmax"
+"""The weighting softmax_i(s_i), which sums to one over the set. No closed-form kernel."""
+
+
+def check_activation(name: str) -> str:
+    """Return ``name`` if it is an activation we know."""
+    return check_choice(name, "activation", (*POINTWISE, SOFTMAX))
+
+
+def check_pointwise(name: str) -> str:
+    """Return ``name`` if it is an activation of one score, so that its Gaussian moment exists in closed form."""
+    if check_activation(name) == SOFTMAX:
+        raise ValueError(
+            f"`activation` must act on one score at a time here: got {name!r}, whose weights depend on the whole set, "
+            "so that its kernel has no closed form. Use finite heads with it "
+            f"(attention_features, or n_heads=512 in an estimator), or one of {', '.join(map(repr, POINTWISE))}."
+        )
+    return name
+
+
+def apply(name: str, scores: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
+    """Return σ(scores), entry by entry, in the precision of ``scores``.
+
+    Parameters
+    ----------
+    name : {"relu", "linear", "square", "step", "exp"}
+        s_+, s, s², 1 where s > 0 and 0 elsewhere, e^s.
+    scores : array
+
+    Examples
+    --------
+    >>> apply("relu", np.array([-1.0, 0.0, 2.0]))
+    array([0., 0., 2.])
+    >>> apply("step", np.array([-1.0, 0.0, 2.0]))
+    array([0., 0., 1.])
+    """
+    weights: np.ndarray
+    match check_pointwise(name):
+        case "relu":
+            weights = np.maximum(scores, 0)
+        case "linear":
+            weights = scores.copy()
+        case "square":
+            weights = np.square(scores)
+        case "step":
+            weights = (scores > 0).astype(scores.dtype)
+        case _:
+            weights = np.exp(scores)
+    return weights
+
+
+def gaussian_moment(
+    activation: str,
+    mean_u: Any,
+    mean_v: Any,
+    std_u: Any,
+    std_v: Any,
+    correlation: Any,
+) -> Float[np.ndarray, "..."]:
+    r"""Return E[σ(u)σ(v)] for jointly Gaussian u and v, exactly and for any means.
+
+    With h and k the means in units of the standard deviations τ, and U, V standard normal of correlation ρ:
+
+    ====== =========================================================================================
+    relu   τ_u τ_v E(h+U)_+(k+V)_+, at mean zero τ_u τ_v [√(1−ρ²) + (π − arccos ρ) ρ]/2π
+    linear μ ν + ρ τ_u τ_v
+    square (μ² + τ_u²)(ν² + τ_v²) + 4 μ ν ρ τ_u τ_v + 2 (ρ τ_u τ_v)²
+    step   Φ₂(h, k; ρ), the bivariate normal distribution function
+    exp    exp(μ + ν + (τ_u² + τ_v²)/2 + ρ τ_u τ_v)
+    ====== =========================================================================================
+
+    Parameters
+    ----------
+    activation : {"relu", "linear", "square", "step", "exp"}
+    mean_u, mean_v, std_u, std_v, correlation : array_like
+        Broadcast against each other. A standard deviation of zero is a score known for certain, and a correlation
+        lies in [−1, 1].
+
+    Returns
+    -------
+    array
+        Of the broadcast shape. The relative error is below 1e-12 for every ρ, ±1 included, and in the far tails
+        as long as the value itself does not underflow.
+
+    Notes
+    -----
+    Cost: about 0.3 µs per pair for relu and step. The textbook closed form of the relu moment subtracts terms that
+    agree to all digits in the tails. Here V is split into its mean ρU given U and the rest: E(h+U)_+(k+ρU)_+ has a
+    closed form without cancellation, and what the rest adds is a positive, smooth, one-dimensional integral.
+
+    Examples
+    --------
+    >>> float(gaussian_moment("relu", 0.0, 0.0, 1.0, 1.0, 1.0).round(12))   # E U²_+
+    0.5
+    >>> gaussian_moment("step", [0.0, 1.0], 0.0, 1.0, 1.0, 0.0).round(4)   # Φ(h)/2
+    array([0.25  , 0.4207])
+    """
+    from keyhole.attention.compiled_moments import fill_moments
+
+    code = POINTWISE.index(check_pointwise(activation))
+    arguments = {
+        "mean_u": mean_u, "mean_v": mean_v, "std_u": std_u, "std_v": std_v, "correlation": correlation,
+    }  # fmt: skip
+    arrays = [np.asarray(value, dtype=np.float64) for value in arguments.values()]
+    for name, array in zip(arguments, arrays, strict=True):
+        check_finite(array, name)
+    for name, array in zip(("std_u", "std_v"), arrays[2:4], strict=True):
+        if (array < 0).any():
+            raise ValueError(f"`{name}` must be zero or larger: got {array.min():g}.")
+    if (np.abs(arrays[4]) > 1).any():
+        worst = arrays[4].flat[np.abs(arrays[4]).argmax()]
+        raise ValueError(f"`correlation` must lie in [-1, 1]: got {worst}. Clip it if rounding took it beyond.")
+    shape = np.broadcast_shapes(*(array.shape for array in arrays))
+    flat = [np.ascontiguousarray(np.broadcast_to(array, shape)).reshape(-1) for array in arrays]
+    out = np.empty(flat[0].size)
+    fill_moments(code, *flat, out)
+    return out.reshape(shape)

@@ -1,0 +1,131 @@
+"""Which of the routes a tensor takes: fused kernels on CUDA where there are any for it, plain torch elsewhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Iterable
+from functools import cache
+
+import numpy as np
+import torch
+
+from keyhole._tensors import as_tensor, check_float_tensor
+from keyhole.attention import torch_features as features
+from keyhole.attention import torch_gram as gram
+
+_FUSED_HOST = 2**31
+"""Bytes of a panel of K on the device while K itself goes to the host."""
+
+
+@cache
+def has_triton() -> bool:
+    """Whether the compiler of the fused kernels is there. It comes with torch for CUDA on Linux."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def is_fused(tensor: torch.Tensor, activation: str) -> bool:
+    """Whether there is a fused kernel for these tokens: ReLU, float32, CUDA."""
+    return tensor.is_cuda and tensor.dtype == torch.float32 and activation == "relu" and has_triton()
+
+
+def attention_gram(
+    left: tuple[torch.Tensor, np.ndarray, torch.Tensor | None],
+    right: tuple[torch.Tensor, np.ndarray, torch.Tensor | None] | None,
+    mean: np.ndarray | None,
+    scale: float,
+    activation: str,
+    memory_budget: int,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """K of sets given as (tokens, offsets, query), in the type and on the device of the tokens, or into ``out``.
+
+    ``out`` may be of another type, and on the host for a matrix that outgrows the device: tiles stream there.
+    """
+    a = gram.prepare(*left, mean, scale, activation)
+    b = None if right is None else gram.prepare(*right, mean, scale, activation)
+    tokens = left[0]
+    n, m = len(a.offsets) - 1, len((a if b is None else b).offsets) - 1
+    if out is None:
+        out = torch.empty(n, m, dtype=tokens.dtype, device=tokens.device)
+    biased = mean is not None and activation in ("relu", "step")
+    if not is_fused(tokens, activation):
+        return gram.gram(a, b, activation, biased, out, memory_budget)
+    from keyhole.attention.triton_gram import fused_gram
+
+    if out.dtype == torch.float32 and out.device == tokens.device:
+        return fused_gram(a, b, biased, out)
+    return _stream(a, b, biased, out)
+
+
+def _stream(left: gram.Panel, right: gram.Panel | None, biased: bool, out: torch.Tensor) -> torch.Tensor:
+    """Fused tiles of up to 2 GiB, each converted or copied to where ``out`` is; one triangle if symmetric."""
+    from keyhole.attention.triton_gram import fused_gram
+
+    columns = left if right is None else right
+    side = max(1, math.isqrt(_FUSED_HOST // 4))
+    for start in range(0, len(out), side):
+        row = slice(start, min(start + side, len(out)))
+        for first in range(start if right is None else 0, out.shape[1], side):
+            column = slice(first, min(first + side, out.shape[1]))
+            same = right is None and column == row
+            other = None if same else columns.part(column)
+            tile = torch.empty(row.stop - row.start, column.stop - column.start, device=left.unit.device)
+            fused_gram(left.part(row), other, biased, tile)
+            out[row, column] = tile.to(out)
+            if right is None and not same:
+                out[column, row] = tile.T.to(out)
+    return out
+
+
+def attention_features(
+    tokens: torch.Tensor,
+    offsets: np.ndarray,
+    query: torch.Tensor | None,
+    head_blocks: Iterable[tuple[slice, np.ndarray | torch.Tensor]],
+    n_heads: int,
+    activation: str,
+    memory_budget: int,
+) -> torch.Tensor:
+    """Φ (n, M·D) in the type and on the device of the tokens, block by block of heads."""
+    width = tokens.shape[1] + 1
+    out = torch.empty(len(offsets) - 1, n_heads * width, dtype=tokens.dtype, device=tokens.device)
+    for part, block in head_blocks:
+        columns = out[:, part.start * width : part.stop * width]
+        write_features(tokens, offsets, query, as_tensor(block, tokens), n_heads, activation, columns, memory_budget)
+    if activation in ("exp", "square") and not bool(torch.isfinite(out).all()):
+        raise ValueError(
+            f"features must be finite: some overflow {out.dtype} under activation {activation!r}. Scale the tokens or "
+            "the heads down, or use activation='softmax'."
+        )
+    return out
+
+
+def write_features(
+    tokens: torch.Tensor,
+    offsets: np.ndarray,
+    query: torch.Tensor | None,
+    heads: torch.Tensor,
+    n_heads: int,
+    activation: str,
+    out: torch.Tensor,
+    memory_budget: int,
+) -> None:
+    """Write the features of a block of heads, of ``n_heads`` in all, into ``out`` (n, m·D)."""
+    scale = 1.0 / math.sqrt(n_heads)
+    if is_fused(tokens, activation):
+        from keyhole.attention.triton_features import fill_relu_features
+
+        fill_relu_features(tokens, offsets, query, heads, scale, out)
+    else:
+        features.fill_features(tokens, offsets, query, heads, activation, scale, out, memory_budget)
+
+
+def check_head_tensor(heads: torch.Tensor, dim: int) -> torch.Tensor:
+    """Return heads (M, D, D) that are a tensor already. A look for NaN among them would wait for the device."""
+    if heads.ndim != 3 or tuple(heads.shape[1:]) != (dim + 1, dim + 1) or len(heads) == 0:
+        raise ValueError(
+            f"`heads` must have shape (M, D, D) with M ≥ 1 and D = d + 1 = {dim + 1} for tokens of dimension "
+            f"{dim}: got shape {tuple(heads.shape)}. The last row and column belong to the appended one."
+        )
+    return check_float_tensor(heads, "heads")

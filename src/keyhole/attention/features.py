@@ -1,0 +1,779 @@
+"""Finite heads: the features φ of one attention layer, whole, in blocks, or contracted with values; the MLP."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from keyhole._array import MEMORY_BUDGET, block_size, blocks, is_tensor, run_threads, thread_count
+from keyhole._checks import check_choice, check_count, check_finite, check_float_array
+from keyhole.attention.activations import POINTWISE, SOFTMAX, check_activation
+from keyhole.attention.heads import HeadDraw
+from keyhole.data.sets import PooledSets, SetBatch
+
+_TILE = 2**18  # bytes of heads worked on at a time: a quarter of a second-level cache
+_CACHE = 2**21  # bytes of heads gone through for each group of sets: twice that cache, so a part of the third level
+_TASK = 2e7  # operations that are worth handing to another thread
+_DRAW = 40  # bytes that one entry of W takes while it is drawn, converted and packed
+
+
+@dataclass(frozen=True)
+class TiledLayer:
+    """A batch and its heads, checked; ``of`` makes one."""
+
+    batch: SetBatch
+    heads: HeadDraw | np.ndarray
+    activation: str
+    dtype: np.dtype[Any]
+    queries: Float[np.ndarray, " q"]  # x~_0 of every set end to end, or of one set that stands for all
+    keys: Float[np.ndarray, " k"]  # every x~_i end to end
+    offsets: Int[np.ndarray, " o"]
+
+    @classmethod
+    def of(cls, batch: SetBatch, heads: HeadDraw | np.ndarray, activation: str, dtype: Any) -> TiledLayer:
+        """Check the arguments that all attention features share."""
+        batch, activation, number = check_batch(batch), check_activation(activation), check_dtype(dtype)
+        heads = check_heads(heads, batch.dim)
+        tokens = narrow(batch, number)
+        # sets without a query share one, which is then projected once for a group of them
+        queries = (tokens if batch.query is not None else tokens[:1]).extended_query().reshape(-1)
+        keys = tokens.extended_keys().reshape(-1)
+        # a copy, because read-only arrays are another type to compile for, and a batch read from a pickle
+        # has writable ones
+        return cls(batch, heads, activation, number, queries, keys, batch.offsets.copy())
+
+    @property
+    def width(self) -> int:
+        """D = d + 1."""
+        return self.batch.dim + 1
+
+    @property
+    def weighting(self) -> tuple[int, float]:
+        """The code of σ in the compiled loops, and M^{-1/2}, M being all heads and not those of one block."""
+        return (*POINTWISE, SOFTMAX).index(self.activation), 1.0 / math.sqrt(len(self.heads))
+
+    def head_blocks(
+        self, memory_budget: int, bytes_per_head: int = 0, *, in_cache: bool = False
+    ) -> Iterator[tuple[slice, Float[np.ndarray, "m e e"]]]:
+        """Cut the heads so that a block, with what it takes to draw and pack it, fits the budget."""
+        size = block_size(bytes_per_head + _DRAW * self.width**2, memory_budget)
+        if in_cache:
+            size = min(size, block_size(self.width**2 * self.dtype.itemsize, _CACHE))
+        for part in blocks(len(self.heads), size):
+            heads = self.heads
+            yield part, heads.block(part.start, part.stop) if isinstance(heads, HeadDraw) else heads[part]
+
+    def write(
+        self,
+        out: Float[np.ndarray, "n p"],
+        column: int,
+        block: Float[np.ndarray, "m e e"],
+        rows: slice,
+        centre: Float[np.ndarray, "m e"] | None = None,
+    ) -> None:
+        """Write the features of the sets ``rows`` under a block of heads, less ``centre``, from column ``column`` on.
+
+        Subtracting here is free, because a feature is still in a register's reach; a pass over all of them is not.
+        """
+        from keyhole.attention.compiled import announce_compilation
+        from keyhole.attention.compiled_features import workspace, write_features
+
+        announce_compilation(write_features)
+        packed = self._pack(block)
+        level = np.zeros((len(packed), 0), self.dtype)
+        if centre is not None:
+            level = _heads_last(centre[:, None], packed.shape[-1], self.dtype).reshape(len(packed), -1)
+        flat, row = out.reshape(-1), out.shape[1]
+        start = column - rows.start * row  # where the features of set 0 would begin
+        wrong: list[int] = []
+
+        def work(task: tuple[tuple[int, int], tuple[int, int]]) -> None:
+            inputs = (packed, self.queries, self.keys, self.offsets, *task)
+            found = write_features(*inputs, len(block), *self.weighting, level, flat, start, row, workspace(packed))
+            if found >= 0:
+                wrong.append(found)
+
+        sets = self._set_ranges(rows, len(block))
+        # heads that outgrow the cache are gone through in parts; so are those of a few sets, or of a huge one
+        n_parts = max(-(-packed.nbytes // _CACHE), -(-thread_count() // max(1, len(sets))))
+        run_threads(work, product(sets, _ranges(np.linspace(0, len(packed), min(n_parts, len(packed)) + 1))))
+        if wrong:
+            raise self.overflow(min(wrong))
+
+    def add_outputs(
+        self,
+        out: Float[np.ndarray, "n t"],
+        block: Float[np.ndarray, "m e e"],
+        values: Float[np.ndarray, "m e t"],
+    ) -> None:
+        """Add the outputs of a block of heads to ``out``."""
+        from keyhole.attention.compiled import announce_compilation
+        from keyhole.attention.compiled_features import add_outputs, workspace
+
+        announce_compilation(add_outputs)
+        packed = self._pack(block)
+        table = _heads_last(values.transpose(0, 2, 1), packed.shape[-1], self.dtype)
+        table = table.reshape(len(packed), values.shape[2], self.width * packed.shape[-1])
+
+        def work(sets: tuple[int, int]) -> None:
+            inputs = (packed, table, self.queries, self.keys, self.offsets, sets)
+            add_outputs(*inputs, *self.weighting, out, workspace(packed))
+
+        run_threads(work, self._set_ranges(slice(0, len(out)), len(block)))
+
+    def overflow(self, i: int) -> ValueError:
+        """Return the error that says that set ``i`` has features that are not finite."""
+        query = self.batch[i].extended_query().astype(np.float64)
+        keys = self.batch[i].extended_keys().astype(np.float64)
+        with np.errstate(all="ignore"):
+            peaks = [np.abs(query @ block @ keys.T).max() for _, block in self.head_blocks(MEMORY_BUDGET)]
+        peak = float(np.nan_to_num(peaks, nan=np.inf, posinf=np.inf).max())
+        remedy = "Scale the tokens or the heads down"
+        if self.activation == "exp":
+            remedy += ", or use activation='softmax'"
+        elif self.dtype == np.float32:
+            remedy += ", or use dtype='float64'"
+        return ValueError(
+            f"features must be finite: those of set {i} overflow {self.dtype} under activation "
+            f"{self.activation!r}, with scores of size up to {peak:.3g}. {remedy}."
+        )
+
+    def _pack(self, block: Float[np.ndarray, "m e e"]) -> Float[np.ndarray, "tiles e e lanes"]:
+        """Tiles of heads of equal width, small enough for the cache and a whole number of vectors wide."""
+        from keyhole.attention.compiled_features import VECTOR_BYTES
+
+        lanes = VECTOR_BYTES // self.dtype.itemsize
+        most = lanes * min(8, max(1, _TILE // (VECTOR_BYTES * self.width**2)))
+        n_tiles = -(-len(block) // most)
+        return _heads_last(block, lanes * -(-len(block) // (n_tiles * lanes)), self.dtype)
+
+    def _set_ranges(self, rows: slice, n_heads: int) -> list[tuple[int, int]]:
+        """Cut sets into ranges of equal work: 4MD·N_i operations for scores and values, 2MD² for a query."""
+        offsets = self.offsets[rows.start : rows.stop + 1]
+        cost = offsets - offsets[0] + self.width / 2 * np.arange(len(offsets))
+        n_parts = min(8 * thread_count(), 1 + int(4 * n_heads * self.width * cost[-1] / _TASK))
+        return _ranges(rows.start + np.searchsorted(cost, np.linspace(0, cost[-1], n_parts + 1)))
+
+
+def _heads_last(
+    array: Float[np.ndarray, "m a b"], lanes: int, dtype: np.dtype[Any]
+) -> Float[np.ndarray, "tiles a b lanes"]:
+    """Cut axis 0 into tiles and put it last, with zeros after the last head."""
+    tiles = np.zeros((-(-len(array) // lanes), *array.shape[1:], lanes), dtype)
+    with np.errstate(over="ignore"):  # what overflows here shows in the features
+        for tile, part in zip(tiles, blocks(len(array), lanes), strict=True):
+            tile[..., : part.stop - part.start] = np.moveaxis(array[part], 0, -1)
+    return tiles
+
+
+def _ranges(cuts: np.ndarray) -> list[tuple[int, int]]:
+    """Return (first, last) between consecutive different cuts."""
+    cuts = np.unique(cuts.astype(np.int64))
+    return list(zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True))
+
+
+def check_batch(batch: SetBatch) -> SetBatch:
+    """Return ``batch`` if it is a SetBatch."""
+    if not isinstance(batch, SetBatch):
+        raise TypeError(
+            f"`batch` must be a SetBatch: got {type(batch).__name__}. Wrap arrays: kh.SetBatch(keys, query)."
+        )
+    return batch
+
+
+def check_dtype(dtype: Any) -> np.dtype[Any]:
+    """Return float32 or float64, the latter for None."""
+    try:
+        number = np.dtype(np.float64 if dtype is None else dtype)
+    except TypeError:
+        number = np.dtype(object)
+    if number not in (np.float32, np.float64):
+        raise ValueError(f"`dtype` must be 'float32' or 'float64': got {dtype!r}.")
+    return number
+
+
+def narrow(batch: SetBatch, dtype: np.dtype[Any]) -> SetBatch:
+    """Return the batch in ``dtype``, if its tokens fit."""
+    with np.errstate(over="ignore"):
+        tokens = batch.astype(dtype)
+    arrays = (tokens.tokens,) if tokens.query is None else (tokens.tokens, tokens.query)
+    if tokens is not batch and not all(np.isfinite(array).all() for array in arrays):
+        raise ValueError(
+            f"tokens must fit {dtype}, whose largest number is {np.finfo(dtype).max:.3g}: some of `batch` do "
+            "not. Scale them down, or use dtype='float64'."
+        )
+    return tokens
+
+
+def check_heads(heads: HeadDraw | np.ndarray, dim: int) -> HeadDraw | np.ndarray:
+    """Return a draw, or an array (M, D, D), that fits tokens of dimension ``dim``."""
+    if isinstance(heads, HeadDraw):
+        if heads.dim != dim:
+            raise ValueError(
+                f"`heads` must be drawn for the dimension of the tokens: the draw is for {heads.dim}, the "
+                f"tokens have {dim}. Draw them with HeadDraw(law, n_heads, dim={dim}, seed=…)."
+            )
+        return heads
+    heads = check_float_array(heads, "heads")
+    if heads.ndim != 3 or heads.shape[1:] != (dim + 1, dim + 1) or len(heads) == 0:
+        raise ValueError(
+            f"`heads` must have shape (M, D, D) with M ≥ 1 and D = d + 1 = {dim + 1} for tokens of dimension "
+            f"{dim}: got shape {heads.shape}. The last row and column belong to the appended one; "
+            f"law.sample(n_heads, dim={dim}, seed=…) draws such heads."
+        )
+    check_finite(heads, "heads")
+    return heads
+
+
+# Up to so many outputs, contracting the features in cache beats a matrix product with features in memory.
+_FUSED_OUTPUTS = 16
+
+
+def attention_features(
+    batch: SetBatch, heads: Any, activation: str = "relu", *, dtype: Any = None
+) -> Float[Any, "n p"]:
+    """Return the features of an attention layer with frozen heads.
+
+    ::
+
+        φ_m(x) = M^{-1/2} (1/N) Σ_i σ(s_mi) x~_i,     s_mi = x~_0ᵀ W_m x~_i,     x~ = [x; 1]
+
+    and for ``activation="softmax"`` softmax_i(s_mi) in the place of σ(s_mi)/N.
+
+    Parameters
+    ----------
+    batch : SetBatch
+        n sets of keys of dimension d. Sets without a query have the constant query x~_0 = [0; √2].
+    heads : array (M, D, D) or HeadDraw
+        The frozen W_m, D = d + 1. A ``HeadDraw`` is regenerated block by block, never stored whole.
+    activation : {"relu", "linear", "square", "step", "exp", "softmax"}
+        σ; "step" is 1 for positive scores.
+    dtype : "float64" or "float32", optional
+        Type of the arithmetic and of the result, float64 unless given; for torch tensors that of the tensors.
+
+    Returns
+    -------
+    array (n, M·D)
+        Column m·D + e is coordinate e of φ_m. For a batch of torch tensors, a tensor on their device.
+
+    Notes
+    -----
+    Cost: 2MD² + 4MD·N_i operations for a set of N_i keys, whatever the lengths of the others. The features of
+    a set are computed in the same order whatever else is in the batch: slicing it changes no bit of them.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import keyhole as kh
+    >>> batch = kh.SetBatch([np.ones((2, 3)), np.ones((5, 3))], query=np.zeros((2, 3)))
+    >>> heads = kh.GaussianHeads().sample(n_heads=10, dim=3, seed=0)
+    >>> kh.attention_features(batch, heads).shape
+    (2, 40)
+    """
+    if check_batch(batch).device is not None:
+        return _tensor_features(batch, heads, activation, dtype)
+    layer = TiledLayer.of(batch, heads, activation, dtype)
+    out = np.empty((len(batch), len(layer.heads) * layer.width), layer.dtype)
+    for part, block in layer.head_blocks(MEMORY_BUDGET):
+        layer.write(out, part.start * layer.width, block, slice(0, len(batch)))
+    return out
+
+
+def _tensor_features(batch: SetBatch, heads: Any, activation: str, dtype: Any) -> Any:
+    """The features of torch tensors, where they are."""
+    from keyhole.attention import dispatch
+
+    activation = check_activation(activation)
+    batch = batch if dtype is None else batch.astype(check_dtype(dtype))
+    heads = dispatch.check_head_tensor(heads, batch.dim) if is_tensor(heads) else check_heads(heads, batch.dim)
+    size = block_size(40 * (batch.dim + 1) ** 2, MEMORY_BUDGET)  # what it takes to draw a head
+    parts = (
+        (part, heads.block(part.start, part.stop) if isinstance(heads, HeadDraw) else heads[part.start : part.stop])
+        for part in blocks(len(heads), size)
+    )
+    sets = (batch.tokens, batch.offsets, batch.query)
+    return dispatch.attention_features(*sets, parts, len(heads), activation, MEMORY_BUDGET)
+
+
+def feature_blocks(
+    batch: SetBatch,
+    heads: HeadDraw | np.ndarray,
+    activation: str = "relu",
+    *,
+    dtype: Any = None,
+    memory_budget: int = MEMORY_BUDGET,
+    reuse_buffer: bool = False,
+    centre: np.ndarray | None = None,
+) -> Iterator[tuple[slice, Float[np.ndarray, "n p"]]]:
+    """Yield the features block by block of heads, so that Φ never exists as a whole.
+
+    Parameters
+    ----------
+    batch, heads, activation, dtype
+        As for ``attention_features``. The scaling M^{-1/2} is that of all heads.
+    memory_budget : int
+        Bytes that a block of features and the heads behind it may take together; one head at the least.
+    reuse_buffer : bool
+        Write every block into the same memory, which saves the system's work of handing out new pages. Each
+        block is then overwritten when the next is asked for.
+    centre : array (M·D,), optional
+        Subtracted from the features of every set as they are written, at no cost.
+
+    Yields
+    ------
+    part : slice
+        The heads of the block.
+    features : array (n, m·D)
+        Columns ``part.start·D … part.stop·D − 1`` of Φ.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import keyhole as kh
+    >>> from keyhole.attention.heads import HeadDraw
+    >>> batch = kh.SetBatch(np.ones((4, 2, 3)))
+    >>> draw = HeadDraw(kh.GaussianHeads(), n_heads=100, dim=3, seed=0)
+    >>> gram = sum(phi @ phi.T for _, phi in feature_blocks(batch, draw, reuse_buffer=True))
+    >>> gram.shape
+    (4, 4)
+    """
+    layer = TiledLayer.of(check_batch(batch).numpy(), heads, activation, dtype)
+    # checked here and not in the generator, so that a mistake shows where it is made
+    if centre is not None:
+        centre = np.asarray(centre).reshape(len(layer.heads), layer.width)
+    return _feature_blocks(layer, check_count(memory_budget, "memory_budget"), reuse_buffer, centre)
+
+
+def _feature_blocks(
+    layer: TiledLayer, memory_budget: int, reuse_buffer: bool, centre: Float[np.ndarray, "m e"] | None
+) -> Iterator[tuple[slice, Float[np.ndarray, "n p"]]]:
+    n_sets = len(layer.batch)
+    buffer = np.empty(0, layer.dtype)
+    for part, block in layer.head_blocks(memory_budget, n_sets * layer.width * layer.dtype.itemsize):
+        columns = len(block) * layer.width
+        if n_sets * columns > len(buffer) or not reuse_buffer:
+            buffer = np.empty(n_sets * columns, layer.dtype)
+        features = buffer[: n_sets * columns].reshape(n_sets, columns)
+        layer.write(features, 0, block, slice(0, n_sets), None if centre is None else centre[part])
+        yield part, features
+
+
+def apply_values(
+    batch: SetBatch,
+    heads: HeadDraw | np.ndarray,
+    values: np.ndarray,
+    activation: str = "relu",
+    *,
+    dtype: Any = None,
+    memory_budget: int = MEMORY_BUDGET,
+) -> Float[np.ndarray, "n t"]:
+    """Return Φ·values, the outputs of the layer, without ever forming Φ.
+
+    Parameters
+    ----------
+    batch, heads, activation, dtype
+        As for ``attention_features``.
+    values : array (M·D, t) or (M, D, t)
+        One value vector per head and output.
+    memory_budget : int
+        Bytes that temporaries may take.
+
+    Returns
+    -------
+    array (n, t)
+        f(x) = Σ_m <v_m, φ_m(x)> for each set and output.
+
+    Notes
+    -----
+    Cost: that of the features without writing them, and 2MD·t operations per set.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import keyhole as kh
+    >>> batch = kh.SetBatch(np.ones((4, 2, 3)))
+    >>> heads = kh.GaussianHeads().sample(n_heads=10, dim=3, seed=0)
+    >>> values = np.ones((40, 1))
+    >>> bool(np.allclose(apply_values(batch, heads, values), kh.attention_features(batch, heads) @ values))
+    True
+    """
+    layer = TiledLayer.of(check_batch(batch).numpy(), heads, activation, dtype)
+    memory_budget = check_count(memory_budget, "memory_budget")
+    table = _check_values(values, len(layer.heads), layer.width)
+    out = np.zeros((len(batch), table.shape[2]), layer.dtype)
+    if table.shape[2] <= _FUSED_OUTPUTS:
+        for part, block in layer.head_blocks(memory_budget, in_cache=True):
+            layer.add_outputs(out, block, table[part])
+    else:
+        _add_products(layer, table, out, memory_budget)
+    finite = np.isfinite(out).all(axis=1)
+    if not finite.all():
+        raise layer.overflow(int(np.flatnonzero(~finite)[0]))
+    return out
+
+
+def _add_products(
+    layer: TiledLayer, table: Float[np.ndarray, "m e t"], out: Float[np.ndarray, "n t"], memory_budget: int
+) -> None:
+    """Add Φ·values to ``out`` by matrix products with blocks of features."""
+    row = layer.width * layer.dtype.itemsize
+    # as many sets as leave room for 256 heads, so that neither sets nor heads are done one by one
+    n_rows = max(1, min(len(out), memory_budget // (256 * row)))
+    for part, block in layer.head_blocks(memory_budget, n_rows * row):
+        values = table[part].reshape(-1, table.shape[2]).astype(layer.dtype, copy=False)
+        buffer = np.empty((n_rows, len(values)), layer.dtype)
+        for rows in blocks(len(out), n_rows):
+            features = buffer[: rows.stop - rows.start]
+            layer.write(features, 0, block, rows)
+            out[rows] += features @ values
+
+
+def _check_values(values: np.ndarray, n_heads: int, width: int) -> Float[np.ndarray, "m e t"]:
+    values = check_float_array(values, "values")
+    if values.ndim == 2 and len(values) == n_heads * width:
+        values = values.reshape(n_heads, width, values.shape[1])
+    if values.ndim != 3 or values.shape[:2] != (n_heads, width):
+        raise ValueError(
+            f"`values` must have shape (M·D, t) = ({n_heads * width}, t) or (M, D, t) = ({n_heads}, {width}, "
+            f"t) for t outputs: got shape {values.shape}. A single output is values[:, None]."
+        )
+    check_finite(values, "values")
+    return values
+
+
+DIFFERENTIABLE = ("relu", "softmax", "linear", "square", "exp")
+"""Activations whose heads have a gradient; that of "step" is zero almost everywhere."""
+
+
+def attention_pullback(
+    batch: SetBatch,
+    heads: Float[np.ndarray, "m e e"],
+    cotangent: Float[np.ndarray, "n p"],
+    activation: str = "relu",
+    *,
+    n_means: int | None = None,
+    memory_budget: int = MEMORY_BUDGET,
+) -> Float[np.ndarray, "k e e"]:
+    """Return the gradient of Σ <cotangent, Φ> in the means that the heads share out among themselves.
+
+    With a_m = cotangent_m / √M and g_mi = <a_m, x~_i>, the gradient in the score s_mi is σ'(s_mi) g_mi / N, or
+    w_mi (g_mi − Σ_j w_mj g_mj) for softmax weights w; that in W_m is Σ_i ∂s_mi x~_0 x~_iᵀ, summed over sets.
+
+    Parameters
+    ----------
+    batch : SetBatch
+        n sets.
+    heads : array (M, D, D)
+        W_m = U_k + noise with k = m mod K.
+    cotangent : array (n, M·D)
+        Gradient in the features, column m·D + e for coordinate e of head m.
+    activation : {"relu", "softmax", "linear", "square", "exp"}
+    n_means : int, optional
+        K; M by default, which gives the gradient in every head.
+    memory_budget : int
+        Bound in bytes on temporaries.
+
+    Returns
+    -------
+    array (K, D, D)
+        The gradient in U, in the precision of ``heads``.
+
+    Notes
+    -----
+    Cost: 2MD² + 6MD·N_i operations for a set of N_i keys: about that of the features themselves. Sets of equal
+    length are stacked, so nothing is padded.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import keyhole as kh
+    >>> batch = kh.SetBatch(np.ones((2, 3, 2)), query=np.ones((2, 2)))
+    >>> heads = np.full((1, 3, 3), 0.1)
+    >>> attention_pullback(batch, heads, np.ones((2, 3)))[0, 0]      # 2 sets, σ' = 1, <1, x~> = 3
+    array([6., 6., 6.])
+    """
+    check_choice(activation, "activation", DIFFERENTIABLE)
+    n_heads, width = heads.shape[:2]
+    n_means = n_heads if n_means is None else n_means
+    wide = np.ascontiguousarray(heads.transpose(1, 0, 2)).reshape(width, n_heads * width)
+    parts = list(_stacks(batch, n_heads, width, heads.itemsize, memory_budget // 16))
+    keys, queries = batch.extended_keys().astype(heads.dtype), batch.extended_query().astype(heads.dtype)
+    # one place for each part, summed in their order: the same bits whichever thread is done first
+    totals = [np.zeros(0)] * len(parts)
+
+    def work(number: int) -> None:
+        rows = parts[number]
+        length = batch.lengths[rows[0]]
+        stack = keys[batch.offsets[rows][:, None] + np.arange(length)]  # (b, N, D)
+        query = queries[rows]
+        projected = (query @ wide).reshape(len(rows), n_heads, width)
+        scores = projected @ stack.transpose(0, 2, 1)
+        pulled = cotangent[rows].reshape(len(rows), n_heads, width).astype(heads.dtype, copy=False)
+        slopes = pulled @ stack.transpose(0, 2, 1)
+        _through_weights(activation, scores, slopes)
+        shared = _sum_shared(slopes, n_means)  # (b, K, N)
+        lines = (shared @ stack).reshape(len(rows), n_means * width)
+        totals[number] = query.T @ lines
+
+    run_threads(work, range(len(parts)))
+    total = np.sum(totals, axis=0) / math.sqrt(n_heads)
+    return np.ascontiguousarray(total.reshape(width, n_means, width).transpose(1, 0, 2))
+
+
+def _stacks(batch: SetBatch, n_heads: int, width: int, itemsize: int, budget: int) -> Iterator[Int[np.ndarray, " b"]]:
+    """Rows of sets of equal length, as many at a time as fit the budget."""
+    lengths = batch.lengths
+    order = np.argsort(lengths, kind="stable")
+    cuts = np.flatnonzero(np.diff(lengths[order])) + 1
+    for same in np.split(order, cuts):
+        length = int(lengths[same[0]])
+        each = itemsize * (n_heads * (2 * width + 3 * length) + 2 * length * width)
+        for part in blocks(len(same), min(block_size(each, budget), 256)):
+            yield same[part]
+
+
+def _through_weights(activation: str, scores: Float[np.ndarray, "b m k"], slopes: Float[np.ndarray, "b m k"]) -> None:
+    """Turn the gradient in the weights, in place, into that in the scores; ``scores`` is scratch afterwards."""
+    if activation == "softmax":
+        scores -= scores.max(axis=2, keepdims=True)
+        np.exp(scores, out=scores)
+        scores /= scores.sum(axis=2, keepdims=True)
+        slopes -= np.einsum("bmk,bmk->bm", scores, slopes)[:, :, None]
+        slopes *= scores
+        return
+    if activation == "relu":
+        slopes *= scores > 0
+    elif activation == "square":
+        scores *= 2
+        slopes *= scores
+    elif activation == "exp":
+        slopes *= np.exp(scores, out=scores)
+    slopes /= scores.shape[2]
+
+
+def _sum_shared(slopes: Float[np.ndarray, "b m k"], n_means: int) -> Float[np.ndarray, "b g k"]:
+    """Sum over the heads m, m + K, m + 2K … that share a mean."""
+    n_heads = slopes.shape[1]
+    if n_means == n_heads:
+        return slopes
+    whole = n_heads // n_means * n_means
+    summed = slopes[:, :whole].reshape(len(slopes), -1, n_means, slopes.shape[2]).sum(axis=1)
+    summed[:, : n_heads - whole] += slopes[:, whole:]
+    return np.asarray(summed)
+
+
+_TOKENS = 200_000
+"""Tokens written out at a time: enough to occupy every thread, little memory."""
+
+
+def pooled_features(
+    batch: SetBatch | PooledSets, heads: HeadDraw | np.ndarray, activation: str = "relu", *, dtype: Any = None
+) -> Float[np.ndarray, "n p"]:
+    """Return Φ, one row per sample: Φ_i = Σ_j c_j φ(set j) over the sets of sample i.
+
+    Parameters as for `attention_features`, and the same as it for a SetBatch.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import keyhole as kh
+    >>> sets, heads = kh.SetBatch([np.ones((2, 3)), np.ones((5, 3))]), kh.GaussianHeads().sample(4, 3, seed=0)
+    >>> total, mean = pooled_features(PooledSets(sets, "sum"), heads), kh.attention_features(sets, heads)
+    >>> bool(np.allclose(total, sets.lengths[:, None] * mean))
+    True
+    """
+    if isinstance(batch, SetBatch):
+        return attention_features(batch, heads, activation, dtype=dtype)
+    out = np.empty((len(batch), len(heads) * (batch.dim + 1)), check_dtype(dtype))
+    for rows in _row_blocks(batch, out.shape[1] * out.itemsize):
+        sets, starts, coefficients = batch[rows].flat()
+        features = attention_features(sets, heads, activation, dtype=dtype)
+        features *= coefficients[:, None].astype(features.dtype)
+        out[rows] = np.add.reduceat(features, starts, axis=0)
+    return out
+
+
+def pooled_feature_blocks(
+    batch: SetBatch | PooledSets,
+    heads: HeadDraw,
+    activation: str = "relu",
+    *,
+    dtype: Any = None,
+    memory_budget: int = MEMORY_BUDGET,
+    reuse_buffer: bool = False,
+    centre: np.ndarray | None = None,
+) -> Iterator[tuple[slice, Float[np.ndarray, "n p"]]]:
+    """Yield the features block by block of heads, as `feature_blocks` does."""
+    if isinstance(batch, SetBatch):
+        options: dict[str, Any] = {"memory_budget": memory_budget, "reuse_buffer": reuse_buffer, "centre": centre}
+        yield from feature_blocks(batch, heads, activation, dtype=dtype, **options)
+        return
+    width = batch.dim + 1
+    size = max(1, memory_budget // (2 * len(batch) * width * check_dtype(dtype).itemsize))
+    for start in range(0, heads.n_heads, size):
+        part = slice(start, min(start + size, heads.n_heads))
+        block = heads.block(part.start, part.stop)
+        features = pooled_features(batch, block, activation, dtype=dtype)
+        # the scaling M^{-1/2} is that of all heads
+        features *= np.sqrt(len(block) / heads.n_heads)
+        if centre is not None:
+            features -= centre[part.start * width : part.stop * width].astype(features.dtype)
+        yield part, features
+
+
+def pooled_values(
+    batch: SetBatch | PooledSets,
+    heads: HeadDraw | np.ndarray,
+    values: np.ndarray,
+    activation: str = "relu",
+    *,
+    dtype: Any = None,
+    memory_budget: int = MEMORY_BUDGET,
+) -> Float[np.ndarray, "n t"]:
+    """Return Φ·values, as `apply_values` does, without ever forming Φ."""
+    options: dict[str, Any] = {"dtype": dtype, "memory_budget": memory_budget}
+    if isinstance(batch, SetBatch):
+        return apply_values(batch, heads, values, activation, **options)
+    pieces = []
+    for rows in _row_blocks(batch, 8 * values.shape[-1]):
+        sets, starts, coefficients = batch[rows].flat()
+        outputs = apply_values(sets, heads, values, activation, **options)
+        pieces.append(np.add.reduceat(outputs * coefficients[:, None], starts, axis=0))
+    return np.concatenate(pieces)
+
+
+def pooled_pullback(
+    batch: SetBatch | PooledSets,
+    heads: Float[np.ndarray, "m e e"],
+    cotangent: Float[np.ndarray, "n p"],
+    activation: str = "relu",
+    *,
+    n_means: int | None = None,
+    memory_budget: int = MEMORY_BUDGET,
+) -> Float[np.ndarray, "k e e"]:
+    """Return the gradient of Σ <cotangent, Φ> in the means of the heads, as `attention_pullback` does."""
+    options: dict[str, Any] = {"n_means": n_means, "memory_budget": memory_budget}
+    if isinstance(batch, SetBatch):
+        return attention_pullback(batch, heads, cotangent, activation, **options)
+    total = np.zeros((n_means or len(heads), *heads.shape[1:]), heads.dtype)
+    for rows in _row_blocks(batch, cotangent.shape[1] * cotangent.itemsize):
+        sets, starts, coefficients = batch[rows].flat()
+        counts = np.diff(np.append(starts, len(sets)))
+        spread = np.repeat(cotangent[rows], counts, axis=0)
+        spread *= coefficients[:, None].astype(spread.dtype)
+        total += attention_pullback(sets, heads, spread, activation, **options)
+    return total
+
+
+def _row_blocks(batch: PooledSets, bytes_per_set: int) -> Iterator[slice]:
+    """Runs of samples that write out to few enough tokens, and whose sets have few enough features."""
+    cost = np.cumsum(batch.weights_of_sets * max(1, bytes_per_set * _TOKENS // (MEMORY_BUDGET // 4) // 8))
+    start = 0
+    while start < len(batch):
+        before = cost[start - 1] if start else 0
+        stop = max(start + 1, int(np.searchsorted(cost, before + _TOKENS, side="right")))
+        yield slice(start, stop)
+        start = stop
+
+
+def mlp_features(batch: SetBatch, weights: np.ndarray, *, dtype: Any = None) -> Float[np.ndarray, "n p"]:
+    """Return the features of the baseline: a random ReLU layer on the flattened input.
+
+    ::
+
+        φ(x) = p^{-1/2} max(0, W z),     z = [x_0; x_1; …; x_N; 1]
+
+    Keys enter in their order, so these features do depend on it. Without a query, x_0 is the zero vector.
+
+    Parameters
+    ----------
+    batch : SetBatch
+        n sets of equal length N and dimension d.
+    weights : array (p, (N+1)·d + 1)
+        One row per hidden unit, as ``heads.sample_mlp_weights`` draws them.
+    dtype : "float64" or "float32", optional
+        Type of the arithmetic and of the result, float64 unless given.
+
+    Returns
+    -------
+    array (n, p)
+
+    Notes
+    -----
+    Cost: one matrix product, 2p((N+1)d + 1) operations per set.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import keyhole as kh
+    >>> from keyhole.attention.heads import sample_mlp_weights
+    >>> batch = kh.SetBatch(np.ones((4, 2, 3)))
+    >>> kh.mlp_features(batch, sample_mlp_weights(width=7, n_keys=2, dim=3, seed=0)).shape
+    (4, 7)
+    """
+    batch, number = check_batch(batch), check_dtype(dtype)
+    if len(batch) == 0:
+        return np.empty((0, len(weights)), number)
+    tokens = narrow(batch, number)
+    weights = _check_weights(weights, batch, number)
+    scale = number.type(1.0 / math.sqrt(len(weights)))
+    out = np.empty((len(batch), len(weights)), number)
+    for rows in blocks(len(batch), block_size(2 * weights.shape[1] * number.itemsize, MEMORY_BUDGET)):
+        # ReLU is homogeneous: scaling the narrow side saves a pass over the wide one
+        flat = _flatten(tokens[rows])
+        flat *= scale
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.matmul(flat, weights.T, out=out[rows])
+        _check_overflow(flat, weights, out[rows])
+    run_threads(lambda part: np.maximum(part, 0, out=part), np.array_split(out, 8))
+    return out
+
+
+def _flatten(batch: SetBatch) -> Float[np.ndarray, "n z"]:
+    """Return z = [x_0; x_1; …; x_N; 1] of every set, with zeros for x_0 where there is no query."""
+    n, dim = batch.shape
+    keys = batch.tokens.reshape(n, -1)
+    flat = np.ones((n, dim + keys.shape[1] + 1), batch.dtype)
+    flat[:, :dim] = 0 if batch.query is None else batch.query
+    flat[:, dim:-1] = keys
+    return flat
+
+
+def _check_overflow(flat: Float[np.ndarray, "n z"], weights: Float[np.ndarray, "p z"], units: np.ndarray) -> None:
+    """Raise if a unit is not finite; look at them only where the sizes of both factors allow it."""
+    bound = flat.shape[1] * math.prod(float(max(a.max(), -a.min())) for a in (flat, weights))
+    if bound < float(np.finfo(units.dtype).max) or np.isfinite(units).all():
+        return
+    rest = ", or use dtype='float64'" if units.dtype == np.float32 else ""
+    raise ValueError(
+        f"features must be finite: these overflow {units.dtype}, with units of size up to {bound:.3g}. "
+        f"Scale the tokens or the weights down{rest}."
+    )
+
+
+def _check_weights(weights: np.ndarray, batch: SetBatch, dtype: np.dtype[Any]) -> Float[np.ndarray, "p z"]:
+    lengths = batch.lengths
+    n_keys = int(lengths[0])
+    if (lengths != n_keys).any():
+        i = int((lengths != n_keys).argmax())
+        raise ValueError(
+            "the MLP features need sets of equal length, because they flatten the set: set 0 has "
+            f"{n_keys} keys and set {i} has {lengths[i]}. Use attention_features, which takes any lengths."
+        )
+    weights = check_float_array(weights, "weights")
+    columns = (n_keys + 1) * batch.dim + 1
+    if weights.ndim != 2 or weights.shape[1] != columns or len(weights) == 0:
+        raise ValueError(
+            f"`weights` must have shape (p, (N+1)·d + 1) = (p, {columns}) for sets of {n_keys} keys of "
+            f"dimension {batch.dim}: got shape {weights.shape}. "
+            f"heads.sample_mlp_weights(p, {n_keys}, {batch.dim}, seed) draws such weights."
+        )
+    check_finite(weights, "weights")
+    with np.errstate(over="ignore"):  # what overflows here shows in the features
+        return weights.astype(dtype, copy=False)

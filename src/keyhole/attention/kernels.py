@@ -1,0 +1,466 @@
+"""Infinitely many heads: the exact kernels K = E[φφᵀ] of attention and of the MLP baseline."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Float
+
+from keyhole._array import MEMORY_BUDGET, block_size, blocks, run_threads, set_blocks
+from keyhole.attention.activations import POINTWISE, check_pointwise
+from keyhole.attention.heads import GaussianHeads, HeadLaw
+from keyhole.data.sets import PooledSets, SetBatch
+
+if TYPE_CHECKING:
+    from keyhole.attention.compiled_gram import Panel
+
+
+_STRIP = 512
+"""Row keys per piece of work: enough to pay for packing the columns, and many pieces for the threads to share."""
+
+_SPAN = 16384
+"""Column keys per piece of work, so that a few rows against many columns still occupy every thread."""
+
+
+def attention_kernel(
+    a: SetBatch,
+    b: SetBatch | None = None,
+    law: HeadLaw | None = None,
+    activation: str = "relu",
+    *,
+    memory_budget: int = MEMORY_BUDGET,
+) -> Float[Any, "n m"]:
+    r"""Return the exact kernel of infinitely many attention heads.
+
+    K(x, x') = 1/(N N') Σ_ij m(x_0, x_i; x'_0, x'_j) <x~_i, x~'_j> with m = E[σ(u)σ(v)] over the law of W, where
+    u = x~_0ᵀ W x~_i and v are jointly Gaussian: variances scale² |x~_0|² |x~_i|², correlation
+    ρ = cos(x~_0, x~'_0) cos(x~_i, x~'_j), means x~_0ᵀ W_0 x~_i. It is the limit of ΦΦᵀ as M grows.
+
+    Parameters
+    ----------
+    a, b : SetBatch
+        Without b, the Gram matrix of a: half the work, and exactly symmetric.
+    law : GaussianHeads, optional
+        Zero mean by default. Any object whose ``moments(dim)`` returns the mean of W and the standard deviation of
+        its independent Gaussian entries will do. `QueryKeyHeads` has no closed-form kernel.
+    activation : {"relu", "linear", "square", "step", "exp"}
+    memory_budget : int
+        Bound in bytes on temporaries: scaled copies of the keys, made for as many sets at a time as fit.
+
+    Returns
+    -------
+    array (n, m), float64
+        float32 input is computed in float64. For batches of torch tensors, a tensor of their type on their device; on
+        CUDA in float32 by a fused kernel whose error is at most 1e-6 (docs/gpu.md).
+
+    Notes
+    -----
+    Cost: D multiply-adds and one evaluation of m per pair of keys, about 2 ns together at d = 16 and mean zero on one
+    thread and three times that around a mean. Only pairs of real keys count, so ragged sets cost what they hold, and
+    no array of all pairs is ever held.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import keyhole as kh
+    >>> sets = kh.SetBatch([np.eye(3)[:2], np.eye(3)[1:], np.eye(3)])
+    >>> kh.attention_kernel(sets).round(3)
+    array([[0.652, 0.478, 0.536],
+           [0.478, 0.652, 0.536],
+           [0.536, 0.536, 0.536]])
+    >>> kh.attention_kernel(sets, sets[:1], kh.GaussianHeads(mean=1.0), "linear").round(3)
+    array([[1.25 ],
+           [0.875],
+           [1.   ]])
+    """
+    from keyhole.attention import compiled_gram as gram
+
+    check_sets(a, "a")
+    if b is a:
+        b = None
+    code, mean, scale = _check_arguments(a, b, law, activation)
+    if a.device is not None:
+        return _check_overflow(_fill_tensor_kernel(a, b, mean, scale, activation, memory_budget), activation)
+    biased = True if mean is not None and activation in ("relu", "step") else None
+    rows = _panels(a, memory_budget)
+    columns = rows if b is None else _panels(b, memory_budget)
+    out = np.zeros((len(a), len(a if b is None else b)))
+    for i, row in enumerate(rows):
+        left = _prepare(a[row], mean, scale, code)
+        for column in columns[i:] if b is None else columns:
+            same = b is None and column == row
+            right = left if same else _prepare((a if b is None else b)[column], mean, scale, code)
+            mode = gram.UPPER if same else gram.FULL
+            _fill(code, biased, mode, left, right, out, row.start, column.start)
+    if b is None:
+        _mirror(out)
+    return _check_overflow(out, activation)
+
+
+def attention_kernel_diagonal(
+    a: SetBatch,
+    law: HeadLaw | None = None,
+    activation: str = "relu",
+    *,
+    memory_budget: int = MEMORY_BUDGET,
+) -> Float[np.ndarray, " n"]:
+    """Return K(x, x) for every set: the diagonal of ``attention_kernel(a)`` without the rest.
+
+    Parameters
+    ----------
+    a : SetBatch
+    law : GaussianHeads, optional
+        Zero mean by default.
+    activation : {"relu", "linear", "square", "step", "exp"}
+    memory_budget : int
+        As in `attention_kernel`.
+
+    Returns
+    -------
+    array (n,), float64
+
+    Notes
+    -----
+    Cost: Σ_i N_i max(N_i, 256) pairs of keys, at the price per pair of `attention_kernel`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import keyhole as kh
+    >>> attention_kernel_diagonal(kh.SetBatch(np.eye(3)[:, None, :]))   # one unit key each: E u²_+ |x~|²
+    array([1., 1., 1.])
+    """
+    from keyhole.attention import compiled_gram as gram
+
+    check_sets(a, "a")
+    a = a.numpy()
+    code, mean, scale = _check_arguments(a, None, law, activation)
+    biased = True if mean is not None and activation in ("relu", "step") else None
+    out = np.zeros(len(a))
+    for row in _panels(a, memory_budget):
+        panel = _prepare(a[row], mean, scale, code)
+        _fill(code, biased, gram.DIAGONAL, panel, panel, out[:, None], row.start, 0)
+    return _check_overflow(out, activation)
+
+
+def mlp_kernel(
+    a: SetBatch, b: SetBatch | None = None, *, memory_budget: int = MEMORY_BUDGET
+) -> Float[np.ndarray, "n m"]:
+    """Return the exact kernel of the MLP baseline with infinitely many hidden units.
+
+    K(x, x') = |z||z'|/(N + 2) κ(ρ) with z = [x_0; x_1; …; x_N; 1] in the order the keys are stored, ρ = cos(z, z') and
+    κ(ρ) = [√(1−ρ²) + (π − arccos ρ) ρ]/2π: the limit of ΦΦᵀ for `mlp_features` with w ~ N(0, I/(N+2)).
+
+    Parameters
+    ----------
+    a, b : SetBatch
+        All sets must have the same number of keys N. Without a query, x_0 is the zero vector. Without b, the Gram
+        matrix of a, exactly symmetric.
+    memory_budget : int
+        Bound in bytes on temporaries: scaled copies of z, for as many sets at a time as fit.
+
+    Returns
+    -------
+    array (n, m), float64
+
+    Notes
+    -----
+    Cost: one product of matrices with (N+1)d + 1 columns, and about 1 ns per entry for κ.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import keyhole as kh
+    >>> sets = kh.SetBatch(np.eye(3)[:, None, :], query=np.eye(3))
+    >>> mlp_kernel(sets).round(4)
+    array([[0.5   , 0.2514, 0.2514],
+           [0.2514, 0.5   , 0.2514],
+           [0.2514, 0.2514, 0.5   ]])
+    """
+    check_sets(a, "a")
+    a, b = a.numpy(), b.numpy() if isinstance(b, SetBatch) else b
+    n_keys = _check_equal_lengths(a, b)
+    columns_of = a if b is None or b is a else b
+    symmetric = columns_of is a
+    out = np.empty((len(a), len(columns_of)))
+    step = block_size(2 * 8 * _flat_width(n_keys, a.dim), memory_budget)
+    for row in blocks(len(a), step):
+        units, norms = _flat_units(a[row])
+        for column in blocks(len(columns_of), step):
+            if symmetric and column.start < row.start:
+                continue
+            others = (units, norms) if symmetric and column == row else _flat_units(columns_of[column])
+            np.matmul(units, others[0].T, out=out[row, column])
+            _apply_arc(out, row, column, norms, others[1] / (n_keys + 2))
+    if symmetric:
+        _mirror(out)
+    return out
+
+
+def tensor_kernel(a: SetBatch, law: HeadLaw | None, activation: str, dtype: str, memory_budget: int) -> Any:
+    """The Gram matrix of torch tensors, computed in their type and stored in ``dtype``: ridge needs float64."""
+    from keyhole._tensors import empty_like
+
+    _, mean, scale = _check_arguments(a, None, law, activation)
+    out = empty_like(a.tokens, len(a), dtype)
+    return _check_overflow(_fill_tensor_kernel(a, None, mean, scale, activation, memory_budget, out), activation)
+
+
+def _fill_tensor_kernel(
+    a: SetBatch,
+    b: SetBatch | None,
+    mean: np.ndarray | None,
+    scale: float,
+    activation: str,
+    memory_budget: int,
+    out: Any = None,
+) -> Any:
+    """The kernel of torch tensors, where they are."""
+    from keyhole.attention.dispatch import attention_gram
+
+    left, right = (a.tokens, a.offsets, a.query), None if b is None else (b.tokens, b.offsets, b.query)
+    return attention_gram(left, right, mean, scale, activation, memory_budget, out)
+
+
+def check_sets(value: Any, name: str) -> None:
+    """Raise if ``value`` is not a SetBatch."""
+    if not isinstance(value, SetBatch):
+        raise TypeError(
+            f"`{name}` must be a SetBatch: got {type(value).__name__}. Wrap arrays in kh.SetBatch(keys, query), or in "
+            "kh.SetBatch.from_tokens(x) if row 0 of each set is its query."
+        )
+
+
+def _check_arguments(
+    a: SetBatch, b: SetBatch | None, law: Any, activation: str
+) -> tuple[int, np.ndarray | None, float]:
+    """Return the code of the activation and the moments of the law."""
+    code = POINTWISE.index(check_pointwise(activation))
+    if b is not None:
+        check_sets(b, "b")
+        if a.dim != b.dim:
+            raise ValueError(
+                f"`a` and `b` must share their token dimension: got {a.dim} and {b.dim}. "
+                "A kernel compares sets from one space."
+            )
+        if a.device != b.device:
+            raise ValueError(
+                f"`a` and `b` must live in one place: got {a.device or 'NumPy'} and {b.device or 'NumPy'}. "
+                "Move one of them with .to(device) or .numpy()."
+            )
+    law = GaussianHeads() if law is None else law
+    if isinstance(law, type):
+        raise TypeError(f"`law` must be a law, not its class: got {law.__name__}. Write {law.__name__}().")
+    if not hasattr(law, "moments"):
+        raise ValueError(
+            f"`law` must be Gaussian for an exact kernel, with a method moments(dim): got {law!r}, for which no closed "
+            "form is known. Use finite heads with it: attention_features(batch, law.sample(n_heads, dim, seed)), or "
+            "n_heads=512 in an estimator."
+        )
+    mean, scale = law.moments(a.dim)
+    return code, mean, scale
+
+
+def _check_equal_lengths(a: SetBatch, b: SetBatch | None) -> int:
+    """Return N, the number of keys that all sets of a and b share."""
+    n_keys = int(a.lengths[0])
+    for name, batch in (("a", a), ("b", b)):
+        if batch is None:
+            continue
+        check_sets(batch, name)
+        if batch.dim != a.dim:
+            raise ValueError(f"`a` and `b` must share their token dimension: got {a.dim} and {batch.dim}.")
+        different = np.flatnonzero(batch.lengths != n_keys)
+        if different.size:
+            i = int(different[0])
+            raise ValueError(
+                "the MLP sees the keys as one long vector, so all sets must have the same number of keys: "
+                f"set 0 of `a` has {n_keys} and set {i} of `{name}` has {batch.lengths[i]}. "
+                "Use attention_kernel for sets of different sizes, or bring them to one size."
+            )
+    return n_keys
+
+
+def _check_overflow(out: Any, activation: str) -> Any:
+    """Return ``out``, which is finite unless the moments of exp outgrew float64."""
+    if activation == "exp" and not bool((abs(out) < np.inf).all()):
+        raise OverflowError(
+            "the kernel of activation 'exp' exceeds the range of float64: E[exp(u + v)] grows with the exponential of "
+            "the variance scale² |x~_0|² |x~_i|². Scale the tokens down, or use a smaller law.scale."
+        )
+    return out
+
+
+def _panels(batch: SetBatch, memory_budget: int) -> list[slice]:
+    """Cut a batch into slices of consecutive sets whose prepared copies fit the budget, at least one set each."""
+    bytes_per_key = 8 * (1 + 4 * -(-batch.dim // 4) + 5)
+    return set_blocks(batch.offsets, block_size(4 * bytes_per_key, memory_budget))
+
+
+def _prepare(batch: SetBatch, mean: np.ndarray | None, scale: float, code: int) -> Panel:
+    """Unit vectors, weights and score moments of every key: all that the compiled loops need."""
+    from keyhole.attention.compiled_gram import Panel
+
+    batch = batch.astype(np.float64)
+    unit, norm = _units(batch.extended_keys())
+    query, query_norm = _units(batch.extended_query())
+    lengths = batch.lengths
+    owner = np.repeat(np.arange(len(batch)), lengths)
+    std = scale * query_norm[owner] * norm
+    shift = np.zeros_like(std)
+    if mean is not None:
+        # x~ with its one first, to match the packed layout
+        first = np.roll(np.arange(batch.dim + 1), 1)
+        pulled = query[:, : batch.dim + 1] @ mean[np.ix_(first, first)] / scale
+        shift = np.einsum("te,te->t", pulled[owner], unit[:, : batch.dim + 1])
+    name = POINTWISE[code]
+    power = {"relu": 1, "linear": 1, "square": 2}.get(name, 0)
+    if name == "exp":
+        shift = shift * std + 0.5 * std**2
+    return Panel(unit, query, norm * std**power / lengths[owner], shift, std, owner, batch.offsets.copy())
+
+
+def _units(extended: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Split vectors into direction and length; directions with the last coordinate first and zeros at the end."""
+    dim = extended.shape[1] - 1
+    norm = np.sqrt(np.einsum("te,te->t", extended, extended))
+    unit = np.zeros((len(extended), 1 + 4 * -(-dim // 4)))
+    unit[:, 0] = extended[:, -1]
+    unit[:, 1 : dim + 1] = extended[:, :-1]
+    unit /= norm[:, None]
+    return unit, norm
+
+
+def _fill(
+    code: int, biased: bool | None, mode: int, left: Panel, right: Panel, out: np.ndarray, row: int, column: int
+) -> None:
+    """Fill the panel of K whose first entry is (row, column), tile by tile, on all threads."""
+    from keyhole.attention import compiled_gram as gram
+    from keyhole.attention.compiled import announce_compilation
+
+    announce_compilation(gram.fill_tile)
+    n_columns = len(right.offsets) - 1
+    spans = [slice(0, n_columns)] if mode == gram.DIAGONAL else set_blocks(right.offsets, _SPAN)
+    tiles = [
+        (rows.start, rows.stop, span.start, span.stop)
+        for rows in set_blocks(left.offsets, _STRIP)
+        for span in spans
+        if mode != gram.UPPER or span.stop > rows.start
+    ]
+    # a view of some columns has another memory layout, for which the loops would be compiled afresh
+    flat, stride = out.reshape(-1), out.shape[1]
+    origin = row * stride + column
+
+    def work(tile: tuple[int, int, int, int]) -> None:
+        gram.fill_tile(code, biased, mode, left, right, *tile, flat, origin, stride)
+
+    run_threads(work, tiles)
+
+
+def _mirror(square: np.ndarray) -> None:
+    """Copy the upper triangle to the lower one, in blocks that fit the cache."""
+    for rows in blocks(len(square), 256):
+        square[rows, : rows.start] = square[: rows.start, rows].T
+        corner = square[rows, rows]
+        corner[:] = np.triu(corner) + np.triu(corner, 1).T
+
+
+def _flat_width(n_keys: int, dim: int) -> int:
+    """Columns of z = [x_0; …; x_N; 1]."""
+    return (n_keys + 1) * dim + 1
+
+
+def _flat_units(batch: SetBatch) -> tuple[np.ndarray, np.ndarray]:
+    """Split z = [x_0; …; x_N; 1] of every set into direction and length."""
+    n, dim = len(batch), batch.dim
+    flat = np.zeros((n, _flat_width(len(batch.tokens) // n, dim)))
+    if batch.query is not None:
+        flat[:, :dim] = batch.query
+    flat[:, dim:-1] = batch.tokens.reshape(n, -1)
+    flat[:, -1] = 1.0
+    norms = np.sqrt(np.einsum("nz,nz->n", flat, flat))
+    flat /= norms[:, None]
+    return flat, norms
+
+
+def _apply_arc(out: np.ndarray, row: slice, column: slice, row_norms: np.ndarray, column_norms: np.ndarray) -> None:
+    """Replace cosines by |z||z'|κ in some rows and columns, on all threads."""
+    from keyhole.attention.compiled_moments import fill_relu_arc
+
+    def work(part: slice) -> None:
+        norms = row_norms[part.start - row.start : part.stop - row.start]
+        fill_relu_arc(out[part], column.start, norms, column_norms)
+
+    run_threads(work, [slice(row.start + p.start, row.start + p.stop) for p in blocks(row.stop - row.start, 64)])
+
+
+def pooled_kernel(
+    a: SetBatch | PooledSets,
+    b: SetBatch | PooledSets | None = None,
+    law: HeadLaw | None = None,
+    activation: str = "relu",
+    *,
+    memory_budget: int = MEMORY_BUDGET,
+) -> Float[np.ndarray, "n m"]:
+    """Return K_ij = Σ c_s c_t K(set s, set t) over the sets s of sample i and t of sample j.
+
+    Parameters as for `attention_kernel`, and the same as it for a SetBatch. A law whose heads are shared out among
+    several means has the average of their kernels.
+
+    Notes
+    -----
+    Cost: that of the kernel of all sets. With each key as the query in turn that is N²N'² evaluations for two sets
+    of N and N' keys.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import keyhole as kh
+    >>> sets = kh.SetBatch([np.eye(3)[:2], np.eye(3)])
+    >>> (pooled_kernel(PooledSets(sets, "sum")) / kh.attention_kernel(sets)).round(6)
+    array([[4., 6.],
+           [6., 9.]])
+    """
+    parts = getattr(law, "components", None)
+    components = (law,) if parts is None else parts(a.dim)
+    total = _kernel(a, b, components[0], activation, memory_budget)
+    for component in components[1:]:
+        total += _kernel(a, b, component, activation, memory_budget)
+    if len(components) > 1:
+        total /= len(components)
+    return total
+
+
+def _kernel(
+    a: SetBatch | PooledSets,
+    b: SetBatch | PooledSets | None,
+    law: HeadLaw | None,
+    activation: str,
+    memory_budget: int,
+) -> Float[np.ndarray, "n m"]:
+    if isinstance(a, SetBatch) and (b is None or isinstance(b, SetBatch)):
+        return attention_kernel(a, b, law, activation, memory_budget=memory_budget)
+    # a set among samples of several is a sample of one
+    a = PooledSets(a, "mean") if isinstance(a, SetBatch) else a
+    columns_of = PooledSets(b, "mean") if isinstance(b, SetBatch) else b if b is not None else a
+    out = np.empty((len(a), len(columns_of)))
+    most = max(int(batch.sets_of_samples.max()) for batch in (a, columns_of))
+    # a tile of samples is a matrix of all pairs of their sets
+    size = max(1, math.isqrt(block_size(8 * most**2, min(memory_budget // 4, 2**26))))
+    for rows in blocks(len(a), size):
+        left, starts, left_weights = a[rows].flat()
+        for columns in blocks(len(columns_of), size):
+            if b is None and columns.start < rows.start:
+                continue
+            same = b is None and columns == rows
+            right, ends, right_weights = (left, starts, left_weights) if same else columns_of[columns].flat()
+            pairs = attention_kernel(left, None if same else right, law, activation, memory_budget=memory_budget)
+            pairs *= left_weights[:, None]
+            pairs *= right_weights
+            tile = np.add.reduceat(np.add.reduceat(pairs, starts, axis=0), ends, axis=1)
+            out[rows, columns] = tile
+            if b is None:
+                out[columns, rows] = tile.T
+    return out

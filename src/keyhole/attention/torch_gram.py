@@ -1,0 +1,288 @@
+"""The exact attention Gram matrix in plain torch: float64 on any device, tile by tile within a memory budget."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from keyhole._array import block_size, set_blocks
+from keyhole._tensors import as_tensor
+
+FAR = 0.9
+"""|ρ| up to which the integral in the correlation is used."""
+
+NODES = 24
+_TINY = 1e-150
+_ROOT_TWO_PI = math.sqrt(2.0 * math.pi)
+
+
+def normal_density(h: torch.Tensor) -> torch.Tensor:
+    """φ(h)."""
+    return torch.exp(-0.5 * h * h) / _ROOT_TWO_PI
+
+
+def rectified_mean(h: torch.Tensor) -> torch.Tensor:
+    """ψ(h) = E(h + U)_+, accurate relative to its size in both tails.
+
+    For h < 0 the two terms of h Φ(h) + φ(h) cancel: φ(x) (1 − x·Φ(−x)/φ(x)) with x = −h loses x² units of rounding.
+    """
+    density = normal_density(h)
+    x = torch.clamp(-h, min=0.0)
+    mills = torch.special.erfcx(x / math.sqrt(2.0)) * math.sqrt(math.pi / 2.0)
+    return torch.where(h < 0.0, density * (1.0 - x * mills), h * torch.special.ndtr(h) + density)
+
+
+def relu_arc(rho: torch.Tensor, gap: torch.Tensor) -> torch.Tensor:
+    """κ(ρ) = [√(1−ρ²) + (π − arccos ρ) ρ]/2π, given gap = 1 − |ρ|."""
+    angle = 2.0 * torch.asin(torch.sqrt(0.5 * gap))  # arccos|ρ|, of full relative accuracy
+    fold = (torch.sqrt(gap * (2.0 - gap)) - (1.0 - gap) * angle) / (2.0 * math.pi)
+    return 0.5 * torch.clamp(rho, min=0.0) + fold
+
+
+def step_arc(rho: torch.Tensor, gap: torch.Tensor) -> torch.Tensor:
+    """P(U > 0, V > 0) = 1/4 + arcsin(ρ)/2π, given gap = 1 − |ρ|."""
+    tail = torch.asin(torch.sqrt(0.5 * gap)) / math.pi
+    return torch.where(rho >= 0.0, 0.5 - tail, tail)
+
+
+def rectified_moment(
+    power: int, h: torch.Tensor, k: torch.Tensor, rho: torch.Tensor, gap: torch.Tensor
+) -> torch.Tensor:
+    """E[(h+U)_+^p (k+V)_+^p]: the ReLU moment at p = 1, Φ₂(h, k; ρ) at p = 0; h, k broadcast against ρ."""
+    near = torch.clamp(rho, -FAR, FAR)
+    result = _near_moment(power, h, k, near)
+    far = torch.nonzero(rho.abs() > FAR, as_tuple=True)
+    if far[0].numel():
+        h, k = torch.broadcast_to(h, rho.shape)[far], torch.broadcast_to(k, rho.shape)[far]
+        result[far] = _far_moment(power, h, k, rho[far], gap[far])
+    return result
+
+
+def _near_moment(power: int, h: torch.Tensor, k: torch.Tensor, rho: torch.Tensor) -> torch.Tensor:
+    nodes, weights = np.polynomial.legendre.leggauss(NODES)
+    angle = torch.asin(rho)
+    # a density of e⁻⁸⁰⁰ is nothing, and its square would be NaN times infinity
+    h_kept, k_kept = torch.clamp(h, -37.0, 37.0), torch.clamp(k, -37.0, 37.0)
+    squares, product = 0.5 * (h_kept * h_kept + k_kept * k_kept), h_kept * k_kept
+    total = torch.zeros_like(rho)
+    for node, weight in zip(nodes, weights, strict=True):
+        part = (0.5 + 0.5 * float(node)) * angle
+        sine, cosine = torch.sin(part), torch.cos(part)
+        term = torch.exp((product * sine - squares) / (cosine * cosine))
+        total += 0.5 * float(weight) * (term * (rho - sine) if power == 1 else term)
+    total *= angle / (2.0 * math.pi)
+    if power == 1:
+        return total + rectified_mean(h) * rectified_mean(k) + rho * (torch.special.ndtr(h) * torch.special.ndtr(k))
+    return total + torch.special.ndtr(h) * torch.special.ndtr(k)
+
+
+def _far_moment(power: int, h: torch.Tensor, k: torch.Tensor, rho: torch.Tensor, gap: torch.Tensor) -> torch.Tensor:
+    """The closed form. ``gap`` = 1 − |ρ| may be better known than ρ."""
+    # zero counts as positive, and two zeros as equal: the angle between them must survive the division by h
+    h, k = torch.where(h.abs() < _TINY, _TINY, h), torch.where(k.abs() < _TINY, _TINY, k)
+    sign = torch.sign(rho)
+    r = torch.sqrt(gap * (2.0 - gap)).clamp(min=_TINY)
+    # k − ρh without cancellation: ρ = sign·(1 − gap)
+    k_given, h_given = (k - sign * h) + sign * gap * h, (h - sign * k) + sign * gap * k
+    opposed = torch.where((h >= 0) == (k >= 0), 0.0, 0.5)
+    both = 0.5 * (torch.special.ndtr(h) + torch.special.ndtr(k)) - opposed
+    both = (both - _owen(h, k_given / r) - _owen(k, h_given / r)).clamp(min=0.0)
+    if power == 0:
+        return both
+    density = torch.exp(-0.5 * (h * h + torch.square(k_given / r))) * r / (2.0 * math.pi)
+    tails = h * normal_density(k) * torch.special.ndtr(h_given / r)
+    tails = tails + k * normal_density(h) * torch.special.ndtr(k_given / r)
+    return ((h * k + rho) * both + tails + density).clamp(min=0.0)
+
+
+def _owen(h: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Owen's T(h, y/h), h = 0 counted as positive; the ratio is brought into [0, 1], where 20 nodes give 1e-16."""
+    odd = torch.where((h >= 0) == (y >= 0), 1.0, -1.0)
+    h, y = h.abs(), y.abs()
+    small, large = torch.minimum(h, y), torch.maximum(h, y)
+    nodes, weights = np.polynomial.legendre.leggauss(20)
+    ratio = small / large
+    total = torch.zeros_like(h)
+    for node, weight in zip(nodes, weights, strict=True):
+        square = 1.0 + torch.square((0.5 + 0.5 * float(node)) * ratio)
+        total += 0.5 * float(weight) * torch.exp(-0.5 * large * large * square) / square
+    total *= ratio / (2.0 * math.pi)
+    # total is T(large, small/large); where y is the larger that is T(y, h/y), and T(h, y/h) follows from it
+    at_h, at_y = torch.special.ndtr(-h), torch.special.ndtr(-y)
+    swapped = 0.5 * (at_h + at_y) - at_h * at_y - total
+    return odd * torch.where(y <= h, total, swapped)
+
+
+_TEMPORARIES = 20
+"""float64 numbers that one pair of keys takes while its moment is computed."""
+
+_NEAR = 0.99
+"""Beyond, 1 − |ρ| is taken from differences of unit vectors."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """What the tiles need of some sets: the fields of ``keyhole.attention.compiled_gram.Panel``, as float64 tensors."""
+
+    unit: torch.Tensor  # (t, D) extended keys, scaled to unit length
+    query: torch.Tensor  # (n, D) extended queries, scaled to unit length
+    weight: torch.Tensor  # (t,) what multiplies c·m: lengths, standard deviations and 1/N
+    shift: torch.Tensor  # (t,) mean/std of the score; for exp, mean + std²/2
+    std: torch.Tensor  # (t,) standard deviation of the score
+    owner: torch.Tensor  # (t,) the set of each key
+    offsets: np.ndarray  # (n + 1,)
+
+    def part(self, sets: slice) -> Panel:
+        """The panel of consecutive sets."""
+        first, last = int(self.offsets[sets.start]), int(self.offsets[sets.stop])
+        rows = slice(first, last)
+        return Panel(
+            self.unit[rows], self.query[sets], self.weight[rows], self.shift[rows], self.std[rows],
+            self.owner[rows] - sets.start, self.offsets[sets.start : sets.stop + 1] - first,
+        )  # fmt: skip
+
+
+def prepare(
+    tokens: torch.Tensor,
+    offsets: np.ndarray,
+    query: torch.Tensor | None,
+    mean: np.ndarray | None,
+    scale: float,
+    activation: str,
+) -> Panel:
+    """Unit vectors, weights and score moments of every key, in float64 on the device of ``tokens``."""
+    unit, norm = units(tokens, 1.0)
+    n = len(offsets) - 1
+    if query is None:
+        directions = torch.zeros(n, tokens.shape[1] + 1, dtype=torch.float64, device=tokens.device)
+        directions[:, -1] = 1.0
+        query_norm = torch.full((n,), 2.0**0.5, dtype=torch.float64, device=tokens.device)
+    else:
+        directions, query_norm = units(query, 1.0)
+    lengths = as_tensor(np.diff(offsets), tokens)
+    owner = torch.repeat_interleave(torch.arange(n, device=tokens.device), lengths, output_size=len(tokens))
+    std = scale * query_norm[owner] * norm
+    shift = torch.zeros_like(std)
+    if mean is not None:
+        pulled = directions @ as_tensor(mean, tokens, torch.float64) / scale
+        shift = (pulled[owner] * unit).sum(dim=1)
+    power = {"relu": 1, "linear": 1, "square": 2}.get(activation, 0)
+    if activation == "exp":
+        shift = shift * std + 0.5 * std**2
+    return Panel(unit, directions, norm * std**power / lengths[owner], shift, std, owner, offsets)
+
+
+def units(vectors: torch.Tensor, last: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Directions and lengths of [x; last], in float64."""
+    extended = torch.nn.functional.pad(vectors.to(torch.float64), (0, 1), value=last)
+    norm = torch.linalg.vector_norm(extended, dim=1)
+    return extended / norm[:, None], norm
+
+
+def gram(
+    left: Panel, right: Panel | None, activation: str, biased: bool, out: torch.Tensor, memory_budget: int
+) -> torch.Tensor:
+    """Fill ``out`` (n, m), of any type and device, with K; without ``right`` one triangle is computed and mirrored.
+
+    Cost: D multiply-adds and about a dozen passes over float64 temporaries per pair of keys (140 around a mean), no
+    temporary beyond the budget unless two single sets exceed it.
+    """
+    symmetric = right is None
+    columns = left if right is None else right
+    side = max(1, int(block_size(8 * _TEMPORARIES, memory_budget) ** 0.5))
+    for row in set_blocks(left.offsets, side):
+        a = left.part(row)
+        for column in set_blocks(columns.offsets, side):
+            if symmetric and column.start < row.start:
+                continue
+            tile = gram_tile(a, columns.part(column), activation, biased)
+            if symmetric and column == row:
+                tile = torch.triu(tile) + torch.triu(tile, 1).T
+            out[row, column] = tile.to(out)
+            if symmetric and column != row:
+                out[column, row] = tile.T.to(out)
+    return out
+
+
+def gram_tile(a: Panel, b: Panel, activation: str, biased: bool) -> torch.Tensor:
+    """K of the sets of ``a`` against those of ``b``, at once."""
+    cosine = a.unit @ b.unit.T
+    query = a.query @ b.query.T
+    spread = query[a.owner][:, b.owner]
+    moments = pair_moments(a, b, cosine, spread, activation, biased)
+    return _indicator(a) @ (moments * cosine) @ _indicator(b).T
+
+
+def pair_moments(
+    a: Panel, b: Panel, cosine: torch.Tensor, query: torch.Tensor, activation: str, biased: bool
+) -> torch.Tensor:
+    """m/(τ_u τ_v)^p for all pairs of keys, p the power of τ that the weights carry."""
+    rho = (cosine * query).clamp(-1.0, 1.0)
+    h, k = a.shift[:, None], b.shift[None, :]
+    tau_u, tau_v = a.std[:, None], b.std[None, :]
+    if activation == "linear":
+        return h * k + rho
+    if activation == "square":
+        return (h * h + 1.0) * (k * k + 1.0) + 2.0 * rho * (2.0 * h * k + rho)
+    if activation == "exp":
+        return torch.exp(h + k + rho * tau_u * tau_v)
+    gap = _gap(a, b, cosine, query, rho)
+    power = 1 if activation == "relu" else 0
+    if biased:
+        return rectified_moment(power, h, k, rho, gap)
+    return relu_arc(rho, gap) if power == 1 else step_arc(rho, gap)
+
+
+def _gap(a: Panel, b: Panel, cosine: torch.Tensor, query: torch.Tensor, rho: torch.Tensor) -> torch.Tensor:
+    """1 − |ρ|, from differences of unit vectors where ρ is close to ±1: ρ itself tells it to 1e-16 only."""
+    gap = (1.0 - rho.abs()).clamp(min=0.0)
+    i, j = torch.nonzero(rho.abs() > _NEAR, as_tuple=True)
+    if i.numel():
+        keys = a.unit[i] - torch.sign(cosine[i, j])[:, None] * b.unit[j]
+        queries = a.query[a.owner[i]] - torch.sign(query[i, j])[:, None] * b.query[b.owner[j]]
+        key_gap, query_gap = 0.5 * keys.square().sum(dim=1), 0.5 * queries.square().sum(dim=1)
+        gap[i, j] = query_gap + query[i, j].abs() * key_gap
+    return gap
+
+
+def _indicator(panel: Panel) -> torch.Tensor:
+    """(n, t): the weight of each key in the row of its set, so that sums over sets are matrix products."""
+    n, t = len(panel.offsets) - 1, len(panel.weight)
+    matrix = torch.zeros(n, t, dtype=torch.float64, device=panel.weight.device)
+    matrix[panel.owner, torch.arange(t, device=panel.weight.device)] = panel.weight
+    return matrix
+
+
+def gram_entries(
+    left: Panel, right: Panel, rows: torch.Tensor, columns: torch.Tensor, biased: bool, memory_budget: int
+) -> torch.Tensor:
+    """K[rows[e], columns[e]] for the ReLU, in float64: entries that a fused kernel leaves to more careful hands."""
+    result = torch.zeros(len(rows), dtype=torch.float64, device=left.unit.device)
+    first, second = as_tensor(left.offsets, rows), as_tensor(right.offsets, rows)
+    sizes = (first[rows + 1] - first[rows]) * (second[columns + 1] - second[columns])
+    ends = torch.cumsum(sizes, 0).cpu().numpy()
+    wide = left.unit.shape[1] * 4 + 2 * _TEMPORARIES
+    for part in set_blocks(np.concatenate([[0], ends]), block_size(8 * wide, memory_budget)):
+        row, column, size = rows[part], columns[part], sizes[part]
+        entry = torch.repeat_interleave(torch.arange(len(row), device=row.device), size)
+        within = torch.arange(len(entry), device=row.device) - (torch.cumsum(size, 0) - size)[entry]
+        width = (second[column + 1] - second[column])[entry]
+        i = first[row][entry] + torch.div(within, width, rounding_mode="floor")
+        j = second[column][entry] + within % width
+        cosine = (left.unit[i] * right.unit[j]).sum(dim=1)
+        query = (left.query[row] * right.query[column]).sum(dim=1)[entry]
+        rho = (cosine * query).clamp(-1.0, 1.0)
+        gap = (1.0 - rho.abs()).clamp(min=0.0)
+        moment = rectified_moment(1, left.shift[i], right.shift[j], rho, gap) if biased else relu_arc(rho, gap)
+        values = moment * cosine * left.weight[i] * right.weight[j]
+        # sums of runs by differences of a running total would cancel; a padded sum is exact and repeatable
+        result[part] = _run_sums(values, entry, len(row))
+    return result
+
+
+def _run_sums(values: torch.Tensor, entry: torch.Tensor, count: int) -> torch.Tensor:
+    lengths = torch.bincount(entry, minlength=count)
+    return torch.segment_reduce(values, "sum", lengths=lengths)

@@ -1,0 +1,1 @@
+"""Convex losses over the norm ball. Nothing here knows of sets or heads."""

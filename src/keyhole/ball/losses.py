@@ -1,0 +1,643 @@
+"""Convex losses of one prediction: value, gradient or proximal map, conjugate, and the constants of each."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import numpy as np
+from jaxtyping import Float
+from scipy.special import entr, expit
+
+BISECTION_STEPS = 200
+"""Guarded Newton steps; bisection alone needs about 60 once both ends are known."""
+
+
+def monotone_roots(
+    derivatives: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]], start: Float[np.ndarray, " t"], tolerance: float
+) -> Float[np.ndarray, " t"]:
+    """The roots of t nondecreasing functions by Newton steps, each guarded by a bracket that only shrinks.
+
+    Parameters
+    ----------
+    derivatives : callable
+        b (t,) → (functions (t,), their derivatives (t,)); function k depends on b_k alone and must change sign.
+        All are evaluated together: a call costs more than the arithmetic when samples are few.
+    start : array (t,)
+    tolerance : float
+        A value of the function that is zero to rounding.
+
+    Returns
+    -------
+    array (t,)
+        Where |function| ≤ tolerance, or where the bracket cannot be cut further.
+
+    Notes
+    -----
+    A Newton step is taken when it falls inside the bracket and the function has at least halved since the
+    step before; otherwise the bracket is halved, or, while it is open, left in steps that double. Piecewise
+    linear functions (the derivative of Huber's loss) take finitely many steps, one or two from a warm start.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> monotone_roots(lambda b: (b**3 - [8, 27], 3 * b**2), start=np.ones(2), tolerance=1e-14)
+    array([2., 3.])
+    """
+    roots = start.tolist()
+    found = [False] * len(roots)
+    low, high, last = [-math.inf] * len(roots), [math.inf] * len(roots), [math.inf] * len(roots)
+    reach = [max(1.0, abs(b)) for b in roots]
+    for _ in range(BISECTION_STEPS):
+        values, slopes = derivatives(np.array(roots))
+        for k, (value, slope) in enumerate(zip(values.tolist(), slopes.tolist(), strict=True)):
+            if found[k]:
+                continue
+            b = roots[k]
+            if value < 0.0:
+                low[k] = b
+            else:
+                high[k] = b
+            if abs(value) <= tolerance or math.nextafter(low[k], math.inf) >= high[k]:
+                found[k] = True
+                continue
+            newton = b - value / slope if slope > 0.0 else math.nan
+            if low[k] < newton < high[k] and abs(value) <= 0.5 * last[k]:
+                roots[k], last[k] = newton, abs(value)
+            elif math.isfinite(low[k]) and math.isfinite(high[k]):
+                roots[k], last[k] = 0.5 * (low[k] + high[k]), math.inf
+            else:
+                roots[k], last[k] = b - math.copysign(reach[k], value), math.inf
+                reach[k] *= 2.0
+        if all(found):
+            break
+    return np.array(roots)
+
+
+def weighted_quantile(points: Float[np.ndarray, " n"], weights: Float[np.ndarray, " n"], level: float) -> float:
+    """The smallest point with at least ``level`` of the weight at or below it.
+
+    With half of the weight as level it minimises b ↦ Σ_i weights_i |points_i − b|; other levels belong to
+    tilted absolute losses. Cost: one sort, O(n log n).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> weighted_quantile(np.array([3.0, 1.0, 2.0]), np.array([0.2, 0.4, 0.4]), 0.5)
+    2.0
+    """
+    order = np.argsort(points)
+    mass = np.cumsum(weights[order])
+    # a level above the whole mass by rounding means the last point that carries weight
+    first = int(np.searchsorted(mass, min(level, float(mass[-1]))))
+    return float(points[order[first]])
+
+
+Samples = Float[np.ndarray, "n t"]
+PerSample = Float[np.ndarray, " n"]
+Outputs = Float[np.ndarray, " t"]
+
+ROUNDING = 2 * float(np.finfo(np.float64).eps)
+"""A weighted mean of slopes of size one that is smaller than this is zero."""
+
+DOMAIN_SLACK = 1e-12
+"""How far outside the domain of a conjugate rounding may put a point; beyond it the conjugate is infinite."""
+
+
+class Loss(ABC):
+    """A convex loss ℓ(y, z) of a prediction z.
+
+    Its conjugate is ℓ*(y, a) = max_z <a, z> − ℓ(y, z). Every loss here has a = 0 in the domain of its
+    conjugate, because ℓ is bounded below: a dual point may always be shrunk.
+
+    Attributes
+    ----------
+    lipschitz : float
+        Largest length of the gradient: of each output for a loss of one number, of all together for the
+        multinomial one. Infinite for the squared loss.
+    smoothness : float
+        Lipschitz constant of the gradient; inf where the loss has a kink.
+    """
+
+    name: str
+    lipschitz: float
+    smoothness: float
+
+    @abstractmethod
+    def check_targets(self, y: Samples, weights: PerSample, intercept: bool) -> None:
+        """Raise unless the loss is defined at ``y`` and, with a free intercept, has a minimiser."""
+
+    @abstractmethod
+    def value(self, y: Samples, z: Samples) -> PerSample:
+        """ℓ(y, z) of each sample, summed over outputs."""
+
+    @abstractmethod
+    def gradient(self, y: Samples, z: Samples) -> Samples:
+        """The gradient of ℓ in z; at a kink, the subgradient of smallest length."""
+
+    @abstractmethod
+    def conjugate(self, y: Samples, dual: Samples) -> PerSample:
+        """ℓ*(y, dual) of each sample, summed over outputs; inf outside the domain."""
+
+    def relaxed_value(self, y: Samples, z: Samples, mu: float) -> PerSample:
+        """A smooth loss within O(mu) of ℓ, for Newton's method; ℓ itself unless it has a kink."""
+        return self.value(y, z)
+
+    @abstractmethod
+    def relaxed_derivatives(self, y: Samples, z: Samples, mu: float) -> tuple[Samples, np.ndarray]:
+        """The gradient of `relaxed_value`, in the domain of the conjugate, and its second derivative or a bound on it.
+
+        The latter is (n, t), or (n, t, t) where outputs are coupled.
+        """
+
+    @abstractmethod
+    def best_intercept(self, y: Samples, z: Samples, weights: PerSample, start: Outputs) -> Outputs:
+        """A minimiser b of Σ_i weights_i ℓ(y_i, z_i + b), to rounding."""
+
+    @abstractmethod
+    def balanced(self, y: Samples, dual: Samples, weights: PerSample) -> Samples:
+        """A point near ``dual``, in the domain of the conjugate as it is, with Σ_i weights_i dual_i = 0.
+
+        That sum is the constraint which a free intercept puts on the dual problem. It holds to rounding.
+        """
+
+
+class ScalarLoss(Loss):
+    """A loss of one number, applied to every output by itself. ``curvature`` is its second derivative."""
+
+    @abstractmethod
+    def curvature(self, y: Samples, z: Samples) -> Samples:
+        """The second derivative in z (one of them, where the gradient has a corner)."""
+
+    def relaxed_derivatives(self, y: Samples, z: Samples, mu: float) -> tuple[Samples, np.ndarray]:
+        """The derivatives of ℓ."""
+        return self.gradient(y, z), self.curvature(y, z)
+
+    def mean_derivatives(self, y: Samples, z: Samples, weights: PerSample) -> tuple[Outputs, Outputs]:
+        """Weighted sums over samples of the first and of the second derivative, of each output."""
+        return weights @ self.gradient(y, z), weights @ self.curvature(y, z)
+
+    def best_intercept(self, y: Samples, z: Samples, weights: PerSample, start: Outputs) -> Outputs:
+        """The root of the monotone derivative of Σ_i weights_i ℓ(y_i, z_i + b), by guarded Newton steps."""
+        tolerance = ROUNDING * float(weights.sum()) * min(self.lipschitz, 1.0)
+        return monotone_roots(lambda b: self.mean_derivatives(y, z + b, weights), start, tolerance)
+
+    def balanced(self, y: Samples, dual: Samples, weights: PerSample) -> Samples:
+        """Shrink the heavier sign of each output until both weigh the same: 0 is inside the domain."""
+        upper = weights @ np.maximum(dual, 0.0)
+        lower = weights @ np.maximum(-dual, 0.0)
+        lighter = np.minimum(upper, lower)
+        up = np.divide(lighter, upper, out=np.zeros_like(upper), where=upper > 0)
+        down = np.divide(lighter, lower, out=np.zeros_like(lower), where=lower > 0)
+        return np.where(dual > 0, dual * up, dual * down)
+
+
+class KinkedLoss(ScalarLoss):
+    """ℓ(y, z) = max of a·(z − y) over low(y) ≤ a ≤ high(y): two straight pieces that meet at z = y.
+
+    A subclass says what the slopes are; all else follows. The conjugate is a·y between them.
+    """
+
+    smoothness = math.inf
+
+    @abstractmethod
+    def slopes(self, y: Samples) -> tuple[Samples, Samples]:
+        """The slope left of the kink, at most 0, and right of it, at least 0."""
+
+    def value(self, y: Samples, z: Samples) -> PerSample:
+        """The larger of low · (z − y) and high · (z − y)."""
+        low, high = self.slopes(y)
+        return np.maximum(low * (z - y), high * (z - y)).sum(axis=1)
+
+    def gradient(self, y: Samples, z: Samples) -> Samples:
+        """The slope on this side of the kink; zero on it."""
+        low, high = self.slopes(y)
+        return np.where(z > y, high, np.where(z < y, low, 0.0))
+
+    def curvature(self, y: Samples, z: Samples) -> Samples:
+        """Zero away from the kink."""
+        return np.zeros_like(z)
+
+    def conjugate(self, y: Samples, dual: Samples) -> PerSample:
+        """The product a·y between the slopes."""
+        low, high = self.slopes(y)
+        return _inside(np.maximum(low - dual, dual - high), dual * y)
+
+    def prox(self, y: Samples, z: Samples, step: float) -> Samples:
+        """Move down the slope by ``step`` times its size, but not beyond the kink."""
+        low, high = self.slopes(y)
+        return np.where(z > y, np.maximum(z - step * high, y), np.minimum(z - step * low, y))
+
+    def relaxed_value(self, y: Samples, z: Samples, mu: float) -> PerSample:
+        """The maximum over slopes a of a·(z − y) + mu·log((a − low)(high − a)), up to a constant."""
+        low, high = self.slopes(y)
+        half = 0.5 * (high - low) * (z - y)
+        reach = mu + np.hypot(mu, half)
+        return (0.5 * (low + high) * (z - y) + reach - mu * np.log(2.0 * mu * reach)).sum(axis=1)
+
+    def relaxed_derivatives(self, y: Samples, z: Samples, mu: float) -> tuple[Samples, np.ndarray]:
+        """The maximiser a, strictly between the slopes, and how fast it turns."""
+        low, high = self.slopes(y)
+        width = 0.5 * (high - low)
+        half = width * (z - y)
+        root = np.hypot(mu, half)
+        return 0.5 * (low + high) + width * half / (mu + root), np.square(width) * mu / ((mu + root) * root)
+
+    def conjugate_prox(self, y: Samples, dual: Samples, step: float) -> Samples:
+        """Subtract step · y, then clip to the slopes."""
+        low, high = self.slopes(y)
+        return np.clip(dual - step * y, low, high)
+
+    def best_intercept(self, y: Samples, z: Samples, weights: PerSample, start: Outputs) -> Outputs:
+        """A quantile of the residuals y − z: the median for the absolute loss.
+
+        As b passes y_i − z_i the slope of Σ weights_i ℓ(y_i, z_i + b) rises by weights_i (high_i − low_i),
+        from Σ weights_i low_i on the far left.
+        """
+        low, high = self.slopes(y)
+        rise, level = weights[:, None] * (high - low), -(weights @ low)
+        return np.array([weighted_quantile((y - z)[:, k], rise[:, k], float(level[k])) for k in range(y.shape[1])])
+
+
+class Absolute(KinkedLoss):
+    """|r|, r = z − y."""
+
+    name = "absolute"
+    lipschitz = 1.0
+
+    def check_targets(self, y: Samples, weights: PerSample, intercept: bool) -> None:
+        """Every finite target is fine, and a best intercept always exists."""
+
+    def slopes(self, y: Samples) -> tuple[Samples, Samples]:
+        """−1 and 1."""
+        return np.full_like(y, -1.0), np.ones_like(y)
+
+
+class Hinge(KinkedLoss):
+    """max(0, 1 − y z) for labels y = ±1: the kink is at z = y, because y² = 1."""
+
+    name = "hinge"
+    lipschitz = 1.0
+
+    def check_targets(self, y: Samples, weights: PerSample, intercept: bool) -> None:
+        """Labels are ±1; a best intercept always exists."""
+        _check_signs(y, self.name)
+
+    def slopes(self, y: Samples) -> tuple[Samples, Samples]:
+        """−1 and 0 for the label 1, 0 and 1 for the label −1."""
+        return np.minimum(-y, 0.0), np.maximum(-y, 0.0)
+
+
+class ResidualLoss(ScalarLoss):
+    """A smooth loss of the residual r = z − y: any real target will do."""
+
+    smoothness = 1.0
+
+    def check_targets(self, y: Samples, weights: PerSample, intercept: bool) -> None:
+        """Every finite target is fine, and a best intercept always exists."""
+
+    @abstractmethod
+    def prox(self, y: Samples, z: Samples, step: float) -> Samples:
+        """The minimiser u of step · ℓ(y, u) + (u − z)²/2."""
+
+    @abstractmethod
+    def conjugate_prox(self, y: Samples, dual: Samples, step: float) -> Samples:
+        """The minimiser a of step · ℓ*(y, a) + (a − dual)²/2."""
+
+
+class Huber(ResidualLoss):
+    """r²/2 up to |r| = 1, then |r| − 1/2, with r = z − y."""
+
+    name = "huber"
+    lipschitz = 1.0
+
+    def value(self, y: Samples, z: Samples) -> PerSample:
+        """r²/2 or |r| − 1/2: both are c(|r| − c/2) with c = min(|r|, 1)."""
+        size = np.abs(z - y)
+        core = np.minimum(size, 1.0)
+        return (core * (size - 0.5 * core)).sum(axis=1)
+
+    def gradient(self, y: Samples, z: Samples) -> Samples:
+        """The residual, clipped to [−1, 1]."""
+        return np.clip(z - y, -1.0, 1.0)
+
+    def curvature(self, y: Samples, z: Samples) -> Samples:
+        """One where |r| < 1, zero beyond."""
+        return (np.abs(z - y) < 1.0).astype(z.dtype)
+
+    def mean_derivatives(self, y: Samples, z: Samples, weights: PerSample) -> tuple[Outputs, Outputs]:
+        """Weighted sums of the clipped residuals and of the ones that are not."""
+        residual = z - y
+        core = residual.clip(-1.0, 1.0)
+        return weights @ core, weights @ (core == residual)
+
+    def relaxed_derivatives(self, y: Samples, z: Samples, mu: float) -> tuple[Samples, np.ndarray]:
+        """Beyond the corner a tenth of the curvature of the best parabola above, so that no direction is flat."""
+        size = np.abs(z - y)
+        return self.gradient(y, z), np.where(size < 1.0, 1.0, 0.1 / np.maximum(size, 1.0))
+
+    def conjugate(self, y: Samples, dual: Samples) -> PerSample:
+        """a·y + a²/2 for |a| ≤ 1."""
+        return _inside(np.abs(dual) - 1.0, dual * (y + 0.5 * dual))
+
+    def prox(self, y: Samples, z: Samples, step: float) -> Samples:
+        """Shrink the residual by 1/(1 + step) where it is small, by ``step`` where it is large."""
+        return z - step * np.clip((z - y) / (1.0 + step), -1.0, 1.0)
+
+    def conjugate_prox(self, y: Samples, dual: Samples, step: float) -> Samples:
+        """(a − step · y)/(1 + step), clipped to [−1, 1]."""
+        return np.clip((dual - step * y) / (1.0 + step), -1.0, 1.0)
+
+
+class Squared(ResidualLoss):
+    """r²/2, r = z − y: half of scikit-learn's squared error, so that it is Huber's loss near zero."""
+
+    name = "squared"
+    lipschitz = math.inf
+
+    def value(self, y: Samples, z: Samples) -> PerSample:
+        """(z − y)²/2."""
+        return 0.5 * np.square(z - y).sum(axis=1)
+
+    def gradient(self, y: Samples, z: Samples) -> Samples:
+        """The residual."""
+        return z - y
+
+    def curvature(self, y: Samples, z: Samples) -> Samples:
+        """One."""
+        return np.ones_like(z)
+
+    def conjugate(self, y: Samples, dual: Samples) -> PerSample:
+        """a·y + a²/2."""
+        return (dual * (y + 0.5 * dual)).sum(axis=1)
+
+    def prox(self, y: Samples, z: Samples, step: float) -> Samples:
+        """(z + step · y)/(1 + step)."""
+        return (z + step * y) / (1.0 + step)
+
+    def conjugate_prox(self, y: Samples, dual: Samples, step: float) -> Samples:
+        """(a − step · y)/(1 + step)."""
+        return (dual - step * y) / (1.0 + step)
+
+    def best_intercept(self, y: Samples, z: Samples, weights: PerSample, start: Outputs) -> Outputs:
+        """The weighted mean of the residuals."""
+        return weights @ (y - z)
+
+
+class Logistic(ScalarLoss):
+    """log(1 + exp(−y z)) for labels y = ±1."""
+
+    name = "logistic"
+    lipschitz = 1.0
+    smoothness = 0.25
+
+    def check_targets(self, y: Samples, weights: PerSample, intercept: bool) -> None:
+        """Labels are ±1; with a free intercept both must occur, or the loss falls for ever as b grows."""
+        _check_signs(y, self.name)
+        for column, labels in enumerate(y.T if intercept else ()):
+            if np.unique(labels[weights > 0]).size < 2:
+                raise ValueError(
+                    "the logistic loss with a free intercept needs both labels: every sample of positive "
+                    f"weight has label {labels[weights > 0][0]:+g} in output {column}, and the loss falls "
+                    "for ever as the intercept grows. Add samples of the other class, or fit without an "
+                    "intercept."
+                )
+
+    def value(self, y: Samples, z: Samples) -> PerSample:
+        """log(1 + exp(−y z)), without overflow."""
+        return np.logaddexp(0.0, -y * z).sum(axis=1)
+
+    def gradient(self, y: Samples, z: Samples) -> Samples:
+        """−y / (1 + exp(y z))."""
+        return -y * expit(-y * z)
+
+    def curvature(self, y: Samples, z: Samples) -> Samples:
+        """p(1 − p) with p = 1/(1 + exp(−z))."""
+        return expit(z) * expit(-z)
+
+    def mean_derivatives(self, y: Samples, z: Samples, weights: PerSample) -> tuple[Outputs, Outputs]:
+        """Weighted sums of −y q and of q (1 − q), with q = 1/(1 + exp(y z)) found once for both."""
+        q = expit(-y * z)
+        return weights @ (-y * q), weights @ (q * (1.0 - q))
+
+    def conjugate(self, y: Samples, dual: Samples) -> PerSample:
+        """−H(q), the binary entropy of q = −y·a in [0, 1], with a minus sign."""
+        q = -y * dual
+        inside = np.clip(q, 0.0, 1.0)
+        return _inside(np.maximum(-q, q - 1.0), -entr(inside) - entr(1.0 - inside))
+
+
+def _inside(excess: np.ndarray, value: np.ndarray) -> PerSample:
+    """``value`` summed over outputs; inf where the ``excess`` over the domain is more than rounding."""
+    total = value.sum(axis=1)
+    return np.where((excess > DOMAIN_SLACK).any(axis=1), math.inf, total)
+
+
+def _check_signs(y: np.ndarray, name: str) -> None:
+    wrong = np.argwhere(np.abs(y) != 1.0)
+    if len(wrong):
+        where = tuple(int(i) for i in wrong[0])
+        raise ValueError(
+            f"the {name} loss needs labels −1 and +1: found {y[where]:g} at index {where}, {len(wrong)} such "
+            "labels in all. Encode two classes as 2·(y == positive) − 1."
+        )
+
+
+class Smoothed(ScalarLoss):
+    """ℓ_μ(y, z) = max_a a z − ℓ*(y, a) − μ (a − c)²/2: a loss ℓ smoothed with width μ around centre c.
+
+    It lies below ℓ, by at most μ (a − c)²/2 with a the gradient of ℓ: when c is a dual solution nothing is
+    lost, and the smoothed problem has the solutions of the original one at any width. Moving c to the dual
+    solution of the smoothed problem, again and again, is the proximal point method on the dual (the method of
+    multipliers).
+
+    Parameters
+    ----------
+    base : KinkedLoss
+    targets : array (n, t)
+        The y at which the loss will be evaluated: the slopes depend on them.
+    width : float
+        μ > 0; the smoothness constant is 1/μ.
+    centre : array (n, t)
+        c, in the domain of the conjugate of ``base``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from keyhole.ball.losses import Absolute
+    >>> y, z = np.zeros((2, 1)), np.array([[1.0], [0.05]])
+    >>> Smoothed(Absolute(), y, width=0.1, centre=np.zeros((2, 1))).value(y, z)     # |z| − μ/2, then z²/2μ
+    array([0.95  , 0.0125])
+    """
+
+    def __init__(self, base: KinkedLoss, targets: Samples, width: float, centre: Samples) -> None:
+        self.base = base
+        self.targets = targets
+        self.width = width
+        self.centre = centre
+        self.name = f"smoothed {base.name}"
+        self.lipschitz = base.lipschitz
+        self.smoothness = 1.0 / width
+        self._low, self._high = base.slopes(targets)
+
+    def check_targets(self, y: Samples, weights: PerSample, intercept: bool) -> None:
+        """The targets of ``base``."""
+        self.base.check_targets(y, weights, intercept)
+
+    def value(self, y: Samples, z: Samples) -> PerSample:
+        """The maximum itself: a z − ℓ*(y, a) − μ (a − c)²/2 at the maximiser a."""
+        dual = self.gradient(y, z)
+        return (dual * (z - y) - 0.5 * self.width * np.square(dual - self.centre)).sum(axis=1)
+
+    def gradient(self, y: Samples, z: Samples) -> Samples:
+        """The maximiser a: c + (z − y)/μ, clipped to the slopes."""
+        return np.clip(self.centre + (z - y) / self.width, self._low, self._high)
+
+    def curvature(self, y: Samples, z: Samples) -> Samples:
+        """1/μ where the maximiser is strictly between the slopes, zero where it is one of them."""
+        dual = self.gradient(y, z)
+        return ((dual > self._low) & (dual < self._high)) / self.width
+
+    def mean_derivatives(self, y: Samples, z: Samples, weights: PerSample) -> tuple[Outputs, Outputs]:
+        """Weighted sums of the first and of the second derivative; the maximiser is found once for both."""
+        free = self.centre + (z - y) / self.width
+        dual = free.clip(self._low, self._high)
+        return weights @ dual, (weights @ (dual == free)) / self.width
+
+    def conjugate(self, y: Samples, dual: Samples) -> PerSample:
+        """ℓ*(y, a) + μ (a − c)²/2."""
+        return self.base.conjugate(y, dual) + 0.5 * self.width * np.square(dual - self.centre).sum(axis=1)
+
+
+NEWTON_ROUNDING = 2 * float(np.finfo(np.float64).eps)
+"""A mean gradient smaller than this is zero."""
+
+NEAR = 1e-12
+"""A predicted fall of the loss that the loss itself, with its 16 digits, can no longer show."""
+
+NEWTON_STEPS = 100
+"""Newton steps for the intercepts; a warm start needs two or three."""
+
+
+class Multinomial(Loss):
+    """log Σ_k exp z_k − <y, z> for y on the simplex of t classes: one-hot labels, or soft ones.
+
+    The gradient is softmax(z) − y, at most √2 long, and turns no faster than 1/2: the Hessian diag(q) − qqᵀ
+    of a softmax q has eigenvalues of at most 1/2. The conjugate is Σ_k q_k log q_k at q = dual + y on the
+    simplex.
+    """
+
+    name = "multinomial"
+    lipschitz = math.sqrt(2.0)
+    smoothness = 0.5
+
+    def check_targets(self, y: Samples, weights: PerSample, intercept: bool) -> None:
+        """Rows of y lie on the simplex; with free intercepts every class must carry weight."""
+        if y.shape[1] < 2:
+            raise ValueError(
+                f"the multinomial loss needs at least two classes: got targets of shape {y.shape}. Pass one "
+                "column per class, one-hot."
+            )
+        wrong = np.flatnonzero((y < 0).any(axis=1) | (np.abs(y.sum(axis=1) - 1.0) > 1e-9))
+        if len(wrong):
+            raise ValueError(
+                "the multinomial loss needs targets that are distributions over the classes, one-hot or not: "
+                f"row {wrong[0]} is {y[wrong[0]]}, {len(wrong)} such rows in all. Pass "
+                "np.eye(n_classes)[labels]."
+            )
+        absent = np.flatnonzero(weights @ y == 0.0)
+        if intercept and len(absent):
+            raise ValueError(
+                "the multinomial loss with free intercepts needs every class to occur: class "
+                f"{absent[0]} has no weight, and its intercept would fall for ever. Drop its column, or fit "
+                "without an intercept."
+            )
+
+    def value(self, y: Samples, z: Samples) -> PerSample:
+        """The loss log Σ_k exp z_k − <y, z>, without overflow."""
+        by_class = np.ascontiguousarray(z.T)
+        top = by_class.max(axis=0)
+        return top + np.log(np.exp(by_class - top).sum(axis=0)) - np.einsum("nt,nt->n", y, z)
+
+    def gradient(self, y: Samples, z: Samples) -> Samples:
+        """softmax(z) − y."""
+        return _softmax(z) - y
+
+    def relaxed_derivatives(self, y: Samples, z: Samples, mu: float) -> tuple[Samples, np.ndarray]:
+        """softmax(z) − y and diag(q) − q qᵀ, with q = softmax(z)."""
+        q = _softmax(z)
+        return q - y, q[:, :, None] * (np.eye(q.shape[1]) - q[:, None, :])
+
+    def conjugate(self, y: Samples, dual: Samples) -> PerSample:
+        """−H(q), the entropy of q = dual + y on the simplex, with a minus sign."""
+        q = dual + y
+        outside = (q < -DOMAIN_SLACK).any(axis=1) | (np.abs(q.sum(axis=1) - 1.0) > DOMAIN_SLACK * q.shape[1])
+        return np.where(outside, math.inf, -entr(np.maximum(q, 0.0)).sum(axis=1))
+
+    def best_intercept(self, y: Samples, z: Samples, weights: PerSample, start: Outputs) -> Outputs:
+        """The minimiser b of Σ_i weights_i ℓ(y_i, z_i + b) with Σ b = 0, by damped Newton steps.
+
+        Far from it the loss must fall at every step. Where the predicted fall drowns in rounding, full steps
+        are taken for as long as they halve the mean gradient, which they square until rounding stops them.
+        """
+        b = start - start.mean()
+        last = math.inf
+        for _ in range(NEWTON_STEPS):
+            q = _softmax(z + b)
+            slope = weights @ (q - y)
+            size = float(np.abs(slope).max())
+            if size <= NEWTON_ROUNDING:
+                break
+            step = self._newton_step(q, weights, slope)
+            fall = float(slope @ step)
+            if fall <= NEAR:
+                if size > 0.5 * last:
+                    break
+                b, last = b - step, size
+                continue
+            scale, wanted = 1.0, float(weights @ self.value(y, z + b)) - 0.1 * fall
+            while float(weights @ self.value(y, z + b - scale * step)) > wanted and scale > 1e-9:
+                scale *= 0.5
+                wanted += 0.1 * scale * fall
+            b = b - scale * step
+        return b
+
+    def _newton_step(self, q: Samples, weights: PerSample, slope: Outputs) -> Outputs:
+        """H⁻¹ slope for the Hessian H = Σ_i weights_i (diag(q_i) − q_i q_iᵀ), on vectors that sum to zero."""
+        # H takes constant vectors to zero: the rank-one term makes it definite there and is zero elsewhere
+        hessian = np.diag(weights @ q) - (q * weights[:, None]).T @ q + 1.0 / q.shape[1]
+        try:
+            step = np.linalg.solve(hessian, slope)
+        except np.linalg.LinAlgError:  # a class that no sample is in any doubt about
+            step = np.linalg.lstsq(hessian, slope, rcond=None)[0]
+        return np.asarray(step - step.mean())
+
+    def balanced(self, y: Samples, dual: Samples, weights: PerSample) -> Samples:
+        """Mix q = dual + y with one constant distribution, as little of it as gives q the class weights of y.
+
+        The mean of q must be π, the mean of y. With share s of a distribution c it is (1 − s) q̄ + s c, and c
+        ≥ 0 asks for s ≥ 1 − π_k/q̄_k in every class k; near a minimiser over the intercepts s is of the order
+        of rounding.
+        """
+        q = np.maximum(dual + y, 0.0)
+        q /= q.sum(axis=1, keepdims=True)
+        total = weights.sum()
+        wanted, mean = weights @ y / total, weights @ q / total
+        excess = 1.0 - np.divide(wanted, mean, out=np.ones_like(mean), where=mean > 0)
+        share = min(float(excess.max()), 1.0)
+        constant = np.maximum(wanted - (1.0 - share) * mean, 0.0)
+        missing = float(constant.sum())
+        if share <= 0.0 or missing == 0.0:
+            return q - y
+        return (1.0 - share) * q + (share / missing) * constant - y
+
+
+def _softmax(z: Samples) -> Samples:
+    """exp z_k / Σ_j exp z_j of every row, without overflow."""
+    # classes first: sums over a few adjacent numbers take five times as long as sums of whole rows
+    weights = np.array(z.T, order="C")
+    weights -= weights.max(axis=0)
+    np.exp(weights, out=weights)
+    weights /= weights.sum(axis=0)
+    return weights.T

@@ -1,0 +1,686 @@
+"""Fit on the groups that matter, certify on all of them: descent, its duality gap, working sets."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from keyhole.ball.design import ColumnBuffer, DenseDesign, Design, SelectableDesign, WorkingColumns
+from keyhole.ball.losses import (
+    Absolute,
+    Hinge,
+    Huber,
+    KinkedLoss,
+    Logistic,
+    Loss,
+    Multinomial,
+    Outputs,
+    PerSample,
+    Samples,
+    Smoothed,
+    Squared,
+)
+from keyhole.ball.projection import group_norms
+
+LOSSES: dict[str, Loss] = {
+    loss.name: loss for loss in (Absolute(), Huber(), Squared(), Logistic(), Hinge(), Multinomial())
+}
+"""Every loss by its name."""
+
+ROUNDING = 64 * float(np.finfo(np.float64).eps)
+"""Added to every gap, times the size of the terms it is the difference of: so it stays an upper bound."""
+
+
+@runtime_checkable
+class Regulariser(Protocol):
+    """Ω(v), a convex even function of the group norms, 0 at 0."""
+
+    def prox(self, values: Float[np.ndarray, "m e"], step: float) -> Float[np.ndarray, "m e"]:
+        """The minimiser u of step · Ω(u) + |u − values|²/2."""
+        ...
+
+    def value(self, norms: Float[np.ndarray, " m"]) -> float:
+        """Ω at a point that `prox` returned, from its group norms."""
+        ...
+
+    def conjugate(self, norms: Float[np.ndarray, " m"]) -> float:
+        """Ω*(g) from the group norms of g; inf outside its domain."""
+        ...
+
+    def threshold(self, norms: Float[np.ndarray, " m"]) -> float:
+        """Groups of g shorter than this are zero in the maximiser of <g, v> − Ω(v)."""
+        ...
+
+    def dual_scales(self, norms: Float[np.ndarray, " m"]) -> tuple[float, ...]:
+        """Factors in [0, 1] to try on a dual point whose gradient has these norms; one makes Ω* finite."""
+        ...
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A loss on given targets, a regulariser, and whether an intercept is free.
+
+    Parameters
+    ----------
+    targets : array (n, t)
+    weights : array (n,)
+        Nonnegative, sum one.
+    loss : Loss
+    regulariser : Regulariser
+    group_size : int
+        Columns of the design per group.
+    fit_intercept : bool
+    """
+
+    targets: Samples
+    weights: PerSample
+    loss: Loss
+    regulariser: Regulariser
+    group_size: int
+    fit_intercept: bool
+
+    def grouped(self, values: Float[np.ndarray, "p t"]) -> Float[np.ndarray, "m e"]:
+        """Values with one row per group, all outputs of a group side by side."""
+        return values.reshape(values.shape[0] // self.group_size, -1)
+
+    def best_intercept(self, predictions: Samples, start: Outputs) -> Outputs:
+        """The best intercept for Φv = ``predictions``, or zeros if none is free."""
+        if not self.fit_intercept:
+            return np.zeros_like(start)
+        return self.loss.best_intercept(self.targets, predictions, self.weights, start)
+
+    def primal(
+        self,
+        predictions: Samples,
+        intercept: Outputs,
+        values: Float[np.ndarray, "p t"],
+    ) -> float:
+        """P(v, b) from Φv."""
+        mean = float(self.weights @ self.loss.value(self.targets, predictions + intercept))
+        return mean + self.regulariser.value(group_norms(self.grouped(values)))
+
+    def dual_point(self, predictions: Samples, intercept: Outputs) -> Samples:
+        """The gradient of the loss: in the domain of ℓ*, and balanced if ``intercept`` is the best one."""
+        return self.loss.gradient(self.targets, predictions + intercept)
+
+    def settle(self, predictions: Samples, start: Outputs) -> tuple[Outputs, Samples]:
+        """The best intercept for Φv = ``predictions``, and the gradient of the loss there."""
+        intercept = self.best_intercept(predictions, start)
+        return intercept, self.loss.gradient(self.targets, predictions + intercept)
+
+    def feasible(self, dual: Samples) -> Samples:
+        """``dual`` made to satisfy Σ_i w_i a_i = 0 if an intercept is free."""
+        return self.loss.balanced(self.targets, dual, self.weights) if self.fit_intercept else dual
+
+    def weighted(self, dual: Samples) -> Samples:
+        """The product w a, to which Φᵀ is applied."""
+        return dual * self.weights[:, None]
+
+    def dual(self, dual: Samples, norms: Float[np.ndarray, " m"]) -> tuple[float, float]:
+        """The best D(s·a) over the scales s to try, and that s; ``norms`` are the group norms of Φᵀ(w a)."""
+        best, best_scale = -np.inf, 0.0
+        for scale in self.regulariser.dual_scales(norms):
+            conjugate = float(self.weights @ self.loss.conjugate(self.targets, scale * dual))
+            value = -conjugate - self.regulariser.conjugate(scale * norms)
+            if value > best:
+                best, best_scale = value, scale
+        return best, best_scale
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A primal and a dual point with the gap between them, both evaluated in float64 on the whole design.
+
+    Attributes
+    ----------
+    objective : float
+        P(v, b).
+    lower_bound : float
+        D(a), less its rounding.
+    gap : float
+        At least P(v, b) − min P, and at least 0.
+    intercept : array (t,)
+    dual : array (n, t)
+        a, balanced and scaled.
+    scores : array (m,)
+        Group norms of Φᵀ(w a).
+    """
+
+    objective: float
+    lower_bound: float
+    gap: float
+    intercept: Outputs
+    dual: Samples
+    scores: Float[np.ndarray, " m"]
+
+
+def certify(
+    problem: Problem,
+    design: Design,
+    values: Float[np.ndarray, "p t"],
+    dual: Samples | None,
+    intercept: Outputs,
+) -> Certificate:
+    """Evaluate P at (values, best intercept) and D at ``dual``.
+
+    Without a ``dual`` point the gradient of the loss at the primal point is one.
+
+    Cost: one product with Φ and one with Φᵀ.
+    """
+    predictions = design.matvec(values)
+    intercept = problem.best_intercept(predictions, intercept)
+    objective = problem.primal(predictions, intercept, values)
+    dual = problem.feasible(problem.dual_point(predictions, intercept) if dual is None else dual)
+    weighted = problem.weighted(dual)
+    scores = group_norms(problem.grouped(design.rmatvec(weighted)))
+    lower, scale = problem.dual(dual, scores)
+    dual, weighted, scores = scale * dual, scale * weighted, scale * scores
+    size = abs(objective) + abs(lower) + float(np.abs(weighted * (predictions + intercept)).sum())
+    size += float(np.abs(weighted * problem.targets).sum())
+    imbalance = float(np.abs(weighted.sum(axis=0) * intercept).sum()) if problem.fit_intercept else 0.0
+    lower -= ROUNDING * size + 2.0 * imbalance
+    gap = max(objective - lower, 0.0)
+    return Certificate(objective, lower, gap, intercept, dual, scores)
+
+
+RELAX = 0.95
+"""The step grows by 1/RELAX an iteration: a failed test costs one product, a timid step many iterations."""
+
+
+class AcceleratedDescent:
+    """Minimise F(v) + Ω(v) for a smooth loss, one iteration per `advance`.
+
+    Each iteration is a proximal gradient step from a point extrapolated by momentum (FISTA). The momentum is
+    dropped when it points uphill (gradient restart of O'Donoghue and Candès). The step 1/L follows the
+    curvature met on the way: a step is accepted if <∇F(new) − ∇F(old), new − old> ≤ L |new − old|². Cost per
+    iteration: one product with Φ, one with Φᵀ, and a proximal map.
+
+    Parameters
+    ----------
+    problem : Problem
+    columns : Design
+        Φ, restricted to the groups at hand.
+    values : array (p, t)
+        Starting point, a value of the proximal map.
+    intercept : array (t,)
+    curvature : float
+        First guess of L; 0 measures it along the gradient.
+
+    Attributes
+    ----------
+    values, predictions, intercept
+        The current v, Φv and best b.
+    dual
+        The gradient of the loss at the last extrapolated point: a dual point.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        columns: Design,
+        values: Float[np.ndarray, "p t"],
+        intercept: Outputs,
+        curvature: float = 0.0,
+    ) -> None:
+        self.problem = problem
+        self.columns = columns
+        self.values = self._last_values = values
+        self.predictions = self._last_predictions = columns.matvec(values)
+        self.intercept, self.dual = problem.settle(self.predictions, intercept)
+        self._weights = problem.weights[:, None]
+        self._groups = (values.shape[0] // problem.group_size, -1)
+        self._gradient = columns.rmatvec(self._weights * self.dual)
+        self.curvature = curvature or self._curvature_along(self._gradient)
+        self._momentum = 1.0
+        precision = columns.array.dtype if isinstance(columns, WorkingColumns) else np.dtype(np.float64)
+        self._noise = 8.0 * float(np.finfo(precision).eps)
+
+    @property
+    def scores(self) -> Float[np.ndarray, " m"]:
+        """The group norms of Φᵀ(w dual)."""
+        return group_norms(self.problem.grouped(self._gradient))
+
+    def advance(self) -> None:
+        """One iteration."""
+        momentum = 0.5 * (1.0 + math.sqrt(1.0 + 4.0 * self._momentum**2))
+        push = (self._momentum - 1.0) / momentum
+        ahead = self.values + push * (self.values - self._last_values)
+        ahead_predictions = self.predictions + push * (self.predictions - self._last_predictions)
+        _, self.dual = self.problem.settle(ahead_predictions, self.intercept)
+        self._gradient = self.columns.rmatvec(self._weights * self.dual)
+
+        values, predictions = self._step(ahead, ahead_predictions, self._gradient)
+        if float(np.vdot(ahead - values, values - self.values)) > 0.0:
+            momentum = 1.0
+        self._last_values, self._last_predictions = self.values, self.predictions
+        self.values, self.predictions, self._momentum = values, predictions, momentum
+
+    def _step(
+        self,
+        start: Float[np.ndarray, "p t"],
+        predictions: Samples,
+        gradient: Float[np.ndarray, "p t"],
+    ) -> tuple[Float[np.ndarray, "p t"], Samples]:
+        """The proximal gradient step from ``start`` with the largest step that passes the curvature test."""
+        problem = self.problem
+        while True:
+            grouped = (start - gradient / self.curvature).reshape(self._groups)
+            values = problem.regulariser.prox(grouped, 1.0 / self.curvature).reshape(start.shape)
+            move = values - start
+            reached = self.columns.matvec(values)
+            change = reached - predictions
+            self.intercept, dual = problem.settle(reached, self.intercept)
+            turn = self._weights * (dual - self.dual)
+            bend = float(np.vdot(turn, change))
+            size = float(np.vdot(move, move))
+            # what rounding in the products alone could add to `bend`
+            allowance = self._noise * float(np.linalg.norm(turn) * np.linalg.norm(reached))
+            if bend <= self.curvature * size + allowance or size == 0.0:
+                # where rounding decided the test, it says nothing about longer steps
+                self.curvature *= RELAX if bend > allowance else 1.0
+                return values, reached
+            self.curvature = max(2.0 * self.curvature, 1.1 * bend / size)
+
+    def _curvature_along(self, direction: Float[np.ndarray, "p t"]) -> float:
+        """A first L: the largest curvature the loss could have along ``direction``."""
+        size = float(np.vdot(direction, direction))
+        if size == 0.0:
+            return 1.0
+        change = self.columns.matvec(direction)
+        if self.problem.fit_intercept:
+            change = change - self.problem.weights @ change
+        bend = float(self.problem.weights @ np.square(change).sum(axis=1))
+        return self.problem.loss.smoothness * bend / size or 1.0
+
+
+CHECK_EVERY = 5
+"""Iterations between two looks at the gap, which cost O(n log n + m log m) and no product."""
+
+PATIENCE = 50
+"""Looks without a gap 1 % below the best one before a descent gives up: rounding has the last word."""
+
+IDLE_MOVES = 5
+"""Moves of the centre in a row without a gap 1 % smaller before a descent gives up."""
+
+FIRST_WIDTH = 0.3
+"""First smoothing width, in units of the loss of the best constant: the scale of the residuals."""
+
+NARROWER = 0.3
+"""The width shrinks by this factor when moving the centre did not bring the gap below 0.3 of what it was."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a descent begins.
+
+    Attributes
+    ----------
+    values : array (q, t)
+        Of the groups at hand; a value of the proximal map.
+    intercept : array (t,)
+    dual : array (n, t)
+        A dual point, feasible; the first centre of the smoothing of a loss with kinks.
+    curvature : float
+        Estimate of L, 0 when there is none.
+    width : float
+        Smoothing width, of use to losses with kinks only.
+    """
+
+    values: Float[np.ndarray, "q t"]
+    intercept: Outputs
+    dual: Samples
+    curvature: float
+    width: float
+
+
+class GapWatch:
+    """The best primal and dual points of a problem met so far on the columns at hand, and how long ago."""
+
+    def __init__(self, problem: Problem, values: Float[np.ndarray, "q t"], dual: Samples) -> None:
+        self.problem = problem
+        self.values = values
+        self.dual = dual
+        self.stale = 0
+        self._objective, self._bound, self._record = np.inf, -np.inf, np.inf
+
+    @property
+    def gap(self) -> float:
+        """Best objective less best bound."""
+        return self._objective - self._bound
+
+    def look(self, descent: AcceleratedDescent, dual: Samples) -> float:
+        """Evaluate the problem at the current point of ``descent`` and at ``dual``; return the gap."""
+        intercept = self.problem.best_intercept(descent.predictions, descent.intercept)
+        objective = self.problem.primal(descent.predictions, intercept, descent.values)
+        if objective < self._objective:
+            self._objective, self.values = objective, descent.values
+        bound, scale = self.problem.dual(dual, descent.scores)
+        if bound > self._bound:
+            self._bound, self.dual = bound, scale * dual
+        if self.gap < 0.99 * self._record:
+            self._record, self.stale = self.gap, 0
+        else:
+            self.stale += 1
+        return self.gap
+
+
+class Descent(ABC):
+    """A descent on some columns that can be taken further and further.
+
+    Attributes
+    ----------
+    watch : GapWatch
+        The best points so far.
+    n_iter : int
+        Iterations so far.
+    exhausted : bool
+        Whether the gap falls no more.
+    """
+
+    def __init__(self, problem: Problem, columns: Design, start: Start) -> None:
+        self.problem = problem
+        self.columns = columns
+        self.width = start.width
+        self.watch = GapWatch(problem, start.values, start.dual)
+        self.n_iter = 0
+        self.exhausted = False
+        self._inner = self._begin(start)
+
+    @property
+    def intercept(self) -> Outputs:
+        """The intercept of the last iterate."""
+        return self._inner.intercept
+
+    @property
+    def curvature(self) -> float:
+        """The current estimate of L."""
+        return self._inner.curvature
+
+    def run(self, target: float, max_iter: int) -> None:
+        """Iterate until the gap is at most ``target`` or falls no more, ``max_iter`` times at most."""
+        last = self.n_iter + max_iter
+        while self.n_iter < last:
+            self._inner.advance()
+            self.n_iter += 1
+            if self.n_iter % CHECK_EVERY == 0 or self.n_iter == last:
+                dual = self.problem.feasible(self._inner.dual)
+                gap = self.watch.look(self._inner, dual)
+                if gap <= target:
+                    break
+                self._adapt(dual)
+                if self.exhausted:
+                    break
+
+    @abstractmethod
+    def _begin(self, start: Start) -> AcceleratedDescent:
+        """The iteration to run."""
+
+    @abstractmethod
+    def _adapt(self, dual: Samples) -> None:
+        """Change the iteration in the light of its current dual point, or find it exhausted."""
+
+
+class SmoothDescent(Descent):
+    """Accelerated descent on the problem itself."""
+
+    def _begin(self, start: Start) -> AcceleratedDescent:
+        return AcceleratedDescent(self.problem, self.columns, start.values, start.intercept, start.curvature)
+
+    def _adapt(self, dual: Samples) -> None:
+        self.exhausted = self.watch.stale > PATIENCE
+
+
+class KinkedDescent(Descent):
+    """Accelerated descent on smoothed problems whose centre moves to the dual solution."""
+
+    def _begin(self, start: Start) -> AcceleratedDescent:
+        self._before = np.inf
+        self._idle_moves = 0
+        return self._recentre(start.values, start.intercept, start.curvature, start.dual)
+
+    def _recentre(
+        self, values: Float[np.ndarray, "q t"], intercept: Outputs, curvature: float, centre: Samples
+    ) -> AcceleratedDescent:
+        loss = self.problem.loss
+        assert isinstance(loss, KinkedLoss)
+        self._centre = centre
+        smoothed = replace(self.problem, loss=Smoothed(loss, self.problem.targets, self.width, centre))
+        self._inner_watch = GapWatch(smoothed, values, centre)
+        return AcceleratedDescent(smoothed, self.columns, values, intercept, curvature)
+
+    def _adapt(self, dual: Samples) -> None:
+        """Move the centre once the smoothed problem is solved as well as the centre is known."""
+        inner = self._inner
+        shift = 0.5 * self.width * float(self.problem.weights @ np.square(dual - self._centre).sum(axis=1))
+        if self._inner_watch.look(inner, dual) > 2.0 * shift and self._inner_watch.stale <= PATIENCE:
+            return
+        self._idle_moves = self._idle_moves + 1 if self.watch.gap > 0.99 * self._before else 0
+        self.exhausted = self._idle_moves > IDLE_MOVES
+        curvature = inner.curvature
+        if self.watch.gap > 0.3 * self._before:
+            self.width, curvature = NARROWER * self.width, curvature / NARROWER
+        self._before = self.watch.gap
+        self._inner = self._recentre(inner.values, inner.intercept, curvature, dual)
+
+
+def begin_descent(problem: Problem, columns: Design, start: Start) -> Descent:
+    """The descent that suits the loss."""
+    kinked = isinstance(problem.loss, KinkedLoss)
+    return KinkedDescent(problem, columns, start) if kinked else SmoothDescent(problem, columns, start)
+
+
+OBJECTIVE_FLOOR = 1e-3
+"""The gap is relative to the objective, or to this share of the best constant's loss where that is larger."""
+
+ROUNDING_FLOOR = 1e-12
+"""And never to less than this share of the loss at zero: constant targets are fitted to rounding only."""
+
+STAGE = 0.1
+"""A stage aims at this share of the certified gap: more would be spent on a working set that may be wrong."""
+
+SPARE_GROUPS = 10
+"""Groups added to those predicted active, doubled when the prediction was too small."""
+
+COPYING = 12.0
+"""What copying columns costs, in iterations on them: about 20 into fresh memory, 2 into used memory."""
+
+SHORT_STAGE = 10
+"""Iterations that a first stage is expected to take; a later one is expected to be like the one before."""
+
+IDLE_STAGES = 2
+"""Stages in a row on the same groups, without a gap 1 % smaller, before a fit gives up: it is rounding."""
+
+WORTH_SHRINKING = 0.7
+"""Share of the columns at hand below which a smaller working set is worth a copy and the loss of momentum."""
+
+
+class SolverWarning(UserWarning):
+    """A solver stopped before the gap was as small as asked; the message has the number and the remedy."""
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The best point found, with its certificate.
+
+    Attributes
+    ----------
+    values : array (p, t)
+    certificate : Certificate
+        The best primal point against the best dual point.
+    relative_gap : float
+        Gap over max(objective, floor), as compared with ``tol``.
+    n_iter : int
+    converged : bool
+    """
+
+    values: Float[np.ndarray, "p t"]
+    certificate: Certificate
+    relative_gap: float
+    n_iter: int
+    converged: bool
+
+
+class WorkingSet:
+    """Which groups are at hand, and their columns.
+
+    Attributes
+    ----------
+    chosen : array (m,) of bool
+    columns : Design
+        The columns of the chosen groups.
+    """
+
+    def __init__(self, problem: Problem, design: Design, dtype: np.dtype, memory_budget: int) -> None:
+        self._problem = problem
+        self._design = design
+        self._memory_budget = memory_budget
+        self._buffer = ColumnBuffer(dtype)
+        self._whole: Design | None = design if not isinstance(design, SelectableDesign) else None
+        if isinstance(design, DenseDesign) and design.array.dtype == dtype:
+            self._whole = WorkingColumns(design.array)
+        self._item_bytes = len(problem.targets) * problem.group_size * dtype.itemsize
+        self.chosen = np.zeros(design.shape[1] // problem.group_size, dtype=bool)
+        self.columns: Design = design
+
+    def update(self, wanted: Bool[np.ndarray, " m"], n_iter: int) -> None:
+        """Have at least the ``wanted`` groups at hand, for a stage of about ``n_iter`` iterations."""
+        at_hand = bool(self.chosen.any()) and not bool((wanted & ~self.chosen).any())
+        if at_hand and wanted.sum() >= WORTH_SHRINKING * self.chosen.sum():
+            return
+        share = float(wanted.mean())
+        too_large = int(wanted.sum()) * self._item_bytes > self._memory_budget
+        if too_large or (self._whole is not None and COPYING * share >= n_iter * (1.0 - share)):
+            # without columns at hand the design streams them anew at every product
+            self.chosen = np.ones_like(wanted)
+            self.columns = self._whole or self._design
+        elif isinstance(self._design, SelectableDesign):
+            self.chosen = wanted
+            self.columns = self._buffer.fill(self._design, np.flatnonzero(wanted), self._problem.group_size)
+
+    def restrict(self, values: Float[np.ndarray, "p t"]) -> Float[np.ndarray, "q t"]:
+        """The values of the chosen groups, side by side."""
+        return np.asarray(self._problem.grouped(values)[self.chosen].reshape(-1, values.shape[1]))
+
+    def extend(self, values: Float[np.ndarray, "q t"]) -> Float[np.ndarray, "p t"]:
+        """Values of all groups: zero outside the chosen ones."""
+        whole = np.zeros((len(self.chosen), values.size // max(1, int(self.chosen.sum()))))
+        whole[self.chosen] = self._problem.grouped(values)
+        return whole.reshape(-1, values.shape[1])
+
+
+def minimise(
+    problem: Problem,
+    design: Design,
+    start: Float[np.ndarray, "p t"],
+    *,
+    dual: Samples | None = None,
+    tol: float,
+    max_iter: int,
+    dtype: np.dtype,
+    memory_budget: int,
+) -> Solution:
+    """Minimise the problem from ``start`` until the certified relative gap is at most ``tol``.
+
+    Parameters
+    ----------
+    problem : Problem
+    design : Design
+    start : array (p, t)
+        A value of the proximal map, e.g. zeros.
+    dual : array (n, t), optional
+        A dual point to start from; the gradient of the loss at ``start`` by default.
+    tol, max_iter
+        When to stop.
+    dtype : dtype
+        Precision of the inner iterations; certificates are in float64 whatever it is.
+    memory_budget : int
+        Bytes that the copied columns may take; a larger working set is streamed from the design instead.
+    """
+    constant, null, floor = null_model(problem)
+    best = certify(problem, design, start, dual, constant)
+    working = WorkingSet(problem, design, dtype, memory_budget)
+    values, curvature, width = start, 0.0, FIRST_WIDTH * max(null, floor)
+    spare, expected, n_iter, idle, exhausted = SPARE_GROUPS, SHORT_STAGE, 0, 0, False
+    descent: Descent | None = None
+    while True:
+        scale = max(best.objective, floor)
+        converged = best.gap <= tol * scale
+        if converged or n_iter >= max_iter or exhausted:
+            break
+        working.update(_predict_active(problem, values, best.scores, spare), expected)
+        moved = descent is None or descent.columns is not working.columns
+        if descent is None or moved:
+            if descent is not None:
+                curvature, width = descent.curvature, descent.width
+            at = Start(working.restrict(values), best.intercept, best.dual, curvature, width)
+            descent = begin_descent(problem, working.columns, at)
+        target, before = max(0.7 * tol * scale, STAGE * best.gap), descent.n_iter
+        descent.run(target, max_iter - n_iter)
+        expected = descent.n_iter - before
+        n_iter += expected
+        candidate = working.extend(descent.watch.values)
+        certificate = certify(problem, design, candidate, descent.watch.dual, descent.intercept)
+        if certificate.objective <= best.objective:
+            values = candidate
+        gap, best = best.gap, _merge(best, certificate)
+        idle = idle + 1 if best.gap > 0.99 * gap and not moved else 0
+        exhausted = idle > IDLE_STAGES or (descent.exhausted and best.gap > 0.5 * gap)
+        # the gap on the working set was below target: what is left is due to groups outside it
+        spare = 2 * spare if best.gap > 3.0 * target else spare
+    return Solution(values, best, best.gap / scale if scale > 0 else 0.0, n_iter, converged)
+
+
+def warn_if_short(solution: Solution, tol: float, max_iter: int, dtype: np.dtype, stacklevel: int) -> None:
+    """Warn with a `SolverWarning` if ``solution`` did not reach ``tol``: the number, and what to change.
+
+    ``stacklevel`` is that of `warnings.warn`: the warning belongs to the line that asked for the fit.
+    """
+    if solution.converged:
+        return
+    if solution.n_iter >= max_iter:
+        remedy = "raise `max_iter`, or `tol` if that gap will do"
+    elif dtype == np.float32:
+        remedy = "float32 has no more digits to give: use float64, or raise `tol`"
+    else:
+        remedy = "rounding has the last word here: raise `tol`"
+    warnings.warn(
+        f"stopped after {solution.n_iter} iterations at a relative duality gap of "
+        f"{solution.relative_gap:.2e}, where `tol` asked for {tol:.2e}: {remedy}.",
+        SolverWarning,
+        stacklevel=stacklevel,
+    )
+
+
+def null_model(problem: Problem) -> tuple[Float[np.ndarray, " t"], float, float]:
+    """The best intercept without values, its loss, and the floor below which a relative gap means nothing."""
+    nothing = np.zeros_like(problem.targets)
+    constant = problem.best_intercept(nothing, np.zeros(problem.targets.shape[1]))
+    null = float(problem.weights @ problem.loss.value(problem.targets, nothing + constant))
+    zero = float(problem.weights @ problem.loss.value(problem.targets, nothing))
+    return constant, null, max(OBJECTIVE_FLOOR * null, ROUNDING_FLOOR * zero)
+
+
+def _merge(old: Certificate, new: Certificate) -> Certificate:
+    """The better primal point with the better dual point."""
+    primal = new if new.objective <= old.objective else old
+    dual = new if new.lower_bound >= old.lower_bound else old
+    gap = max(primal.objective - dual.lower_bound, 0.0)
+    return Certificate(primal.objective, dual.lower_bound, gap, primal.intercept, dual.dual, dual.scores)
+
+
+def _predict_active(
+    problem: Problem, values: Float[np.ndarray, "p t"], scores: Float[np.ndarray, " m"], spare: int
+) -> Bool[np.ndarray, " m"]:
+    """Groups that are active, or that the dual point says should be, and the next best ones."""
+    chosen = group_norms(problem.grouped(values)) > 0
+    chosen |= scores > problem.regulariser.threshold(scores)
+    size = math.ceil(1.25 * chosen.sum()) + spare
+    ranked = np.argsort(np.where(chosen, np.inf, scores))[::-1]
+    chosen[ranked[:size]] = True
+    return chosen

@@ -1,0 +1,944 @@
+"""Public data as sets: images, text, molecules, bags, series."""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import io
+import itertools
+import re
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from keyhole._checks import check_choice, check_count
+from keyhole.data.sets import SetBatch, SetGroups
+from keyhole.data.tables import SUFFIXES, Dataset, NpzFile, read_table
+
+LARGEST = 200_000_000
+"""Bytes of all text files together; more are refused before they are read."""
+MOST_PASSED = 1_000_000_000
+"""Bytes of a tar archive that are decompressed on the way to what is wanted."""
+MOST_MEMBERS = 100_000
+"""Members of a tar archive, wanted or not: each takes a kilobyte of memory."""
+
+Found = tuple[str, int, Callable[[], bytes]]
+"""Name of a file, its size, and how to read it."""
+
+
+def read_texts(path: Path, wanted: Callable[[str], bool]) -> dict[str, str]:
+    """The files whose name (with its folders, parted by /) is wanted, as text.
+
+    Members of archives are read in memory and only if they are plain files: a link, or a name that leads out of the
+    archive, has no way to the disk. Limits hold for all files together.
+    """
+    path = Path(path)
+    try:
+        with ExitStack() as stack:
+            contents = {}
+            total = 0
+            for name, size, read in _files(path, wanted, stack):
+                total += size
+                if total > LARGEST:
+                    raise ValueError(
+                        f"text files may have {LARGEST:,} bytes together: {path.name!r} has {total:,} with "
+                        f"{name!r:.100}. Is it the right one?"
+                    )
+                contents[name] = read()
+    except (
+        zipfile.BadZipFile,
+        tarfile.TarError,
+        zlib.error,
+        EOFError,
+        NotImplementedError,
+        RuntimeError,
+        OSError,
+    ) as error:
+        if isinstance(error, OSError) and (error.errno is not None or isinstance(error, FileNotFoundError)):
+            raise  # of the disk, and not of a decompressor
+        raise ValueError(
+            f"an archive must read back whole: {path.name!r} does not ({str(error)[:200]}). It is damaged; "
+            "fetch it again."
+        ) from None
+    return {name: _decode(content, name) for name, content in contents.items()}
+
+
+def _files(path: Path, wanted: Callable[[str], bool], stack: ExitStack) -> Iterable[Found]:
+    """What is wanted of a folder, an archive, or a file that is neither."""
+    if path.is_dir():
+        return _in_folder(path, wanted)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path.name!r} is not there: no such file or folder.")
+    if zipfile.is_zipfile(path):
+        return _in_zip(stack.enter_context(zipfile.ZipFile(path)), path, wanted)
+    unpacked: Any = _Passed(stack.enter_context(_decompressed(path)), path)
+    try:
+        # next to nothing may be read in one piece but a text: a name of a gigabyte is a name in bad faith
+        archive = stack.enter_context(tarfile.open(fileobj=unpacked, mode="r:"))  # noqa: SIM115
+    except tarfile.TarError:
+        return [(path.name, path.stat().st_size, path.read_bytes)] if wanted(path.name) else []
+    return _in_tar(archive, path, wanted)
+
+
+def _in_folder(path: Path, wanted: Callable[[str], bool]) -> Iterator[Found]:
+    root = path.resolve()
+    for file in sorted(path.rglob("*")):
+        name = file.relative_to(path).as_posix()
+        if wanted(name) and file.is_file() and file.resolve().is_relative_to(root):
+            yield name, file.stat().st_size, file.read_bytes
+
+
+def _in_zip(archive: zipfile.ZipFile, path: Path, wanted: Callable[[str], bool]) -> Iterator[Found]:
+    for info in archive.infolist():
+        if wanted(info.filename) and not info.is_dir():
+            if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise _other_compression(path)
+            yield info.filename, info.file_size, partial(archive.read, info)
+
+
+def _in_tar(archive: tarfile.TarFile, path: Path, wanted: Callable[[str], bool]) -> Iterator[Found]:
+    for count, member in enumerate(archive, 1):
+        if count > MOST_MEMBERS:
+            raise ValueError(f"an archive may have {MOST_MEMBERS:,} members: {path.name!r} has more. Unpack it first.")
+        if member.isreg() and wanted(member.name):
+            yield member.name, member.size, partial(_read_member, archive, member)
+
+
+def _read_member(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    file = archive.extractfile(member)
+    return b"" if file is None else file.read(member.size)
+
+
+def _decompressed(path: Path) -> Any:
+    with path.open("rb") as file:
+        start = file.read(6)
+    if start == b"\xfd7zXZ\x00":
+        raise _other_compression(path)
+    if start[:3] == b"BZh":
+        return bz2.open(path)
+    return gzip.open(path) if start[:2] == b"\x1f\x8b" else path.open("rb")
+
+
+def _other_compression(path: Path) -> ValueError:
+    return ValueError(
+        f"an archive must be a zip, or a tar compressed by gzip or bzip2: {path.name!r} is compressed by other means, "
+        "some of which let a small file ask for all memory. Unpack it, and pass the folder."
+    )
+
+
+class _Passed:
+    """A decompressed file that ends in an error where more is read or passed over than the limits allow."""
+
+    def __init__(self, file: Any, path: Path) -> None:
+        self._file, self._path = file, path
+
+    def tell(self) -> int:
+        return int(self._file.tell())
+
+    def seek(self, place: int, whence: int = 0) -> int:
+        self._check(place, MOST_PASSED)
+        return int(self._file.seek(place, whence))
+
+    def read(self, size: int = -1) -> bytes:
+        self._check(size, LARGEST)
+        self._check(self._file.tell() + size, MOST_PASSED)
+        return bytes(self._file.read(size))
+
+    def _check(self, size: int, most: int) -> None:
+        if size > most:
+            raise ValueError(
+                f"an archive may have {most:,} bytes in one piece, and {MOST_PASSED:,} in all before what is wanted: "
+                f"{self._path.name!r} has {size:,}. Is it the right one? If so, unpack it and pass the folder."
+            )
+
+
+def _decode(content: bytes, name: str) -> str:
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"text must be UTF-8: {name!r:.100} is not ({error.reason} at byte {error.start}). "
+            "Fetch or convert it again."
+        ) from None
+
+
+RECENCY = ("2^-k", "2^-k/2", "1/(1+k)")
+"""How recent a sentence is: k is 0 for the newest."""
+
+
+@dataclass(frozen=True)
+class NamedSets:
+    """Sets whose token coordinates have names.
+
+    Attributes
+    ----------
+    sets : SetBatch
+    names : tuple of d strings
+    """
+
+    sets: SetBatch
+    names: tuple[str, ...] = field(repr=False)
+
+
+def babi_tokens(
+    sentences: Int[np.ndarray, "s w"],
+    stories: Sequence[Int[np.ndarray, " _"]],
+    questions: Int[np.ndarray, " n"],
+    vocabulary: Sequence[str],
+    *,
+    newest: int = 40,
+    order: float = 0.5,
+    shared: float = 1.0,
+    empty: bool = True,
+) -> NamedSets:
+    """Turn stories with a question each into sets of sentences with a query.
+
+    The token of a sentence has four parts: its bag of words, of length one; the same words weighed by their place,
+    from −1 for the first word to 1 for the last, of length ``order``; its words that the question has as well, with
+    the weight they have there times ``shared``; and three functions of its age. The question has the first two parts,
+    and zeros for the others. To every story one ``empty`` token of zeros is added, for heads to turn to when no
+    sentence concerns them. ``order=0, shared=0, empty=False`` is the plain bag of words with its age.
+
+    Parameters
+    ----------
+    sentences : array (s, w)
+        Words of each distinct sentence, 1-based into ``vocabulary``, 0 where it is shorter.
+    stories : n arrays
+        Rows of ``sentences`` before each question, oldest first.
+    questions : array (n,)
+        Row of each question.
+    vocabulary : sequence of str
+    newest : int
+        Sentences kept, the newest ones.
+    order : float
+        Length of the part that holds the order of words; 0 leaves it out.
+    shared : float
+        Weight of the part that holds what sentence and question share; 0 leaves it out.
+    empty : bool
+        Whether to add the token of zeros.
+
+    Returns
+    -------
+    NamedSets
+        Names are the word, ``word@`` for its place, ``word=`` for a word shared with the question.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> words = ["mary", "went", "home", "where", "is"]
+    >>> table = np.array([[1, 2, 3], [4, 5, 1]])
+    >>> made = babi_tokens(table, [np.array([0])], np.array([1]), words)
+    >>> made.sets
+    SetBatch(1 set, 2 keys, dim 18, with query, float64)
+    >>> made.names[10], made.sets.tokens[0, 10].round(3)       # mary is in both
+    ('mary=', np.float64(0.577))
+    """
+    bags, places = _word_parts(sentences, len(vocabulary))
+    keys = []
+    for story, question in zip(stories, questions, strict=True):
+        rows = story[-newest:] if newest else story[:0]
+        age = np.arange(len(rows))[::-1]
+        parts = [bags[rows]]
+        if order:
+            parts.append(order * places[rows])
+        if shared:
+            parts.append(shared * (bags[rows] > 0) * bags[question])
+        parts.append(np.stack([2.0**-age, 2.0 ** (-age / 2), 1.0 / (1 + age)], axis=1))
+        block = np.concatenate(parts, axis=1)
+        keys.append(np.concatenate([block, np.zeros((1, block.shape[1]))]) if empty else block)
+    names = list(vocabulary)
+    if order:
+        names += [f"{word}@" for word in vocabulary]
+    asked = np.concatenate([bags[questions], order * places[questions]], axis=1)[:, : len(names)]
+    if shared:
+        names += [f"{word}=" for word in vocabulary]
+    names += RECENCY
+    query = np.zeros((len(questions), len(names)))
+    query[:, : asked.shape[1]] = asked
+    return NamedSets(SetBatch(keys, query), tuple(names))
+
+
+def _word_parts(
+    sentences: Int[np.ndarray, "s w"], n_words: int
+) -> tuple[Float[np.ndarray, "s v"], Float[np.ndarray, "s v"]]:
+    """Bags of words and words weighed by their place, each of length one."""
+    bags, places = np.zeros((2, len(sentences), n_words))
+    lengths = (sentences > 0).sum(axis=1)
+    for j in range(sentences.shape[1]):
+        rows = np.flatnonzero(sentences[:, j] > 0)
+        word = sentences[rows, j] - 1
+        np.add.at(bags, (rows, word), 1.0)
+        np.add.at(places, (rows, word), (2 * j - (lengths[rows] - 1)) / np.maximum(lengths[rows] - 1, 1))
+    for part in (bags, places):
+        size = np.linalg.norm(part, axis=1, keepdims=True)
+        part /= np.where(size > 0, size, 1)
+    return bags, places
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question with the sentences before it, oldest first, and its answer."""
+
+    story: tuple[tuple[str, ...], ...]
+    words: tuple[str, ...]
+    answer: str
+
+
+def load_babi(path: Any, task: int = 1, *, folder: str = "en", newest: int = 40) -> Dataset:
+    r"""Read one bAbI task: each question is a query, the sentences of its story are the keys.
+
+    Parameters
+    ----------
+    path : str or Path
+        The archive as it is distributed (tar.gz or zip), the folder it unpacks to, or a folder with the files
+        ``qaN_…_train.txt`` and ``qaN_…_test.txt``; or one such file.
+    task : int
+        1 to 20.
+    folder : str
+        Which folder of the archive, where there are several: "en" has 1000 questions, "en-10k" 10,000.
+    newest : int
+        Sentences kept of each story, the newest ones.
+
+    Returns
+    -------
+    Dataset
+        Tokens as `keyhole.data.datasets.babi_tokens` makes them; the target is the answer, as text; ``split`` says
+        what is for training. Supporting facts, which the files name, are not used.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> text = "1 Mary went home.\n2 Where is Mary? \thome\t1\n1 John left.\n2 Where is John?\toutside\t1\n"
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     _ = pathlib.Path(place, "qa1_single_train.txt").write_text(text)
+    ...     data = load_babi(place, task=1)
+    >>> data.target.tolist(), data.sets.lengths
+    (['home', 'outside'], array([2, 2]))
+    """
+    task = check_count(task, "task")
+    name = re.compile(rf"(?:^|/)qa{task}_[^/]*_(?:train|test)\.txt$")
+    texts = read_texts(Path(path), lambda n: bool(name.search(n)))
+    texts = _one_folder(texts, folder)
+    if not texts:
+        raise FileNotFoundError(
+            f"task {task} needs a file qa{task}_…_train.txt: {Path(path).name!r} has none. Give the archive of the "
+            "bAbI tasks, or the folder it unpacks to."
+        )
+    parts = [(0 if not n.endswith("_test.txt") else 1, parse_stories(text, n)) for n, text in sorted(texts.items())]
+    parts.sort(key=lambda part: part[0])
+    questions = [q for _, part in parts for q in part]
+    split = np.concatenate([np.full(len(part), which) for which, part in parts])
+    made = _tokens(questions, newest)
+    answers = np.array([q.answer for q in questions], dtype=np.str_)
+    words = f"bAbI task {task}: {len(questions)} questions, {int((split == 0).sum())} of them for training"
+    return Dataset(made.sets, answers, made.names, words, "answer", split)
+
+
+def _one_folder(texts: dict[str, str], folder: str) -> dict[str, str]:
+    """The files of one folder, if there are several: that of the given name, or else the first."""
+    places = sorted({n.rpartition("/")[0] for n in texts})
+    if len(places) < 2:
+        return texts
+    chosen = next((p for p in places if p.rpartition("/")[2] == folder), None)
+    if chosen is None:
+        found = ", ".join(repr(p.rpartition("/")[2]) for p in places)
+        raise ValueError(f"`folder` must be one of those in the archive: got {folder!r}, there are {found}.")
+    return {n: text for n, text in texts.items() if n.rpartition("/")[0] == chosen}
+
+
+def parse_stories(text: str, name: str) -> list[Question]:
+    """Questions of a file: lines are numbered, a number 1 begins a story, a tab marks a question."""
+    questions: list[Question] = []
+    story: list[tuple[str, ...]] = []
+    for row, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        number, _, rest = line.strip().partition(" ")
+        if not number.isdecimal() or not rest:
+            raise ValueError(
+                f"a line of a bAbI file is a number and a sentence: line {row} of {name.rpartition('/')[2]!r} is "
+                f"{line!r:.60}. Is it a bAbI file?"
+            )
+        if int(number) == 1:
+            story = []
+        if "\t" not in rest:
+            story.append(words_of(rest))
+            continue
+        asked, answer = (part.strip() for part in rest.split("\t")[:2])
+        if not answer or not words_of(asked):
+            raise ValueError(f"a question has an answer after a tab: line {row} of {name!r:.80} is {line!r:.60}.")
+        questions.append(Question(tuple(story), words_of(asked), answer.lower()))
+    if not questions:
+        raise ValueError(f"a bAbI file has questions, lines with a tab before the answer: {name!r:.80} has none.")
+    return questions
+
+
+def words_of(sentence: str) -> tuple[str, ...]:
+    """Words in lower case, without punctuation.
+
+    >>> words_of("Where is Mary? ")
+    ('where', 'is', 'mary')
+    """
+    return tuple(re.findall(r"[^\W_]+(?:['-][^\W_]+)*", sentence.lower()))
+
+
+def _tokens(questions: Sequence[Question], newest: int) -> Any:
+    """Number sentences and words, and hand them to `babi_tokens`."""
+    sentences: dict[tuple[str, ...], int] = {}
+    for question in questions:
+        for sentence in (*question.story, question.words):
+            sentences.setdefault(sentence, len(sentences))
+    vocabulary = sorted({word for sentence in sentences for word in sentence})
+    number = {word: k + 1 for k, word in enumerate(vocabulary)}
+    table = np.zeros((len(sentences), max(1, *(len(s) for s in sentences))), dtype=np.int64)
+    for sentence, k in sentences.items():
+        table[k, : len(sentence)] = [number[word] for word in sentence]
+    stories = [np.array([sentences[s] for s in q.story], dtype=np.int64) for q in questions]
+    asked = np.array([sentences[q.words] for q in questions])
+    return babi_tokens(table, stories, asked, vocabulary, newest=newest)
+
+
+def load_bags(path: Any, *, bag: str | int = 0, label: str | int = -1, skip: Any = ()) -> Dataset:
+    r"""Read bags from a file with one instance per line: a column names its bag, another gives its label.
+
+    A bag is positive if one of its instances is: its label is the largest of theirs. That is the rule of the field,
+    and the same as their common label where they agree.
+
+    Parameters
+    ----------
+    path : str or Path
+        Comma separated, with or without a line of names.
+    bag, label : str or int
+        Column by name or by position; negative positions count from the end. UCI's musk (clean1.data) has the bag
+        first, then the name of a conformation, and the class last: ``load_bags(path, skip=[1])``.
+    skip : sequence of str or int
+        Columns that are neither.
+
+    Returns
+    -------
+    Dataset
+        Bags in the order in which they first appear.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = pathlib.Path(folder, "bags.csv")
+    ...     _ = file.write_text("a,1,2,0\na,3,4,1\nb,5,6,0\n")
+    ...     data = load_bags(file)
+    >>> data.sets.lengths, data.target
+    (array([2, 1]), array([1, 0]))
+    """
+    path = Path(path)
+    text = next(iter(read_texts(path, lambda name: True).values()), "")
+    try:
+        rows = [row for row in csv.reader(io.StringIO(text, newline="")) if any(cell.strip() for cell in row)]
+    except csv.Error as error:
+        raise ValueError(f"a file of bags is comma separated: {path.name!r} is not ({error}). Is it damaged?") from None
+    if not rows:
+        raise ValueError(f"a file of bags has a line per instance: {path.name!r} has none.")
+    header = None if _has_number(rows[0]) else [cell.strip() for cell in rows[0]]
+    if header is not None:
+        rows = rows[1:]
+    width = len(rows[0]) if rows else 0
+    for k, row in enumerate(rows):
+        if len(row) != width or width < 3:
+            raise ValueError(
+                f"every line has a bag, a label and at least one number: line {k + 1 + (header is not None)} of "
+                f"{path.name!r} has {len(row)} cells, the first has {width}."
+            )
+    if not rows:
+        raise ValueError(f"a file of bags has a line per instance: {path.name!r} has none below its names.")
+    bag_at, label_at = _place(bag, header, width, "bag"), _place(label, header, width, "label")
+    used = {bag_at, label_at, *(_place(s, header, width, "skip") for s in skip)}
+    columns = [j for j in range(width) if j not in used]
+    if bag_at == label_at or not columns:
+        raise ValueError("bag and label must be different columns, and one must be left for the instances.")
+    names = tuple(header[j] if header else f"x{j}" for j in columns)
+    tokens = np.array([[_number(row[j], k, names[i]) for i, j in enumerate(columns)] for k, row in enumerate(rows)])
+    owner: dict[str, list[int]] = {}
+    for k, row in enumerate(rows):
+        owner.setdefault(row[bag_at].strip(), []).append(k)
+    labels = _labels([row[label_at].strip().rstrip(".") for row in rows])
+    target = np.array([labels[members].max() if labels.dtype.kind != "U" else max(labels[members].tolist())
+                       for members in owner.values()])  # fmt: skip
+    words = f"{path.name}: {len(owner)} bags of {len(rows)} instances"
+    return Dataset(SetBatch([tokens[members] for members in owner.values()]), target, names, words, "label")
+
+
+def _has_number(row: list[str]) -> bool:
+    return any(_is_number(cell) for cell in row)
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell.strip().rstrip("."))
+    except ValueError:
+        return False
+    return True
+
+
+def _place(column: str | int, header: list[str] | None, width: int, option: str) -> int:
+    if isinstance(column, str):
+        if header is None or column not in header:
+            found = "no line of names" if header is None else ", ".join(map(repr, header[:30]))
+            raise ValueError(f"`{option}` must name a column: got {column!r}, the file has {found}.")
+        return header.index(column)
+    if not -width <= column < width:
+        raise ValueError(f"`{option}` must be the position of a column: got {column} of {width} columns.")
+    return column % width
+
+
+def _number(cell: str, row: int, name: str) -> float:
+    try:
+        value = float(cell)
+    except ValueError:
+        value = float("nan")
+    if not np.isfinite(value):
+        raise ValueError(
+            f"instances are numbers: column {name!r} of instance {row} is {cell!r:.40}. Leave the column out with "
+            "`skip`, or fill it in."
+        )
+    return value
+
+
+def _labels(cells: list[str]) -> np.ndarray:
+    """Whole numbers where all labels are, else text."""
+    if all(_is_number(cell) and float(cell).is_integer() for cell in cells):
+        return np.array([int(float(cell)) for cell in cells])
+    if not all(cells):
+        raise ValueError(f"every instance has a label: instance {cells.index('')} has none.")
+    return np.array(cells, dtype=np.str_)
+
+
+def load_digits_sets(position: str = "bumps") -> Dataset:
+    """The 1797 handwritten digits that scikit-learn brings along, each as the set of its inked pixels.
+
+    A key is a pixel with some ink: where it is and how dark. Blank pixels are left out, which loses nothing, because
+    a pixel that is not in the set is blank. There is no query.
+
+    Parameters
+    ----------
+    position : "bumps" or "plain"
+        How row and column are written: as eight bumps each, exp(−(row − k)²/2) for k = 0 … 7, of length one, so that
+        neighbouring rows are alike; or as the two plain numbers from −1 to 1. Then comes the ink, from 0 to 1.
+
+    Returns
+    -------
+    Dataset
+        1797 sets of 16 to 42 pixels, labels 0 to 9.
+
+    Examples
+    --------
+    >>> load_digits_sets().sets
+    SetBatch(1797 sets, 16–42 keys each (58736 in all), dim 17, no query, float64)
+    """
+    from sklearn.datasets import load_digits
+
+    check_choice(position, "position", ("bumps", "plain"))
+    images, labels = load_digits(return_X_y=True)
+    keys = [pixel_set(image.reshape(8, 8) / 16.0, position) for image in images]
+    names: tuple[str, ...] = ("row", "column", "ink")
+    if position == "bumps":
+        names = (*(f"row {k}" for k in range(8)), *(f"column {k}" for k in range(8)), "ink")
+    description = "scikit-learn's digits, 8 × 8 pixels, those with some ink"
+    return Dataset(SetBatch(keys), labels.astype(np.int64), names, description, "digit")
+
+
+def pixel_set(image: Float[np.ndarray, "h w"], position: str = "bumps") -> Float[np.ndarray, "k d"]:
+    """The inked pixels of one image: position and ink.
+
+    Examples
+    --------
+    >>> pixel_set(np.array([[0.0, 1.0], [0.5, 0.0]]), "plain")
+    array([[-1. ,  1. ,  1. ],
+           [ 1. , -1. ,  0.5]])
+    """
+    rows, columns = np.nonzero(image)
+    ink = image[rows, columns][:, None]
+    height, width = image.shape
+    if position == "plain":
+        centre = np.array([height - 1, width - 1]) / 2
+        return np.concatenate([(np.stack([rows, columns], axis=1) - centre) / np.maximum(centre, 0.5), ink], axis=1)
+    return np.concatenate([_bumps(height)[rows], _bumps(width)[columns], ink], axis=1)
+
+
+def _bumps(size: int) -> Float[np.ndarray, "s s"]:
+    bump = np.exp(-0.5 * np.square(np.arange(size)[:, None] - np.arange(size)))
+    return np.asarray(bump / np.linalg.norm(bump, axis=1, keepdims=True))
+
+
+_TABLE = (
+    "H He Li Be B C N O F Ne Na Mg Al Si P S Cl Ar K Ca Sc Ti V Cr Mn Fe Co Ni Cu Zn Ga Ge As Se Br Kr "
+    "Rb Sr Y Zr Nb Mo Tc Ru Rh Pd Ag Cd In Sn Sb Te I Xe"
+)
+SYMBOLS = _TABLE.split()
+_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+
+
+def load_molecules(path: Any, *, n_radial: int = 12) -> Dataset:
+    r"""Read molecules from npz or xyz: sets of neighbours, grouped by molecule.
+
+    Parameters
+    ----------
+    path : str or Path
+        npz with ``X`` (atoms, 4), nuclear charge and position in Ångström, ``ptr`` (molecules + 1) and ``y``; or an xyz
+        file with one molecule after the other, whose comment lines give the energy, alone or as ``energy=…``; or
+        a folder or archive of xyz files, with the energies in their comments or in a text file beside them of lines
+        "name energy".
+    n_radial : int
+        Bumps of the radial basis, evenly spread from 0.8 to 6 Å.
+
+    Returns
+    -------
+    Dataset
+        ``sets`` is a SetGroups of one set per atom. Energies are extensive: fit them with ``pooling="sum"``.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> water = "3\nenergy=-1.5\nO 0 0 0\nH 0.76 0.59 0\nH -0.76 0.59 0\n"
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = pathlib.Path(folder, "water.xyz")
+    ...     _ = file.write_text(water)
+    ...     data = load_molecules(file, n_radial=4)
+    >>> len(data), data.sets.counts, data.target
+    (1, array([3]), array([-1.5]))
+    """
+    path = Path(path)
+    if path.suffix.lower() == ".npz":
+        charges, positions, ptr, energy = _read_npz(path)
+    else:
+        charges, positions, ptr, energy = _read_xyz(path)
+    elements = np.unique(charges)
+    sets = molecule_sets(charges, positions, ptr, elements=elements, n_radial=n_radial)
+    symbols = [_symbol(int(z)) for z in elements]
+    names = (*symbols, *(f"{s} at {r:.2g} Å" for s in symbols for r in _centres(n_radial)))
+    words = f"{path.name}: {len(sets)} molecules of {np.diff(ptr).min()}–{np.diff(ptr).max()} atoms"
+    return Dataset(sets, energy, names, words, "energy")
+
+
+def molecule_sets(
+    charges: Int[np.ndarray, " a"],
+    positions: Float[np.ndarray, "a 3"],
+    ptr: Int[np.ndarray, " p"],
+    *,
+    elements: Sequence[int] | np.ndarray | None = None,
+    n_radial: int = 12,
+) -> SetGroups:
+    """The neighbourhoods of all atoms, grouped by molecule.
+
+    For each atom one set: the query is its element, one-hot; the keys are all atoms of the molecule, itself included,
+    each with its element, one-hot, and its element times a radial basis of the distance, so that heads can tell a
+    hydrogen nearby from an oxygen far away.
+
+    Parameters
+    ----------
+    charges, positions : arrays (atoms,), (atoms, 3)
+    ptr : array (molecules + 1,)
+        Molecule i owns atoms ptr[i] to ptr[i+1].
+    elements : sequence of int, optional
+        Nuclear charges to tell apart; those that occur if not given.
+    n_radial : int
+
+    Returns
+    -------
+    SetGroups
+        Tokens have dimension E·(1 + n_radial) for E elements, in float32.
+    """
+    kinds = np.unique(charges) if elements is None else np.asarray(elements)
+    unknown = ~np.isin(charges, kinds)
+    if unknown.any():
+        i = int(unknown.argmax())
+        raise ValueError(
+            f"`elements` must name all that occur: atom {i} has charge {charges[i]}, not in {kinds.tolist()}."
+        )
+    hot = (charges[:, None] == kinds).astype(np.float32)
+    centres = _centres(check_count(n_radial, "n_radial", minimum=2))
+    keys, queries = [], []
+    for a, b in itertools.pairwise(ptr):
+        apart = np.linalg.norm(positions[a:b, None] - positions[None, a:b], axis=2)
+        radial = np.exp(-0.5 * np.square((apart[:, :, None] - centres) / (centres[1] - centres[0]))).astype(np.float32)
+        for i in range(b - a):
+            pairs = (hot[a:b, :, None] * radial[i][:, None, :]).reshape(b - a, -1)
+            keys.append(np.concatenate([hot[a:b], pairs], axis=1))
+            queries.append(np.concatenate([hot[a + i], np.zeros(pairs.shape[1], np.float32)]))
+    return SetGroups(SetBatch(keys, np.array(queries)), np.diff(ptr))
+
+
+def _centres(n_radial: int) -> Float[np.ndarray, " r"]:
+    return np.linspace(0.8, 6.0, n_radial)
+
+
+def _symbol(charge: int) -> str:
+    return SYMBOLS[charge - 1] if 1 <= charge <= len(SYMBOLS) else f"Z{charge}"
+
+
+def _read_npz(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
+    file = NpzFile(path)
+    for name in ("X", "ptr"):
+        if name not in file.names:
+            raise ValueError(f"molecules need arrays 'X' and 'ptr': {path.name!r} has {', '.join(file.names[:20])}.")
+    atoms, ptr = file["X"], file["ptr"]
+    if atoms.ndim != 2 or atoms.shape[1] != 4 or atoms.dtype.kind not in "fiu" or not np.isfinite(atoms).all():
+        raise ValueError(
+            f"'X' must hold charge and position of each atom, (atoms, 4): got {atoms.dtype}, {atoms.shape}."
+        )
+    if ptr.ndim != 1 or ptr.dtype.kind not in "iu" or len(ptr) < 2:
+        raise ValueError(f"'ptr' must be a vector of integers: got {ptr.dtype} of shape {ptr.shape}.")
+    ptr = ptr.astype(np.int64)
+    if ptr[0] != 0 or ptr[-1] != len(atoms) or (np.diff(ptr) < 1).any():
+        raise ValueError(f"'ptr' must rise from 0 to the {len(atoms)} atoms: it goes from {ptr[0]} to {ptr[-1]}.")
+    charges = np.rint(atoms[:, 0]).astype(np.int64)
+    if charges.min() < 1 or charges.max() > 118:
+        raise ValueError(f"nuclear charges lie between 1 and 118: got {charges.min()} to {charges.max()}.")
+    energy = file["y"].astype(np.float64) if "y" in file.names else None
+    if energy is not None and (energy.shape != (len(ptr) - 1,) or not np.isfinite(energy).all()):
+        raise ValueError(f"'y' must have one number per molecule: got shape {energy.shape} for {len(ptr) - 1}.")
+    return charges, atoms[:, 1:].astype(np.float64), ptr, energy
+
+
+def _read_xyz(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
+    texts = read_texts(path, lambda name: name.endswith((".xyz", ".txt")))
+    frames = [frame for name in sorted(texts) if name.endswith(".xyz") for frame in parse_xyz(texts[name], name)]
+    if not frames:
+        raise ValueError(f"molecules are read from .npz and .xyz files: {path.name!r} has none.")
+    charges = np.concatenate([f[0] for f in frames])
+    positions = np.concatenate([f[1] for f in frames])
+    ptr = np.cumsum([0, *(len(f[0]) for f in frames)])
+    energy: list[float | None] = [f[2] for f in frames]
+    if any(e is None for e in energy):
+        known = _energies(texts)
+        energy = [known.get(f[3]) if e is None else e for f, e in zip(frames, energy, strict=True)]
+    missing = [f[3] for f, e in zip(frames, energy, strict=True) if e is None]
+    if missing and len(missing) < len(frames):
+        raise ValueError(f"all molecules must have an energy, or none: {missing[0]!r} has none, {len(missing)} in all.")
+    return charges, positions, ptr, None if missing else np.array(energy, dtype=np.float64)
+
+
+def _energies(texts: dict[str, str]) -> dict[str, float]:
+    """Lines "name energy" of text files: by the name without folder and suffix."""
+    found = {}
+    for name, text in texts.items():
+        if name.endswith(".txt"):
+            for line in text.splitlines():
+                match = re.match(rf"\s*(\S+)\s+({_NUMBER})(?:\s|$)", line)
+                if match:
+                    found[match[1].rpartition("/")[2].removesuffix(".xyz")] = float(match[2])
+    return found
+
+
+def parse_xyz(text: str, name: str) -> list[tuple[np.ndarray, np.ndarray, float | None, str]]:
+    """Frames of an xyz file: charges, positions, energy if the comment has one, and the name of the molecule."""
+    lines, frames, row = text.splitlines(), [], 0
+    stem = name.rpartition("/")[2].removesuffix(".xyz")
+    while row < len(lines):
+        if not lines[row].strip():
+            row += 1
+            continue
+        count = lines[row].strip()
+        if not count.isdecimal() or not 1 <= int(count[:9]) <= len(lines) - row - 2 or len(count) > 9:
+            raise ValueError(
+                f"a molecule in an xyz file begins with its number of atoms, a comment and as many lines: line "
+                f"{row + 1} of {stem!r:.60} is {lines[row]!r:.40}, with {len(lines) - row - 1} lines left."
+            )
+        body = lines[row + 2 : row + 2 + int(count)]
+        atoms = [_atom(line, row + 3 + k, stem) for k, line in enumerate(body)]
+        charges, positions = np.array([a[0] for a in atoms]), np.array([a[1:] for a in atoms])
+        frames.append((charges, positions, _energy(lines[row + 1]), stem))
+        row += 2 + int(count)
+    return frames
+
+
+def _atom(line: str, row: int, stem: str) -> tuple[int, float, float, float]:
+    parts = line.split()
+    try:
+        charge = int(parts[0]) if parts[0].isdecimal() else SYMBOLS.index(parts[0].capitalize()) + 1
+        x, y, z = (float(part) for part in parts[1:4])
+    except (ValueError, IndexError):
+        raise ValueError(
+            f"an atom is an element and three numbers: line {row} of {stem!r:.60} is {line!r:.60}."
+        ) from None
+    if not np.isfinite([x, y, z]).all() or not 1 <= charge <= 118:
+        raise ValueError(f"an atom has an element and a finite position: line {row} of {stem!r:.60} is {line!r:.60}.")
+    return charge, x, y, z
+
+
+def _energy(comment: str) -> float | None:
+    match = re.search(rf"(?i)energy\s*=\s*['\"]?({_NUMBER})", comment) or re.fullmatch(rf"\s*({_NUMBER})\s*", comment)
+    value = None if match is None else float(match[1])
+    return value if value is not None and np.isfinite(value) else None
+
+
+def load_uea(path: Any, *, time: bool = True) -> Dataset:
+    r"""Read time series from a ``.ts`` file: sets of time steps, of any lengths.
+
+    Parameters
+    ----------
+    path : str or Path
+        One file; or an archive or folder with a file ``…_TRAIN.ts`` and a file ``…_TEST.ts``, which become the split.
+    time : bool
+        Whether a token says when it was: a last coordinate from 0, the first step, to 1, the last. Without it a
+        series is a bag of values.
+
+    Returns
+    -------
+    Dataset
+        Steps with a missing value ("?" or NaN) are left out. Labels are text, or numbers where the file has
+        ``@targetLabel``.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> text = "@univariate false\n@classLabel true a b\n@data\n1,2,3:4,5,6:a\n7,8:9,?:b\n"
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = pathlib.Path(folder, "tiny.ts")
+    ...     _ = file.write_text(text)
+    ...     data = load_uea(file)
+    >>> data.sets.lengths, data.target.tolist()
+    (array([3, 1]), ['a', 'b'])
+    """
+    path = Path(path)
+    texts = read_texts(path, lambda name: name.lower().endswith(".ts"))
+    if not texts:
+        raise ValueError(f"time series are read from .ts files: {path.name!r} has none.")
+    if len(texts) > 2 or (len(texts) == 2 and not all(n.upper().endswith(("_TRAIN.TS", "_TEST.TS")) for n in texts)):
+        found = ", ".join(repr(n) for n in sorted(texts)[:8])
+        raise ValueError(f"one file, or one …_TRAIN.ts and one …_TEST.ts: {path.name!r} has {found}. Name one of them.")
+    ordered = sorted(texts, key=lambda n: n.upper().endswith("_TEST.TS"))
+    parts = [parse_ts(texts[name], name, time=time) for name in ordered]
+    series = [s for part in parts for s in part[0]]
+    dims = {s.shape[1] for s in series}
+    if len(dims) > 1:
+        raise ValueError(f"all series must have as many dimensions: found {sorted(d - time for d in dims)}.")
+    dim = dims.pop() - time
+    split = np.concatenate([np.full(len(part[0]), k) for k, part in enumerate(parts)]) if len(parts) == 2 else None
+    targets = [part[1] for part in parts if part[1] is not None]
+    target = np.concatenate(targets) if len(targets) == len(parts) else None
+    names = (*(f"dimension {j}" for j in range(dim)), *(("time",) if time else ()))
+    words = f"{path.name}: {len(series)} series of {min(map(len, series))}–{max(map(len, series))} steps"
+    return Dataset(SetBatch(series), target, names, words, "label", split)
+
+
+def parse_ts(text: str, name: str, *, time: bool) -> tuple[list[Float[np.ndarray, "k d"]], np.ndarray | None]:
+    """Series and labels of one file."""
+    head, labelled, numeric, lines = True, False, False, []
+    for row, raw in enumerate(text.splitlines(), start=1):
+        line = raw.strip()
+        if not line or line.startswith("#"):
+            continue
+        if not head:
+            lines.append((row, line))
+            continue
+        key, _, value = line.lower().partition(" ")
+        if key == "@data":
+            head = False
+        elif key in ("@classlabel", "@targetlabel"):
+            labelled = value.split(" ")[0].strip() == "true"
+            numeric = key == "@targetlabel"
+        elif key == "@timestamps" and value.strip() == "true":
+            raise ValueError(
+                f"series must be without time stamps: {name!r:.80} has them. Convert it to evenly spaced ones."
+            )
+        elif not line.startswith("@"):
+            break
+    if head or not lines:
+        raise ValueError(f"a .ts file has lines that begin with @, then @data, then series: {name!r:.80} has not.")
+    series, labels = [], []
+    for row, line in lines:
+        fields = line.split(":")
+        if labelled:
+            labels.append(fields.pop().strip())
+        series.append(_series(fields, row, name, time))
+    return series, _class_labels(labels, numeric, name) if labelled else None
+
+
+def _series(fields: list[str], row: int, name: str, time: bool) -> Float[np.ndarray, "k d"]:
+    def number(cell: str) -> float:
+        return float("nan") if cell.strip() in ("?", "") else float(cell)
+
+    try:
+        columns = [[number(cell) for cell in field.split(",")] for field in fields]
+    except ValueError as error:
+        raise ValueError(
+            f"a series is numbers with commas, dimensions parted by colons: line {row} of {name!r:.60} is not "
+            f"({str(error)[:60]})."
+        ) from None
+    lengths = {len(column) for column in columns}
+    if len(lengths) != 1:
+        raise ValueError(
+            f"the dimensions of a series must be equally long, and there must be one: those on line "
+            f"{row} of {name!r:.60} have {', '.join(str(n) for n in sorted(lengths)) or 'no'} steps."
+        )
+    values = np.array(columns).T
+    if time:
+        steps = np.linspace(0.0, 1.0, len(values)) if len(values) > 1 else np.zeros(1)
+        values = np.concatenate([values, steps[:, None]], axis=1)
+    if np.isinf(values).any():
+        raise ValueError(f"a series must be finite: that on line {row} of {name!r:.60} is not.")
+    kept = values[~np.isnan(values).any(axis=1)]
+    return kept if len(kept) else np.zeros((1, values.shape[1]))
+
+
+def _class_labels(labels: list[str], numeric: bool, name: str) -> np.ndarray:
+    if not numeric:
+        return np.array(labels, dtype=np.str_)
+    try:
+        values = np.array([float(label) for label in labels])
+    except ValueError as error:
+        raise ValueError(f"targets must be numbers: {name!r:.80} has others ({str(error)[:60]}).") from None
+    if not np.isfinite(values).all():
+        raise ValueError(f"targets must be finite: those of {name!r:.80} are not.")
+    return values
+
+
+NAMES: dict[str, Callable[[], Dataset]] = {"digits": load_digits_sets}
+"""Data that comes with keyhole's own dependencies."""
+
+
+def load_data(data: str, **columns: Any) -> Dataset:
+    """Read data by a name that comes with keyhole, or from a file whose suffix says what it is.
+
+    Parameters
+    ----------
+    data : str
+        "digits", or a path: a table as `read_table` takes it, time series (.ts), molecules (.xyz).
+    **columns
+        keys, query, target, set_id, missing for tables.
+
+    Examples
+    --------
+    >>> load_data("digits")
+    Dataset(1797 sets: scikit-learn's digits, 8 × 8 pixels, those with some ink)
+    """
+    given = {name: value for name, value in columns.items() if value is not None}
+    path = Path(data)
+    suffix = path.suffix.lower()
+    if data in NAMES and not path.exists():
+        loader: Callable[[], Dataset] = NAMES[data]
+    elif suffix in SUFFIXES:
+        return read_table(path, **given)
+    elif suffix == ".ts":
+        loader = lambda: load_uea(path)  # noqa: E731
+    elif suffix == ".xyz":
+        loader = lambda: load_molecules(path)  # noqa: E731
+    elif not path.exists():
+        raise FileNotFoundError(f"{data!r} is neither a file nor data that comes with keyhole ({', '.join(NAMES)}).")
+    else:
+        raise ValueError(
+            f"data is read by its suffix, one of {', '.join((*SUFFIXES, '.ts', '.xyz'))}: got {path.name!r}."
+        )
+    chosen = sorted(set(given) - {"missing"})
+    if chosen:
+        raise ValueError(f"only tables have columns to choose: {data!r} takes no {', '.join(chosen)}.")
+    return loader()

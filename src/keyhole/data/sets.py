@@ -1,0 +1,693 @@
+"""SetBatch: sets of keys, each with a query, stored end to end without padding; samples that own several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from keyhole._array import is_tensor
+from keyhole._checks import check_finite, check_float_array
+
+
+class SetBatch:
+    """A batch of n sets of keys, each with an optional query.
+
+    Set i has keys x_1 … x_N in R^d, N ≥ 1 and different from set to set, and one query x_0 in R^d. The order of
+    the keys never matters. Keys are stored end to end, so a long set costs the others nothing.
+
+    Parameters
+    ----------
+    keys : array (n, N, d), or sequence of n arrays (N_i, d)
+        The keys of each set.
+    query : array (n, d), optional
+        One query per set. Without it every set has the constant query x~_0 = [0; √2], whose length is that of a
+        unit token [x; 1].
+
+    Attributes
+    ----------
+    tokens : array (Σ N_i, d)
+        All keys, set after set. Read-only.
+    offsets : array (n + 1,)
+        Set i owns rows ``offsets[i]:offsets[i+1]`` of ``tokens``.
+
+    Notes
+    -----
+    float32 input stays float32, everything else becomes float64. Arrays are copied only where that is needed to
+    join or convert them. What the batch holds is read-only, but may share memory with the arrays it was made
+    from: writing to those later shows in the batch.
+
+    torch tensors stay tensors, on the device they are on, and so does what is computed from the batch; offsets and
+    lengths are NumPy arrays always. `numpy` and `to` move a batch.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import keyhole as kh
+    >>> batch = kh.SetBatch([np.ones((2, 3)), np.ones((5, 3))], query=np.zeros((2, 3)))
+    >>> batch
+    SetBatch(2 sets, 2–5 keys each (7 in all), dim 3, with query, float64)
+    >>> batch.lengths
+    array([2, 5])
+    >>> batch[1:]
+    SetBatch(1 set, 5 keys, dim 3, with query, float64)
+    """
+
+    __slots__ = ("_offsets", "_query", "_tokens")
+    # the batch compares by identity and holds arrays: not hashable by content
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, keys: Any, query: Any = None) -> None:
+        tokens, offsets = _join_sets(keys, "keys")
+        if query is not None:
+            query = _check_numbers(query, "query")
+            _check_query(query, n=len(offsets) - 1, keys_dim=tokens.shape[1])
+            tokens, query = _alike(tokens, query)
+            _check_finite(query, "query")
+        self._store(tokens, offsets, query)
+
+    def _store(self, tokens: Any, offsets: np.ndarray, query: Any) -> None:
+        self._tokens = _frozen(tokens)
+        self._offsets = _frozen(offsets)
+        self._query = None if query is None else _frozen(query)
+
+    @classmethod
+    def from_tokens(cls, x: Any) -> SetBatch:
+        """Build a batch from token arrays whose row 0 is the query: the paper's x_{0:N}.
+
+        Parameters
+        ----------
+        x : array (n, 1+N, d), or sequence of n arrays (1+N_i, d)
+            Row 0 of each set is its query, the other rows are its keys.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> SetBatch.from_tokens(np.zeros((4, 1 + 6, 3)))
+        SetBatch(4 sets, 6 keys each (24 in all), dim 3, with query, float64)
+        """
+        tokens, offsets = _join_sets(x, "x")
+        lengths = np.diff(offsets)
+        if lengths.min() < 2:
+            i = int(lengths.argmin())
+            raise ValueError(
+                f"each set of `x` must have a query (row 0) and at least one key: set {i} has no keys, only its "
+                "query. Drop such sets, or use SetBatch(keys) if your sets carry no query."
+            )
+        is_key = np.ones(len(tokens), dtype=bool)
+        is_key[offsets[:-1]] = False
+        queries = tokens[_like(offsets[:-1], tokens)]
+        return cls._from_flat(tokens[_like(is_key, tokens)], offsets - np.arange(len(offsets)), queries)
+
+    @classmethod
+    def _from_flat(cls, tokens: Any, offsets: np.ndarray, query: Any) -> SetBatch:
+        """Wrap arrays that are known to be valid."""
+        batch = cls.__new__(cls)
+        batch._store(tokens, offsets, query)
+        return batch
+
+    @property
+    def tokens(self) -> Float[Any, "t d"]:
+        """All keys, set after set."""
+        return self._tokens
+
+    @property
+    def offsets(self) -> Int[np.ndarray, " offsets"]:
+        """Set i owns rows ``offsets[i]:offsets[i+1]`` of ``tokens``."""
+        return self._offsets
+
+    @property
+    def query(self) -> Float[Any, "n d"] | None:
+        """One query per set, or None for the constant query."""
+        return self._query
+
+    @property
+    def dim(self) -> int:
+        """The token dimension d."""
+        return int(self._tokens.shape[1])
+
+    @property
+    def lengths(self) -> Int[np.ndarray, " n"]:
+        """The number of keys of each set."""
+        return np.diff(self._offsets)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """float32 or float64, as NumPy names them."""
+        return np.dtype(str(self._tokens.dtype).removeprefix("torch."))
+
+    @property
+    def device(self) -> str | None:
+        """Where torch tensors live, such as "cpu" or "cuda:0"; None for NumPy arrays."""
+        return str(self._tokens.device) if is_tensor(self._tokens) else None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(n, d), so that scikit-learn can slice the batch as it slices an array."""
+        return len(self), self.dim
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held by the batch."""
+        held = self._tokens.nbytes + self._offsets.nbytes
+        return held + (0 if self._query is None else self._query.nbytes)
+
+    def astype(self, dtype: Any) -> SetBatch:
+        """Return the batch in float32 or float64."""
+        if np.dtype(dtype) not in (np.float32, np.float64):
+            raise ValueError(f"`dtype` must be float32 or float64: got {np.dtype(dtype)}.")
+        if self.dtype == np.dtype(dtype):
+            return self
+        query = None if self._query is None else _astype(self._query, dtype)
+        return self._from_flat(_astype(self._tokens, dtype), self._offsets, query)
+
+    def numpy(self) -> SetBatch:
+        """Return the batch in host memory, as NumPy arrays; itself if it is there."""
+        if self.device is None:
+            return self
+        from keyhole._tensors import as_array
+
+        return self._from_flat(
+            as_array(self._tokens), self._offsets, None if self._query is None else as_array(self._query)
+        )
+
+    def to(self, device: str) -> SetBatch:
+        """Return the batch as torch tensors on a device: "cpu", "cuda" or "cuda:1"."""
+        from keyhole._tensors import to_device
+
+        query = None if self._query is None else to_device(self._query, device)
+        return self._from_flat(to_device(self._tokens, device), self._offsets, query)
+
+    def extended_keys(self) -> Float[Any, "t e"]:
+        """All keys with a one appended: x~ = [x; 1]."""
+        return _with_last(self._tokens, 1.0)
+
+    def extended_query(self) -> Float[Any, "n e"]:
+        """Queries with a one appended, or the constant query [0; √2] for every set."""
+        if self._query is None:
+            zeros = np.zeros((len(self), self.dim), dtype=self.dtype)
+            return _with_last(_like(zeros, self._tokens), np.sqrt(2.0))
+        return _with_last(self._query, 1.0)
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    def __iter__(self) -> Iterator[SetBatch]:
+        return (self[i : i + 1] for i in range(len(self)))
+
+    def __getitem__(self, rows: Any) -> SetBatch:
+        """Return the sets that ``rows`` names: a slice, integers, or a mask. One integer gives a batch of one set."""
+        if isinstance(rows, tuple) and len(rows) == 2 and rows[1] is Ellipsis:
+            rows = rows[0]  # scikit-learn writes X[rows, ...]
+        if isinstance(rows, slice):
+            start, stop, step = rows.indices(len(self))
+            if step == 1:
+                return self._contiguous(start, max(start, stop))
+            rows = np.arange(start, stop, step)
+        return self._gather(self._row_numbers(rows))
+
+    def _row_numbers(self, rows: Any) -> np.ndarray:
+        # a tuple addresses several axes in NumPy, and a batch has one
+        index = np.empty((), dtype=object) if isinstance(rows, tuple) else np.asarray(rows)
+        if index.dtype == bool:
+            if index.shape != (len(self),):
+                raise IndexError(f"a mask must have one entry per set: got shape {index.shape} for {len(self)} sets.")
+            return np.flatnonzero(index)
+        if index.size == 0:
+            index = index.astype(np.intp)
+        if index.dtype.kind not in "iu" or index.ndim > 1:
+            raise IndexError(
+                "a SetBatch is indexed by a slice, a list or array of integers, or a mask: "
+                f"got {type(rows).__name__} of dtype {index.dtype} and shape {index.shape}."
+            )
+        index = np.atleast_1d(index).astype(np.intp)
+        outside = (index < -len(self)) | (index >= len(self))
+        if outside.any():
+            raise IndexError(f"set {int(index[outside][0])} is out of range for a batch of {len(self)} sets.")
+        return np.where(index < 0, index + len(self), index)
+
+    def _contiguous(self, start: int, stop: int) -> SetBatch:
+        offsets = self._offsets[start : stop + 1]
+        first = offsets[0]
+        query = None if self._query is None else self._query[start:stop]
+        return self._from_flat(self._tokens[first : offsets[-1]], offsets - first, query)
+
+    def _gather(self, rows: np.ndarray) -> SetBatch:
+        lengths = self.lengths[rows]
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        # token k of new set i is token k of old set rows[i]
+        source = np.arange(offsets[-1]) + np.repeat(self._offsets[rows] - offsets[:-1], lengths)
+        query = None if self._query is None else self._query[_like(rows, self._tokens)]
+        return self._from_flat(self._tokens[_like(source, self._tokens)], offsets, query)
+
+    def __repr__(self) -> str:
+        n, total = len(self), len(self._tokens)
+        query = "with query" if self._query is not None else "no query"
+        tail = f"dim {self.dim}, {query}, {self.dtype}{'' if self.device is None else f', torch on {self.device}'})"
+        if n == 0:
+            return f"SetBatch(0 sets, {tail}"
+        low, high = int(self.lengths.min()), int(self.lengths.max())
+        span = f"{low}" if low == high else f"{low}–{high}"
+        plural = "key" if span == "1" else "keys"
+        if n == 1:
+            return f"SetBatch(1 set, {span} {plural}, {tail}"
+        return f"SetBatch({n} sets, {span} {plural} each ({total} in all), {tail}"
+
+
+def concatenate(batches: Sequence[SetBatch]) -> SetBatch:
+    """Join batches end to end. All must have the same dimension, and all or none a query.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> concatenate([SetBatch(np.zeros((2, 3, 4))), SetBatch(np.zeros((1, 8, 4)))])
+    SetBatch(3 sets, 3–8 keys each (14 in all), dim 4, no query, float64)
+    """
+    if not batches:
+        raise ValueError("`batches` must hold at least one SetBatch: got none.")
+    dims = {b.dim for b in batches}
+    if len(dims) > 1:
+        raise ValueError(f"`batches` must share their token dimension: got {sorted(dims)}.")
+    queries = [b.query for b in batches if b.query is not None]
+    if queries and len(queries) != len(batches):
+        raise ValueError(
+            f"`batches` must all carry a query, or none: {len(queries)} of {len(batches)} do. "
+            "Give the others a query of their own."
+        )
+    lengths = np.concatenate([b.lengths for b in batches])
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    query = _concatenate(queries) if queries else None
+    return SetBatch._from_flat(_concatenate([b.tokens for b in batches]), offsets, query)
+
+
+# What follows takes NumPy arrays and torch tensors alike: `Any` is one of the two.
+
+
+def _check_numbers(value: Any, name: str) -> Any:
+    if not is_tensor(value):
+        return check_float_array(value, name)
+    from keyhole._tensors import check_float_tensor
+
+    return check_float_tensor(value, name)
+
+
+def _check_finite(array: Any, name: str) -> None:
+    if not is_tensor(array):
+        return check_finite(array, name)
+    from keyhole._tensors import check_finite_tensor
+
+    return check_finite_tensor(array, name)
+
+
+def _concatenate(arrays: Sequence[Any]) -> Any:
+    if not any(is_tensor(array) for array in arrays):
+        return np.concatenate(arrays)
+    if not all(is_tensor(array) for array in arrays):
+        raise TypeError("sets must be NumPy arrays or torch tensors, all of one kind: got both. Convert some of them.")
+    from keyhole._tensors import concatenate
+
+    return concatenate(arrays)
+
+
+def _like(array: Any, other: Any) -> Any:
+    """``array`` as it is, or on the device of ``other`` if that is a tensor."""
+    if not is_tensor(other):
+        return array
+    from keyhole._tensors import as_tensor
+
+    return as_tensor(array, other)
+
+
+def _astype(array: Any, dtype: Any) -> Any:
+    if not is_tensor(array):
+        return array.astype(dtype, copy=False)
+    from keyhole._tensors import astype
+
+    return astype(array, np.dtype(dtype).name)
+
+
+def _alike(tokens: Any, query: Any) -> tuple[Any, Any]:
+    """Both in the wider type of the two, and where the tokens are."""
+    if is_tensor(query) and not is_tensor(tokens):
+        raise TypeError(
+            "`keys` and `query` must be of one kind: got NumPy keys and a torch query. Convert one of them."
+        )
+    wide = np.result_type(*(np.dtype(str(x.dtype).removeprefix("torch.")) for x in (tokens, query)))
+    if is_tensor(tokens):
+        query = _like(query, tokens)
+    return _astype(tokens, wide), _astype(query, wide)
+
+
+def _frozen(array: Any) -> Any:
+    if is_tensor(array):
+        return array.contiguous()
+    view = np.ascontiguousarray(array).view()
+    view.flags.writeable = False
+    return view
+
+
+def _with_last(array: Any, value: float) -> Any:
+    if is_tensor(array):
+        from keyhole._tensors import with_last
+
+        return with_last(array, float(value))
+    extended = np.empty((array.shape[0], array.shape[1] + 1), dtype=array.dtype)
+    extended[:, :-1] = array
+    extended[:, -1] = value
+    return extended
+
+
+def _join_sets(sets: Any, name: str) -> tuple[Any, np.ndarray]:
+    """Return (tokens, offsets) for an (n, N, d) array or a sequence of (N_i, d) arrays, checked."""
+    if isinstance(sets, SetBatch):
+        raise TypeError(f"`{name}` is a SetBatch already: use it as it is, or pass its arrays.")
+    if is_tensor(sets) or (isinstance(sets, np.ndarray) and sets.dtype != object):
+        return _join_dense(_check_numbers(sets, name), name)
+    if isinstance(sets, np.ndarray) and sets.ndim == 3:
+        return _join_dense(check_float_array(sets, name), name)
+    is_scalar = isinstance(sets, np.ndarray) and sets.ndim == 0
+    if is_scalar or not hasattr(sets, "__len__") or not hasattr(sets, "__getitem__"):
+        raise TypeError(
+            f"`{name}` must be an (n, N, d) array or a sequence of n arrays (N_i, d): got {type(sets).__name__}."
+        )
+    return _join_ragged(sets, name)
+
+
+def _join_dense(array: Any, name: str) -> tuple[Any, np.ndarray]:
+    if array.ndim != 3:
+        raise ValueError(
+            f"`{name}` must have shape (n, N, d), sets × keys × coordinates, or be a list of (N_i, d) arrays: "
+            f"got shape {tuple(array.shape)}. For one key per set, pass x[:, None, :]."
+        )
+    n, length, dim = array.shape
+    _check_sizes(n, np.full(n, length), dim, name)
+    _check_finite(array, name)
+    return array.reshape(n * length, dim), np.arange(0, n * length + 1, length, dtype=np.int64)
+
+
+def _join_ragged(sets: Any, name: str) -> tuple[Any, np.ndarray]:
+    arrays: list[Any] = []
+    for i in range(len(sets)):
+        array = _check_numbers(sets[i], f"{name}[{i}]")
+        if array.ndim != 2:
+            raise ValueError(
+                f"each set of `{name}` must have shape (N_i, d): set {i} has shape {tuple(array.shape)}. "
+                "A set of one key is x[None, :]."
+            )
+        if arrays and array.shape[1] != arrays[0].shape[1]:
+            raise ValueError(
+                f"all sets of `{name}` must share their last axis (the token dimension): set 0 has shape "
+                f"{tuple(arrays[0].shape)} and set {i} has shape {tuple(array.shape)}."
+            )
+        arrays.append(array)
+    lengths = np.array([len(a) for a in arrays], dtype=np.int64)
+    _check_sizes(len(arrays), lengths, arrays[0].shape[1] if arrays else 1, name)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    tokens = _concatenate(arrays)
+    try:
+        _check_finite(tokens, name)
+    except ValueError:  # say in which set
+        for i, array in enumerate(arrays):
+            _check_finite(array, f"{name}[{i}]")
+        raise
+    return tokens, offsets
+
+
+def _check_sizes(n: int, lengths: np.ndarray, dim: int, name: str) -> None:
+    if n == 0:
+        raise ValueError(f"`{name}` must hold at least one set: got none (0 sample(s)).")
+    if dim == 0:
+        raise ValueError(f"tokens of `{name}` must have at least one coordinate: got 0 feature(s).")
+    if lengths.min() == 0:
+        i = int(lengths.argmin())
+        raise ValueError(
+            f"every set of `{name}` must have at least one key: set {i} has no keys. "
+            "Drop it, or give it a token that says 'empty'."
+        )
+
+
+def _check_query(query: Any, n: int, keys_dim: int) -> None:
+    if query.ndim != 2:
+        raise ValueError(
+            f"`query` must have shape (n, d), one query per set: got shape {tuple(query.shape)} for {n} sets."
+        )
+    if query.shape[1] != keys_dim:
+        raise ValueError(
+            "`keys` and `query` must share their last axis (the token dimension): got query "
+            f"{tuple(query.shape)} and keys of dimension {keys_dim}. If only one of them carries extra coordinates, "
+            "pad the other with zeros."
+        )
+    if query.shape[0] != n:
+        raise ValueError(f"`query` must have one row per set: got {query.shape[0]} rows for {n} sets.")
+
+
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+
+
+def first_occurrences(batch: SetBatch, labels: Float[np.ndarray, "n t"]) -> Int[np.ndarray, " n"]:
+    """For each sample, the number of the first sample that equals it: same keys as a multiset, query and labels.
+
+    Hashes pick the candidates in O(tokens); candidates are then compared entry by entry, so the answer is exact.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> a, b = np.array([[1.0], [2.0]]), np.array([[3.0], [4.0]])
+    >>> first_occurrences(SetBatch([a, b, a[::-1]]), np.zeros((3, 1)))
+    array([0, 1, 0])
+    """
+    hashes = hash_samples(batch, labels)
+    first = np.arange(len(batch))
+    order = np.argsort(hashes, kind="stable")
+    repeats = np.flatnonzero(hashes[order[1:]] == hashes[order[:-1]])
+    if len(repeats) == 0:
+        return first
+    # within a run of equal hashes, compare each sample with the distinct ones before it
+    members: dict[int, list[int]] = {}
+    for position in repeats:
+        members.setdefault(int(hashes[order[position]]), [int(order[position])])
+    for position in repeats:
+        sample = int(order[position + 1])
+        distinct = members[int(hashes[sample])]
+        for other in distinct:
+            if _same_sample(batch, labels, other, sample):
+                first[sample] = other
+                break
+        else:
+            distinct.append(sample)
+    return first
+
+
+def _hash_rows(rows: np.ndarray) -> np.ndarray:
+    """One 64-bit hash per row; rows that compare equal hash alike (so −0.0 is made 0.0)."""
+    words = np.ascontiguousarray(rows, dtype=np.float64) + 0.0
+    hashes = np.zeros(len(words), dtype=np.uint64)
+    for column in words.view(np.uint64).T:
+        hashes = (hashes ^ column) * _MIX
+        hashes ^= hashes >> np.uint64(29)
+    return hashes
+
+
+def hash_samples(batch: SetBatch, labels: np.ndarray) -> np.ndarray:
+    """One 64-bit hash per sample, the same for any order of its keys."""
+    # a sum over the keys does not see their order
+    hashes = np.add.reduceat(_hash_rows(batch.tokens), batch.offsets[:-1])
+    if batch.query is not None:
+        hashes = hashes * _MIX + _hash_rows(batch.query)
+    return np.asarray(hashes * _MIX + _hash_rows(labels))
+
+
+def _same_sample(batch: SetBatch, labels: np.ndarray, i: int, j: int) -> bool:
+    if not np.array_equal(labels[i], labels[j]):
+        return False
+    if batch.query is not None and not np.array_equal(batch.query[i], batch.query[j]):
+        return False
+    a, b = (batch.tokens[batch.offsets[s] : batch.offsets[s + 1]] for s in (i, j))
+    if a.shape != b.shape:
+        return False
+    return bool(np.array_equal(a[np.lexsort(a.T)], b[np.lexsort(b.T)]))
+
+
+POOLINGS = ("mean", "sum")
+
+
+class SetGroups:
+    """A batch of n samples, each owning one or more sets, whose features are pooled over its sets.
+
+    For keys that depend on the query: an atom's neighbours with their distances to it are a set, a molecule is
+    the group of the sets of its atoms.
+
+    Parameters
+    ----------
+    sets : SetBatch
+        All sets, those of one sample next to each other.
+    counts : array (n,)
+        How many sets each sample owns; at least one.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> atoms = SetBatch(np.ones((5, 2, 3)), query=np.ones((5, 3)))
+    >>> molecules = SetGroups(atoms, [3, 2])
+    >>> molecules
+    SetGroups(2 samples, 2–3 sets each, of SetBatch(5 sets, 2 keys each (10 in all), dim 3, with query, float64))
+    >>> len(molecules[1:].sets)
+    2
+    """
+
+    __slots__ = ("_offsets", "_sets")
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, sets: SetBatch, counts: Any) -> None:
+        if not isinstance(sets, SetBatch):
+            raise TypeError(f"`sets` must be a SetBatch: got {type(sets).__name__}.")
+        counts = np.asarray(counts)
+        if counts.ndim != 1 or counts.dtype.kind not in "iu" or len(counts) == 0:
+            raise ValueError(f"`counts` must be a vector of integers: got shape {counts.shape}, {counts.dtype}.")
+        if counts.min() < 1:
+            i = int(counts.argmin())
+            raise ValueError(f"every sample must own at least one set: sample {i} owns {int(counts[i])}.")
+        if counts.sum() != len(sets):
+            raise ValueError(
+                f"`counts` must add up to the number of sets: got {int(counts.sum())} for {len(sets)} sets."
+            )
+        self._sets = sets
+        self._offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+
+    @property
+    def sets(self) -> SetBatch:
+        """All sets, sample after sample."""
+        return self._sets
+
+    @property
+    def offsets(self) -> Int[np.ndarray, " offsets"]:
+        """Sample i owns sets ``offsets[i]:offsets[i+1]``."""
+        return self._offsets
+
+    @property
+    def counts(self) -> Int[np.ndarray, " n"]:
+        """The number of sets of each sample."""
+        return np.diff(self._offsets)
+
+    @property
+    def dim(self) -> int:
+        """The token dimension d."""
+        return self._sets.dim
+
+    @property
+    def query(self) -> Float[np.ndarray, "n d"] | None:
+        """The queries of all sets, or None."""
+        return self._sets.query
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(n, d), so that scikit-learn can slice the batch as it slices an array."""
+        return len(self), self.dim
+
+    def numpy(self) -> SetGroups:
+        """Return the samples in host memory, as NumPy arrays; themselves if they are there."""
+        return self if self._sets.device is None else SetGroups(self._sets.numpy(), self.counts)
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    def __getitem__(self, rows: Any) -> SetGroups:
+        """Return the samples that ``rows`` names: a slice, integers, or a mask."""
+        if isinstance(rows, tuple) and len(rows) == 2 and rows[1] is Ellipsis:
+            rows = rows[0]  # scikit-learn writes X[rows, ...]
+        chosen = np.atleast_1d(np.arange(len(self))[rows])
+        counts = self.counts[chosen]
+        starts = np.concatenate([[0], np.cumsum(counts)])[:-1]
+        source = np.arange(counts.sum()) + np.repeat(self._offsets[chosen] - starts, counts)
+        groups = SetGroups.__new__(SetGroups)
+        groups._sets = self._sets[source]
+        groups._offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        return groups
+
+    def __repr__(self) -> str:
+        low, high = (int(self.counts.min()), int(self.counts.max())) if len(self) else (0, 0)
+        span = f"{low}" if low == high else f"{low}–{high}"
+        return f"SetGroups({len(self)} samples, {span} sets each, of {self._sets!r})"
+
+
+@dataclass(frozen=True)
+class PooledSets:
+    """n samples as the layer sees them: Φ_i = Σ_j c_j φ(set j) over the sets j that sample i stands for.
+
+    Attributes
+    ----------
+    base : SetBatch or SetGroups
+    pooling : "mean" or "sum"
+        "mean" averages over the keys of a set (ReLU/N) and over the sets of a sample; "sum" adds both up.
+    each : bool
+        Whether every key of a set of ``base``, a SetBatch, is the query in turn.
+    """
+
+    base: SetBatch | SetGroups = field(repr=False)
+    pooling: str
+    each: bool = False
+
+    def __len__(self) -> int:
+        return len(self.base)
+
+    def __getitem__(self, rows: Any) -> PooledSets:
+        """Return some of the samples."""
+        return PooledSets(self.base[rows], self.pooling, self.each)
+
+    @property
+    def dim(self) -> int:
+        """The token dimension d."""
+        return self.base.dim
+
+    @property
+    def weights_of_sets(self) -> Int[np.ndarray, " n"]:
+        """Tokens that a sample takes when its sets are written out: what blocks are cut by."""
+        if isinstance(self.base, SetGroups):
+            ends = np.concatenate([[0], np.cumsum(self.base.sets.lengths)])
+            return np.asarray(np.diff(ends[self.base.offsets]))
+        return self.base.lengths**2 if self.each else self.base.lengths
+
+    @property
+    def sets_of_samples(self) -> Int[np.ndarray, " n"]:
+        """Sets that each sample stands for."""
+        if isinstance(self.base, SetGroups):
+            return self.base.counts
+        return self.base.lengths if self.each else np.ones(len(self.base), dtype=np.int64)
+
+    def pairs(self) -> SetBatch:
+        """Every sample as one set of its (query, key, hash of the set) triples: equal triples, equal sets.
+
+        Queries and keys alone do not say which keys share a set, and softmax depends on it.
+        """
+        if not isinstance(self.base, SetGroups):
+            return self.base
+        sets = self.base.sets
+        query = np.zeros((len(sets), sets.dim)) if sets.query is None else sets.query
+        hashes = (hash_samples(sets, np.zeros((len(sets), 1))) >> np.uint64(11)).astype(np.float64)
+        own = np.concatenate([query, hashes[:, None]], axis=1)
+        triples = np.concatenate([np.repeat(own, sets.lengths, axis=0), sets.tokens], axis=1)
+        return SetBatch._from_flat(triples, sets.offsets[self.base.offsets], None)
+
+    def flat(self) -> tuple[SetBatch, Int[np.ndarray, " o"], Float[np.ndarray, " s"]]:
+        """Write out the sets; return them, the first set of each sample, and the coefficient c_j of each set."""
+        if isinstance(self.base, SetGroups):
+            sets, starts = self.base.sets, self.base.offsets
+        elif self.each:
+            sets, starts = _each_key(self.base), self.base.offsets
+        else:
+            sets, starts = self.base, np.arange(len(self.base) + 1)
+        if self.pooling == "sum":
+            return sets, starts[:-1], sets.lengths.astype(np.float64)
+        counts = np.diff(starts)
+        return sets, starts[:-1], np.repeat(1.0 / counts, counts)
+
+
+def _each_key(batch: SetBatch) -> SetBatch:
+    """Every key of every set as the query of a copy of its set."""
+    lengths = batch.lengths
+    owner = np.repeat(np.arange(len(batch)), lengths)
+    copies = batch[owner]
+    return SetBatch._from_flat(copies.tokens, copies.offsets, batch.tokens)

@@ -1,0 +1,172 @@
+"""Tokens before the layer sees them: their scale, where the query comes from, and tokens that are missing."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from keyhole._array import unit_exponent
+from keyhole._checks import check_float_array
+from keyhole.data.sets import PooledSets, SetBatch, SetGroups
+
+SCALINGS = ("none", "sphere", "standard")
+QUERIES = ("given", "mean", "each")
+
+
+@dataclass(frozen=True)
+class TokenRule:
+    """What happens to tokens, learned on the training set and repeated on every other.
+
+    Attributes
+    ----------
+    scaling : "none", "sphere" or "standard"
+        "sphere" divides every token by its length (a token of zeros stays); "standard" takes the training mean off
+        every coordinate and divides it by √d times its standard deviation, d counting the coordinates that vary, so
+        that tokens have length one on average. Queries that are given go through the same.
+    query : "given", "mean" or "each"
+        "mean" replaces the query by the mean of the keys, after scaling; "each" makes every key the query in turn
+        and pools the features over queries.
+    pooling : "mean" or "sum"
+        Over keys, over queries, and over the sets of a sample.
+    centre, spread : arrays (d,) or None
+        For "standard": a token becomes (x − centre) / spread.
+    """
+
+    scaling: str
+    query: str
+    pooling: str
+    centre: Float[np.ndarray, " d"] | None = field(default=None, repr=False)
+    spread: Float[np.ndarray, " d"] | None = field(default=None, repr=False)
+
+    @classmethod
+    def learn(
+        cls,
+        batch: SetBatch | SetGroups,
+        scaling: str,
+        query: str = "given",
+        pooling: str = "mean",
+        weights: Float[np.ndarray, " n"] | None = None,
+    ) -> TokenRule:
+        """Learn a rule on training samples, of the given weights.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> rule = TokenRule.learn(SetBatch(np.array([[[0.0], [4.0]]])), "standard")
+        >>> rule.apply(SetBatch(np.array([[[0.0], [2.0]]]))).tokens.ravel()
+        array([-1.,  0.])
+        """
+        if isinstance(batch, SetGroups) and query != "given":
+            raise ValueError(
+                f"`query` must be 'given' for SetGroups, whose sets have their own queries: got {query!r}. "
+                "Pass a SetBatch to make queries from keys."
+            )
+        if scaling != "standard":
+            return cls(scaling, query, pooling)
+        tokens, share = _weighed_tokens(batch, weights)
+        # in float64, every coordinate in units of its own size, so that squares neither overflow nor vanish, and
+        # relative to the first token: a large common offset costs no digits
+        units = unit_exponent(tokens, axis=0)
+        first = np.ldexp(tokens[0], -units)
+        shifted = np.ldexp(tokens, -units) - first
+        centre = shifted.T @ share
+        spread = np.sqrt(np.square(shifted - centre).T @ share)
+        still = spread <= 1e-12 * np.abs(np.ldexp(tokens, -units)).max(axis=0)  # what never moves says nothing
+        spread = np.where(still, 1.0, np.ldexp(spread, units)) * math.sqrt(max(1, int((~still).sum())))
+        centre = np.ldexp(centre + first, units)
+        return cls(scaling, query, pooling, centre, spread)
+
+    def apply(self, batch: SetBatch | SetGroups) -> SetBatch | PooledSets:
+        """Scale, make queries, and wrap what needs pooling."""
+        if isinstance(batch, SetGroups):
+            scaled = SetGroups(self._scale(batch.sets), batch.counts)
+            return PooledSets(scaled, self.pooling)
+        sets = self._scale(batch)
+        if self.query == "mean":
+            sets = SetBatch._from_flat(sets.tokens, sets.offsets, _means_of_keys(sets))
+        if self.query == "each":
+            return PooledSets(sets, self.pooling, each=True)
+        return sets if self.pooling == "mean" else PooledSets(sets, self.pooling)
+
+    def _scale(self, batch: SetBatch) -> SetBatch:
+        if self.scaling == "none":
+            return batch
+        query = None if batch.query is None else self._scale_tokens(batch.query)
+        return SetBatch._from_flat(self._scale_tokens(batch.tokens), batch.offsets, query)
+
+    def _scale_tokens(self, tokens: Float[np.ndarray, "t d"]) -> Float[np.ndarray, "t d"]:
+        if self.centre is not None and self.spread is not None:
+            return ((tokens - self.centre) / self.spread).astype(tokens.dtype)
+        largest = np.abs(tokens).max(axis=1, keepdims=True)  # divided out first, so that squares cannot overflow
+        units = tokens / np.where(largest > 0, largest, 1)
+        lengths = np.sqrt(np.einsum("td,td->t", units, units))[:, None]
+        return np.asarray(units / np.where(lengths > 0, lengths, 1))
+
+
+def _weighed_tokens(
+    batch: SetBatch | SetGroups, weights: Float[np.ndarray, " n"] | None
+) -> tuple[Float[np.ndarray, "t d"], Float[np.ndarray, " t"]]:
+    """All keys of samples that have weight, in float64, and the share of each, adding up to one."""
+    sample = np.ones(len(batch)) if weights is None else weights
+    if isinstance(batch, SetGroups):
+        lengths, owner = batch.sets.lengths, np.repeat(sample, batch.counts)
+        tokens = batch.sets.tokens
+    else:
+        lengths, owner, tokens = batch.lengths, sample, batch.tokens
+    share = np.repeat(owner, lengths)
+    kept = share > 0
+    return tokens[kept].astype(np.float64), share[kept] / share.sum()
+
+
+def _means_of_keys(sets: SetBatch) -> Float[np.ndarray, "n d"]:
+    """The mean of the keys of each set, to the last bit the same for any order of its keys.
+
+    Copies of a sample are found by comparing bits, and a plain sum depends on the order. Here each number is cut, at
+    places that depend on the largest of its set alone, into two parts whose sums are exact; what is left is less than
+    the rounding of the result.
+    """
+    starts, counts = sets.offsets[:-1], sets.lengths
+    rest = sets.tokens.astype(np.float64)
+    _, exponent = np.frexp(np.maximum.reduceat(np.abs(rest), starts, axis=0))
+    _, room = np.frexp(counts.astype(np.float64))
+    exponent += room[:, None]
+    # in units of a power of two above the sum, so that nothing overflows or is lost below the smallest number
+    rest = np.ldexp(rest, -np.repeat(exponent, counts, axis=0))
+    sums = np.zeros(exponent.shape)
+    for cut in (np.full(len(counts), 1.5), np.ldexp(1.5, room - 52)):
+        cuts = np.repeat(cut, counts)[:, None]
+        part = (rest + cuts) - cuts
+        rest -= part
+        sums += np.add.reduceat(part, starts, axis=0)
+    return np.asarray(np.ldexp(sums / counts[:, None], exponent).astype(sets.tokens.dtype))
+
+
+def drop_missing(keys: Any) -> list[Float[np.ndarray, "k d"]]:
+    """Drop the tokens that hold a NaN; a set that has none left gets one token of zeros.
+
+    The rule for missing tokens: a set is what was observed of it. `SetBatch` itself refuses NaN, so that nothing is
+    dropped unless asked.
+
+    Parameters
+    ----------
+    keys : sequence of n arrays (N_i, d), or an array (n, N, d)
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> padded = np.array([[[1.0, 2.0], [np.nan, np.nan]], [[np.nan, 0.0], [3.0, 4.0]]])
+    >>> SetBatch(drop_missing(padded)).lengths
+    array([1, 1])
+    """
+    kept = []
+    for i in range(len(keys)):
+        tokens = check_float_array(keys[i], f"keys[{i}]")
+        if tokens.ndim != 2:
+            raise ValueError(f"each set must have shape (N_i, d): set {i} has shape {tokens.shape}.")
+        tokens = tokens[~np.isnan(tokens).any(axis=1)]
+        kept.append(tokens if len(tokens) else np.zeros((1, tokens.shape[1]), tokens.dtype))
+    return kept

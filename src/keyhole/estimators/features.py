@@ -1,0 +1,97 @@
+"""Attention features as a scikit-learn transformer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils.validation import check_is_fitted
+
+from keyhole.attention.features import attention_features
+from keyhole.attention.heads import HeadDraw
+from keyhole.estimators.inputs import as_heads, as_law, as_seed, as_sets, check_layer_options
+
+
+class AttentionFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
+    """Turn sets with a query into the features of M frozen random attention heads.
+
+    φ_m(x) = M^{-1/2} (1/N) Σ_i σ(x~_0ᵀ W_m x~_i) x~_i, so M·(d+1) columns, ready for any learner on tables.
+
+    Parameters
+    ----------
+    n_heads : int
+        M.
+    law : law of the heads, optional
+        ``kh.GaussianHeads()`` if None.
+    activation : str
+        "relu", "softmax", "linear", "square", "step" or "exp".
+    random_state : int, RandomState, Generator or None
+        An integer s means the heads ``law.sample(n_heads, d, s)``.
+    dtype : "float64" or "float32"
+        Precision of the features.
+
+    Attributes
+    ----------
+    heads_ : HeadDraw
+        The heads, regenerated from their seed as needed.
+    n_features_in_ : int
+        Token dimension d.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sklearn.linear_model import LogisticRegression
+    >>> from sklearn.pipeline import make_pipeline
+    >>> import keyhole as kh
+    >>> rng = np.random.default_rng(0)
+    >>> bags = [rng.normal(size=(rng.integers(2, 9), 3)) for _ in range(200)]
+    >>> far = np.array([np.linalg.norm(bag, axis=1).mean() > 1.6 for bag in bags])
+    >>> model = make_pipeline(kh.AttentionFeatures(64, random_state=0), LogisticRegression(C=100))
+    >>> bool(model.fit(kh.SetBatch(bags[:150]), far[:150]).score(kh.SetBatch(bags[150:]), far[150:]) > 0.8)
+    True
+    """
+
+    def __init__(
+        self,
+        n_heads: Any = 512,
+        law: Any = None,
+        activation: Any = "relu",
+        random_state: Any = None,
+        *,
+        dtype: Any = "float64",
+    ) -> None:
+        self.n_heads = n_heads
+        self.law = law
+        self.activation = activation
+        self.random_state = random_state
+        self.dtype = dtype
+
+    def fit(self, X: Any, y: Any = None) -> AttentionFeatures:
+        """Draw the heads. ``X`` gives only the token dimension."""
+        check_layer_options(self.activation, self.dtype)
+        n_heads = as_heads(self.n_heads)
+        if n_heads is None:
+            raise ValueError(
+                "`n_heads` must be finite for AttentionFeatures: infinitely many heads have infinitely many "
+                "columns. Use kh.attention_kernel, or AttentionRegressor(n_heads=math.inf)."
+            )
+        batch = as_sets(self, X, reset=True)
+        self.heads_ = HeadDraw(as_law(self.law), n_heads, batch.dim, as_seed(self.random_state))
+        return self
+
+    def transform(self, X: Any) -> Float[np.ndarray, "n p"]:
+        """Return the features, (n, M·D): column m·D + e is coordinate e of head m."""
+        check_is_fitted(self)
+        batch = as_sets(self, X, reset=False)
+        return attention_features(batch, self.heads_, self.activation, dtype=self.dtype)
+
+    @property
+    def _n_features_out(self) -> int:
+        return self.heads_.n_heads * (self.heads_.dim + 1)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.three_d_array = True
+        return tags

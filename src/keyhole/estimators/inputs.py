@@ -1,0 +1,476 @@
+"""What users pass to `fit` and `predict`, checked and turned into sets, columns, weights, penalties and heads."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Callable, Sized
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+from scipy.optimize import brentq
+from scipy.special import softmax
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_array, check_random_state
+from sklearn.utils.class_weight import compute_sample_weight
+from sklearn.utils.validation import column_or_1d, validate_data
+
+from keyhole._array import unit_exponent
+from keyhole._checks import check_choice, check_count, check_float_array, check_number, check_seed
+from keyhole.attention.activations import check_activation, check_pointwise
+from keyhole.attention.heads import GaussianHeads, HeadDraw, HeadLaw
+from keyhole.attention.learned import MOST_TO_JUDGE, LearnedHeads
+from keyhole.data.sets import POOLINGS, PooledSets, SetBatch, SetGroups
+from keyhole.data.tokens import QUERIES, SCALINGS, TokenRule
+from keyhole.layer import (
+    LayerFit,
+    distinct_samples,
+    exceeds_memory,
+    fit_finite_layer,
+    fit_finite_on_device,
+    fit_kernel_layer,
+    fit_kernel_on_device,
+    fit_large_layer,
+    plain_sets,
+)
+
+
+def fit_temperature(
+    scores: Float[np.ndarray, "n c"], labels: Int[np.ndarray, " n"], weights: Float[np.ndarray, " n"] | None = None
+) -> float:
+    """Find the c > 0 that makes softmax(c · scores) the likeliest probabilities of the labels.
+
+    The scores must be held out, such as leave-one-out predictions: scores of the data a model was fitted to are
+    too sure of themselves, and so would c be. The log-loss is convex in c. As in Platt's scaling a sample of class
+    k counts as (n_k + 1)/(n_k + 2) of that class and the rest spread over the others, n_k being the weight of the
+    class, so that separable scores give a finite c.
+
+    Parameters
+    ----------
+    scores : array (n, classes)
+        A row that is not finite, of a sample whose leverage is 1 within rounding, tells nothing and is left out; if
+        every row is, c is 1 and a warning says so.
+    labels : integer array (n,)
+        Column of the true class.
+    weights : array (n,), optional
+
+    Returns
+    -------
+    float
+        c. Where the scores tell nothing of the labels it is tiny but positive, so that the likeliest class stays
+        the one with the highest score.
+
+    Notes
+    -----
+    O(n · classes) per evaluation and some 50 of them.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> scores = np.array([[1.0, -1.0], [1.0, -1.0], [-1.0, 1.0], [1.0, -1.0]])
+    >>> round(fit_temperature(scores, np.array([0, 0, 1, 1])), 3)  # three of four right, each label trusted 3:1
+    0.255
+    """
+    weights = np.ones(len(scores)) if weights is None else weights
+    known = np.isfinite(scores).all(axis=1)
+    if not known.any():
+        warnings.warn(
+            "probabilities are not calibrated: every sample is fitted exactly within rounding, so that leave-one-out "
+            "says nothing of it. Use a larger penalty, or alpha='loo'.",
+            stacklevel=3,
+        )
+        return 1.0
+    scores, labels, weights = scores[known], labels[known], weights[known]
+    n, n_classes = scores.shape
+    spread = float(np.ptp(scores, axis=1).max())
+    if spread == 0.0:
+        return 1.0
+    counts = np.bincount(labels, weights=weights, minlength=n_classes)
+    doubt = 1.0 / (counts[labels] + 2.0)
+    truth = np.repeat((doubt / (n_classes - 1))[:, None], n_classes, axis=1)
+    truth[np.arange(n), labels] = 1.0 - doubt
+    wanted = weights @ (truth * scores).sum(axis=1)
+
+    def slope(c: float) -> float:
+        expected = (softmax(c * scores, axis=1) * scores).sum(axis=1)
+        return float(weights @ expected - wanted)
+
+    low, high = 1e-6 / spread, 1.0 / spread
+    if slope(low) >= 0.0:
+        return low
+    while slope(high) < 0.0 and high < 1e12 / spread:
+        high *= 4.0
+    return float(brentq(slope, low, high, rtol=1e-12)) if slope(high) > 0.0 else high
+
+
+def as_sets(estimator: BaseEstimator, X: Any, *, reset: bool) -> SetBatch:
+    """Return ``X`` as a SetBatch, and record (``reset``) or compare its dimension and whether it has queries.
+
+    ``X`` is a SetBatch; or tokens as `SetBatch.from_tokens` takes them; or an (n, d) table, one key per set.
+    """
+    if isinstance(X, SetBatch):
+        batch = X
+        if len(batch) == 0:
+            raise ValueError("`X` must hold at least one set: got a SetBatch of 0 sets (0 sample(s)).")
+    elif _holds_token_arrays(X):
+        batch = SetBatch.from_tokens(X)
+    else:
+        table = validate_data(estimator, X, reset=reset, dtype=(np.float64, np.float32))
+        batch = SetBatch(table[:, None, :])
+    has_query = batch.query is not None
+    if reset:
+        estimator.n_features_in_ = batch.dim
+        estimator.has_query_ = has_query
+        return batch
+    if batch.dim != estimator.n_features_in_:
+        raise ValueError(
+            f"X has {batch.dim} features, but {type(estimator).__name__} is expecting "
+            f"{estimator.n_features_in_} features as input: tokens must have the dimension they had in fit."
+        )
+    if has_query != estimator.has_query_:
+        fitted, given = ("with", "without") if estimator.has_query_ else ("without", "with")
+        raise ValueError(
+            f"`X` must carry queries exactly if the training sets did: {type(estimator).__name__} was fitted "
+            f"{fitted} queries and got sets {given}. Build both batches the same way."
+        )
+    return batch
+
+
+def _holds_token_arrays(X: Any) -> bool:
+    """Whether ``X`` is three levels deep: sets of tokens of coordinates."""
+    if hasattr(X, "iloc") or hasattr(X, "toarray"):
+        return False  # a table: a data frame or a sparse matrix
+    if hasattr(X, "ndim") and X.ndim != 1:
+        return bool(X.ndim == 3)
+    if not hasattr(X, "__len__") or isinstance(X, (str, bytes, dict)) or len(X) == 0:
+        return False
+    try:
+        return np.ndim(X[0]) == 2
+    except (ValueError, TypeError, KeyError, IndexError):
+        return False
+
+
+def as_columns(estimator: BaseEstimator, y: Any, batch: Sized) -> Float[np.ndarray, "n t"]:
+    """Return a regression target as float64 columns, one per output."""
+    check_given(estimator, y)
+    y = np.asarray(y)
+    if y.ndim not in (1, 2):
+        raise ValueError(f"`y` must have shape (n,) or (n, outputs): got shape {y.shape}.")
+    y = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y", estimator=estimator)
+    check_lengths(batch, y, "y")
+    return np.asarray(y.reshape(len(y), -1))
+
+
+def check_given(estimator: BaseEstimator, y: Any) -> None:
+    """Raise if there is no target."""
+    if y is None:
+        raise ValueError(f"{type(estimator).__name__} requires y to be passed, but the target y is None.")
+
+
+def check_lengths(batch: Sized, values: Any, name: str) -> None:
+    """Raise unless ``values`` has one entry per set."""
+    if len(values) != len(batch):
+        raise ValueError(
+            f"`{name}` must have one entry per set: got inconsistent numbers of samples, "
+            f"{len(batch)} sets and {len(values)} entries of `{name}`."
+        )
+
+
+def as_weights(sample_weight: Any, batch: Sized) -> Float[np.ndarray, " n"] | None:
+    """Return checked sample weights, or None."""
+    if sample_weight is None:
+        return None
+    sample_weight = np.asarray(sample_weight)
+    if sample_weight.ndim == 0:
+        sample_weight = np.full(len(batch), sample_weight)
+    if sample_weight.ndim != 1:
+        # "1D" is what scikit-learn's own checks look for
+        raise ValueError(
+            "Sample weights must be 1D array or scalar: `sample_weight` has shape "
+            f"{sample_weight.shape} for {len(batch)} sets."
+        )
+    weights = check_array(sample_weight, ensure_2d=False, dtype=np.float64, input_name="sample_weight")
+    check_lengths(batch, weights, "sample_weight")
+    if weights.min() < 0:
+        i = int(weights.argmin())
+        raise ValueError(
+            f"`sample_weight` must not be negative: sample {i} has weight {weights[i]:g}. Use 0 to leave a sample out."
+        )
+    if not weights.any():
+        raise ValueError("`sample_weight` must have a positive entry: all weights are zero.")
+    return np.asarray(weights)
+
+
+def as_penalties(alpha: Any) -> Float[np.ndarray, " a"] | None:
+    """Return the penalties to choose from, or None for the automatic grid of ``alpha="loo"``."""
+    if isinstance(alpha, str):
+        if alpha != "loo":
+            raise ValueError(f"`alpha` must be 'loo', a number or a sequence of numbers: got {alpha!r}.")
+        return None
+    if np.ndim(alpha) == 0:
+        return np.array([check_number(alpha, "alpha", minimum=0.0)])
+    penalties = check_float_array(alpha, "alpha").astype(np.float64)
+    if penalties.ndim != 1 or len(penalties) == 0:
+        raise ValueError(f"`alpha` must be a non-empty sequence: got shape {penalties.shape}.")
+    for i, penalty in enumerate(penalties):
+        check_number(float(penalty), f"alpha[{i}]", minimum=0.0)
+    return penalties
+
+
+def as_heads(n_heads: Any) -> int | None:
+    """Return the number of heads, or None for infinitely many."""
+    if isinstance(n_heads, (float, np.floating)) and math.isinf(n_heads) and n_heads > 0:
+        return None
+    try:
+        return check_count(n_heads, "n_heads")
+    except TypeError:
+        raise TypeError(
+            f"`n_heads` must be a positive integer, or math.inf for the exact kernel: got {n_heads!r}."
+        ) from None
+
+
+def as_law(law: Any) -> HeadLaw:
+    """Return the law of the heads; None means zero-mean Gaussian heads."""
+    if law is None:
+        return GaussianHeads()
+    if isinstance(law, type) or not isinstance(law, HeadLaw):
+        raise TypeError(f"`law` must be a law of heads such as kh.GaussianHeads(mean=1.0) or None: got {law!r}.")
+    return law
+
+
+def as_seed(random_state: Any) -> int:
+    """Return the seed of the heads: an integer as it is, otherwise one drawn from the generator or from entropy."""
+    if isinstance(random_state, np.random.Generator):
+        return int(random_state.integers(2**31))
+    if isinstance(random_state, (int, np.integer)) and not isinstance(random_state, bool):
+        return check_seed(random_state, "random_state")
+    if random_state is None:
+        return int(np.random.SeedSequence().generate_state(1, np.uint32)[0] >> 1)
+    return int(check_random_state(random_state).randint(2**31 - 1))
+
+
+def check_layer_options(activation: Any, dtype: Any) -> tuple[str, str]:
+    """Return the activation and the dtype of the features, checked."""
+    if not isinstance(dtype, str):
+        dtype = np.dtype(dtype).name
+    return check_activation(activation), check_choice(dtype, "dtype", ("float64", "float32"))
+
+
+MOST_TO_CHOOSE_BY = 500
+"""Samples that scaling and query are chosen by: six fits cost n³ each, and rules that so many cannot tell apart may as
+well be exchanged (on digits "standard" and "none" are, and a thousand samples do not settle it either)."""
+
+
+def as_samples(estimator: BaseEstimator, X: Any, *, reset: bool) -> SetBatch | SetGroups:
+    """Return ``X`` as sets, or as the groups of sets it is, checked against what `fit` saw unless ``reset``."""
+    if isinstance(X, SetGroups):
+        as_sets(estimator, X.sets, reset=reset)
+        return X
+    return as_sets(estimator, X, reset=reset)
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """How to fit a layer once its samples are ready; ``n_heads`` None means infinitely many.
+
+    ``hold_out`` asks for predictions of samples that were not fitted even where leave-one-out has none.
+    """
+
+    n_heads: int | None
+    law: HeadLaw
+    penalties: Float[np.ndarray, " a"] | None = field(repr=False)
+    seed: int
+    dtype: str
+    options: dict[str, Any] = field(repr=False)
+    groups: Int[np.ndarray, " n"] | None = field(default=None, repr=False)
+    device: str | None = None
+    solver: str = "auto"
+    hold_out: bool = False
+
+    def fitted_law(self, batch: SetBatch | PooledSets, columns: np.ndarray) -> HeadLaw:
+        """The law itself, or what its ``fit`` makes of the training set."""
+        law = self.law if self.n_heads is not None else self._law_with_a_kernel()
+        fit: Callable[..., HeadLaw] | None = getattr(law, "fit", None)
+        if fit is None:
+            return self.law
+        options = {name: self.options[name] for name in ("activation", "fit_intercept")}
+        if isinstance(law, LearnedHeads):
+            options["n_heads"] = MOST_TO_JUDGE if self.n_heads is None else self.n_heads
+        if self.groups is not None:
+            kept = self._kept(len(batch))
+            weights = self._weights(kept)
+            return fit(batch[kept], columns[kept], weights=weights, groups=self.groups[kept], seed=self.seed, **options)
+        # copies count as one sample of their joint weight, here as in the layer
+        samples = distinct_samples(batch, columns, self.options["weights"])
+        return fit(samples.batch, samples.columns, weights=samples.weights, seed=self.seed, **options)
+
+    def _law_with_a_kernel(self) -> HeadLaw:
+        """The law, for infinitely many heads: what has no kernel is said before the work, not after."""
+        if hasattr(self.law, "fit"):
+            check_pointwise(self.options["activation"])
+        covariance = getattr(self.law, "covariance", "none")
+        if covariance == "auto":
+            law = copy.copy(self.law)
+            law.covariance = "none"  # type: ignore[attr-defined]
+            return law
+        if covariance != "none":
+            raise ValueError(
+                f"infinitely many heads need noise of one scale: got {self.law}. Use covariance='none', or a finite "
+                "`n_heads`."
+            )
+        return self.law
+
+    def fit(self, batch: SetBatch | PooledSets, columns: np.ndarray, law: HeadLaw) -> LayerFit:
+        """Solve for the values of this law."""
+        heads = law if self.n_heads is None else HeadDraw(law, self.n_heads, batch.dim, self.seed)
+        if self.groups is None:
+            return self._solve(batch, columns, heads, self.penalties)
+        options = {**self.options, "groups": self.groups}
+        if isinstance(heads, HeadDraw):
+            fit = fit_finite_layer(batch, columns, heads, self.penalties, dtype=self.dtype, **options)
+        else:
+            fit = fit_kernel_layer(batch, columns, heads, self.penalties, **options)
+        if self.device is None and self.solver != "cg":
+            return fit
+        final = self._solve(batch, columns, heads, np.array([fit.alpha]))
+        return replace(fit, layer=final.layer, route=final.route, certificate=final.certificate)
+
+    def draft(self, n: int) -> tuple[Int[np.ndarray, " r"], LayerPlan]:
+        """At most `MOST_TO_CHOOSE_BY` samples, and this plan for them, its penalty free."""
+        rows = np.sort(np.random.default_rng(self.seed).permutation(n)[:MOST_TO_CHOOSE_BY])
+        weights = None if self.options["weights"] is None else self.options["weights"][rows]
+        groups = None if self.groups is None else self.groups[rows]
+        options = {**self.options, "weights": weights}
+        return rows, replace(self, penalties=None, options=options, groups=groups, solver="direct")
+
+    def _solve(
+        self, batch: SetBatch | PooledSets, columns: np.ndarray, heads: HeadLaw | HeadDraw, penalties: Any
+    ) -> LayerFit:
+        if self.device is not None:
+            return self._solve_on_device(batch, columns, heads, penalties)
+        if not isinstance(heads, HeadDraw):
+            if self.solver == "cg":
+                raise ValueError("solver='cg' is for finitely many heads: `n_heads` is infinite. Use solver='direct'.")
+            return fit_kernel_layer(batch, columns, heads, penalties, **self.options)
+        large = exceeds_memory(len(batch), heads.n_heads * (batch.dim + 1), self.dtype)
+        if self.solver == "cg" or (self.solver == "auto" and large):
+            options = {**self.options, "dtype": self.dtype, "hold_out": self.hold_out}
+            return fit_large_layer(batch, columns, heads, penalties, **options)
+        return fit_finite_layer(batch, columns, heads, penalties, dtype=self.dtype, **self.options)
+
+    def _solve_on_device(
+        self, batch: SetBatch | PooledSets, columns: np.ndarray, heads: HeadLaw | HeadDraw, penalties: Any
+    ) -> LayerFit:
+        batch = plain_sets(batch)
+        options = {**self.options, "device": self.device, "dtype": self.dtype}
+        if isinstance(heads, HeadDraw):
+            return fit_finite_on_device(batch, columns, heads, penalties, **options)
+        return fit_kernel_on_device(batch, columns, heads, penalties, **options)
+
+    def _kept(self, n: int) -> Int[np.ndarray, " k"]:
+        """Samples that have weight."""
+        weights = self.options["weights"]
+        return np.arange(n) if weights is None else np.flatnonzero(weights > 0)
+
+    def _weights(self, kept: Int[np.ndarray, " k"]) -> Float[np.ndarray, " k"] | None:
+        weights = self.options["weights"]
+        return None if weights is None else np.asarray(weights[kept])
+
+
+@dataclass(frozen=True)
+class SetFit:
+    """A fitted layer with the rule for its tokens, its law, and the leave-one-out error of every rule tried."""
+
+    fit: LayerFit
+    rule: TokenRule
+    law: HeadLaw
+    tried: dict[tuple[str, str], float]
+
+
+def fit_sets(
+    batch: SetBatch | SetGroups, columns: np.ndarray, plan: LayerPlan, scaling: Any, query: Any, pooling: Any
+) -> SetFit:
+    """Choose the token rule if asked to, fit the law if it wants to be, solve for the values.
+
+    All of it in units of y, a power of two, in which y is of size one: squares of errors then neither overflow nor
+    vanish, and the answer follows the units of y to the last digit.
+    """
+    weights = plan.options["weights"]
+    units = int(unit_exponent(columns if weights is None else columns[weights > 0]))
+    with np.errstate(over="ignore"):  # outputs of weight 0 may be of any size
+        columns = np.ldexp(columns, -units)
+    found = _fit_unit_columns(batch, columns, plan, scaling, query, pooling)
+    with np.errstate(over="ignore", under="ignore"):
+        tried = {rule: float(np.ldexp(error, 2 * units)) for rule, error in found.tried.items()}
+    return replace(found, fit=found.fit.in_units(units), tried=tried)
+
+
+def _fit_unit_columns(
+    batch: SetBatch | SetGroups, columns: np.ndarray, plan: LayerPlan, scaling: Any, query: Any, pooling: Any
+) -> SetFit:
+    pooling = check_choice(pooling, "pooling", POOLINGS)
+    as_given = (scaling, query, pooling) == ("none", "given", "mean")
+    if isinstance(batch, SetBatch) and (not as_given or plan.groups is not None or hasattr(plan.law, "fit")):
+        batch = batch.numpy()  # tokens are prepared, and laws learned, in NumPy
+    rules = [
+        TokenRule.learn(batch, s, q, pooling, plan.options["weights"])
+        for s in _candidates(scaling, "scaling", SCALINGS, SCALINGS)
+        for q in _candidates(query, "query", QUERIES, _queries_worth_trying(batch))
+    ]
+    rule, tried = rules[0], {}
+    if len(rules) > 1:
+        # a law that is learned is learned once, under the rule that suits heads around zero
+        law = GaussianHeads() if hasattr(plan.law, "fit") else plan.law
+        rows, draft = plan.draft(len(batch))
+        part = batch[rows]
+        drafts = (draft.fit(r.apply(part), columns[rows], law) for r in rules)
+        best: LayerFit | None = None
+        for candidate, fit in zip(rules, drafts, strict=True):
+            tried[candidate.scaling, candidate.query] = fit.loo_error
+            if best is None or fit.loo_error < best.loo_error:
+                best, rule = fit, candidate
+        settled = len(rows) == len(batch) and plan.penalties is None and law is plan.law and plan.solver != "cg"
+        if best is not None and settled:  # the draft was no draft
+            return SetFit(best, rule, law, tried)
+    ready = rule.apply(batch)
+    law = plan.fitted_law(ready, columns)
+    return SetFit(plan.fit(ready, columns, law), rule, law, tried)
+
+
+def as_groups(
+    groups: Any, batch: Sized, weights: Float[np.ndarray, " n"] | None = None
+) -> Int[np.ndarray, " n"] | None:
+    """Number the groups, or None; at least two of them must have weight."""
+    if groups is None:
+        return None
+    groups = column_or_1d(groups)
+    check_lengths(batch, groups, "groups")
+    _, numbers = np.unique(groups, return_inverse=True)
+    heard = groups if weights is None else groups[weights > 0]
+    names = np.unique(heard)
+    if len(names) < 2:
+        raise ValueError(
+            f"`groups` must name at least two groups, so that one can be left out: got {names.tolist()[0]!r} for all "
+            f"{len(heard)} samples of positive weight. Leave `groups` out to leave samples out one by one."
+        )
+    return np.asarray(numbers)
+
+
+def _candidates(value: Any, name: str, choices: tuple[str, ...], automatic: tuple[str, ...]) -> tuple[str, ...]:
+    return automatic if check_choice(value, name, (*choices, "auto")) == "auto" else (value,)
+
+
+def _queries_worth_trying(batch: SetBatch | SetGroups) -> tuple[str, ...]:
+    """A query that was given is meant; without one, the mean of the keys may be worth having."""
+    return ("given",) if isinstance(batch, SetGroups) or batch.query is not None else ("given", "mean")
+
+
+def class_weights(class_weight: Any, labels: np.ndarray, weights: np.ndarray | None) -> np.ndarray | None:
+    """Sample weights times those of the classes, scaled to keep their sum: None if both are None."""
+    if class_weight is None:
+        return weights
+    by_class = compute_sample_weight(class_weight, labels)
+    return np.asarray(by_class if weights is None else by_class * weights)

@@ -1,0 +1,425 @@
+"""`partial_fit`, `fit_batches` and `predict_batches`: the estimators on data that never is in memory as a whole."""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from sklearn import get_config
+from sklearn.utils.class_weight import compute_sample_weight
+from sklearn.utils.metaestimators import available_if
+from sklearn.utils.validation import column_or_1d
+
+from keyhole._checks import check_choice
+from keyhole.attention.heads import HeadDraw
+from keyhole.data.sets import POOLINGS, SetBatch, SetGroups
+from keyhole.data.streams import Batch, as_batch, as_source
+from keyhole.data.tokens import QUERIES, SCALINGS, TokenRule
+from keyhole.estimators.inputs import (
+    as_columns,
+    as_heads,
+    as_law,
+    as_penalties,
+    as_samples,
+    as_seed,
+    as_weights,
+    check_given,
+    check_layer_options,
+    check_lengths,
+    fit_temperature,
+)
+from keyhole.ridge.design import PrincipalAxes
+from keyhole.streaming import LayerRecipe, LayerSums, StreamedFit, join_samples
+
+N_KEPT = 2048
+"""Samples that a classifier keeps to calibrate its probabilities on."""
+
+N_PENDING = 1024
+"""Samples gathered before they are added: p² numbers are gone through at each addition, however few they are."""
+
+SOLVED = (
+    "layer_",
+    "alpha_",
+    "alphas_",
+    "selection_",
+    "loo_error_",
+    "loo_errors_",
+    "gcv_error_",
+    "gcv_errors_",
+    "holdout_error_",
+    "holdout_errors_",
+    "residual_",
+    "n_iter_",
+    "loo_predictions_",
+    "loo_decision_",
+    "solver_",
+    "values_",
+    "heads_",
+    "intercept_",
+    "temperature_",
+)
+"""What follows from the sums; computed when first asked for."""
+
+Checked = tuple[SetBatch | SetGroups, np.ndarray, np.ndarray | None]
+
+
+@dataclass
+class Stream:
+    """Sums so far, samples not yet added to them, and whether the values have been solved for since."""
+
+    recipe: LayerRecipe
+    sums: LayerSums
+    single: bool
+    pending: list[Checked] = field(default_factory=list)
+    solved: bool = False
+
+    def put(self, samples: Checked) -> None:
+        """Add samples, or hold copies of them until there are enough."""
+        self.solved = False
+        if len(samples[1]) + sum(len(columns) for _, columns, _ in self.pending) >= N_PENDING:
+            self.pending.append(samples)
+            self.flush()
+        else:
+            self.pending.append(_own(samples))
+
+    def flush(self) -> None:
+        """Add what is pending."""
+        if self.pending:
+            self.recipe.add(self.sums, *_joint(self.pending))
+            self.pending = []
+
+
+def _own(samples: Checked) -> Checked:
+    """Copies: whoever makes batches may use their memory again for the next."""
+    sets, columns, weights = samples
+    return sets[np.arange(len(sets))], columns.copy(), None if weights is None else weights.copy()
+
+
+def _joint(parts: list[Checked]) -> Checked:
+    """Several batches as one."""
+    if len(parts) == 1:
+        return parts[0]
+    sets, columns, weights = zip(*parts, strict=True)
+    joint = None
+    if any(w is not None for w in weights):
+        joint = np.concatenate([np.ones(len(c)) if w is None else w for c, w in zip(columns, weights, strict=True)])
+    return join_samples(list(sets)), np.concatenate(columns), joint
+
+
+def gathered(batches: Iterable[Checked]) -> Iterator[Checked]:
+    """Batches of at least N_PENDING samples, but for the last."""
+    parts: list[Checked] = []
+    for batch in batches:
+        if len(batch[1]) + sum(len(columns) for _, columns, _ in parts) >= N_PENDING:
+            yield _joint([*parts, batch])
+            parts = []
+        else:
+            parts.append(_own(batch))
+    if parts:
+        yield _joint(parts)
+
+
+def refusal(model: Any) -> str | None:
+    """Why an estimator cannot be fitted in batches, and what to do about it; None if it can."""
+    what, remedy = None, ""
+    if isinstance(model.n_heads, float) and math.isinf(model.n_heads):
+        what, remedy = "n_heads=math.inf, the exact kernel,", "Use a finite number of heads"
+    elif hasattr(model.law, "fit"):
+        what = f"law={model.law!r}"
+        remedy = "Fit it on a part of the data first and pass what it became, law=model.law_"
+    elif model.scaling in ("standard", "auto"):
+        what = f"scaling={model.scaling!r}"
+        remedy = "Use scaling='sphere' or 'none', or scale the tokens while the batches are made"
+    elif model.solver == "cg":
+        what, remedy = "solver='cg'", "Leave it at solver='auto'"
+    elif model.query == "auto":
+        what, remedy = "query='auto'", "Name one of 'given', 'mean', 'each'"
+    if what is None:
+        return None
+    return f"{what} needs the whole training set at once, and batches never are. {remedy}, or use fit."
+
+
+def _batches_allowed(model: Any) -> bool:
+    return refusal(model) is None
+
+
+class _Streamed:
+    """What regression and classification share of fitting in batches."""
+
+    layer_: Any
+
+    def fit_batches(self, batches: Any, *, classes: Any = None, selection: str = "auto") -> Any:
+        """Fit from batches that are read one at a time.
+
+        Parameters
+        ----------
+        batches : iterable, or path
+            Gives (X, y) or (X, y, sample_weight), each as ``fit`` takes them: a list, a generator, a
+            `keyhole.data.streams.ParquetSets`; or the path of a Parquet or Arrow file with columns keys, y and, if
+            there are queries, query.
+        classes : array, optional
+            For a classifier: all labels. Found by reading them first if ``batches`` can be gone through twice.
+        selection : "auto", "loo" or "gcv"
+            How the penalty is chosen: by exact leave-one-out, which takes another pass over ``batches`` and twice
+            the arithmetic of the first; or by exact generalised cross-validation, from the sums alone. "auto" is
+            "loo" if ``batches`` can be gone through twice (an iterator, such as a generator, cannot).
+
+        Returns
+        -------
+        self
+            ``selection_`` says which it was: ``loo_error_``, or ``gcv_error_``. Copies of a sample count as
+            samples of their own.
+        """
+        source = as_source(batches)
+        again = iter(source) is not source
+        check_choice(selection, "selection", ("auto", "loo", "gcv"))
+        if selection == "loo" and not again:
+            raise ValueError(
+                "selection='loo' goes through the batches twice, and an iterator such as a generator can be gone "
+                "through once. Pass a list or a ParquetSets, or use selection='gcv'."
+            )
+        forget_stream(self)
+        self._begin_classes(source, classes, again)
+        for item in source:
+            self._take(as_batch(item))
+        stream = self.__dict__.get("_stream")
+        if stream is None:
+            raise ValueError("`batches` must give at least one batch: got none. Was the iterator used up already?")
+        stream.flush()
+        self._solve_stream(source if again and selection != "gcv" else None)
+        return self
+
+    def predict_batches(self, batches: Iterable[Any]) -> Iterator[np.ndarray]:
+        """Yield the predictions of each batch in turn: of sets alone, or of (X, y) whose y is not looked at."""
+        for item in as_source(batches):
+            yield self.predict(as_batch(item).sets)
+
+    def _take(self, batch: Batch) -> None:
+        """Check a batch and put it on the stream, which the first one opens."""
+        first = "_stream" not in self.__dict__
+        if first and "layer_" in self.__dict__:
+            warnings.warn(
+                "partial_fit starts over: fit keeps no sums that samples could be added to. Use fit_batches for the "
+                "first samples to add to them later.",
+                stacklevel=3,
+            )
+        samples, single = self._checked(batch, first=first)
+        if first:
+            self._open(samples, single)
+        elif samples[1].shape[1] != self._stream.recipe.n_outputs or single != self._stream.single:
+            raise ValueError(
+                f"every batch must have the outputs of the first: got {samples[1].shape[1]} for "
+                f"{self._stream.recipe.n_outputs}, or y of another number of axes."
+            )
+        for name in SOLVED:
+            self.__dict__.pop(name, None)
+        self._stream.put(samples)
+        self.n_samples_seen_ = getattr(self, "n_samples_seen_", 0) + len(samples[1])
+
+    def _open(self, samples: Checked, single: bool) -> None:
+        """Begin a stream for samples like these."""
+        recipe = _recipe(self, samples[0], samples[1].shape[1], N_KEPT if hasattr(self, "classes_") else 0)
+        self._stream = Stream(recipe, recipe.empty(), single)
+        self.law_, self.tokens_ = recipe.heads.law, recipe.rule
+        self.scaling_errors_: dict[tuple[str, str], float] = {}
+
+    def _solve_stream(self, source: Iterable[Any] | None = None) -> None:
+        """The values from the sums; the penalty by leave-one-out if the source can be read again."""
+        stream: Stream = self._stream
+        stream.flush()
+        axes = PrincipalAxes.of(stream.sums.moments)
+        penalties = as_penalties(self.alpha)
+        alphas = axes.default_alphas() if penalties is None else penalties
+        sums = None
+        if source is not None:
+            sums, count = np.zeros((len(alphas), stream.recipe.n_outputs)), 0
+            for samples in gathered(self._checked(as_batch(item), first=False)[0] for item in source):
+                sums += stream.recipe.error_sums(axes, alphas, *samples)
+                count += len(samples[1])
+            self._check_same(count)
+        self._finish(stream.recipe.fit(axes, alphas, sums), axes)
+
+    def _check_same(self, count: int) -> None:
+        if count != self.n_samples_seen_:
+            raise ValueError(
+                f"`batches` must give the same samples every time they are gone through: got {self.n_samples_seen_} "
+                f"the first time and {count} the second. Use selection='gcv', which needs one pass."
+            )
+
+    def _finish(self, fit: StreamedFit, axes: PrincipalAxes) -> None:
+        """Store what a fit from sums found."""
+        stream: Stream = self._stream
+        stream.solved = True
+        self.layer_, self.alpha_, self.alphas_, self.selection_ = fit.layer, fit.alpha, fit.alphas, fit.selection
+        setattr(self, f"{fit.selection}_errors_", fit.errors)
+        setattr(self, f"{fit.selection}_error_", fit.error)
+        self.solver_, self.heads_ = "primal", fit.layer.heads
+        self.values_ = fit.layer.values[..., 0] if stream.single else fit.layer.values
+        self._finish_outputs(fit, axes)
+
+    def __getattr__(self, name: str) -> Any:
+        stream = self.__dict__.get("_stream")
+        if name == "partial_fit":
+            raise AttributeError(refusal(self))
+        if name in SOLVED and stream is not None:
+            if not stream.solved:
+                self._solve_stream()
+            if name in self.__dict__:
+                return self.__dict__[name]
+            if name.startswith("loo_"):
+                raise AttributeError(
+                    f"{name!r} takes another pass over the data, and this fit had one: it has gcv_error_, exact "
+                    "generalised cross-validation. fit_batches on a list or a ParquetSets passes twice."
+                )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def _begin_classes(self, source: Any, classes: Any, again: bool) -> None:
+        if classes is not None:
+            raise ValueError("`classes` is for classifiers: this is a regressor, whose y are numbers.")
+
+
+class StreamedRegressor(_Streamed):
+    """Regression in batches."""
+
+    @available_if(_batches_allowed)  # type: ignore[untyped-decorator]
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Any:
+        """Add samples to those seen so far; the same fit as on all of them at once.
+
+        The values are solved for when they are first asked for, so that many calls cost little more than one.
+        The penalty is chosen by exact generalised cross-validation (``gcv_error_``): leave-one-out takes another
+        pass over the data, which `fit_batches` makes.
+        """
+        self._take(Batch(X, y, sample_weight))
+        return self
+
+    def _checked(self, batch: Batch, *, first: bool) -> tuple[Checked, bool]:
+        sets = as_samples(self, batch.sets, reset=first).numpy()
+        columns = as_columns(self, batch.y, sets)
+        return (sets, columns, _batch_weights(batch.weights, sets)), np.asarray(batch.y).ndim == 1
+
+    def _finish_outputs(self, fit: StreamedFit, axes: PrincipalAxes) -> None:
+        self._single = self._stream.single
+        self.intercept_ = float(fit.layer.intercept[0]) if self._single else fit.layer.intercept
+
+
+class StreamedClassifier(_Streamed):
+    """Classification in batches."""
+
+    @available_if(_batches_allowed)  # type: ignore[untyped-decorator]
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Any:
+        """Add samples to those seen so far; ``classes``, all labels there will be, is needed in the first call.
+
+        As for `AttentionRegressor`. Probabilities are calibrated on the exact leave-one-out scores of some 2000
+        samples that are kept for it.
+        """
+        if "_stream" not in self.__dict__:
+            if classes is None and "layer_" in self.__dict__:
+                classes = self.classes_
+            if classes is None:
+                raise ValueError("classes must be passed on the first call to partial_fit: all labels there will be.")
+            self._set_classes(classes)
+        elif classes is not None and not np.array_equal(np.unique(classes), self.classes_):
+            raise ValueError(
+                f"`classes` must be the same in every call: got {np.unique(classes)}, it was {self.classes_}. Labels "
+                "cannot be added later."
+            )
+        self._take(Batch(X, y, sample_weight))
+        return self
+
+    def _begin_classes(self, source: Any, classes: Any, again: bool) -> None:
+        if classes is None:
+            if not again:
+                raise ValueError(
+                    "`classes` must be given with batches that can be gone through only once: all labels there will be."
+                )
+            find = getattr(source, "labels", None)
+            labels = [np.unique(as_batch(item).y) for item in source] if find is None else [find()]
+            classes = np.concatenate(labels)
+        self._set_classes(classes)
+
+    def _set_classes(self, classes: Any) -> None:
+        self.classes_ = np.unique(column_or_1d(classes))
+        if len(self.classes_) < 2:
+            raise ValueError(f"`classes` must hold at least two labels: got {len(self.classes_)} class(es).")
+
+    def _checked(self, batch: Batch, *, first: bool) -> tuple[Checked, bool]:
+        sets = as_samples(self, batch.sets, reset=first).numpy()
+        check_given(self, batch.y)
+        labels = column_or_1d(batch.y, warn=True)
+        check_lengths(sets, labels, "y")
+        unknown = ~np.isin(labels, self.classes_)
+        if unknown.any():
+            raise ValueError(
+                f"every label must be one of `classes`, {self.classes_}: sample {int(np.flatnonzero(unknown)[0])} of "
+                f"this batch has {str(labels[unknown][0])!r}."
+            )
+        weights = self._class_weights(labels, _batch_weights(batch.weights, sets))
+        columns = np.where(labels[:, None] == self.classes_, 1.0, -1.0)
+        single = len(self.classes_) == 2
+        return (sets, columns[:, 1:] if single else columns, weights), single
+
+    def _class_weights(self, labels: np.ndarray, weights: np.ndarray | None) -> np.ndarray | None:
+        class_weight = self.class_weight
+        if class_weight is None:
+            return weights
+        if isinstance(class_weight, str):
+            raise ValueError(
+                f"class_weight={class_weight!r} needs the whole training set: pass a dict of weights to fit in batches."
+            )
+        by_class = compute_sample_weight(class_weight, labels)
+        return np.asarray(by_class if weights is None else by_class * weights)
+
+    def _finish_outputs(self, fit: StreamedFit, axes: PrincipalAxes) -> None:
+        self.intercept_ = fit.layer.intercept
+        kept, single = self._stream.sums.kept, self._stream.single
+        scores = self._stream.recipe.left_out(axes, kept, fit.alpha)
+        labels = (kept.columns[:, 0] > 0).astype(int) if single else kept.columns.argmax(axis=1)
+        scores = np.concatenate([-scores, scores], axis=1) if single else scores
+        self.temperature_ = fit_temperature(scores, labels, kept.weights)
+
+
+def forget_stream(model: Any) -> None:
+    """Start over: drop the sums, and everything that was solved from them."""
+    for name in ("_stream", "n_samples_seen_", *SOLVED):
+        model.__dict__.pop(name, None)
+
+
+def _batch_weights(sample_weight: Any, sets: SetBatch | SetGroups) -> np.ndarray | None:
+    """Checked weights; unlike those of a whole training set, those of a batch may all be zero."""
+    if sample_weight is not None and np.size(sample_weight) == len(sets) and not np.any(sample_weight):
+        return np.zeros(len(sets))
+    return as_weights(sample_weight, sets)
+
+
+def _recipe(model: Any, batch: SetBatch | SetGroups, n_outputs: int, n_kept: int) -> LayerRecipe:
+    """The recipe of an estimator, if it is one that batches allow."""
+    activation, dtype = check_layer_options(model.activation, model.dtype)
+    law, n_heads = as_law(model.law), as_heads(model.n_heads)
+    scaling = check_choice(model.scaling, "scaling", (*SCALINGS, "auto"))
+    query = check_choice(model.query, "query", (*QUERIES, "auto"))
+    reason = refusal(model)
+    if reason is not None or n_heads is None:
+        raise ValueError(reason)
+    budget = int(get_config()["working_memory"] * 2**20)
+    rule = TokenRule.learn(batch, scaling, query, check_choice(model.pooling, "pooling", POOLINGS))
+    heads = HeadDraw(law, n_heads, batch.dim, as_seed(model.random_state))
+    recipe = LayerRecipe(heads, rule, n_outputs, n_kept, activation, dtype, bool(model.fit_intercept), budget)
+    _check_memory(recipe)
+    return recipe
+
+
+def _check_memory(recipe: LayerRecipe) -> None:
+    """Four p × p matrices: the sums, and their eigendecomposition."""
+    needed = 4 * 8 * recipe.n_columns**2
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else needed
+    if needed > memory:
+        raise MemoryError(
+            f"fitting in batches takes four p × p matrices with p = M·D: {recipe.n_columns} columns make "
+            f"{needed / 2**30:.0f} GiB, this machine has {memory / 2**30:.0f} GiB. Use fewer heads, or fit with "
+            "solver='cg'."
+        )

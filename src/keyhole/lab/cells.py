@@ -1,0 +1,101 @@
+"""The unit of work of `keyhole reproduce`: one learner on one target at one size, and the key its result is kept under.
+
+A cell knows nothing of figures: two figures that ask for the same cell share its result. Its numbers are a function
+of its fields alone, to the last bit (one BLAS thread, fixed blocks), whatever else is computed beside it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+Values = dict[str, float]
+"""What a cell comes to, by name; every number is finite."""
+
+ARITHMETIC = {"ridge": 1, "fixed": 1, "spectrum": 1, "absolute": 2, "huber": 2}
+"""Version of the computation behind each learner, part of every key.
+
+Raise it whenever a change anywhere (features, kernels, solvers, draws) moves the numbers of a cell. It is written by
+hand and not a hash of sources, because a docstring would then throw away an hour of work; so that nobody forgets,
+`tests/units/test_cells.py` pins the numbers of a few cells and names this table when they move.
+"""
+
+LEARNERS = tuple(ARITHMETIC)
+MODELS = ("attention", "biased", "mlp")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One learner on one target at one size; the first ``n_samples`` sets of a draw of ``most_samples``."""
+
+    model: str
+    """"attention" (heads of mean zero), "biased" (of mean W_0) or "mlp" (width M(d+1))."""
+    target: str
+    """In the notation of `keyhole.theory.notation`."""
+    dim: int
+    n_keys: int
+    n_heads: int | None
+    """None for infinitely many."""
+    n_samples: int
+    most_samples: int
+    """Cells that share it share features, Gram matrix and factorisation."""
+    n_test: int
+    seed: int
+    repetition: int
+    """With the seed it names the draw of sets, heads and noise."""
+    learner: str = "ridge"
+    """"ridge" with its penalty chosen by leave-one-out; "fixed", ridge with the penalty ``ridge`` and no intercept;
+    "absolute" or "huber", the constrained learner of the theorems with that loss; "spectrum", the test error predicted
+    from the spectrum of a sample."""
+    noise: float = 0.0
+    """Variance of the noise in the labels, as a share of Var f*."""
+    outliers: float = 0.0
+    """Share of the labels that are off by ± ``outlier_size`` standard deviations of f*."""
+    outlier_size: float = 0.0
+    ridge: float | None = None
+    """λ of the learner "fixed", α = nλ; None for the others, which choose theirs."""
+
+    def __post_init__(self) -> None:
+        if self.learner not in LEARNERS or self.model not in MODELS:
+            raise ValueError(
+                f"a cell's learner must be one of {', '.join(LEARNERS)} and its model one of {', '.join(MODELS)}: got "
+                f"{self.learner!r} and {self.model!r}."
+            )
+        if not 2 <= self.n_samples <= self.most_samples:
+            raise ValueError(
+                f"a cell needs between 2 and `most_samples` = {self.most_samples} samples, because it takes the first "
+                f"of that draw: got n_samples = {self.n_samples}."
+            )
+        if (self.learner == "fixed") != (self.ridge is not None):
+            raise ValueError(f"`ridge` belongs to the learner fixed: got {self.learner!r} with ridge = {self.ridge}.")
+        if self.learner == "fixed" and self.model == "mlp" and self.n_heads is not None:
+            raise ValueError("the learner fixed knows the MLP of infinite width only: n_heads must be None.")
+
+    @property
+    def config(self) -> str:
+        """The fields as canonical JSON: sorted names, no spaces, shortest exact numbers."""
+        return canonical(asdict(self))
+
+    @property
+    def key(self) -> str:
+        """SHA-256 of the configuration and of the version of the arithmetic behind it.
+
+        Examples
+        --------
+        >>> cell = Cell("attention", "token^2", 8, 8, None, 64, 64, 100, seed=0, repetition=0)
+        >>> len(cell.key)
+        64
+        """
+        text = f"{self.learner}/{ARITHMETIC[self.learner]}\n{self.config}"
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def canonical(fields: dict[str, Any]) -> str:
+    """JSON in which equal contents are equal text; infinities and NaN are refused.
+
+    >>> canonical({"b": 1, "a": 0.5})
+    '{"a":0.5,"b":1}'
+    """
+    return json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)

@@ -1,0 +1,1 @@
+"""One file per figure of `keyhole reproduce`: Config, PRESETS, cells, section."""

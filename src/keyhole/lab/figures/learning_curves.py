@@ -1,0 +1,199 @@
+"""What figures 1 to 3 share: test error against n for attention, biased attention and an MLP of as many parameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from keyhole.lab.cells import Cell
+from keyhole.lab.jobs import read_target, target_variance
+from keyhole.lab.measured import CellSweep, Curve, Results, log_chart
+from keyhole.lab.report.document import Chart, Row, Series
+from keyhole.theory.bounds import samples_needed
+from keyhole.theory.curves import best_ridge_curve
+
+MODELS = {"attention": "attention", "biased": "biased attention", "mlp": "MLP"}
+"""Models by the names a reader sees."""
+
+DEVIATION = "median deviation of prediction"
+"""Among the numbers of every verdict."""
+
+
+@dataclass(frozen=True)
+class CurveConfig:
+    """Sizes. All figures that agree on them share their jobs."""
+
+    dim: int = 16
+    n_keys: int = 16
+    n_heads: int = 1000
+    smallest: int = 16
+    largest: int = 8192
+    repetitions: int = 3
+    more_up_to: int = 4096
+    """Further repetitions go up to this n only: what they cost falls with its cube."""
+    more_repetitions: int = 4
+    n_test: int = 2000
+    spectrum_sets: int = 4096
+    """Sets whose Gram matrix stands for the spectrum of biased heads; it predicts up to a quarter of their number."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.smallest <= self.largest:
+            raise ValueError(
+                f"`smallest` and `largest` must satisfy 2 ≤ smallest ≤ largest: got {self.smallest} and {self.largest}."
+            )
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Numbers of samples, each twice the one before, ending at the largest."""
+        count = 1 + int(math.log2(self.largest / self.smallest))
+        return tuple(sorted(self.largest >> k for k in range(count)))
+
+    def describe(self) -> str:
+        """The settings in a sentence or two."""
+        more = f", {self.more_repetitions} more up to n = {self.more_up_to}" if self.more_repetitions else ""
+        return (
+            f"Our settings: query and keys uniform on the unit sphere, d = {self.dim}, N = {self.n_keys}, "
+            f"M = {self.n_heads} heads, MLP of width M(d+1) = {self.n_heads * (self.dim + 1)}; {self.repetitions} "
+            f"repetitions (sets, heads) up to n = {self.largest}{more}; no label noise; relative error = mean squared "
+            f"error over Var f* on {self.n_test} test sets. Ridge with an intercept, in float64; the penalty is chosen "
+            "by leave-one-out on the training sets."
+        )
+
+    def sweep(self, model: str, target: str, sizes: Sequence[int], *, exact: bool = False) -> CellSweep:
+        """Error against n of one model on one target, in every repetition up to its largest n."""
+        heads = None if exact else self.n_heads
+        runs = []
+        for r in range(self.repetitions + self.more_repetitions):
+            most = self.largest if r < self.repetitions else min(self.more_up_to, self.largest)
+            shape, rest = (self.dim, self.n_keys, heads), (most, self.n_test, self.seed, r)
+            runs.append(tuple(Cell(model, target, *shape, n, *rest) for n in sizes if n <= most))
+        return CellSweep(tuple(sizes), tuple(runs))
+
+    def spectrum_cells(self, target: str, sizes: Sequence[int], *, exact: bool) -> list[Cell]:
+        """What predicts the error of biased heads."""
+        shape, most = (self.dim, self.n_keys, None if exact else self.n_heads), self.spectrum_sets
+        return [
+            Cell("biased", target, *shape, n, most, 0, self.seed, 0, learner="spectrum") for n in sizes if 4 * n <= most
+        ]
+
+
+def curve_cells(config: CurveConfig, targets: Iterable[str], sizes: Sequence[int] | None = None) -> list[Cell]:
+    """Every model, finite and infinite, on every target, size and repetition; and the spectrum of biased heads."""
+    return [cell for target in targets for cell in _cells_of(config, target, sizes or config.sizes)]
+
+
+def _cells_of(config: CurveConfig, target: str, sizes: Sequence[int]) -> Iterator[Cell]:
+    for exact in (False, True):
+        for model in MODELS:
+            yield from config.sweep(model, target, sizes, exact=exact).cells
+        yield from config.spectrum_cells(target, sizes, exact=exact)
+
+
+def measured_curve(
+    config: CurveConfig,
+    results: Results,
+    model: str,
+    target: str,
+    *,
+    exact: bool = False,
+    name: str = "error",
+    sizes: Sequence[int] | None = None,
+) -> Curve:
+    """Error against n of one model on one target."""
+    return config.sweep(model, target, sizes or config.sizes, exact=exact).curve(results, name)
+
+
+def predicted_curve(
+    config: CurveConfig,
+    results: Results,
+    model: str,
+    target: str,
+    *,
+    exact: bool = False,
+    sizes: Sequence[int] | None = None,
+) -> dict[float, float]:
+    """Relative error predicted at the best ridge, by n: exact spectra for attention and MLP, a sample's for biased."""
+    sizes = sizes or config.sizes
+    if model == "biased":
+        cells = config.spectrum_cells(target, sizes, exact=exact)
+        return {cell.n_samples: results[cell]["error"] for cell in cells}
+    heads = math.inf if exact else config.n_heads
+    errors = {n: predicted_error(target, config.dim, config.n_keys, n, heads, model) for n in sizes}
+    return {n: error for n, error in errors.items() if error is not None}
+
+
+@lru_cache(maxsize=16384)
+def predicted_error(
+    target: str, dim: int, n_keys: int, n: float, heads: float, model: str = "attention", noise: float = 0.0
+) -> float | None:
+    """Test error over Var f* at the best ridge, label noise of ``noise`` Var f* taken off.
+
+    None where the finest spectrum that is kept is not fine enough for so many samples.
+    """
+    polynomial = read_target(target, dim)
+    spread = target_variance(polynomial, n_keys)
+    try:
+        best = best_ridge_curve(polynomial, n, n_keys, noise * spread, heads, model)
+    except ValueError:
+        return None
+    return float(best.error) / spread - noise
+
+
+@lru_cache(maxsize=4096)
+def predicted_samples(
+    target: str, dim: int, n_keys: int, level: float, model: str, heads: float = math.inf
+) -> int | None:
+    """Samples predicted to reach a share of Var f*; None where theory finds none or keeps no spectrum fine enough."""
+    polynomial = read_target(target, dim)
+    try:
+        return samples_needed(polynomial, n_keys, level * target_variance(polynomial, n_keys), model, n_heads=heads)
+    except ValueError:
+        return None
+
+
+def curve_rows(config: CurveConfig, results: Results, target: str, sizes: Sequence[int] | None = None) -> list[Row]:
+    """One row per model, finite and infinite, and n: measured, oracle, predicted."""
+    rows: list[Row] = []
+    for model, words in MODELS.items():
+        for exact in (False, True):
+            sweep = config.sweep(model, target, sizes or config.sizes, exact=exact)
+            predicted = predicted_curve(config, results, model, target, exact=exact, sizes=sizes)
+            common = {"target": target, "model": words, "heads": "∞" if exact else str(config.n_heads)}
+            rows += sweep.curve(results).rows("n", common, predicted, sweep.curve(results, "oracle"))
+    return rows
+
+
+def curve_chart(config: CurveConfig, results: Results, target: str, name: str, title: str, level: float) -> Chart:
+    """Error against n of all models: measured, oracle, predicted, and infinitely many heads."""
+    measured, predicted, limits, oracles = [], [], [], []
+    for model, words in MODELS.items():
+        measured.append(measured_curve(config, results, model, target).series(words, model))
+        if told := predicted_curve(config, results, model, target):
+            label = f"{words}, predicted" + (" from a sample's spectrum" if model == "biased" else "")
+            predicted.append(Series(label, list(told), list(told.values()), look="dashed", role=model))
+        limit = measured_curve(config, results, model, target, exact=True)
+        limits.append(limit.series(f"{words}, ∞ {'units' if model == 'mlp' else 'heads'}", model, "line"))
+        oracle = measured_curve(config, results, model, target, name="oracle")
+        oracles.append(oracle.series(f"{words}, oracle penalty", model, "thin"))
+    return log_chart(
+        name,
+        title,
+        "training sets n",
+        "relative test error",
+        [*measured, *predicted, *limits, *oracles],
+        rows=curve_rows(config, results, target),
+        note="Points: mean over repetitions, bars one standard error. Dashed: theory, nothing fitted to the points.",
+        marks={f"{level:.0%} of Var f*": level},
+    )
+
+
+def power(base: str, exponent: int) -> str:
+    """A power as a reader writes it.
+
+    >>> power("⟨β, xᵢ⟩", 2), power("⟨β, xᵢ⟩", 1)
+    ('⟨β, xᵢ⟩^{2}', '⟨β, xᵢ⟩')
+    """
+    return base if exponent == 1 else f"{base}^{{{exponent}}}"

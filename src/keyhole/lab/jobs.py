@@ -1,0 +1,492 @@
+"""Jobs: cells that share sets, features and a Gram matrix, computed together with the bits they have alone."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+from jaxtyping import Float
+from scipy.linalg import cho_factor, cho_solve, get_lapack_funcs
+
+from keyhole.attention.features import attention_features, mlp_features
+from keyhole.attention.heads import GaussianHeads, sample_mlp_weights
+from keyhole.attention.kernels import attention_kernel, mlp_kernel
+from keyhole.data.sets import SetBatch
+from keyhole.lab.cells import Cell, Values
+from keyhole.ridge.gram import Sweep, Tridiagonal, tridiagonalise
+from keyhole.ridge.matrices import add_outer
+from keyhole.ridge.problem import (
+    Weighing,
+    centre_of,
+    centred,
+    default_alphas,
+    leave_one_out,
+    mean_squares,
+    numerical_floor,
+    rounding_of_squares,
+    select_alpha,
+    weigh_gram,
+)
+from keyhole.theory.curves import EigenProblem, implicit_ridge, predicted_errors
+from keyhole.theory.harmonics import pair_powers
+from keyhole.theory.notation import parse_target
+from keyhole.theory.targets import Polynomial, sphere_sets
+
+HEAD_BLOCK = 64
+"""Heads added to the Gram matrix at a time. A fixed number, so that the sum of the first M heads is one sequence of
+operations whatever M comes after; a square, so that the scale M^{-1/2} of a block is taken off without rounding."""
+
+LAWS = {"attention": GaussianHeads(), "biased": GaussianHeads(mean=1.0)}
+
+
+def nested_grams(
+    model: str, train: SetBatch, test: SetBatch, heads: Sequence[int | None], seed: int
+) -> Iterator[tuple[int | None, Float[np.ndarray, "n n"], Float[np.ndarray, "test n"]]]:
+    """Yield M, the Gram matrix of the training sets and the kernel of test against training sets, for each M wanted.
+
+    ``heads`` has None for the exact kernel; the first M of a draw are the draw of M. Of the Gram matrix only the lower
+    triangle in Fortran order is meant to be read. Cost: the n²MD operations of the largest M, and those of the last
+    M mod 64 heads of each other.
+    """
+    if None in heads:
+        yield None, *exact_kernels(model, train, test)
+    finite = sorted({m for m in heads if m is not None})
+    n = len(train) if finite else 0
+    gram, cross, done = np.zeros((n, n), order="F"), np.zeros((len(test), n)), 0
+    for m in finite:
+        while done + HEAD_BLOCK <= m:
+            _add_heads(model, gram, cross, train, test, seed, done, done + HEAD_BLOCK)
+            done += HEAD_BLOCK
+        if m == finite[-1]:
+            full, of_test = gram, cross
+        else:
+            full, of_test = gram.copy(order="F"), cross.copy()
+        if done < m:
+            _add_heads(model, full, of_test, train, test, seed, done, m)
+        full *= 1.0 / m
+        of_test *= 1.0 / m
+        yield m, full, of_test
+
+
+def exact_kernels(model: str, train: SetBatch, test: SetBatch) -> tuple[np.ndarray, np.ndarray]:
+    """The kernel of infinitely many heads among training sets, in Fortran order, and of test against training sets."""
+    if model == "mlp":
+        return mlp_kernel(train).T, mlp_kernel(test, train)
+    law = LAWS[model]
+    return attention_kernel(train, law=law).T, attention_kernel(test, train, law=law)
+
+
+def _add_heads(
+    model: str, gram: np.ndarray, cross: np.ndarray, train: SetBatch, test: SetBatch, seed: int, start: int, stop: int
+) -> None:
+    """Add heads ``start … stop − 1`` (of the MLP, as many hidden units as they have values) without any M^{-1/2}."""
+    count, width = stop - start, train.dim + 1
+    if model == "mlp":
+        n_keys = int(train.lengths[0])
+        weights = sample_mlp_weights(count * width, n_keys, train.dim, seed, start=start * width)
+        # the MLP's own scale is (M(d+1))^{-1/2}, of which M^{-1/2} is taken off
+        features, of_test = mlp_features(train, weights), mlp_features(test, weights)
+    else:
+        heads = LAWS[model].sample(count, train.dim, seed, start=start)
+        features, of_test = attention_features(train, heads), attention_features(test, heads)
+    features *= math.sqrt(count)
+    of_test *= math.sqrt(count)
+    add_outer(gram, features)
+    cross += of_test @ features.T
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Relative test errors of one target: mean squared error over the variance of the target on the test sets."""
+
+    error: float
+    """With the penalty ``alpha`` that leave-one-out chooses on the training sets."""
+    alpha: float
+    oracle: float
+    """With the penalty that is best on the test sets, which nobody can know."""
+    oracle_alpha: float
+    loo: float
+    """What leave-one-out says of its choice, over the same variance."""
+
+
+@dataclass(frozen=True)
+class FactorisedGram:
+    """A Gram matrix reduced once, for any number of targets and the default path of penalties.
+
+    The same mathematics as `ridge_gram_path` with an intercept; outputs are taken one at a time, so that the bits of
+    one do not depend on its neighbours.
+    """
+
+    basis: Float[np.ndarray, "n m"]
+    factors: tuple[tuple[np.ndarray, np.ndarray], ...]
+    problem: Weighing
+    alphas: Float[np.ndarray, " a"]
+    complements: Float[np.ndarray, "a n"]
+    rounding: float
+
+    @classmethod
+    def of(cls, gram: Float[np.ndarray, "n n"]) -> FactorisedGram:
+        """Factorise a copy of ``gram``, of which the lower triangle is read. 8n³/3 operations."""
+        matrix, problem = weigh_gram(gram, np.zeros((len(gram), 1)), None, fit_intercept=True, overwrite_gram=False)
+        form = tridiagonalise(matrix, problem.normal, np.float64)
+        del matrix
+        rounding = float(np.finfo(np.float64).eps)
+        largest = form.largest()
+        floor = numerical_floor(max(largest, problem.removed), len(gram), rounding)
+        sweep = Sweep.of(form, problem.y)
+        complements = None
+        while complements is None:
+            alphas = default_alphas(largest, floor)
+            complements = sweep.complements(alphas)
+            floor *= 10.0  # rounding made an eigenvalue below −alpha: penalties that small cannot be judged
+        return cls(form.basis, _factors(form, alphas), problem, alphas, complements, rounding)
+
+    def outcome(
+        self, y: Float[np.ndarray, " n"], cross: Float[np.ndarray, "test n"], truth: Float[np.ndarray, " test"]
+    ) -> Outcome:
+        """Fit one target at every penalty and measure it. 2n²a operations for a penalties."""
+        column = y[:, None]
+        mean = centre_of(column, self.problem.roots)
+        problem = replace(self.problem, y=centred(column, mean), y_mean=mean, y_size=float(np.abs(y).max()))
+        (pttrs,) = get_lapack_funcs(("pttrs",), (self.basis,))
+        outputs = self.basis.T @ problem.y
+        dual = self.basis @ np.hstack([pttrs(pivots, beside, outputs)[0] for pivots, beside in self.factors])
+        scores = [
+            float(mean_squares(leave_one_out(alpha * dual[:, [i]], self.complements[i]), problem.weights)[0])
+            for i, alpha in enumerate(self.alphas)
+        ]
+        chosen = select_alpha(self.alphas, np.array(scores), rounding_of_squares(problem.y_size, self.rounding))
+        predictions = cross @ dual + (problem.y_mean - problem.gram_mean @ dual)
+        spread = float(np.var(truth))
+        errors = np.mean(np.square(predictions - truth[:, None]), axis=0) / spread
+        best = int(np.argmin(errors))
+        return Outcome(
+            float(errors[chosen]),
+            float(self.alphas[chosen]),
+            float(errors[best]),
+            float(self.alphas[best]),
+            float(scores[chosen]) / spread,
+        )
+
+
+def _factors(form: Tridiagonal, alphas: Float[np.ndarray, " a"]) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
+    """L D Lᵀ of T + alpha for every penalty, as LAPACK keeps it: D, and the diagonal of L beside ones."""
+    (pttrf,) = get_lapack_funcs(("pttrf",), (form.diagonal,))
+    # LAPACK of one row takes no empty vector
+    beside = form.beside if len(form.beside) else np.zeros(1)
+    return tuple(tuple(pttrf(form.diagonal + alpha, beside)[:2]) for alpha in alphas)
+
+
+N_HALVES = 4
+"""Halves of the sample that tell bias and spread, in complementary pairs."""
+
+
+@dataclass(frozen=True)
+class SampleSpectrum:
+    """Eigenpairs of K/m for a sample and for halves of it: (rows, eigenvalues, eigenvectors), the whole first."""
+
+    parts: tuple[tuple[np.ndarray, np.ndarray, np.ndarray], ...]
+
+    @classmethod
+    def of(cls, model: str, sets: SetBatch) -> SampleSpectrum:
+        """Decompose the exact kernel of some sets. About 9m³ operations, and half as many again for the halves."""
+        gram = mlp_kernel(sets) if model == "mlp" else attention_kernel(sets, law=LAWS[model])
+        m = len(sets)
+        rng = np.random.default_rng(0)
+        rows = [np.arange(m)]
+        for _ in range(N_HALVES // 2):
+            order = rng.permutation(m)
+            rows += [np.sort(order[: m // 2]), np.sort(order[m // 2 :])]
+        return cls(tuple(_decompose(gram, part) for part in rows))
+
+    def best_error(self, y: Float[np.ndarray, " m"], n: int, n_features: float) -> Values:
+        """Predicted relative test error of n samples at the best ridge, and its standard error.
+
+        What halving the sample adds to the prediction is taken off once: an empirical spectrum has a bias of order
+        1/m, so that a half has twice that of the whole. Good for n up to m/4.
+        """
+        spread = float(np.var(y))
+        errors = [_best(values, vectors, y[rows], n, n_features) / spread for rows, values, vectors in self.parts]
+        bias = float(np.mean(errors[1:])) - errors[0]
+        return {"error": max(errors[0] - bias, 0.0), "standard_error": float(np.std(errors[1:], ddof=1))}
+
+
+def _decompose(gram: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    m = len(rows)
+    values, vectors = np.linalg.eigh(gram[np.ix_(rows, rows)] / m)
+    # rounding leaves eigenvalues of the order of ε λ_max, of either sign, where there should be zeros
+    return rows, np.where(values > m * np.finfo(float).eps * values[-1], values, 0.0), vectors
+
+
+def _best(values: np.ndarray, vectors: np.ndarray, y: np.ndarray, n: int, features: float) -> float:
+    problem = EigenProblem(values, np.ones(len(values)), np.square(vectors.T @ y) / len(y))
+    floor = implicit_ridge(problem, float(n), features, 0.0)
+    base = max(floor, 1e-18 * problem.trace)
+    lifts = np.concatenate([[1e-9], np.geomspace(1e-4, math.log(10 * problem.trace / base) + 1.0, 200)])
+    return float(predicted_errors(problem, float(n), features, base * np.exp(lifts), 0.0).min())
+
+
+BASE_MEMORY = 2**28
+"""Bytes of a worker process before it holds any matrix."""
+
+HEADS_DRAWN = 80
+"""The learner "fixed" draws its heads again until this many have been drawn: the luck of few heads is averaged out."""
+
+Done = tuple[Cell, Values, float]
+"""A cell, what it came to, and the seconds since the one before it."""
+
+_Label = tuple[str, float, float, float]
+
+
+@dataclass(frozen=True)
+class Job:
+    """Cells that share a draw: nested n and M, all targets and labels, one model, one repetition."""
+
+    cells: tuple[Cell, ...]
+    """In the order they are computed: by M, then by n, so that the costliest comes last."""
+
+    @property
+    def name(self) -> str:
+        """A line for people."""
+        first = self.cells[0]
+        heads = "∞ heads" if first.n_heads is None else f"{max(c.n_heads or 0 for c in self.cells)} heads"
+        sizes = f"d = {first.dim}, N = {first.n_keys}, n ≤ {max(c.n_samples for c in self.cells)}"
+        return f"{first.model}, {first.learner}, {heads}, {sizes}, repetition {first.repetition + 1}"
+
+    @property
+    def cost(self) -> float:
+        """Seconds on one core, roughly: what schedules long jobs first and tells the time left."""
+        return sum(cell_costs(self.cells).values())
+
+    @property
+    def memory(self) -> int:
+        """Bytes that computing it takes at most: two n × n matrices, the test kernel, a block of features."""
+        first = self.cells[0]
+        n, largest = first.most_samples, max(cell.n_samples for cell in self.cells)
+        if first.learner == "spectrum":
+            return 8 * 5 * n * n + BASE_MEMORY
+        # the running sum, a copy where other M follow, and the copy that is factorised
+        squares = (2 if len({cell.n_heads for cell in self.cells}) > 1 else 1) * n * n + largest * largest
+        features = 3 * HEAD_BLOCK * (first.dim + 1) * (n + first.n_test)
+        return 8 * (squares + 2 * n * first.n_test + features) + BASE_MEMORY
+
+
+def group(cells: Iterable[Cell]) -> list[Job]:
+    """Join cells into jobs, longest first; the same cells in any order give the same jobs."""
+    shared: dict[tuple[object, ...], list[Cell]] = {}
+    for cell in sorted(set(cells), key=_order):
+        shared.setdefault(_shared(cell), []).append(cell)
+    return sorted((Job(tuple(members)) for members in shared.values()), key=lambda job: (-job.cost, job.name))
+
+
+def _order(cell: Cell) -> tuple[object, ...]:
+    return (cell.n_heads or 0, cell.n_samples, cell.config)
+
+
+def _shared(cell: Cell) -> tuple[object, ...]:
+    draw = (cell.learner, cell.model, cell.dim, cell.n_keys, cell.most_samples, cell.n_test, cell.seed, cell.repetition)
+    if cell.learner == "spectrum":
+        return draw
+    if cell.learner == "fixed":
+        return (*draw, cell.n_heads)
+    # finite and infinite heads share nothing but the sets; the constrained learner shares nothing at all
+    return (*draw, cell.n_heads is None) if cell.learner == "ridge" else (*draw, cell.config)
+
+
+def cell_costs(cells: Collection[Cell]) -> dict[Cell, float]:
+    """Seconds on one core for each cell, roughly, what is shared counted with the first that needs it."""
+    costs: dict[Cell, float] = {}
+    seen: set[tuple[object, ...]] = set()
+    for cell in cells:
+        n, most, pairs = cell.n_samples, cell.most_samples, cell.n_keys**2 * (cell.dim + 4) / 20
+        if cell.learner in ("absolute", "huber"):
+            costs[cell] = (6e-5 if cell.learner == "absolute" else 9e-6) * n * (cell.n_heads or 1) * (cell.dim + 1)
+            continue
+        cost = 3e-3
+        shared = _shared(cell)
+        if shared not in seen and (cell.n_heads is None or cell.learner == "spectrum"):
+            per_entry = 2e-9 * pairs * (3 if cell.model == "biased" else 1) if cell.model != "mlp" else 2e-8
+            cost += (most * most / 2 + most * cell.n_test) * per_entry
+        if cell.learner == "spectrum":
+            costs[cell] = cost + (13.5 * most**3 / 2.8e10 if shared not in seen else 0.0)
+            seen.add(shared)
+            continue
+        if cell.n_heads is not None and (*shared, cell.n_heads) not in seen:
+            width = cell.n_heads * (cell.dim + 1)
+            cost += (most * most + 2 * most * cell.n_test) * width / 4e10
+        if (*shared, cell.n_heads, n, cell.ridge) not in seen:
+            order = 8 * n**3 if cell.ridge is None else _head_draws(cell) * min(n, (cell.n_heads or n) * cell.dim) ** 3
+            cost += order / 3 / 1.5e10 + 1e-3
+        seen |= {shared, (*shared, cell.n_heads), (*shared, cell.n_heads, n, cell.ridge)}
+        costs[cell] = cost
+    return costs
+
+
+def compute(job: Job, wanted: Collection[Cell] | None = None) -> Iterator[Done]:
+    """Compute the cells of a job, or those wanted of them: what they share is made anew, with the same bits.
+
+    BLAS is held to one thread: how it splits a sum over several is its own affair, and would show in the last digit.
+    """
+    from threadpoolctl import ThreadpoolController
+
+    cells = [cell for cell in job.cells if wanted is None or cell in wanted]
+    if not cells:
+        return
+    if cells[0].learner in ("absolute", "huber"):
+        import keyhole.estimators  # noqa: F401  (whatever BLAS it brings along has to be seen by the next line)
+    libraries = ThreadpoolController()
+    steps = {"ridge": _ridge, "fixed": _fixed_ridge, "spectrum": _spectrum}.get(cells[0].learner, _ball)(cells)
+    start = time.perf_counter()
+    while True:
+        # the limit is set for each step and not around the loop: whoever drives this generator has threads of its own
+        with libraries.limit(limits=1):
+            step = next(steps, None)
+        if step is None:
+            return
+        now = time.perf_counter()
+        yield *step, now - start
+        start = now
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The sets, heads and noise of one repetition."""
+
+    train: SetBatch
+    test: SetBatch
+    head_seed: int
+    noise_seed: int
+
+    @classmethod
+    def of(cls, cell: Cell) -> Draw:
+        """The draw of a cell: one for all models, so that they are compared on the same sets."""
+        words = [cell.seed, cell.dim, cell.n_keys, cell.repetition]
+        train, test, heads, noise = (int(s) for s in np.random.SeedSequence(words).generate_state(4))
+        return cls(
+            sphere_sets(cell.most_samples, cell.n_keys, cell.dim, train),
+            sphere_sets(max(cell.n_test, 1), cell.n_keys, cell.dim, test),  # a spectrum is tested on no sets
+            heads,
+            noise,
+        )
+
+    def labels(self, cell: Cell) -> np.ndarray:
+        """f* on all training sets, with the noise and the outliers that the cell asks for."""
+        target = read_target(cell.target, cell.dim)
+        y = target(self.train)
+        if cell.noise == 0.0 and cell.outliers == 0.0:
+            return y
+        rng, n = np.random.default_rng(self.noise_seed), len(y)
+        noise, signs, luck = rng.standard_normal(n), rng.choice([-1.0, 1.0], size=n), rng.random(n)
+        scale = np.sqrt(target_variance(target, cell.n_keys))
+        jumps = np.where(luck < cell.outliers, cell.outlier_size * signs, 0.0)
+        return np.asarray(y + scale * (np.sqrt(cell.noise) * noise + jumps))
+
+    def all_labels(self, cells: list[Cell]) -> tuple[dict[_Label, np.ndarray], dict[str, np.ndarray]]:
+        """Labels by what makes them differ, and f* on the test sets by target."""
+        labels = {_label(cell): cell for cell in cells}
+        truths = {cell.target: read_target(cell.target, cell.dim)(self.test) for cell in labels.values()}
+        return {label: self.labels(cell) for label, cell in labels.items()}, truths
+
+
+@lru_cache(maxsize=256)
+def read_target(text: str, dim: int) -> Polynomial:
+    """The polynomial of a notation."""
+    return parse_target(text, dim).target
+
+
+def target_variance(target: Polynomial, n_keys: int) -> float:
+    """Var f* under the sphere law.
+
+    >>> from keyhole.theory.targets import TokenPower
+    >>> round(target_variance(TokenPower(1, dim=8), n_keys=4), 6)    # 1/(dN)
+    0.03125
+    """
+    powers = pair_powers(target)
+    return float(powers[1:, 0].sum() + powers[:, 1:].sum() / n_keys)
+
+
+def _ridge(cells: list[Cell]) -> Iterator[tuple[Cell, Values]]:
+    draw = Draw.of(cells[0])
+    labels, truths = draw.all_labels(cells)
+    heads = list(dict.fromkeys(cell.n_heads for cell in cells))
+    for m, gram, cross in nested_grams(cells[0].model, draw.train, draw.test, heads, draw.head_seed):
+        for n in dict.fromkeys(cell.n_samples for cell in cells if cell.n_heads == m):
+            factorised = FactorisedGram.of(gram[:n, :n])
+            for cell in cells:
+                if cell.n_heads == m and cell.n_samples == n:
+                    y = labels[_label(cell)][:n]
+                    yield cell, asdict(factorised.outcome(y, cross[:, :n], truths[cell.target]))
+            del factorised
+
+
+def _head_draws(cell: Cell) -> int:
+    return 1 if cell.n_heads is None else max(1, round(HEADS_DRAWN / cell.n_heads))
+
+
+def _fixed_ridge(cells: list[Cell]) -> Iterator[tuple[Cell, Values]]:
+    """What the theory describes: no intercept, the raw kernel or features, α = nλ; errors are mean squares."""
+    first, draw = cells[0], Draw.of(cells[0])
+    labels, truths = draw.all_labels(cells)
+    errors = dict.fromkeys(cells, 0.0)
+    for k in range(_head_draws(first)):
+        if first.n_heads is None:
+            gram, cross = exact_kernels(first.model, draw.train, draw.test)
+        else:
+            heads = LAWS[first.model].sample(first.n_heads, first.dim, draw.head_seed + k)
+            features, of_test = attention_features(draw.train, heads), attention_features(draw.test, heads)
+        for n, ridge in dict.fromkeys((cell.n_samples, cell.ridge or 0.0) for cell in cells):
+            if first.n_heads is None:
+                matrix, left, right = gram[:n, :n].copy(), cross[:, :n], None
+            elif features.shape[1] < n:
+                matrix, left, right = features[:n].T @ features[:n], of_test, features[:n].T
+            else:
+                matrix, left, right = features[:n] @ features[:n].T, of_test @ features[:n].T, None
+            matrix[np.diag_indices_from(matrix)] += n * ridge
+            factor = cho_factor(matrix, lower=True, overwrite_a=True, check_finite=False)
+            for cell in cells:
+                if (cell.n_samples, cell.ridge) == (n, ridge):
+                    y = labels[_label(cell)][:n]
+                    fitted = left @ cho_solve(factor, y if right is None else right @ y)
+                    errors[cell] += float(np.mean(np.square(fitted - truths[cell.target]))) / _head_draws(cell)
+    yield from ((cell, {"mean_square": error}) for cell, error in errors.items())
+
+
+def _label(cell: Cell) -> _Label:
+    return cell.target, cell.noise, cell.outliers, cell.outlier_size
+
+
+def _spectrum(cells: list[Cell]) -> Iterator[tuple[Cell, Values]]:
+
+    draw = Draw.of(cells[0])
+    spectrum = SampleSpectrum.of(cells[0].model, draw.train)
+    for text in dict.fromkeys(cell.target for cell in cells):
+        y = read_target(text, cells[0].dim)(draw.train)
+        for cell in cells:
+            if cell.target == text:
+                features = np.inf if cell.n_heads is None else cell.n_heads * (cell.dim + 1)
+                yield cell, spectrum.best_error(y, cell.n_samples, features)
+
+
+def _ball(cells: list[Cell]) -> Iterator[tuple[Cell, Values]]:
+    import warnings
+
+    from keyhole.estimators.norm_ball import NormBallRegressor, NormBallWarning
+
+    for cell in cells:
+        draw = Draw.of(cell)
+        target = read_target(cell.target, cell.dim)
+        truth, y = target(draw.test), draw.labels(cell)[: cell.n_samples]
+        scale = np.sqrt(target_variance(target, cell.n_keys))  # the Huber loss bends at 1: labels in units of f*
+        model = NormBallRegressor(
+            cell.n_heads, law=LAWS[cell.model], loss=cell.learner, tol=0.01, random_state=draw.head_seed
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", NormBallWarning)  # the gap it stopped at is kept below
+            model.fit(draw.train[: cell.n_samples], y / scale)
+        error = float(np.mean((model.predict(draw.test) * scale - truth) ** 2) / np.var(truth))
+        gap, active = float(model.duality_gap_), float(len(model.active_heads_))
+        yield cell, {"error": error, "gap": gap, "active_heads": active, "radius": float(model.group_radius_)}

@@ -1,0 +1,324 @@
+"""From finished cells to curves with error bars: means over repetitions, crossings, and how sure they are.
+
+Nothing here fits a model; it reads results and does arithmetic on them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from scipy.special import stdtrit
+
+from keyhole.lab.cells import Cell, Values
+from keyhole.lab.report.document import Chart, Look, Row, Series, bars
+
+Results = Mapping[Cell, Values]
+
+RESAMPLES = 400
+"""Draws of repetitions behind an uncertainty."""
+
+log_chart = partial(Chart, x_log=True, y_log=True)
+"""A chart with logarithmic axes."""
+
+
+@dataclass(frozen=True)
+class CellSweep:
+    """Cells along an axis: ``runs[r]`` are those of repetition r, for the first points of ``x``."""
+
+    x: tuple[float, ...]
+    runs: tuple[tuple[Cell, ...], ...]
+
+    @classmethod
+    def over(cls, cell: Cell, field: str, values: Sequence[Any], repetitions: int) -> CellSweep:
+        """A cell with each of the values in one of its fields, in every repetition."""
+        runs = (tuple(replace(cell, repetition=r, **{field: value}) for value in values) for r in range(repetitions))
+        return cls(tuple(math.inf if value is None else value for value in values), tuple(runs))
+
+    @property
+    def cells(self) -> list[Cell]:
+        """All of them."""
+        return [cell for run in self.runs for cell in run]
+
+    def curve(self, results: Results, name: str = "error") -> Curve:
+        """One value of the cells as a curve."""
+        table = np.full((len(self.runs), len(self.x)), np.nan)
+        for row, cells in zip(table, self.runs, strict=True):
+            row[: len(cells)] = [results[cell][name] for cell in cells]
+        return Curve(np.array(self.x, dtype=np.float64), table)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Repeated measurements at several points; NaN where a repetition has no such point."""
+
+    x: Float[np.ndarray, " points"]
+    runs: Float[np.ndarray, "reps points"]
+
+    @property
+    def mean(self) -> Float[np.ndarray, " points"]:
+        """Mean over the repetitions that have the point."""
+        return _mean(self.runs)
+
+    @property
+    def error(self) -> Float[np.ndarray, " points"]:
+        """Standard error of the mean; NaN where there is one repetition only."""
+        count = np.isfinite(self.runs).sum(axis=0)
+        centred = np.where(np.isfinite(self.runs), self.runs - self.mean, 0.0)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.asarray(np.sqrt(np.square(centred).sum(axis=0) / (count - 1) / count))
+
+    def at(self, x: float) -> tuple[float, float]:
+        """Mean and standard error at one of the points."""
+        i = int(np.flatnonzero(self.x == x)[0])
+        return float(self.mean[i]), float(self.error[i])
+
+    def series(self, name: str, role: str, look: Look = "points") -> Series:
+        """To be drawn: bars of one standard error where there are several repetitions."""
+        spread = np.nan_to_num(self.error)
+        points = self.x.tolist(), self.mean.tolist()
+        if look == "points" and spread.any():
+            return bars(name, *points, spread.tolist(), role)
+        return Series(name, *points, look=look, role=role)
+
+    def rows(
+        self, axis: str, common: Row, predicted: Mapping[int, Any] | Mapping[float, Any], oracle: Curve | None = None
+    ) -> list[Row]:
+        """One row per point: what is common to all, where it is, and what was measured and predicted there."""
+        return [
+            {
+                **common,
+                axis: "∞" if math.isinf(x) else int(x),
+                "measured": float(mean),
+                "standard_error": float(error) if math.isfinite(error) else None,
+                "repetitions": int(np.isfinite(self.runs[:, i]).sum()),
+                "oracle": None if oracle is None else float(oracle.mean[i]),
+                "predicted": predicted.get(x),
+            }
+            for i, (x, mean, error) in enumerate(zip(self.x.tolist(), self.mean, self.error, strict=True))
+        ]
+
+
+def _mean(runs: np.ndarray) -> np.ndarray:
+    known = np.isfinite(runs)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(np.where(known, runs, 0.0).sum(axis=0) / known.sum(axis=0))
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with its uncertainty; ``value`` is None where it lies beyond what was measured."""
+
+    value: float | None
+    spread: float = 0.0
+    """Standard error."""
+    low: float = math.nan
+    """End of a 95 % interval by Student's law, whose tails say how few repetitions there are."""
+    high: float = math.nan
+
+    @property
+    def lower(self) -> float:
+        """What it surely exceeds: the end of the interval, the value where there is none, −∞ without a value."""
+        return self.low if math.isfinite(self.low) else -math.inf if self.value is None else self.value
+
+    @property
+    def upper(self) -> float:
+        """What it surely stays below."""
+        return self.high if math.isfinite(self.high) else math.inf if self.value is None else self.value
+
+    def text(self, digits: int = 3, missing: str = "–") -> str:
+        """Value ± standard error, or what stands for a missing one.
+
+        >>> Estimate(674.2, 12.34).text(), Estimate(1.01234, 0.0012).text(), Estimate(None).text()
+        ('674 ± 12', '1.012 ± 0.001', '–')
+        """
+        if self.value is None:
+            return missing
+        if not math.isfinite(self.spread):
+            return f"{self.value:.{digits}g}"
+        if self.value == 0 or not math.isfinite(self.value):
+            return f"{self.value:g} ± {self.spread:.2g}"
+        places = max(0, digits - 1 - math.floor(math.log10(abs(self.value))))
+        if self.spread > 0:  # a spread that rounds to nothing says nothing
+            places = min(max(places, -math.floor(math.log10(self.spread))), 6)
+        return f"{self.value:.{places}f} ± {self.spread:.{places}f}"
+
+
+def count_text(count: int | None) -> str:
+    """A whole number, or a dash.
+
+    >>> count_text(12345), count_text(None)
+    ('12,345', '–')
+    """
+    return "–" if count is None else f"{count:,}"
+
+
+def series_from_rows(
+    rows: Sequence[Row], x: str, y: str, name: str, look: Look = "points", role: str = "", error: str = ""
+) -> Series:
+    """A curve through the rows that have both columns, with bars where there is a column of errors."""
+    known = [row for row in rows if row[x] is not None and row[y] is not None]
+    xs, ys = ([float(row[column] or 0) for row in known] for column in (x, y))
+    if error:
+        return bars(name, xs, ys, [float(row[error] or 0) for row in known], role)
+    return Series(name, xs, ys, look=look, role=role)
+
+
+def resample(
+    statistic: Callable[[list[np.ndarray]], float | None], tables: Sequence[np.ndarray], seed: int
+) -> Estimate:
+    """A statistic of tables (repetitions, points), and how it varies when whole repetitions are drawn with replacement.
+
+    All tables are resampled alike, because their repetitions share their sets. Repetitions that reach equally far are
+    drawn among each other, so that every point stays measured. A resampled mean of r varies by (r−1)/r of the true
+    variance, which is put right.
+    """
+    value = statistic(list(tables))
+    if value is None:
+        return Estimate(None)
+    points = np.sum([np.isfinite(table).sum(axis=1) for table in tables], axis=0)
+    strata = [np.flatnonzero(points == level) for level in np.unique(points)]
+    rng = np.random.default_rng(seed)
+    draws = []
+    for _ in range(RESAMPLES):
+        rows = np.concatenate([rng.choice(rows, size=len(rows)) for rows in strata])
+        drawn = statistic([table[rows] for table in tables])
+        if drawn is not None:
+            draws.append(drawn)
+    freedom = sum(len(rows) - 1 for rows in strata)
+    smallest = min(len(rows) for rows in strata)
+    if smallest < 2 or len(draws) < RESAMPLES // 2:
+        return Estimate(value, math.nan)
+    spread = float(np.std(draws)) * math.sqrt(smallest / (smallest - 1))
+    reach = float(stdtrit(freedom, 0.975)) * spread
+    return Estimate(value, spread, value - reach, value + reach)
+
+
+def falls_to(x: np.ndarray, y: np.ndarray, level: float) -> float | None:
+    """Where a curve first falls to a level, on logarithmic axes between points; None if it does not.
+
+    >>> round(falls_to(np.array([100.0, 200.0, 400.0]), np.array([0.4, 0.2, 0.1]), 0.2), 6)
+    200.0
+    """
+    known = np.isfinite(y)
+    x, y = x[known], y[known]
+    below = np.flatnonzero(y <= level)
+    if len(below) == 0 or below[0] == 0:
+        return None
+    i = int(below[0])
+    share = (math.log(y[i - 1]) - math.log(level)) / (math.log(y[i - 1]) - math.log(max(y[i], 1e-300)))
+    return float(math.exp(math.log(x[i - 1]) + share * (math.log(x[i]) - math.log(x[i - 1]))))
+
+
+def rises_through(x: np.ndarray, y: np.ndarray, level: float) -> float | None:
+    """Where a curve first rises through a level, on plain axes; None if it does not.
+
+    >>> round(rises_through(np.array([0.0, 0.5, 1.0]), np.array([0.5, 0.9, 1.1]), 1.0), 6)
+    0.75
+    """
+    above = np.flatnonzero(y > level)
+    if len(above) == 0 or above[0] == 0:
+        return None
+    i = int(above[0])
+    return float(x[i - 1] + (level - y[i - 1]) / (y[i] - y[i - 1]) * (x[i] - x[i - 1]))
+
+
+def samples_measured(curve: Curve, level: float, seed: int = 0) -> Estimate:
+    """The number of samples at which the mean error falls to a level."""
+    return resample(lambda tables: falls_to(curve.x, _mean(tables[0]), level), [curve.runs], seed)
+
+
+def samples_row(sweep: CellSweep, results: Results, level: float, seed: int) -> dict[str, float | None]:
+    """Samples measured at a level, their standard error, and the samples of the oracle; None what is not known."""
+    found, oracle = Estimate(None), Estimate(None)
+    if sweep.x:
+        found, oracle = (samples_measured(sweep.curve(results, name), level, seed) for name in ("error", "oracle"))
+    known = found.value is not None and math.isfinite(found.spread)
+    return {"measured": found.value, "standard_error": found.spread if known else None, "oracle": oracle.value}
+
+
+def samples_text(row: Row, missing: str = "–") -> dict[str, Any]:
+    """The same beside the prediction, for a table."""
+    found = Estimate(None)
+    if row["measured"] is not None:
+        found = Estimate(float(row["measured"]), float(row["standard_error"] or math.nan))
+    told = row["predicted"]
+    return {
+        "d": row["d"],
+        "N": row["N"],
+        "n, measured": found.text(missing=missing),
+        "n, predicted": count_text(None if told is None else int(told)),
+    }
+
+
+def apart(series: Series) -> Series:
+    """The points with gaps between them, so that no line joins what has nothing to do with each other."""
+
+    def gaps(values: Any, gap: Any) -> Any:
+        return None if values is None else [entry for value in values for entry in (value, gap)][:-1]
+
+    numbers = {name: gaps(getattr(series, name), math.nan) for name in ("x", "y", "low", "high")}
+    return replace(series, **numbers, hover=gaps(series.hover, ""))
+
+
+def ratio_at(upper: Curve, lower: Curve, x: float, seed: int = 0) -> Estimate:
+    """Ratio of two mean errors at one point, over the same repetitions."""
+    i = int(np.flatnonzero(upper.x == x)[0])
+
+    def statistic(tables: list[np.ndarray]) -> float:
+        return float(_mean(tables[0])[0] / _mean(tables[1])[0])
+
+    known = np.isfinite(upper.runs[:, i]) & np.isfinite(lower.runs[:, i])
+    return resample(statistic, [upper.runs[known, i : i + 1], lower.runs[known, i : i + 1]], seed)
+
+
+def quotient(upper: Estimate, lower: Estimate) -> Estimate:
+    """The quotient of two independent estimates, with an interval of two standard errors."""
+    if upper.value is None or lower.value is None:
+        return Estimate(None)
+    ratio = upper.value / lower.value
+    spread = ratio * math.hypot(upper.spread / upper.value, lower.spread / lower.value)
+    return Estimate(ratio, spread, ratio - 2 * spread, ratio + 2 * spread)
+
+
+def samples_saved(better: Curve, worse: Curve, x: float, seed: int = 0) -> Estimate:
+    """How many times fewer samples the better model needs for the error that the worse one has at ``x``."""
+    i = int(np.flatnonzero(worse.x == x)[0])
+    known = np.isfinite(worse.runs[:, i]) & np.isfinite(better.runs[:, i])
+
+    def statistic(tables: list[np.ndarray]) -> float | None:
+        needed = falls_to(better.x[: i + 1], _mean(tables[0]), float(_mean(tables[1])[0]))
+        return None if needed is None else x / needed
+
+    return resample(statistic, [better.runs[known, : i + 1], worse.runs[known, i : i + 1]], seed)
+
+
+def slope(curve: Curve, seed: int = 0) -> Estimate:
+    """Slope of the mean on logarithmic axes, by least squares."""
+
+    def statistic(tables: list[np.ndarray]) -> float | None:
+        mean = _mean(tables[0])
+        if len(mean) < 2 or not (mean > 0).all():
+            return None
+        return float(np.polyfit(np.log(curve.x), np.log(mean), 1)[0])
+
+    return resample(statistic, [curve.runs], seed)
+
+
+def deviation_text(rows: Sequence[Row]) -> str:
+    """Median of |predicted/measured − 1| over rows that have both, with their number.
+
+    >>> deviation_text([{"predicted": 1.1, "measured": 1.0}, {"predicted": None, "measured": 1.0}])
+    '10.0 % (1 points)'
+    """
+    off = [
+        abs(float(predicted) / float(measured) - 1)
+        for predicted, measured in ((row.get("predicted"), row.get("measured")) for row in rows)
+        if predicted is not None and measured is not None
+    ]
+    return f"{100 * float(np.median(off)):.1f} % ({len(off)} points)" if off else "no prediction"

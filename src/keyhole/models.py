@@ -1,0 +1,881 @@
+"""`save` and `load`: a model as one safetensors file with a JSON description. Nothing in a file is ever executed."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+
+from keyhole import __version__
+from keyhole._checks import check_choice, check_count, check_number
+from keyhole.attention.activations import check_activation, check_pointwise
+from keyhole.attention.heads import FittedHeads, GaussianHeads, HeadDraw, QueryKeyHeads, Step
+from keyhole.attention.learned import IdentityHeads, LearnedHeads, UnfittedLaw
+from keyhole.data.sets import POOLINGS, PooledSets, SetBatch, SetGroups
+from keyhole.data.tokens import QUERIES, SCALINGS, TokenRule
+from keyhole.estimators.attention import AttentionClassifier, AttentionRegressor
+from keyhole.estimators.features import AttentionFeatures
+from keyhole.estimators.norm_ball import NormBallClassifier, NormBallRegressor, PrunedLayer
+from keyhole.layer import FiniteLayer, KernelLayer
+
+FORMAT, VERSION = "keyhole-model", 1
+LARGEST_HEADER = 100_000_000
+"""Bytes; the limit of safetensors itself."""
+DTYPES = {
+    "F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "|i1",
+    "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "|u1", "BOOL": "|b1",
+}  # fmt: skip
+"""Types of arrays that a model may hold."""
+_NAMES = {np.dtype(code): name for name, code in DTYPES.items()}
+
+
+def storable(array: np.ndarray) -> bool:
+    """Whether the file has a type for this array."""
+    return array.dtype.newbyteorder("<") in _NAMES
+
+
+def write_container(path: Path, document: Any, arrays: Mapping[str, np.ndarray], *, overwrite: bool) -> None:
+    """Write arrays and a document; refuse an existing file unless told otherwise.
+
+    The bytes go to a partial file beside ``path`` that takes its name once it is complete.
+    """
+    from safetensors.numpy import save
+
+    if path.is_dir():
+        raise ValueError(f"`path` must name a file: {path.name!r} is a folder. Add a file name, such as model.keyhole.")
+    if path.exists() and not overwrite:
+        raise _exists(path)
+    stored = {name: np.ascontiguousarray(a, dtype=a.dtype.newbyteorder("<")) for name, a in arrays.items()}
+    text = json.dumps(document, allow_nan=False, ensure_ascii=True, separators=(",", ":"))
+    contents = {name: (_NAMES[a.dtype], a.shape, a.tobytes()) for name, a in stored.items()}
+    metadata = {"format": FORMAT, "version": str(VERSION), "document": text, "sha256": _digest(text, contents)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name[:100]}.{uuid4().hex}.partial")
+    try:
+        partial.write_bytes(save(stored, metadata))
+        _take_name(partial, path, overwrite)
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+
+
+def _take_name(partial: Path, path: Path, overwrite: bool) -> None:
+    if overwrite:
+        os.replace(partial, path)
+        return
+    try:
+        os.link(partial, path)  # unlike a rename, it fails if somebody made the file in the meantime
+    except FileExistsError:
+        raise _exists(path) from None
+    except OSError:  # a file system without links
+        os.replace(partial, path)
+
+
+def _exists(path: Path) -> ValueError:
+    return ValueError(
+        f"a file is not replaced unless asked: {path.name!r} exists. Choose another name, or pass overwrite=True."
+    )
+
+
+def read_container(path: Path) -> tuple[Any, dict[str, np.ndarray]]:
+    """Read document and arrays, checked: sizes before allocation, then the digest. Raises ValueError or OSError."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > min(size - 8, LARGEST_HEADER):
+            raise damaged(
+                path,
+                f"a model file starts with the length of its header, at most its own {size:,} bytes",
+                f"{length:,}",
+            )
+        header = _parse(path, file.read(length))
+        metadata = _metadata(path, header)
+        entries = _entries(path, header, size - 8 - length)
+        contents = {}
+        for name, (dtype, shape, start, stop) in entries.items():
+            file.seek(8 + length + start)
+            content = file.read(stop - start)
+            if len(content) != stop - start:
+                raise damaged(path, "all bytes of an array must be there", f"{len(content):,} for {name!r:.80}")
+            contents[name] = (dtype, shape, content)
+    if _digest(metadata["document"], contents) != metadata["sha256"]:
+        raise damaged(path, "contents must match the digest that was stored with them", "contents that do not")
+    arrays = {
+        name: np.frombuffer(content, DTYPES[dtype]).reshape(shape).astype(np.dtype(DTYPES[dtype]).newbyteorder("="))
+        for name, (dtype, shape, content) in contents.items()
+    }
+    return _parse(path, metadata["document"].encode()), arrays
+
+
+def damaged(path: Path, rule: str, evidence: str) -> ValueError:
+    """An error with its remedy."""
+    return ValueError(
+        f"{rule}: {path.name!r} has {evidence}. It is damaged, or was not written by kh.save; fetch it again, or fit "
+        "and save the model anew."
+    )
+
+
+def _digest(text: str, contents: Mapping[str, tuple[str, tuple[int, ...], bytes]]) -> str:
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass"))
+    for name in sorted(contents):
+        dtype, shape, content = contents[name]
+        digest.update(f"\n{name!r} {dtype} {tuple(shape)} {len(content)}\n".encode("utf-8", "surrogatepass"))
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def _parse(path: Path, text: bytes) -> Any:
+    try:
+        parsed = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise damaged(path, "the header of a model file must be JSON", f"another ({str(error)[:80]})") from None
+    if not isinstance(parsed, dict):
+        raise damaged(path, "the header of a model file must be a JSON object", f"a {type(parsed).__name__}")
+    return parsed
+
+
+def _metadata(path: Path, header: dict[str, Any]) -> dict[str, str]:
+    metadata = header.get("__metadata__")
+    if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
+        raise damaged(path, f"a model file says that its format is {FORMAT!r}", "no such words")
+    version = metadata.get("version")
+    if version != str(VERSION):
+        raise ValueError(
+            f"this keyhole reads version {VERSION} of its model files: {path.name!r} has version {version!r:.40}. "
+            "Use the keyhole that wrote it, or a newer one."
+        )
+    for key in ("document", "sha256"):
+        if not isinstance(metadata.get(key), str):
+            raise damaged(path, f"a model file has a {key} in its metadata", f"{metadata.get(key)!r:.40}")
+    return metadata
+
+
+def _entries(path: Path, header: dict[str, Any], size: int) -> dict[str, tuple[str, tuple[int, ...], int, int]]:
+    """Where each array lies: checked against the size of the data, its own shape, and the others."""
+
+    def whole(numbers: Any) -> bool:
+        return isinstance(numbers, list) and all(type(n) is int and 0 <= n < 2**62 for n in numbers)
+
+    entries: dict[str, tuple[str, tuple[int, ...], int, int]] = {}
+    total = 0
+    for name, value in header.items():
+        if name == "__metadata__":
+            continue
+        if not isinstance(value, dict) or value.get("dtype") not in list(DTYPES):
+            raise damaged(path, f"an array has a dtype among {', '.join(DTYPES)}", f"{value!r:.80}")
+        shape: Any = value.get("shape")
+        offsets: Any = value.get("data_offsets")
+        if not whole(shape) or len(shape) > 8 or not whole(offsets) or len(offsets) != 2:
+            raise damaged(
+                path, "an array has a shape and two offsets, whole numbers", f"{shape!r:.60}, {offsets!r:.60}"
+            )
+        start, stop = offsets
+        expected = math.prod(shape) * np.dtype(DTYPES[value["dtype"]]).itemsize
+        if not start <= stop <= size or stop - start != expected:
+            raise damaged(
+                path,
+                f"an array of shape {shape!r:.60} takes {expected:,} of the {size:,} bytes of data",
+                f"it at {offsets!r:.60}",
+            )
+        total += stop - start
+        entries[name] = (value["dtype"], tuple(shape), start, stop)
+    if total != size:
+        raise damaged(path, f"arrays share out the {size:,} bytes of data between them", f"arrays of {total:,}")
+    return entries
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The input of a model.
+
+    Attributes
+    ----------
+    dim : int
+        Token dimension d.
+    has_query : bool
+        Whether sets come with a query.
+    names : tuple of str
+        Names of the d coordinates of a token; empty if they have none.
+    target : str
+        Name of the target; empty if it has none.
+    columns : tuple of (str, str)
+        How a table was read, as (option, column) pairs: what ``keyhole fit`` was told.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> schema = Schema(2, False, ("x", "y"))
+    >>> schema.check(SetBatch(np.zeros((5, 3, 2))), ("x", "y"))
+    >>> schema.check(SetBatch(np.zeros((5, 3, 2))), ("y", "x"))
+    Traceback (most recent call last):
+        ...
+    ValueError: coordinates must be those the model was fitted to, in their order: coordinate 0 was 'x' and is 'y'. ...
+    """
+
+    dim: int
+    has_query: bool
+    names: tuple[str, ...] = ()
+    target: str = ""
+    columns: tuple[tuple[str, str], ...] = ()
+
+    def check(self, sets: SetBatch | SetGroups, names: Any = ()) -> None:
+        """Raise unless ``sets`` have the dimension, queries and (where both have any) names of the training sets."""
+        batch = sets.sets if isinstance(sets, SetGroups) else sets
+        if batch.dim != self.dim:
+            raise ValueError(
+                f"tokens must have the {self.dim} coordinates the model was fitted to: got {batch.dim}. "
+                + (
+                    f"They were {', '.join(self.names[:20])}."
+                    if self.names
+                    else "Read the table as it was read to fit."
+                )
+            )
+        if (batch.query is not None) != self.has_query:
+            had, given = ("with", "without") if self.has_query else ("without", "with")
+            raise ValueError(f"the model was fitted to sets {had} a query: got sets {given}. Read both the same way.")
+        for i, (was, name) in enumerate(zip(self.names, names, strict=False)):
+            if was != name:
+                raise ValueError(
+                    f"coordinates must be those the model was fitted to, in their order: coordinate {i} was {was!r} "
+                    f"and is {name!r}. Choose the columns {', '.join(self.names[:20])} as keys."
+                )
+
+
+LAWS: dict[str, type] = {
+    law.__name__: law for law in (GaussianHeads, QueryKeyHeads, IdentityHeads, LearnedHeads, FittedHeads)
+}
+RECORDS: dict[str, type] = {
+    record.__name__: record for record in (TokenRule, FittedHeads, Step, FiniteLayer, KernelLayer, PooledSets)
+}
+UNSAVED = {"LearnedHeads": {"callback"}}
+"""Parameters that are functions, and so no data."""
+PRECISIONS = ("float64", "float32")
+CHOICES = ("zero-mean", "identity", "learned")
+"""What a fitted law was chosen as."""
+MOST_HEADS = 10**9
+LARGEST_RANK = 2**20
+MOST_PADDING = 2**26
+"""Bytes by which the text of a file may grow in memory, where NumPy makes short texts as wide as the longest."""
+
+
+def known(table: dict[str, type], value: Any) -> bool:
+    """Whether the type of ``value`` is in the table; a type derived from one that is does not count."""
+    return table.get(type(value).__name__) is type(value)
+
+
+class Packer:
+    """Turns objects into JSON; arrays are put aside under numbers."""
+
+    def __init__(self) -> None:
+        self.arrays: dict[str, np.ndarray] = {}
+        self._padding = 0
+
+    def pack(self, value: Any, name: str) -> Any:
+        """JSON for ``value``; ``name`` is what an error calls it."""
+        if value is None or isinstance(value, (bool, str)):
+            return value
+        if isinstance(value, (np.bool_, np.integer, np.floating)) and not isinstance(value, float):
+            return self._array(np.asarray(value), name)
+        if isinstance(value, int):
+            return int(value) if abs(value) < 2**63 else {"number": str(value)}
+        if isinstance(value, float):
+            return float(value) if math.isfinite(value) else {"number": repr(float(value))}
+        if isinstance(value, np.ndarray):
+            return self._array(value, name)
+        if isinstance(value, (list, tuple)):
+            kind = "tuple" if isinstance(value, tuple) else "list"
+            return {kind: [self.pack(v, f"{name}[{i}]") for i, v in enumerate(value)]}
+        if isinstance(value, dict):
+            return {"dict": [[self.pack(k, name), self.pack(v, f"{name}[{k!r}]")] for k, v in value.items()]}
+        return self._object(value, name)
+
+    def _array(self, array: np.ndarray, name: str) -> Any:
+        if array.dtype.kind == "U" or (array.dtype == object and all(isinstance(v, str) for v in array.ravel())):
+            kind = "object" if array.dtype == object else "text"
+            items = [str(v) for v in array.ravel()]
+            self._padding += padding_of(items) if kind == "text" else 0
+            if self._padding > MOST_PADDING:
+                raise ValueError(
+                    f"text in a model file may grow by {MOST_PADDING:,} bytes as it is read: {name} takes up "
+                    f"{array.nbytes:,} because all its texts are as wide as the longest. Shorten that one, or pass the "
+                    "texts as an array of objects."
+                )
+            return {"strings": items, "shape": list(array.shape), "as": kind}
+        if not storable(array):
+            raise ValueError(
+                f"a model file holds numbers, booleans and text: {name} is an array of {array.dtype}. Convert it "
+                "before fitting, labels for instance to text or integers."
+            )
+        # the order of an array in memory decides the last bit of a matrix product with it
+        turned = array.ndim > 1 and array.flags.f_contiguous and not array.flags.c_contiguous
+        key = str(len(self.arrays))
+        self.arrays[key] = array.T if turned else array
+        return {"array": key, "turned": turned}
+
+    def _object(self, value: Any, name: str) -> Any:
+        kind = type(value).__name__
+        if isinstance(value, SetBatch):
+            held: dict[str, Any] = {"tokens": value.tokens, "offsets": value.offsets, "query": value.query}
+        elif isinstance(value, SetGroups):
+            held = {"sets": value.sets, "counts": value.counts}
+        elif isinstance(value, HeadDraw):
+            held = {"law": value.law, "n_heads": value.n_heads, "dim": value.dim, "seed": value.seed}
+        elif known(RECORDS, value):
+            held = {field.name: getattr(value, field.name) for field in fields(value)}
+        elif known(LAWS, value):
+            parameters: dict[str, Any] = value.get_params(deep=False)
+            held = {k: v for k, v in parameters.items() if k not in UNSAVED.get(kind, ())}
+        else:
+            laws = ", ".join(f"kh.{law}" for law in LAWS if law != "FittedHeads")
+            raise ValueError(
+                f"a model file holds data, and objects that keyhole knows: {name} is a {kind}. Of laws it knows {laws}."
+            )
+        return {"object": kind, "with": {k: self.pack(v, f"{name}.{k}") for k, v in held.items()}}
+
+
+class Unpacker:
+    """Builds objects from JSON and arrays; whatever is not in the table is refused."""
+
+    def __init__(self, arrays: dict[str, np.ndarray]) -> None:
+        self.arrays = arrays
+        self._padding = 0
+
+    def unpack(self, value: Any) -> Any:
+        """The object that ``value`` describes. Raises ValueError, TypeError or KeyError where it describes none."""
+        if value is None or isinstance(value, (bool, str, int, float)):
+            return value
+        if not isinstance(value, dict):
+            raise ValueError(f"a {type(value).__name__} where an object is described")
+        match value:
+            case {"number": str(text)} if len(text) < 1000:
+                return float(text) if text in ("inf", "-inf", "nan") else int(text)
+            case {"list": list(items)}:
+                return [self.unpack(item) for item in items]
+            case {"tuple": list(items)}:
+                return tuple(self.unpack(item) for item in items)
+            case {"dict": list(items)}:
+                return {self.unpack(k): self.unpack(v) for k, v in items}
+            case {"array": str(key), "turned": bool(turned)}:
+                array = self.arrays[key]
+                return (array.T if turned else array) if array.ndim else array[()]
+            case {"strings": list(items), "shape": list(shape), "as": ("text" | "object") as kind}:
+                return self._strings(items, shape, kind)
+            case {"object": str(kind), "with": dict(held)}:
+                return _build(kind, {str(k): self.unpack(v) for k, v in held.items()})
+        raise ValueError(f"an unknown description, {str(value)[:60]}")
+
+    def _strings(self, items: list[Any], shape: list[Any], kind: str) -> np.ndarray:
+        if not all(isinstance(item, str) for item in items):
+            raise ValueError("labels that are not text where text is announced")
+        if kind == "text":
+            self._padding += padding_of(items)
+            if self._padding > MOST_PADDING:
+                raise ValueError(f"text that grows by {self._padding:,} bytes as it is read, {MOST_PADDING:,} allowed")
+        array = np.array(items, dtype=object if kind == "object" else np.str_)
+        return array.reshape([int(s) for s in shape])
+
+
+def padding_of(items: list[str]) -> int:
+    """Bytes of a NumPy array of these texts that hold no character of theirs.
+
+    >>> padding_of(["yes", "no"])
+    4
+    """
+    lengths = [len(item) for item in items]
+    return 4 * (len(lengths) * max(lengths, default=0) - sum(lengths))
+
+
+def _build(kind: str, held: dict[str, Any]) -> Any:
+    if kind == "SetBatch":
+        return _sets(**held)
+    if kind == "SetGroups":
+        return SetGroups(held["sets"], held["counts"])
+    if kind == "HeadDraw":
+        if held["n_heads"] > MOST_HEADS:
+            raise ValueError(f"{held['n_heads']:,} heads, of which {MOST_HEADS:,} are allowed")
+        return HeadDraw(held["law"], held["n_heads"], held["dim"], held["seed"])
+    if kind in RECORDS:
+        record = RECORDS[kind]
+        wanted = {f.name for f in fields(record) if f.default is MISSING and f.default_factory is MISSING}
+        known = {f.name for f in fields(record)}
+        if not wanted <= set(held) <= known:
+            raise ValueError(f"a {kind} with {sorted(held)}, which should have {sorted(known)}")
+        built = record(**held)
+        _check_record(kind, built)
+        return built
+    if kind in LAWS:
+        law = LAWS[kind](**held)
+        _check_law(law)
+        return law
+    raise ValueError(f"an object of the unknown kind {kind!r:.60}")
+
+
+def _check_law(law: Any) -> None:
+    """What drawing heads relies on. A law that a training set has yet to choose is checked when it is fitted."""
+    if isinstance(law, UnfittedLaw):
+        return
+    check_number(law.scale, "scale", minimum=0.0, exclusive=True)
+    if isinstance(law, QueryKeyHeads):
+        if check_count(law.rank, "rank") > LARGEST_RANK:
+            raise ValueError(f"heads of rank {law.rank:,}, of which {LARGEST_RANK:,} are allowed")
+    elif np.ndim(law.mean) == 0:
+        check_number(law.mean, "mean")
+    else:
+        _check_array(law.mean, 2, "mean", kinds="fiub")
+
+
+def law_width(law: Any) -> int | None:
+    """D of the heads of a law that has them for one D only."""
+    if isinstance(law, FittedHeads):
+        return int(law.means_.shape[1])
+    mean = getattr(law, "mean", None)
+    if mean is None or np.ndim(mean) == 0:
+        return None
+    rows, columns = np.shape(mean)
+    return int(rows) if rows == columns else -1
+
+
+def _sets(tokens: Any, offsets: Any, query: Any) -> SetBatch:
+    _check_array(tokens, 2, "tokens")
+    if not isinstance(offsets, np.ndarray) or offsets.dtype != np.int64 or offsets.ndim != 1 or len(offsets) < 2:
+        raise ValueError("sets without offsets")
+    if offsets[0] != 0 or offsets[-1] != len(tokens) or (np.diff(offsets) < 1).any():
+        raise ValueError("sets whose offsets do not share out the tokens")
+    if query is not None:
+        _check_array(query, 2, "query")
+        if query.shape != (len(offsets) - 1, tokens.shape[1]) or query.dtype != tokens.dtype:
+            raise ValueError(f"queries of shape {query.shape} for {len(offsets) - 1} sets")
+    return SetBatch._from_flat(tokens, offsets, query)
+
+
+def _check_record(kind: str, built: Any) -> None:
+    """The shapes that a record's methods rely on."""
+    match kind:
+        case "TokenRule":
+            check_choice(built.scaling, "scaling", SCALINGS)
+            check_choice(built.query, "query", QUERIES)
+            check_choice(built.pooling, "pooling", POOLINGS)
+            if built.scaling == "standard":
+                _check_array(built.centre, 1, "centre")
+                _check_array(built.spread, 1, "spread")
+                if built.centre.shape != built.spread.shape or not (built.spread > 0).all():
+                    raise ValueError("a token rule whose centre and spread do not fit")
+            elif built.centre is not None or built.spread is not None:
+                raise ValueError(f"a token rule with a centre, and the scaling {built.scaling!r}")
+        case "Step":
+            check_count(built.step, "step", minimum=0)
+            if not all(isinstance(error, float) for error in (built.loo_error, built.held_out_error)):
+                raise ValueError("a step whose errors are no numbers")
+        case "FittedHeads":
+            _check_array(built.means_, 3, "means_")
+            if not len(built.means_) or built.means_.shape[1] != built.means_.shape[2]:
+                raise ValueError(f"means of shape {built.means_.shape}")
+            if not (isinstance(built.scale, float) and built.scale > 0 and math.isfinite(built.scale)):
+                raise ValueError(f"a scale of {built.scale!r:.40}")
+            for name in ("query_scales_", "key_scales_"):
+                scales = getattr(built, name)
+                if (scales is None) != (built.query_scales_ is None):
+                    raise ValueError("scales of the query or of the key, and not of both")
+                if scales is not None:
+                    _check_array(scales, 1, name)
+                    if scales.shape != built.means_.shape[1:2] or not (scales > 0).all():
+                        raise ValueError(f"{name} that do not fit the means")
+            check_choice(built.chosen, "chosen", CHOICES)
+            check_number(built.strength, "strength")
+            check_count(built.steps, "steps", minimum=0)
+            if not isinstance(built.reason, str):
+                raise ValueError("a law chosen for no reason in words")
+            if not isinstance(built.history, tuple) or not all(isinstance(step, Step) for step in built.history):
+                raise ValueError("a history of something else than steps")
+        case "PooledSets":
+            check_choice(built.pooling, "pooling", POOLINGS)
+            if type(built.each) is not bool or not isinstance(
+                built.base, SetBatch if built.each else SetBatch | SetGroups
+            ):
+                raise ValueError("pooled sets that are none")
+        case "FiniteLayer":
+            _check_array(built.values, 3, "values")
+            _check_array(built.intercept, 1, "intercept")
+            if not isinstance(built.heads, HeadDraw):
+                raise ValueError("a layer without heads")
+            check_activation(built.activation)
+            check_choice(built.dtype, "dtype", PRECISIONS)
+            width = built.heads.dim + 1
+            if built.values.shape != (built.heads.n_heads, width, len(built.intercept)):
+                raise ValueError(
+                    f"values of shape {built.values.shape} for {built.heads.n_heads} heads of width {width}"
+                )
+        case "KernelLayer":
+            _check_array(built.dual, 2, "dual")
+            _check_array(built.intercept, 1, "intercept")
+            if not isinstance(built.sets, (SetBatch, PooledSets)):
+                raise ValueError("a kernel without its training sets")
+            check_pointwise(built.activation)
+            if (
+                not isinstance(built.law, (GaussianHeads, FittedHeads))
+                or getattr(built.law, "query_scales_", None) is not None
+            ):
+                raise ValueError("a kernel of a law that has none")
+            if built.dual.shape != (len(built.sets), len(built.intercept)):
+                raise ValueError(f"dual coefficients of shape {built.dual.shape} for {len(built.sets)} sets")
+
+
+def _check_array(array: Any, ndim: int, name: str, kinds: str = "f") -> None:
+    if not isinstance(array, np.ndarray) or array.ndim != ndim or array.dtype.kind not in kinds:
+        raise ValueError(f"{name} that are not an array of numbers with {ndim} axes")
+    if array.dtype == np.float16:
+        raise ValueError(f"{name} of half precision")
+    if not np.isfinite(array).all():
+        raise ValueError(f"{name} that are not finite")
+
+
+ESTIMATORS: dict[str, type] = {
+    kind.__name__: kind
+    for kind in (AttentionRegressor, AttentionClassifier, AttentionFeatures, NormBallRegressor, NormBallClassifier)
+}
+_NOTE = re.compile(r"[a-z][a-z0-9_]{0,60}_|_single")
+"""Names of fitted attributes."""
+LARGEST_TRIAL = 4_000_000
+"""Entries of a head drawn while loading."""
+_BUILT = {"layer_", "values_", "heads_", "dual_coef_", "active_heads_"}
+"""Attributes that are parts of the layer: stored once, as the layer."""
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """What a file holds: a fitted estimator and the schema of its input."""
+
+    estimator: Any
+    schema: Schema
+    written_by: str = field(default="")
+
+
+def save(estimator: Any, path: Any, *, schema: Schema | None = None, overwrite: bool = False) -> None:
+    """Save a fitted estimator as one file: arrays as safetensors, all else as JSON in its header.
+
+    Parameters
+    ----------
+    estimator : AttentionRegressor, AttentionClassifier, AttentionFeatures, NormBallRegressor or NormBallClassifier
+        Fitted; finite or infinitely many heads, with any law of keyhole's.
+    path : str or Path
+        The file appears whole or not at all.
+    schema : Schema, optional
+        Names of coordinates and columns, to be checked when a table is predicted; made from the estimator if not
+        given.
+    overwrite : bool
+        Whether a file of that name may be replaced.
+
+    Notes
+    -----
+    Heads are stored as law and seed, not as matrices. With infinitely many heads the training sets are part of the
+    model, and so of the file. A generator given as ``random_state`` is stored as the seed that was drawn from it, and
+    a callback of a law is not stored.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import keyhole as kh
+    >>> sets = kh.targets.sphere_sets(60, n_keys=4, dim=3, seed=0)
+    >>> model = kh.AttentionRegressor(20, random_state=0).fit(sets, kh.targets.TokenPower(2, dim=3)(sets))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     kh.save(model, f"{folder}/model.keyhole")
+    ...     same = kh.load(f"{folder}/model.keyhole")
+    >>> bool((same.predict(sets) == model.predict(sets)).all())
+    True
+    """
+    kind = type(estimator).__name__
+    if not known(ESTIMATORS, estimator):
+        raise TypeError(f"`estimator` must be one of keyhole's, {', '.join(ESTIMATORS)}: got {kind}.")
+    if not hasattr(estimator, "n_features_in_"):
+        raise ValueError(f"`estimator` must be fitted before it is saved: this {kind} is not. Call fit first.")
+    if schema is None:
+        names = tuple(str(name) for name in getattr(estimator, "feature_names_in_", ()))
+        schema = Schema(int(estimator.n_features_in_), bool(estimator.has_query_), names)
+    packer = Packer()
+    document = {
+        "keyhole": __version__,
+        "estimator": kind,
+        "parameters": {name: packer.pack(value, name) for name, value in _parameters(estimator).items()},
+        "fitted": {
+            name: packer.pack(value, name)
+            for name, value in vars(estimator).items()
+            if _NOTE.fullmatch(name) and name not in _BUILT
+        },
+        "layer": _pack_layer(packer, estimator),
+        "schema": {
+            "names": list(schema.names),
+            "target": schema.target,
+            "columns": [list(pair) for pair in schema.columns],
+        },
+    }
+    write_container(Path(path), document, packer.arrays, overwrite=overwrite)
+
+
+def load(path: Any) -> Any:
+    """Load an estimator that `save` wrote; its predictions are the same to the last bit.
+
+    Parameters
+    ----------
+    path : str or Path
+
+    Raises
+    ------
+    ValueError
+        If the file is not a complete and unchanged model file of a version we know. Nothing in it is executed, and
+        nothing is allocated that the file is too small to fill.
+    """
+    return read_model(path).estimator
+
+
+def read_model(path: Any) -> SavedModel:
+    """Load an estimator together with the schema of its input. See `load`."""
+    path = Path(path)
+    if path.is_dir():
+        raise ValueError(f"`path` must name a model file: {path.name!r} is a folder.")
+    document, arrays = read_container(path)
+    try:
+        return _restore(document, Unpacker(arrays))
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError, RecursionError) as error:
+        words = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise damaged(path, "a model file describes an estimator that this keyhole knows", words[:300]) from None
+
+
+def _parameters(estimator: Any) -> dict[str, Any]:
+    parameters = dict(estimator.get_params(deep=False))
+    if not isinstance(parameters["random_state"], (int, type(None))):
+        heads = getattr(estimator, "heads_", None)
+        parameters["random_state"] = None if heads is None else heads.seed
+    if not isinstance(parameters["dtype"], str):
+        parameters["dtype"] = np.dtype(parameters["dtype"]).name
+    return parameters
+
+
+def _pack_layer(packer: Packer, estimator: Any) -> Any:
+    if isinstance(estimator, AttentionFeatures):
+        return packer.pack(estimator.heads_, "heads_")
+    layer = estimator.layer_
+    if isinstance(layer, PrunedLayer):
+        return {
+            "heads": packer.pack(layer.heads, "heads_"),
+            "active": packer.pack(layer.active, "active_heads_"),
+            "values": packer.pack(estimator.values_, "values_"),
+            "intercept": packer.pack(layer.intercept, "intercept_"),
+            "activation": layer.activation,
+            "dtype": layer.dtype,
+        }
+    return packer.pack(layer, "layer_")
+
+
+def _restore(document: dict[str, Any], unpacker: Unpacker) -> SavedModel:
+    kind = ESTIMATORS[document["estimator"]]
+    parameters = {str(name): unpacker.unpack(value) for name, value in document["parameters"].items()}
+    estimator = kind(**parameters)  # an unknown parameter is a TypeError
+    for name, value in document["fitted"].items():
+        if not _NOTE.fullmatch(name) or name in _BUILT:
+            raise ValueError(f"a fitted attribute {name!r:.60}")
+        setattr(estimator, name, unpacker.unpack(value))
+    if type(estimator.n_features_in_) is not int or type(estimator.has_query_) is not bool:
+        raise ValueError("no token dimension, or no word about queries")
+    if estimator.n_features_in_ < 1:
+        raise ValueError(f"tokens of dimension {estimator.n_features_in_}")
+    _attach_layer(estimator, document["layer"], unpacker)
+    _check_fitted(estimator, list(document["fitted"]))
+    found = document["schema"]
+    schema = Schema(
+        estimator.n_features_in_,
+        estimator.has_query_,
+        tuple(str(name) for name in found["names"]),
+        str(found["target"]),
+        tuple((str(option), str(column)) for option, column in found["columns"]),
+    )
+    return SavedModel(estimator, schema, str(document["keyhole"])[:40])
+
+
+def _attach_layer(estimator: Any, described: Any, unpacker: Unpacker) -> None:
+    if isinstance(estimator, AttentionFeatures):
+        heads = unpacker.unpack(described)
+        _check_heads(heads, estimator)
+        check_activation(estimator.activation)
+        check_choice(estimator.dtype, "dtype", PRECISIONS)
+        estimator.heads_ = heads
+    elif isinstance(estimator, (NormBallRegressor, NormBallClassifier)):
+        _attach_pruned(estimator, {name: unpacker.unpack(value) for name, value in described.items()})
+    else:
+        layer = unpacker.unpack(described)
+        single = _is_single(estimator)
+        estimator.layer_ = layer
+        if isinstance(layer, FiniteLayer):
+            _check_heads(layer.heads, estimator)
+            estimator.heads_ = layer.heads
+            estimator.values_ = layer.values[..., 0] if single else layer.values
+        elif isinstance(layer, KernelLayer):
+            _check_training_sets(estimator, layer.sets)
+            if law_width(layer.law) not in (None, estimator.n_features_in_ + 1):
+                raise ValueError(f"a kernel that does not fit tokens of dimension {estimator.n_features_in_}")
+            estimator.dual_coef_ = layer.dual[..., 0] if single else layer.dual
+        else:
+            raise ValueError("no layer")
+
+
+def _check_training_sets(estimator: Any, sets: SetBatch | PooledSets) -> None:
+    """Training sets must be what the rule for tokens makes of new ones, or a kernel cannot compare the two."""
+    rule = estimator.tokens_
+    if not isinstance(rule, TokenRule):
+        raise ValueError("no rule for tokens")
+    base = sets.base if isinstance(sets, PooledSets) else sets
+    plain = isinstance(base, SetBatch)
+    if sets.dim != estimator.n_features_in_:
+        raise ValueError("a kernel that does not fit the tokens")
+    if isinstance(sets, PooledSets):
+        fits = sets.pooling == rule.pooling and sets.each == (plain and rule.query == "each")
+    else:
+        fits = rule.pooling == "mean" and rule.query != "each"
+    has_query = estimator.has_query_ or rule.query == "mean"
+    if not fits or (not plain and rule.query != "given") or (base.query is not None) != has_query:
+        raise ValueError("training sets pooled or queried otherwise than new ones")
+
+
+def _attach_pruned(estimator: Any, parts: dict[str, Any]) -> None:
+    heads, active, values, intercept = (parts[k] for k in ("heads", "active", "values", "intercept"))
+    _check_heads(heads, estimator)
+    activation, dtype = check_activation(parts["activation"]), check_choice(parts["dtype"], "dtype", PRECISIONS)
+    if not all(isinstance(a, np.ndarray) and np.isfinite(a).all() for a in (active, values, intercept)):
+        raise ValueError("a layer without values")
+    shape = (heads.n_heads, heads.dim + 1)
+    if values.shape[:2] != shape or values.ndim > 3 or values.dtype.kind != "f" or 0 in values.shape:
+        raise ValueError(f"values of shape {values.shape} for {heads.n_heads} heads of width {heads.dim + 1}")
+    kept = values.reshape(*shape, -1)
+    if active.ndim != 1 or active.dtype.kind != "i" or (np.diff(active) <= 0).any():
+        raise ValueError("active heads that are no increasing numbers")
+    if len(active) and not 0 <= active[0] <= active[-1] < heads.n_heads:
+        raise ValueError("active heads that do not exist")
+    if np.delete(kept, active, axis=0).any():
+        raise ValueError("values of heads that are not active")
+    if intercept.shape != kept.shape[2:] or intercept.dtype.kind != "f":
+        raise ValueError("an intercept that does not fit the values")
+    estimator.heads_, estimator.active_heads_, estimator.values_ = heads, active, values
+    estimator.layer_ = PrunedLayer(heads, active, kept[active], intercept, activation, dtype)
+
+
+def _check_heads(heads: Any, estimator: Any) -> None:
+    width = estimator.n_features_in_ + 1
+    if not isinstance(heads, HeadDraw) or heads.dim + 1 != width or law_width(heads.law) not in (None, width):
+        raise ValueError(f"heads that do not fit tokens of dimension {estimator.n_features_in_}")
+    if isinstance(heads.law, UnfittedLaw):
+        raise ValueError("heads of a law that was never fitted")
+    # a law that cannot be drawn from says so; a small file must not make us draw a large matrix
+    if (
+        width * (width + 2 * getattr(heads.law, "rank", 0)) <= LARGEST_TRIAL
+        and not np.isfinite(heads.block(0, 1)).all()
+    ):
+        raise ValueError("heads that are not finite")
+
+
+def _is_single(estimator: Any) -> bool:
+    if isinstance(estimator, AttentionClassifier):
+        return len(estimator.classes_) == 2
+    if type(estimator._single) is not bool:
+        raise ValueError("no word about whether there is one output")
+    return bool(estimator._single)
+
+
+def _check_labels(estimator: Any) -> None:
+    """Labels are sorted and all different, and a classifier has as many columns of scores as its labels need."""
+    classes = estimator.classes_
+    if not isinstance(classes, np.ndarray) or classes.ndim != 1 or len(classes) < 2:
+        raise ValueError("no labels to choose from")
+    if classes.dtype.kind == "f" and not np.isfinite(classes).all():
+        raise ValueError("labels that are not finite")
+    if not (classes[:-1] < classes[1:]).all() and classes.dtype.kind != "b":
+        raise ValueError("labels that are not sorted, or not all different")
+    if classes.dtype.kind == "b" and classes.tolist() != [False, True]:
+        raise ValueError("labels that are not sorted, or not all different")
+    columns = 1 if len(classes) == 2 else len(classes)
+    if len(estimator.layer_.intercept) != columns:
+        raise ValueError(f"{len(estimator.layer_.intercept)} columns of scores for {len(classes)} labels")
+
+
+def _check_fitted(estimator: Any, names: Collection[str]) -> None:
+    """Every fitted attribute that the file names, on its own and against the layer."""
+    required = {"n_features_in_", "has_query_"}
+    if isinstance(estimator, (AttentionRegressor, AttentionClassifier)):
+        required |= {"law_", "tokens_", "alpha_", "solver_", "selection_", "intercept_"}
+    if isinstance(estimator, (AttentionClassifier, NormBallClassifier)):
+        required |= {"classes_"}
+        _check_labels(estimator)
+    if isinstance(estimator, AttentionClassifier):
+        required |= {"temperature_"}
+    if missing := required - set(names):
+        raise ValueError(f"no {', '.join(sorted(missing))}")
+    for name in names:
+        if not _fits(name, getattr(estimator, name), estimator):
+            raise ValueError(f"{name} that is no such thing, {getattr(estimator, name)!r:.60}")
+
+
+def _fits(name: str, value: Any, estimator: Any) -> bool:
+    """Whether a fitted attribute has the type, the shape and the range that it has after a fit."""
+    match name:
+        case "n_features_in_" | "has_query_" | "_single" | "classes_":
+            return True  # checked before the layer, or with it
+        case "feature_names_in_":
+            return _is_array(value, "OU", (estimator.n_features_in_,))
+        case "law_":
+            return _same_law(value, getattr(estimator, "heads_", estimator.layer_).law)
+        case "tokens_":
+            centre = getattr(value, "centre", None)
+            return isinstance(value, TokenRule) and (centre is None or len(centre) == estimator.n_features_in_)
+        case "intercept_":
+            intercept = estimator.layer_.intercept
+            if getattr(estimator, "_single", False):
+                return isinstance(value, float) and intercept.shape == (1,) and value == float(intercept[0])
+            return _is_array(value, "f", intercept.shape) and np.array_equal(value, intercept)
+        case "alpha_" | "temperature_":
+            return isinstance(value, (float, np.floating)) and bool(0 <= value < math.inf)
+        case "group_radius_" | "ball_radius_":
+            return isinstance(value, (float, np.floating)) and bool(value >= 0)
+        case "alphas_":
+            return _is_array(value, "f", (None,)) and bool((value >= 0).all())
+        case "loo_errors_" | "gcv_errors_" | "holdout_errors_":
+            return _is_array(value, "f", estimator.alphas_.shape)
+        case "loo_error_" | "gcv_error_" | "holdout_error_" | "residual_" | "objective_" | "duality_gap_":
+            return isinstance(value, (float, np.floating))  # NaN where there was nothing to leave out
+        case "n_iter_" | "n_samples_seen_":
+            return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(value >= 0)
+        case "solver_":
+            exact = isinstance(estimator.layer_, KernelLayer)
+            return value == "kernel" if exact else value in ("primal", "dual", "cg")
+        case "selection_":
+            return value in ("loo", "gcv", "holdout")
+        case "loo_predictions_" | "loo_decision_":
+            outputs = () if _is_single(estimator) else (len(estimator.layer_.intercept),)
+            return _is_array(value, "f", (None, *outputs))
+        case "scaling_errors_":
+            return isinstance(value, dict) and all(isinstance(v, float) for v in value.values())
+        case "cv_results_":
+            return isinstance(value, dict) and all(isinstance(v, np.ndarray) for v in value.values())
+    return not hasattr(type(estimator), name)  # what somebody else noted, as long as it hides nothing of ours
+
+
+def _is_array(value: Any, kinds: str, shape: tuple[int | None, ...]) -> bool:
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in kinds or value.ndim != len(shape):
+        return False
+    return all(wanted in (None, found) for wanted, found in zip(shape, value.shape, strict=True))
+
+
+def _same_law(one: Any, other: Any) -> bool:
+    """Whether the law that is shown is the law that is drawn from."""
+    return type(one) is type(other) and all(_same(v, vars(other)[k]) for k, v in vars(one).items())
+
+
+def _same(one: Any, other: Any) -> bool:
+    return type(one) is type(other) and bool(np.array_equal(one, other))

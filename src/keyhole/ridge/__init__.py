@@ -1,0 +1,1 @@
+"""Ridge regression with exact leave-one-out. Nothing here knows of sets or heads."""

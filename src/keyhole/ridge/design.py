@@ -1,0 +1,571 @@
+"""Ridge from sums over samples, which add in any order and on any machine: one p × p eigendecomposition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+import numpy as np
+from jaxtyping import Float
+from scipy.linalg import eigh
+
+from keyhole._array import MEMORY_BUDGET, block_size, blocks, unit_exponent
+from keyhole._checks import check_count, check_finite, check_float_array
+from keyhole.ridge.matrices import add_outer
+from keyhole.ridge.problem import (
+    EPS,
+    Alphas,
+    RidgePath,
+    centre_of,
+    centred,
+    check_alphas,
+    check_gram_size,
+    check_outputs,
+    check_weights,
+    default_alphas,
+    leave_one_out,
+    mean_squares,
+    numerical_floor,
+    rounding_of_squares,
+)
+
+
+@dataclass
+class DesignMoments:
+    """Second moments of features φ and outputs y about their means: a few small arrays, whatever n is.
+
+    They are kept about the means, and two of them are merged by adding the scatter between their means (Chan,
+    Golub and LeVeque 1979), so that a large common offset costs no digits. Merging is associative and
+    commutative up to rounding.
+
+    Attributes
+    ----------
+    gram : array (p, p)
+        Σ w (φ − φ̄)(φ − φ̄)ᵀ in float64, Fortran order, lower triangle; φ̄ = 0 without an intercept.
+    cross : array (p, t)
+        Σ w (φ − φ̄)(y − ȳ)ᵀ.
+    squares : array (t,)
+        Σ w (y − ȳ)².
+    means, y_mean : arrays (p,) and (t,)
+        φ̄ and ȳ.
+    weight : float
+        Σ w.
+    count : int
+        Number of samples.
+    y_size : float
+        Largest |y|.
+    rounding : float
+        Unit of rounding of the products.
+    fit_intercept : bool
+        Whether the fit will have an unpenalised intercept.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> x, y = np.arange(8.0).reshape(4, 2), np.arange(4.0)[:, None]
+    >>> first, second = DesignMoments.empty(2, 1), DesignMoments.empty(2, 1)
+    >>> first.add_rows(x[:3], y[:3])
+    >>> second.add_rows(x[3:], y[3:])
+    >>> (first + second).gram[1, 0], (second + first).count
+    (np.float64(20.0), 4)
+    """
+
+    gram: Float[np.ndarray, "p p"] = field(repr=False)
+    cross: Float[np.ndarray, "p t"] = field(repr=False)
+    squares: Float[np.ndarray, " t"] = field(repr=False)
+    means: Float[np.ndarray, " p"] = field(repr=False)
+    y_mean: Float[np.ndarray, " t"]
+    weight: float = 0.0
+    count: int = 0
+    y_size: float = 0.0
+    rounding: float = EPS
+    fit_intercept: bool = True
+
+    @classmethod
+    def empty(cls, n_columns: int, n_outputs: int, *, fit_intercept: bool = True) -> DesignMoments:
+        """The moments of no samples: zero, the neutral element of addition."""
+        p, t = check_count(n_columns, "n_columns"), check_count(n_outputs, "n_outputs")
+        gram = np.zeros((p, p), order="F")
+        return cls(gram, np.zeros((p, t)), np.zeros(t), np.zeros(p), np.zeros(t), fit_intercept=fit_intercept)
+
+    def add_rows(
+        self,
+        rows: Float[np.ndarray, "b p"],
+        y: Float[np.ndarray, "b t"],
+        weights: Float[np.ndarray, " b"] | None = None,
+        *,
+        overwrite_rows: bool = False,
+    ) -> None:
+        """Add samples: features, outputs and positive weights (ones if None). bp² operations.
+
+        The rows are centred on their own mean before they are multiplied, in their own dtype, and added in
+        float64. ``overwrite_rows`` lets their memory be used for it.
+        """
+        weight = float(len(rows)) if weights is None else float(weights.sum())
+        self.rounding = max(self.rounding, float(np.finfo(rows.dtype).eps))
+        self.y_size = max(self.y_size, float(np.abs(y).max()))
+        scaled, mean = scaled_rows(rows, weights, self.fit_intercept, overwrite=overwrite_rows)
+        left, y_mean = scaled_rows(y.astype(np.float64, copy=False), weights, self.fit_intercept)
+        # between before within: the scatter is then added to a gram that has not yet grown by these rows
+        self._shift(mean, y_mean, weight)
+        add_outer(self.gram, scaled.T)
+        # in units of their own: float32 may not hold the outputs, and a power of two costs no digit
+        units = unit_exponent(left, axis=0)
+        self.cross += np.ldexp((scaled.T @ np.ldexp(left, -units).astype(rows.dtype)).astype(np.float64), units)
+        self.squares += np.einsum("it,it->t", left, left)
+        self.count += len(rows)
+
+    def _shift(self, means: Float[np.ndarray, " p"], y_mean: Float[np.ndarray, " t"], weight: float) -> None:
+        """Add the scatter between the means so far and those of new samples, and move the means."""
+        total = self.weight + weight
+        if self.fit_intercept and self.weight == 0:  # set, not added, so that nothing is rounded
+            self.means[:], self.y_mean[:] = means, y_mean
+        elif self.fit_intercept:
+            apart, y_apart = means - self.means, y_mean - self.y_mean
+            scale = self.weight * (weight / total)
+            add_outer(self.gram, np.sqrt(scale) * apart[:, None])
+            self.cross += np.outer(scale * apart, y_apart)
+            self.squares += scale * np.square(y_apart)
+            self.means += (weight / total) * apart
+            self.y_mean += (weight / total) * y_apart
+        self.weight = total
+
+    def __iadd__(self, other: DesignMoments) -> DesignMoments:
+        """Add the samples behind ``other``. O(p²)."""
+        self._check_kin(other)
+        if other.count == 0:
+            return self
+        self._shift(other.means, other.y_mean, other.weight)
+        self.gram += other.gram
+        self.cross += other.cross
+        self.squares += other.squares
+        self.count += other.count
+        self.y_size = max(self.y_size, other.y_size)
+        self.rounding = max(self.rounding, other.rounding)
+        return self
+
+    def __add__(self, other: DesignMoments) -> DesignMoments:
+        """The moments of all samples behind both."""
+        total = self.copy()
+        total += other
+        return total
+
+    def copy(self) -> DesignMoments:
+        """The same moments in memory of their own."""
+        arrays = {name: getattr(self, name).copy(order="K") for name in ("gram", "cross", "squares", "means", "y_mean")}
+        return replace(self, **arrays)
+
+    def _check_kin(self, other: DesignMoments) -> None:
+        if self.cross.shape != other.cross.shape or self.fit_intercept != other.fit_intercept:
+            raise ValueError(
+                "moments add only if they are of the same features and outputs, with or without an intercept "
+                f"alike: got (p, t) = {self.cross.shape} and {other.cross.shape}, fit_intercept "
+                f"{self.fit_intercept} and {other.fit_intercept}."
+            )
+
+
+def scaled_rows(
+    block: Float[np.ndarray, "b p"], weights: Float[np.ndarray, " b"] | None, centre: bool, *, overwrite: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """√w (φ − mean) of a block in its own dtype, and the mean in float64 (zeros unless asked for)."""
+    roots = None if weights is None else np.sqrt(weights).astype(block.dtype)[:, None]
+    if not centre:
+        return block if roots is None else block * roots, np.zeros(block.shape[1])
+    shares = np.full(len(block), 1.0 / len(block)) if weights is None else weights / weights.sum()
+    shares = shares.astype(block.dtype)
+    mean = shares @ block
+    left = np.subtract(block, mean, out=block if overwrite else None)
+    # in float32 the first mean is rounded: what it left behind completes it
+    mean = mean.astype(np.float64) + (shares @ left).astype(np.float64)
+    if roots is not None:
+        left *= roots
+    return left, mean
+
+
+@dataclass
+class PrincipalAxes:
+    """The design along its principal axes. Eigenvalues below the floor are zeros to a penalty below it.
+
+    Attributes
+    ----------
+    values : array (p,)
+        Eigenvalues λ of the centred Gram matrix, ascending, not negative.
+    axes : array (p, p)
+        Their eigenvectors, in columns.
+    scores : array (p, t)
+        axesᵀ Σ w (φ − φ̄)(y − ȳ)ᵀ.
+    means, y_mean, squares, weight, count, y_size, rounding, fit_intercept
+        As in `DesignMoments`.
+    floor : float
+        Eigenvalues below this carry no information.
+    """
+
+    values: Float[np.ndarray, " p"] = field(repr=False)
+    axes: Float[np.ndarray, "p p"] = field(repr=False)
+    scores: Float[np.ndarray, "p t"] = field(repr=False)
+    means: Float[np.ndarray, " p"] = field(repr=False)
+    y_mean: Float[np.ndarray, " t"]
+    squares: Float[np.ndarray, " t"]
+    weight: float
+    count: int
+    y_size: float
+    rounding: float
+    fit_intercept: bool
+    floor: float
+    _narrow: dict[str, np.ndarray] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, moments: DesignMoments, *, overwrite_gram: bool = False) -> PrincipalAxes:
+        """Decompose. 9p³ operations; three p × p matrices beside the moments, one less if they may be overwritten."""
+        check_gram_size(moments.gram.diagonal())
+        check_finite(moments.gram, "design")
+        p = len(moments.means)
+        options = {"overwrite_a": overwrite_gram, "check_finite": False}
+        values, axes = eigh(moments.gram, lower=True, driver="evd", **options)
+        largest = float(max(values[-1], 0.0))
+        floor = numerical_floor(largest, max(moments.count, p), moments.rounding)
+        return cls(
+            np.maximum(values, 0.0),
+            axes,
+            axes.T @ moments.cross,
+            moments.means,
+            moments.y_mean,
+            moments.squares,
+            moments.weight,
+            moments.count,
+            moments.y_size,
+            moments.rounding,
+            moments.fit_intercept,
+            floor,
+        )
+
+    @property
+    def largest(self) -> float:
+        """λ_max."""
+        return float(self.values[-1])
+
+    @property
+    def resolution(self) -> float:
+        """Mean squared errors below this are rounding."""
+        return rounding_of_squares(self.y_size, self.rounding)
+
+    def default_alphas(self) -> Float[np.ndarray, " a"]:
+        """The penalties to try when nobody names any."""
+        return default_alphas(self.largest, self.floor)
+
+    def inverse(self, alphas: Float[np.ndarray, " a"]) -> Float[np.ndarray, "p a"]:
+        """1 / (λ + alpha), and 0 for an eigenvalue that a penalty below the floor has to take for zero."""
+        values = self.values[:, None]
+        seen = (values > self.floor) | ((alphas >= self.floor) & (alphas > 0))
+        return np.asarray(np.divide(1.0, values + alphas, out=np.zeros(seen.shape), where=seen))
+
+    def coef(self, alpha: float) -> Float[np.ndarray, "p t"]:
+        """The weights v at one penalty."""
+        return np.asarray(self.axes @ (self.inverse(np.array([alpha])) * self.scores))
+
+    def intercept(self, coef: Float[np.ndarray, "p t"]) -> Float[np.ndarray, " t"]:
+        """b = ȳ − φ̄ᵀv."""
+        return np.asarray(self.y_mean - self.means @ coef)
+
+    def judge_rows(
+        self,
+        block: Float[np.ndarray, "b p"],
+        left: Float[np.ndarray, "b t"],
+        weights: Float[np.ndarray, " b"],
+        alphas: Float[np.ndarray, " a"],
+    ) -> tuple[Float[np.ndarray, "a b"], Float[np.ndarray, "a b t"]]:
+        """Complements 1 − h of the leverages of some samples, and their leave-one-out residuals. 2bp² operations.
+
+        ``block`` are their features, ``left`` their outputs less ȳ: samples that are behind the moments.
+        """
+        scores = (block - self.means.astype(block.dtype)) @ self._axes_in(block.dtype)
+        scores = scores.astype(np.float64, copy=False)
+        coefs = self.inverse(alphas)[:, :, None] * self.scores[:, None, :]
+        fitted = (scores @ coefs.reshape(len(coefs), -1)).reshape(len(left), len(alphas), left.shape[1])
+        complements = self._complements(np.square(scores) * weights[:, None], alphas, weights).T
+        residuals = [leave_one_out(left - fitted[:, i], complements[i]) for i in range(len(alphas))]
+        return complements, np.asarray(residuals)
+
+    def error_sums(
+        self,
+        block: Float[np.ndarray, "b p"],
+        left: Float[np.ndarray, "b t"],
+        weights: Float[np.ndarray, " b"],
+        alphas: Float[np.ndarray, " a"],
+    ) -> Float[np.ndarray, "a t"]:
+        """Σ w e² over some samples, e their leave-one-out residuals: these add up, block by block, in any order."""
+        _, residuals = self.judge_rows(block, left, weights, alphas)
+        return np.asarray([mean_squares(loo, weights) * weights.sum() for loo in residuals])
+
+    def generalised_errors(self, alphas: Float[np.ndarray, " a"]) -> Float[np.ndarray, "a t"]:
+        """Generalised cross-validation, exact from the moments alone: Σ w r² / Σ w over (1 − tr H / n)².
+
+        Leave-one-out with every leverage replaced by their mean tr H / n (Golub, Heath and Wahba 1979). The
+        residual sum is a difference of numbers of the size of Σ w (y − ȳ)²; what rounding may have taken from it,
+        ε (4 Σ w (y − ȳ)² + 3 λ_max |v|²), is added, so that a fit it cannot tell from perfect is not preferred
+        for that.
+        """
+        inverse = self.inverse(alphas)
+        energy = np.square(self.scores)
+        explained = 2 * inverse - self.values[:, None] * np.square(inverse)
+        residual = np.maximum(self.squares - explained.T @ energy, 0.0)
+        residual += self.rounding * (4 * self.squares + 3 * self.largest * (np.square(inverse).T @ energy))
+        known = self.values > self.floor
+        # n − tr H: directions that no axis explains, and what the penalty keeps of those that one does
+        freedom = self.count - float(self.fit_intercept) - known.sum()
+        freedom = freedom + np.where(known[:, None], alphas * inverse, -self.values[:, None] * inverse).sum(axis=0)
+        shrink = freedom / self.count
+        judged = np.repeat((shrink > 4 * self.rounding * len(known))[:, None], len(self.squares), axis=1)
+        errors = np.full(residual.shape, np.inf)
+        np.divide(residual / self.weight, np.square(shrink)[:, None], out=errors, where=judged)
+        return errors
+
+    def generalised_resolution(self) -> float:
+        """Generalised errors below this are rounding."""
+        return float(max(self.resolution, 8 * self.rounding * self.squares.mean() / self.weight))
+
+    def _complements(
+        self, squares: Float[np.ndarray, "b p"], alphas: Float[np.ndarray, " a"], w: Float[np.ndarray, " b"]
+    ) -> Float[np.ndarray, "b a"]:
+        """1 − h: what no axis explains, plus what the penalty keeps unexplained; 0 if rounding hides it.
+
+        ``squares`` are the squared scores of the samples on each axis, so squares/λ is the share of a sample
+        that a fit without penalty explains by it.
+        """
+        mean_share = w / self.weight if self.fit_intercept else 0 * w
+        inverse = self.inverse(alphas)
+        # Only where a penalty is the smaller is 1 − λ/(λ + alpha) worth taking apart; and below the floor λ is too
+        # small to divide by
+        values = self.values[:, None]
+        apart = (values > self.floor) & (values > alphas)
+        shares = np.divide(1.0, values, out=np.zeros(apart.shape), where=apart)
+        unexplained = np.maximum(1 - mean_share[:, None] - squares @ shares, 0.0)
+        kept = unexplained + squares @ np.where(apart, shares * alphas * inverse, -inverse)
+        noise = self.rounding * self.largest
+        hidden = 4 * self.rounding + squares @ (2 * noise * np.square(np.where(apart, shares, inverse)))
+        return np.where(hidden > 0.1 * kept, 0.0, kept)
+
+    def _axes_in(self, dtype: np.dtype) -> np.ndarray:
+        """The axes in the precision of a block, converted once."""
+        if dtype == self.axes.dtype:
+            return self.axes
+        if dtype.name not in self._narrow:
+            self._narrow[dtype.name] = self.axes.astype(dtype)
+        return self._narrow[dtype.name]
+
+
+RowBlocks: TypeAlias = Callable[[], Iterable[np.ndarray]]
+"""Gives the row blocks (n_b, p) of the design, in order, every time it is called."""
+
+
+@dataclass(frozen=True)
+class DesignStatistics:
+    """What ridge needs to know of a design matrix and its outputs, n of them, to judge its fits by leave-one-out.
+
+    Attributes
+    ----------
+    moments : DesignMoments
+        Sums over samples.
+    y : array (n, t)
+        y − ȳ.
+    weights : array (n,)
+        Sample weights.
+    """
+
+    moments: DesignMoments
+    y: Float[np.ndarray, "n t"]
+    weights: Float[np.ndarray, " n"]
+
+
+def accumulate_design(
+    row_blocks: RowBlocks,
+    y: Float[np.ndarray, "n t"],
+    *,
+    fit_intercept: bool = True,
+    weights: Float[np.ndarray, " n"] | None = None,
+) -> DesignStatistics:
+    """Sum the statistics of a design over blocks of rows.
+
+    Each block is centred on its own mean before it is multiplied, and the scatter between blocks is added, so
+    that a large common offset costs no digits.
+
+    Parameters
+    ----------
+    row_blocks : callable
+        Called once; gives arrays (n_b, p) in order, float32 or float64, never modified. Products are made in
+        the dtype of the block and summed in float64.
+    y : array (n, t)
+        Outputs of all samples.
+    fit_intercept : bool
+        Whether the fit will have an unpenalised intercept.
+    weights : array (n,), optional
+        Positive sample weights.
+
+    Notes
+    -----
+    Cost: np² operations; one p × p matrix and one centred copy of a block.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> x, y = np.arange(8.0).reshape(4, 2), np.ones((4, 1))
+    >>> accumulate_design(lambda: [x[:3], x[3:]], y).moments.gram[1, 0]
+    np.float64(20.0)
+    """
+    check_outputs(y)
+    w = check_weights(weights, len(y))
+    y_mean = centre_of(y, np.sqrt(w)) if fit_intercept else np.zeros(y.shape[1])
+    left = centred(y, y_mean)
+    moments: DesignMoments | None = None
+    for rows, block in _checked_rows(row_blocks, len(y)):
+        if moments is None:
+            moments = DesignMoments.empty(block.shape[1], y.shape[1], fit_intercept=fit_intercept)
+        moments.add_rows(block, left[rows], None if weights is None else w[rows])
+    assert moments is not None  # there is an output, so there was a block
+    moments.y_mean += y_mean
+    moments.y_size = float(np.abs(y).max())
+    return DesignStatistics(moments, left, w)
+
+
+def ridge_design_path(
+    design: Float[np.ndarray, "n p"],
+    y: Float[np.ndarray, "n t"],
+    alphas: Alphas | None = None,
+    *,
+    fit_intercept: bool = True,
+    weights: Float[np.ndarray, " n"] | None = None,
+    memory_budget: int = MEMORY_BUDGET,
+) -> RidgePath:
+    """Ridge on a design matrix for a whole path of penalties, with exact leave-one-out; meant for p < n.
+
+    The same numbers as ``ridge_gram_path(design @ design.T, …)``, from one p × p eigendecomposition.
+
+    Parameters
+    ----------
+    design : array (n, p)
+        Φ, float32 or float64.
+    y : array (n, t)
+        Outputs.
+    alphas : sequence of float, optional
+        Penalties, at least 0, in any order; by default ``default_alphas``.
+    fit_intercept : bool
+        Whether to fit an unpenalised intercept.
+    weights : array (n,), optional
+        Positive sample weights.
+    memory_budget : int
+        Bound in bytes on any temporary other than p × p matrices.
+
+    Returns
+    -------
+    RidgePath
+        ``coef`` of its solutions are the weights v of f(x) = φ(x)ᵀv + b.
+
+    Notes
+    -----
+    Cost: 3np² + 9p³ operations, then 2np(1 + t) for each penalty.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> x = np.random.default_rng(0).standard_normal((50, 2))
+    >>> path = ridge_design_path(x, x @ [[3.0], [-1.0]] + 2, alphas=[1.0, 1e-6])
+    >>> fit = path.solution()
+    >>> fit.alpha, np.round(fit.coef.ravel(), 4), np.round(fit.intercept, 4)
+    (1e-06, array([ 3., -1.]), array([2.]))
+    """
+    count = 30 if alphas is None else len(alphas)
+    size = block_size(8 * (6 * design.shape[1] + 2 * count * y.shape[1]), memory_budget)
+
+    def row_blocks() -> Iterator[np.ndarray]:
+        return (design[rows] for rows in blocks(len(design), size))
+
+    statistics = accumulate_design(row_blocks, y, fit_intercept=fit_intercept, weights=weights)
+    return ridge_statistics_path(statistics, row_blocks, alphas, overwrite_gram=True)
+
+
+def ridge_statistics_path(
+    statistics: DesignStatistics,
+    row_blocks: RowBlocks,
+    alphas: Alphas | None = None,
+    *,
+    overwrite_gram: bool = False,
+) -> RidgePath:
+    """Ridge for a whole path of penalties from sums over samples and one more pass over the rows.
+
+    Parameters
+    ----------
+    statistics : DesignStatistics
+        From ``accumulate_design``.
+    row_blocks : callable
+        Gives the same rows again: called once for the leave-one-out errors, once for each solution.
+    alphas : sequence of float, optional
+        Penalties, at least 0, in any order; by default ``default_alphas``.
+    overwrite_gram : bool
+        Whether the memory of ``statistics.gram`` may be used.
+
+    Notes
+    -----
+    Temporaries are a few times the size of a block of rows.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> x, y = np.arange(10.0).reshape(5, 2) ** 2, np.arange(5.0)[:, None]
+    >>> rows = lambda: iter([x[:3], x[3:]])
+    >>> ridge_statistics_path(accumulate_design(rows, y), rows, [1.0]).loo_mse.shape
+    (1,)
+    """
+    grid = None if alphas is None else check_alphas(alphas)
+    form = PrincipalAxes.of(statistics.moments, overwrite_gram=overwrite_gram)
+    if grid is None:
+        grid = form.default_alphas()
+    complements, output_mse = _judge(form, statistics, grid, row_blocks)
+
+    def solve(alpha: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        coef = form.coef(alpha)
+        residuals = np.concatenate(
+            [statistics.y[rows] - (b - form.means.astype(b.dtype)) @ coef for rows, b in _rows(row_blocks)]
+        )
+        return coef, form.intercept(coef), residuals
+
+    return RidgePath(grid, output_mse, "design", form.floor, complements, form.resolution, solve)
+
+
+def _judge(
+    form: PrincipalAxes, statistics: DesignStatistics, alphas: Float[np.ndarray, " a"], row_blocks: RowBlocks
+) -> tuple[Float[np.ndarray, "a n"], Float[np.ndarray, "a t"]]:
+    """Complements of the leverages, and leave-one-out errors, in one pass over the rows."""
+    n, t = statistics.y.shape
+    complements, squares = np.empty((len(alphas), n)), np.zeros((len(alphas), t))
+    for rows, block in _rows(row_blocks):
+        w = statistics.weights[rows]
+        complements[:, rows], residuals = form.judge_rows(block, statistics.y[rows], w, alphas)
+        squares += [mean_squares(loo, w) * w.sum() for loo in residuals]
+    return complements, squares / statistics.weights.sum()
+
+
+def _rows(row_blocks: RowBlocks) -> Iterator[tuple[slice, np.ndarray]]:
+    """Blocks with the rows they hold."""
+    start = 0
+    for block in row_blocks():
+        block = check_float_array(block, "row_blocks")
+        yield slice(start, start + len(block)), block
+        start += len(block)
+
+
+def _checked_rows(row_blocks: RowBlocks, n: int) -> Iterator[tuple[slice, np.ndarray]]:
+    """Blocks with the rows they hold; raises if they do not make up n rows of one width."""
+    width, stop = None, 0
+    for rows, block in _rows(row_blocks):
+        width = block.shape[-1] if width is None else width
+        if block.ndim != 2 or block.shape[1] != width or width == 0:
+            raise ValueError(
+                f"every block of rows must have shape (n_b, p) with the same p ≥ 1: the block of rows "
+                f"{rows.start} to {rows.stop} has shape {block.shape}, the first had p = {width}."
+            )
+        stop = rows.stop
+        if stop <= n:
+            yield rows, block
+    if stop != n:
+        raise ValueError(f"the blocks of rows must hold one row per output: got {stop} rows for {n} outputs.")
