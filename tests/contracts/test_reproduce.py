@@ -200,7 +200,10 @@ FIGURES = {
     "complexity": ["dims=3", "keys=2", "n=64", "targets=token,query,corr,token^2,query^2", "n_test=50"],
     "dimension": ["d=3", "N=2", "dims=2,3", "keys=1,2", "n=64", "far_dims=8", "far_keys=16", "n_test=50"],
     "learner": ["d=3", "N=2", "M=5", "sizes=16,24", "repetitions=2", "n_test=50"],
-    "prediction": ["dims=3", "keys=2", "heads=4", "sizes=16,24", "repetitions=3,2", "n_test=50", "level=0.5"],
+    "prediction": [
+        *("dims=3", "keys=2", "heads=4", "sizes=16,24", "repetitions=3,2", "n_test=50"),
+        *("level=0.5", "ratio_dim=3", "ratio_keys=2", "attention_repetitions=2", "mlp_repetitions=2", "ratio_test=50"),
+    ],
 }
 
 
