@@ -117,6 +117,7 @@ def cases(device: str | None) -> dict[str, Callable[[], Work]]:
         on = {"device": device}
         large = sets(8192)
         onto = large.astype("float32").to(device)
+        drawn = kh.GaussianHeads().sample(1000, 16, 0).astype("float32")
 
         def sync(work: Work) -> Work:
             import torch
@@ -130,11 +131,7 @@ def cases(device: str | None) -> dict[str, Callable[[], Work]]:
         return {
             "gram, 8192 sets, float32": lambda: sync(lambda: kh.attention_kernel(onto)),
             "gram around the identity": lambda: sync(lambda: kh.attention_kernel(onto, law=kh.GaussianHeads(mean=1.0))),
-            "features, 1000 heads": lambda: sync(
-                lambda heads=kh.GaussianHeads().sample(1000, 16, 0).astype("float32"): kh.attention_features(
-                    onto, heads
-                )
-            ),
+            "features, 1000 heads": lambda: sync(lambda: kh.attention_features(onto, drawn)),
             "fit, kernel, one penalty": lambda: fit(8192, math.inf, alpha=1.0, **on),
             "fit, kernel, 20 penalties": lambda: fit(4096, math.inf, alpha=ALPHAS, **on),
             "fit, 500 heads, 20 penalties": lambda: fit(4096, 500, alpha=ALPHAS, **on),
