@@ -1,4 +1,14 @@
-"""Learning curves without training: the test error of ridge regression from eigenvalues and target powers."""
+"""Learning curves without training: the test error of ridge regression from eigenvalues and target powers.
+
+Ridge α = nλ on n samples with k random features, noise variance σ², eigenvalues λ_i, target powers c_i². With
+z(γ) = Σ λ_i/(λ_i+γ) and q(γ) = Σ (λ_i/(λ_i+γ))² the implicit ridge γ solves γ (1 − z/k) (1 − z/n) = λ, z < min(n, k),
+whose left side grows with γ, so there is one root. The test error, noise floor included, is
+
+    n (k−q) / [(n−q)(k−q) − (z−q)²] · ( Σ_i c_i² [γ² + γ λ_i (z−q)/(k−q)] / (λ_i+γ)² + σ² ).
+
+These are the equations of Simon, Karkada, Ghosh and Belkin (2023) with κ = γ (1 − z/k) eliminated and differences of
+nearly equal numbers written as products; k → ∞ gives the kernel limit n/(n−q) · (Σ c_i² γ²/(λ_i+γ)² + σ²).
+"""
 
 from __future__ import annotations
 

@@ -334,6 +334,15 @@ def _set_blocks(offsets: np.ndarray, budget: int) -> Iterable[slice]:
         start = stop
 
 
+# Inner products of symmetrised coefficient tensors, by counting contractions instead of forming tensors. A term of
+# degree (r, s) is a tensor with r query slots and s key slots: a vector fills one slot, a matrix links a query slot
+# to a key slot. An inner product of two symmetrised terms is a sum over all ways to join their slots, query to query
+# and key to key. Joined slots form chains that end in two vectors, and closed rings that are traces of words A_1 A_2ᵀ
+# A_3 A_4ᵀ …. The sum over all joinings is the exponential of the sum over connected ones; powers are kept as
+# multiplicities, so a term of degree 8 has few states where its joinings are 8! many. Joints within one term
+# (Laplacians of it) are needed for its harmonic parts, joints across, from a query slot of one term to a key slot of
+# the other, for its parts under joint rotations of query and key; both are counted apart.
+
 Content = tuple[int, ...]
 """How many copies of each node a chain, a ring or a whole joining uses."""
 
