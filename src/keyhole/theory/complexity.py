@@ -104,15 +104,15 @@ def rkhs_norm(target: Polynomial, law: GaussianHeads | None = None) -> float:
     return float(np.sum(powers[present] / values[present]))
 
 
-NORM_DEGREES, NORM_TOLERANCE = (4, 6, 8, 12, 16, 24, 32), 1e-3
+NORM_DEGREES, NORM_TOLERANCE = (4, 6, 8, 12, 16, 24, 32, 40), 1e-3
 """Degrees D at which the norm of biased heads is taken, and the rise from one to the next that ends the search."""
 
 
 def _biased_norm(target: Polynomial, bias: Bias) -> float:
     norms: list[float] = []
     smallest = pair_eigenvalues(target.dim, NORM_DEGREES[-1]).diagonal()
-    # rows of a factor are sums of numbers near one, and below this they are rounding
-    degrees = [degree for degree in NORM_DEGREES if degree > max(target.degrees) and smallest[degree] > 1e-26]
+    # columns of a factor keep their relative accuracy as they shrink, but not for ever
+    degrees = [degree for degree in NORM_DEGREES if degree > max(target.degrees) and smallest[degree] > 1e-36]
     for degree in degrees:
         vectors = target_vectors(target, degree)
         inner = [single_block(target.dim, bias.unit, label, degree).inverse_form(v) for label, v in vectors.items()]
