@@ -44,6 +44,9 @@ ACCURACY = 1e-2
 SHOWS = 3e-15
 """Where the rounding of numbers near one may show: blocks that must be more accurate are made more carefully."""
 
+LARGEST_MEAN = 8.0
+"""In units of twice the scale: beyond it h_k(cu) turns so fast in u that blocks take minutes."""
+
 MOST_TERMS, MOST_DEGREES = 6000, 400
 """Terms of the series in k, and the degree of the polynomials that stand for h_k(cu)."""
 
@@ -94,7 +97,13 @@ def bias_of(law: object, dim: int) -> Bias:
         )
     if dim < 2:
         raise ValueError("`law` has a mean, and its exact spectrum needs tokens of dimension 2 or more: got dim 1.")
-    return Bias(slope / (2 * scale), corner / (2 * scale), (2 * scale) ** 2)
+    bias = Bias(slope / (2 * scale), corner / (2 * scale), (2 * scale) ** 2)
+    if max(abs(bias.slope), abs(bias.corner)) > LARGEST_MEAN:
+        raise ValueError(
+            f"`law` must have a mean of at most {LARGEST_MEAN:g} times twice its scale for an exact spectrum: its mean "
+            f"is {slope:g}, its corner {corner:g}, its scale {scale:g}. With larger means use kh.theory.empirical_curve."
+        )
+    return bias
 
 
 def second_moment(m: Float[np.ndarray, " q"]) -> Float[np.ndarray, " q"]:
