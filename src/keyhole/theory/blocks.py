@@ -101,7 +101,7 @@ def bias_of(law: object, dim: int) -> Bias:
     if max(abs(bias.slope), abs(bias.corner)) > LARGEST_MEAN:
         raise ValueError(
             f"`law` must have a mean of at most {LARGEST_MEAN:g} times twice its scale for an exact spectrum: its mean "
-            f"is {slope:g}, its corner {corner:g}, its scale {scale:g}. With larger means use kh.theory.empirical_curve."
+            f"is {slope:g}, its corner {corner:g}, its scale {scale:g}. Beyond, use kh.theory.empirical_curve."
         )
     return bias
 
