@@ -411,9 +411,11 @@ def parquet_finish(rng: Random, state: dict[str, Any]) -> Case:
         "data_page_version": rng.choice(("1.0", "2.0")),
         "row_group_size": rng.choice((1, 2, 100)),
     }
+    # Arrow's own writer of Parquet aborts at lists of length 0; in Arrow files they are tried
+    columns = [(name, values) for name, values in state["columns"] if "[0]" not in str(values.type)]
     sink = io.BytesIO()
     try:
-        pq.write_table(arrow_table(state), sink, **options)
+        pq.write_table(arrow_table({"columns": columns}), sink, **options)
     except (pa.ArrowException, ValueError, TypeError):
         kept = [(n, c) for n, c in state["columns"] if n in ("keys", "query", "y", "set", "x", "z", "target")][:1]
         sink = io.BytesIO()
@@ -937,7 +939,7 @@ def job_mutate(rng: Random, state: dict[str, Any]) -> dict[str, Any]:
     elif kind < 0.75:
         files[held] = with_damage(rng, files.get(held, b""), 1)
     elif kind < 0.85:
-        other = wild_values(rng, wild_type(rng), 2)
+        other = wild_values(rng, rng.choice((pa.float64(), pa.float32(), pa.list_(pa.int8()), pa.string())), 2)
         with contextlib.suppress(pa.ArrowException):
             sink = io.BytesIO()
             pq.write_table(pa.table({rng.choice(("prediction", "x")): other}), sink)
