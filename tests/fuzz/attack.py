@@ -362,23 +362,22 @@ def run_alone(number: int, case: Any) -> Verdict:
     return Verdict("signal", f"ended with status {status}: {words}", f"{reader} status")
 
 
-def run_batch(numbers: list[int], seed: int, sure: Counter[str]) -> list[tuple[int, Verdict]]:
-    """Verdicts on some cases of a seed. What is not fine in company is run again alone, and that counts.
+def run_batch(cases: list[tuple[int, Any]], sure: Counter[str]) -> list[tuple[int, Verdict]]:
+    """Verdicts on some cases. What is not fine in company is run again alone, and that counts.
 
     ``sure`` are findings so far by name: what was seen alone that often is believed.
     """
     found: list[tuple[int, Verdict]] = []
-    while numbers:
-        done, _, _ = in_child([(n, seed) for n in numbers], alone=False)
-        if len(done) < len(numbers):
-            number = numbers[len(done)]
-            done.append((number, run_alone(number, seed)))
-        numbers = numbers[len(done) :]
-        for n, verdict in done:
+    while cases:
+        done, _, _ = in_child(cases, alone=False)
+        if len(done) < len(cases):
+            done.append((cases[len(done)][0], run_alone(*cases[len(done)])))
+        for (number, case), (_, verdict) in zip(cases, done, strict=False):
             if not verdict.fine and verdict.state not in ("signal", "hang") and sure[verdict.name] < ENOUGH:
-                verdict = run_alone(n, seed)
+                verdict = run_alone(number, case)
                 sure[verdict.name] += 1
-            found.append((n, verdict))
+            found.append((number, verdict))
+        cases = cases[len(done) :]
     return found
 
 
@@ -435,7 +434,7 @@ def _work(worker: int, seed: int, deadline: float, cases: int | None, pipe: int)
             numbers = list(range(start, start + BATCH if cases is None else min(start + BATCH, cases)))
             rows = [
                 (number, formats.format_of(seed, number), verdict.state, verdict.words, verdict.place)
-                for number, verdict in run_batch(numbers, seed, sure)
+                for number, verdict in run_batch([(number, seed) for number in numbers], sure)
             ]
             out.write(json.dumps(rows).encode("utf-8", "replace") + b"\n")
             out.flush()
@@ -506,12 +505,12 @@ def keep(path: Path) -> Path:
 
 def check_corpus() -> list[str]:
     """What is wrong with the cases of the corpus, in words."""
-    wrong = []
-    for path in sorted(CORPUS.glob("*.json")):
-        case, expected = read_case(path)
-        verdict = run_alone(0, case)
+    wrong, paths = [], sorted(CORPUS.glob("*.json"))
+    cases, expectations = zip(*map(read_case, paths), strict=True)
+    for number, verdict in run_batch(list(enumerate(cases)), Counter()):
+        expected = expectations[number]
         if not verdict.fine or (expected != "fine" and verdict.state != expected):
-            wrong.append(f"{path.name}: must be {expected}, is {verdict.state} ({verdict.words[:200]})")
+            wrong.append(f"{paths[number].name}: must be {expected}, is {verdict.state} ({verdict.words[:200]})")
     return wrong
 
 

@@ -85,7 +85,7 @@ def reproduce(
     command = shlex.join(["keyhole", *sys.argv[1:]])
     provenance = provenance_of(command, seed, preset, time.monotonic() - start, len(plan.cells), len(plan.missing))
     transformer = TRANSFORMER in names
-    report = or_refuse(lambda: build_report(chosen, results, transformer=transformer, provenance=provenance))
+    report = answer_or_exit(lambda: build_report(chosen, results, transformer=transformer, provenance=provenance))
     files = _write(report, out)
     _tell(report, [*files[:1], *tables], console)
     if as_json:
