@@ -111,17 +111,6 @@ def test_kernel_in_blocks_and_in_float32(rng, law):
     assert torch.abs(narrow - whole).max() <= 1e-6 * whole.abs().max()
 
 
-def test_single_entries_equal_the_matrix(rng):
-    from keyhole.attention.torch_gram import gram_entries, prepare
-
-    batch, law = draw_sets(rng).to("cpu"), kh.GaussianHeads(mean=1.0)
-    whole = kh.attention_kernel(batch, None, law)
-    rows, columns = torch.tensor([0, 5, 2, 7]), torch.tensor([0, 1, 3, 20])
-    panel = prepare(batch.tokens, batch.offsets, batch.query, *law.moments(3), "relu")
-    found = gram_entries(panel, panel, rows, columns, True, memory_budget=2**12)
-    assert torch.allclose(found, whole[rows, columns], rtol=1e-12, atol=0)
-
-
 @pytest.mark.parametrize("correlation", [-1.0, -0.95, -0.9, 0.0, 0.5, 0.9, 0.95, 0.999999, 1.0])
 @pytest.mark.parametrize("activation", ["relu", "step"])
 def test_moments_equal_those_of_arrays(activation, correlation):
