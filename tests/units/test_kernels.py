@@ -183,7 +183,7 @@ def test_sets_from_different_spaces_are_refused(rng):
 
 def test_the_mlp_needs_one_number_of_keys(rng):
     a = ragged(rng, [2, 2, 3], 3)
-    with pytest.raises(ValueError, match=r"set 0 of `a` has 2 and set 2 of `a` has 3. Use attention_kernel"):
+    with pytest.raises(ValueError, match=r"set 0 of `a` has 2 and set 2 of `a` has 3. Use attention_features"):
         kh.mlp_kernel(a)
     with pytest.raises(ValueError, match="set 0 of `a` has 2 and set 0 of `b` has 3"):
         kh.mlp_kernel(a[:2], a[2:])

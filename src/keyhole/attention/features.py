@@ -569,6 +569,22 @@ def mlp_features(batch: SetBatch, weights: np.ndarray, *, dtype: Any = None) -> 
     return out
 
 
+def check_equal_lengths(batches: dict[str, SetBatch]) -> int:
+    """Return N, the number of keys that all sets of the batches, given by name, share."""
+    (name, first), *_ = batches.items()
+    n_keys = int(first.lengths[0])
+    for other, batch in batches.items():
+        different = np.flatnonzero(batch.lengths != n_keys)
+        if different.size:
+            i = int(different[0])
+            raise ValueError(
+                "the MLP sees the keys as one long vector, so all sets must have the same number of keys: "
+                f"set 0 of `{name}` has {n_keys} and set {i} of `{other}` has {batch.lengths[i]}. Use "
+                "attention_features or attention_kernel for sets of different sizes, or bring them to one size."
+            )
+    return n_keys
+
+
 def flatten_sets(batch: SetBatch) -> Float[np.ndarray, "n z"]:
     """Return z = [x_0; x_1; …; x_N; 1] of every set, with zeros for x_0 where there is no query."""
     n, dim = batch.shape
@@ -592,14 +608,7 @@ def _check_overflow(flat: Float[np.ndarray, "n z"], weights: Float[np.ndarray, "
 
 
 def _check_weights(weights: np.ndarray, batch: SetBatch, dtype: np.dtype[Any]) -> Float[np.ndarray, "p z"]:
-    lengths = batch.lengths
-    n_keys = int(lengths[0])
-    if (lengths != n_keys).any():
-        i = int((lengths != n_keys).argmax())
-        raise ValueError(
-            "the MLP features need sets of equal length, because they flatten the set: set 0 has "
-            f"{n_keys} keys and set {i} has {lengths[i]}. Use attention_features, which takes any lengths."
-        )
+    n_keys = check_equal_lengths({"batch": batch})
     weights = check_float_array(weights, "weights")
     columns = (n_keys + 1) * batch.dim + 1
     if weights.ndim != 2 or weights.shape[1] != columns or len(weights) == 0:

@@ -10,7 +10,7 @@ from jaxtyping import Float
 
 from keyhole._array import MEMORY_BUDGET, block_size, blocks, run_threads, set_blocks
 from keyhole.attention.activations import POINTWISE, check_pointwise
-from keyhole.attention.features import flatten_sets
+from keyhole.attention.features import check_equal_lengths, flatten_sets
 from keyhole.attention.heads import GaussianHeads, HeadLaw
 from keyhole.data.sets import SampleBatch, SetBatch, check_samples, check_sets
 
@@ -183,7 +183,9 @@ def mlp_kernel(
         check_sets(b, "b")
         b = None if b is a else b.sets.numpy()
     a = a.sets.numpy()
-    n_keys = _check_equal_lengths(a, b)
+    if b is not None:
+        _check_alike(a, b)
+    n_keys = check_equal_lengths({"a": a} if b is None else {"a": a, "b": b})
     columns_of, symmetric = (a, True) if b is None else (b, False)
     out = np.empty((len(a), len(columns_of)))
     step = block_size(2 * 8 * ((n_keys + 1) * a.dim + 1), memory_budget)
@@ -210,22 +212,26 @@ def tensor_kernel(a: SetBatch, law: HeadLaw | None, activation: str, dtype: str,
     return _check_overflow(attention_gram(a, None, mean, scale, activation, memory_budget, out), activation)
 
 
+def _check_alike(a: SetBatch, b: SetBatch) -> None:
+    if a.dim != b.dim:
+        raise ValueError(
+            f"`a` and `b` must share their token dimension: got {a.dim} and {b.dim}. "
+            "A kernel compares sets from one space."
+        )
+    if a.device != b.device:
+        raise ValueError(
+            f"`a` and `b` must live in one place: got {a.device or 'NumPy'} and {b.device or 'NumPy'}. "
+            "Move one of them with .to(device) or .numpy()."
+        )
+
+
 def _check_arguments(
     a: SetBatch, b: SetBatch | None, law: Any, activation: str
 ) -> tuple[int, np.ndarray | None, float]:
     """Return the code of the activation and the moments of the law."""
     code = POINTWISE.index(check_pointwise(activation))
     if b is not None:
-        if a.dim != b.dim:
-            raise ValueError(
-                f"`a` and `b` must share their token dimension: got {a.dim} and {b.dim}. "
-                "A kernel compares sets from one space."
-            )
-        if a.device != b.device:
-            raise ValueError(
-                f"`a` and `b` must live in one place: got {a.device or 'NumPy'} and {b.device or 'NumPy'}. "
-                "Move one of them with .to(device) or .numpy()."
-            )
+        _check_alike(a, b)
     law = GaussianHeads() if law is None else law
     if isinstance(law, type):
         raise TypeError(f"`law` must be a law, not its class: got {law.__name__}. Write {law.__name__}().")
@@ -237,25 +243,6 @@ def _check_arguments(
         )
     mean, scale = law.moments(a.dim)
     return code, mean, scale
-
-
-def _check_equal_lengths(a: SetBatch, b: SetBatch | None) -> int:
-    """Return N, the number of keys that all sets of a and b share."""
-    n_keys = int(a.lengths[0])
-    for name, batch in (("a", a), ("b", b)):
-        if batch is None:
-            continue
-        if batch.dim != a.dim:
-            raise ValueError(f"`a` and `b` must share their token dimension: got {a.dim} and {batch.dim}.")
-        different = np.flatnonzero(batch.lengths != n_keys)
-        if different.size:
-            i = int(different[0])
-            raise ValueError(
-                "the MLP sees the keys as one long vector, so all sets must have the same number of keys: "
-                f"set 0 of `a` has {n_keys} and set {i} of `{name}` has {batch.lengths[i]}. "
-                "Use attention_kernel for sets of different sizes, or bring them to one size."
-            )
-    return n_keys
 
 
 def _check_overflow(out: Any, activation: str) -> Any:
