@@ -98,9 +98,10 @@ class SampleBatch:
         """Return the samples in float32 or float64."""
         return self.with_sets(self.sets.astype(dtype))
 
-    def pooled(self, pooling: str, *, each: bool = False) -> SetBatch | PooledSets:
-        """The samples as a layer sees them; with ``each``, every key of a set is its query in turn."""
-        return PooledSets(self, pooling, each)
+    def pooled(self, pooling: str, *, each: bool = False) -> Any:
+        """The samples as a layer sees them, sets where that is all they are; with ``each``, every key is a query."""
+        pooled = PooledSets(self, pooling, each)
+        return self.sets if pooled.is_plain else pooled
 
     def written_out(self) -> WrittenSets:
         """The sets that the samples stand for, and the coefficient c_j of each."""
@@ -215,16 +216,15 @@ def samples_in(value: Any) -> SampleBatch | None:
     if not all(isinstance(cell, SampleBatch) for cell in value.flat):
         return None
     columns = [concatenate(list(column)) for column in value.T]
+    sizes = [np.split(column.sets.lengths, column.set_offsets[1:-1]) for column in columns]
+    for j, i in np.ndindex(len(columns), len(value)):
+        if not np.array_equal(sizes[0][i], sizes[j][i]):
+            raise ValueError(
+                f"the coordinates of a sample must come from sets of one size: sample {i} has {sizes[0][i].tolist()} "
+                f"keys in coordinate 0 and {sizes[j][i].tolist()} in coordinate {j}. To permute coordinates, as "
+                "permutation_importance does, use samples of one size; or compare fits with and without them."
+            )
     first = columns[0]
-    for j, column in enumerate(columns):
-        lengths, others = np.split(first.sets.lengths, first.set_offsets[1:-1]), column.set_offsets[1:-1]
-        for i, (a, b) in enumerate(zip(lengths, np.split(column.sets.lengths, others), strict=True)):
-            if not np.array_equal(a, b):
-                raise ValueError(
-                    f"the coordinates of a sample must come from sets of one size: sample {i} has {a.tolist()} keys in "
-                    f"coordinate 0 and {b.tolist()} in coordinate {j}. To permute coordinates, as "
-                    "permutation_importance does, use samples of one size; or compare fits with and without them."
-                )
     return first.with_sets(first.sets.beside([column.sets for column in columns[1:]]))
 
 
@@ -423,10 +423,6 @@ class SetBatch(SampleBatch):
         """Those sets."""
         return sets
 
-    def pooled(self, pooling: str, *, each: bool = False) -> SetBatch | PooledSets:
-        """The samples as a layer sees them: the batch itself for the mean over keys."""
-        return self if pooling == "mean" and not each else PooledSets(self, pooling, each)
-
     def signature(self) -> SetBatch:
         """The batch itself."""
         return self
@@ -611,8 +607,8 @@ def _with_last(array: Any, value: float) -> Any:
 
 def _join_sets(sets: Any, name: str) -> tuple[Any, np.ndarray]:
     """Return (tokens, offsets) for an (n, N, d) array or a sequence of (N_i, d) arrays, checked."""
-    if isinstance(sets, SetBatch):
-        raise TypeError(f"`{name}` is a SetBatch already: use it as it is, or pass its arrays.")
+    if isinstance(sets, SampleBatch):
+        raise TypeError(f"`{name}` is a {type(sets).__name__} already: use it as it is, or pass its arrays.")
     if is_tensor(sets) or (isinstance(sets, np.ndarray) and sets.dtype != object):
         return _join_dense(_check_numbers(sets, name), name)
     if isinstance(sets, np.ndarray) and sets.ndim == 3:
@@ -640,6 +636,8 @@ def _join_dense(array: Any, name: str) -> tuple[Any, np.ndarray]:
 def _join_ragged(sets: Any, name: str) -> tuple[Any, np.ndarray]:
     arrays: list[Any] = []
     for i in range(len(sets)):
+        if isinstance(sets[i], SampleBatch):
+            raise TypeError(f"`{name}` must hold arrays: {name}[{i}] is a batch. Join batches with kh.concatenate.")
         array = _check_numbers(sets[i], f"{name}[{i}]")
         if array.ndim != 2:
             raise ValueError(
@@ -700,13 +698,6 @@ def first_occurrences(batch: SampleBatch, labels: Float[np.ndarray, "n t"]) -> I
     """For each sample, the number of the first sample that equals it: same keys as a multiset, query and labels.
 
     Hashes pick the candidates in O(tokens); candidates are then compared entry by entry, so the answer is exact.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> a, b = np.array([[1.0], [2.0]]), np.array([[3.0], [4.0]])
-    >>> first_occurrences(SetBatch([a, b, a[::-1]]), np.zeros((3, 1)))
-    array([0, 1, 0])
     """
     batch = batch.signature()
     hashes = hash_samples(batch, labels)
