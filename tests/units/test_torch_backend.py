@@ -265,3 +265,12 @@ def test_norm_balls_and_batches_take_tensors_to_the_host(rng):
     np.testing.assert_allclose(
         model.predict(alone), kh.AttentionRegressor(5, random_state=0).partial_fit(batch, y).predict(batch)
     )
+
+
+def test_heads_may_be_tensors_wherever_the_sets_are(rng):
+    batch, heads = draw_sets(rng, n=8), kh.GaussianHeads().sample(5, 3, 0)
+    groups = kh.SetGroups(batch, [2, 6])
+    for sets in (batch, groups, kh.SetGroups(batch.to("cpu"), [2, 6])):
+        np.testing.assert_array_equal(
+            kh.attention_features(sets, torch.tensor(heads)), kh.attention_features(sets.numpy(), heads)
+        )

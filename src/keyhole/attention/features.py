@@ -217,7 +217,7 @@ def attention_features(
     ----------
     batch : SetBatch
         n sets of keys of dimension d. Sets without a query have the constant query x~_0 = [0; √2]. For `SetGroups`
-        the features of a sample are the mean of those of its sets.
+        the features of a sample are the mean of those of its sets, by NumPy wherever they live.
     heads : array (M, D, D) or HeadDraw
         The frozen W_m, D = d + 1. A ``HeadDraw`` is regenerated block by block, never stored whole.
     activation : {"relu", "linear", "square", "step", "exp", "softmax"}
@@ -245,7 +245,7 @@ def attention_features(
     (2, 40)
     """
     check_samples(batch, "batch")
-    heads = check_heads(heads, batch.dim)
+    heads = check_heads(heads, batch.dim, keep_tensor=batch.is_plain and batch.device is not None)
     if not batch.is_plain:
         return _pooled_features(batch, heads, activation, dtype)
     if batch.device is not None:

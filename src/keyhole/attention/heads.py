@@ -221,8 +221,8 @@ class HeadArray:
         return ((part, self.heads[part]) for part in blocks(len(self.heads), size))
 
 
-def check_heads(heads: Any, dim: int) -> HeadDraw | HeadArray:
-    """Return a draw, or an array or tensor (M, D, D), that fits tokens of dimension ``dim``."""
+def check_heads(heads: Any, dim: int, *, keep_tensor: bool = False) -> HeadDraw | HeadArray:
+    """Return a draw, or an array (M, D, D), that fits tokens of dimension ``dim``; a tensor stays one if asked to."""
     if isinstance(heads, HeadArray):
         return heads
     if isinstance(heads, HeadDraw):
@@ -233,9 +233,10 @@ def check_heads(heads: Any, dim: int) -> HeadDraw | HeadArray:
             )
         return heads
     if is_tensor(heads):
-        from keyhole._tensors import check_float_tensor
+        from keyhole._tensors import as_array, check_float_tensor
 
-        heads = check_float_tensor(heads, "heads")  # a look for NaN among them would wait for the device
+        heads = check_float_tensor(heads, "heads")
+        heads = heads if keep_tensor else as_array(heads)
     else:
         heads = check_float_array(heads, "heads")
     if heads.ndim != 3 or tuple(heads.shape[1:]) != (dim + 1, dim + 1) or len(heads) == 0:
@@ -244,7 +245,7 @@ def check_heads(heads: Any, dim: int) -> HeadDraw | HeadArray:
             f"{dim}: got shape {tuple(heads.shape)}. The last row and column belong to the appended one; "
             f"law.sample(n_heads, dim={dim}, seed=…) draws such heads."
         )
-    if not is_tensor(heads):
+    if not is_tensor(heads):  # to look for NaN among tensors would be to wait for the device
         check_finite(heads, "heads")
     return HeadArray(heads)
 

@@ -131,9 +131,6 @@ def fill_entries(
     )  # fmt: skip
 
 
-# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
-
-
 TOLERANCE = 3e-7
 """Estimated error of the quadrature, relative to its entry of K, beyond which an entry is computed again."""
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -163,7 +164,7 @@ class SampleBatch:
             )
         cells = np.empty(self.shape, dtype=object)
         for j in range(self.dim):
-            column = self.with_sets(self.sets.coordinates(slice(j, j + 1)))
+            column = self.with_sets(self.sets.mapped(itemgetter((slice(None), slice(j, j + 1)))))
             for i in range(len(self)):
                 cells[i, j] = column[i : i + 1]
         return cells
@@ -382,10 +383,7 @@ class SetBatch(SampleBatch):
         """Return the batch in float32 or float64."""
         if np.dtype(dtype) not in (np.float32, np.float64):
             raise ValueError(f"`dtype` must be float32 or float64: got {np.dtype(dtype)}.")
-        if self.dtype == np.dtype(dtype):
-            return self
-        query = None if self._query is None else _astype(self._query, dtype)
-        return self._from_flat(_astype(self._tokens, dtype), self._offsets, query)
+        return self if self.dtype == np.dtype(dtype) else self.mapped(lambda array: _astype(array, dtype))
 
     def numpy(self) -> SetBatch:
         """Return the batch in host memory, as NumPy arrays; itself if it is there."""
@@ -393,25 +391,22 @@ class SetBatch(SampleBatch):
             return self
         from keyhole._tensors import as_array
 
-        return self._from_flat(
-            as_array(self._tokens), self._offsets, None if self._query is None else as_array(self._query)
-        )
+        return self.mapped(as_array)
 
     def to(self, device: str) -> SetBatch:
         """Return the batch as torch tensors on a device: "cpu", "cuda" or "cuda:1"."""
         from keyhole._tensors import to_device
 
-        query = None if self._query is None else to_device(self._query, device)
-        return self._from_flat(to_device(self._tokens, device), self._offsets, query)
+        return self.mapped(lambda array: to_device(array, device))
+
+    def mapped(self, change: Callable[[Any], Any]) -> SetBatch:
+        """The same sets with keys and queries that ``change`` makes of theirs, row by row."""
+        query = None if self._query is None else change(self._query)
+        return self._from_flat(change(self._tokens), self._offsets, query)
 
     def with_query(self, query: Float[Any, "n d"] | None) -> SetBatch:
         """The same sets with other queries, or none, that are known to fit."""
         return self._from_flat(self._tokens, self._offsets, query)
-
-    def coordinates(self, columns: slice) -> SetBatch:
-        """The same sets with some of their coordinates."""
-        query = None if self._query is None else self._query[:, columns]
-        return self._from_flat(self._tokens[:, columns], self._offsets, query)
 
     def beside(self, others: Sequence[SetBatch]) -> SetBatch:
         """The same sets with the coordinates of sets of the same sizes after their own."""
@@ -465,7 +460,7 @@ class SetBatch(SampleBatch):
 
     def _gather(self, rows: np.ndarray) -> SetBatch:
         lengths = self.lengths[rows]
-        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        offsets = _offsets_of(lengths)
         # token k of new set i is token k of old set rows[i]
         source = np.arange(offsets[-1]) + np.repeat(self._offsets[rows] - offsets[:-1], lengths)
         query = None if self._query is None else self._query[_like(rows, self._tokens)]
@@ -482,8 +477,7 @@ class SetBatch(SampleBatch):
                 f"`batches` must all carry a query, or none: {len(queries)} of {len(batches)} do. "
                 "Give the others a query of their own."
             )
-        lengths = np.concatenate([b.lengths for b in batches])
-        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        offsets = _offsets_of(np.concatenate([b.lengths for b in batches]))
         query = _concatenate(queries) if queries else None
         return cls._from_flat(_concatenate([b.tokens for b in batches]), offsets, query)
 
@@ -526,6 +520,11 @@ def concatenate(batches: Sequence[Any]) -> Any:
             "SetGroups(batch, np.ones(len(batch), int)) makes samples of one set each."
         )
     return kinds.pop()._joined(batches)
+
+
+def _offsets_of(counts: Int[np.ndarray, " n"]) -> Int[np.ndarray, " o"]:
+    """Where runs of these lengths begin, and the last one ends."""
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
 # What follows takes NumPy arrays and torch tensors alike: `Any` is one of the two.
@@ -652,7 +651,7 @@ def _join_ragged(sets: Any, name: str) -> tuple[Any, np.ndarray]:
         arrays.append(array)
     lengths = np.array([len(a) for a in arrays], dtype=np.int64)
     _check_sizes(len(arrays), lengths, arrays[0].shape[1] if arrays else 1, name)
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    offsets = _offsets_of(lengths)
     tokens = _concatenate(arrays)
     try:
         _check_finite(tokens, name)
@@ -792,7 +791,7 @@ class SetGroups(SampleBatch):
                 f"`counts` must add up to the number of sets: got {int(counts.sum())} for {len(sets)} sets."
             )
         self._sets = sets
-        self._offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        self._offsets = _offsets_of(counts)
 
     @property
     def sets(self) -> SetBatch:
@@ -858,7 +857,7 @@ class SetGroups(SampleBatch):
         """Return the samples that ``rows`` names: a slice, integers, or a mask."""
         chosen = self._row_numbers(rows)
         counts = self.counts[chosen]
-        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        offsets = _offsets_of(counts)
         source = np.arange(offsets[-1]) + np.repeat(self._offsets[chosen] - offsets[:-1], counts)
         return self._of(self._sets[source], offsets)
 
