@@ -16,7 +16,8 @@ import numpy as np
 
 from keyhole._array import thread_count
 from keyhole._checks import check_choice
-from keyhole.data.streams import Batch, ParquetSets, as_batch
+from keyhole.data.batches import Batch, as_batch
+from keyhole.data.reader import Layout, ParquetSets, Place
 from keyhole.estimators.inputs import as_penalties
 from keyhole.estimators.streaming import forget_stream, gathered
 from keyhole.ridge.design import PrincipalAxes

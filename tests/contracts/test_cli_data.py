@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import keyhole as kh
 from keyhole.cli._app import app
-from keyhole.data.tables import read_table
+from keyhole.data import read_table
 from keyhole.models import read_model
 
 FAST = ("--heads", "4", "--law", "zero", "--scaling", "none", "--make-query", "given")

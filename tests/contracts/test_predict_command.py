@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import keyhole as kh
 from keyhole import models
 from keyhole.cli._app import app
-from keyhole.data.streams import PartedFile, write_parquet
+from keyhole.data.writer import PartedFile, write_parquet
 
 runner = CliRunner()
 
@@ -105,8 +105,8 @@ def test_classes_have_probabilities(files, sets):
 
 def test_slips_are_refused(files):
     _, folder = files
-    assert "no column 'bags'" in invoke(folder, "--keys", "bags", code=2).stderr
-    assert "no column 'name'" in invoke(folder, "--id", "name", code=2).stderr
+    assert "'bags' is not in the table" in invoke(folder, "--keys", "bags", code=2).stderr
+    assert "'name' is not in the table" in invoke(folder, "--id", "name", code=2).stderr
 
 
 def test_copied_columns_are_not_lost_to_predictions(files, sets):

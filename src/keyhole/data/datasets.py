@@ -22,8 +22,9 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from keyhole._checks import check_choice, check_count
+from keyhole.data.npz import NpzFile, check_pointer
+from keyhole.data.reader import SUFFIXES, Dataset, read_table
 from keyhole.data.sets import SetBatch, SetGroups
-from keyhole.data.tables import SUFFIXES, Dataset, NpzFile, read_table
 
 LARGEST = 200_000_000
 """Bytes of all text files together; more are refused before they are read."""
