@@ -22,7 +22,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from keyhole._checks import check_choice, check_count
-from keyhole.data.npz import NpzFile, check_pointer
+from keyhole.data.npz import NpzFile
 from keyhole.data.reader import SUFFIXES, Dataset, read_table
 from keyhole.data.sets import SetBatch, SetGroups
 

@@ -1,6 +1,4 @@
-"""One reader of sets, for Parquet, Arrow, CSV and npz: a `Layout` says how columns become sets, and the same code
-reads a table whole (`read_table`) and in parts (`ParquetSets`).
-"""
+"""One reader of sets, for Parquet, Arrow, CSV and npz: whole by `read_table`, in parts by `ParquetSets`."""
 
 from __future__ import annotations
 
@@ -277,9 +275,7 @@ def _values(column: Any, name: str, place: Place, what: str) -> Shaped[np.ndarra
     values = numbers(column, name, place)
     if not np.isfinite(values).all():
         row = int((~np.isfinite(values)).argmax())
-        raise SchemaError(
-            f"{what} {name!r} must be finite: {place.row(row)} is {values[row]}. Drop such rows first."
-        )
+        raise SchemaError(f"{what} {name!r} must be finite: {place.row(row)} is {values[row]}. Drop such rows first.")
     return values
 
 
@@ -401,35 +397,38 @@ class Layout:
     left_out: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, schema: pa.Schema, head: Callable[[list[str]], Any], source: str, **options: Any) -> Layout:
-        """Settle what was not said by names and types, and by the first rows, which ``head`` reads.
+    def of(
+        cls,
+        schema: pa.Schema,
+        head: Callable[[list[str]], Any],
+        source: str,
+        *,
+        keys: str | Sequence[str] | None = None,
+        query: str | Sequence[str] | None = None,
+        target: str | Sequence[str] | None = None,
+        weight: str | None = None,
+        set_id: str | None = None,
+        dim: int | None = None,
+        missing: str = "error",
+    ) -> Layout:
+        """Settle what was not said by names and types, and by the first rows.
 
-        Parameters
-        ----------
-        schema : pa.Schema
-        head : callable
-            Gives the first rows of the columns it is asked for, None if there are no rows.
-        source : str
-            Name of the table, for messages.
-        **options
-            keys, query, target, weight, set_id, dim and missing as in `ParquetSets`.
+        ``head`` gives the first rows of some columns, None if there are no rows; ``source`` is the name of the table,
+        for messages; all else is as in `ParquetSets`.
         """
-        keys, query = _names(options["keys"], schema), _names(options["query"], schema) or ()
-        check_columns(schema, keys or (), "keys", source)
-        for option in ("set_id", "weight"):
-            check_columns(schema, [options[option]] if options[option] else [], option, source)
+        named, asked = _names(keys, schema), _names(query, schema) or ()
+        check_columns(schema, named or (), "keys", source)
+        check_columns(schema, [set_id] if set_id else [], "set_id", source)
+        check_columns(schema, [weight] if weight else [], "weight", source)
+        usual = [n for n in TARGET_NAMES if n in schema.names and n not in {*(named or ()), *asked}]
+        found = [n for n in usual if not _is_ragged(schema, n)][:1]
+        targets = tuple(found) if target is None else (target,) if isinstance(target, str) else tuple(target)
+        check_columns(schema, targets, "target", source)
         lists = [f.name for f in schema if is_list(f.type)]
-        by_token = options["set_id"] is not None or not (keys[0] in lists if keys else lists)
-        usual = [n for n in TARGET_NAMES if n in schema.names and n not in (keys or ())]
-        found = next((n for n in usual if not _is_ragged(schema, n)), None)
-        given = options["target"]
-        target = ((found,) if found else ()) if given is None else (given,) if isinstance(given, str) else tuple(given)
-        check_columns(schema, target, "target", source)
-        rest = {"weight": options["weight"], "missing": options["missing"], "dim": options["dim"]}
-        settle = cls._by_token if by_token else cls._by_set
-        used = {*query, *(target or (found,)), options["weight"]}
-        made = settle(schema, head, source, keys, query, used, options["set_id"])
-        return replace(made, target=target, **{**rest, "dim": options["dim"] or made.dim})
+        settle = cls._by_set if set_id is None and (named[0] in lists if named else lists) else cls._by_token
+        used = {*asked, *(targets or found), weight}
+        made = settle(schema, head, source, named, asked, used, set_id)
+        return replace(made, target=targets, weight=weight, missing=missing, dim=dim)._with_width(schema, head, source)
 
     @classmethod
     def _by_token(
@@ -437,7 +436,9 @@ class Layout:
     ) -> Layout:
         set_id = set_id or next((n for n in SET_NAMES if n in schema.names), None)
         if set_id is None:
-            what = f"column {keys[0]!r} must hold sets of keys: found type {schema.field(keys[0]).type}. " if keys else ""
+            what = (
+                f"column {keys[0]!r} must hold sets of keys: found type {schema.field(keys[0]).type}. " if keys else ""
+            )
             raise SchemaError(
                 f"{what}a table with one row per token needs a column that says which set a row belongs to: none of "
                 f"{', '.join(SET_NAMES)} is among {', '.join(schema.names[:30])} of {source}. Name it with `set_id` "
@@ -496,6 +497,23 @@ class Layout:
                 )
         return cls(keys, query, left_out=left_out)
 
+    def _with_width(self, schema: pa.Schema, head: Any, source: str) -> Layout:
+        """The same with the coordinates of a token, where lists do not say and all of a batch may be empty."""
+        name, kind = self.keys[0], schema.field(self.keys[0]).type
+        if self.dim is not None or self.set_id is not None or len(self.keys) > 1:
+            return self
+        if not is_list(kind.value_type):
+            if name == "keys":  # tokens, by its name
+                raise SchemaError(
+                    f"column 'keys' must hold sets of keys: found type {kind} in {source}. It is flat: say how many "
+                    "coordinates a key has with `dim` (--dim), 1 if each number is a key."
+                )
+            return self
+        if self.missing == "error" or pa.types.is_fixed_size_list(kind.value_type) or (rows := head([name])) is None:
+            return self
+        widths = np.diff(unlisted(unlisted(rows.column(name))[0].drop_null())[1])
+        return replace(self, dim=int(widths[0]) or None) if len(widths) else self
+
     def columns(self, more: Sequence[str] = ()) -> list[str]:
         """Names of the columns it reads, and of some more."""
         single = filter(None, (self.weight, self.set_id, self.role))
@@ -520,9 +538,7 @@ class Layout:
             raise SchemaError(f"the columns{place.inside} must read as sets: {str(error)[:300]}.") from None
 
     def _dataset(self, sets: SetBatch, y: Any, names: tuple[str, ...], **more: Any) -> Dataset:
-        return Dataset(
-            sets, y, names, "", ", ".join(self.target), columns=self.options, left_out=self.left_out, **more
-        )
+        return Dataset(sets, y, names, "", ", ".join(self.target), columns=self.options, left_out=self.left_out, **more)
 
     def _sets(
         self,
@@ -597,8 +613,8 @@ class Layout:
             if not np.array_equal(offsets, others):
                 row = int((np.diff(offsets) != np.diff(others)).argmax())
                 raise SchemaError(
-                    f"the coordinates of a set must have equally many entries: in {place.row(row)} column {first!r} has "
-                    f"{np.diff(offsets)[row]} and {name!r} has {np.diff(others)[row]}. Pad or cut them."
+                    f"the coordinates of a set must have equally many entries: in {place.row(row)} column {first!r} "
+                    f"has {np.diff(offsets)[row]} and {name!r} has {np.diff(others)[row]}. Pad or cut them."
                 )
             parts.append(numbers(values, name, place, lists="lists of "))
         return np.stack(parts, axis=1), offsets, self.keys
@@ -636,8 +652,8 @@ class Layout:
             i = int(odd.argmax()) if len(odd) else 0
             row = int(np.searchsorted(offsets, i, side="right")) - 1
             raise SchemaError(
-                f"all tokens of column {name!r} must have as many coordinates, at least one: the first has {width}, and "
-                f"token {i - offsets[row]} of {place.row(row)} has {widths[i] if len(widths) else 0}. Pad or cut them."
+                f"all tokens of column {name!r} must have as many coordinates, at least one: the first has {width}, "
+                f"and token {i - offsets[row]} of {place.row(row)} has {widths[i] if len(widths) else 0}. Pad or cut them."
             )
         return numbers(flat, name, place, lists="lists of ").reshape(-1, width), offsets, _positions(name, width)
 
@@ -1048,13 +1064,12 @@ class ParquetSets:
         dim = None if dim is None else check_count(dim, "dim")
         self.batch_size = None if batch_size is None else check_count(batch_size, "batch_size")
         self.paths = _files(path)
-        named = {"keys": keys, "query": query, "target": target}
+        named: dict[str, Any] = {"keys": keys, "query": query, "target": target}
         self._arrays = {k: (v,) if isinstance(v, str) else None if v is None else tuple(v) for k, v in named.items()}
         self._held: list[_ParquetFile | _ArrowFile] = []
         first = self._file(0)
         named |= {"weight": weight, "set_id": set_id, "dim": dim, "missing": missing}
         self.layout = Layout.of(first.schema, self._head, self.paths[0].name, **named)
-        self.layout = self._with_width(first.schema)
         self._ends = np.cumsum([self._file(i).n_groups for i in range(len(self.paths))]).tolist()
         groups = self._ends[-1]
         self.start = check_count(start, "start", minimum=0)
@@ -1075,25 +1090,6 @@ class ParquetSets:
         file = self._file(0)
         batches = (t for group in range(file.n_groups) for t, _ in file.read(group, columns, HEAD_ROWS))
         return next(batches, None)
-
-    def _with_width(self, schema: pa.Schema) -> Layout:
-        """The layout, with the coordinates of a token where lists do not say and a batch may have no token."""
-        layout, kind = self.layout, schema.field(self.layout.keys[0]).type
-        if layout.dim is not None or layout.set_id is not None or len(layout.keys) > 1:
-            return layout
-        name = layout.keys[0]
-        if not is_list(kind.value_type):
-            if name == "keys":
-                raise SchemaError(
-                    f"column 'keys' must hold sets of keys: found type {kind} in {self.paths[0].name}. It is flat: say "
-                    "how many coordinates a key has with `dim` (--dim), 1 if each number is a key."
-                )
-            return layout
-        if layout.missing == "drop" and not pa.types.is_fixed_size_list(kind.value_type):
-            head = self._head([name])
-            widths = [] if head is None else np.diff(unlisted(unlisted(head.column(name))[0].drop_null())[1])
-            return replace(layout, dim=int(widths[0]) or None) if len(widths) else layout
-        return layout
 
     @property
     def target(self) -> Any:
@@ -1202,8 +1198,9 @@ class ParquetSets:
             for table, place in self._tables(number, columns, self.batch_size):
                 yield self.layout.read(table, place, copied)
         elif self.rows(number):
-            data, more = self.layout.read(*self._token_rows(number, columns), copied)
-            size = self.batch_size or max(1, BATCH_BYTES * len(data) // max(1, data.sets.nbytes))
+            table, place = self._token_rows(number, columns)
+            data, more = self.layout.read(table, place, copied)
+            size = self.batch_size or max(1, BATCH_BYTES * len(data) // max(1, table.nbytes))
             for start in range(0, len(data), size):
                 yield data[start : start + size], {name: c.slice(start, size) for name, c in more.items()}
 
@@ -1255,7 +1252,7 @@ class ParquetSets:
         found: list[np.ndarray] = []
         for number in range(self.start, self.stop):
             tables = self._tables(number, self.layout.target, self.batch_size)
-            found += [np.unique(self.layout.targets(table, place)) for table, place in tables]
+            found += [np.unique(labels(t.column(0), self.layout.target[0], place)) for t, place in tables]
         return np.unique(np.concatenate(found))
 
     def __repr__(self) -> str:
@@ -1270,6 +1267,19 @@ def _read_ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
         while (batch := following.result()) is not None:
             following = reader.submit(next, batches, None)
             yield batch
+
+
+def frame_dataset(frame: Any, **options: Any) -> Dataset:
+    """The samples of a pandas frame, read as any table; the options are those of `Layout.of`."""
+    columns = {
+        str(name): pa.array([list(cell) if getattr(cell, "ndim", 0) == 2 else cell for cell in frame[name]])
+        if frame[name].dtype == object
+        else pa.array(frame[name])
+        for name in frame.columns
+    }
+    table = pa.table(columns)
+    layout = Layout.of(table.schema, table.select, "a partition", **options)
+    return layout.read(table, Place("a partition"))[0]
 
 
 def read_table(
