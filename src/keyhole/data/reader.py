@@ -200,10 +200,25 @@ def numbers(column: Any, name: str, place: Place, *, lists: str = "") -> Float[n
 
 def unlisted(column: Any) -> tuple[Any, Int[np.ndarray, " o"]]:
     """The values of a column of lists end to end, and where each row begins; a row that is null has none."""
-    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
-    if pa.types.is_fixed_size_list(column.type) and column.null_count:
-        lengths = np.where(column.is_valid().to_numpy(zero_copy_only=False), lengths, 0)
-    return column.flatten(), np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    if pa.types.is_fixed_size_list(column.type):
+        known = column.is_valid().to_numpy(zero_copy_only=False) if column.null_count else np.ones(len(column), bool)
+        return column.flatten(), np.concatenate([[0], np.cumsum(known)]) * column.type.list_size
+    if column.null_count:
+        lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+        return column.flatten(), np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    offsets = column.offsets.to_numpy().astype(np.int64)
+    return column.values.slice(offsets[0], offsets[-1] - offsets[0]), offsets - offsets[0]
+
+
+def same_lengths(column: Any) -> tuple[Any, int, tuple[int, int] | None]:
+    """The values of lists end to end, their length, and the first list of another length or of none with it."""
+    if pa.types.is_fixed_size_list(column.type) and not column.null_count and column.type.list_size:
+        return column.flatten(), int(column.type.list_size), None
+    flat, offsets = unlisted(column)
+    lengths = np.diff(offsets)
+    length = int(lengths[0]) if len(lengths) else 0
+    odd = (lengths != length) | (lengths == 0)
+    return flat, length, (int(odd.argmax()), int(lengths[odd.argmax()])) if odd.any() else None
 
 
 def matrix(column: Any, name: str, place: Place, what: str) -> Float[np.ndarray, "n d"]:
@@ -211,15 +226,13 @@ def matrix(column: Any, name: str, place: Place, what: str) -> Float[np.ndarray,
     if column.null_count:
         row = int(column.is_valid().to_numpy(zero_copy_only=False).argmin())
         raise SchemaError(f"column {name!r} must have a list in every row: {place.row(row)} is empty. Drop the row.")
-    flat, offsets = unlisted(column)
-    widths = np.diff(offsets)
-    odd = (widths != widths[0]) | (widths == 0)
-    if odd.any():
+    flat, width, odd = same_lengths(column)
+    if odd is not None:
         raise SchemaError(
             f"all {what} of column {name!r} must have as many coordinates, at least one: that of {place.row(0)} has "
-            f"{widths[0]} and that of {place.row(odd.argmax())} has {widths[odd.argmax()]}. Pad or cut them."
+            f"{width} and that of {place.row(odd[0])} has {odd[1]}. Pad or cut them."
         )
-    return numbers(flat, name, place, lists="lists of ").reshape(len(widths), -1)
+    return numbers(flat, name, place, lists="lists of ").reshape(len(column), -1)
 
 
 def labels(column: Any, name: str, place: Place) -> np.ndarray:
@@ -639,21 +652,18 @@ class Layout:
                 )
             tokens = tokens.filter(pa.array(known))
             offsets = np.concatenate([[0], np.cumsum(known)])[offsets]
-        flat, ends = unlisted(tokens)
-        widths = np.diff(ends)
-        if not len(widths) and self.dim is None and not pa.types.is_fixed_size_list(tokens.type):
+        flat, width, odd = same_lengths(tokens)
+        width = width or self.dim or 0  # where all lists are empty
+        if odd is not None:
+            row = int(np.searchsorted(offsets, odd[0], side="right")) - 1
+            raise SchemaError(
+                f"all tokens of column {name!r} must have as many coordinates, at least one: the first has {width}, "
+                f"and token {odd[0] - offsets[row]} of {place.row(row)} has {odd[1]}. Pad or cut them."
+            )
+        if not width:
             raise SchemaError(
                 f"column {name!r} must hold at least one token: all lists{place.inside} are empty. Say how many "
                 "coordinates a token has with `dim` (--dim)."
-            )
-        width = int(widths[0]) if len(widths) else self.dim or tokens.type.list_size
-        odd = (widths != width) | (widths == 0)
-        if odd.any() or width == 0:
-            i = int(odd.argmax()) if len(odd) else 0
-            row = int(np.searchsorted(offsets, i, side="right")) - 1
-            raise SchemaError(
-                f"all tokens of column {name!r} must have as many coordinates, at least one: the first has {width}, "
-                f"and token {i - offsets[row]} of {place.row(row)} has {widths[i] if len(widths) else 0}. Pad or cut them."
             )
         return numbers(flat, name, place, lists="lists of ").reshape(-1, width), offsets, _positions(name, width)
 
