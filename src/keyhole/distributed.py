@@ -17,7 +17,8 @@ import numpy as np
 from keyhole._array import thread_count
 from keyhole._checks import check_choice
 from keyhole.data.batches import Batch, as_batch
-from keyhole.data.reader import ParquetSets, frame_dataset
+from keyhole.data.layout import frame_dataset
+from keyhole.data.reader import ParquetSets
 from keyhole.estimators.inputs import as_penalties
 from keyhole.estimators.streaming import forget_stream, gathered
 from keyhole.ridge.design import PrincipalAxes

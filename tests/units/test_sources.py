@@ -12,7 +12,8 @@ import pytest
 
 import keyhole as kh
 from keyhole.data.batches import Batch, as_batch
-from keyhole.data.reader import ParquetSets, Place, SchemaError, numbers, read_table
+from keyhole.data.layout import Place, SchemaError, numbers
+from keyhole.data.reader import ParquetSets, read_table
 from keyhole.data.sets import concatenate
 from keyhole.data.writer import PartedFile, predictions_table, write_parquet
 

@@ -17,7 +17,8 @@ from keyhole.cli._app import app, check_output, refuse
 from keyhole.cli._data import Dim, Keys, Query, SetId
 
 if TYPE_CHECKING:
-    from keyhole.data.reader import Dataset, ParquetSets
+    from keyhole.data.layout import Dataset
+    from keyhole.data.reader import ParquetSets
     from keyhole.data.writer import PartedFile
     from keyhole.models import SavedModel
 

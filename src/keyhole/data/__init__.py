@@ -10,7 +10,7 @@ _HOME = {
     "SetBatch": "sets",
     "SetGroups": "sets",
     "concatenate": "sets",
-    "Dataset": "reader",
+    "Dataset": "layout",
     "ParquetSets": "reader",
     "read_table": "reader",
     "write_parquet": "writer",
@@ -18,7 +18,7 @@ _HOME = {
 __all__ = list(_HOME)
 
 if TYPE_CHECKING:
-    from keyhole.data.reader import Dataset as Dataset
+    from keyhole.data.layout import Dataset as Dataset
     from keyhole.data.reader import ParquetSets as ParquetSets
     from keyhole.data.reader import read_table as read_table
     from keyhole.data.sets import SetBatch as SetBatch

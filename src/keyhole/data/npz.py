@@ -17,6 +17,9 @@ LONGEST_HEADER = 10_000
 """Bytes; NumPy's own limit, which it looks at after reading."""
 
 
+UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, UnicodeDecodeError)
+
+
 class NpzFile:
     """Arrays of an npz file by name, each checked before it is allocated, and all of them together."""
 
@@ -24,7 +27,7 @@ class NpzFile:
         self.path = path
         try:
             self._zip = zipfile.ZipFile(path)
-        except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError) as error:
+        except (*UNREADABLE, ValueError) as error:
             raise ValueError(
                 f"an npz file is a zip archive of arrays: {path.name!r} is not ({error}). {_REMEDY}"
             ) from None
@@ -37,15 +40,7 @@ class NpzFile:
     def __getitem__(self, name: str) -> np.ndarray:
         try:
             return self._read(name)
-        except (
-            zipfile.BadZipFile,
-            zlib.error,
-            EOFError,
-            NotImplementedError,
-            RuntimeError,
-            KeyError,
-            OSError,
-        ) as error:
+        except (*UNREADABLE, KeyError, OSError) as error:
             words = f"{name!r} of {self.path.name!r} does not ({error})"
             raise ValueError(f"the arrays of an npz file must read back: {words}. {_REMEDY}") from None
 
