@@ -6,10 +6,6 @@ import os
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from keyhole.data.sets import SetBatch
-
 
 class Batch(NamedTuple):
     """Some samples: ``sets``, and ``y`` and ``weights`` or None.
@@ -43,7 +39,7 @@ def as_source(batches: Any) -> Any:
         from keyhole.data.reader import ParquetSets
 
         return ParquetSets(batches)
-    if isinstance(batches, (SetBatch, np.ndarray)) or not isinstance(batches, Iterable):
+    if hasattr(batches, "shape") or not isinstance(batches, Iterable):
         raise TypeError(
             f"`batches` must be an iterable of batches such as [(X, y), …], or a path: got {type(batches).__name__}. "
             "Use fit or predict for one batch."

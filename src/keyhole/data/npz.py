@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import tokenize
 import zipfile
@@ -27,7 +28,9 @@ class NpzFile:
         self.path = path
         try:
             self._zip = zipfile.ZipFile(path)
-        except (*UNREADABLE, ValueError) as error:
+        except (*UNREADABLE, ValueError, OSError) as error:
+            if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+                raise  # of the disk; an invalid argument is a place that a damaged header leads to
             raise ValueError(
                 f"an npz file is a zip archive of arrays: {path.name!r} is not ({error}). {_REMEDY}"
             ) from None
@@ -51,6 +54,8 @@ class NpzFile:
                 f"arrays must be stored as NumPy does: {name!r} of {self.path.name!r} is compressed by other means. "
                 f"{_REMEDY}"
             )
+        if info.compress_size > self.path.stat().st_size:  # as much would be allocated before a byte is read
+            raise zipfile.BadZipFile("it is said to be larger than the file")
         with self._zip.open(info) as file:
             shape, turned, dtype = self._header(name, file)
             rest = info.file_size - file.tell()
