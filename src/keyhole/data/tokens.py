@@ -81,6 +81,8 @@ class TokenRule:
         sets = self._scale(batch.sets)
         if self.query == "mean":
             sets = sets.with_query(_means_of_keys(sets))
+        if self.query == "each":  # a query that was given is not looked at: samples that differ in it alone are copies
+            sets = sets.with_query(None)
         return batch.with_sets(sets).pooled(self.pooling, each=self.query == "each")
 
     def _scale(self, batch: SetBatch) -> SetBatch:

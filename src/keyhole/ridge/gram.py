@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -570,8 +571,9 @@ def ridge_gram_fixed(
     matrix, problem = weigh_gram(gram, y, weights, fit_intercept=fit_intercept, overwrite_gram=overwrite_gram)
     # the factorisation works on the lower triangle: the upper one keeps a copy, in case it fails
     mirror_lower(matrix)
-    # the Frobenius norm bounds λ_max from above, so whatever passes is above the floor
-    scale = max(float(np.linalg.norm(matrix.ravel(order="K"))), problem.removed)
+    # the Frobenius norm bounds λ_max from above, so whatever passes is above the floor; squares may outgrow float32
+    squares = (np.square(matrix[:, part], dtype=np.float64).sum() for part in blocks(len(y), 64))
+    scale = max(math.sqrt(sum(squares)), problem.removed)
     if alpha > 0 and alpha >= numerical_floor(scale, len(y), rounding):
         diagonal = matrix.diagonal().copy()
         if _factorise(matrix, problem, alpha):
