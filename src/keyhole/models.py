@@ -208,8 +208,8 @@ class Schema:
         Names of the d coordinates of a token; empty if they have none.
     target : str
         Name of the target; empty if it has none.
-    columns : tuple of (str, str)
-        How a table was read, as (option, column) pairs: what ``keyhole fit`` was told.
+    columns : tuple of (str, value)
+        How a table was read: the options of `read_table`, each a name, a tuple of names, or a number.
 
     Examples
     --------
@@ -226,7 +226,7 @@ class Schema:
     has_query: bool
     names: tuple[str, ...] = ()
     target: str = ""
-    columns: tuple[tuple[str, str], ...] = ()
+    columns: tuple[tuple[str, Any], ...] = ()
 
     def check(self, sets: SetBatch | SetGroups, names: Any = ()) -> None:
         """Raise unless ``sets`` have the dimension, queries and (where both have any) names of the training sets."""
@@ -696,9 +696,18 @@ def _restore(document: dict[str, Any], unpacker: Unpacker) -> SavedModel:
         estimator.has_query_,
         tuple(str(name) for name in found["names"]),
         str(found["target"]),
-        tuple((str(option), str(column)) for option, column in found["columns"]),
+        tuple((str(option), _option(value)) for option, value in found["columns"]),
     )
     return SavedModel(estimator, schema, str(document["keyhole"])[:40])
+
+
+def _option(value: Any) -> Any:
+    """How a table was read: a name, names, or a number."""
+    if isinstance(value, list) and value and all(isinstance(name, str) for name in value):
+        return tuple(value)
+    if not isinstance(value, (str, int)) or isinstance(value, bool):
+        raise ValueError(f"an option {value!r:.60} for reading tables")
+    return value
 
 
 def _attach_layer(estimator: Any, described: Any, unpacker: Unpacker) -> None:

@@ -17,8 +17,8 @@ from sklearn.utils.validation import column_or_1d
 
 from keyhole._checks import check_choice
 from keyhole.attention.heads import HeadDraw
+from keyhole.data.batches import Batch, as_batch, as_source
 from keyhole.data.sets import POOLINGS, SetBatch, SetGroups, concatenate
-from keyhole.data.streams import Batch, as_batch, as_source
 from keyhole.data.tokens import QUERIES, SCALINGS, TokenRule
 from keyhole.estimators.inputs import (
     as_columns,
@@ -160,7 +160,7 @@ class _Streamed:
         ----------
         batches : iterable, or path
             Gives (X, y) or (X, y, sample_weight), each as ``fit`` takes them: a list, a generator, a
-            `keyhole.data.streams.ParquetSets`; or the path of a Parquet or Arrow file with columns keys, y and, if
+            `keyhole.data.ParquetSets`; or the path of a Parquet or Arrow file with columns keys, y and, if
             there are queries, query.
         classes : array, optional
             For a classifier: all labels. Found by reading them first if ``batches`` can be gone through twice.
