@@ -17,9 +17,8 @@ from keyhole.attention.features import pooled_features
 from keyhole.attention.heads import HeadDraw
 from keyhole.data.sets import PooledSets, SetBatch, SetGroups, concatenate, hash_samples
 from keyhole.data.tokens import TokenRule
-from keyhole.layer import FiniteLayer
+from keyhole.layer import FiniteLayer, LayerFit
 from keyhole.ridge.design import DesignMoments, PrincipalAxes
-from keyhole.ridge.problem import select_alpha
 
 BLOCK = 2**27
 """Bytes of a block of features: enough rows that the symmetric update runs at full speed, and no more."""
@@ -113,32 +112,6 @@ class LayerSums:
 
 
 @dataclass(frozen=True)
-class StreamedFit:
-    """A layer fitted from sums.
-
-    Attributes
-    ----------
-    layer : FiniteLayer
-    alpha : float
-    alphas, errors : arrays (a,)
-        The penalties tried and the error of each.
-    selection : "loo" or "gcv"
-        What the errors are: exact leave-one-out, or exact generalised cross-validation.
-    """
-
-    layer: FiniteLayer
-    alpha: float
-    alphas: Float[np.ndarray, " a"]
-    errors: Float[np.ndarray, " a"]
-    selection: str
-
-    @property
-    def error(self) -> float:
-        """The error at the penalty used."""
-        return float(self.errors[int(np.flatnonzero(self.alphas == self.alpha)[0])])
-
-
-@dataclass(frozen=True)
 class LayerRecipe:
     """How samples become features: small enough to send anywhere, because heads are a seed and not arrays.
 
@@ -163,8 +136,7 @@ class LayerRecipe:
     >>> sums = recipe.summarise(batch[:20], y[:20]) + recipe.summarise(batch[20:], y[20:])
     >>> sums.moments.count
     60
-    >>> axes = PrincipalAxes.of(sums.moments)
-    >>> recipe.fit(axes, axes.default_alphas()).selection
+    >>> recipe.fit(PrincipalAxes.of(sums.moments), None).ridge.selection
     'gcv'
     """
 
@@ -238,24 +210,14 @@ class LayerRecipe:
     def fit(
         self,
         axes: PrincipalAxes,
-        alphas: Float[np.ndarray, " a"],
+        alphas: Float[np.ndarray, " a"] | None,
         error_sums: Float[np.ndarray, "a t"] | None = None,
-    ) -> StreamedFit:
+    ) -> LayerFit:
         """The layer at the penalty of least error: leave-one-out if its sums are given, else generalised."""
-        if axes.count < 1 or (axes.count < 2 and len(alphas) > 1):
-            raise ValueError(
-                f"a fit needs one sample of positive weight, and two to choose a penalty: got {axes.count}. Give more "
-                "batches, or one fixed number as `alpha`."
-            )
-        if error_sums is None:
-            errors, resolution = axes.generalised_errors(alphas).mean(axis=1), axes.generalised_resolution()
-        else:
-            errors, resolution = error_sums.mean(axis=1) / axes.weight, axes.resolution
-        best = select_alpha(alphas, errors, resolution) if len(alphas) > 1 else 0
-        coef = axes.coef(float(alphas[best]))
-        values = coef.reshape(self.heads.n_heads, self.heads.dim + 1, -1)
-        layer = FiniteLayer(self.heads, values, axes.intercept(coef), self.activation, self.dtype)
-        return StreamedFit(layer, float(alphas[best]), alphas, errors, "gcv" if error_sums is None else "loo")
+        ridge = axes.fit(alphas, error_sums)
+        values = ridge.coef.reshape(self.heads.n_heads, self.heads.dim + 1, -1)
+        layer = FiniteLayer(self.heads, values, ridge.intercept, self.activation, self.dtype)
+        return LayerFit(layer, ridge, None, "primal")
 
     def left_out(self, axes: PrincipalAxes, kept: KeptSamples, alpha: float) -> Float[np.ndarray, "k t"]:
         """Exact leave-one-out predictions for the samples kept."""

@@ -72,30 +72,20 @@ class Banded:
         return block_array(grid, format="csr")
 
 
-def to_band(matrix: Float[np.ndarray, "n n"], normal: Float[np.ndarray, " n"] | None, dtype: Any) -> Banded:
-    """Reduce ``matrix`` (Fortran order, lower), in place if it is of ``dtype``.
+def to_band(matrix: Float[np.ndarray, "n n"], normal: Float[np.ndarray, " n"] | None) -> Banded | None:
+    """Reduce ``matrix`` (Fortran order, lower) in place; None if anything is not finite.
 
     ``normal`` is the unit vector u of the reflection I − 2uuᵀ that emptied row and column 0, None if there was none.
-
-    Cost: 8n³/3 operations; no second n × n matrix of its dtype.
+    Cost: 8n³/3 operations; no second n × n matrix.
     """
-    reduced = None
-    for attempt in dict.fromkeys((np.dtype(dtype), matrix.dtype)):  # float64 again where float32 overflows
-        with np.errstate(over="ignore"):
-            work = matrix.astype(attempt, order="F", copy=False)
-        start = 0 if normal is None else 1
-        with threadpool_limits(1, user_api="blas"), np.errstate(over="ignore", invalid="ignore"):
-            reduced = _reduce(work[start:, start:])
-            if reduced is not None:
-                diagonal, beside, triangles = reduced
-                _form_basis(work[start:, start:], triangles)
-                break
-    if reduced is None:
-        raise np.linalg.LinAlgError(
-            f"the reduction of the {matrix.shape} Gram matrix overflowed in {matrix.dtype}. Pass it in float64, or "
-            "divide it and the penalties by a common factor."
-        )
-    basis = work[:, start:]
+    start = 0 if normal is None else 1
+    with threadpool_limits(1, user_api="blas"), np.errstate(over="ignore", invalid="ignore"):
+        reduced = _reduce(matrix[start:, start:])
+        if reduced is None:
+            return None
+        diagonal, beside, triangles = reduced
+        _form_basis(matrix[start:, start:], triangles)
+    basis = matrix[:, start:]
     if normal is not None:
         basis[0] = 0.0
         (ger,) = get_blas_funcs(("ger",), (basis,))
@@ -293,6 +283,10 @@ class BandedSweep:
         with threadpool_limits(1, user_api="blas"):
             run_threads(work, blocks(len(basis), ROWS))
         return result * (alphas / self.scale)[:, None]
+
+    def residuals(self, alphas: Float[np.ndarray, " a"]) -> Float[np.ndarray, "a n t"]:
+        """y − K (K + alpha)⁻¹ y = alpha (K + alpha)⁻¹ y for each penalty."""
+        return alphas[:, None, None] * self.solve(alphas)
 
     def solve(self, alphas: Float[np.ndarray, " a"]) -> Float[np.ndarray, "a n t"]:
         """(K + alpha)⁻¹ y for each penalty. Cost: 2 n m a t operations."""
