@@ -1,7 +1,7 @@
 """The layer f(x) = Σ_m <v_m, φ_m(x)> + b: samples + heads + ridge → a layer that predicts.
 
-Finitely many heads are fitted through their features (primal if there are fewer columns than samples, dual otherwise, by
-conjugate gradients if neither matrix fits the memory), infinitely many through their kernel; both also on a device.
+Finitely many heads are fitted through their features (primal if there are fewer columns than samples, dual otherwise,
+by conjugate gradients if neither matrix fits the memory), infinitely many through their kernel; both also on a device.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class FiniteLayer:
         values = to_device(self.values.reshape(-1, self.values.shape[2]), str(self.device))
         scores = np.empty((len(batch), values.shape[1]))
         for rows in blocks(len(batch), block_size(16 * len(values), memory_budget)):
-            part = batch[rows].numpy().astype(self.dtype).to(self.device)
+            part = batch[rows].numpy().astype(self.dtype).to(str(self.device))
             scores[rows] = as_array(attention_features(part, self.heads, self.activation).to(values.dtype) @ values)
         return np.asarray(scores + self.intercept)
 
@@ -135,11 +135,11 @@ class KernelLayer:
     def _predict_on_device(self, batch: SetBatch, memory_budget: int) -> Float[np.ndarray, "n t"]:
         from keyhole._tensors import as_array, to_device
 
-        sets = plain_sets(self.sets).astype(self.dtype).to(self.device)
+        sets = plain_sets(self.sets).astype(self.dtype).to(str(self.device))
         dual = to_device(self.dual, str(self.device))
         scores = np.empty((len(batch), self.dual.shape[1]))
         for rows in blocks(len(batch), block_size(16 * len(sets), memory_budget)):
-            part = batch[rows].numpy().astype(self.dtype).to(self.device)
+            part = batch[rows].numpy().astype(self.dtype).to(str(self.device))
             kernel = attention_kernel(part, sets, self.law, self.activation, memory_budget=memory_budget)
             scores[rows] = as_array(kernel.to(dual.dtype) @ dual)
         return np.asarray(scores + self.intercept)
@@ -158,23 +158,22 @@ class LayerFit:
     layer : FiniteLayer or KernelLayer
     ridge : RidgeFit
         Penalties, their errors, and what those errors are. NaN for a single sample, which leaves nothing to fit.
-    predictions : array (n, t) or None
+    predictions : array (n, t)
         For each sample given, the prediction of a fit without it and its copies (or its group); NaN for one that was
-        not left out; None if nobody went over the samples again.
+        not left out. Empty if nobody went over the samples again.
     route : str
         "primal", "dual", "kernel" or "cg".
     """
 
     layer: FiniteLayer | KernelLayer
     ridge: RidgeFit
-    predictions: Float[np.ndarray, "n t"] | None = field(repr=False)
+    predictions: Float[np.ndarray, "n t"] = field(repr=False)
     route: str
 
     def in_units(self, exponent: int) -> LayerFit:
         """The fit to outputs 2^exponent times as large."""
-        predictions = None if self.predictions is None else np.ldexp(self.predictions, exponent)
         layer, ridge = self.layer.in_units(exponent), self.ridge.in_units(exponent)
-        return replace(self, layer=layer, ridge=ridge, predictions=predictions)
+        return replace(self, layer=layer, ridge=ridge, predictions=np.ldexp(self.predictions, exponent))
 
 
 @dataclass(frozen=True)
@@ -336,7 +335,7 @@ def fit_layer(
             "leave-one-out needs at least two samples: got 1 sample (copies and samples of weight 0 do not "
             "count). Give more samples, or one fixed number as `alpha`."
         )
-    given = {"fit_intercept": fit_intercept, "weights": samples.weights, "groups": samples.groups}
+    given: dict[str, Any] = {"fit_intercept": fit_intercept, "weights": samples.weights, "groups": samples.groups}
     problem = RidgeProblem.of(samples.columns, penalties, **given)
     task = _Task(samples, heads, problem, device=device, **options)
     if gradients:

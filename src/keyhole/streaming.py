@@ -217,7 +217,7 @@ class LayerRecipe:
         ridge = axes.fit(alphas, error_sums)
         values = ridge.coef.reshape(self.heads.n_heads, self.heads.dim + 1, -1)
         layer = FiniteLayer(self.heads, values, ridge.intercept, self.activation, self.dtype)
-        return LayerFit(layer, ridge, None, "primal")
+        return LayerFit(layer, ridge, np.empty((0, self.n_outputs)), "primal")
 
     def left_out(self, axes: PrincipalAxes, kept: KeptSamples, alpha: float) -> Float[np.ndarray, "k t"]:
         """Exact leave-one-out predictions for the samples kept."""

@@ -260,8 +260,8 @@ class _Streamed:
         self.alpha_, self.alphas_, self.selection_ = ridge.alpha, ridge.alphas, ridge.selection
         setattr(self, f"{ridge.selection}_errors_", ridge.errors)
         setattr(self, f"{ridge.selection}_error_", ridge.error)
-        self.solver_, self.heads_ = fit.route, fit.layer.heads
-        self.values_ = fit.layer.values[..., 0] if stream.single else fit.layer.values
+        self.solver_, self.heads_ = fit.route, self.layer_.heads
+        self.values_ = self.layer_.values[..., 0] if stream.single else self.layer_.values
         self._finish_outputs(fit, axes)
 
     def __getattr__(self, name: str) -> Any:

@@ -335,7 +335,9 @@ def path_route(
     alphas = problem.grid(largest, floor)
     complements = None
     if alphas.min() > 0 and alphas.min() >= floor:
-        sweep = (BandedSweep if banded else Sweep).of(form, problem.scaled)
+        sweep = (
+            Sweep.of(form, problem.scaled) if isinstance(form, Tridiagonal) else BandedSweep.of(form, problem.scaled)
+        )
         complements = sweep.complements(alphas)
     if complements is not None:
         name = "banded" if banded else "tridiagonal"

@@ -115,9 +115,9 @@ def ridge_cg(
     """Ridge by conjugate gradients: one fit for each penalty of the problem, all in the same passes over the design.
 
     ``residual`` of a fit is a certificate: |√w (f − f*)| ≤ residual · |√w (y − ȳ)| for the fitted values f and the
-    exact ones f*. It is the residual r of the linear system, computed afresh at the end: relative |r| in dual form, because
-    ΦΦᵀ (ΦΦᵀ + alpha)⁻¹ shortens it; |r| / 2√alpha in primal form, because Φ (ΦᵀΦ + alpha)⁻¹ lengthens it by no more
-    than that. Errors are NaN: nothing is left out.
+    exact ones f*. It is the residual r of the linear system, computed afresh at the end: relative |r| in dual form,
+    because ΦΦᵀ (ΦΦᵀ + alpha)⁻¹ shortens it; |r| / 2√alpha in primal form, because Φ (ΦᵀΦ + alpha)⁻¹ lengthens it by no
+    more than that. Errors are NaN: nothing is left out.
 
     Parameters
     ----------

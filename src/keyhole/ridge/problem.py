@@ -18,7 +18,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -44,15 +44,29 @@ Solution: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Coefficients, intercept (t,), left-out residuals (n, t)."""
 
 
+@runtime_checkable
 class Route(Protocol):
     """A way to solve a ridge problem at a few penalties, which knows what a fit without a sample says of it."""
 
-    name: str
-    alphas: Float[np.ndarray, " a"]
-    floor: float
-    """Eigenvalues below this carry no information."""
-    rounding: float
-    """Unit of rounding of the arithmetic behind it all."""
+    @property
+    def name(self) -> str:
+        """As in `RidgeFit.route`."""
+        ...
+
+    @property
+    def alphas(self) -> Float[np.ndarray, " a"]:
+        """The penalties."""
+        ...
+
+    @property
+    def floor(self) -> float:
+        """Eigenvalues below this carry no information."""
+        ...
+
+    @property
+    def rounding(self) -> float:
+        """Unit of rounding of the arithmetic behind it all."""
+        ...
 
     def left_out(self) -> Iterator[tuple[slice, slice, Float[np.ndarray, "a n t"]]]:
         """Left-out residuals of some penalties and some samples at a time, and which they are."""
