@@ -283,7 +283,7 @@ def bench_features(n: int, n_heads: int, ceiling: dict[str, float], seed: int) -
     waited = median_ms(lambda: kh.attention_features(batch, heads), waited_for=True)
     ratios = {name.split()[0]: time / time_ours for name, time in times.items()}
     report("fused", time_ours, error=error, **ratios, write_share=1e-9 * size / ceiling["write"] / time_ours)
-    report("fused, each call waited for", waited)
+    report("fused, one call at a time", waited)
 
 
 def bench_ridge(n: int, seed: int) -> None:

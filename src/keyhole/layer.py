@@ -17,9 +17,9 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from keyhole._array import MEMORY_BUDGET, block_size, blocks, narrowed, unit_exponent
-from keyhole.attention.features import attention_features, pooled_feature_blocks, pooled_features, pooled_values
+from keyhole.attention.features import apply_values, attention_features, feature_blocks
 from keyhole.attention.heads import HeadDraw, HeadLaw
-from keyhole.attention.kernels import attention_kernel, pooled_kernel, tensor_kernel
+from keyhole.attention.kernels import attention_kernel, tensor_kernel
 from keyhole.data.sets import PooledSets, SetBatch, first_occurrences
 from keyhole.ridge.design import ridge_rows
 from keyhole.ridge.gram import ridge_gram
@@ -76,9 +76,7 @@ class FiniteLayer:
         # values have the units of y, which may be beyond the range of float32
         units = unit_exponent(self.values, axis=(0, 1))
         values = np.ldexp(self.values, -units)
-        scores = pooled_values(
-            batch, self.heads, values, self.activation, dtype=self.dtype, memory_budget=memory_budget
-        )
+        scores = apply_values(batch, self.heads, values, self.activation, dtype=self.dtype, memory_budget=memory_budget)
         return np.asarray(np.ldexp(scores.astype(np.float64), units) + self.intercept)
 
     def _predict_on_device(self, batch: SetBatch, memory_budget: int) -> Float[np.ndarray, "n t"]:
@@ -128,7 +126,7 @@ class KernelLayer:
             return self._predict_on_device(plain_sets(batch), memory_budget)
         scores = np.empty((len(batch), self.dual.shape[1]))
         for rows in blocks(len(batch), block_size(8 * len(self.sets), memory_budget)):
-            kernel = pooled_kernel(batch[rows], self.sets, self.law, self.activation, memory_budget=memory_budget)
+            kernel = attention_kernel(batch[rows], self.sets, self.law, self.activation, memory_budget=memory_budget)
             scores[rows] = kernel @ self.dual
         return np.asarray(scores + self.intercept)
 
@@ -231,7 +229,7 @@ def distinct_samples(
 ) -> Samples:
     """Join exact copies, so that repeating a sample is the same as weighting it, and drop what has no weight then."""
     given = np.ones(len(batch)) if weights is None else weights
-    first = first_occurrences(batch.pairs() if isinstance(batch, PooledSets) else batch, columns)
+    first = first_occurrences(batch, columns)
     joint = np.bincount(first, weights=given, minlength=len(batch))
     rows = np.flatnonzero(joint > 0)
     place = np.full(len(batch), -1)
@@ -372,14 +370,14 @@ def _fit_primal(task: _Task) -> tuple[FiniteLayer, RidgeFit]:
     size = block_size(6 * row_bytes, task.memory_budget)
     whole = None
     if n * row_bytes <= task.memory_budget:
-        whole = pooled_features(batch, heads, task.activation, dtype=task.dtype)
+        whole = attention_features(batch, heads, task.activation, dtype=task.dtype)
 
     def row_blocks() -> Iterator[np.ndarray]:
         for rows in blocks(n, size):
             if whole is not None:
                 yield whole[rows]
             else:
-                yield pooled_features(batch[rows], heads, task.activation, dtype=task.dtype)
+                yield attention_features(batch[rows], heads, task.activation, dtype=task.dtype)
 
     ridge = ridge_rows(row_blocks, task.problem)
     return task.layer(ridge.coef, ridge.intercept), ridge
@@ -395,11 +393,11 @@ def _fit_dual(task: _Task) -> tuple[FiniteLayer, RidgeFit]:
     fits = n * heads.n_heads * width * np.dtype(task.dtype).itemsize <= 0.9 * budget
     options: dict[str, Any] = {"dtype": task.dtype, "memory_budget": budget if fits else budget // 2}
 
-    def feature_blocks() -> Iterator[tuple[slice, np.ndarray]]:
-        return pooled_feature_blocks(batch, heads, task.activation, centre=centre, reuse_buffer=True, **options)
+    def made() -> Iterator[tuple[slice, np.ndarray]]:
+        return feature_blocks(batch, heads, task.activation, centre=centre, reuse_buffer=True, **options)
 
     gram, kept = np.zeros((n, n), task.dtype, order="F"), []
-    for part, block in feature_blocks():
+    for part, block in made():
         if part == slice(0, heads.n_heads):
             kept.append((part, block))
         add_outer(gram, block)
@@ -408,7 +406,7 @@ def _fit_dual(task: _Task) -> tuple[FiniteLayer, RidgeFit]:
     ridge = ridge_gram(gram, task.problem, overwrite_gram=True, memory_budget=budget)
     values = np.empty((heads.n_heads * width, ridge.coef.shape[1]))
     narrow, units = narrowed(ridge.coef, task.dtype)
-    for part, block in kept or feature_blocks():
+    for part, block in kept or made():
         values[part.start * width : part.stop * width] = block.T @ narrow
     values = np.ldexp(values, units)
     intercept = ridge.intercept if centre is None else ridge.intercept - centre @ values
@@ -425,7 +423,7 @@ def mean_feature(batch: Any, heads: HeadDraw, task: _Task) -> Float[np.ndarray, 
     n, p = len(batch), heads.n_heads * (heads.dim + 1)
     many = min(n // 16, block_size(8 * p, task.memory_budget // 4))
     few = batch[:: max(1, n // max(MIN_SAMPLES_TO_CENTRE_BY, many))]
-    centre = pooled_features(few, heads, task.activation, dtype=task.dtype).mean(axis=0, dtype=np.float64)
+    centre = attention_features(few, heads, task.activation, dtype=task.dtype).mean(axis=0, dtype=np.float64)
     return np.asarray(centre.astype(task.dtype).astype(np.float64))
 
 
@@ -435,7 +433,7 @@ def _fit_kernel(task: _Task) -> tuple[KernelLayer, RidgeFit]:
     assert not isinstance(law, HeadDraw)
     options: dict[str, Any] = {"memory_budget": task.memory_budget}
     if task.device is None:
-        gram = pooled_kernel(samples.batch, None, law, task.activation, **options)
+        gram = attention_kernel(samples.batch, None, law, task.activation, **options)
         if samples.groups is not None:
             mirror_lower(gram)
         ridge = ridge_gram(gram, task.problem, overwrite_gram=True, **options)
@@ -460,7 +458,7 @@ def _fit_dual_on_device(task: _Task) -> tuple[FiniteLayer, RidgeFit]:
         return _fit_primal(host) if heads.n_heads * width < n else _fit_dual(host)
     sets = task.samples.batch.astype(task.dtype).to(device)
 
-    def feature_blocks() -> Iterator[tuple[slice, Any]]:
+    def made() -> Iterator[tuple[slice, Any]]:
         budget = max(task.memory_budget, free_bytes(device) // 8)
         for part in blocks(heads.n_heads, block_size(16 * n * width, budget)):
             block = astype(attention_features(sets, heads.block(part.start, part.stop), task.activation), "float64")
@@ -468,12 +466,12 @@ def _fit_dual_on_device(task: _Task) -> tuple[FiniteLayer, RidgeFit]:
             yield part, block.mul_(((part.stop - part.start) / heads.n_heads) ** 0.5)
 
     gram = zeros(n, n, device)
-    for _, block in feature_blocks():
+    for _, block in made():
         gram.addmm_(block, block.T)
     ridge = _ridge_on_device(gram, task, EPS)
     dual = to_device(ridge.coef, device)
     values = np.empty((heads.n_heads, width, dual.shape[1]))
-    for part, block in feature_blocks():
+    for part, block in made():
         values[part] = as_array(block.T @ dual).reshape(-1, width, dual.shape[1])
     return task.layer(values, ridge.intercept), ridge
 
@@ -523,7 +521,7 @@ class HeadDesign:
         centre = self.centre
         if centre is not None and heads is not self.heads:
             centre = centre[: heads.n_heads * width] * math.sqrt(self.heads.n_heads / heads.n_heads)
-        for part, block in pooled_feature_blocks(self.batch, heads, self.activation, centre=centre, **options):
+        for part, block in feature_blocks(self.batch, heads, self.activation, centre=centre, **options):
             yield slice(part.start * width, part.stop * width), block
 
     def gram_product(self, dual: Float[np.ndarray, "n c"]) -> Float[np.ndarray, "n c"]:
@@ -543,7 +541,7 @@ class HeadDesign:
     def matvec(self, values: Float[np.ndarray, "p c"]) -> Float[np.ndarray, "n c"]:
         """Φ v."""
         options: dict[str, Any] = {"dtype": self.dtype, "memory_budget": self.memory_budget}
-        outputs = pooled_values(self.batch, self.heads, values, self.activation, **options).astype(np.float64)
+        outputs = apply_values(self.batch, self.heads, values, self.activation, **options).astype(np.float64)
         return outputs if self.centre is None else outputs - self.centre @ values
 
     def preconditioner(self, weights: Float[np.ndarray, " n"] | None, *, primal: bool) -> Preconditioner:
@@ -558,7 +556,7 @@ class HeadDesign:
         roots = np.ones(n) if weights is None else np.sqrt(weights)
         chosen = np.sort(np.random.default_rng(0).choice(n, rank, replace=False))
         if primal:
-            factor = pooled_features(self.batch[chosen], self.heads, self.activation, dtype=self.dtype)
+            factor = attention_features(self.batch[chosen], self.heads, self.activation, dtype=self.dtype)
             factor *= (roots[chosen] * math.sqrt(n / rank))[:, None].astype(factor.dtype)
             if self.centre is not None:
                 factor -= factor.mean(axis=0)
@@ -572,7 +570,7 @@ class HeadDesign:
 
     def _gram_columns(self, chosen: Int[np.ndarray, " r"]) -> Float[np.ndarray, "n r"]:
         """ΦΦ_Sᵀ of as many of the heads as take about the time of two passes: it stands for that of all."""
-        lengths = self.batch.weights_of_sets if isinstance(self.batch, PooledSets) else self.batch.lengths
+        lengths = self.batch.token_counts
         width = self.heads.dim + 1
         pass_cost = self.heads.n_heads * (2 * width**2 + 4 * width * float(lengths.mean()))
         few = int(min(self.heads.n_heads, max(64, PRODUCTS_PER_PASS * pass_cost / (2 * width * len(chosen)))))
@@ -657,9 +655,9 @@ def pick_device(device: Any, batch: SetBatch) -> str | None:
 
 def plain_sets(batch: SetBatch | PooledSets) -> SetBatch:
     """Return the batch if every sample is one set, the mean over its keys; devices know no other pooling."""
-    if not isinstance(batch, SetBatch):
+    if not batch.is_plain:
         raise ValueError(
             "a device takes one set per sample and the mean over its keys: pooling='sum', query='each' and SetGroups "
             "are computed by NumPy. Leave `device` out."
         )
-    return batch
+    return batch.sets

@@ -1,5 +1,6 @@
 """The exact spectrum of heads with a mean: the algebra of its blocks, its limits, its trace, and Gram matrices."""
 
+import itertools
 import math
 
 import numpy as np
@@ -11,6 +12,7 @@ from keyhole.attention.kernels import attention_kernel
 from keyhole.theory.biased import biased_norm_bound, hermite_moments
 from keyhole.theory.blocks import (
     Bias,
+    _contracted_vectors,
     bias_of,
     biased_blocks,
     block_labels,
@@ -22,11 +24,19 @@ from keyhole.theory.blocks import (
 )
 from keyhole.theory.bounds import samples_needed
 from keyhole.theory.complexity import rkhs_norm
-from keyhole.theory.curves import best_bias, best_ridge_curve, learning_curve
+from keyhole.theory.curves import best_bias, best_ridge_curve, implicit_ridge, learning_curve, predicted_error, problems
 from keyhole.theory.harmonics import harmonic_count, pair_powers
 from keyhole.theory.moments import harmonic_ratios, log_moment, pair_eigenvalues
 from keyhole.theory.spectrum import attention_spectrum, attention_trace, orthonormal_zonal
-from keyhole.theory.targets import Correlation, QueryPower, TokenPower, monomial, sphere_sets
+from keyhole.theory.targets import (
+    Correlation,
+    QueryPower,
+    RotatedCorrelation,
+    TokenPower,
+    fixed_free_rotation,
+    monomial,
+    sphere_sets,
+)
 
 
 def commutator(dim, a, b, degree, scale=1.0):
@@ -238,7 +248,7 @@ def test_a_vector_is_its_function(target, seed):
     rows = (products.sum(axis=1) - np.diag(products)) / (n - 1)
     error = 2 * rows.std() / math.sqrt(n)
     want = 0.0
-    blocks = {block.label: block for block in biased_blocks(dim, Bias(1.0), 6)}
+    blocks = {block.label: block for block in biased_blocks(dim, Bias(1.0), 6).listed}
     for label, vectors in target_vectors(target, 6).items():
         want += float(np.square(blocks[label].factor @ vectors).sum())
     assert abs(mean - want) < 6 * error
@@ -246,6 +256,65 @@ def test_a_vector_is_its_function(target, seed):
     other = target_vectors(target, 6).items()
     wrong = sum(float(np.square(blocks[label].factor @ v[::-1]).sum()) for label, v in other)
     assert abs(mean - wrong) > 6 * error
+
+
+@pytest.mark.parametrize("target", [Correlation(1, 4), Correlation(2, 5)], ids=repr)
+def test_contractions_take_a_target_apart_as_its_closed_form_does(target):
+    closed = target_vectors(target, 5)
+    for label, vectors in _contracted_vectors(target, 5).items():
+        want = closed[label] @ closed[label].T if label in closed else 0.0
+        np.testing.assert_allclose(vectors @ vectors.T, want, atol=1e-11 * pair_powers(target).max())
+
+
+def turned(dim, gamma, power):
+    """<x_0, S x_i>^power <β, x_i>, S = (1−γ) I + γ P: the rotated correlation of any power."""
+    matrix = (1 - gamma) * np.eye(dim) + gamma * fixed_free_rotation(dim, 0)
+    return monomial(dim, pairs=[(matrix, power)], keys=[(np.eye(dim)[0], 1)])
+
+
+@pytest.mark.parametrize(("dim", "gamma", "power"), [(4, 1.0, 1), (5, 0.5, 2), (3, 0.7, 2)])
+def test_parts_of_any_target_are_its_harmonic_powers(dim, gamma, power):
+    """By states they add up to |P_pq F|², and <F, u F>, <F, u² F> are those of u·F as a polynomial."""
+    target = turned(dim, gamma, power)
+    vectors, found = target_vectors(target, 6), np.zeros((7, 7))
+    for label, columns in vectors.items():
+        np.add.at(found, tuple(block_states(dim, *label, 6).T), np.square(columns).sum(axis=1))
+    powers = pair_powers(target)
+    np.testing.assert_allclose(found[: power + 1, : power + 2], powers, atol=1e-11 * powers.max())
+    raised = pair_powers(target.pairwise(monomial(dim, pairs=[(None, 1)]))).sum()
+    times_u = 0.0
+    for label, columns in vectors.items():
+        times_u += np.square(correlation_matrix(dim, *label, block_states(dim, *label, 6)) @ columns).sum()
+    assert math.isclose(times_u, raised, rel_tol=1e-9)
+
+
+def test_a_turned_target_meets_its_kernel_average(seed):
+    """<F, K F> by Monte Carlo, as above; broken twin: the target without its turn."""
+    dim, n = 4, 1500
+    target, plain = turned(dim, 1.0, 1), Correlation(1, dim)
+    pairs = sphere_sets(n, 1, dim, seed)
+    y = target(pairs)
+    products = attention_kernel(pairs, law=GaussianHeads(mean=2.0)) * np.outer(y, y)
+    rows = (products.sum(axis=1) - np.diag(products)) / (n - 1)
+    blocks = {block.label: block for block in biased_blocks(dim, Bias(2.0), 4).listed}
+    want, wrong = (
+        sum(float(np.square(blocks[label].factor @ v).sum()) for label, v in target_vectors(f, 4).items())
+        for f in (target, plain)
+    )
+    error = 2 * rows.std() / math.sqrt(n)
+    assert abs(rows.mean() - want) < 6 * error
+    assert abs(rows.mean() - wrong) > 6 * error
+
+
+@pytest.mark.slow
+def test_bias_helps_less_the_more_the_keys_are_turned():
+    """f_{3,γ}, d = 8, N = 8, n = 2000: errors of biased against zero-mean heads rise with γ."""
+    ratios = []
+    for gamma in (0.0, 0.3, 1.0):
+        target = RotatedCorrelation(gamma, 8, seed=0)
+        biased, zero = (float(best_ridge_curve(target, 2e4, 8, law=GaussianHeads(mean=c)).error) for c in (1.0, 0.0))
+        ratios.append(biased / zero)
+    assert ratios[0] < ratios[1] < ratios[2]
 
 
 def test_norms_settle_and_interpolation_stays_below(seed):
@@ -306,6 +375,17 @@ def test_the_bias_helps_first_and_hinders_later():
     np.testing.assert_allclose(curve.error, best.errors[:, 2])
 
 
+@pytest.mark.parametrize(("mean", "n"), [(0.5, 1e5), (3.0, 1e5)])
+def test_degrees_that_a_curve_does_not_list_do_not_matter(mean, n):
+    """The next finer blocks change an error by less than a percent; the coarsest ones, at c = 3, by much more."""
+    target, law = Correlation(2, 12), GaussianHeads(mean=mean)
+    chosen = float(learning_curve(target, n, 12, 1e-9, law=law))
+    finer = list(itertools.islice(problems(target, 12, "attention", law), 4))
+    errors = [predicted_error(p, n, math.inf, implicit_ridge(p, n, math.inf, 1e-9), 0.0) for p in finer]
+    assert math.isclose(chosen, errors[3], rel_tol=0.01)
+    assert mean < 1 or not math.isclose(chosen, errors[0], rel_tol=0.1)
+
+
 def test_prediction_meets_kernel_ridge(seed):
     """Kernel ridge with biased heads, d = 6, N = 4, f_{2,1} and f_{2,2}: within 10 % and five standard errors."""
     law = GaussianHeads(mean=1.0)
@@ -336,8 +416,8 @@ def test_prediction_meets_kernel_ridge(seed):
         (lambda: attention_spectrum(3, 2, 40, law=GaussianHeads(mean=1.0)), "at most 16"),
         (lambda: best_bias(Correlation(1, 3), 10, 2, means=(1.0, 0.5)), "rising order"),
         (
-            lambda: learning_curve(Correlation(1, 3) * QueryPower(1, 3), 10, 2, 0.1, law=GaussianHeads(mean=1.0)),
-            "no product of a power of <x_0, x_i> and a power of one direction.*empirical_curve",
+            lambda: target_vectors(Correlation(1, 3) * QueryPower(1, 3) + TokenPower(1, 3), 4),
+            "no product of a power of <x_0, x_i> and a power of one direction.*same degrees.*empirical_curve",
         ),
     ],
 )

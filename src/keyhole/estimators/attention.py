@@ -79,7 +79,7 @@ class _AttentionModel(BaseEstimator):
             "weights": weights,
             "groups": as_groups(groups, batch, weights),
             "dtype": dtype,
-            "device": pick_device(self.device, batch.sets if isinstance(batch, SetGroups) else batch),
+            "device": pick_device(self.device, batch.sets),
             "solver": check_choice(self.solver, "solver", ("auto", "direct", "cg")),
             "hold_out": isinstance(self, ClassifierMixin),
             "memory_budget": _memory_budget(),

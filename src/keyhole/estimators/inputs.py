@@ -23,7 +23,7 @@ from keyhole._checks import check_choice, check_count, check_float_array, check_
 from keyhole.attention.activations import check_activation, check_pointwise
 from keyhole.attention.heads import GaussianHeads, HeadDraw, HeadLaw
 from keyhole.attention.learned import MOST_TO_JUDGE, LearnedHeads
-from keyhole.data.sets import POOLINGS, PooledSets, SetBatch, SetGroups
+from keyhole.data.sets import POOLINGS, PooledSets, SetBatch, SetGroups, check_sets, samples_in
 from keyhole.data.tokens import QUERIES, SCALINGS, TokenRule
 from keyhole.layer import LayerFit, distinct_samples, fit_layer
 
@@ -101,8 +101,10 @@ def as_sets(estimator: BaseEstimator, X: Any, *, reset: bool) -> SetBatch:
 
     ``X`` is a SetBatch; or tokens as `SetBatch.from_tokens` takes them; or an (n, d) table, one key per set.
     """
-    if isinstance(X, SetBatch):
-        batch = X
+    held = samples_in(X)
+    if held is not None:
+        check_sets(held, "X")
+        batch = held.sets
         if len(batch) == 0:
             raise ValueError("`X` must hold at least one set: got a SetBatch of 0 sets (0 sample(s)).")
     elif _holds_token_arrays(X):
@@ -256,10 +258,9 @@ well be exchanged (on digits "standard" and "none" are, and a thousand samples d
 
 def as_samples(estimator: BaseEstimator, X: Any, *, reset: bool) -> SetBatch | SetGroups:
     """Return ``X`` as sets, or as the groups of sets it is, checked against what `fit` saw unless ``reset``."""
-    if isinstance(X, SetGroups):
-        as_sets(estimator, X.sets, reset=reset)
-        return X
-    return as_sets(estimator, X, reset=reset)
+    held: Any = samples_in(X)
+    sets = as_sets(estimator, X if held is None else held.sets, reset=reset)
+    return sets if held is None else held
 
 
 @dataclass(frozen=True)
@@ -344,7 +345,7 @@ def fit_sets(
     with np.errstate(over="ignore"):  # outputs of weight 0 may be of any size
         columns = np.ldexp(columns, -units)
     as_given = (scaling, query, pooling) == ("none", "given", "mean")
-    if isinstance(batch, SetBatch) and (not as_given or plan.options["groups"] is not None or hasattr(plan.law, "fit")):
+    if not batch.is_plain or not as_given or plan.options["groups"] is not None or hasattr(plan.law, "fit"):
         batch = batch.numpy()  # tokens are prepared, and laws learned, in NumPy
     rules = [
         TokenRule.learn(batch, s, q, pooling, weights)
@@ -398,7 +399,7 @@ def _candidates(value: Any, name: str, choices: tuple[str, ...], automatic: tupl
 
 def _queries_worth_trying(batch: SetBatch | SetGroups) -> tuple[str, ...]:
     """A query that was given is meant; without one, the mean of the keys may be worth having."""
-    return ("given",) if isinstance(batch, SetGroups) or batch.query is not None else ("given", "mean")
+    return ("given",) if batch.has_own_queries else ("given", "mean")
 
 
 def class_weights(class_weight: Any, labels: np.ndarray, weights: np.ndarray | None) -> np.ndarray | None:

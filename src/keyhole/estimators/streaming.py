@@ -17,7 +17,7 @@ from sklearn.utils.validation import column_or_1d
 
 from keyhole._checks import check_choice
 from keyhole.attention.heads import HeadDraw
-from keyhole.data.sets import POOLINGS, SetBatch, SetGroups
+from keyhole.data.sets import POOLINGS, SetBatch, SetGroups, concatenate
 from keyhole.data.streams import Batch, as_batch, as_source
 from keyhole.data.tokens import QUERIES, SCALINGS, TokenRule
 from keyhole.estimators.inputs import (
@@ -35,7 +35,7 @@ from keyhole.estimators.inputs import (
 )
 from keyhole.layer import LayerFit
 from keyhole.ridge.design import PrincipalAxes
-from keyhole.streaming import LayerRecipe, LayerSums, join_samples
+from keyhole.streaming import LayerRecipe, LayerSums
 
 N_KEPT = 2048
 """Samples that a classifier keeps to calibrate its probabilities on."""
@@ -109,7 +109,7 @@ def _joint(parts: list[Checked]) -> Checked:
     joint = None
     if any(w is not None for w in weights):
         joint = np.concatenate([np.ones(len(c)) if w is None else w for c, w in zip(columns, weights, strict=True)])
-    return join_samples(list(sets)), np.concatenate(columns), joint
+    return concatenate(sets), np.concatenate(columns), joint
 
 
 def gathered(batches: Iterable[Checked]) -> Iterator[Checked]:

@@ -16,10 +16,11 @@ For a target g(μ) Q(x_0, x_i) we take G_k = Σ_a c_ka μ^a Q. The terms with a 
 those with a > 0 pay the coefficient norm of μ^a Q, which grows like d^a, and are worth it in low dimension
 only.
 
-Powers of μ need the latter, or an allowance for error. For Σ_k c_k h_k(cμ) = E[σ(cμ+z) ψ(z)], ψ = Σ_k c_k
+With constant coefficients alone powers of μ are limits only. For Σ_k c_k h_k(cμ) = E[σ(cμ+z) ψ(z)], ψ = Σ_k c_k
 He_k, has the second derivative c² ψ(−cμ) φ(cμ); were that a polynomial, ψ would grow like exp(z²/2), while
-Σ_k c_k² k! 4^k < ∞ allows it exp(z²/10) at most. Powers of μ are limits of such sums, hence the `error`
-below.
+Σ_k c_k² k! 4^k < ∞ allows it exp(z²/10) at most. Hence the `error` below. In the whole space powers of μ have a norm,
+finite wherever :func:`keyhole.theory.rkhs_norm` finds one; it grows with d, since the last digits of accuracy are
+what functions free of the dimension cannot give.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ from keyhole.attention.heads import GaussianHeads
 from keyhole.theory.biased import hermite_moments
 from keyhole.theory.harmonics import gegenbauer, harmonic_count, power_moment
 from keyhole.theory.moments import harmonic_ratios, log_moment, pair_eigenvalues
-from keyhole.theory.targets import KEY, PAIR, QUERY, Polynomial, Term
+from keyhole.theory.targets import PAIR, QUERY, Polynomial, Term, crossed_joinings, monomial
 
 ACCURACY = 1e-2
 """Error of a block, in operator norm, against the eigenvalues (D+1, 0) and (0, D+1) of zero-mean heads."""
@@ -241,7 +241,7 @@ class Block:
     label: tuple[int, int]
     states: Int[np.ndarray, "states 2"]
     dimension: int
-    factor: Float[np.ndarray, "states states"]
+    factor: Float[np.ndarray, "rows states"]
 
     def key_scale(self, n_keys: int) -> Float[np.ndarray, " states"]:
         """D^{1/2}: 1 on functions of the query alone, N^{−1/2} elsewhere."""
@@ -265,13 +265,35 @@ class Block:
         return float(np.square(solve_triangular(triangle, vectors / scale[:, None], trans="T")).sum())
 
 
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """All blocks with states p, q ≤ degree, and the largest diagonal entries of A beyond: q = 0, and any other q."""
+
+    listed: tuple[Block, ...]
+    query_edge: float
+    key_edge: float
+
+    def edge(self, n_keys: int) -> float:
+        """What the eigenvalues beyond the blocks begin with."""
+        return max(self.query_edge, self.key_edge / n_keys)
+
+
 @lru_cache(maxsize=64)
-def biased_blocks(dim: int, bias: Bias, degree: int) -> tuple[Block, ...]:
-    """All blocks with states p, q ≤ degree, without the gain; the last one begins beyond them: (degree+1, 0)."""
+def biased_blocks(dim: int, bias: Bias, degree: int) -> Blocks:
+    """All blocks with states p, q ≤ degree, without the gain."""
     edge = pair_eigenvalues(dim, degree + 1)
     allowed = ACCURACY * min(edge[degree + 1, 0], edge[0, degree + 1])
-    labels = [(label, degree) for label in block_labels(dim, degree)]
-    return tuple(_made_blocks(dim, bias, [*labels, ((degree + 1, 0), degree + 1)], allowed))
+    # one degree more where b = 0: there are the largest entries beyond the listed states, for any mean
+    wanted = [(label, degree + (label[1] == 0)) for label in block_labels(dim, degree)]
+    listed, edges = [], {True: 0.0, False: 0.0}
+    for block in _made_blocks(dim, bias, wanted, allowed):
+        inside = np.abs(block.states).max(axis=1) <= degree
+        sizes = np.square(block.factor[:, ~inside]).sum(axis=0)
+        for of_query in edges:
+            there = (block.states[~inside, 1] == 0) == of_query
+            edges[of_query] = max(edges[of_query], sizes[there].max(initial=0.0))
+        listed.append(replace(block, states=block.states[inside], factor=block.factor[:, inside]))
+    return Blocks(tuple(listed), float(edges[True]), float(edges[False]))
 
 
 @lru_cache(maxsize=256)
@@ -354,56 +376,226 @@ def _columns(
     return np.asarray((np.stack(powers, axis=2) @ roots).transpose(0, 2, 1).reshape(-1, len(kept)))
 
 
-def beyond_the_blocks(made: tuple[Block, ...], n_keys: int) -> float:
-    """The larger of the diagonal entries (D+1, 0) and (0, D+1)/N: what the eigenvalues beyond the blocks begin with."""
-    last = made[-1]
-    squares = np.square(last.factor * last.key_scale(n_keys)).sum(axis=0)
-    return float(squares[(last.states == 0).any(axis=1)].max())
-
-
 def target_vectors(target: Polynomial, degree: int) -> dict[tuple[int, int], Float[np.ndarray, "states v"]]:
     """Vectors of a target's pair function F in the blocks, on the states p, q ≤ degree ≥ its own degrees.
 
-    u^q <β, x_i>^p is J^q |0, l> times N_l^{1/2} ∫ t^p P_l dτ in the blocks (l, 0), l = p, p−2, …, and u^q <β, x_0>^p
-    the same from |l, 0>. Along directions β and γ such vectors belong to members of the irrep with the inner product
-    P_l(cos(β, γ)); they are returned as columns along orthogonal members, so that squares add up.
+    Their squares and products are those of the parts of F in the members of the irrep. Terms u^q <β, x>^p have closed
+    forms (:func:`_zonal_vectors`); any other F whose terms have one degree is taken apart by its contractions
+    (:func:`_part_products`).
+
+    Raises
+    ------
+    ValueError
+        Where a target mixes the two, or is too large to be taken apart.
     """
-    found: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
-    for term in target.terms:
-        exponent, kind, direction, power = _one_direction(term, target)
-        length = float(np.linalg.norm(direction)) if power else 1.0
-        for l in range(power % 2, power + 1, 2):  # noqa: E741
-            states = block_states(target.dim, l, 0, degree)
-            u = correlation_matrix(target.dim, l, 0, states)
-            start = (l, 0) if kind == QUERY else (0, l)
-            size = math.sqrt(harmonic_count(target.dim, l)) * power_moment(power, l, target.dim)
-            vector = term.coefficient * length**power * size * (states == start).all(axis=1)
-            for _ in range(exponent):
-                vector = u @ vector
-            found.setdefault(l, []).append((vector, direction / length))
-    vectors = {}
-    for l, parts in found.items():  # noqa: E741
-        directions = np.stack([direction for _, direction in parts])
-        cosines = np.clip(directions @ directions.T, -1.0, 1.0)
-        inner = np.array([[gegenbauer(l, float(cosine), target.dim)[l] for cosine in row] for row in cosines])
-        squares, turn = np.linalg.eigh(inner)
-        members = turn * np.sqrt(np.maximum(squares, 0.0))
-        vectors[l, 0] = np.stack([vector for vector, _ in parts], axis=1) @ members
-    return vectors
+    zonal = [_one_direction(term, target.dim) for term in target.terms]
+    if None not in zonal:
+        return _zonal_vectors([part for part in zonal if part is not None], target.dim, degree)
+    return _contracted_vectors(target, degree)
 
 
-def _one_direction(term: Term, target: Polynomial) -> tuple[int, str, np.ndarray, int]:
-    """(q, kind, β, p) of a term u^q <β, x>^p, or an error that says what is known."""
-    exponent, kind, direction, power = 0, KEY, np.eye(target.dim)[0], 0
+@dataclass(frozen=True, eq=False)
+class _Zonal:
+    """c u^q <β, x>^p with a direction β of unit length, x the query or the key."""
+
+    coefficient: float
+    exponent: int
+    of_query: bool
+    direction: Float[np.ndarray, " d"]
+    power: int
+
+
+def _one_direction(term: Term, dim: int) -> _Zonal | None:
+    """A term u^q <β, x>^p, or None if it is another."""
+    exponent, of_query, direction, power = 0, False, np.eye(dim)[0], 0
     for factor, count in term.powers:
         if factor.kind == PAIR and factor.array is None:
             exponent = count
         elif factor.kind != PAIR and power == 0:
             assert factor.array is not None
-            kind, direction, power = factor.kind, factor.array, count
+            of_query, direction, power = factor.kind == QUERY, factor.array, count
         else:
-            raise ValueError(
-                f"{target!r} has a term that is no product of a power of <x_0, x_i> and a power of one direction, and "
-                "only those have a closed form for heads with a mean. Use kh.theory.empirical_curve on a Gram matrix."
-            )
-    return exponent, kind, direction, power
+            return None
+    length = float(np.linalg.norm(direction))
+    return _Zonal(term.coefficient * length**power, exponent, of_query, direction / length, power)
+
+
+def _zonal_vectors(parts: list[_Zonal], dim: int, degree: int) -> dict[tuple[int, int], Float[np.ndarray, "states v"]]:
+    """Vectors of terms u^q <β, x>^p: J^q |0, l> times N_l^{1/2} ∫ t^p P_l dτ in (l, 0), or |l, 0> for x_0.
+
+    Along directions β and γ such vectors belong to members of the irrep with the inner product P_l(cos(β, γ)).
+    """
+    found: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
+    for part in parts:
+        for l in range(part.power % 2, part.power + 1, 2):  # noqa: E741
+            states = block_states(dim, l, 0, degree)
+            u = correlation_matrix(dim, l, 0, states)
+            size = math.sqrt(harmonic_count(dim, l)) * power_moment(part.power, l, dim)
+            vector = part.coefficient * size * (states == ((l, 0) if part.of_query else (0, l))).all(axis=1)
+            for _ in range(part.exponent):
+                vector = u @ vector
+            found.setdefault(l, []).append((vector, part.direction))
+    vectors = {}
+    for l, columns in found.items():  # noqa: E741
+        directions = np.stack([direction for _, direction in columns])
+        cosines = np.clip(directions @ directions.T, -1.0, 1.0)
+        inner = np.array([[gegenbauer(l, float(cosine), dim)[l] for cosine in row] for row in cosines])
+        vectors[l, 0] = np.stack([vector for vector, _ in columns], axis=1) @ _half(inner)
+    return vectors
+
+
+def _half(matrix: Float[np.ndarray, "n n"]) -> Float[np.ndarray, "n n"]:
+    """H with H Hᵀ = matrix, what rounding has made negative left out."""
+    squares, turn = np.linalg.eigh(matrix)
+    return np.asarray(turn * np.sqrt(np.maximum(squares, 0.0)))
+
+
+MOST_UNKNOWN = 400
+"""Products of parts of a target that are solved for at most: degrees (5, 6)."""
+
+
+@lru_cache(maxsize=64)
+def _part_products(target: Polynomial) -> dict[tuple[int, int], tuple[np.ndarray, np.ndarray]]:
+    """For every block the states that F has a part in, and the matrix of inner products of these parts.
+
+    On polynomials of x and y in R^d, homogeneous of degrees R and S, the operators x·y (J), Δ_x and Δ_y (numbers
+    (R−p)(R+p+d−2) and (S−q)(S+q+d−2)) and y·∂_x = [Δ_x, x·y]/2 are explicit in every block, and so is Fischer's
+    product, which is diagonal (:func:`_fischer_length`). On the other hand [O F, O' F] for products O, O' of these
+    operators is a sum over joinings of F with itself. Equated for O = (y·∂_x)^e Δ_x^i Δ_y^j (x·y)^n, e ≤ 1 and
+    n ≤ min(r, s), they determine all inner products. The system is solved by least squares; a lower rank or a residual
+    is refused.
+    """
+    r, s = target.degrees
+    if any(term.degrees != (r, s) for term in target.terms) or target.dim < 3:
+        raise ValueError(
+            f"{target!r} has terms that are no product of a power of <x_0, x_i> and a power of one direction. For "
+            "heads with a mean all its terms must then have the same degrees, in dimension 3 or more. Use "
+            "kh.theory.empirical_curve on a Gram matrix."
+        )
+    unknown = {}
+    for label in block_labels(target.dim, max(r, s)):
+        states = block_states(target.dim, *label, max(r, s))
+        there = (states <= (r, s)).all(axis=1) & ((states - (r, s)) % 2 == 0).all(axis=1)
+        if there.any():
+            unknown[label] = states[there]
+    size = sum(len(states) * (len(states) + 1) // 2 for states in unknown.values())
+    if size > MOST_UNKNOWN:
+        raise ValueError(
+            f"{target!r} has {size} products of parts in the blocks, and {MOST_UNKNOWN} are solved for at most. Lower "
+            "its degree, or use kh.theory.empirical_curve on a Gram matrix."
+        )
+    raised = [target]
+    for _ in range(min(r, s)):
+        raised.append(raised[-1].pairwise(monomial(target.dim, pairs=[(None, 1)])))
+    want = {}
+    for n, first in enumerate(raised):
+        for k, second in enumerate(raised[n:], start=n):
+            for place, value in _fischer_products(first, second).items():
+                want[n, k, *place] = value
+    rows = {key: np.zeros(size) for key in want}
+    offset = 0
+    for label, states in unknown.items():
+        count = len(states) * (len(states) + 1) // 2
+        for key, row in _block_products(target, label, states, list(want)).items():
+            rows[key][offset : offset + count] = row
+        offset += count
+    scale = {key: float(np.linalg.norm(row)) for key, row in rows.items()}
+    used = [key for key in want if scale[key] > 0]
+    design = np.array([rows[key] / scale[key] for key in used])
+    values = np.array([want[key] / scale[key] for key in used])
+    # the same again with columns of unit length: entries of high degree are small in every equation
+    lengths = np.linalg.norm(design, axis=0)
+    solution, _, rank, _ = np.linalg.lstsq(design / lengths, values, rcond=1e-10)
+    missed = float(np.abs(design / lengths @ solution - values).max())
+    if rank < size or missed > 1e-8 * float(np.abs(values).max(initial=1e-300)):
+        raise ValueError(
+            f"the parts of {target!r} in the blocks of heads with a mean are lost to rounding (rank {rank} of {size}, "
+            f"residual {missed:.1e}). Use kh.theory.empirical_curve on a Gram matrix."
+        )
+    products, offset = {}, 0
+    for label, states in unknown.items():
+        upper = np.triu_indices(len(states))
+        matrix = np.zeros((len(states), len(states)))
+        matrix[upper] = (solution / lengths)[offset : offset + len(upper[0])]
+        products[label] = states, matrix + np.triu(matrix, 1).T
+        offset += len(upper[0])
+    return products
+
+
+def _contracted_vectors(target: Polynomial, degree: int) -> dict[tuple[int, int], Float[np.ndarray, "states v"]]:
+    vectors = {}
+    for label, (states, products) in _part_products(target).items():
+        everywhere = block_states(target.dim, *label, degree)
+        place = (everywhere[:, None, :] == states).all(axis=2)
+        vectors[label] = place @ _half(products)
+    return vectors
+
+
+def _fischer_products(first: Polynomial, second: Polynomial) -> dict[tuple[int, int, int], float]:
+    """[O f, O' g] for O = (y·∂_x)^e Δ_x^i Δ_y^j, by (e, i, j), O' the one that ends in the same degrees."""
+    (r, s), apart = first.degrees, (second.degrees[0] - first.degrees[0]) // 2
+    if (second.degrees[0] - r) % 2:
+        return {}
+    sums = np.zeros((2, s // 2 + 1, r // 2 + 1))
+    for one in first.terms:
+        for other in second.terms:
+            sums += one.coefficient * other.coefficient * crossed_joinings(one, other, first.dim)
+    found = {}
+    for (j, i), plain in np.ndenumerate(sums[0]):
+        # a set of i joints inside is 2^i i! times one power of the Laplacian, and joinings come divided by r! s!
+        log = sum(n * math.log(2) + math.lgamma(n + 1) for n in (i, j, i + apart, j + apart))
+        weight = math.exp(log + math.lgamma(r + 1) + math.lgamma(s + 1))
+        found[0, i, j] = weight * float(plain)
+        if r > 2 * i:
+            # y·∂_x moves one slot of each: the two that are joined, or one joint across each way
+            found[1, i, j] = weight * ((r - 2 * i) * float(plain) + float(sums[1, j, i]))
+    return found
+
+
+def _block_products(
+    target: Polynomial,
+    label: tuple[int, int],
+    states: Int[np.ndarray, "states 2"],
+    wanted: list[tuple[int, int, int, int, int]],
+) -> dict[tuple[int, int, int, int, int], Float[np.ndarray, " pairs"]]:
+    """Coefficients of the products of parts in [O (x·y)^n f, O' (x·y)^k f], for wanted (n, k, e, i, j)."""
+    dim, (r, s) = target.dim, target.degrees
+    around = block_states(dim, *label, max(r, s) + min(r, s) + 1)
+    u = correlation_matrix(dim, *label, around).toarray()
+    powers = [(around[:, None, :] == states).all(axis=2).astype(np.float64)]
+    for _ in range(min(r, s)):
+        powers.append(u @ powers[-1])
+    p, q = around.T
+
+    def laplace(degree: int, part: np.ndarray) -> np.ndarray:
+        return np.asarray((degree - part) * (degree + part + dim - 2.0))
+
+    def applied(n: int, e: int, i: int, j: int) -> tuple[np.ndarray, int, int]:
+        vectors, query, key = powers[n], r + n, s + n
+        for _ in range(i):
+            vectors, query = laplace(query, p)[:, None] * vectors, query - 2
+        for _ in range(j):
+            vectors, key = laplace(key, q)[:, None] * vectors, key - 2
+        if e:
+            moved = laplace(query + 1, p)[:, None] * (u @ vectors) - u @ (laplace(query, p)[:, None] * vectors)
+            vectors, query, key = moved / 2, query - 1, key + 1
+        return vectors, query, key
+
+    found = {}
+    upper = np.triu_indices(len(states))
+    for n, k, e, i, j in wanted:
+        left, query, key = applied(n, e, i, j)
+        right, _, _ = applied(k, e, i + (k - n) // 2, j + (k - n) // 2)
+        lengths = np.array([_fischer_length(query, a, dim) * _fischer_length(key, b, dim) for a, b in around.tolist()])
+        form = left.T @ (lengths[:, None] * right)
+        found[n, k, e, i, j] = np.where(upper[0] == upper[1], form[upper], form[upper] + form.T[upper])
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _fischer_length(degree: int, part: int, dim: int) -> float:
+    """[f, f] / E f² for f = |x|^{R−p} times a harmonic of degree p, on the sphere of R^d."""
+    if part > degree or (degree - part) % 2:
+        return 0.0
+    inner = math.prod(2 * a * (2 * a + 2 * part + dim - 2) for a in range(1, (degree - part) // 2 + 1))
+    return float(inner * math.prod(dim + 2 * a for a in range(part)))

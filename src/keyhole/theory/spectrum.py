@@ -139,7 +139,7 @@ def degree_ladder(bias: Bias, lowest: int = 0) -> Iterator[int]:
 def attention_levels(dim: int, n_keys: int, bias: Bias, max_degree: int) -> Spectrum:
     """All levels with degrees up to ``max_degree`` in query and key."""
     if bias:
-        parts = [(block, block.levels(n_keys)[0]) for block in biased_blocks(dim, bias.unit, max_degree)[:-1]]
+        parts = [(block, block.levels(n_keys)[0]) for block in biased_blocks(dim, bias.unit, max_degree).listed]
         values = np.concatenate([found for _, found in parts])
         counts = np.concatenate([np.full(len(found), float(block.dimension)) for block, found in parts])
         degrees = np.concatenate([np.tile(block.label, (len(found), 1)) for block, found in parts])

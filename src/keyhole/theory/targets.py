@@ -334,11 +334,20 @@ def _set_blocks(offsets: np.ndarray, budget: int) -> Iterable[slice]:
         start = stop
 
 
+# Inner products of symmetrised coefficient tensors, by counting contractions instead of forming tensors. A term of
+# degree (r, s) is a tensor with r query slots and s key slots: a vector fills one slot, a matrix links a query slot
+# to a key slot. An inner product of two symmetrised terms is a sum over all ways to join their slots, query to query
+# and key to key. Joined slots form chains that end in two vectors, and closed rings that are traces of words A_1 A_2ᵀ
+# A_3 A_4ᵀ …. The sum over all joinings is the exponential of the sum over connected ones; powers are kept as
+# multiplicities, so a term of degree 8 has few states where its joinings are 8! many. Joints within one term
+# (Laplacians of it) are needed for its harmonic parts, joints across, from a query slot of one term to a key slot of
+# the other, for its parts under joint rotations of query and key; both are counted apart.
+
 Content = tuple[int, ...]
 """How many copies of each node a chain, a ring or a whole joining uses."""
 
-Joints = tuple[int, int]
-"""Joints inside the first term: (key to key, query to query)."""
+Joints = tuple[int, int, int, int]
+"""Joints inside the first term, key to key and query to query; then across, its query slots and its key slots."""
 
 
 def coefficient_norms(target: Polynomial) -> dict[tuple[int, int], float]:
@@ -394,14 +403,23 @@ def joinings(first: Term, second: Term, dim: int, inside: bool = True) -> Float[
     Cost: states number the product of (power + 1) over all factors. With one matrix, however often it occurs,
     a singular value decomposition makes every step O(d); with several, a ring costs O(d³) per state.
     """
-    nodes = _nodes(first, second)
-    query_degree, key_degree = first.degrees
-    shape = (key_degree // 2 + 1, query_degree // 2 + 1) if inside else (1, 1)
-    connected = _Connected(nodes, dim, shape, inside)
+    return _joinings(_nodes(first, second), dim, first.degrees, inside, crossings=0)[:, :, 0, 0]
+
+
+def crossed_joinings(first: Term, second: Term, dim: int) -> Float[np.ndarray, "2 i j"]:
+    """Joinings without and with one joint across each way: a query slot of each term to a key slot of the other."""
+    nodes = [_Node(f.kind, side, f.array, n) for side, term in enumerate((first, second)) for f, n in term.powers]
+    sums = _joinings(nodes, dim, first.degrees, inside=True, crossings=1)
+    return np.stack([sums[:, :, 0, 0], sums[:, :, 1, 1]])
+
+
+def _joinings(nodes: list[_Node], dim: int, degrees: tuple[int, int], inside: bool, crossings: int) -> np.ndarray:
+    within = (degrees[1] // 2 + 1, degrees[0] // 2 + 1) if inside else (1, 1)
+    connected = _Connected(nodes, dim, (*within, crossings + 1, crossings + 1), inside)
     for start in range(len(nodes)):
         connected.add_chains(start)
         connected.add_rings(start)
-    return _exponential(connected.sums, nodes, shape)
+    return _exponential(connected.sums, nodes, connected.shape)
 
 
 @dataclass(frozen=True)
@@ -435,8 +453,9 @@ def _turn(factor: Factor, turned: dict[str, np.ndarray], scales: np.ndarray) -> 
 class _Connected:
     """Sums over connected joinings, by content: chains between two vectors, and rings of matrices."""
 
-    def __init__(self, nodes: list[_Node], dim: int, shape: tuple[int, int], inside: bool) -> None:
+    def __init__(self, nodes: list[_Node], dim: int, shape: Joints, inside: bool) -> None:
         self.nodes = nodes
+        self.sides = [node.side for node in nodes]
         self.dim = dim
         self.shape = shape
         self.inside = inside
@@ -455,12 +474,10 @@ class _Connected:
         for content, slot, last, values in self._walk(start, first.kind, first.array):
             for end in ends:
                 node = self.nodes[end]
-                if node.kind != slot:
-                    continue
                 # a chain between copies of one vector is walked from both of its ends
                 weight = 0.5 if end == start else 1.0
                 for joints, value in values.items():
-                    closed = self._joint(joints, slot, last, end)
+                    closed = self._joint(joints, slot, node.kind, last, end)
                     if closed is not None:
                         assert node.array is not None
                         self._add(_plus(content, end), closed, weight * float(node.array @ value))
@@ -472,10 +489,8 @@ class _Connected:
             return
         begin = self.identity if first.array is None else first.array
         for content, slot, last, values in self._walk(start, KEY, begin):
-            if slot != QUERY:
-                continue
             for joints, value in values.items():
-                closed = self._joint(joints, QUERY, last, start)
+                closed = self._joint(joints, slot, QUERY, last, start)
                 if closed is not None:
                     trace = float(value.sum() if value.ndim == 1 else np.trace(value))
                     # a ring of n matrices is walked once from each of them
@@ -486,45 +501,58 @@ class _Connected:
     ) -> Iterator[tuple[Content, str, int, dict[Joints, np.ndarray]]]:
         """Yield every (content, open slot, last node) reached from ``start``, with the sum over its words."""
         empty = tuple(0 for _ in self.nodes)
-        layer = {(_plus(empty, start), start): {(0, 0): begin}}
+        layer = {(_plus(empty, start), start, slot): {(0, 0, 0, 0): begin}}
         while layer:
-            following: dict[tuple[Content, int], dict[Joints, np.ndarray]] = {}
-            for (content, last), values in layer.items():
-                yield content, slot, last, values
+            following: dict[tuple[Content, int, str], dict[Joints, np.ndarray]] = {}
+            for (content, last, open_slot), values in layer.items():
+                yield content, open_slot, last, values
                 for node in self.pairs:
                     if content[node] < self.nodes[node].copies:
-                        target = following.setdefault((_plus(content, node), node), {})
-                        self._extend(target, values, slot, last, node)
+                        for entry, leaving in self._entries(open_slot):
+                            target = following.setdefault((_plus(content, node), node, leaving), {})
+                            self._extend(target, values, open_slot, entry, last, node)
             layer = {key: values for key, values in following.items() if values}
-            slot = QUERY if slot == KEY else KEY
+
+    def _entries(self, slot: str) -> tuple[tuple[str, str], ...]:
+        """Slots by which a walk may enter the next node, each with the one it leaves by: its own kind first."""
+        straight, across = (KEY, QUERY), (QUERY, KEY)
+        if slot == QUERY:
+            straight, across = across, straight
+        return (straight, across) if self.shape[2] > 1 else (straight,)
 
     def _extend(
         self,
         target: dict[Joints, np.ndarray],
         values: dict[Joints, np.ndarray],
         slot: str,
+        entry: str,
         last: int,
         node: int,
     ) -> None:
         array = self.nodes[node].array
         for joints, value in values.items():
-            joined = self._joint(joints, slot, last, node)
+            joined = self._joint(joints, slot, entry, last, node)
             if joined is not None:
-                moved = _apply(value, array, slot)
+                moved = _apply(value, array, entry)
                 target[joined] = target[joined] + moved if joined in target else moved
 
-    def _joint(self, joints: Joints, slot: str, last: int, node: int) -> Joints | None:
-        """Count the joint between two nodes, or None where it is not allowed."""
-        sides = self.nodes[last].side, self.nodes[node].side
-        if sides[0] != sides[1]:
-            return joints
-        if not self.inside:
+    def _joint(self, joints: Joints, slot: str, entry: str, last: int, node: int) -> Joints | None:
+        """Count the joint of a slot of one node with a slot of the next, or None where it is not allowed."""
+        side, straight, (i, j, e, f) = self.sides[last], slot == entry, joints
+        if side != self.sides[node]:
+            if straight:
+                return joints
+            # the query slot of the first term, or its key slot
+            if (slot == QUERY) == (side == 0):
+                return (i, j, e + 1, f) if e + 1 < self.shape[2] else None
+            return (i, j, e, f + 1) if f + 1 < self.shape[3] else None
+        if not self.inside or not straight:
             return None
-        if sides[0] == 1:
+        if side == 1:
             return joints
-        i, j = joints
-        i, j = (i + 1, j) if slot == KEY else (i, j + 1)
-        return (i, j) if i < self.shape[0] and j < self.shape[1] else None
+        if slot == KEY:
+            return (i + 1, j, e, f) if i + 1 < self.shape[0] else None
+        return (i, j + 1, e, f) if j + 1 < self.shape[1] else None
 
     def _add(self, content: Content, joints: Joints, value: float) -> None:
         if content not in self.sums:
@@ -549,7 +577,7 @@ def _plus(content: Content, node: int) -> Content:
     return (*content[:node], content[node] + 1, *content[node + 1 :])
 
 
-def _exponential(connected: dict[Content, np.ndarray], nodes: list[_Node], shape: tuple[int, int]) -> np.ndarray:
+def _exponential(connected: dict[Content, np.ndarray], nodes: list[_Node], shape: Joints) -> np.ndarray:
     """Sum over all joinings from the sum over connected ones, divided by r! s! of the first term.
 
     m_t E_m = Σ_c c_t C_c E_{m−c} for any node t, from the derivative of E = exp C. Every E_m is kept in units
@@ -567,7 +595,7 @@ def _exponential(connected: dict[Content, np.ndarray], nodes: list[_Node], shape
 
     known: dict[Content, np.ndarray] = {}
     one = np.zeros(shape)
-    one[0, 0] = 1.0
+    one[0, 0, 0, 0] = 1.0
     known[tuple(0 for _ in nodes)] = one
 
     def total(content: Content) -> np.ndarray:
@@ -598,11 +626,12 @@ def _exponential(connected: dict[Content, np.ndarray], nodes: list[_Node], shape
 
 
 def _shifted_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Product of two polynomials in two variables, cut at their common shape."""
+    """Product of two polynomials in four variables, cut at their common shape."""
     product = np.zeros_like(b)
-    rows, columns = b.shape
-    for i, j in zip(*np.nonzero(a), strict=True):
-        product[i:, j:] += a[i, j] * b[: rows - i, : columns - j]
+    for place in zip(*np.nonzero(a), strict=True):
+        to = tuple(slice(n, None) for n in place)
+        source = tuple(slice(None, size - n) for n, size in zip(place, b.shape, strict=True))
+        product[to] += a[place] * b[source]
     return product
 
 
