@@ -287,7 +287,7 @@ class GramRoute:
     floor: float
     rounding: float
     weighing: Weighing
-    factor: Sweep | BandedSweep | Spectrum
+    factor: Sweep | BandedSweep | GramSpectrum
     complements: Float[np.ndarray, "a n"]
     """1 − h, the complements of the leverages; 0 where they are within rounding of it. At a penalty below the floor
     of a matrix of full rank, where they vanish with the penalty, in proportion to it, as the residuals then are."""
@@ -342,7 +342,7 @@ def path_route(
     if complements is not None:
         name = "banded" if banded else "tridiagonal"
         return GramRoute(name, alphas, floor, rounding, weighing, sweep, complements, memory_budget)
-    spectrum = Spectrum.of(form, problem.scaled, floor, rounding * scale)
+    spectrum = GramSpectrum.of(form, problem.scaled, floor, rounding * scale)
     complements = spectrum.complements(alphas, memory_budget)
     return GramRoute("eigen", alphas, floor, rounding, weighing, spectrum, complements, memory_budget)
 
@@ -525,7 +525,7 @@ class Sweep:
 
 
 @dataclass(frozen=True)
-class Spectrum:
+class GramSpectrum:
     """K = V Λ Vᵀ, for paths that reach below the floor: to a penalty there, eigenvalues below it are zeros.
 
     To a penalty above the floor they are what they are, so that what is said of one penalty does not depend
@@ -552,7 +552,7 @@ class Spectrum:
     noise: float
 
     @classmethod
-    def of(cls, form: Form, y: Float[np.ndarray, "n t"], floor: float, noise: float) -> Spectrum:
+    def of(cls, form: Form, y: Float[np.ndarray, "n t"], floor: float, noise: float) -> GramSpectrum:
         """Decompose T and rotate Q. Cost: up to 14n³/3 operations and two more n × n matrices."""
         values, rotation = form.eigenpairs()
         vectors = form.basis @ rotation.astype(form.basis.dtype, copy=False)
@@ -658,7 +658,7 @@ class GroupRoute:
     floor: float
     rounding: float
     weighing: Weighing
-    spectrum: Spectrum
+    spectrum: GramSpectrum
     members: list[np.ndarray]
     name: ClassVar[str] = "eigen"
 
@@ -687,7 +687,7 @@ class GroupRoute:
     def _left_out(self, i: int) -> Float[np.ndarray, "n t"]:
         """Infinite where rounding hides a tenth of the residual or more.
 
-        For a group of one this is `Spectrum.complements`; for more, what leaks into the null space is compared with
+        For a group of one this is `GramSpectrum.complements`; for more, what leaks into the null space is compared with
         what is kept along every eigenvector of (I − H)_gg.
         """
         spectrum, alpha = self.spectrum, self.alphas[i : i + 1]
@@ -728,7 +728,7 @@ def _leave_groups_out(gram: Float[np.ndarray, "n n"], problem: RidgeProblem, rou
     floor = numerical_floor(scale, len(heard), rounding)
     # blocks of an inverse lose digits in proportion to its condition: nine of them are enough to lose
     alphas = own.grid(largest, max(floor, 1e-9 * scale), count=20)
-    spectrum = Spectrum.of(form, own.scaled, floor, rounding * scale)
+    spectrum = GramSpectrum.of(form, own.scaled, floor, rounding * scale)
     route = GroupRoute(alphas, floor, rounding, weighing, spectrum, list(group_stacks(groups[heard])))
     fit = own.fit(route)
     if own is problem:
