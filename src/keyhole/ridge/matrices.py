@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
-from scipy.linalg import cython_blas, cython_lapack, get_blas_funcs, get_lapack_funcs, solve_triangular
+from scipy.linalg import cython_blas, get_blas_funcs, get_lapack_funcs, solve_triangular
 
 from keyhole._array import blocks
 
@@ -22,8 +22,7 @@ Block = Float[np.ndarray, "_ _"]
 @cache
 def _routine(name: str) -> Any:
     """The Fortran routine ``name``, every argument by reference. Calls release the GIL."""
-    table = cython_blas.__pyx_capi__ if name in cython_blas.__pyx_capi__ else cython_lapack.__pyx_capi__
-    capsule, api = table[name], ctypes.pythonapi
+    capsule, api = cython_blas.__pyx_capi__[name], ctypes.pythonapi
     api.PyCapsule_GetName.restype, api.PyCapsule_GetName.argtypes = ctypes.c_char_p, [ctypes.py_object]
     api.PyCapsule_GetPointer.restype = ctypes.c_void_p
     api.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
@@ -42,10 +41,8 @@ def _call(name: str, dtype: np.dtype[Any], *arguments: Any) -> None:
             references.append(ctypes.byref(ctypes.c_int(argument)))
         elif isinstance(argument, float):
             references.append(ctypes.byref(real(argument)))
-        elif isinstance(argument, np.ndarray):
-            references.append(ctypes.c_void_p(argument.ctypes.data))
         else:
-            references.append(ctypes.byref(argument))
+            references.append(ctypes.c_void_p(argument.ctypes.data))
     _routine(prefix + name)(*references)
 
 
@@ -158,10 +155,8 @@ def solve_factor(factor: Float[np.ndarray, "n n"], targets: Float[np.ndarray, "n
     """(L Lᵀ)⁻¹ targets for a lower triangular L; the upper triangle is not read. 2n²t operations."""
     solution = np.array(targets, dtype=factor.dtype, order="F")
     if len(factor) <= LARGEST:
-        # SciPy's own wrapper copies the factor
-        info = ctypes.c_int(0)
-        sizes = (len(factor), solution.shape[1], factor, _lead(factor), solution, _lead(solution))
-        _call("potrs", factor.dtype, "L", *sizes, info)
+        (potrs,) = get_lapack_funcs(("potrs",), (factor,))
+        potrs(factor, solution, lower=1, overwrite_b=1)
         return solution
     tiles = list(blocks(len(factor), SIDE))
     for k, row in enumerate(tiles):
