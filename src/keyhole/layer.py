@@ -280,16 +280,11 @@ def fit_layer(
 
     Parameters
     ----------
-    batch : SetBatch or PooledSets
-        n samples.
-    columns : array (n, t)
-        Outputs.
+    batch, columns : n samples, and their outputs (n, t)
     heads : HeadDraw or law of heads
         M heads; or the law of infinitely many, whose exact kernel is used.
     penalties : array (a,), optional
         Chosen from by leave-one-out; an automatic grid if None; one alone is used as it is.
-    activation : str
-    fit_intercept : bool
     weights : array (n,), optional
         Not negative.
     groups : array (n,), optional

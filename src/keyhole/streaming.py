@@ -29,17 +29,8 @@ class KeptSamples:
     """A sample of the samples: those k distinct ones whose hashes are least.
 
     Which ones they are is a function of the data alone, whatever the batches and their order, so that two of these
-    merge like any sum. Copies of a sample are one of their joint weight.
-
-    Attributes
-    ----------
-    limit : int
-        k.
-    hashes : array (≤ k,)
-        In increasing order.
-    sets : SetBatch or SetGroups or None
-        None if there are none yet.
-    columns, weights : arrays (≤ k, t) and (≤ k,)
+    merge like any sum. Copies of a sample are one of their joint weight. ``limit`` is k, ``hashes`` increase, ``sets``
+    is None if there are none yet.
     """
 
     limit: int
@@ -80,12 +71,7 @@ class KeptSamples:
 class LayerSums:
     """All that a fit needs to know of the samples seen so far: it adds, and never grows.
 
-    Attributes
-    ----------
-    moments : DesignMoments
-        Of features and outputs.
-    kept : KeptSamples
-        A few samples to calibrate probabilities on.
+    Moments of features and outputs, and a few samples kept to calibrate probabilities on.
     """
 
     moments: DesignMoments

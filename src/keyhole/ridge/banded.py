@@ -40,14 +40,10 @@ ROWS = 128
 
 @dataclass(frozen=True)
 class Banded:
-    """K = Q B Qᵀ on the span of the columns of Q.
+    """K = Q B Qᵀ on the span of the columns of Q, orthonormal and in Fortran order.
 
-    Attributes
-    ----------
-    basis : array (n, m)
-        Q, orthonormal columns in Fortran order; m = n, or n − 1 without the direction of the intercept.
-    diagonal, beside : lists of arrays (b, b)
-        Blocks of B on the diagonal and below it, in float64; the last may be smaller.
+    m = n, or n − 1 without the direction of the intercept. Blocks of B are on the diagonal and below it, (b, b) in
+    float64; the last may be smaller.
     """
 
     basis: Float[np.ndarray, "n m"]

@@ -186,18 +186,8 @@ def scaled_rows(
 class PrincipalAxes:
     """The design along its principal axes. Eigenvalues below the floor are zeros to a penalty below it.
 
-    Attributes
-    ----------
-    values : array (p,)
-        Eigenvalues λ of the centred Gram matrix, ascending, not negative.
-    axes : array (p, p)
-        Their eigenvectors, in columns.
-    scores : array (p, t)
-        axesᵀ Σ w (φ − φ̄)(y − ȳ)ᵀ.
-    means, y_mean, squares, weight, count, y_size, rounding, fit_intercept
-        As in `DesignMoments`.
-    floor : float
-        Eigenvalues below this carry no information.
+    ``values`` are the eigenvalues λ of the centred Gram matrix, ascending and not negative, ``axes`` its eigenvectors
+    in columns, ``scores`` = axesᵀ Σ w (φ − φ̄)(y − ȳ)ᵀ; the rest as in `DesignMoments`.
     """
 
     values: Float[np.ndarray, " p"] = field(repr=False)
@@ -224,20 +214,9 @@ class PrincipalAxes:
         values, axes = eigh(moments.gram, lower=True, driver="evd", **options)
         largest = float(max(values[-1], 0.0))
         floor = numerical_floor(largest, max(moments.count, p), moments.rounding)
-        return cls(
-            np.maximum(values, 0.0),
-            axes,
-            axes.T @ moments.cross,
-            moments.means,
-            moments.y_mean,
-            moments.squares,
-            moments.weight,
-            moments.count,
-            moments.y_size,
-            moments.rounding,
-            moments.fit_intercept,
-            floor,
-        )
+        names = ("means", "y_mean", "squares", "weight", "count", "y_size", "rounding", "fit_intercept")
+        known = {name: getattr(moments, name) for name in names}
+        return cls(np.maximum(values, 0.0), axes, axes.T @ moments.cross, floor=floor, **known)
 
     @property
     def largest(self) -> float:
@@ -383,19 +362,10 @@ def ridge_rows(row_blocks: RowBlocks, problem: RidgeProblem, *, keep_factor: boo
 
     The same numbers as ``ridge_gram(design @ design.T, …)``, from one p × p eigendecomposition.
 
-    Parameters
-    ----------
-    row_blocks : callable
-        Gives arrays (n_b, p), float32 or float64, never modified, and the same every time: called once for the sums,
-        once for the leave-one-out errors, once for the solution. Products are made in the dtype of the block, each
-        centred on its own mean, and summed in float64.
-    problem : RidgeProblem
-    keep_factor : bool
-        Whether the fit holds on to the axes, to be solved for other penalties.
-
-    Notes
-    -----
-    Cost: 3np² + 9p³ operations, then 2np(1 + t) for each penalty. Temporaries are a few times the size of a block.
+    ``row_blocks`` gives arrays (n_b, p), never modified, and the same every time: called once for the sums, once for
+    the leave-one-out errors, once for the solution. Products are made in the dtype of the block, centred on its own mean,
+    and summed in float64. 3np² + 9p³ operations, then 2np(1 + t) for each penalty; temporaries are a few times the size
+    of a block. ``keep_factor`` lets the fit be solved for other penalties.
 
     Examples
     --------

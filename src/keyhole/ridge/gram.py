@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -56,30 +56,15 @@ def ridge_gram(
 ) -> RidgeFit:
     """Ridge on a Gram matrix, with exact leave-one-out at every penalty, from one factorisation.
 
-    Parameters
-    ----------
-    gram : array (n, n)
-        K = ΦΦᵀ or an exact kernel matrix, symmetric and positive semidefinite. Only one triangle is read: the
-        lower of a Fortran-ordered, the upper of a C-ordered array; both if there are groups.
-    problem : RidgeProblem
-        One penalty is solved by Cholesky. Eigenvalues below the numerical floor count as exact zeros to a penalty
-        below it, so that alpha → 0 is the minimum-norm least-squares fit on the others.
-    rounding : float, optional
-        Unit of rounding of the arithmetic that made ``gram``; by default that of its dtype.
-    dtype : float32 or float64, optional
-        Precision of the reduction behind a path; by default that of ``gram``. One that fails in float32 is repeated
-        in float64.
-    overwrite_gram : bool
-        Whether the memory of ``gram`` may be used; then no second n × n matrix is made above the floor.
-    keep_factor : bool
-        Whether the fit holds on to the factorisation, to be solved for other penalties of the path.
-    memory_budget : int
-        Bound in bytes on temporaries other than n × n matrices.
+    Of ``gram``, K = ΦΦᵀ or an exact kernel matrix, one triangle is read: the lower of a Fortran-ordered, the upper of a
+    C-ordered array; both if there are groups. ``rounding`` is the unit of rounding of the arithmetic that made it, by
+    default that of its dtype; ``dtype`` the precision of the reduction behind a path, repeated in float64 if it fails
+    in float32. If ``overwrite_gram``, no second n × n matrix is made above the numerical floor; ``memory_budget``
+    bounds all other temporaries. ``keep_factor`` lets the fit be solved for other penalties of its path.
 
-    Notes
-    -----
-    Cost: 2n³/3 operations for one penalty. For a path 8n³/3 once, then 5n² + 2n²t for each; below the floor about 5n³
-    more and three n × n matrices in all.
+    One penalty is solved by Cholesky, 2n³/3 operations. A path takes 8n³/3 once, then 5n² + 2n²t for each penalty; if
+    one is below the floor, about 5n³ more and three n × n matrices in all. Eigenvalues below the floor count as exact
+    zeros to a penalty below it, so that alpha → 0 is the minimum-norm least-squares fit on the others.
 
     Examples
     --------
@@ -356,28 +341,11 @@ def _floor_bound(matrix: Float[np.ndarray, "n n"], weighing: Weighing, rounding:
     return numerical_floor(max(np.sqrt(2 * squares), weighing.removed), len(matrix), rounding)
 
 
-@runtime_checkable
-class Form(Protocol):
-    """K = Q T Qᵀ on the span of the columns of Q, with T of any shape that is easy to diagonalise."""
-
-    @property
-    def basis(self) -> Float[np.ndarray, "n m"]:
-        """Q."""
-
-    def eigenpairs(self) -> tuple[np.ndarray, np.ndarray]:
-        """Eigenvalues and eigenvectors of T."""
-
-
 @dataclass(frozen=True)
 class Tridiagonal:
-    """K = Q T Qᵀ on the span of the columns of Q.
+    """K = Q T Qᵀ on the span of the columns of Q, orthonormal and in Fortran order; entries of T in float64.
 
-    Attributes
-    ----------
-    basis : array (n, m)
-        Q, orthonormal columns in Fortran order; m = n, or n − 1 without the direction of the intercept.
-    diagonal, beside : arrays (m,) and (m − 1,)
-        Entries of T, in float64.
+    m = n, or n − 1 without the direction of the intercept.
     """
 
     basis: Float[np.ndarray, "n m"]
@@ -529,20 +497,8 @@ class GramSpectrum:
     """K = V Λ Vᵀ, for paths that reach below the floor: to a penalty there, eigenvalues below it are zeros.
 
     To a penalty above the floor they are what they are, so that what is said of one penalty does not depend
-    on the others. Negative ones are zeros always.
-
-    Attributes
-    ----------
-    vectors : array (n, m)
-        V.
-    values : array (m,)
-        Eigenvalues.
-    outputs : array (m, t)
-        Vᵀy.
-    floor : float
-        The numerical floor.
-    noise : float
-        Rounding error of an eigenvalue: one unit of rounding times the largest.
+    on the others. Negative ones are zeros always. ``outputs`` are Vᵀy, ``noise`` is the rounding error of an
+    eigenvalue: one unit of rounding times the largest.
     """
 
     vectors: Float[np.ndarray, "n m"]
@@ -552,7 +508,7 @@ class GramSpectrum:
     noise: float
 
     @classmethod
-    def of(cls, form: Form, y: Float[np.ndarray, "n t"], floor: float, noise: float) -> GramSpectrum:
+    def of(cls, form: Banded | Tridiagonal, y: Float[np.ndarray, "n t"], floor: float, noise: float) -> GramSpectrum:
         """Decompose T and rotate Q. Cost: up to 14n³/3 operations and two more n × n matrices."""
         values, rotation = form.eigenpairs()
         vectors = form.basis @ rotation.astype(form.basis.dtype, copy=False)

@@ -31,31 +31,22 @@ class ProductDesign(Protocol):
     @property
     def shape(self) -> tuple[int, int]:
         """(n, p)."""
-        ...
 
     def matvec(self, values: Float[np.ndarray, "p c"]) -> Float[np.ndarray, "n c"]:
         """Φ v."""
-        ...
 
     def rmatvec(self, dual: Float[np.ndarray, "n c"]) -> Float[np.ndarray, "p c"]:
         """Φᵀ a."""
-        ...
 
     def gram_product(self, dual: Float[np.ndarray, "n c"]) -> Float[np.ndarray, "n c"]:
         """ΦΦᵀ a, in one pass over Φ."""
-        ...
 
 
 @dataclass(frozen=True)
 class Preconditioner:
     """An approximate inverse of A + alpha for any alpha, from A ≈ U diag(values) Uᵀ of low rank.
 
-    Attributes
-    ----------
-    basis : array (m, r)
-        U, orthonormal columns.
-    values : array (r,)
-        Approximate eigenvalues of A, positive; the least of them stands for all others.
+    The columns of U, ``basis``, are orthonormal; the least of ``values``, all positive, stands for those of A beyond.
     """
 
     basis: Float[np.ndarray, "m r"] = field(repr=False)
@@ -119,24 +110,10 @@ def ridge_cg(
     because ΦΦᵀ (ΦΦᵀ + alpha)⁻¹ shortens it; |r| / 2√alpha in primal form, because Φ (ΦᵀΦ + alpha)⁻¹ lengthens it by no
     more than that. Errors are NaN: nothing is left out.
 
-    Parameters
-    ----------
-    design : ProductDesign
-        Φ.
-    problem : RidgeProblem
-        Its penalties must be positive.
-    preconditioner : Preconditioner
-        Of S C ΦΦᵀ C S in dual, of Φᵀ S C S Φ in primal form: S = diag √w, C takes the mean off.
-    primal : bool, optional
-        Solve for p unknowns rather than n; by default if p < n.
-    tol : float
-        Residual to reach.
-    max_iter : int
-
-    Notes
-    -----
-    The number of iterations grows like the square root of (λ_{r+1} + alpha)/alpha, λ_{r+1} being what the
-    preconditioner of rank r has left.
+    Penalties must be positive. The preconditioner is one of S C ΦΦᵀ C S in dual, of Φᵀ S C S Φ in primal form:
+    S = diag √w, C takes the mean off. Primal form solves for p unknowns rather than n, by default if p < n. The number
+    of iterations grows like the square root of (λ_{r+1} + alpha)/alpha, λ_{r+1} being what a preconditioner of rank r
+    has left.
 
     Examples
     --------
