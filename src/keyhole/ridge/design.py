@@ -363,9 +363,9 @@ def ridge_rows(row_blocks: RowBlocks, problem: RidgeProblem, *, keep_factor: boo
     The same numbers as ``ridge_gram(design @ design.T, …)``, from one p × p eigendecomposition.
 
     ``row_blocks`` gives arrays (n_b, p), never modified, and the same every time: called once for the sums, once for
-    the leave-one-out errors, once for the solution. Products are made in the dtype of the block, centred on its own mean,
-    and summed in float64. 3np² + 9p³ operations, then 2np(1 + t) for each penalty; temporaries are a few times the size
-    of a block. ``keep_factor`` lets the fit be solved for other penalties.
+    the leave-one-out errors, once for the solution. Products are made in the dtype of the block, centred on its own
+    mean, and summed in float64. 3np² + 9p³ operations, then 2np(1 + t) for each penalty; temporaries are a few times the
+    size of a block. ``keep_factor`` lets the fit be solved for other penalties.
 
     Examples
     --------
