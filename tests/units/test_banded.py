@@ -54,7 +54,7 @@ def test_solutions_and_leverages(matrix, rng):
     inverses = [np.linalg.inv(matrix + alpha * np.eye(len(matrix))) for alpha in ALPHAS]
     for i, alpha in enumerate(ALPHAS):
         assert np.allclose(
-            sweep.solve(ALPHAS)[i], inverses[i] @ y, rtol=1e-8, atol=1e-8 * np.abs(inverses[i] @ y).max()
+            sweep.solve(ALPHAS)[0][i], inverses[i] @ y, rtol=1e-8, atol=1e-8 * np.abs(inverses[i] @ y).max()
         )
         assert np.allclose(sweep.complements(ALPHAS)[i], alpha * inverses[i].diagonal(), rtol=1e-9)
 

@@ -284,11 +284,11 @@ class BandedSweep:
         return result * (alphas / self.scale)[:, None]
 
     def residuals(self, alphas: Float[np.ndarray, " a"]) -> Float[np.ndarray, "a n t"]:
-        """y − K (K + alpha)⁻¹ y = alpha (K + alpha)⁻¹ y for each penalty."""
-        return alphas[:, None, None] * self.solve(alphas)
+        """y − K (K + alpha)⁻¹ y for each penalty."""
+        return self.solve(alphas)[1]
 
-    def solve(self, alphas: Float[np.ndarray, " a"]) -> Float[np.ndarray, "a n t"]:
-        """(K + alpha)⁻¹ y for each penalty. Cost: 2 n m a t operations."""
+    def solve(self, alphas: Float[np.ndarray, " a"]) -> tuple[Float[np.ndarray, "a n t"], Float[np.ndarray, "a n t"]]:
+        """(K + alpha)⁻¹ y for each penalty, and the residuals, alpha times that. Cost: 2 n m a t operations."""
         factors = self.factors(alphas)
         if factors is None:
             raise np.linalg.LinAlgError("B + alpha must be positive definite: ask `complements` first.")
@@ -309,4 +309,5 @@ class BandedSweep:
         basis = self.form.basis
         a, m, t = x.shape
         product = basis @ x.transpose(1, 0, 2).reshape(m, a * t).astype(basis.dtype)
-        return np.ascontiguousarray(product.reshape(len(basis), a, t).transpose(1, 0, 2), dtype=np.float64)
+        dual = np.ascontiguousarray(product.reshape(len(basis), a, t).transpose(1, 0, 2), dtype=np.float64)
+        return dual, alphas[:, None, None] * dual

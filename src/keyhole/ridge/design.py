@@ -364,8 +364,8 @@ def ridge_rows(row_blocks: RowBlocks, problem: RidgeProblem, *, keep_factor: boo
 
     ``row_blocks`` gives arrays (n_b, p), never modified, and the same every time: called once for the sums, once for
     the leave-one-out errors, once for the solution. Products are made in the dtype of the block, centred on its own
-    mean, and summed in float64. 3np² + 9p³ operations, then 2np(1 + t) for each penalty; temporaries are a few times the
-    size of a block. ``keep_factor`` lets the fit be solved for other penalties.
+    mean, and summed in float64. 3np² + 9p³ operations, then 2np(1 + t) for each penalty; temporaries are a few times
+    the size of a block. ``keep_factor`` lets the fit be solved for other penalties.
 
     Examples
     --------

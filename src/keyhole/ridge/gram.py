@@ -281,16 +281,15 @@ class GramRoute:
     def left_out(self) -> Iterator[tuple[slice, slice, Float[np.ndarray, "a n t"]]]:
         """Left-out residuals of as many penalties as fit the budget with two temporaries of their size."""
         for part in blocks(len(self.alphas), block_size(3 * 8 * self.weighing.problem.y.size, self.memory_budget)):
-            yield part, slice(None), self._left_out(part)
+            residuals = self.factor.residuals(self.alphas[part]) / self.weighing.problem.roots[:, None]
+            pairs = zip(residuals, self.complements[part], strict=True)
+            yield part, slice(None), np.array([leave_one_out(r, c) for r, c in pairs])
 
     def solve(self, i: int) -> Solution:
         """Coefficients, intercept, left-out residuals. O(n²t)."""
-        dual = self.factor.solve(self.alphas[i : i + 1])[0]
-        return *self.weighing.unscale(dual), self._left_out(slice(i, i + 1))[0]
-
-    def _left_out(self, part: slice) -> Float[np.ndarray, "a n t"]:
-        residuals = self.factor.residuals(self.alphas[part]) / self.weighing.problem.roots[:, None]
-        return np.array([leave_one_out(r, c) for r, c in zip(residuals, self.complements[part], strict=True)])
+        dual, residuals = (x[0] for x in self.factor.solve(self.alphas[i : i + 1]))
+        left_out = leave_one_out(residuals / self.weighing.problem.roots[:, None], self.complements[i])
+        return *self.weighing.unscale(dual), left_out
 
 
 def path_route(
@@ -471,11 +470,11 @@ class Sweep:
         return result
 
     def residuals(self, alphas: Float[np.ndarray, " a"]) -> Float[np.ndarray, "a n t"]:
-        """y − K (K + alpha)⁻¹ y = alpha (K + alpha)⁻¹ y for each penalty."""
-        return alphas[:, None, None] * self.solve(alphas)
+        """y − K (K + alpha)⁻¹ y for each penalty."""
+        return self.solve(alphas)[1]
 
-    def solve(self, alphas: Float[np.ndarray, " a"]) -> Float[np.ndarray, "a n t"]:
-        """(K + alpha)⁻¹ y for each penalty. Cost: 2 n m a t operations."""
+    def solve(self, alphas: Float[np.ndarray, " a"]) -> tuple[Float[np.ndarray, "a n t"], Float[np.ndarray, "a n t"]]:
+        """(K + alpha)⁻¹ y for each penalty, and the residuals, alpha times that. Cost: 2 n m a t operations."""
         factors = self.pivots(alphas)
         if factors is None:
             raise np.linalg.LinAlgError("T + alpha must be positive definite: ask `complements` first.")
@@ -489,7 +488,8 @@ class Sweep:
             x[k] -= multipliers[k + 1, :, None] * x[k + 1]
         basis = self.form.basis
         product = basis @ x.reshape(m, a * t).astype(basis.dtype)
-        return np.ascontiguousarray(product.reshape(len(basis), a, t).transpose(1, 0, 2), dtype=np.float64)
+        dual = np.ascontiguousarray(product.reshape(len(basis), a, t).transpose(1, 0, 2), dtype=np.float64)
+        return dual, alphas[:, None, None] * dual
 
 
 @dataclass(frozen=True)
@@ -587,9 +587,9 @@ class GramSpectrum:
         """Outputs minus fit, for each penalty, or in proportion to it as ``shrinkage`` is."""
         return self._turned_back(self.shrinkage(alphas))
 
-    def solve(self, alphas: Float[np.ndarray, " a"]) -> Float[np.ndarray, "a n t"]:
-        """(K + alpha)⁻¹ y; of eigenvalues taken for zero nothing, since they carry no function."""
-        return self._turned_back(self.inverse(alphas))
+    def solve(self, alphas: Float[np.ndarray, " a"]) -> tuple[Float[np.ndarray, "a n t"], Float[np.ndarray, "a n t"]]:
+        """(K + alpha)⁻¹ y and residuals; of eigenvalues taken for zero nothing, since they carry no function."""
+        return self._turned_back(self.inverse(alphas)), self.residuals(alphas)
 
     def _turned_back(self, weights: Float[np.ndarray, "m a"]) -> Float[np.ndarray, "a n t"]:
         """V diag(weights) Vᵀ y for each penalty."""
@@ -625,7 +625,7 @@ class GroupRoute:
 
     def solve(self, i: int) -> Solution:
         """Coefficients, intercept, left-out residuals."""
-        return *self.weighing.unscale(self.spectrum.solve(self.alphas[i : i + 1])[0]), self._left_out(i)
+        return *self.weighing.unscale(self.spectrum.solve(self.alphas[i : i + 1])[0][0]), self._left_out(i)
 
     def without(self, i: int, siblings: Int[np.ndarray, " k"], left_out: Float[np.ndarray, "n t"]) -> tuple[Any, Any]:
         """Coefficients and intercept of the fit without some samples, of which ``left_out`` knows the residuals.
@@ -635,7 +635,7 @@ class GroupRoute:
         problem, spectrum, alpha = self.weighing.problem, self.spectrum, self.alphas[i : i + 1]
         replaced = problem.roots[siblings, None] * left_out[siblings]
         along = spectrum.inverse(alpha) * (spectrum.vectors[siblings].T @ replaced)
-        coef, intercept = self.weighing.unscale(spectrum.solve(alpha)[0] - spectrum.vectors @ along)
+        coef, intercept = self.weighing.unscale(spectrum.solve(alpha)[0][0] - spectrum.vectors @ along)
         if problem.fit_intercept:
             intercept = intercept - problem.roots[siblings] @ replaced / problem.weights.sum()
         return coef, intercept
