@@ -358,6 +358,7 @@ def stages(sets: kh.SetBatch, y: np.ndarray) -> None:
     from keyhole.attention.kernels import tensor_kernel
     from keyhole.layer import distinct_samples
     from keyhole.ridge.device import DeviceRidge, factorise_lower, inverse_diagonal, invert_lower
+    from keyhole.ridge.problem import RidgeProblem
 
     def clock(name: str, work: Callable[[], Any], operations: float = 0.0) -> Any:
         torch.cuda.synchronize()
@@ -372,9 +373,7 @@ def stages(sets: kh.SetBatch, y: np.ndarray) -> None:
     clock("distinct samples, on the host", lambda: distinct_samples(sets, y[:, None], None))
     moved = sets.to("cuda")
     gram = clock("Gram matrix, stored in float64", lambda: tensor_kernel(moved, None, "relu", "float64", 2**30))
-    target = torch.from_numpy(y[:, None] - y.mean()).cuda()
-    mean = torch.zeros(1, dtype=torch.float64, device="cuda")
-    problem = clock("intercept", lambda: DeviceRidge.of(gram, target, None, mean, True))
+    problem = clock("intercept", lambda: DeviceRidge.of(gram, RidgeProblem.of(y[:, None])))
     problem.matrix.diagonal().add_(1.0)
     clock("Cholesky factor", lambda: factorise_lower(problem.matrix), n**3 / 3)
     clock("its inverse", lambda: invert_lower(problem.matrix), n**3 / 3)

@@ -257,8 +257,8 @@ LAWS: dict[str, type] = {
 RECORDS: dict[str, type] = {
     record.__name__: record for record in (TokenRule, FittedHeads, Step, FiniteLayer, KernelLayer, PooledSets)
 }
-UNSAVED = {"LearnedHeads": {"callback"}}
-"""Parameters that are functions, and so no data."""
+UNSAVED = {"LearnedHeads": {"callback"}, "FiniteLayer": {"device"}, "KernelLayer": {"device", "dtype"}}
+"""What is not in a file: functions, which are no data; and devices, which the reader may not have: NumPy predicts."""
 PRECISIONS = ("float64", "float32")
 CHOICES = ("zero-mean", "identity", "learned")
 """What a fitted law was chosen as."""
@@ -331,7 +331,7 @@ class Packer:
         elif isinstance(value, HeadDraw):
             held = {"law": value.law, "n_heads": value.n_heads, "dim": value.dim, "seed": value.seed}
         elif known(RECORDS, value):
-            held = {field.name: getattr(value, field.name) for field in fields(value)}
+            held = {f.name: getattr(value, f.name) for f in fields(value) if f.name not in UNSAVED.get(kind, ())}
         elif known(LAWS, value):
             parameters: dict[str, Any] = value.get_params(deep=False)
             held = {k: v for k, v in parameters.items() if k not in UNSAVED.get(kind, ())}
@@ -407,7 +407,7 @@ def _build(kind: str, held: dict[str, Any]) -> Any:
     if kind in RECORDS:
         record = RECORDS[kind]
         wanted = {f.name for f in fields(record) if f.default is MISSING and f.default_factory is MISSING}
-        known = {f.name for f in fields(record)}
+        known = {f.name for f in fields(record)} - UNSAVED.get(kind, set())
         if not wanted <= set(held) <= known:
             raise ValueError(f"a {kind} with {sorted(held)}, which should have {sorted(known)}")
         built = record(**held)

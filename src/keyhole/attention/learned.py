@@ -16,9 +16,9 @@ from keyhole._checks import check_choice, check_count, check_number, check_seed
 from keyhole.attention.features import DIFFERENTIABLE, attention_features, attention_pullback
 from keyhole.attention.heads import FittedHeads, GaussianHeads, HeadLaw, Step, _Params, identity_mean, standard_normals
 from keyhole.data.sets import SampleBatch
-from keyhole.ridge.gram import ridge_gram_path
-from keyhole.ridge.left_out import GroupPath, LooGradient, leave_groups_out, loo_gradient
-from keyhole.ridge.problem import RidgeSolution
+from keyhole.ridge.gradient import LooGradient, loo_gradient
+from keyhole.ridge.gram import ridge_gram
+from keyhole.ridge.problem import RidgeProblem
 
 _HELD_OUT_RUNS = 100
 """The held-out part is made of runs of consecutive samples, a hundredth of them each: neighbours in a table are often
@@ -122,23 +122,20 @@ def judge(task: Task, law: HeadLaw, n_heads: int, seed: int, held_out: Task | No
     features = task.features(heads)
     centre = features.mean(axis=0) if task.fit_intercept else np.zeros(features.shape[1], features.dtype)
     features -= centre
-    options: dict[str, Any] = {"fit_intercept": task.fit_intercept, "weights": task.weights}
+    options: dict[str, Any] = {"fit_intercept": task.fit_intercept, "weights": task.weights, "groups": task.groups}
     gram = features @ features.T
-    fit: GroupPath | RidgeSolution
+    few = None
     if task.groups is not None:
         # a few, from what float32 carries up, will do to compare laws
         few = (float(np.linalg.norm(gram)) or 1.0) * np.geomspace(4e-6, 1.0, 7)
-        fit = leave_groups_out(gram, task.columns, task.groups, few, **options)
-        residuals = fit.residuals
-    else:
-        fit = ridge_gram_path(gram, task.columns, dtype=np.float64, **options).solution()
-        residuals = fit.loo_residuals
+    fit = ridge_gram(gram, RidgeProblem.of(task.columns, few, **options), dtype=np.float64)
+    assert fit.left_out is not None
     ahead = np.zeros(0)
     if held_out is not None:
         values = features.T @ fit.coef.astype(features.dtype)
         predicted = (held_out.features(heads) - centre) @ values + fit.intercept
         ahead = np.square(held_out.columns - predicted).mean(axis=1)
-    return Judgement(np.square(residuals).mean(axis=1), ahead, fit.alpha)
+    return Judgement(np.square(fit.left_out).mean(axis=1), ahead, fit.alpha)
 
 
 def improvement(

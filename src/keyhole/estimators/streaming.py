@@ -33,8 +33,9 @@ from keyhole.estimators.inputs import (
     check_lengths,
     fit_temperature,
 )
+from keyhole.layer import LayerFit
 from keyhole.ridge.design import PrincipalAxes
-from keyhole.streaming import LayerRecipe, LayerSums, StreamedFit
+from keyhole.streaming import LayerRecipe, LayerSums
 
 N_KEPT = 2048
 """Samples that a classifier keeps to calibrate its probabilities on."""
@@ -251,15 +252,16 @@ class _Streamed:
                 f"the first time and {count} the second. Use selection='gcv', which needs one pass."
             )
 
-    def _finish(self, fit: StreamedFit, axes: PrincipalAxes) -> None:
+    def _finish(self, fit: LayerFit, axes: PrincipalAxes) -> None:
         """Store what a fit from sums found."""
         stream: Stream = self._stream
         stream.solved = True
-        self.layer_, self.alpha_, self.alphas_, self.selection_ = fit.layer, fit.alpha, fit.alphas, fit.selection
-        setattr(self, f"{fit.selection}_errors_", fit.errors)
-        setattr(self, f"{fit.selection}_error_", fit.error)
-        self.solver_, self.heads_ = "primal", fit.layer.heads
-        self.values_ = fit.layer.values[..., 0] if stream.single else fit.layer.values
+        self.layer_, ridge = fit.layer, fit.ridge
+        self.alpha_, self.alphas_, self.selection_ = ridge.alpha, ridge.alphas, ridge.selection
+        setattr(self, f"{ridge.selection}_errors_", ridge.errors)
+        setattr(self, f"{ridge.selection}_error_", ridge.error)
+        self.solver_, self.heads_ = fit.route, self.layer_.heads
+        self.values_ = self.layer_.values[..., 0] if stream.single else self.layer_.values
         self._finish_outputs(fit, axes)
 
     def __getattr__(self, name: str) -> Any:
@@ -302,7 +304,7 @@ class StreamedRegressor(_Streamed):
         columns = as_columns(self, batch.y, sets)
         return (sets, columns, _batch_weights(batch.weights, sets)), np.asarray(batch.y).ndim == 1
 
-    def _finish_outputs(self, fit: StreamedFit, axes: PrincipalAxes) -> None:
+    def _finish_outputs(self, fit: LayerFit, axes: PrincipalAxes) -> None:
         self._single = self._stream.single
         self.intercept_ = float(fit.layer.intercept[0]) if self._single else fit.layer.intercept
 
@@ -374,10 +376,10 @@ class StreamedClassifier(_Streamed):
         by_class = compute_sample_weight(class_weight, labels)
         return np.asarray(by_class if weights is None else by_class * weights)
 
-    def _finish_outputs(self, fit: StreamedFit, axes: PrincipalAxes) -> None:
+    def _finish_outputs(self, fit: LayerFit, axes: PrincipalAxes) -> None:
         self.intercept_ = fit.layer.intercept
         kept, single = self._stream.sums.kept, self._stream.single
-        scores = self._stream.recipe.left_out(axes, kept, fit.alpha)
+        scores = self._stream.recipe.left_out(axes, kept, fit.ridge.alpha)
         labels = (kept.columns[:, 0] > 0).astype(int) if single else kept.columns.argmax(axis=1)
         scores = np.concatenate([-scores, scores], axis=1) if single else scores
         self.temperature_ = fit_temperature(scores, labels, kept.weights)
