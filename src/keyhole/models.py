@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
-import os
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import numpy as np
 
 from keyhole import __version__
 from keyhole._checks import check_choice, check_count, check_number
+from keyhole._files import write_whole
 from keyhole.attention.activations import check_activation, check_pointwise
 from keyhole.attention.heads import FittedHeads, GaussianHeads, HeadDraw, QueryKeyHeads, Step
 from keyhole.attention.learned import IdentityHeads, LearnedHeads, UnfittedLaw
@@ -26,7 +24,10 @@ from keyhole.data.tokens import QUERIES, SCALINGS, TokenRule
 from keyhole.estimators.attention import AttentionClassifier, AttentionRegressor
 from keyhole.estimators.features import AttentionFeatures
 from keyhole.estimators.norm_ball import NormBallClassifier, NormBallRegressor, PrunedLayer
+from keyhole.estimators.streaming import N_KEPT, resume_stream
 from keyhole.layer import FiniteLayer, KernelLayer
+from keyhole.ridge.design import DesignMoments
+from keyhole.streaming import KeptSamples, LayerSums
 
 FORMAT, VERSION = "keyhole-model", 1
 LARGEST_HEADER = 100_000_000
@@ -39,52 +40,18 @@ DTYPES = {
 _NAMES = {np.dtype(code): name for name, code in DTYPES.items()}
 
 
-def storable(array: np.ndarray) -> bool:
-    """Whether the file has a type for this array."""
-    return array.dtype.newbyteorder("<") in _NAMES
-
-
 def write_container(path: Path, document: Any, arrays: Mapping[str, np.ndarray], *, overwrite: bool) -> None:
-    """Write arrays and a document; refuse an existing file unless told otherwise.
-
-    The bytes go to a partial file beside ``path`` that takes its name once it is complete.
-    """
+    """Write arrays and a document as a file that appears whole; refuse an existing one unless told otherwise."""
     from safetensors.numpy import save
 
-    if path.is_dir():
-        raise ValueError(f"`path` must name a file: {path.name!r} is a folder. Add a file name, such as model.keyhole.")
-    if path.exists() and not overwrite:
-        raise _exists(path)
     stored = {name: np.ascontiguousarray(a, dtype=a.dtype.newbyteorder("<")) for name, a in arrays.items()}
     text = json.dumps(document, allow_nan=False, ensure_ascii=True, separators=(",", ":"))
     contents = {name: (_NAMES[a.dtype], a.shape, a.tobytes()) for name, a in stored.items()}
     metadata = {"format": FORMAT, "version": str(VERSION), "document": text, "sha256": _digest(text, contents)}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name[:100]}.{uuid4().hex}.partial")
     try:
-        partial.write_bytes(save(stored, metadata))
-        _take_name(partial, path, overwrite)
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink()
-
-
-def _take_name(partial: Path, path: Path, overwrite: bool) -> None:
-    if overwrite:
-        os.replace(partial, path)
-        return
-    try:
-        os.link(partial, path)  # unlike a rename, it fails if somebody made the file in the meantime
-    except FileExistsError:
-        raise _exists(path) from None
-    except OSError:  # a file system without links
-        os.replace(partial, path)
-
-
-def _exists(path: Path) -> ValueError:
-    return ValueError(
-        f"a file is not replaced unless asked: {path.name!r} exists. Choose another name, or pass overwrite=True."
-    )
+        write_whole(save(stored, metadata), path, overwrite=overwrite)
+    except FileExistsError as error:
+        raise ValueError(f"{error} Choose another name, or pass overwrite=True.") from None
 
 
 def read_container(path: Path) -> tuple[Any, dict[str, np.ndarray]]:
@@ -255,8 +222,11 @@ LAWS: dict[str, type] = {
     law.__name__: law for law in (GaussianHeads, QueryKeyHeads, IdentityHeads, LearnedHeads, FittedHeads)
 }
 RECORDS: dict[str, type] = {
-    record.__name__: record for record in (TokenRule, FittedHeads, Step, FiniteLayer, KernelLayer, PooledSets)
-}
+    record.__name__: record
+    for record in (
+        TokenRule, FittedHeads, Step, FiniteLayer, KernelLayer, PooledSets, LayerSums, DesignMoments, KeptSamples
+    )
+}  # fmt: skip
 UNSAVED = {"LearnedHeads": {"callback"}}
 """Parameters that are functions, and so no data."""
 PRECISIONS = ("float64", "float32")
@@ -311,7 +281,7 @@ class Packer:
                     "texts as an array of objects."
                 )
             return {"strings": items, "shape": list(array.shape), "as": kind}
-        if not storable(array):
+        if array.dtype.newbyteorder("<") not in _NAMES:
             raise ValueError(
                 f"a model file holds numbers, booleans and text: {name} is an array of {array.dtype}. Convert it "
                 "before fitting, labels for instance to text or integers."
@@ -332,6 +302,8 @@ class Packer:
             held = {"law": value.law, "n_heads": value.n_heads, "dim": value.dim, "seed": value.seed}
         elif known(RECORDS, value):
             held = {field.name: getattr(value, field.name) for field in fields(value)}
+            if isinstance(value, DesignMoments):
+                held["gram"] = lower_triangle(value.gram)
         elif known(LAWS, value):
             parameters: dict[str, Any] = value.get_params(deep=False)
             held = {k: v for k, v in parameters.items() if k not in UNSAVED.get(kind, ())}
@@ -385,6 +357,25 @@ class Unpacker:
         return array.reshape([int(s) for s in shape])
 
 
+def lower_triangle(matrix: np.ndarray) -> np.ndarray:
+    """The columns of the lower triangle end to end: half the size, and nothing about symmetry left to check."""
+    return np.concatenate([matrix[k:, k] for k in range(len(matrix))])
+
+
+def from_lower_triangle(columns: Any) -> np.ndarray:
+    """The matrix, its upper triangle zero."""
+    _check_array(columns, 1, "sums of products")
+    size = math.isqrt(2 * len(columns))
+    if size < 1 or size * (size + 1) // 2 != len(columns):
+        raise ValueError(f"{len(columns)} sums of products, which make no triangle")
+    matrix = np.zeros((size, size), order="F")
+    start = 0
+    for k in range(size):
+        matrix[k:, k] = columns[start : start + size - k]
+        start += size - k
+    return matrix
+
+
 def padding_of(items: list[str]) -> int:
     """Bytes of a NumPy array of these texts that hold no character of theirs.
 
@@ -410,6 +401,8 @@ def _build(kind: str, held: dict[str, Any]) -> Any:
         known = {f.name for f in fields(record)}
         if not wanted <= set(held) <= known:
             raise ValueError(f"a {kind} with {sorted(held)}, which should have {sorted(known)}")
+        if record is DesignMoments:
+            held["gram"] = from_lower_triangle(held["gram"])
         built = record(**held)
         _check_record(kind, built)
         return built
@@ -528,6 +521,54 @@ def _check_record(kind: str, built: Any) -> None:
                 raise ValueError("a kernel of a law that has none")
             if built.dual.shape != (len(built.sets), len(built.intercept)):
                 raise ValueError(f"dual coefficients of shape {built.dual.shape} for {len(built.sets)} sets")
+        case "LayerSums":
+            if not isinstance(built.moments, DesignMoments) or not isinstance(built.kept, KeptSamples):
+                raise ValueError("sums that are none")
+        case "DesignMoments":
+            _check_moments(built)
+        case "KeptSamples":
+            _check_kept(built)
+
+
+def _check_moments(moments: DesignMoments) -> None:
+    for name, ndim in (("gram", 2), ("cross", 2), ("squares", 1), ("means", 1), ("y_mean", 1)):
+        _check_array(getattr(moments, name), ndim, name)
+        if getattr(moments, name).dtype != np.float64:
+            raise ValueError(f"{name} of single precision")
+    p, t = moments.cross.shape
+    if (moments.gram.shape, moments.means.shape, moments.squares.shape, moments.y_mean.shape) != (
+        (p, p),
+        (p,),
+        (t,),
+        (t,),
+    ):
+        raise ValueError("sums whose shapes do not fit each other")
+    sizes = np.sqrt(np.abs(moments.gram.diagonal()))
+    # every product of two columns is bounded by their sizes, and no square is negative
+    bounded = all((np.abs(moments.gram[k:, k]) <= (1 + 1e-3) * sizes[k:] * sizes[k] + 1e-280).all() for k in range(p))
+    if not bounded or (moments.gram.diagonal() < 0).any() or (moments.squares < 0).any():
+        raise ValueError("sums that are no sums of squares")
+    check_count(moments.count, "count")
+    check_number(moments.weight, "weight", minimum=0.0, exclusive=True)
+    check_number(moments.y_size, "y_size", minimum=0.0)
+    check_number(moments.rounding, "rounding", minimum=0.0, exclusive=True)
+    if type(moments.fit_intercept) is not bool:
+        raise ValueError("no word about an intercept")
+
+
+def _check_kept(kept: KeptSamples) -> None:
+    check_count(kept.limit, "limit", minimum=0)
+    _check_array(kept.columns, 2, "columns")
+    _check_array(kept.weights, 1, "weights")
+    k = len(kept.hashes) if isinstance(kept.hashes, np.ndarray) and kept.hashes.ndim == 1 else -1
+    if k < 0 or k > kept.limit or kept.hashes.dtype != np.uint64 or not (kept.hashes[:-1] < kept.hashes[1:]).all():
+        raise ValueError("hashes of samples that are no increasing numbers, or too many")
+    if (len(kept.columns), len(kept.weights)) != (k, k) or not (kept.weights > 0).all():
+        raise ValueError("samples kept without outputs, or of no weight")
+    if k == 0 and kept.sets is None:
+        return
+    if not isinstance(kept.sets, (SetBatch, SetGroups)) or len(kept.sets) != k:
+        raise ValueError("samples kept without their sets")
 
 
 def _check_array(array: Any, ndim: int, name: str, kinds: str = "f") -> None:
@@ -551,6 +592,12 @@ _BUILT = {"layer_", "values_", "heads_", "dual_coef_", "active_heads_"}
 """Attributes that are parts of the layer: stored once, as the layer."""
 
 
+_OF_SAMPLES = {"loo_predictions_", "loo_decision_"}
+"""Attributes of the size of the training set that no prediction needs."""
+UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError, RecursionError)
+"""What building an estimator from a description may raise."""
+
+
 @dataclass(frozen=True)
 class SavedModel:
     """What a file holds: a fitted estimator and the schema of its input."""
@@ -560,7 +607,9 @@ class SavedModel:
     written_by: str = field(default="")
 
 
-def save(estimator: Any, path: Any, *, schema: Schema | None = None, overwrite: bool = False) -> None:
+def save(
+    estimator: Any, path: Any, *, keep: str = "all", schema: Schema | None = None, overwrite: bool = False
+) -> None:
     """Save a fitted estimator as one file: arrays as safetensors, all else as JSON in its header.
 
     Parameters
@@ -569,6 +618,10 @@ def save(estimator: Any, path: Any, *, schema: Schema | None = None, overwrite: 
         Fitted; finite or infinitely many heads, with any law of keyhole's.
     path : str or Path
         The file appears whole or not at all.
+    keep : "all" or "predict"
+        "all" keeps the sums of a model fitted in batches, p × p numbers, so that ``partial_fit`` goes on after loading
+        exactly where it was. "predict" is the lean file: without the sums and the leave-one-out predictions of the
+        training samples. A model loaded from it predicts, and refuses to go on.
     schema : Schema, optional
         Names of coordinates and columns, to be checked when a table is predicted; made from the estimator if not
         given.
@@ -578,8 +631,9 @@ def save(estimator: Any, path: Any, *, schema: Schema | None = None, overwrite: 
     Notes
     -----
     Heads are stored as law and seed, not as matrices. With infinitely many heads the training sets are part of the
-    model, and so of the file. A generator given as ``random_state`` is stored as the seed that was drawn from it, and
-    a callback of a law is not stored.
+    model, and so of the file. A model fitted on a device is loaded as one that predicts by NumPy, with the same numbers
+    up to rounding. A generator given as ``random_state`` is stored as the seed that was drawn from it, and a callback of
+    a law is not stored. What could not be loaded again is not written.
 
     Examples
     --------
@@ -593,11 +647,14 @@ def save(estimator: Any, path: Any, *, schema: Schema | None = None, overwrite: 
     >>> bool((same.predict(sets) == model.predict(sets)).all())
     True
     """
-    kind = type(estimator).__name__
+    kind, path = type(estimator).__name__, Path(path)
+    check_choice(keep, "keep", ("all", "predict"))
     if not known(ESTIMATORS, estimator):
         raise TypeError(f"`estimator` must be one of keyhole's, {', '.join(ESTIMATORS)}: got {kind}.")
     if not hasattr(estimator, "n_features_in_"):
         raise ValueError(f"`estimator` must be fitted before it is saved: this {kind} is not. Call fit first.")
+    if path.is_dir():
+        raise ValueError(f"`path` must name a file: {path.name!r} is a folder. Add a file name, such as model.keyhole.")
     if schema is None:
         names = tuple(str(name) for name in getattr(estimator, "feature_names_in_", ()))
         schema = Schema(int(estimator.n_features_in_), bool(estimator.has_query_), names)
@@ -606,19 +663,29 @@ def save(estimator: Any, path: Any, *, schema: Schema | None = None, overwrite: 
         "keyhole": __version__,
         "estimator": kind,
         "parameters": {name: packer.pack(value, name) for name, value in _parameters(estimator).items()},
+        "layer": _pack_layer(packer, estimator),  # first: after partial_fit, asking for the layer solves for it
         "fitted": {
             name: packer.pack(value, name)
             for name, value in vars(estimator).items()
-            if _NOTE.fullmatch(name) and name not in _BUILT
+            if _NOTE.fullmatch(name) and name not in _BUILT and (keep == "all" or name not in _OF_SAMPLES)
         },
-        "layer": _pack_layer(packer, estimator),
         "schema": {
             "names": list(schema.names),
             "target": schema.target,
             "columns": [list(pair) for pair in schema.columns],
         },
     }
-    write_container(Path(path), document, packer.arrays, overwrite=overwrite)
+    stream = vars(estimator).get("_stream")
+    if keep == "all" and stream is not None:
+        document["stream"] = packer.pack(stream.sums, "sums")
+    try:
+        _restore(json.loads(json.dumps(document)), Unpacker(packer.arrays))
+    except UNREADABLE as error:
+        raise ValueError(
+            f"a model is saved only if it can be loaded again: this {kind} has {_words(error)}. Were fitted attributes "
+            "changed? Fit it anew."
+        ) from None
+    write_container(path, document, packer.arrays, overwrite=overwrite)
 
 
 def load(path: Any) -> Any:
@@ -645,9 +712,12 @@ def read_model(path: Any) -> SavedModel:
     document, arrays = read_container(path)
     try:
         return _restore(document, Unpacker(arrays))
-    except (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError, RecursionError) as error:
-        words = f"no {error}" if isinstance(error, KeyError) else str(error)
-        raise damaged(path, "a model file describes an estimator that this keyhole knows", words[:300]) from None
+    except UNREADABLE as error:
+        raise damaged(path, "a model file describes an estimator that this keyhole knows", _words(error)) from None
+
+
+def _words(error: BaseException) -> str:
+    return f"no {error}"[:300] if isinstance(error, KeyError) else str(error)[:300]
 
 
 def _parameters(estimator: Any) -> dict[str, Any]:
@@ -673,7 +743,9 @@ def _pack_layer(packer: Packer, estimator: Any) -> Any:
             "activation": layer.activation,
             "dtype": layer.dtype,
         }
-    return packer.pack(layer, "layer_")
+    # of a layer on a device, what the layer without one has
+    kind = next(kind for kind in type(layer).__mro__ if RECORDS.get(kind.__name__) is kind)
+    return packer.pack(kind(**{field.name: getattr(layer, field.name) for field in fields(kind)}), "layer_")
 
 
 def _restore(document: dict[str, Any], unpacker: Unpacker) -> SavedModel:
@@ -690,6 +762,8 @@ def _restore(document: dict[str, Any], unpacker: Unpacker) -> SavedModel:
         raise ValueError(f"tokens of dimension {estimator.n_features_in_}")
     _attach_layer(estimator, document["layer"], unpacker)
     _check_fitted(estimator, list(document["fitted"]))
+    if "stream" in document:
+        _resume(estimator, unpacker.unpack(document["stream"]))
     found = document["schema"]
     schema = Schema(
         estimator.n_features_in_,
@@ -725,6 +799,27 @@ def _attach_layer(estimator: Any, described: Any, unpacker: Unpacker) -> None:
             estimator.dual_coef_ = layer.dual[..., 0] if single else layer.dual
         else:
             raise ValueError("no layer")
+
+
+def _resume(estimator: Any, sums: Any) -> None:
+    """Attach the sums of a model fitted in batches, checked against its layer."""
+    if not isinstance(sums, LayerSums) or not isinstance(estimator, (AttentionRegressor, AttentionClassifier)):
+        raise ValueError("sums that are none, or of an estimator that has none")
+    layer, moments, kept = estimator.layer_, sums.moments, sums.kept
+    labelled = isinstance(estimator, AttentionClassifier)
+    if not isinstance(layer, FiniteLayer) or moments.cross.shape != (layer.values[..., 0].size, len(layer.intercept)):
+        raise ValueError(f"sums of shape {moments.cross.shape}, which are not those of the layer")
+    if moments.fit_intercept != bool(estimator.fit_intercept):
+        raise ValueError("sums about the mean without an intercept, or the other way round")
+    if not moments.count <= estimator.n_samples_seen_:
+        raise ValueError(f"sums over {moments.count} samples, of which {estimator.n_samples_seen_} were seen")
+    if kept.limit != (N_KEPT if labelled else 0) or kept.columns.shape[1] != len(layer.intercept):
+        raise ValueError("samples kept that are not those of the layer")
+    if labelled and (kept.sets is None or kept.sets.dim != estimator.n_features_in_):
+        raise ValueError("no samples to calibrate on, or of another dimension")
+    if labelled and ((kept.sets.query is not None) != estimator.has_query_ or not (np.abs(kept.columns) == 1).all()):
+        raise ValueError("samples to calibrate on with other queries or labels")
+    resume_stream(estimator, sums, single=_is_single(estimator))
 
 
 def _check_training_sets(estimator: Any, sets: SetBatch | PooledSets) -> None:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from sklearn import get_config
 from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import column_or_1d
@@ -20,6 +19,7 @@ from keyhole.attention.heads import HeadDraw
 from keyhole.data.sets import POOLINGS, SetBatch, SetGroups
 from keyhole.data.streams import Batch, as_batch, as_source
 from keyhole.data.tokens import QUERIES, SCALINGS, TokenRule
+from keyhole.estimators.base import memory_budget, outputs
 from keyhole.estimators.inputs import (
     as_columns,
     as_heads,
@@ -126,22 +126,25 @@ def gathered(batches: Iterable[Checked]) -> Iterator[Checked]:
 
 def refusal(model: Any) -> str | None:
     """Why an estimator cannot be fitted in batches, and what to do about it; None if it can."""
-    what, remedy = None, ""
+    whole = "needs the whole training set at once, and batches never are."
     if isinstance(model.n_heads, float) and math.isinf(model.n_heads):
-        what, remedy = "n_heads=math.inf, the exact kernel,", "Use a finite number of heads"
+        reason = f"n_heads=math.inf, the exact kernel, {whole} Use a finite number of heads"
     elif hasattr(model.law, "fit"):
-        what = f"law={model.law!r}"
-        remedy = "Fit it on a part of the data first and pass what it became, law=model.law_"
+        reason = f"law={model.law!r} {whole} Fit it on a part of the data first and pass what it became, law=model.law_"
     elif model.scaling in ("standard", "auto"):
-        what = f"scaling={model.scaling!r}"
-        remedy = "Use scaling='sphere' or 'none', or scale the tokens while the batches are made"
+        reason = (
+            f"scaling={model.scaling!r} {whole} Use scaling='sphere' or 'none', or scale the tokens while the batches "
+            "are made"
+        )
     elif model.solver == "cg":
-        what, remedy = "solver='cg'", "Leave it at solver='auto'"
+        reason = f"solver='cg' {whole} Leave it at solver='auto'"
     elif model.query == "auto":
-        what, remedy = "query='auto'", "Name one of 'given', 'mean', 'each'"
-    if what is None:
+        reason = f"query='auto' {whole} Name one of 'given', 'mean', 'each'"
+    elif model.device not in (None, "auto"):
+        reason = f"device={model.device!r} {whole} They are summed by NumPy. Leave `device` out"
+    else:
         return None
-    return f"{what} needs the whole training set at once, and batches never are. {remedy}, or use fit."
+    return f"{reason}, or use fit."
 
 
 def _batches_allowed(model: Any) -> bool:
@@ -202,6 +205,12 @@ class _Streamed:
     def _take(self, batch: Batch) -> None:
         """Check a batch and put it on the stream, which the first one opens."""
         first = "_stream" not in self.__dict__
+        if first and "n_samples_seen_" in self.__dict__:
+            raise ValueError(
+                f"this model was saved with keep='predict': the sums over its {self.n_samples_seen_} samples are not "
+                "in the file, so that none can be added to them. Load a file saved with keep='all', or start over with "
+                "fit or fit_batches."
+            )
         if first and "layer_" in self.__dict__:
             warnings.warn(
                 "partial_fit starts over: fit keeps no sums that samples could be added to. Use fit_batches for the "
@@ -259,7 +268,7 @@ class _Streamed:
         setattr(self, f"{fit.selection}_errors_", fit.errors)
         setattr(self, f"{fit.selection}_error_", fit.error)
         self.solver_, self.heads_ = "primal", fit.layer.heads
-        self.values_ = fit.layer.values[..., 0] if stream.single else fit.layer.values
+        self.values_ = outputs(fit.layer.values, stream.single)
         self._finish_outputs(fit, axes)
 
     def __getattr__(self, name: str) -> Any:
@@ -383,6 +392,15 @@ class StreamedClassifier(_Streamed):
         self.temperature_ = fit_temperature(scores, labels, kept.weights)
 
 
+def resume_stream(model: Any, sums: LayerSums, *, single: bool) -> None:
+    """Go on from sums that were saved, of a model whose layer was solved from them."""
+    layer = model.layer_
+    n_kept = N_KEPT if hasattr(model, "classes_") else 0
+    options = layer.activation, layer.dtype, bool(model.fit_intercept), memory_budget()
+    recipe = LayerRecipe(layer.heads, model.tokens_, len(layer.intercept), n_kept, *options)
+    model._stream = Stream(recipe, sums, single, solved=True)
+
+
 def forget_stream(model: Any) -> None:
     """Start over: drop the sums, and everything that was solved from them."""
     for name in ("_stream", "n_samples_seen_", *SOLVED):
@@ -405,10 +423,9 @@ def _recipe(model: Any, batch: SetBatch | SetGroups, n_outputs: int, n_kept: int
     reason = refusal(model)
     if reason is not None or n_heads is None:
         raise ValueError(reason)
-    budget = int(get_config()["working_memory"] * 2**20)
     rule = TokenRule.learn(batch, scaling, query, check_choice(model.pooling, "pooling", POOLINGS))
     heads = HeadDraw(law, n_heads, batch.dim, as_seed(model.random_state))
-    recipe = LayerRecipe(heads, rule, n_outputs, n_kept, activation, dtype, bool(model.fit_intercept), budget)
+    recipe = LayerRecipe(heads, rule, n_outputs, n_kept, activation, dtype, bool(model.fit_intercept), memory_budget())
     _check_memory(recipe)
     return recipe
 
