@@ -632,8 +632,8 @@ def save(
     -----
     Heads are stored as law and seed, not as matrices. With infinitely many heads the training sets are part of the
     model, and so of the file. A model fitted on a device is loaded as one that predicts by NumPy, with the same numbers
-    up to rounding. A generator given as ``random_state`` is stored as the seed that was drawn from it, and a callback of
-    a law is not stored. What could not be loaded again is not written.
+    up to rounding. A generator given as ``random_state`` is stored as the seed that was drawn from it, and a callback
+    of a law is not stored. What could not be loaded again is not written.
 
     Examples
     --------
@@ -815,10 +815,11 @@ def _resume(estimator: Any, sums: Any) -> None:
         raise ValueError(f"sums over {moments.count} samples, of which {estimator.n_samples_seen_} were seen")
     if kept.limit != (N_KEPT if labelled else 0) or kept.columns.shape[1] != len(layer.intercept):
         raise ValueError("samples kept that are not those of the layer")
-    if labelled and (kept.sets is None or kept.sets.dim != estimator.n_features_in_):
-        raise ValueError("no samples to calibrate on, or of another dimension")
-    if labelled and ((kept.sets.query is not None) != estimator.has_query_ or not (np.abs(kept.columns) == 1).all()):
-        raise ValueError("samples to calibrate on with other queries or labels")
+    if labelled:
+        if kept.sets is None or kept.sets.dim != estimator.n_features_in_ or not (np.abs(kept.columns) == 1).all():
+            raise ValueError("no samples to calibrate on, or of another dimension or other labels")
+        if (kept.sets.query is not None) != estimator.has_query_:
+            raise ValueError("samples to calibrate on with queries and training sets without, or the other way round")
     resume_stream(estimator, sums, single=_is_single(estimator))
 
 

@@ -155,6 +155,7 @@ class _Streamed:
     """What regression and classification share of fitting in batches."""
 
     layer_: Any
+    n_samples_seen_: int
 
     def fit_batches(self, batches: Any, *, classes: Any = None, selection: str = "auto") -> Any:
         """Fit from batches that are read one at a time.
