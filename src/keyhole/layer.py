@@ -13,9 +13,9 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from keyhole._array import MEMORY_BUDGET, block_size, blocks, narrowed, unit_exponent
-from keyhole.attention.features import attention_features, pooled_feature_blocks, pooled_features, pooled_values
+from keyhole.attention.features import apply_values, attention_features, feature_blocks
 from keyhole.attention.heads import HeadDraw, HeadLaw
-from keyhole.attention.kernels import attention_kernel, pooled_kernel, tensor_kernel
+from keyhole.attention.kernels import attention_kernel, tensor_kernel
 from keyhole.data.sets import PooledSets, SetBatch, first_occurrences
 from keyhole.ridge.design import accumulate_design, ridge_statistics_path
 from keyhole.ridge.gram import ridge_gram_fixed, ridge_gram_path, weighed_path
@@ -66,7 +66,7 @@ class FiniteLayer:
         """Return f on every set of ``batch``. O(tokens · M · D) and no temporary beyond the budget."""
         # values have the units of y, which may be beyond the range of float32
         units = unit_exponent(self.values, axis=(0, 1))
-        scores = pooled_values(
+        scores = apply_values(
             batch,
             self.heads,
             np.ldexp(self.values, -units),
@@ -105,7 +105,7 @@ class KernelLayer:
         """Return f on every set of ``batch``, in blocks of rows of the kernel."""
         scores = np.empty((len(batch), self.dual.shape[1]))
         for rows in blocks(len(batch), block_size(8 * len(self.sets), memory_budget)):
-            kernel = pooled_kernel(batch[rows], self.sets, self.law, self.activation, memory_budget=memory_budget)
+            kernel = attention_kernel(batch[rows], self.sets, self.law, self.activation, memory_budget=memory_budget)
             scores[rows] = kernel @ self.dual
         return np.asarray(scores + self.intercept)
 
@@ -223,7 +223,7 @@ def distinct_samples(
 ) -> Samples:
     """Join exact copies, so that repeating a sample is the same as weighting it, and drop what has no weight then."""
     given = np.ones(len(batch)) if weights is None else weights
-    first = first_occurrences(batch.pairs() if isinstance(batch, PooledSets) else batch, columns)
+    first = first_occurrences(batch, columns)
     joint = np.bincount(first, weights=given, minlength=len(batch))
     rows = np.flatnonzero(joint > 0)
     place = np.full(len(batch), -1)
@@ -310,7 +310,7 @@ def fit_kernel_layer(
     """Fit infinitely many heads: ridge on their exact kernel. Parameters as for `fit_finite_layer`. O(tokens² + n³)."""
     samples = grouped_samples(batch, columns, weights, groups)
     check_enough_samples(samples, penalties)
-    gram = pooled_kernel(samples.batch, None, law, activation, memory_budget=memory_budget)
+    gram = attention_kernel(samples.batch, None, law, activation, memory_budget=memory_budget)
     check_gram_size(gram.diagonal())
     solved = _solve_gram(gram, samples, penalties, fit_intercept, None, memory_budget)
     kept = samples.weighed
@@ -344,14 +344,14 @@ def _fit_primal(
     size = block_size(6 * row_bytes, memory_budget)
     whole = None
     if n * row_bytes <= memory_budget:
-        whole = pooled_features(samples.batch, heads, activation, dtype=dtype)
+        whole = attention_features(samples.batch, heads, activation, dtype=dtype)
 
     def row_blocks() -> Iterator[np.ndarray]:
         for rows in blocks(n, size):
             if whole is not None:
                 yield whole[rows]
             else:
-                yield pooled_features(samples.batch[rows], heads, activation, dtype=dtype)
+                yield attention_features(samples.batch[rows], heads, activation, dtype=dtype)
 
     statistics = accumulate_design(row_blocks, samples.columns, fit_intercept=fit_intercept, weights=samples.weights)
     path = ridge_statistics_path(statistics, row_blocks, penalties, overwrite_gram=True)
@@ -378,7 +378,7 @@ def _fit_dual(
     centre = np.zeros(heads.n_heads * width)
     if fit_intercept:
         few = samples.batch[:: max(1, n // max(FEW, n // 16))]
-        centre = pooled_features(few, heads, activation, dtype=dtype).mean(axis=0, dtype=np.float64)
+        centre = attention_features(few, heads, activation, dtype=dtype).mean(axis=0, dtype=np.float64)
         centre = centre.astype(dtype).astype(np.float64)  # what is subtracted, to the last digit
 
     # all features in one block if they fit; blocks of half the budget are as fast, and leave the rest to the solver
@@ -388,7 +388,7 @@ def _fit_dual(
     def make() -> Iterator[tuple[slice, np.ndarray]]:
         options: dict[str, Any] = {"dtype": dtype, "memory_budget": block_budget, "reuse_buffer": True}
         options["centre"] = centre if fit_intercept else None
-        return pooled_feature_blocks(samples.batch, heads, activation, **options)
+        return feature_blocks(samples.batch, heads, activation, **options)
 
     kept: list[tuple[slice, np.ndarray]] = []
 
@@ -520,7 +520,7 @@ class HeadDesign:
         centre = self.centre
         if centre is not None and heads is not self.heads:
             centre = centre[: heads.n_heads * width] * math.sqrt(self.heads.n_heads / heads.n_heads)
-        for part, block in pooled_feature_blocks(self.batch, heads, self.activation, centre=centre, **options):
+        for part, block in feature_blocks(self.batch, heads, self.activation, centre=centre, **options):
             yield slice(part.start * width, part.stop * width), block
 
     def gram_product(self, dual: Float[np.ndarray, "n c"]) -> Float[np.ndarray, "n c"]:
@@ -540,7 +540,7 @@ class HeadDesign:
     def matvec(self, values: Float[np.ndarray, "p c"]) -> Float[np.ndarray, "n c"]:
         """Φ v."""
         options: dict[str, Any] = {"dtype": self.dtype, "memory_budget": self.memory_budget}
-        outputs = pooled_values(self.batch, self.heads, values, self.activation, **options).astype(np.float64)
+        outputs = apply_values(self.batch, self.heads, values, self.activation, **options).astype(np.float64)
         return outputs if self.centre is None else outputs - self.centre @ values
 
     def preconditioner(self, weights: Float[np.ndarray, " n"] | None, *, primal: bool) -> Preconditioner:
@@ -553,7 +553,7 @@ class HeadDesign:
         roots = np.ones(n) if weights is None else np.sqrt(weights)
         chosen = np.sort(np.random.default_rng(0).choice(n, rank, replace=False))
         if primal:
-            factor = pooled_features(self.batch[chosen], self.heads, self.activation, dtype=self.dtype)
+            factor = attention_features(self.batch[chosen], self.heads, self.activation, dtype=self.dtype)
             factor *= (roots[chosen] * math.sqrt(n / rank))[:, None].astype(factor.dtype)
             if self.centre is not None:
                 factor -= factor.mean(axis=0)
@@ -567,7 +567,7 @@ class HeadDesign:
 
     def _gram_columns(self, chosen: Int[np.ndarray, " r"]) -> Float[np.ndarray, "n r"]:
         """ΦΦ_Sᵀ of as many of the heads as take about the time of two passes: it stands for that of all."""
-        lengths = self.batch.weights_of_sets if isinstance(self.batch, PooledSets) else self.batch.lengths
+        lengths = self.batch.token_counts
         width = self.heads.dim + 1
         pass_cost = self.heads.n_heads * (2 * width**2 + 4 * width * float(lengths.mean()))
         few = int(min(self.heads.n_heads, max(64, PRODUCTS_PER_PASS * pass_cost / (2 * width * len(chosen)))))
@@ -677,7 +677,7 @@ def _solve_by_gradients(
     centre = None
     if options["fit_intercept"]:
         few = batch[:: max(1, n // max(32, min(n // 16, block_size(8 * heads.n_heads * (heads.dim + 1), budget // 4))))]
-        centre = pooled_features(few, heads, activation, dtype=dtype).mean(axis=0, dtype=np.float64)
+        centre = attention_features(few, heads, activation, dtype=dtype).mean(axis=0, dtype=np.float64)
         centre = centre.astype(dtype).astype(np.float64)  # what is subtracted, to the last digit
     design = HeadDesign(batch, heads, activation, dtype, budget, centre)
     primal = design.shape[1] < n
@@ -711,12 +711,12 @@ def pick_device(device: Any, batch: SetBatch) -> str | None:
 
 def plain_sets(batch: SetBatch | PooledSets) -> SetBatch:
     """Return the batch if every sample is one set, the mean over its keys; devices know no other pooling."""
-    if not isinstance(batch, SetBatch):
+    if not batch.is_plain:
         raise ValueError(
             "a device takes one set per sample and the mean over its keys: pooling='sum', query='each' and SetGroups "
             "are computed by NumPy. Leave `device` out."
         )
-    return batch
+    return batch.sets
 
 
 @dataclass(frozen=True)

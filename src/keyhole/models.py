@@ -197,7 +197,7 @@ class Schema:
 
     def check(self, sets: SetBatch | SetGroups, names: Any = ()) -> None:
         """Raise unless ``sets`` have the dimension, queries and (where both have any) names of the training sets."""
-        batch = sets.sets if isinstance(sets, SetGroups) else sets
+        batch = sets.sets
         if batch.dim != self.dim:
             raise ValueError(
                 f"tokens must have the {self.dim} coordinates the model was fitted to: got {batch.dim}. "
@@ -828,14 +828,11 @@ def _check_training_sets(estimator: Any, sets: SetBatch | PooledSets) -> None:
     rule = estimator.tokens_
     if not isinstance(rule, TokenRule):
         raise ValueError("no rule for tokens")
-    base = sets.base if isinstance(sets, PooledSets) else sets
-    plain = isinstance(base, SetBatch)
+    base = sets.unpooled
+    plain = base.is_plain
     if sets.dim != estimator.n_features_in_:
         raise ValueError("a kernel that does not fit the tokens")
-    if isinstance(sets, PooledSets):
-        fits = sets.pooling == rule.pooling and sets.each == (plain and rule.query == "each")
-    else:
-        fits = rule.pooling == "mean" and rule.query != "each"
+    fits = sets.pooling == rule.pooling and sets.each == (plain and rule.query == "each")
     has_query = estimator.has_query_ or rule.query == "mean"
     if not fits or (not plain and rule.query != "given") or (base.query is not None) != has_query:
         raise ValueError("training sets pooled or queried otherwise than new ones")

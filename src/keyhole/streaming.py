@@ -13,9 +13,9 @@ import numpy as np
 from jaxtyping import Float, UInt64
 
 from keyhole._array import MEMORY_BUDGET, block_size, blocks
-from keyhole.attention.features import pooled_features
+from keyhole.attention.features import attention_features
 from keyhole.attention.heads import HeadDraw
-from keyhole.data.sets import PooledSets, SetBatch, SetGroups, concatenate, hash_samples
+from keyhole.data.sets import SetBatch, SetGroups, concatenate, hash_samples
 from keyhole.data.tokens import TokenRule
 from keyhole.layer import FiniteLayer
 from keyhole.ridge.design import DesignMoments, PrincipalAxes
@@ -54,8 +54,7 @@ class KeptSamples:
         """Keep at most ``limit`` of some samples."""
         if limit == 0:
             return cls(0, np.zeros(0, np.uint64), None, columns[:0], weights[:0])
-        flat = sets if isinstance(sets, SetBatch) else PooledSets(sets, "mean").pairs()
-        return cls(limit, hash_samples(flat, columns), sets, columns, weights)._least()
+        return cls(limit, hash_samples(sets, columns), sets, columns, weights)._least()
 
     def __add__(self, other: KeptSamples) -> KeptSamples:
         """The least of both."""
@@ -64,7 +63,7 @@ class KeptSamples:
         both = KeptSamples(
             self.limit,
             np.concatenate([self.hashes, other.hashes]),
-            join_samples([self.sets, other.sets]),
+            concatenate([self.sets, other.sets]),
             np.concatenate([self.columns, other.columns]),
             np.concatenate([self.weights, other.weights]),
         )
@@ -76,16 +75,6 @@ class KeptSamples:
         rows = first[: self.limit]
         assert self.sets is not None
         return KeptSamples(self.limit, hashes[: self.limit], self.sets[rows], self.columns[rows], weights)
-
-
-def join_samples(parts: list[SetBatch | SetGroups]) -> SetBatch | SetGroups:
-    """Batches end to end; all of one kind."""
-    groups = [part for part in parts if isinstance(part, SetGroups)]
-    if not groups:
-        return concatenate([part for part in parts if isinstance(part, SetBatch)])
-    if len(groups) < len(parts):
-        raise ValueError("batches must all be SetGroups, or none of them: got both kinds.")
-    return SetGroups(concatenate([g.sets for g in groups]), np.concatenate([g.counts for g in groups]))
 
 
 @dataclass
@@ -233,7 +222,7 @@ class LayerRecipe:
 
     def features(self, batch: SetBatch | SetGroups) -> Float[np.ndarray, "n p"]:
         """Φ of some samples."""
-        return pooled_features(self.rule.apply(batch), self.heads, self.activation, dtype=self.dtype)
+        return attention_features(self.rule.apply(batch), self.heads, self.activation, dtype=self.dtype)
 
     def fit(
         self,

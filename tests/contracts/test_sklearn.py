@@ -5,6 +5,8 @@ import math
 import numpy as np
 import pytest
 from sklearn.base import clone
+from sklearn.ensemble import AdaBoostRegressor, BaggingRegressor
+from sklearn.inspection import permutation_importance
 from sklearn.linear_model import Ridge
 from sklearn.metrics import r2_score
 from sklearn.model_selection import (
@@ -16,6 +18,7 @@ from sklearn.model_selection import (
     train_test_split,
 )
 from sklearn.pipeline import make_pipeline
+from sklearn.tree import DecisionTreeRegressor
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import keyhole as kh
@@ -125,3 +128,45 @@ def test_data_frames_keep_their_names(rng):
     assert list(model.feature_names_in_) == ["left", "right"]
     names = kh.AttentionFeatures(2).fit(frame).get_feature_names_out()
     assert list(names) == [f"attentionfeatures{i}" for i in range(2 * 3)]
+
+
+def test_ensembles_of_scikit_learn_take_ragged_sets_and_groups(ragged):
+    sets, y = ragged
+    for X in (sets, kh.SetGroups(sets, np.full(30, 2))):
+        y = y[: len(X)]
+        model = BaggingRegressor(kh.AttentionRegressor(n_heads=8, random_state=0), 3, random_state=0).fit(X, y)
+        members = [member.predict(X) for member in model.estimators_]
+        assert np.abs(members[0] - members[1]).max() > 1e-6
+        np.testing.assert_allclose(model.predict(X), np.mean(members, axis=0))
+    boosted = AdaBoostRegressor(kh.AttentionRegressor(n_heads=8, random_state=0), n_estimators=3, random_state=0)
+    members = np.array([member.predict(X) for member in boosted.fit(X, y).estimators_])
+    assert (boosted.predict(X) == members).any(axis=0).all()  # the weighted median of the members
+
+
+def test_permutation_importance_permutes_a_coordinate_of_keys_and_queries(rng):
+    keys, query = rng.normal(size=(40, 2, 3)), rng.normal(size=(40, 3))
+    X, y = kh.SetBatch(keys, query), np.tanh(keys[..., 0]).sum(axis=1)
+    model = kh.AttentionRegressor(n_heads=32, random_state=0).fit(X, y)
+    found = permutation_importance(model, X, y, n_repeats=1, random_state=0).importances[:, 0]
+    rows = np.arange(40)
+    np.random.RandomState(np.random.RandomState(0).randint(np.iinfo(np.int32).max + 1)).shuffle(rows)
+    for j in range(3):
+        keys_j, query_j = keys.copy(), query.copy()
+        keys_j[:, :, j], query_j[:, j] = keys[rows][:, :, j], query[rows][:, j]
+        assert found[j] == pytest.approx(model.score(X, y) - model.score(kh.SetBatch(keys_j, query_j), y))
+    assert found.argmax() == 0
+
+
+def test_coordinates_of_sets_of_other_sizes_are_not_mixed(ragged):
+    X, y = ragged
+    model = kh.AttentionRegressor(n_heads=8, random_state=0).fit(X, y)
+    with pytest.raises(ValueError, match=r"from sets of one size: sample \d+ has \[\d\] keys.*permutation_importance"):
+        permutation_importance(model, X, y, n_repeats=1, random_state=0)
+
+
+def test_what_wants_a_table_of_numbers_says_how_to_make_one(ragged):
+    X, y = ragged
+    with pytest.raises(TypeError, match=r"a SetBatch is no table of numbers.*kh.AttentionFeatures"):
+        DecisionTreeRegressor().fit(X, y)
+    with pytest.raises(TypeError, match=r"a SetBatch is no table of numbers"):
+        np.asarray(X, dtype=float)

@@ -8,8 +8,6 @@ from keyhole.attention.features import (
     DIFFERENTIABLE,
     attention_features,
     attention_pullback,
-    pooled_features,
-    pooled_pullback,
 )
 from keyhole.attention.learned import Task, gradient_in_law
 from keyhole.data.sets import PooledSets
@@ -62,10 +60,10 @@ def test_pooling_is_pulled_back_too(each, rng):
         rng.normal(size=(12, 12)),
         rng.normal(size=(3, 4, 4)),
     )
-    found = pooled_pullback(batch, heads, cotangent, "softmax")
+    found = attention_pullback(batch, heads, cotangent, "softmax")
 
     def value(shift):
-        return np.sum(cotangent * pooled_features(batch, heads + shift, "softmax"))
+        return np.sum(cotangent * attention_features(batch, heads + shift, "softmax"))
 
     np.testing.assert_allclose(np.sum(found * direction), slope(value, direction), rtol=1e-5, atol=1e-6)
 

@@ -352,7 +352,7 @@ def test_arrays_in_the_place_of_a_batch_are_named():
     config.update("jaxtyping_disable", True)
     try:
         for call in (attention_features, feature_blocks, mlp_features):
-            with pytest.raises(TypeError, match=r"`batch` must be a SetBatch: got ndarray. Wrap arrays: kh.SetBatch"):
+            with pytest.raises(TypeError, match=r"`batch` must be a SetBatch: got ndarray. Wrap arrays in kh.SetBatch"):
                 call(np.ones((4, 2, 3)), HEADS)
     finally:
         config.update("jaxtyping_disable", False)

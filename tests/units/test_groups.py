@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import keyhole as kh
-from keyhole.attention.features import pooled_feature_blocks, pooled_features, pooled_values
+from keyhole.attention.features import apply_values, attention_features, feature_blocks
 from keyhole.attention.heads import HeadDraw
-from keyhole.attention.kernels import pooled_kernel
+from keyhole.attention.kernels import attention_kernel
 from keyhole.data.sets import PooledSets, SetGroups
 
 
@@ -43,18 +43,18 @@ def test_features_of_a_group_are_pooled_over_its_sets(activation, pooling, group
         alone = alone * sets.lengths[:, None]
     how = np.sum if pooling == "sum" else np.mean
     expected = np.stack([how(part, axis=0) for part in np.split(alone, groups.offsets[1:-1])])
-    np.testing.assert_allclose(pooled_features(PooledSets(groups, pooling), heads, activation), expected, rtol=1e-12)
+    np.testing.assert_allclose(attention_features(PooledSets(groups, pooling), heads, activation), expected, rtol=1e-12)
 
 
 def test_sum_is_n_times_mean(sets):
     heads = kh.GaussianHeads().sample(4, 3, seed=0)
-    mean, total = (pooled_features(PooledSets(sets, how), heads) for how in ("mean", "sum"))
+    mean, total = (attention_features(PooledSets(sets, how), heads) for how in ("mean", "sum"))
     np.testing.assert_allclose(total, sets.lengths[:, None] * mean)
 
 
 def test_each_key_as_query_is_written_out_by_hand(sets):
     heads = kh.GaussianHeads().sample(4, 3, seed=0)
-    found = pooled_features(PooledSets(sets, "mean", each=True), heads)
+    found = attention_features(PooledSets(sets, "mean", each=True), heads)
     for i in range(len(sets)):
         keys = sets[i].tokens
         by_hand = kh.attention_features(kh.SetBatch([keys] * len(keys), keys), heads).mean(axis=0)
@@ -64,7 +64,7 @@ def test_each_key_as_query_is_written_out_by_hand(sets):
 def test_each_on_sets_of_one_key_is_that_key_as_query(rng):
     keys = rng.normal(size=(6, 1, 3))
     heads = kh.GaussianHeads().sample(4, 3, seed=0)
-    found = pooled_features(PooledSets(kh.SetBatch(keys), "mean", each=True), heads)
+    found = attention_features(PooledSets(kh.SetBatch(keys), "mean", each=True), heads)
     np.testing.assert_allclose(found, kh.attention_features(kh.SetBatch(keys, keys[:, 0]), heads))
 
 
@@ -77,16 +77,16 @@ def test_blocks_values_and_kernel_agree_with_the_features(kind, groups, sets):
     }[kind]
     draw = HeadDraw(kh.GaussianHeads(), 20_000, 3, seed=0)
     small = HeadDraw(kh.GaussianHeads(), 50, 3, seed=0)
-    features = pooled_features(batch, small)
-    blocks = list(pooled_feature_blocks(batch, small, memory_budget=10_000))
+    features = attention_features(batch, small)
+    blocks = list(feature_blocks(batch, small, memory_budget=10_000))
     assert len(blocks) > 1
     np.testing.assert_allclose(np.concatenate([block for _, block in blocks], axis=1), features, rtol=1e-9)
     values = np.linspace(-1, 1, features.shape[1])[:, None]
-    np.testing.assert_allclose(pooled_values(batch, small, values), features @ values, atol=1e-9)
-    kernel = pooled_kernel(batch)
-    np.testing.assert_allclose(pooled_kernel(batch, batch, memory_budget=50_000), kernel, rtol=1e-10)
+    np.testing.assert_allclose(apply_values(batch, small, values), features @ values, atol=1e-9)
+    kernel = attention_kernel(batch)
+    np.testing.assert_allclose(attention_kernel(batch, batch, memory_budget=50_000), kernel, rtol=1e-10)
     gram = np.zeros_like(kernel)
-    for _, block in pooled_feature_blocks(batch, draw, memory_budget=2**24):
+    for _, block in feature_blocks(batch, draw, memory_budget=2**24):
         gram += block @ block.T
     assert np.linalg.norm(gram - kernel) < 0.1 * np.linalg.norm(kernel)
 
@@ -96,7 +96,7 @@ def test_the_kernel_of_shared_means_is_the_average(sets, rng):
 
     means = rng.normal(size=(2, 4, 4))
     law = FittedHeads(means, 0.4)
-    found = pooled_kernel(sets, None, law)
+    found = attention_kernel(sets, None, law)
     each = [kh.attention_kernel(sets, None, kh.GaussianHeads(mean, 0.4)) for mean in means]
     np.testing.assert_allclose(found, np.mean(each, axis=0))
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import keyhole as kh
-from keyhole.attention import kernels
 from keyhole.attention.activations import POINTWISE, gaussian_moment
 from keyhole.attention.kernels import attention_kernel_diagonal
+from keyhole.data.sets import check_sets
 
 
 def looped_kernel(a, b, law, activation):
@@ -195,7 +195,7 @@ def test_the_mlp_needs_one_number_of_keys(rng):
 
 def test_arrays_are_pointed_to_set_batches():
     with pytest.raises(TypeError, match=r"`a` must be a SetBatch: got ndarray. Wrap arrays in kh.SetBatch"):
-        kernels.check_sets(np.zeros((2, 3)), "a")
+        check_sets(np.zeros((2, 3)), "a")
 
 
 def test_an_exponential_that_overflows_says_so(rng):

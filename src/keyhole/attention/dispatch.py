@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 import torch
 
-from keyhole._tensors import as_tensor, check_float_tensor
+from keyhole._tensors import as_tensor
 from keyhole.attention import torch_features as features
 from keyhole.attention import torch_gram as gram
 
@@ -119,13 +119,3 @@ def write_features(
         fill_relu_features(tokens, offsets, query, heads, scale, out)
     else:
         features.fill_features(tokens, offsets, query, heads, activation, scale, out, memory_budget)
-
-
-def check_head_tensor(heads: torch.Tensor, dim: int) -> torch.Tensor:
-    """Return heads (M, D, D) that are a tensor already. A look for NaN among them would wait for the device."""
-    if heads.ndim != 3 or tuple(heads.shape[1:]) != (dim + 1, dim + 1) or len(heads) == 0:
-        raise ValueError(
-            f"`heads` must have shape (M, D, D) with M ≥ 1 and D = d + 1 = {dim + 1} for tokens of dimension "
-            f"{dim}: got shape {tuple(heads.shape)}. The last row and column belong to the appended one."
-        )
-    return check_float_tensor(heads, "heads")

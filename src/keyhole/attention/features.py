@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from keyhole._array import MEMORY_BUDGET, block_size, blocks, is_tensor, run_threads, thread_count
+from keyhole._array import MEMORY_BUDGET, block_size, blocks, run_threads, thread_count
 from keyhole._checks import check_choice, check_count, check_finite, check_float_array
 from keyhole.attention.activations import POINTWISE, SOFTMAX, check_activation
-from keyhole.attention.heads import HeadDraw
-from keyhole.data.sets import PooledSets, SetBatch
+from keyhole.attention.heads import HeadArray, HeadDraw, check_heads
+from keyhole.data.sets import SampleBatch, SetBatch, WrittenSets, check_samples, check_sets
 
 _TILE = 2**18  # bytes of heads worked on at a time: a quarter of a second-level cache
 _CACHE = 2**21  # bytes of heads gone through for each group of sets: twice that cache, so a part of the third level
@@ -28,7 +28,7 @@ class TiledLayer:
     """A batch and its heads, checked; ``of`` makes one."""
 
     batch: SetBatch
-    heads: HeadDraw | np.ndarray
+    heads: HeadDraw | HeadArray
     activation: str
     dtype: np.dtype[Any]
     queries: Float[np.ndarray, " q"]  # x~_0 of every set end to end, or of one set that stands for all
@@ -36,10 +36,9 @@ class TiledLayer:
     offsets: Int[np.ndarray, " o"]
 
     @classmethod
-    def of(cls, batch: SetBatch, heads: HeadDraw | np.ndarray, activation: str, dtype: Any) -> TiledLayer:
+    def of(cls, batch: SetBatch, heads: HeadDraw | HeadArray, activation: str, dtype: Any) -> TiledLayer:
         """Check the arguments that all attention features share."""
-        batch, activation, number = check_batch(batch), check_activation(activation), check_dtype(dtype)
-        heads = check_heads(heads, batch.dim)
+        batch, activation, number = batch.numpy(), check_activation(activation), check_dtype(dtype)
         tokens = narrow(batch, number)
         # sets without a query share one, which is then projected once for a group of them
         queries = (tokens if batch.query is not None else tokens[:1]).extended_query().reshape(-1)
@@ -65,9 +64,7 @@ class TiledLayer:
         size = block_size(bytes_per_head + _DRAW * self.width**2, memory_budget)
         if in_cache:
             size = min(size, block_size(self.width**2 * self.dtype.itemsize, _CACHE))
-        for part in blocks(len(self.heads), size):
-            heads = self.heads
-            yield part, heads.block(part.start, part.stop) if isinstance(heads, HeadDraw) else heads[part]
+        return self.heads.blocks(size)
 
     def write(
         self,
@@ -178,15 +175,6 @@ def _ranges(cuts: np.ndarray) -> list[tuple[int, int]]:
     return list(zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True))
 
 
-def check_batch(batch: SetBatch) -> SetBatch:
-    """Return ``batch`` if it is a SetBatch."""
-    if not isinstance(batch, SetBatch):
-        raise TypeError(
-            f"`batch` must be a SetBatch: got {type(batch).__name__}. Wrap arrays: kh.SetBatch(keys, query)."
-        )
-    return batch
-
-
 def check_dtype(dtype: Any) -> np.dtype[Any]:
     """Return float32 or float64, the latter for None."""
     try:
@@ -211,32 +199,12 @@ def narrow(batch: SetBatch, dtype: np.dtype[Any]) -> SetBatch:
     return tokens
 
 
-def check_heads(heads: HeadDraw | np.ndarray, dim: int) -> HeadDraw | np.ndarray:
-    """Return a draw, or an array (M, D, D), that fits tokens of dimension ``dim``."""
-    if isinstance(heads, HeadDraw):
-        if heads.dim != dim:
-            raise ValueError(
-                f"`heads` must be drawn for the dimension of the tokens: the draw is for {heads.dim}, the "
-                f"tokens have {dim}. Draw them with HeadDraw(law, n_heads, dim={dim}, seed=…)."
-            )
-        return heads
-    heads = check_float_array(heads, "heads")
-    if heads.ndim != 3 or heads.shape[1:] != (dim + 1, dim + 1) or len(heads) == 0:
-        raise ValueError(
-            f"`heads` must have shape (M, D, D) with M ≥ 1 and D = d + 1 = {dim + 1} for tokens of dimension "
-            f"{dim}: got shape {heads.shape}. The last row and column belong to the appended one; "
-            f"law.sample(n_heads, dim={dim}, seed=…) draws such heads."
-        )
-    check_finite(heads, "heads")
-    return heads
-
-
 # Up to so many outputs, contracting the features in cache beats a matrix product with features in memory.
 _FUSED_OUTPUTS = 16
 
 
 def attention_features(
-    batch: SetBatch, heads: Any, activation: str = "relu", *, dtype: Any = None
+    batch: SampleBatch, heads: Any, activation: str = "relu", *, dtype: Any = None
 ) -> Float[Any, "n p"]:
     """Return the features of an attention layer with frozen heads.
 
@@ -249,7 +217,8 @@ def attention_features(
     Parameters
     ----------
     batch : SetBatch
-        n sets of keys of dimension d. Sets without a query have the constant query x~_0 = [0; √2].
+        n sets of keys of dimension d. Sets without a query have the constant query x~_0 = [0; √2]. For `SetGroups`
+        the features of a sample are the mean of those of its sets.
     heads : array (M, D, D) or HeadDraw
         The frozen W_m, D = d + 1. A ``HeadDraw`` is regenerated block by block, never stored whole.
     activation : {"relu", "linear", "square", "step", "exp", "softmax"}
@@ -276,34 +245,59 @@ def attention_features(
     >>> kh.attention_features(batch, heads).shape
     (2, 40)
     """
-    if check_batch(batch).device is not None:
-        return _tensor_features(batch, heads, activation, dtype)
-    layer = TiledLayer.of(batch, heads, activation, dtype)
-    out = np.empty((len(batch), len(layer.heads) * layer.width), layer.dtype)
+    check_samples(batch, "batch")
+    heads = check_heads(heads, batch.dim)
+    if not batch.is_plain:
+        return _pooled_features(batch, heads, activation, dtype)
+    if batch.device is not None:
+        return _tensor_features(batch.sets, heads, activation, dtype)
+    layer = TiledLayer.of(batch.sets, heads, activation, dtype)
+    out = np.empty((len(batch), len(heads) * layer.width), layer.dtype)
     for part, block in layer.head_blocks(MEMORY_BUDGET):
         layer.write(out, part.start * layer.width, block, slice(0, len(batch)))
     return out
 
 
-def _tensor_features(batch: SetBatch, heads: Any, activation: str, dtype: Any) -> Any:
+def _tensor_features(batch: SetBatch, heads: HeadDraw | HeadArray, activation: str, dtype: Any) -> Any:
     """The features of torch tensors, where they are."""
     from keyhole.attention import dispatch
 
     activation = check_activation(activation)
     batch = batch if dtype is None else batch.astype(check_dtype(dtype))
-    heads = dispatch.check_head_tensor(heads, batch.dim) if is_tensor(heads) else check_heads(heads, batch.dim)
-    size = block_size(40 * (batch.dim + 1) ** 2, MEMORY_BUDGET)  # what it takes to draw a head
-    parts = (
-        (part, heads.block(part.start, part.stop) if isinstance(heads, HeadDraw) else heads[part.start : part.stop])
-        for part in blocks(len(heads), size)
-    )
+    parts = heads.blocks(block_size(_DRAW * (batch.dim + 1) ** 2, MEMORY_BUDGET))
     sets = (batch.tokens, batch.offsets, batch.query)
     return dispatch.attention_features(*sets, parts, len(heads), activation, MEMORY_BUDGET)
 
 
+_TOKENS = 200_000
+"""Tokens of pooled samples written out at a time: enough to occupy every thread, little memory."""
+
+
+def _pooled_features(
+    batch: SampleBatch, heads: HeadDraw | HeadArray, activation: str, dtype: Any
+) -> Float[np.ndarray, "n p"]:
+    """Φ_i = Σ_j c_j φ(set j) over the sets of sample i, which are written out for a few samples at a time."""
+    out = np.empty((len(batch), len(heads) * (batch.dim + 1)), check_dtype(dtype))
+    for rows, written in _written_blocks(batch, out.shape[1] * out.itemsize):
+        out[rows] = written.pool(attention_features(written.sets, heads, activation, dtype=dtype))
+    return out
+
+
+def _written_blocks(batch: SampleBatch, bytes_per_set: int) -> Iterator[tuple[slice, WrittenSets]]:
+    """Runs of samples that write out to few enough tokens, and whose sets have few enough features."""
+    batch = batch.numpy()
+    cost = np.cumsum(batch.token_counts * max(1, bytes_per_set * _TOKENS // (MEMORY_BUDGET // 4) // 8))
+    start = 0
+    while start < len(batch):
+        before = cost[start - 1] if start else 0
+        stop = max(start + 1, int(np.searchsorted(cost, before + _TOKENS, side="right")))
+        yield slice(start, stop), batch[start:stop].written_out()
+        start = stop
+
+
 def feature_blocks(
-    batch: SetBatch,
-    heads: HeadDraw | np.ndarray,
+    batch: SampleBatch,
+    heads: Any,
     activation: str = "relu",
     *,
     dtype: Any = None,
@@ -343,11 +337,31 @@ def feature_blocks(
     >>> gram.shape
     (4, 4)
     """
-    layer = TiledLayer.of(check_batch(batch).numpy(), heads, activation, dtype)
-    # checked here and not in the generator, so that a mistake shows where it is made
+    # checked here and not in the generators, so that a mistake shows where it is made
+    check_samples(batch, "batch")
+    heads, memory_budget = check_heads(heads, batch.dim), check_count(memory_budget, "memory_budget")
     if centre is not None:
-        centre = np.asarray(centre).reshape(len(layer.heads), layer.width)
-    return _feature_blocks(layer, check_count(memory_budget, "memory_budget"), reuse_buffer, centre)
+        centre = np.asarray(centre).reshape(len(heads), batch.dim + 1)
+    if not batch.is_plain:
+        return _pooled_blocks(batch, heads, activation, check_dtype(dtype), memory_budget, centre)
+    layer = TiledLayer.of(batch.sets, heads, activation, dtype)
+    return _feature_blocks(layer, memory_budget, reuse_buffer, centre)
+
+
+def _pooled_blocks(
+    batch: SampleBatch,
+    heads: HeadDraw | HeadArray,
+    activation: str,
+    dtype: np.dtype[Any],
+    memory_budget: int,
+    centre: Float[np.ndarray, "m e"] | None,
+) -> Iterator[tuple[slice, Float[np.ndarray, "n p"]]]:
+    for part, block in heads.blocks(block_size(2 * len(batch) * (batch.dim + 1) * dtype.itemsize, memory_budget)):
+        features = attention_features(batch, block, activation, dtype=dtype)
+        features *= math.sqrt(len(block) / len(heads))  # the scaling M^{-1/2} is that of all heads
+        if centre is not None:
+            features -= centre[part].reshape(-1).astype(dtype)
+        yield part, features
 
 
 def _feature_blocks(
@@ -365,8 +379,8 @@ def _feature_blocks(
 
 
 def apply_values(
-    batch: SetBatch,
-    heads: HeadDraw | np.ndarray,
+    batch: SampleBatch,
+    heads: Any,
     values: np.ndarray,
     activation: str = "relu",
     *,
@@ -403,9 +417,16 @@ def apply_values(
     >>> bool(np.allclose(apply_values(batch, heads, values), kh.attention_features(batch, heads) @ values))
     True
     """
-    layer = TiledLayer.of(check_batch(batch).numpy(), heads, activation, dtype)
-    memory_budget = check_count(memory_budget, "memory_budget")
-    table = _check_values(values, len(layer.heads), layer.width)
+    check_samples(batch, "batch")
+    heads, memory_budget = check_heads(heads, batch.dim), check_count(memory_budget, "memory_budget")
+    table = _check_values(values, len(heads), batch.dim + 1)
+    if not batch.is_plain:
+        pooled = np.empty((len(batch), table.shape[2]))
+        for rows, written in _written_blocks(batch, 8 * table.shape[2]):
+            outputs = apply_values(written.sets, heads, table, activation, dtype=dtype, memory_budget=memory_budget)
+            pooled[rows] = written.pool(outputs.astype(np.float64))
+        return pooled
+    layer = TiledLayer.of(batch.sets, heads, activation, dtype)
     out = np.zeros((len(batch), table.shape[2]), layer.dtype)
     if table.shape[2] <= _FUSED_OUTPUTS:
         for part, block in layer.head_blocks(memory_budget, in_cache=True):
@@ -452,7 +473,7 @@ DIFFERENTIABLE = ("relu", "softmax", "linear", "square", "exp")
 
 
 def attention_pullback(
-    batch: SetBatch,
+    batch: SampleBatch,
     heads: Float[np.ndarray, "m e e"],
     cotangent: Float[np.ndarray, "n p"],
     activation: str = "relu",
@@ -501,6 +522,24 @@ def attention_pullback(
     check_choice(activation, "activation", DIFFERENTIABLE)
     n_heads, width = heads.shape[:2]
     n_means = n_heads if n_means is None else n_means
+    if batch.is_plain:
+        return _sets_pullback(batch.sets, heads, cotangent, activation, n_means, memory_budget)
+    pooled = np.zeros((n_means, width, width), heads.dtype)
+    for rows, written in _written_blocks(batch, cotangent.shape[1] * cotangent.itemsize):
+        spread = written.spread(cotangent[rows])
+        pooled += _sets_pullback(written.sets, heads, spread, activation, n_means, memory_budget)
+    return pooled
+
+
+def _sets_pullback(
+    batch: SetBatch,
+    heads: Float[np.ndarray, "m e e"],
+    cotangent: Float[np.ndarray, "n p"],
+    activation: str,
+    n_means: int,
+    memory_budget: int,
+) -> Float[np.ndarray, "k e e"]:
+    n_heads, width = heads.shape[:2]
     wide = np.ascontiguousarray(heads.transpose(1, 0, 2)).reshape(width, n_heads * width)
     parts = list(_stacks(batch, n_heads, width, heads.itemsize, memory_budget // 16))
     keys, queries = batch.extended_keys().astype(heads.dtype), batch.extended_query().astype(heads.dtype)
@@ -568,120 +607,6 @@ def _sum_shared(slopes: Float[np.ndarray, "b m k"], n_means: int) -> Float[np.nd
     return np.asarray(summed)
 
 
-_TOKENS = 200_000
-"""Tokens written out at a time: enough to occupy every thread, little memory."""
-
-
-def pooled_features(
-    batch: SetBatch | PooledSets, heads: HeadDraw | np.ndarray, activation: str = "relu", *, dtype: Any = None
-) -> Float[np.ndarray, "n p"]:
-    """Return Φ, one row per sample: Φ_i = Σ_j c_j φ(set j) over the sets of sample i.
-
-    Parameters as for `attention_features`, and the same as it for a SetBatch.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import keyhole as kh
-    >>> sets, heads = kh.SetBatch([np.ones((2, 3)), np.ones((5, 3))]), kh.GaussianHeads().sample(4, 3, seed=0)
-    >>> total, mean = pooled_features(PooledSets(sets, "sum"), heads), kh.attention_features(sets, heads)
-    >>> bool(np.allclose(total, sets.lengths[:, None] * mean))
-    True
-    """
-    if isinstance(batch, SetBatch):
-        return attention_features(batch, heads, activation, dtype=dtype)
-    out = np.empty((len(batch), len(heads) * (batch.dim + 1)), check_dtype(dtype))
-    for rows in _row_blocks(batch, out.shape[1] * out.itemsize):
-        sets, starts, coefficients = batch[rows].flat()
-        features = attention_features(sets, heads, activation, dtype=dtype)
-        features *= coefficients[:, None].astype(features.dtype)
-        out[rows] = np.add.reduceat(features, starts, axis=0)
-    return out
-
-
-def pooled_feature_blocks(
-    batch: SetBatch | PooledSets,
-    heads: HeadDraw,
-    activation: str = "relu",
-    *,
-    dtype: Any = None,
-    memory_budget: int = MEMORY_BUDGET,
-    reuse_buffer: bool = False,
-    centre: np.ndarray | None = None,
-) -> Iterator[tuple[slice, Float[np.ndarray, "n p"]]]:
-    """Yield the features block by block of heads, as `feature_blocks` does."""
-    if isinstance(batch, SetBatch):
-        options: dict[str, Any] = {"memory_budget": memory_budget, "reuse_buffer": reuse_buffer, "centre": centre}
-        yield from feature_blocks(batch, heads, activation, dtype=dtype, **options)
-        return
-    width = batch.dim + 1
-    size = max(1, memory_budget // (2 * len(batch) * width * check_dtype(dtype).itemsize))
-    for start in range(0, heads.n_heads, size):
-        part = slice(start, min(start + size, heads.n_heads))
-        block = heads.block(part.start, part.stop)
-        features = pooled_features(batch, block, activation, dtype=dtype)
-        # the scaling M^{-1/2} is that of all heads
-        features *= np.sqrt(len(block) / heads.n_heads)
-        if centre is not None:
-            features -= centre[part.start * width : part.stop * width].astype(features.dtype)
-        yield part, features
-
-
-def pooled_values(
-    batch: SetBatch | PooledSets,
-    heads: HeadDraw | np.ndarray,
-    values: np.ndarray,
-    activation: str = "relu",
-    *,
-    dtype: Any = None,
-    memory_budget: int = MEMORY_BUDGET,
-) -> Float[np.ndarray, "n t"]:
-    """Return Φ·values, as `apply_values` does, without ever forming Φ."""
-    options: dict[str, Any] = {"dtype": dtype, "memory_budget": memory_budget}
-    if isinstance(batch, SetBatch):
-        return apply_values(batch, heads, values, activation, **options)
-    pieces = []
-    for rows in _row_blocks(batch, 8 * values.shape[-1]):
-        sets, starts, coefficients = batch[rows].flat()
-        outputs = apply_values(sets, heads, values, activation, **options)
-        pieces.append(np.add.reduceat(outputs * coefficients[:, None], starts, axis=0))
-    return np.concatenate(pieces)
-
-
-def pooled_pullback(
-    batch: SetBatch | PooledSets,
-    heads: Float[np.ndarray, "m e e"],
-    cotangent: Float[np.ndarray, "n p"],
-    activation: str = "relu",
-    *,
-    n_means: int | None = None,
-    memory_budget: int = MEMORY_BUDGET,
-) -> Float[np.ndarray, "k e e"]:
-    """Return the gradient of Σ <cotangent, Φ> in the means of the heads, as `attention_pullback` does."""
-    options: dict[str, Any] = {"n_means": n_means, "memory_budget": memory_budget}
-    if isinstance(batch, SetBatch):
-        return attention_pullback(batch, heads, cotangent, activation, **options)
-    total = np.zeros((n_means or len(heads), *heads.shape[1:]), heads.dtype)
-    for rows in _row_blocks(batch, cotangent.shape[1] * cotangent.itemsize):
-        sets, starts, coefficients = batch[rows].flat()
-        counts = np.diff(np.append(starts, len(sets)))
-        spread = np.repeat(cotangent[rows], counts, axis=0)
-        spread *= coefficients[:, None].astype(spread.dtype)
-        total += attention_pullback(sets, heads, spread, activation, **options)
-    return total
-
-
-def _row_blocks(batch: PooledSets, bytes_per_set: int) -> Iterator[slice]:
-    """Runs of samples that write out to few enough tokens, and whose sets have few enough features."""
-    cost = np.cumsum(batch.weights_of_sets * max(1, bytes_per_set * _TOKENS // (MEMORY_BUDGET // 4) // 8))
-    start = 0
-    while start < len(batch):
-        before = cost[start - 1] if start else 0
-        stop = max(start + 1, int(np.searchsorted(cost, before + _TOKENS, side="right")))
-        yield slice(start, stop)
-        start = stop
-
-
 def mlp_features(batch: SetBatch, weights: np.ndarray, *, dtype: Any = None) -> Float[np.ndarray, "n p"]:
     """Return the features of the baseline: a random ReLU layer on the flattened input.
 
@@ -717,7 +642,8 @@ def mlp_features(batch: SetBatch, weights: np.ndarray, *, dtype: Any = None) -> 
     >>> kh.mlp_features(batch, sample_mlp_weights(width=7, n_keys=2, dim=3, seed=0)).shape
     (4, 7)
     """
-    batch, number = check_batch(batch), check_dtype(dtype)
+    check_sets(batch, "batch")
+    number = check_dtype(dtype)
     if len(batch) == 0:
         return np.empty((0, len(weights)), number)
     tokens = narrow(batch, number)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy.special import ndtri
 
+from keyhole._array import blocks, is_tensor
 from keyhole._checks import check_count, check_finite, check_float_array, check_number, check_seed
 
 
@@ -192,6 +193,10 @@ class HeadDraw:
             )
         return self.law.sample(stop - start, self.dim, self.seed, start=start)
 
+    def blocks(self, size: int) -> Iterator[tuple[slice, Float[np.ndarray, "m e e"]]]:
+        """All heads, at most ``size`` at a time."""
+        return ((part, self.block(part.start, part.stop)) for part in blocks(self.n_heads, size))
+
     def stored(self, memory_budget: int) -> HeadDraw:
         """The same heads, drawn once and kept if drawing them takes no more than the budget; else these."""
         taken = 40 * self.n_heads * (self.dim + 1) ** 2
@@ -207,6 +212,48 @@ class _StoredDraw(HeadDraw):
 
     def block(self, start: int, stop: int) -> Float[np.ndarray, "m e e"]:
         return self._heads[start:stop]
+
+
+class HeadArray:
+    """Heads (M, D, D) that somebody holds, as an array or a tensor, handed out in blocks as a `HeadDraw` is."""
+
+    def __init__(self, heads: Any) -> None:
+        self.heads = heads
+
+    def __len__(self) -> int:
+        return len(self.heads)
+
+    def blocks(self, size: int) -> Iterator[tuple[slice, Float[Any, "m e e"]]]:
+        """All heads, at most ``size`` at a time."""
+        return ((part, self.heads[part]) for part in blocks(len(self.heads), size))
+
+
+def check_heads(heads: Any, dim: int) -> HeadDraw | HeadArray:
+    """Return a draw, or an array or tensor (M, D, D), that fits tokens of dimension ``dim``."""
+    if isinstance(heads, HeadArray):
+        return heads
+    if isinstance(heads, HeadDraw):
+        if heads.dim != dim:
+            raise ValueError(
+                f"`heads` must be drawn for the dimension of the tokens: the draw is for {heads.dim}, the "
+                f"tokens have {dim}. Draw them with HeadDraw(law, n_heads, dim={dim}, seed=…)."
+            )
+        return heads
+    if is_tensor(heads):
+        from keyhole._tensors import check_float_tensor
+
+        heads = check_float_tensor(heads, "heads")  # a look for NaN among them would wait for the device
+    else:
+        heads = check_float_array(heads, "heads")
+    if heads.ndim != 3 or tuple(heads.shape[1:]) != (dim + 1, dim + 1) or len(heads) == 0:
+        raise ValueError(
+            f"`heads` must have shape (M, D, D) with M ≥ 1 and D = d + 1 = {dim + 1} for tokens of dimension "
+            f"{dim}: got shape {tuple(heads.shape)}. The last row and column belong to the appended one; "
+            f"law.sample(n_heads, dim={dim}, seed=…) draws such heads."
+        )
+    if not is_tensor(heads):
+        check_finite(heads, "heads")
+    return HeadArray(heads)
 
 
 def identity_mean(dim: int) -> Float[np.ndarray, "e e"]:

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from keyhole._array import MEMORY_BUDGET, block_size, blocks, run_threads, set_blocks
 from keyhole.attention.activations import POINTWISE, check_pointwise
 from keyhole.attention.heads import GaussianHeads, HeadLaw
-from keyhole.data.sets import PooledSets, SetBatch
+from keyhole.data.sets import SampleBatch, SetBatch, check_samples, check_sets
 
 if TYPE_CHECKING:
     from keyhole.attention.compiled_gram import Panel
@@ -25,8 +25,8 @@ _SPAN = 16384
 
 
 def attention_kernel(
-    a: SetBatch,
-    b: SetBatch | None = None,
+    a: SampleBatch,
+    b: SampleBatch | None = None,
     law: HeadLaw | None = None,
     activation: str = "relu",
     *,
@@ -41,10 +41,12 @@ def attention_kernel(
     Parameters
     ----------
     a, b : SetBatch
-        Without b, the Gram matrix of a: half the work, and exactly symmetric.
+        Without b, the Gram matrix of a: half the work, and exactly symmetric. For `SetGroups` the kernel of two samples
+        is the mean over all pairs of their sets.
     law : GaussianHeads, optional
         Zero mean by default. Any object whose ``moments(dim)`` returns the mean of W and the standard deviation of
-        its independent Gaussian entries will do. `QueryKeyHeads` has no closed-form kernel.
+        its independent Gaussian entries will do; so does one whose ``components(dim)`` are several such laws, which has
+        the average of their kernels. `QueryKeyHeads` has no closed-form kernel.
     activation : {"relu", "linear", "square", "step", "exp"}
     memory_budget : int
         Bound in bytes on temporaries: scaled copies of the keys, made for as many sets at a time as fit.
@@ -75,11 +77,29 @@ def attention_kernel(
            [0.875],
            [1.   ]])
     """
-    from keyhole.attention import compiled_gram as gram
-
-    check_sets(a, "a")
+    check_samples(a, "a")
     if b is a:
         b = None
+    elif b is not None:
+        check_samples(b, "b")
+    parts = getattr(law, "components", None)
+    components = (law,) if parts is None else parts(a.dim)
+    kernel = _sets_kernel if a.is_plain and (b is None or b.is_plain) else _pooled_kernel
+    total = kernel(a, b, components[0], activation, memory_budget)
+    for component in components[1:]:
+        total += kernel(a, b, component, activation, memory_budget)
+    if len(components) > 1:
+        total /= len(components)
+    return total
+
+
+def _sets_kernel(
+    a_samples: SampleBatch, b_samples: SampleBatch | None, law: HeadLaw | None, activation: str, memory_budget: int
+) -> Float[Any, "n m"]:
+    """The kernel of samples of one set each."""
+    from keyhole.attention import compiled_gram as gram
+
+    a, b = a_samples.sets, None if b_samples is None else b_samples.sets
     code, mean, scale = _check_arguments(a, b, law, activation)
     if a.device is not None:
         return _check_overflow(_fill_tensor_kernel(a, b, mean, scale, activation, memory_budget), activation)
@@ -97,6 +117,31 @@ def attention_kernel(
     if b is None:
         _mirror(out)
     return _check_overflow(out, activation)
+
+
+def _pooled_kernel(
+    a: SampleBatch, b: SampleBatch | None, law: HeadLaw | None, activation: str, memory_budget: int
+) -> Float[np.ndarray, "n m"]:
+    """K_ij = Σ c_s c_t K(set s, set t) over the sets s of sample i and t of sample j, all of which are evaluated."""
+    a = a.numpy()
+    columns_of = a if b is None else b.numpy()
+    out = np.empty((len(a), len(columns_of)))
+    most = max(int(batch.set_counts.max()) for batch in (a, columns_of))
+    # a tile of samples is a matrix of all pairs of their sets
+    size = max(1, math.isqrt(block_size(8 * most**2, min(memory_budget // 4, 2**26))))
+    for rows in blocks(len(a), size):
+        left = a[rows].written_out()
+        for columns in blocks(len(columns_of), size):
+            if b is None and columns.start < rows.start:
+                continue
+            same = b is None and columns == rows
+            right = left if same else columns_of[columns].written_out()
+            pairs = _sets_kernel(left.sets, None if same else right.sets, law, activation, memory_budget)
+            tile = right.pool(left.pool(pairs), axis=1)
+            out[rows, columns] = tile
+            if b is None:
+                out[columns, rows] = tile.T
+    return out
 
 
 def attention_kernel_diagonal(
@@ -135,7 +180,7 @@ def attention_kernel_diagonal(
     from keyhole.attention import compiled_gram as gram
 
     check_sets(a, "a")
-    a = a.numpy()
+    a = a.sets.numpy()
     code, mean, scale = _check_arguments(a, None, law, activation)
     biased = True if mean is not None and activation in ("relu", "step") else None
     out = np.zeros(len(a))
@@ -180,10 +225,12 @@ def mlp_kernel(
            [0.2514, 0.2514, 0.5   ]])
     """
     check_sets(a, "a")
-    a, b = a.numpy(), b.numpy() if isinstance(b, SetBatch) else b
+    if b is not None:
+        check_sets(b, "b")
+        b = None if b is a else b.sets.numpy()
+    a = a.sets.numpy()
     n_keys = _check_equal_lengths(a, b)
-    columns_of = a if b is None or b is a else b
-    symmetric = columns_of is a
+    columns_of, symmetric = (a, True) if b is None else (b, False)
     out = np.empty((len(a), len(columns_of)))
     step = block_size(2 * 8 * _flat_width(n_keys, a.dim), memory_budget)
     for row in blocks(len(a), step):
@@ -224,22 +271,12 @@ def _fill_tensor_kernel(
     return attention_gram(left, right, mean, scale, activation, memory_budget, out)
 
 
-def check_sets(value: Any, name: str) -> None:
-    """Raise if ``value`` is not a SetBatch."""
-    if not isinstance(value, SetBatch):
-        raise TypeError(
-            f"`{name}` must be a SetBatch: got {type(value).__name__}. Wrap arrays in kh.SetBatch(keys, query), or in "
-            "kh.SetBatch.from_tokens(x) if row 0 of each set is its query."
-        )
-
-
 def _check_arguments(
     a: SetBatch, b: SetBatch | None, law: Any, activation: str
 ) -> tuple[int, np.ndarray | None, float]:
     """Return the code of the activation and the moments of the law."""
     code = POINTWISE.index(check_pointwise(activation))
     if b is not None:
-        check_sets(b, "b")
         if a.dim != b.dim:
             raise ValueError(
                 f"`a` and `b` must share their token dimension: got {a.dim} and {b.dim}. "
@@ -269,7 +306,6 @@ def _check_equal_lengths(a: SetBatch, b: SetBatch | None) -> int:
     for name, batch in (("a", a), ("b", b)):
         if batch is None:
             continue
-        check_sets(batch, name)
         if batch.dim != a.dim:
             raise ValueError(f"`a` and `b` must share their token dimension: got {a.dim} and {batch.dim}.")
         different = np.flatnonzero(batch.lengths != n_keys)
@@ -394,73 +430,3 @@ def _apply_arc(out: np.ndarray, row: slice, column: slice, row_norms: np.ndarray
         fill_relu_arc(out[part], column.start, norms, column_norms)
 
     run_threads(work, [slice(row.start + p.start, row.start + p.stop) for p in blocks(row.stop - row.start, 64)])
-
-
-def pooled_kernel(
-    a: SetBatch | PooledSets,
-    b: SetBatch | PooledSets | None = None,
-    law: HeadLaw | None = None,
-    activation: str = "relu",
-    *,
-    memory_budget: int = MEMORY_BUDGET,
-) -> Float[np.ndarray, "n m"]:
-    """Return K_ij = Σ c_s c_t K(set s, set t) over the sets s of sample i and t of sample j.
-
-    Parameters as for `attention_kernel`, and the same as it for a SetBatch. A law whose heads are shared out among
-    several means has the average of their kernels.
-
-    Notes
-    -----
-    Cost: that of the kernel of all sets. With each key as the query in turn that is N²N'² evaluations for two sets
-    of N and N' keys.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import keyhole as kh
-    >>> sets = kh.SetBatch([np.eye(3)[:2], np.eye(3)])
-    >>> (pooled_kernel(PooledSets(sets, "sum")) / kh.attention_kernel(sets)).round(6)
-    array([[4., 6.],
-           [6., 9.]])
-    """
-    parts = getattr(law, "components", None)
-    components = (law,) if parts is None else parts(a.dim)
-    total = _kernel(a, b, components[0], activation, memory_budget)
-    for component in components[1:]:
-        total += _kernel(a, b, component, activation, memory_budget)
-    if len(components) > 1:
-        total /= len(components)
-    return total
-
-
-def _kernel(
-    a: SetBatch | PooledSets,
-    b: SetBatch | PooledSets | None,
-    law: HeadLaw | None,
-    activation: str,
-    memory_budget: int,
-) -> Float[np.ndarray, "n m"]:
-    if isinstance(a, SetBatch) and (b is None or isinstance(b, SetBatch)):
-        return attention_kernel(a, b, law, activation, memory_budget=memory_budget)
-    # a set among samples of several is a sample of one
-    a = PooledSets(a, "mean") if isinstance(a, SetBatch) else a
-    columns_of = PooledSets(b, "mean") if isinstance(b, SetBatch) else b if b is not None else a
-    out = np.empty((len(a), len(columns_of)))
-    most = max(int(batch.sets_of_samples.max()) for batch in (a, columns_of))
-    # a tile of samples is a matrix of all pairs of their sets
-    size = max(1, math.isqrt(block_size(8 * most**2, min(memory_budget // 4, 2**26))))
-    for rows in blocks(len(a), size):
-        left, starts, left_weights = a[rows].flat()
-        for columns in blocks(len(columns_of), size):
-            if b is None and columns.start < rows.start:
-                continue
-            same = b is None and columns == rows
-            right, ends, right_weights = (left, starts, left_weights) if same else columns_of[columns].flat()
-            pairs = attention_kernel(left, None if same else right, law, activation, memory_budget=memory_budget)
-            pairs *= left_weights[:, None]
-            pairs *= right_weights
-            tile = np.add.reduceat(np.add.reduceat(pairs, starts, axis=0), ends, axis=1)
-            out[rows, columns] = tile
-            if b is None:
-                out[columns, rows] = tile.T
-    return out

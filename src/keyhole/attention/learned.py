@@ -13,9 +13,9 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from keyhole._checks import check_choice, check_count, check_number, check_seed
-from keyhole.attention.features import DIFFERENTIABLE, pooled_features, pooled_pullback
+from keyhole.attention.features import DIFFERENTIABLE, attention_features, attention_pullback
 from keyhole.attention.heads import FittedHeads, GaussianHeads, HeadLaw, Step, _Params, identity_mean, standard_normals
-from keyhole.data.sets import PooledSets, SetBatch
+from keyhole.data.sets import SampleBatch
 from keyhole.ridge.gram import ridge_gram_path
 from keyhole.ridge.left_out import GroupPath, LooGradient, leave_groups_out, loo_gradient
 from keyhole.ridge.problem import RidgeSolution
@@ -31,7 +31,7 @@ class Task:
 
     Attributes
     ----------
-    batch : SetBatch or PooledSets
+    batch : SampleBatch
     columns : array (n, t)
         Outputs, centred and scaled so that their mean square is 1.
     weights : array (n,) or None
@@ -41,7 +41,7 @@ class Task:
         Samples that are left out together.
     """
 
-    batch: SetBatch | PooledSets = field(repr=False)
+    batch: SampleBatch = field(repr=False)
     columns: Float[np.ndarray, "n t"] = field(repr=False)
     weights: Float[np.ndarray, " n"] | None = field(repr=False)
     activation: str
@@ -51,7 +51,7 @@ class Task:
     @classmethod
     def of(
         cls,
-        batch: SetBatch | PooledSets,
+        batch: SampleBatch,
         columns: Float[np.ndarray, "n t"],
         weights: Float[np.ndarray, " n"] | None,
         activation: str,
@@ -79,7 +79,7 @@ class Task:
 
     def features(self, heads: Float[np.ndarray, "m e e"]) -> Float[np.ndarray, "n p"]:
         """Features in float32: an error only steers the search, and the values are fitted afresh afterwards."""
-        return pooled_features(self.batch, heads, self.activation, dtype=np.float32)
+        return attention_features(self.batch, heads, self.activation, dtype=np.float32)
 
 
 def held_out_parts(
@@ -217,7 +217,7 @@ class IdentityHeads(UnfittedLaw):
 
     def fit(
         self,
-        batch: SetBatch | PooledSets,
+        batch: SampleBatch,
         y: Float[np.ndarray, "n ..."],
         *,
         activation: str = "relu",
@@ -311,7 +311,7 @@ def gradient_in_law(
     in log a_i is Σ_mj ∂E/∂W_mij noise_mij, and that in log b_j the sum over m and i.
     """
     heads = (noise + means[np.arange(len(noise)) % len(means)]).astype(dtype)
-    features = pooled_features(task.batch, heads, task.activation, dtype=dtype)
+    features = attention_features(task.batch, heads, task.activation, dtype=dtype)
     if task.fit_intercept:  # the intercept makes up for it, and float32 keeps its digits
         features -= features.mean(axis=0)
     gram = features @ features.T
@@ -320,7 +320,7 @@ def gradient_in_law(
     cotangent = found.gram.astype(dtype) @ features
     cotangent *= 2
     n_means = len(heads) if scales else len(means)
-    pulled = pooled_pullback(task.batch, heads, cotangent, task.activation, n_means=n_means).astype(np.float64)
+    pulled = attention_pullback(task.batch, heads, cotangent, task.activation, n_means=n_means).astype(np.float64)
     if not scales:
         return LawGradient(found, pulled, None)
     moved = pulled * noise
@@ -531,7 +531,7 @@ class LearnedHeads(UnfittedLaw):
 
     def fit(
         self,
-        batch: SetBatch | PooledSets,
+        batch: SampleBatch,
         y: Float[np.ndarray, "n ..."],
         *,
         activation: str = "relu",

@@ -92,10 +92,7 @@ def _alpha(text: str) -> Any:
 
 def _fit(data: Any, kind: str, options: dict[str, Any]) -> Any:
     import keyhole as kh
-    from keyhole.data.sets import SetGroups
 
-    if isinstance(data.sets, SetGroups) and options["query"] == "auto":
-        options = {**options, "query": "given"}
     estimator: Any = kh.AttentionRegressor if kind == "regression" else kh.AttentionClassifier
     return estimator(**options).fit(data.sets, data.target)
 

@@ -1,4 +1,4 @@
-"""SetBatch: sets of keys, each with a query, stored end to end without padding; samples that own several."""
+"""Samples: sets of keys, each with a query, stored end to end without padding; samples that own several sets."""
 
 from __future__ import annotations
 
@@ -12,8 +12,223 @@ from jaxtyping import Float, Int
 from keyhole._array import is_tensor
 from keyhole._checks import check_finite, check_float_array
 
+POOLINGS = ("mean", "sum")
 
-class SetBatch:
+
+class SampleBatch:
+    """n samples, each standing for one or more sets of keys: what every kind of batch answers for itself.
+
+    The features of a sample are Φ_i = Σ_j c_j φ(set j) over its sets j. Whoever computes with samples asks for their
+    sets `written_out`, and never what kind they are.
+    """
+
+    __slots__ = ()
+    # a batch compares by identity and holds arrays: not hashable by content
+    __hash__ = None  # type: ignore[assignment]
+
+    pooling: str = "mean"
+    """"mean" over the keys of a set and over the sets of a sample, or "sum" over both."""
+    each: bool = False
+    """Whether every key of a set is its query in turn."""
+
+    @property
+    def unpooled(self) -> SampleBatch:
+        """The samples before they were pooled in another way than by means."""
+        return self
+
+    @property
+    def sets(self) -> SetBatch:
+        """All sets that are held, sample after sample."""
+        raise NotImplementedError
+
+    @property
+    def set_offsets(self) -> Int[np.ndarray, " o"]:
+        """Sample i owns ``sets[set_offsets[i] : set_offsets[i+1]]``."""
+        raise NotImplementedError
+
+    @property
+    def set_counts(self) -> Int[np.ndarray, " n"]:
+        """Sets that each sample stands for."""
+        return np.diff(self.set_offsets)
+
+    @property
+    def token_counts(self) -> Int[np.ndarray, " n"]:
+        """Keys that each sample takes once its sets are written out: what blocks are cut by."""
+        return np.diff(self.sets.offsets[self.set_offsets])
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether every sample is one set, averaged over its keys: its features are those of ``sets``."""
+        return False
+
+    @property
+    def has_own_queries(self) -> bool:
+        """Whether queries came with the sets, so that none need be made of their keys."""
+        return self.sets.query is not None
+
+    @property
+    def dim(self) -> int:
+        """The token dimension d."""
+        return self.sets.dim
+
+    @property
+    def query(self) -> Float[Any, "s d"] | None:
+        """The queries of all sets, or None."""
+        return self.sets.query
+
+    @property
+    def device(self) -> str | None:
+        """Where torch tensors live, such as "cpu" or "cuda:0"; None for NumPy arrays."""
+        return self.sets.device
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(n, d), so that scikit-learn can slice the batch as it slices an array."""
+        return len(self), self.dim
+
+    def with_sets(self, sets: SetBatch) -> Any:
+        """The same samples with other sets in the place of theirs, as many and in their order."""
+        raise NotImplementedError
+
+    def numpy(self) -> Any:
+        """Return the samples in host memory, as NumPy arrays; themselves if they are there."""
+        return self if self.device is None else self.with_sets(self.sets.numpy())
+
+    def astype(self, dtype: Any) -> Any:
+        """Return the samples in float32 or float64."""
+        return self.with_sets(self.sets.astype(dtype))
+
+    def pooled(self, pooling: str, *, each: bool = False) -> SetBatch | PooledSets:
+        """The samples as a layer sees them; with ``each``, every key of a set is its query in turn."""
+        return PooledSets(self, pooling, each)
+
+    def written_out(self) -> WrittenSets:
+        """The sets that the samples stand for, and the coefficient c_j of each."""
+        counts = self.set_counts
+        return WrittenSets(self.sets, self.set_offsets, np.repeat(1.0 / counts, counts))
+
+    def signature(self) -> SetBatch:
+        """Every sample as one set, so that samples are equal where these are."""
+        raise NotImplementedError
+
+    def check_query_rule(self, query: str) -> None:
+        """Raise if these samples cannot have their queries made in that way."""
+
+    @classmethod
+    def _joined(cls, batches: Sequence[Any]) -> Any:
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        return len(self.set_offsets) - 1
+
+    def __getitem__(self, rows: Any) -> Any:
+        raise NotImplementedError
+
+    def _row_numbers(self, rows: Any) -> Int[np.ndarray, " r"]:
+        """The numbers of the samples that a slice, integers or a mask name."""
+        if isinstance(rows, tuple) and len(rows) == 2 and rows[1] is Ellipsis:
+            rows = rows[0]  # scikit-learn writes X[rows, ...]
+        if isinstance(rows, slice):
+            return np.arange(*rows.indices(len(self)))
+        # a tuple addresses several axes in NumPy, and a batch has one
+        index = np.empty((), dtype=object) if isinstance(rows, tuple) else np.asarray(rows)
+        if index.dtype == bool:
+            if index.shape != (len(self),):
+                raise IndexError(f"a mask must have one entry per set: got shape {index.shape} for {len(self)} sets.")
+            return np.flatnonzero(index)
+        if index.size == 0:
+            index = index.astype(np.intp)
+        if index.dtype.kind not in "iu" or index.ndim > 1:
+            raise IndexError(
+                f"a {type(self).__name__} is indexed by a slice, a list or array of integers, or a mask: "
+                f"got {type(rows).__name__} of dtype {index.dtype} and shape {index.shape}."
+            )
+        index = np.atleast_1d(index).astype(np.intp)
+        outside = (index < -len(self)) | (index >= len(self))
+        if outside.any():
+            raise IndexError(f"set {int(index[outside][0])} is out of range for a batch of {len(self)} sets.")
+        return np.where(index < 0, index + len(self), index)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """An (n, d) array of objects: entry (i, j) is coordinate j of sample i, as a batch of one sample.
+
+        scikit-learn's ensembles choose rows and columns of it, and `samples_in` makes samples of what they chose. A
+        table of numbers it is not.
+        """
+        if dtype is not None and np.dtype(dtype) != object:
+            raise TypeError(
+                f"a {type(self).__name__} is no table of numbers, and cannot be read as {np.dtype(dtype)}. Give it to "
+                "an estimator of keyhole, or make features of it first: kh.AttentionFeatures(n_heads).fit_transform(X)."
+            )
+        cells = np.empty(self.shape, dtype=object)
+        for j in range(self.dim):
+            column = self.with_sets(self.sets.coordinates(slice(j, j + 1)))
+            for i in range(len(self)):
+                cells[i, j] = column[i : i + 1]
+        return cells
+
+
+@dataclass(frozen=True)
+class WrittenSets:
+    """The sets of some samples end to end, and the coefficient of each in the features of its sample."""
+
+    sets: SetBatch
+    offsets: Int[np.ndarray, " o"]
+    coefficients: Float[np.ndarray, " s"]
+
+    def pool(self, numbers: Float[np.ndarray, "a b"], axis: int = 0) -> Float[np.ndarray, "c e"]:
+        """Numbers of sets along ``axis``, which are overwritten, as numbers of samples: Σ_j c_j x_j."""
+        numbers *= np.expand_dims(self.coefficients.astype(numbers.dtype), 1 - axis)
+        return np.add.reduceat(numbers, self.offsets[:-1], axis=axis)
+
+    def spread(self, numbers: Float[np.ndarray, "n p"]) -> Float[np.ndarray, "s p"]:
+        """The transpose of `pool`: rows of samples as rows of their sets, c_j x_i."""
+        rows = np.repeat(numbers, np.diff(self.offsets), axis=0)
+        rows *= self.coefficients[:, None].astype(rows.dtype)
+        return rows
+
+
+def check_samples(value: Any, name: str) -> None:
+    """Raise if ``value`` is not a batch of samples."""
+    if not isinstance(value, SampleBatch):
+        raise TypeError(
+            f"`{name}` must be a SetBatch: got {type(value).__name__}. Wrap arrays in kh.SetBatch(keys, query), or in "
+            "kh.SetBatch.from_tokens(x) if row 0 of each set is its query."
+        )
+
+
+def check_sets(value: Any, name: str) -> None:
+    """Raise if ``value`` is not a batch of samples of one set each, averaged over its keys."""
+    check_samples(value, name)
+    if not value.is_plain:
+        raise TypeError(
+            f"`{name}` must be a SetBatch, one set per sample: got {type(value).__name__}. Its sets are `{name}.sets`."
+        )
+
+
+def samples_in(value: Any) -> SampleBatch | None:
+    """A batch of samples as it is, what was chosen of an array of their coordinates joined, None for anything else."""
+    if isinstance(value, SampleBatch):
+        return value
+    if not isinstance(value, np.ndarray) or value.dtype != object or value.ndim != 2 or value.size == 0:
+        return None
+    if not all(isinstance(cell, SampleBatch) for cell in value.flat):
+        return None
+    columns = [concatenate(list(column)) for column in value.T]
+    first = columns[0]
+    for j, column in enumerate(columns):
+        lengths, others = np.split(first.sets.lengths, first.set_offsets[1:-1]), column.set_offsets[1:-1]
+        for i, (a, b) in enumerate(zip(lengths, np.split(column.sets.lengths, others), strict=True)):
+            if not np.array_equal(a, b):
+                raise ValueError(
+                    f"the coordinates of a sample must come from sets of one size: sample {i} has {a.tolist()} keys in "
+                    f"coordinate 0 and {b.tolist()} in coordinate {j}. To permute coordinates, as "
+                    "permutation_importance does, use samples of one size; or compare fits with and without them."
+                )
+    return first.with_sets(first.sets.beside([column.sets for column in columns[1:]]))
+
+
+class SetBatch(SampleBatch):
     """A batch of n sets of keys, each with an optional query.
 
     Set i has keys x_1 … x_N in R^d, N ≥ 1 and different from set to set, and one query x_0 in R^d. The order of
@@ -57,8 +272,6 @@ class SetBatch:
     """
 
     __slots__ = ("_offsets", "_query", "_tokens")
-    # the batch compares by identity and holds arrays: not hashable by content
-    __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, keys: Any, query: Any = None) -> None:
         tokens, offsets = _join_sets(keys, "keys")
@@ -145,9 +358,19 @@ class SetBatch:
         return str(self._tokens.device) if is_tensor(self._tokens) else None
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """(n, d), so that scikit-learn can slice the batch as it slices an array."""
-        return len(self), self.dim
+    def sets(self) -> SetBatch:
+        """The batch itself."""
+        return self
+
+    @property
+    def set_offsets(self) -> Int[np.ndarray, " o"]:
+        """Sample i owns set i alone."""
+        return np.arange(len(self) + 1)
+
+    @property
+    def is_plain(self) -> bool:
+        """Every sample is one set, averaged over its keys."""
+        return True
 
     @property
     def nbytes(self) -> int:
@@ -181,6 +404,38 @@ class SetBatch:
         query = None if self._query is None else to_device(self._query, device)
         return self._from_flat(to_device(self._tokens, device), self._offsets, query)
 
+    def with_query(self, query: Float[Any, "n d"] | None) -> SetBatch:
+        """The same sets with other queries, or none, that are known to fit."""
+        return self._from_flat(self._tokens, self._offsets, query)
+
+    def coordinates(self, columns: slice) -> SetBatch:
+        """The same sets with some of their coordinates."""
+        query = None if self._query is None else self._query[:, columns]
+        return self._from_flat(self._tokens[:, columns], self._offsets, query)
+
+    def beside(self, others: Sequence[SetBatch]) -> SetBatch:
+        """The same sets with the coordinates of sets of the same sizes after their own."""
+        batches = (self, *others)
+        query = None if self._query is None else np.concatenate([b.query for b in batches], axis=1)
+        return self._from_flat(np.concatenate([b.tokens for b in batches], axis=1), self._offsets, query)
+
+    def with_sets(self, sets: SetBatch) -> SetBatch:
+        """Those sets."""
+        return sets
+
+    def pooled(self, pooling: str, *, each: bool = False) -> SetBatch | PooledSets:
+        """The samples as a layer sees them: the batch itself for the mean over keys."""
+        return self if pooling == "mean" and not each else PooledSets(self, pooling, each)
+
+    def signature(self) -> SetBatch:
+        """The batch itself."""
+        return self
+
+    def each_key_as_query(self) -> SetBatch:
+        """Every key of every set as the query of a copy of its set."""
+        copies = self[np.repeat(np.arange(len(self)), self.lengths)]
+        return self._from_flat(copies.tokens, copies.offsets, self._tokens)
+
     def extended_keys(self) -> Float[Any, "t e"]:
         """All keys with a one appended: x~ = [x; 1]."""
         return _with_last(self._tokens, 1.0)
@@ -200,34 +455,11 @@ class SetBatch:
 
     def __getitem__(self, rows: Any) -> SetBatch:
         """Return the sets that ``rows`` names: a slice, integers, or a mask. One integer gives a batch of one set."""
-        if isinstance(rows, tuple) and len(rows) == 2 and rows[1] is Ellipsis:
-            rows = rows[0]  # scikit-learn writes X[rows, ...]
         if isinstance(rows, slice):
             start, stop, step = rows.indices(len(self))
             if step == 1:
                 return self._contiguous(start, max(start, stop))
-            rows = np.arange(start, stop, step)
         return self._gather(self._row_numbers(rows))
-
-    def _row_numbers(self, rows: Any) -> np.ndarray:
-        # a tuple addresses several axes in NumPy, and a batch has one
-        index = np.empty((), dtype=object) if isinstance(rows, tuple) else np.asarray(rows)
-        if index.dtype == bool:
-            if index.shape != (len(self),):
-                raise IndexError(f"a mask must have one entry per set: got shape {index.shape} for {len(self)} sets.")
-            return np.flatnonzero(index)
-        if index.size == 0:
-            index = index.astype(np.intp)
-        if index.dtype.kind not in "iu" or index.ndim > 1:
-            raise IndexError(
-                "a SetBatch is indexed by a slice, a list or array of integers, or a mask: "
-                f"got {type(rows).__name__} of dtype {index.dtype} and shape {index.shape}."
-            )
-        index = np.atleast_1d(index).astype(np.intp)
-        outside = (index < -len(self)) | (index >= len(self))
-        if outside.any():
-            raise IndexError(f"set {int(index[outside][0])} is out of range for a batch of {len(self)} sets.")
-        return np.where(index < 0, index + len(self), index)
 
     def _contiguous(self, start: int, stop: int) -> SetBatch:
         offsets = self._offsets[start : stop + 1]
@@ -243,6 +475,22 @@ class SetBatch:
         query = None if self._query is None else self._query[_like(rows, self._tokens)]
         return self._from_flat(self._tokens[_like(source, self._tokens)], offsets, query)
 
+    @classmethod
+    def _joined(cls, batches: Sequence[SetBatch]) -> SetBatch:
+        dims = {b.dim for b in batches}
+        if len(dims) > 1:
+            raise ValueError(f"`batches` must share their token dimension: got {sorted(dims)}.")
+        queries = [b.query for b in batches if b.query is not None]
+        if queries and len(queries) != len(batches):
+            raise ValueError(
+                f"`batches` must all carry a query, or none: {len(queries)} of {len(batches)} do. "
+                "Give the others a query of their own."
+            )
+        lengths = np.concatenate([b.lengths for b in batches])
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        query = _concatenate(queries) if queries else None
+        return cls._from_flat(_concatenate([b.tokens for b in batches]), offsets, query)
+
     def __repr__(self) -> str:
         n, total = len(self), len(self._tokens)
         query = "with query" if self._query is not None else "no query"
@@ -257,8 +505,12 @@ class SetBatch:
         return f"SetBatch({n} sets, {span} {plural} each ({total} in all), {tail}"
 
 
-def concatenate(batches: Sequence[SetBatch]) -> SetBatch:
+def concatenate(batches: Sequence[Any]) -> Any:
     """Join batches end to end. All must have the same dimension, and all or none a query.
+
+    Parameters
+    ----------
+    batches : sequence of SetBatch, or of SetGroups
 
     Examples
     --------
@@ -266,21 +518,18 @@ def concatenate(batches: Sequence[SetBatch]) -> SetBatch:
     >>> concatenate([SetBatch(np.zeros((2, 3, 4))), SetBatch(np.zeros((1, 8, 4)))])
     SetBatch(3 sets, 3–8 keys each (14 in all), dim 4, no query, float64)
     """
+    batches = list(batches)
     if not batches:
         raise ValueError("`batches` must hold at least one SetBatch: got none.")
-    dims = {b.dim for b in batches}
-    if len(dims) > 1:
-        raise ValueError(f"`batches` must share their token dimension: got {sorted(dims)}.")
-    queries = [b.query for b in batches if b.query is not None]
-    if queries and len(queries) != len(batches):
+    for batch in batches:
+        check_samples(batch, "batches")
+    kinds = {type(batch) for batch in batches}
+    if len(kinds) > 1:
         raise ValueError(
-            f"`batches` must all carry a query, or none: {len(queries)} of {len(batches)} do. "
-            "Give the others a query of their own."
+            f"`batches` must all be of one kind: got {' and '.join(sorted(kind.__name__ for kind in kinds))}. "
+            "SetGroups(batch, np.ones(len(batch), int)) makes samples of one set each."
         )
-    lengths = np.concatenate([b.lengths for b in batches])
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    query = _concatenate(queries) if queries else None
-    return SetBatch._from_flat(_concatenate([b.tokens for b in batches]), offsets, query)
+    return kinds.pop()._joined(batches)
 
 
 # What follows takes NumPy arrays and torch tensors alike: `Any` is one of the two.
@@ -447,7 +696,7 @@ def _check_query(query: Any, n: int, keys_dim: int) -> None:
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
-def first_occurrences(batch: SetBatch, labels: Float[np.ndarray, "n t"]) -> Int[np.ndarray, " n"]:
+def first_occurrences(batch: SampleBatch, labels: Float[np.ndarray, "n t"]) -> Int[np.ndarray, " n"]:
     """For each sample, the number of the first sample that equals it: same keys as a multiset, query and labels.
 
     Hashes pick the candidates in O(tokens); candidates are then compared entry by entry, so the answer is exact.
@@ -459,6 +708,7 @@ def first_occurrences(batch: SetBatch, labels: Float[np.ndarray, "n t"]) -> Int[
     >>> first_occurrences(SetBatch([a, b, a[::-1]]), np.zeros((3, 1)))
     array([0, 1, 0])
     """
+    batch = batch.signature()
     hashes = hash_samples(batch, labels)
     first = np.arange(len(batch))
     order = np.argsort(hashes, kind="stable")
@@ -491,8 +741,9 @@ def _hash_rows(rows: np.ndarray) -> np.ndarray:
     return hashes
 
 
-def hash_samples(batch: SetBatch, labels: np.ndarray) -> np.ndarray:
+def hash_samples(batch: SampleBatch, labels: np.ndarray) -> np.ndarray:
     """One 64-bit hash per sample, the same for any order of its keys."""
+    batch = batch.signature()
     # a sum over the keys does not see their order
     hashes = np.add.reduceat(_hash_rows(batch.tokens), batch.offsets[:-1])
     if batch.query is not None:
@@ -511,10 +762,7 @@ def _same_sample(batch: SetBatch, labels: np.ndarray, i: int, j: int) -> bool:
     return bool(np.array_equal(a[np.lexsort(a.T)], b[np.lexsort(b.T)]))
 
 
-POOLINGS = ("mean", "sum")
-
-
-class SetGroups:
+class SetGroups(SampleBatch):
     """A batch of n samples, each owning one or more sets, whose features are pooled over its sets.
 
     For keys that depend on the query: an atom's neighbours with their distances to it are a set, a molecule is
@@ -539,11 +787,9 @@ class SetGroups:
     """
 
     __slots__ = ("_offsets", "_sets")
-    __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, sets: SetBatch, counts: Any) -> None:
-        if not isinstance(sets, SetBatch):
-            raise TypeError(f"`sets` must be a SetBatch: got {type(sets).__name__}.")
+        check_sets(sets, "sets")
         counts = np.asarray(counts)
         if counts.ndim != 1 or counts.dtype.kind not in "iu" or len(counts) == 0:
             raise ValueError(f"`counts` must be a vector of integers: got shape {counts.shape}, {counts.dtype}.")
@@ -568,44 +814,62 @@ class SetGroups:
         return self._offsets
 
     @property
+    def set_offsets(self) -> Int[np.ndarray, " o"]:
+        """The same as ``offsets``."""
+        return self._offsets
+
+    @property
     def counts(self) -> Int[np.ndarray, " n"]:
         """The number of sets of each sample."""
         return np.diff(self._offsets)
 
     @property
-    def dim(self) -> int:
-        """The token dimension d."""
-        return self._sets.dim
+    def has_own_queries(self) -> bool:
+        """Yes: the sets of a sample differ by their queries, given or constant."""
+        return True
 
-    @property
-    def query(self) -> Float[np.ndarray, "n d"] | None:
-        """The queries of all sets, or None."""
-        return self._sets.query
+    @classmethod
+    def _of(cls, sets: SetBatch, offsets: Int[np.ndarray, " o"]) -> SetGroups:
+        """Wrap what is known to be valid."""
+        groups = cls.__new__(cls)
+        groups._sets, groups._offsets = sets, offsets
+        return groups
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(n, d), so that scikit-learn can slice the batch as it slices an array."""
-        return len(self), self.dim
+    @classmethod
+    def _joined(cls, batches: Sequence[SetGroups]) -> SetGroups:
+        return cls(concatenate([b.sets for b in batches]), np.concatenate([b.counts for b in batches]))
 
-    def numpy(self) -> SetGroups:
-        """Return the samples in host memory, as NumPy arrays; themselves if they are there."""
-        return self if self._sets.device is None else SetGroups(self._sets.numpy(), self.counts)
+    def with_sets(self, sets: SetBatch) -> SetGroups:
+        """The same groups of other sets."""
+        return self._of(sets, self._offsets)
 
-    def __len__(self) -> int:
-        return len(self._offsets) - 1
+    def check_query_rule(self, query: str) -> None:
+        """Raise unless queries are those given."""
+        if query != "given":
+            raise ValueError(
+                f"`query` must be 'given' for SetGroups, whose sets have their own queries: got {query!r}. "
+                "Pass a SetBatch to make queries from keys."
+            )
+
+    def signature(self) -> SetBatch:
+        """Every sample as one set of its (query, key, hash of the set) triples.
+
+        Queries and keys alone do not say which keys share a set, and softmax depends on it.
+        """
+        sets = self._sets
+        query = np.zeros((len(sets), sets.dim)) if sets.query is None else sets.query
+        hashes = (hash_samples(sets, np.zeros((len(sets), 1))) >> np.uint64(11)).astype(np.float64)
+        own = np.concatenate([query, hashes[:, None]], axis=1)
+        triples = np.concatenate([np.repeat(own, sets.lengths, axis=0), sets.tokens], axis=1)
+        return SetBatch._from_flat(triples, sets.offsets[self._offsets], None)
 
     def __getitem__(self, rows: Any) -> SetGroups:
         """Return the samples that ``rows`` names: a slice, integers, or a mask."""
-        if isinstance(rows, tuple) and len(rows) == 2 and rows[1] is Ellipsis:
-            rows = rows[0]  # scikit-learn writes X[rows, ...]
-        chosen = np.atleast_1d(np.arange(len(self))[rows])
+        chosen = self._row_numbers(rows)
         counts = self.counts[chosen]
-        starts = np.concatenate([[0], np.cumsum(counts)])[:-1]
-        source = np.arange(counts.sum()) + np.repeat(self._offsets[chosen] - starts, counts)
-        groups = SetGroups.__new__(SetGroups)
-        groups._sets = self._sets[source]
-        groups._offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        return groups
+        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        source = np.arange(offsets[-1]) + np.repeat(self._offsets[chosen] - offsets[:-1], counts)
+        return self._of(self._sets[source], offsets)
 
     def __repr__(self) -> str:
         low, high = (int(self.counts.min()), int(self.counts.max())) if len(self) else (0, 0)
@@ -613,9 +877,9 @@ class SetGroups:
         return f"SetGroups({len(self)} samples, {span} sets each, of {self._sets!r})"
 
 
-@dataclass(frozen=True)
-class PooledSets:
-    """n samples as the layer sees them: Φ_i = Σ_j c_j φ(set j) over the sets j that sample i stands for.
+@dataclass(frozen=True, eq=False)
+class PooledSets(SampleBatch):
+    """n samples pooled otherwise than by the mean over one set: by sums, over groups, over every key as the query.
 
     Attributes
     ----------
@@ -623,71 +887,62 @@ class PooledSets:
     pooling : "mean" or "sum"
         "mean" averages over the keys of a set (ReLU/N) and over the sets of a sample; "sum" adds both up.
     each : bool
-        Whether every key of a set of ``base``, a SetBatch, is the query in turn.
+        Whether every key of a set of ``base``, a SetBatch, is the query in turn. Such sets are written out as they
+        are asked for: a set of N keys stands for N sets of N.
     """
 
-    base: SetBatch | SetGroups = field(repr=False)
-    pooling: str
+    base: SampleBatch = field(repr=False)
+    pooling: str = "mean"
     each: bool = False
 
-    def __len__(self) -> int:
-        return len(self.base)
+    @property
+    def unpooled(self) -> SampleBatch:
+        """``base``."""
+        return self.base
+
+    @property
+    def sets(self) -> SetBatch:
+        """All sets that are held, sample after sample."""
+        return self.base.sets
+
+    @property
+    def set_offsets(self) -> Int[np.ndarray, " o"]:
+        """Sample i stands for sets ``set_offsets[i] … set_offsets[i+1] − 1`` once they are written out."""
+        return self.base.sets.offsets if self.each else self.base.set_offsets
+
+    @property
+    def token_counts(self) -> Int[np.ndarray, " n"]:
+        """Keys that each sample takes once its sets are written out."""
+        return self.base.token_counts**2 if self.each else self.base.token_counts
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the samples are pooled as a SetBatch is."""
+        return self.base.is_plain and self.pooling == "mean" and not self.each
+
+    def with_sets(self, sets: SetBatch) -> PooledSets:
+        """Other sets, pooled in the same way."""
+        return PooledSets(self.base.with_sets(sets), self.pooling, self.each)
+
+    def written_out(self) -> WrittenSets:
+        """The sets that the samples stand for, and the coefficient c_j of each."""
+        sets, offsets = self.base.sets, self.set_offsets
+        if self.each:
+            sets = sets.each_key_as_query()
+        if self.pooling == "sum":
+            return WrittenSets(sets, offsets, sets.lengths.astype(np.float64))
+        return WrittenSets(sets, offsets, np.repeat(1.0 / np.diff(offsets), np.diff(offsets)))
+
+    def signature(self) -> SetBatch:
+        """That of the samples before they are pooled."""
+        return self.base.signature()
+
+    @classmethod
+    def _joined(cls, batches: Sequence[PooledSets]) -> PooledSets:
+        if len({(b.pooling, b.each) for b in batches}) > 1:
+            raise ValueError("`batches` must all be pooled in one way.")
+        return cls(concatenate([b.base for b in batches]), batches[0].pooling, batches[0].each)
 
     def __getitem__(self, rows: Any) -> PooledSets:
         """Return some of the samples."""
         return PooledSets(self.base[rows], self.pooling, self.each)
-
-    @property
-    def dim(self) -> int:
-        """The token dimension d."""
-        return self.base.dim
-
-    @property
-    def weights_of_sets(self) -> Int[np.ndarray, " n"]:
-        """Tokens that a sample takes when its sets are written out: what blocks are cut by."""
-        if isinstance(self.base, SetGroups):
-            ends = np.concatenate([[0], np.cumsum(self.base.sets.lengths)])
-            return np.asarray(np.diff(ends[self.base.offsets]))
-        return self.base.lengths**2 if self.each else self.base.lengths
-
-    @property
-    def sets_of_samples(self) -> Int[np.ndarray, " n"]:
-        """Sets that each sample stands for."""
-        if isinstance(self.base, SetGroups):
-            return self.base.counts
-        return self.base.lengths if self.each else np.ones(len(self.base), dtype=np.int64)
-
-    def pairs(self) -> SetBatch:
-        """Every sample as one set of its (query, key, hash of the set) triples: equal triples, equal sets.
-
-        Queries and keys alone do not say which keys share a set, and softmax depends on it.
-        """
-        if not isinstance(self.base, SetGroups):
-            return self.base
-        sets = self.base.sets
-        query = np.zeros((len(sets), sets.dim)) if sets.query is None else sets.query
-        hashes = (hash_samples(sets, np.zeros((len(sets), 1))) >> np.uint64(11)).astype(np.float64)
-        own = np.concatenate([query, hashes[:, None]], axis=1)
-        triples = np.concatenate([np.repeat(own, sets.lengths, axis=0), sets.tokens], axis=1)
-        return SetBatch._from_flat(triples, sets.offsets[self.base.offsets], None)
-
-    def flat(self) -> tuple[SetBatch, Int[np.ndarray, " o"], Float[np.ndarray, " s"]]:
-        """Write out the sets; return them, the first set of each sample, and the coefficient c_j of each set."""
-        if isinstance(self.base, SetGroups):
-            sets, starts = self.base.sets, self.base.offsets
-        elif self.each:
-            sets, starts = _each_key(self.base), self.base.offsets
-        else:
-            sets, starts = self.base, np.arange(len(self.base) + 1)
-        if self.pooling == "sum":
-            return sets, starts[:-1], sets.lengths.astype(np.float64)
-        counts = np.diff(starts)
-        return sets, starts[:-1], np.repeat(1.0 / counts, counts)
-
-
-def _each_key(batch: SetBatch) -> SetBatch:
-    """Every key of every set as the query of a copy of its set."""
-    lengths = batch.lengths
-    owner = np.repeat(np.arange(len(batch)), lengths)
-    copies = batch[owner]
-    return SetBatch._from_flat(copies.tokens, copies.offsets, batch.tokens)

@@ -621,7 +621,7 @@ def as_source(batches: Any) -> Any:
     """An iterable of batches as it is; the path of a file as a `ParquetSets`."""
     if isinstance(batches, (str, os.PathLike)):
         return ParquetSets(batches)
-    if isinstance(batches, (SetBatch, np.ndarray)) or not isinstance(batches, Iterable):
+    if hasattr(batches, "shape") or not isinstance(batches, Iterable):
         raise TypeError(
             f"`batches` must be an iterable of batches such as [(X, y), …], or a path: got {type(batches).__name__}. "
             "Use fit or predict for one batch."

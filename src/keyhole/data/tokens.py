@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from keyhole._array import unit_exponent
 from keyhole._checks import check_float_array
-from keyhole.data.sets import PooledSets, SetBatch, SetGroups
+from keyhole.data.sets import PooledSets, SampleBatch, SetBatch
 
 SCALINGS = ("none", "sphere", "standard")
 QUERIES = ("given", "mean", "each")
@@ -45,7 +45,7 @@ class TokenRule:
     @classmethod
     def learn(
         cls,
-        batch: SetBatch | SetGroups,
+        batch: SampleBatch,
         scaling: str,
         query: str = "given",
         pooling: str = "mean",
@@ -60,11 +60,7 @@ class TokenRule:
         >>> rule.apply(SetBatch(np.array([[[0.0], [2.0]]]))).tokens.ravel()
         array([-1.,  0.])
         """
-        if isinstance(batch, SetGroups) and query != "given":
-            raise ValueError(
-                f"`query` must be 'given' for SetGroups, whose sets have their own queries: got {query!r}. "
-                "Pass a SetBatch to make queries from keys."
-            )
+        batch.check_query_rule(query)
         if scaling != "standard":
             return cls(scaling, query, pooling)
         tokens, share = _weighed_tokens(batch, weights)
@@ -80,17 +76,12 @@ class TokenRule:
         centre = np.ldexp(centre + first, units)
         return cls(scaling, query, pooling, centre, spread)
 
-    def apply(self, batch: SetBatch | SetGroups) -> SetBatch | PooledSets:
-        """Scale, make queries, and wrap what needs pooling."""
-        if isinstance(batch, SetGroups):
-            scaled = SetGroups(self._scale(batch.sets), batch.counts)
-            return PooledSets(scaled, self.pooling)
-        sets = self._scale(batch)
+    def apply(self, batch: SampleBatch) -> SetBatch | PooledSets:
+        """Scale, make queries, and pool."""
+        sets = self._scale(batch.sets)
         if self.query == "mean":
-            sets = SetBatch._from_flat(sets.tokens, sets.offsets, _means_of_keys(sets))
-        if self.query == "each":
-            return PooledSets(sets, self.pooling, each=True)
-        return sets if self.pooling == "mean" else PooledSets(sets, self.pooling)
+            sets = sets.with_query(_means_of_keys(sets))
+        return batch.with_sets(sets).pooled(self.pooling, each=self.query == "each")
 
     def _scale(self, batch: SetBatch) -> SetBatch:
         if self.scaling == "none":
@@ -108,18 +99,12 @@ class TokenRule:
 
 
 def _weighed_tokens(
-    batch: SetBatch | SetGroups, weights: Float[np.ndarray, " n"] | None
+    batch: SampleBatch, weights: Float[np.ndarray, " n"] | None
 ) -> tuple[Float[np.ndarray, "t d"], Float[np.ndarray, " t"]]:
     """All keys of samples that have weight, in float64, and the share of each, adding up to one."""
-    sample = np.ones(len(batch)) if weights is None else weights
-    if isinstance(batch, SetGroups):
-        lengths, owner = batch.sets.lengths, np.repeat(sample, batch.counts)
-        tokens = batch.sets.tokens
-    else:
-        lengths, owner, tokens = batch.lengths, sample, batch.tokens
-    share = np.repeat(owner, lengths)
+    share = np.repeat(np.ones(len(batch)) if weights is None else weights, batch.token_counts)
     kept = share > 0
-    return tokens[kept].astype(np.float64), share[kept] / share.sum()
+    return batch.sets.tokens[kept].astype(np.float64), share[kept] / share.sum()
 
 
 def _means_of_keys(sets: SetBatch) -> Float[np.ndarray, "n d"]:

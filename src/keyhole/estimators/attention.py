@@ -85,7 +85,7 @@ class _AttentionModel(SetEstimator):
             dtype,
             options,
             as_groups(groups, batch, weights),
-            pick_device(self.device, batch.sets if isinstance(batch, SetGroups) else batch),
+            pick_device(self.device, batch.sets),
             solver,
             hold_out=isinstance(self, ClassifierMixin),
         )

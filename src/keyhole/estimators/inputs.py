@@ -23,7 +23,7 @@ from keyhole._checks import check_choice, check_count, check_float_array, check_
 from keyhole.attention.activations import check_activation, check_pointwise
 from keyhole.attention.heads import GaussianHeads, HeadDraw, HeadLaw
 from keyhole.attention.learned import MOST_TO_JUDGE, LearnedHeads
-from keyhole.data.sets import POOLINGS, PooledSets, SetBatch, SetGroups
+from keyhole.data.sets import POOLINGS, PooledSets, SetBatch, SetGroups, check_sets, samples_in
 from keyhole.data.tokens import QUERIES, SCALINGS, TokenRule
 from keyhole.layer import (
     LayerFit,
@@ -111,8 +111,10 @@ def as_sets(estimator: BaseEstimator, X: Any, *, reset: bool) -> SetBatch:
 
     ``X`` is a SetBatch; or tokens as `SetBatch.from_tokens` takes them; or an (n, d) table, one key per set.
     """
-    if isinstance(X, SetBatch):
-        batch = X
+    held = samples_in(X)
+    if held is not None:
+        check_sets(held, "X")
+        batch = held.sets
         if len(batch) == 0:
             raise ValueError("`X` must hold at least one set: got a SetBatch of 0 sets (0 sample(s)).")
     elif _holds_token_arrays(X):
@@ -266,10 +268,9 @@ well be exchanged (on digits "standard" and "none" are, and a thousand samples d
 
 def as_samples(estimator: BaseEstimator, X: Any, *, reset: bool) -> SetBatch | SetGroups:
     """Return ``X`` as sets, or as the groups of sets it is, checked against what `fit` saw unless ``reset``."""
-    if isinstance(X, SetGroups):
-        as_sets(estimator, X.sets, reset=reset)
-        return X
-    return as_sets(estimator, X, reset=reset)
+    held: Any = samples_in(X)
+    sets = as_sets(estimator, X if held is None else held.sets, reset=reset)
+    return sets if held is None else held
 
 
 @dataclass(frozen=True)
@@ -325,11 +326,11 @@ class LayerPlan:
 
     def fit(self, batch: SetBatch | PooledSets, columns: np.ndarray, law: HeadLaw) -> LayerFit:
         """Solve for the values of this law."""
-        heads = law if self.n_heads is None else HeadDraw(law, self.n_heads, batch.dim, self.seed)
+        heads: Any = law if self.n_heads is None else HeadDraw(law, self.n_heads, batch.dim, self.seed)
         if self.groups is None:
             return self._solve(batch, columns, heads, self.penalties)
         options = {**self.options, "groups": self.groups}
-        if isinstance(heads, HeadDraw):
+        if self.n_heads is not None:
             fit = fit_finite_layer(batch, columns, heads, self.penalties, dtype=self.dtype, **options)
         else:
             fit = fit_kernel_layer(batch, columns, heads, self.penalties, **options)
@@ -346,27 +347,25 @@ class LayerPlan:
         options = {**self.options, "weights": weights}
         return rows, replace(self, penalties=None, options=options, groups=groups, solver="direct")
 
-    def _solve(
-        self, batch: SetBatch | PooledSets, columns: np.ndarray, heads: HeadLaw | HeadDraw, penalties: Any
-    ) -> LayerFit:
+    def _solve(self, batch: SetBatch | PooledSets, columns: np.ndarray, heads: Any, penalties: Any) -> LayerFit:
         if self.device is not None:
             return self._solve_on_device(batch, columns, heads, penalties)
-        if not isinstance(heads, HeadDraw):
+        if self.n_heads is None:
             if self.solver == "cg":
                 raise ValueError("solver='cg' is for finitely many heads: `n_heads` is infinite. Use solver='direct'.")
             return fit_kernel_layer(batch, columns, heads, penalties, **self.options)
-        large = exceeds_memory(len(batch), heads.n_heads * (batch.dim + 1), self.dtype)
+        large = exceeds_memory(len(batch), self.n_heads * (batch.dim + 1), self.dtype)
         if self.solver == "cg" or (self.solver == "auto" and large):
             options = {**self.options, "dtype": self.dtype, "hold_out": self.hold_out}
             return fit_large_layer(batch, columns, heads, penalties, **options)
         return fit_finite_layer(batch, columns, heads, penalties, dtype=self.dtype, **self.options)
 
     def _solve_on_device(
-        self, batch: SetBatch | PooledSets, columns: np.ndarray, heads: HeadLaw | HeadDraw, penalties: Any
+        self, batch: SetBatch | PooledSets, columns: np.ndarray, heads: Any, penalties: Any
     ) -> LayerFit:
         batch = plain_sets(batch)
         options = {**self.options, "device": self.device, "dtype": self.dtype}
-        if isinstance(heads, HeadDraw):
+        if self.n_heads is not None:
             return fit_finite_on_device(batch, columns, heads, penalties, **options)
         return fit_kernel_on_device(batch, columns, heads, penalties, **options)
 
@@ -413,7 +412,7 @@ def _fit_unit_columns(
 ) -> SetFit:
     pooling = check_choice(pooling, "pooling", POOLINGS)
     as_given = (scaling, query, pooling) == ("none", "given", "mean")
-    if isinstance(batch, SetBatch) and (not as_given or plan.groups is not None or hasattr(plan.law, "fit")):
+    if not batch.is_plain or not as_given or plan.groups is not None or hasattr(plan.law, "fit"):
         batch = batch.numpy()  # tokens are prepared, and laws learned, in NumPy
     rules = [
         TokenRule.learn(batch, s, q, pooling, plan.options["weights"])
@@ -465,7 +464,7 @@ def _candidates(value: Any, name: str, choices: tuple[str, ...], automatic: tupl
 
 def _queries_worth_trying(batch: SetBatch | SetGroups) -> tuple[str, ...]:
     """A query that was given is meant; without one, the mean of the keys may be worth having."""
-    return ("given",) if isinstance(batch, SetGroups) or batch.query is not None else ("given", "mean")
+    return ("given",) if batch.has_own_queries else ("given", "mean")
 
 
 def class_weights(class_weight: Any, labels: np.ndarray, weights: np.ndarray | None) -> np.ndarray | None:

@@ -264,7 +264,7 @@ def head_design(
 
     def columns(which: HeadDraw | np.ndarray) -> Float[np.ndarray, "n q"]:
         features = attention_features(batch, which, activation, dtype=dtype)
-        features *= math.sqrt(which.n_heads if isinstance(which, HeadDraw) else len(which))
+        features *= math.sqrt(len(which))
         if centre:
             features -= features.mean(axis=0, dtype=np.float64).astype(features.dtype)
         return features

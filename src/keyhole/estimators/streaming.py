@@ -16,7 +16,7 @@ from sklearn.utils.validation import column_or_1d
 
 from keyhole._checks import check_choice
 from keyhole.attention.heads import HeadDraw
-from keyhole.data.sets import POOLINGS, SetBatch, SetGroups
+from keyhole.data.sets import POOLINGS, SetBatch, SetGroups, concatenate
 from keyhole.data.streams import Batch, as_batch, as_source
 from keyhole.data.tokens import QUERIES, SCALINGS, TokenRule
 from keyhole.estimators.base import memory_budget, outputs
@@ -34,7 +34,7 @@ from keyhole.estimators.inputs import (
     fit_temperature,
 )
 from keyhole.ridge.design import PrincipalAxes
-from keyhole.streaming import LayerRecipe, LayerSums, StreamedFit, join_samples
+from keyhole.streaming import LayerRecipe, LayerSums, StreamedFit
 
 N_KEPT = 2048
 """Samples that a classifier keeps to calibrate its probabilities on."""
@@ -108,7 +108,7 @@ def _joint(parts: list[Checked]) -> Checked:
     joint = None
     if any(w is not None for w in weights):
         joint = np.concatenate([np.ones(len(c)) if w is None else w for c, w in zip(columns, weights, strict=True)])
-    return join_samples(list(sets)), np.concatenate(columns), joint
+    return concatenate(sets), np.concatenate(columns), joint
 
 
 def gathered(batches: Iterable[Checked]) -> Iterator[Checked]:

@@ -12,9 +12,9 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from keyhole.attention.activations import SOFTMAX
-from keyhole.attention.features import pooled_features
+from keyhole.attention.features import attention_features
 from keyhole.attention.heads import GaussianHeads, HeadDraw
-from keyhole.attention.kernels import pooled_kernel
+from keyhole.attention.kernels import attention_kernel
 from keyhole.attention.learned import LearnedHeads
 from keyhole.data.sets import PooledSets, SetBatch, SetGroups
 from keyhole.data.tokens import SCALINGS, TokenRule
@@ -51,7 +51,7 @@ class LensProblem:
     @property
     def batch(self) -> SetBatch:
         """All sets, whoever owns them."""
-        return self.sets.sets if isinstance(self.sets, SetGroups) else self.sets
+        return self.sets.sets
 
     @property
     def has_query(self) -> bool:
@@ -140,12 +140,12 @@ def held_out_losses(
 
 def kernel_gram(ready: SetBatch | PooledSets, law: Any, activation: str) -> Gram:
     """Infinitely many heads."""
-    return Gram(pooled_kernel(ready, None, law, activation))
+    return Gram(attention_kernel(ready, None, law, activation))
 
 
 def head_gram(ready: SetBatch | PooledSets, law: Any, n_heads: int, activation: str, seed: int) -> Gram:
     """M heads, their features in single precision."""
-    features = pooled_features(ready, HeadDraw(law, n_heads, ready.dim, seed), activation, dtype="float32")
+    features = attention_features(ready, HeadDraw(law, n_heads, ready.dim, seed), activation, dtype="float32")
     return feature_gram(features)
 
 
@@ -164,7 +164,7 @@ def nested_head_grams(
     total: np.ndarray | float = 0.0
     grams, start = [], 0
     for count in counts:
-        features = pooled_features(ready, draw.block(start, count), activation, dtype="float32")
+        features = attention_features(ready, draw.block(start, count), activation, dtype="float32")
         total = total + (count - start) * feature_gram(features).matrix
         grams.append(Gram(np.asarray(total / count), EPS32))
         start = count
@@ -175,7 +175,7 @@ def pooled_numbers(problem: LensProblem, *, statistics: bool, pooling: str) -> F
     """Mean (or sum) of the keys and the query; with ``statistics`` their spread, extremes and number as well."""
     sets = problem.sets
     batch = problem.batch
-    offsets = batch.offsets[sets.offsets] if isinstance(sets, SetGroups) else batch.offsets
+    offsets = batch.offsets[sets.set_offsets]
     tokens, lengths = batch.tokens.astype(np.float64), np.diff(offsets)[:, None]
     mean = np.add.reduceat(tokens, offsets[:-1], axis=0) / lengths
     parts = [mean * lengths if pooling == "sum" else mean]
@@ -186,10 +186,8 @@ def pooled_numbers(problem: LensProblem, *, statistics: bool, pooling: str) -> F
         high = np.maximum.reduceat(tokens, offsets[:-1], axis=0)
         parts += [spread, low, high, np.log(lengths)]
     if batch.query is not None:
-        query = batch.query.astype(np.float64)
-        if isinstance(sets, SetGroups):
-            query = np.add.reduceat(query, sets.offsets[:-1], axis=0) / sets.counts[:, None]
-        parts.append(query)
+        query = np.add.reduceat(batch.query.astype(np.float64), sets.set_offsets[:-1], axis=0)
+        parts.append(query / sets.set_counts[:, None])
     return standardised(np.concatenate(parts, axis=1))
 
 
@@ -277,7 +275,7 @@ def make_choice(problem: LensProblem, config: LensConfig) -> Preparation:
     """Scaling (and a query made of the keys) by leave-one-out of zero-mean heads; then the strength of a bias."""
     rows = _few(problem, config.seed)
     sets, columns = problem.sets[rows], problem.columns[rows]
-    queries = ("given",) if problem.has_query or isinstance(sets, SetGroups) else ("given", "mean")
+    queries = ("given",) if sets.has_own_queries else ("given", "mean")
     costs = Costs()
     found: list[tuple[float, TokenRule]] = []
     for scaling in SCALINGS:
@@ -618,7 +616,7 @@ class _Look:
 
     def _made_query(self, best: Measured) -> None:
         """Where no query was given: whether the mean of the keys makes one."""
-        if isinstance(self.problem.sets, SetGroups):
+        if self.problem.sets.has_own_queries:
             return
         other = replace(self.choice.rule, query="given" if self.choice.rule.query == "mean" else "mean")
         seconds = self.choice.costs.kernel(self.problem.tokens, biased=False) + self._fit_cost(len(self.folds))
@@ -716,6 +714,4 @@ def _renamed(m: Measured, name: str, role: str) -> Measured:
 
 def _with_query(sets: Any, query: np.ndarray | None) -> Any:
     """The same sets with other queries, or none."""
-    if isinstance(sets, SetGroups):
-        return SetGroups(_with_query(sets.sets, query), sets.counts)
-    return SetBatch._from_flat(sets.tokens, sets.offsets, query)
+    return sets.with_sets(sets.sets.with_query(query))
