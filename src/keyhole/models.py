@@ -30,14 +30,14 @@ from keyhole.ridge.design import DesignMoments
 from keyhole.streaming import KeptSamples, LayerSums
 
 FORMAT, VERSION = "keyhole-model", 1
-LARGEST_HEADER = 100_000_000
-"""Bytes; the limit of safetensors itself."""
-DTYPES = {
-    "F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "|i1",
-    "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "|u1", "BOOL": "|b1",
+_NAMES = {
+    np.dtype(code): name
+    for name, code in {
+        "F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "|i1",
+        "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "|u1", "BOOL": "|b1",
+    }.items()
 }  # fmt: skip
 """Types of arrays that a model may hold."""
-_NAMES = {np.dtype(code): name for name, code in DTYPES.items()}
 
 
 def write_container(path: Path, document: Any, arrays: Mapping[str, np.ndarray], *, overwrite: bool) -> None:
@@ -46,8 +46,7 @@ def write_container(path: Path, document: Any, arrays: Mapping[str, np.ndarray],
 
     stored = {name: np.ascontiguousarray(a, dtype=a.dtype.newbyteorder("<")) for name, a in arrays.items()}
     text = json.dumps(document, allow_nan=False, ensure_ascii=True, separators=(",", ":"))
-    contents = {name: (_NAMES[a.dtype], a.shape, a.tobytes()) for name, a in stored.items()}
-    metadata = {"format": FORMAT, "version": str(VERSION), "document": text, "sha256": _digest(text, contents)}
+    metadata = {"format": FORMAT, "version": str(VERSION), "document": text, "sha256": _digest(text, stored)}
     try:
         write_whole(save(stored, metadata), path, overwrite=overwrite)
     except FileExistsError as error:
@@ -55,33 +54,33 @@ def write_container(path: Path, document: Any, arrays: Mapping[str, np.ndarray],
 
 
 def read_container(path: Path) -> tuple[Any, dict[str, np.ndarray]]:
-    """Read document and arrays, checked: sizes before allocation, then the digest. Raises ValueError or OSError."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > min(size - 8, LARGEST_HEADER):
-            raise damaged(
-                path,
-                f"a model file starts with the length of its header, at most its own {size:,} bytes",
-                f"{length:,}",
-            )
-        header = _parse(path, file.read(length))
-        metadata = _metadata(path, header)
-        entries = _entries(path, header, size - 8 - length)
-        contents = {}
-        for name, (dtype, shape, start, stop) in entries.items():
-            file.seek(8 + length + start)
-            content = file.read(stop - start)
-            if len(content) != stop - start:
-                raise damaged(path, "all bytes of an array must be there", f"{len(content):,} for {name!r:.80}")
-            contents[name] = (dtype, shape, content)
-    if _digest(metadata["document"], contents) != metadata["sha256"]:
+    """Read document and arrays, and compare them with their digest. Raises ValueError or OSError."""
+    from safetensors import SafetensorError, safe_open
+
+    path.stat()  # a file that is not there is no damaged one
+    try:
+        with safe_open(str(path), framework="numpy") as file:
+            metadata = file.metadata() or {}
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+        raise damaged(path, "a model file is safetensors, whole and unchanged", f"{str(error)[:200]!r}") from None
+    if metadata.get("format") != FORMAT:
+        raise damaged(path, f"a model file says that its format is {FORMAT!r}", "no such words")
+    if metadata.get("version") != str(VERSION):
+        raise ValueError(
+            f"this keyhole reads version {VERSION} of its model files: {path.name!r} has version "
+            f"{metadata.get('version')!r:.40}. Use the keyhole that wrote it, or a newer one."
+        )
+    text = metadata.get("document", "")
+    if any(array.dtype not in _NAMES for array in arrays.values()) or _digest(text, arrays) != metadata.get("sha256"):
         raise damaged(path, "contents must match the digest that was stored with them", "contents that do not")
-    arrays = {
-        name: np.frombuffer(content, DTYPES[dtype]).reshape(shape).astype(np.dtype(DTYPES[dtype]).newbyteorder("="))
-        for name, (dtype, shape, content) in contents.items()
-    }
-    return _parse(path, metadata["document"].encode()), arrays
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise damaged(path, "the description of a model must be JSON", f"another ({str(error)[:80]})") from None
+    if not isinstance(document, dict):
+        raise damaged(path, "the description of a model must be a JSON object", f"a {type(document).__name__}")
+    return document, arrays
 
 
 def damaged(path: Path, rule: str, evidence: str) -> ValueError:
@@ -92,73 +91,20 @@ def damaged(path: Path, rule: str, evidence: str) -> ValueError:
     )
 
 
-def _digest(text: str, contents: Mapping[str, tuple[str, tuple[int, ...], bytes]]) -> str:
+def _digest(text: str, arrays: Mapping[str, np.ndarray]) -> str:
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass"))
-    for name in sorted(contents):
-        dtype, shape, content = contents[name]
-        digest.update(f"\n{name!r} {dtype} {tuple(shape)} {len(content)}\n".encode("utf-8", "surrogatepass"))
-        digest.update(content)
+    for name in sorted(arrays):
+        array = arrays[name]
+        line = f"\n{name!r} {_NAMES[array.dtype]} {array.shape} {array.nbytes}\n"
+        digest.update(line.encode("utf-8", "surrogatepass"))
+        digest.update(array.tobytes())
     return digest.hexdigest()
 
 
-def _parse(path: Path, text: bytes) -> Any:
-    try:
-        parsed = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise damaged(path, "the header of a model file must be JSON", f"another ({str(error)[:80]})") from None
-    if not isinstance(parsed, dict):
-        raise damaged(path, "the header of a model file must be a JSON object", f"a {type(parsed).__name__}")
-    return parsed
-
-
-def _metadata(path: Path, header: dict[str, Any]) -> dict[str, str]:
-    metadata = header.get("__metadata__")
-    if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
-        raise damaged(path, f"a model file says that its format is {FORMAT!r}", "no such words")
-    version = metadata.get("version")
-    if version != str(VERSION):
-        raise ValueError(
-            f"this keyhole reads version {VERSION} of its model files: {path.name!r} has version {version!r:.40}. "
-            "Use the keyhole that wrote it, or a newer one."
-        )
-    for key in ("document", "sha256"):
-        if not isinstance(metadata.get(key), str):
-            raise damaged(path, f"a model file has a {key} in its metadata", f"{metadata.get(key)!r:.40}")
-    return metadata
-
-
-def _entries(path: Path, header: dict[str, Any], size: int) -> dict[str, tuple[str, tuple[int, ...], int, int]]:
-    """Where each array lies: checked against the size of the data, its own shape, and the others."""
-
-    def whole(numbers: Any) -> bool:
-        return isinstance(numbers, list) and all(type(n) is int and 0 <= n < 2**62 for n in numbers)
-
-    entries: dict[str, tuple[str, tuple[int, ...], int, int]] = {}
-    total = 0
-    for name, value in header.items():
-        if name == "__metadata__":
-            continue
-        if not isinstance(value, dict) or value.get("dtype") not in list(DTYPES):
-            raise damaged(path, f"an array has a dtype among {', '.join(DTYPES)}", f"{value!r:.80}")
-        shape: Any = value.get("shape")
-        offsets: Any = value.get("data_offsets")
-        if not whole(shape) or len(shape) > 8 or not whole(offsets) or len(offsets) != 2:
-            raise damaged(
-                path, "an array has a shape and two offsets, whole numbers", f"{shape!r:.60}, {offsets!r:.60}"
-            )
-        start, stop = offsets
-        expected = math.prod(shape) * np.dtype(DTYPES[value["dtype"]]).itemsize
-        if not start <= stop <= size or stop - start != expected:
-            raise damaged(
-                path,
-                f"an array of shape {shape!r:.60} takes {expected:,} of the {size:,} bytes of data",
-                f"it at {offsets!r:.60}",
-            )
-        total += stop - start
-        entries[name] = (value["dtype"], tuple(shape), start, stop)
-    if total != size:
-        raise damaged(path, f"arrays share out the {size:,} bytes of data between them", f"arrays of {total:,}")
-    return entries
+def refuse_if(wrong: Any, words: str) -> None:
+    """What is wrong with a description, in words that follow "it has"."""
+    if wrong:
+        raise ValueError(words)
 
 
 @dataclass(frozen=True)
@@ -326,8 +272,7 @@ class Unpacker:
         """The object that ``value`` describes. Raises ValueError, TypeError or KeyError where it describes none."""
         if value is None or isinstance(value, (bool, str, int, float)):
             return value
-        if not isinstance(value, dict):
-            raise ValueError(f"a {type(value).__name__} where an object is described")
+        refuse_if(not isinstance(value, dict), f"a {type(value).__name__} where an object is described")
         match value:
             case {"number": str(text)} if len(text) < 1000:
                 return float(text) if text in ("inf", "-inf", "nan") else int(text)
@@ -347,8 +292,7 @@ class Unpacker:
         raise ValueError(f"an unknown description, {str(value)[:60]}")
 
     def _strings(self, items: list[Any], shape: list[Any], kind: str) -> np.ndarray:
-        if not all(isinstance(item, str) for item in items):
-            raise ValueError("labels that are not text where text is announced")
+        refuse_if(not all(isinstance(item, str) for item in items), "labels that are not text where text is announced")
         if kind == "text":
             self._padding += padding_of(items)
             if self._padding > MOST_PADDING:
@@ -392,15 +336,13 @@ def _build(kind: str, held: dict[str, Any]) -> Any:
     if kind == "SetGroups":
         return SetGroups(held["sets"], held["counts"])
     if kind == "HeadDraw":
-        if held["n_heads"] > MOST_HEADS:
-            raise ValueError(f"{held['n_heads']:,} heads, of which {MOST_HEADS:,} are allowed")
+        refuse_if(held["n_heads"] > MOST_HEADS, f"{held['n_heads']:,} heads, of which {MOST_HEADS:,} are allowed")
         return HeadDraw(held["law"], held["n_heads"], held["dim"], held["seed"])
     if kind in RECORDS:
         record = RECORDS[kind]
         wanted = {f.name for f in fields(record) if f.default is MISSING and f.default_factory is MISSING}
         known = {f.name for f in fields(record)}
-        if not wanted <= set(held) <= known:
-            raise ValueError(f"a {kind} with {sorted(held)}, which should have {sorted(known)}")
+        refuse_if(not wanted <= set(held) <= known, f"a {kind} with {sorted(held)}, which should have {sorted(known)}")
         if record is DesignMoments:
             held["gram"] = from_lower_triangle(held["gram"])
         built = record(**held)
@@ -486,8 +428,7 @@ def _check_record(kind: str, built: Any) -> None:
             check_choice(built.chosen, "chosen", CHOICES)
             check_number(built.strength, "strength")
             check_count(built.steps, "steps", minimum=0)
-            if not isinstance(built.reason, str):
-                raise ValueError("a law chosen for no reason in words")
+            refuse_if(not isinstance(built.reason, str), "a law chosen for no reason in words")
             if not isinstance(built.history, tuple) or not all(isinstance(step, Step) for step in built.history):
                 raise ValueError("a history of something else than steps")
         case "PooledSets":
@@ -499,8 +440,7 @@ def _check_record(kind: str, built: Any) -> None:
         case "FiniteLayer":
             _check_array(built.values, 3, "values")
             _check_array(built.intercept, 1, "intercept")
-            if not isinstance(built.heads, HeadDraw):
-                raise ValueError("a layer without heads")
+            refuse_if(not isinstance(built.heads, HeadDraw), "a layer without heads")
             check_activation(built.activation)
             check_choice(built.dtype, "dtype", PRECISIONS)
             width = built.heads.dim + 1
@@ -511,8 +451,7 @@ def _check_record(kind: str, built: Any) -> None:
         case "KernelLayer":
             _check_array(built.dual, 2, "dual")
             _check_array(built.intercept, 1, "intercept")
-            if not isinstance(built.sets, (SetBatch, PooledSets)):
-                raise ValueError("a kernel without its training sets")
+            refuse_if(not isinstance(built.sets, (SetBatch, PooledSets)), "a kernel without its training sets")
             check_pointwise(built.activation)
             if (
                 not isinstance(built.law, (GaussianHeads, FittedHeads))
@@ -533,8 +472,7 @@ def _check_record(kind: str, built: Any) -> None:
 def _check_moments(moments: DesignMoments) -> None:
     for name, ndim in (("gram", 2), ("cross", 2), ("squares", 1), ("means", 1), ("y_mean", 1)):
         _check_array(getattr(moments, name), ndim, name)
-        if getattr(moments, name).dtype != np.float64:
-            raise ValueError(f"{name} of single precision")
+        refuse_if(getattr(moments, name).dtype != np.float64, f"{name} of single precision")
     p, t = moments.cross.shape
     if (moments.gram.shape, moments.means.shape, moments.squares.shape, moments.y_mean.shape) != (
         (p, p),
@@ -552,8 +490,7 @@ def _check_moments(moments: DesignMoments) -> None:
     check_number(moments.weight, "weight", minimum=0.0, exclusive=True)
     check_number(moments.y_size, "y_size", minimum=0.0)
     check_number(moments.rounding, "rounding", minimum=0.0, exclusive=True)
-    if type(moments.fit_intercept) is not bool:
-        raise ValueError("no word about an intercept")
+    refuse_if(type(moments.fit_intercept) is not bool, "no word about an intercept")
 
 
 def _check_kept(kept: KeptSamples) -> None:
@@ -574,10 +511,8 @@ def _check_kept(kept: KeptSamples) -> None:
 def _check_array(array: Any, ndim: int, name: str, kinds: str = "f") -> None:
     if not isinstance(array, np.ndarray) or array.ndim != ndim or array.dtype.kind not in kinds:
         raise ValueError(f"{name} that are not an array of numbers with {ndim} axes")
-    if array.dtype == np.float16:
-        raise ValueError(f"{name} of half precision")
-    if not np.isfinite(array).all():
-        raise ValueError(f"{name} that are not finite")
+    refuse_if(array.dtype == np.float16, f"{name} of half precision")
+    refuse_if(not np.isfinite(array).all(), f"{name} that are not finite")
 
 
 ESTIMATORS: dict[str, type] = {
@@ -707,8 +642,7 @@ def load(path: Any) -> Any:
 def read_model(path: Any) -> SavedModel:
     """Load an estimator together with the schema of its input. See `load`."""
     path = Path(path)
-    if path.is_dir():
-        raise ValueError(f"`path` must name a model file: {path.name!r} is a folder.")
+    refuse_if(path.is_dir(), f"`path` must name a model file: {path.name!r} is a folder.")
     document, arrays = read_container(path)
     try:
         return _restore(document, Unpacker(arrays))
@@ -753,13 +687,11 @@ def _restore(document: dict[str, Any], unpacker: Unpacker) -> SavedModel:
     parameters = {str(name): unpacker.unpack(value) for name, value in document["parameters"].items()}
     estimator = kind(**parameters)  # an unknown parameter is a TypeError
     for name, value in document["fitted"].items():
-        if not _NOTE.fullmatch(name) or name in _BUILT:
-            raise ValueError(f"a fitted attribute {name!r:.60}")
+        refuse_if(not _NOTE.fullmatch(name) or name in _BUILT, f"a fitted attribute {name!r:.60}")
         setattr(estimator, name, unpacker.unpack(value))
     if type(estimator.n_features_in_) is not int or type(estimator.has_query_) is not bool:
         raise ValueError("no token dimension, or no word about queries")
-    if estimator.n_features_in_ < 1:
-        raise ValueError(f"tokens of dimension {estimator.n_features_in_}")
+    refuse_if(estimator.n_features_in_ < 1, f"tokens of dimension {estimator.n_features_in_}")
     _attach_layer(estimator, document["layer"], unpacker)
     _check_fitted(estimator, list(document["fitted"]))
     if "stream" in document:
@@ -826,12 +758,10 @@ def _resume(estimator: Any, sums: Any) -> None:
 def _check_training_sets(estimator: Any, sets: SetBatch | PooledSets) -> None:
     """Training sets must be what the rule for tokens makes of new ones, or a kernel cannot compare the two."""
     rule = estimator.tokens_
-    if not isinstance(rule, TokenRule):
-        raise ValueError("no rule for tokens")
+    refuse_if(not isinstance(rule, TokenRule), "no rule for tokens")
     base = sets.unpooled
     plain = base.is_plain
-    if sets.dim != estimator.n_features_in_:
-        raise ValueError("a kernel that does not fit the tokens")
+    refuse_if(sets.dim != estimator.n_features_in_, "a kernel that does not fit the tokens")
     fits = sets.pooling == rule.pooling and sets.each == (plain and rule.query == "each")
     has_query = estimator.has_query_ or rule.query == "mean"
     if not fits or (not plain and rule.query != "given") or (base.query is not None) != has_query:
@@ -850,10 +780,8 @@ def _attach_pruned(estimator: Any, parts: dict[str, Any]) -> None:
     kept = values.reshape(*shape, -1)
     if active.ndim != 1 or active.dtype.kind != "i" or (np.diff(active) <= 0).any():
         raise ValueError("active heads that are no increasing numbers")
-    if len(active) and not 0 <= active[0] <= active[-1] < heads.n_heads:
-        raise ValueError("active heads that do not exist")
-    if np.delete(kept, active, axis=0).any():
-        raise ValueError("values of heads that are not active")
+    refuse_if(len(active) and not 0 <= active[0] <= active[-1] < heads.n_heads, "active heads that do not exist")
+    refuse_if(np.delete(kept, active, axis=0).any(), "values of heads that are not active")
     if intercept.shape != kept.shape[2:] or intercept.dtype.kind != "f":
         raise ValueError("an intercept that does not fit the values")
     estimator.heads_, estimator.active_heads_, estimator.values_ = heads, active, values
@@ -864,8 +792,7 @@ def _check_heads(heads: Any, estimator: Any) -> None:
     width = estimator.n_features_in_ + 1
     if not isinstance(heads, HeadDraw) or heads.dim + 1 != width or law_width(heads.law) not in (None, width):
         raise ValueError(f"heads that do not fit tokens of dimension {estimator.n_features_in_}")
-    if isinstance(heads.law, UnfittedLaw):
-        raise ValueError("heads of a law that was never fitted")
+    refuse_if(isinstance(heads.law, UnfittedLaw), "heads of a law that was never fitted")
     # a law that cannot be drawn from says so; a small file must not make us draw a large matrix
     if (
         width * (width + 2 * getattr(heads.law, "rank", 0)) <= LARGEST_TRIAL
@@ -877,18 +804,15 @@ def _check_heads(heads: Any, estimator: Any) -> None:
 def _is_single(estimator: Any) -> bool:
     if isinstance(estimator, AttentionClassifier):
         return len(estimator.classes_) == 2
-    if type(estimator._single) is not bool:
-        raise ValueError("no word about whether there is one output")
+    refuse_if(type(estimator._single) is not bool, "no word about whether there is one output")
     return bool(estimator._single)
 
 
 def _check_labels(estimator: Any) -> None:
     """Labels are sorted and all different, and a classifier has as many columns of scores as its labels need."""
     classes = estimator.classes_
-    if not isinstance(classes, np.ndarray) or classes.ndim != 1 or len(classes) < 2:
-        raise ValueError("no labels to choose from")
-    if classes.dtype.kind == "f" and not np.isfinite(classes).all():
-        raise ValueError("labels that are not finite")
+    refuse_if(not isinstance(classes, np.ndarray) or classes.ndim != 1 or len(classes) < 2, "no labels to choose from")
+    refuse_if(classes.dtype.kind == "f" and not np.isfinite(classes).all(), "labels that are not finite")
     if not (classes[:-1] < classes[1:]).all() and classes.dtype.kind != "b":
         raise ValueError("labels that are not sorted, or not all different")
     if classes.dtype.kind == "b" and classes.tolist() != [False, True]:
@@ -908,8 +832,7 @@ def _check_fitted(estimator: Any, names: Collection[str]) -> None:
         _check_labels(estimator)
     if isinstance(estimator, AttentionClassifier):
         required |= {"temperature_"}
-    if missing := required - set(names):
-        raise ValueError(f"no {', '.join(sorted(missing))}")
+    refuse_if(missing := required - set(names), f"no {', '.join(sorted(missing))}")
     for name in names:
         if not _fits(name, getattr(estimator, name), estimator):
             raise ValueError(f"{name} that is no such thing, {getattr(estimator, name)!r:.60}")
