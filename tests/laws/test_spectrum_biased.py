@@ -345,7 +345,7 @@ def test_the_norm_is_the_zero_mean_norm_in_the_limit_and_a_bound_lies_below():
 
 
 def test_a_norm_that_does_not_settle_is_refused():
-    with pytest.raises(ValueError, match=r"does not settle up to degree \d+.*biased_norm_bound"):
+    with pytest.raises(ValueError, match=r"does not settle: it is .* at degrees 8.*biased_norm_bound"):
         rkhs_norm(Correlation(3, 64), GaussianHeads(mean=1.0))
 
 
@@ -411,6 +411,7 @@ def test_prediction_meets_kernel_ridge(seed):
         (lambda: bias_of(GaussianHeads(mean=np.diag([1.0, 2.0, 0.0])), 2), r"entry \(1, 1\) is 2.*empirical_curve"),
         (lambda: bias_of("biased", 3), r"must be kh.GaussianHeads.*'biased'.*empirical_curve"),
         (lambda: bias_of(GaussianHeads(mean=1.0), 1), "dimension 2 or more"),
+        (lambda: bias_of(GaussianHeads(mean=1.0, scale=0.05), 3), "at most 8 times twice its scale.*empirical_curve"),
         (lambda: learning_curve(Correlation(1, 3), 10, 2, 0.1, model="mlp", law=GaussianHeads()), "leave out"),
         (lambda: learning_curve(Correlation(17, 3), 10, 2, 0.1, law=GaussianHeads(mean=1.0)), "degree 18"),
         (lambda: attention_spectrum(3, 2, 40, law=GaussianHeads(mean=1.0)), "at most 16"),

@@ -29,7 +29,7 @@ from jaxtyping import Float, Int
 from scipy.fft import dct
 from scipy.linalg import solve_triangular
 from scipy.sparse import csr_array
-from scipy.special import ndtr
+from scipy.special import gammaln, ndtr
 
 from keyhole._array import block_size, blocks
 from keyhole.attention.heads import GaussianHeads
@@ -41,8 +41,11 @@ from keyhole.theory.targets import PAIR, QUERY, Polynomial, Term, crossed_joinin
 ACCURACY = 1e-2
 """Error of a block, in operator norm, against the eigenvalues (D+1, 0) and (0, D+1) of zero-mean heads."""
 
-ROUNDING = 1e-16
-"""Of numbers near one."""
+SHOWS = 3e-15
+"""Where the rounding of numbers near one may show: blocks that must be more accurate are made more carefully."""
+
+LARGEST_MEAN = 8.0
+"""In units of twice the scale: beyond it h_k(cu) turns so fast in u that blocks take minutes."""
 
 MOST_TERMS, MOST_DEGREES = 6000, 400
 """Terms of the series in k, and the degree of the polynomials that stand for h_k(cu)."""
@@ -94,7 +97,13 @@ def bias_of(law: object, dim: int) -> Bias:
         )
     if dim < 2:
         raise ValueError("`law` has a mean, and its exact spectrum needs tokens of dimension 2 or more: got dim 1.")
-    return Bias(slope / (2 * scale), corner / (2 * scale), (2 * scale) ** 2)
+    bias = Bias(slope / (2 * scale), corner / (2 * scale), (2 * scale) ** 2)
+    if max(abs(bias.slope), abs(bias.corner)) > LARGEST_MEAN:
+        raise ValueError(
+            f"`law` must have a mean of at most {LARGEST_MEAN:g} times twice its scale for an exact spectrum: its mean "
+            f"is {slope:g}, its corner {corner:g}, its scale {scale:g}. Beyond, use kh.theory.empirical_curve."
+        )
+    return bias
 
 
 def second_moment(m: Float[np.ndarray, " q"]) -> Float[np.ndarray, " q"]:
@@ -227,11 +236,33 @@ def _series(dim: int, bias: Bias, reach: float, allowed: float) -> _Series:
     moments = hermite_moments(bias.slope * reach * np.cos(angles) + bias.corner, last + 1)
     coefficients = dct(moments, type=2, axis=1) / nodes
     coefficients[:, 0] /= 2
+    if allowed < SHOWS:
+        coefficients = _refined_coefficients(coefficients, bias, reach)
     weights = weights[: last + 1]
     sizes = np.cumsum(np.abs(coefficients)[:, ::-1], axis=1)[:, ::-1]
-    enough = np.flatnonzero(weights @ sizes**2 <= max(1e-6 * allowed, ROUNDING**2))
+    enough = np.flatnonzero(weights @ sizes**2 <= 1e-6 * allowed)
     stop = int(enough[0]) if len(enough) else nodes
     return _Series(coefficients[:, :stop], weights, reach)
+
+
+def _refined_coefficients(coefficients: Float[np.ndarray, "k m"], bias: Bias, reach: float) -> Float[np.ndarray, "k m"]:
+    """The same with small coefficients to full relative accuracy, where Taylor's series at c_0 has no cancellation.
+
+    The coefficient of T_m is Σ_j 2^{1−j} C(j, (j−m)/2) h_{k+j}(c_0) (c·reach)^j / (j! √k!) over j = m, m+2, …
+    """
+    terms, degrees = coefficients.shape
+    k, m = np.arange(terms)[:, None], np.arange(degrees)
+    moments = hermite_moments(np.array([bias.corner]), terms + degrees + 80)[:, 0]
+    total, size = np.zeros_like(coefficients), np.zeros_like(coefficients)
+    for i in range(40):
+        j = m + 2 * i
+        log = gammaln(k + j + 1) / 2 - gammaln(k + 1) / 2 - gammaln(i + 1) - gammaln(m + i + 1)
+        term = 2 * moments[k + j] * np.exp(log + j * math.log(abs(bias.slope) * reach / 2 + 1e-300))
+        total += term
+        size += np.abs(term)
+    total = np.where(m == 0, total / 2, total) * (np.sign(bias.slope) if bias.slope else 1.0) ** m
+    better = (size < 1e3 * np.abs(total)) & (np.abs(term) < 1e-17 * size)
+    return np.where(better, total, coefficients)
 
 
 @dataclass(frozen=True, eq=False)
@@ -354,10 +385,12 @@ def _state_roots(
 
 
 def _root(tall: Float[np.ndarray, "*batch n m"], allowed: float) -> Float[np.ndarray, "*batch r m"]:
-    """R with RᵀR = tallᵀ tall, rows by falling length: from the product itself where rounding may show in it."""
-    if allowed < 1e3 * ROUNDING:
-        _, values, right = np.linalg.svd(np.linalg.qr(tall, mode="r"), full_matrices=False)
-        return np.asarray(values[..., None] * right)
+    """R with RᵀR = tallᵀ tall, rows by falling length: from the product itself where rounding may show in it.
+
+    Otherwise by Householder's reflections, which keep the relative accuracy of every column, however small.
+    """
+    if allowed < SHOWS:
+        return np.asarray(np.linalg.qr(tall, mode="r"))
     squares, vectors = np.linalg.eigh(tall.swapaxes(-1, -2) @ tall)
     roots = np.sqrt(np.maximum(squares, 0.0))[..., None] * vectors.swapaxes(-1, -2)
     return np.asarray(roots[..., ::-1, :])

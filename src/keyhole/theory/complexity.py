@@ -71,7 +71,8 @@ def rkhs_norm(target: Polynomial, law: GaussianHeads | None = None) -> float:
 
     Zero-mean heads: Σ_kl |P_kl F|² / μ_kl. Heads with a mean: Σ tᵀ A⁻¹ t over the blocks of
     :mod:`keyhole.theory.blocks`, t the vector of F in the block and A between states p, q ≤ D: a number that rises with
-    D, taken where it rises by less than a thousandth.
+    D = 8, 16, … by ever smaller steps; what lies beyond the last is continued as a geometric series, and is below a
+    thousandth.
 
     It is the limit from below of yᵀK⁻¹y as samples are added; for zero-mean heads never above
     :func:`rkhs_norm_bound`, which holds for the larger space of polynomials on all of R^d.
@@ -80,7 +81,7 @@ def rkhs_norm(target: Polynomial, law: GaussianHeads | None = None) -> float:
     ------
     ValueError
         Where the degree is so high that a harmonic part or an eigenvalue is lost to floating point, or where the
-        norm under biased heads still rises at the highest D.
+        norm under biased heads has not settled at the highest D.
 
     Examples
     --------
@@ -104,26 +105,31 @@ def rkhs_norm(target: Polynomial, law: GaussianHeads | None = None) -> float:
     return float(np.sum(powers[present] / values[present]))
 
 
-NORM_DEGREES, NORM_TOLERANCE = (4, 6, 8, 12, 16, 24, 32), 1e-3
-"""Degrees D at which the norm of biased heads is taken, and the rise from one to the next that ends the search."""
+NORM_DEGREES, NORM_TOLERANCE = (8, 16, 24, 32, 40), 1e-3
+"""Degrees D at which the norm of biased heads is taken, and the share of it that may still lie beyond the last."""
 
 
 def _biased_norm(target: Polynomial, bias: Bias) -> float:
-    norms: list[float] = []
     smallest = pair_eigenvalues(target.dim, NORM_DEGREES[-1]).diagonal()
-    # rows of a factor are sums of numbers near one, and below this they are rounding
-    degrees = [degree for degree in NORM_DEGREES if degree > max(target.degrees) and smallest[degree] > 1e-26]
+    # columns of a factor keep their relative accuracy as they shrink, but not for ever
+    degrees = [degree for degree in NORM_DEGREES if degree > max(target.degrees) and smallest[degree] > 1e-36]
+    norms: list[float] = []
     for degree in degrees:
         vectors = target_vectors(target, degree)
         inner = [single_block(target.dim, bias.unit, label, degree).inverse_form(v) for label, v in vectors.items()]
         norms.append(math.fsum(inner) / bias.gain)
-        if len(norms) > 1 and norms[-1] <= (1 + NORM_TOLERANCE) * norms[-2]:
+        rises = np.diff(norms[-3:])
+        if len(rises) and abs(rises[-1]) <= 0.01 * NORM_TOLERANCE * norms[-1]:
             return norms[-1]
-    risen = f"it is {norms[-2]:.4g} and {norms[-1]:.4g} at the last two" if len(norms) > 1 else "the target is beyond"
+        if len(rises) == 2 and 0.0 < rises[1] <= rises[0] / 2:
+            beyond = float(rises[1] ** 2 / (rises[0] - rises[1]))
+            if beyond <= NORM_TOLERANCE * norms[-1]:
+                return norms[-1] + beyond
+    values = ", ".join(f"{norm:.4g}" for norm in norms) or "none"
     raise ValueError(
-        f"the norm of {target!r} under heads with mean {bias.slope:g} in units of twice their scale does not settle up "
-        f"to degree {max(degrees, default=0)}, where floating point ends: {risen}. biased_norm_bound(target, error) "
-        "bounds a function near it."
+        f"the norm of {target!r} under heads with mean {bias.slope:g} in units of twice their scale does not settle: "
+        f"it is {values} at degrees {', '.join(map(str, degrees)) or 'none'}, where floating point ends. "
+        "biased_norm_bound(target, error) bounds a function near it."
     )
 
 
