@@ -201,18 +201,21 @@ def _fit_path(
     return tuple(fits)
 
 
-def check_radii(group_radius: float, ball_radius: float) -> tuple[float, float]:
-    """Return both radii as floats: nonnegative, and at least one of them finite."""
-    pair = []
-    for name, radius in (("group_radius", group_radius), ("ball_radius", ball_radius)):
-        unbounded = isinstance(radius, (float, np.floating)) and radius == math.inf
-        pair.append(math.inf if unbounded else check_number(radius, name, minimum=0.0))
-    if pair == [math.inf, math.inf]:
+def check_radius(radius: Any, name: str) -> float:
+    """Return a radius as a float: nonnegative, infinity allowed."""
+    unbounded = isinstance(radius, (float, np.floating)) and radius == math.inf
+    return math.inf if unbounded else check_number(radius, name, minimum=0.0)
+
+
+def check_radii(group_radius: Any, ball_radius: Any) -> tuple[float, float]:
+    """Return both radii, at least one of them finite."""
+    pair = check_radius(group_radius, "group_radius"), check_radius(ball_radius, "ball_radius")
+    if pair == (math.inf, math.inf):
         raise ValueError(
-            "`group_radius` and `ball_radius` must not both be infinite: without a bound on the values "
-            "nothing bounds the gap. Give one of them a number, or use ridge regression."
+            "`group_radius` and `ball_radius` must not both be infinite: nothing would bound the values. Give one of "
+            "them a number, or use ridge regression, kh.AttentionRegressor."
         )
-    return pair[0], pair[1]
+    return pair
 
 
 @dataclass(frozen=True)

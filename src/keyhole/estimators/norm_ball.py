@@ -21,7 +21,7 @@ from keyhole.attention.features import apply_values, attention_features
 from keyhole.attention.heads import HeadDraw
 from keyhole.ball.design import DenseDesign, StreamedDesign
 from keyhole.ball.losses import LOSSES
-from keyhole.ball.norm_ball import BallSetup, NormBallFit, check_problem
+from keyhole.ball.norm_ball import BallSetup, NormBallFit, check_problem, check_radii, check_radius
 from keyhole.ball.projection import NormBall, group_norms
 from keyhole.ball.solver import OBJECTIVE_FLOOR, Solution, SolverWarning, null_model, warn_if_short
 from keyhole.data.sets import SetBatch
@@ -34,34 +34,23 @@ Pair = tuple[float, float]
 
 @dataclass(frozen=True)
 class Ray:
-    """Norm balls of radii K_1 (``group``) and R_2 (``ball``), of which those that grow are multiplied by one scale."""
+    """Norm balls of radii (K_1, R_2) within fixed ones, and within growing ones times a scale; inf bounds nothing."""
 
-    group: float
-    ball: float
-    group_grows: bool = False
-    ball_grows: bool = False
+    fixed: Pair = (math.inf, math.inf)
+    growing: Pair = (math.inf, math.inf)
 
     @property
-    def fixed(self) -> bool:
-        """Whether this is a single pair of radii."""
-        return not (self.group_grows or self.ball_grows)
-
-    @property
-    def unit(self) -> Pair:
-        """The growing radii at scale 1; infinity for one that does not grow."""
-        return (self.group if self.group_grows else math.inf, self.ball if self.ball_grows else math.inf)
+    def grows(self) -> bool:
+        """Whether this is more than a single pair of radii."""
+        return min(self.growing) < math.inf
 
     def in_units(self, exponent: int) -> Ray:
         """The same ball for outputs 2^exponent times as large; what grows finds its own scale."""
-        group = self.group if self.group_grows else math.ldexp(self.group, exponent)
-        return replace(self, group=group, ball=self.ball if self.ball_grows else math.ldexp(self.ball, exponent))
+        return replace(self, fixed=(math.ldexp(self.fixed[0], exponent), math.ldexp(self.fixed[1], exponent)))
 
     def at(self, scale: float) -> Pair:
         """The radii at this scale."""
-        return (
-            self.group * scale if self.group_grows else self.group,
-            self.ball * scale if self.ball_grows else self.ball,
-        )
+        return min(self.fixed[0], scale * self.growing[0]), min(self.fixed[1], scale * self.growing[1])
 
 
 @dataclass(frozen=True)
@@ -120,40 +109,25 @@ def candidate_balls(group_radius: Any, ball_radius: Any, theory: Theory) -> list
     groups = _as_radii(group_radius, "group_radius", ("cv", "theory"), theory)
     balls = _as_radii(ball_radius, "ball_radius", ("matched", "cv", "theory"), theory)
     rays: list[Ray] = []
-    starts: list[float | None] = [None] if groups is None else [*groups]
-    for group in starts:
-        if balls is not None:
-            rays += [_with_ball(group, ball) for ball in balls]
+    for group in [None] if groups is None else groups:
+        if balls is not None and group is None:
+            rays += [Ray((math.inf, ball), growing=(1.0, math.inf)) for ball in balls]
+        elif balls is not None and group is not None:
+            rays += [Ray(check_radii(group, ball)) for ball in balls]
         elif group is not None and math.isinf(group):
-            rays.append(_ball_alone(ball_radius))
+            if ball_radius == "matched":
+                raise ValueError(
+                    "`ball_radius='matched'` follows `group_radius`, which is infinite. Give `ball_radius` a number "
+                    "or 'cv'."
+                )
+            rays.append(Ray(growing=(math.inf, 1.0)))
         else:
-            unit = 1.0 if group is None else group
-            n_heads = theory.n_heads
-            shapes = {"matched": [theory.ratio], "cv": [math.inf, theory.ratio, 1.0 / math.sqrt(n_heads)]}
-            for ratio in shapes[ball_radius]:
+            unit, alone = 1.0 if group is None else group, 1.0 / math.sqrt(theory.n_heads)
+            for ratio in [theory.ratio] if ball_radius == "matched" else [math.inf, theory.ratio, alone]:
                 # zero times infinity is not a number, and a group radius of zero is all the bound one needs
-                ball = math.inf if math.isinf(ratio) else unit * ratio
-                rays.append(Ray(unit, ball, group is None, group is None))
-    return sorted(rays, key=lambda ray: (ray.group, ray.ball))
-
-
-def _with_ball(group: float | None, ball: float) -> Ray:
-    if group is None:
-        return Ray(1.0, ball, group_grows=True)
-    if math.isinf(group) and math.isinf(ball):
-        raise ValueError(
-            "`group_radius` and `ball_radius` must not both be infinite: nothing would bound the values. Give "
-            "one of them a number or 'cv', or use kh.AttentionRegressor with alpha=0."
-        )
-    return Ray(group, ball)
-
-
-def _ball_alone(ball_radius: str) -> Ray:
-    if ball_radius == "matched":
-        raise ValueError(
-            "`ball_radius='matched'` follows `group_radius`, which is infinite. Give `ball_radius` a number or 'cv'."
-        )
-    return Ray(math.inf, 1.0, ball_grows=True)
+                pair = unit, math.inf if math.isinf(ratio) else unit * ratio
+                rays.append(Ray(growing=pair) if group is None else Ray(pair))
+    return sorted(rays, key=lambda ray: ray.at(1.0))
 
 
 def _as_radii(radius: Any, name: str, words: tuple[str, ...], theory: Theory) -> list[float] | None:
@@ -164,17 +138,11 @@ def _as_radii(radius: Any, name: str, words: tuple[str, ...], theory: Theory) ->
             raise ValueError(f"`{name}` must be a number, a sequence of numbers or one of {listed}: got {radius!r}.")
         return [float(getattr(theory, name))] if radius == "theory" else None
     if np.ndim(radius) == 0:
-        return [_as_radius(radius, name)]
+        return [check_radius(radius, name)]
     radii = check_float_array(radius, name).astype(np.float64)
     if radii.ndim != 1 or len(radii) == 0:
         raise ValueError(f"`{name}` must be a non-empty sequence of numbers: got shape {radii.shape}.")
-    return [_as_radius(float(value), f"{name}[{i}]") for i, value in enumerate(radii)]
-
-
-def _as_radius(radius: Any, name: str) -> float:
-    if isinstance(radius, (float, np.floating)) and radius == math.inf:
-        return math.inf
-    return check_number(radius, name, minimum=0.0)
+    return [check_radius(float(value), f"{name}[{i}]") for i, value in enumerate(radii)]
 
 
 CHOOSING_TOL = 2e-2
@@ -315,7 +283,7 @@ def fit_ball_layer(
     targets = samples.columns[:, 0] if columns.shape[1] == 1 else samples.columns
     loss, intercept = settings.loss, settings.fit_intercept
     setup = check_problem(design, targets, heads.dim + 1, loss, intercept, samples.weights, np.dtype(dtype), share)
-    if len(rays) == 1 and rays[0].fixed:
+    if len(rays) == 1 and not rays[0].grows:
         best, start = Trial(rays[0].at(1.0), (), math.nan, math.nan), setup.check_start(None)
         trials = [best]
     else:
@@ -473,10 +441,10 @@ def choose_radii(
     start = setup.check_start(None)
     for ray in rays:
         scales = [1.0]
-        if ray.fixed:  # warm values will do, but the ball need not hold the one before
+        if not ray.grows:  # warm values will do, but the ball need not hold the one before
             validation.leader = math.inf
         else:
-            first = radius_scale(setup, ray.unit) / GROWTH
+            first = radius_scale(setup, ray.growing) / GROWTH
             scales = [first * GROWTH**k for k in range(LONGEST_PATH)]
             validation.forget()
         leader: Trial | None = None
