@@ -36,7 +36,8 @@ class LabelScores:
 
     def predict(self, X: Any) -> Any:
         """Return the label with the highest score."""
-        return self.classes_[self._class_scores(X).argmax(axis=1)]
+        winners = self._class_scores(X).argmax(axis=1)  # first: it says so if nothing was fitted
+        return self.classes_[winners]
 
     def _class_scores(self, X: Any) -> np.ndarray:
         return class_scores(self.decision_function(X))
