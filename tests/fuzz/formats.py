@@ -413,9 +413,11 @@ def parquet_finish(rng: Random, state: dict[str, Any]) -> Case:
         "data_page_version": rng.choice(("1.0", "2.0")),
         "row_group_size": rng.choice((1, 2, 100)),
     }
+    # Arrow's own writer of Parquet aborts at lists of length 0; in Arrow files they are tried
+    columns = [(name, values) for name, values in state["columns"] if "[0]" not in str(values.type)]
     sink = io.BytesIO()
     try:
-        pq.write_table(arrow_table(state), sink, **options)
+        pq.write_table(arrow_table({"columns": columns}), sink, **options)
     except (pa.ArrowException, ValueError, TypeError):
         kept = [(n, c) for n, c in state["columns"] if n in ("keys", "query", "y", "set", "x", "z", "target")][:1]
         sink = io.BytesIO()
@@ -686,8 +688,7 @@ def zipped(rng: Random, files: list[tuple[str, bytes]], lies: list[int], bomb: i
         packed, method, size, crc = data, 0, len(data), mutate.zlib.crc32(data)
         if bomb and i == 0:
             packer = mutate.zlib.compressobj(9, mutate.zlib.DEFLATED, -15)
-            zeros, _ = mutate.zeros(bomb * 2**20)
-            packed = packer.compress(data) + packer.flush(mutate.zlib.Z_FULL_FLUSH) + zeros
+            packed = packer.compress(data) + packer.flush(mutate.zlib.Z_FULL_FLUSH) + mutate.zeros(bomb * 2**20)
             method, size = 8, size + bomb * 2**20
         elif rng.random() < 0.4:
             packer = mutate.zlib.compressobj(6, mutate.zlib.DEFLATED, -15)
@@ -768,9 +769,8 @@ def babi_finish(rng: Random, state: dict[str, Any]) -> Case:
             case "gz":
                 content = gzip.compress(content, mtime=0)
                 if state["bomb"]:  # a member that is zeros for ever
-                    zeros, crc = mutate.zeros(state["bomb"] * 2**20)
                     size = state["bomb"] * 2**20
-                    content += b"\x1f\x8b\x08" + bytes(7) + zeros + struct.pack("<II", crc, size)
+                    content += b"\x1f\x8b\x08" + bytes(7) + mutate.zeros(size) + struct.pack("<II", 0, size)
             case "bz2":
                 import bz2
 
@@ -939,7 +939,7 @@ def job_mutate(rng: Random, state: dict[str, Any]) -> dict[str, Any]:
     elif kind < 0.75:
         files[held] = with_damage(rng, files.get(held, b""), 1)
     elif kind < 0.85:
-        other = wild_values(rng, wild_type(rng), 2)
+        other = wild_values(rng, rng.choice((pa.float64(), pa.float32(), pa.list_(pa.int8()), pa.string())), 2)
         with contextlib.suppress(pa.ArrowException):
             sink = io.BytesIO()
             pq.write_table(pa.table({rng.choice(("prediction", "x")): other}), sink)
@@ -1262,8 +1262,6 @@ def warm() -> None:
     """Import, compile and make all that cases share, and see that undamaged files of every format are read."""
     warnings.simplefilter("ignore")
     models(), interrupted(), stored(), cells(), setting_names(), cli()
-    for size in (150, 190, 300, 600, 700, 1500):
-        mutate.zeros(size * 2**20)
     for name, kind in FORMATS.items():
         refused = []
         for k in range(24):

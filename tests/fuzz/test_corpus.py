@@ -17,6 +17,46 @@ def test_corpus_and_fresh_cases_are_read_or_refused_in_words(seed, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+FAULTS = """
+import ctypes, json, os, sys, time
+sys.path.insert(0, sys.argv[1])
+import attack, formats
+
+def words(folder, options): raise ValueError(f"a file must be another one: this is {folder.name}.")
+def library(folder, options): formats.kh.notation.parse_target(None, 3)
+def number(folder, options): int("x")
+
+FAULTS = {
+    "read": lambda folder, options: None,
+    "signal": lambda folder, options: ctypes.string_at(0),
+    "hang": lambda folder, options: time.sleep(60),
+    "memory": lambda folder, options: bytearray(2**30),
+    "foreign": lambda folder, options: {}["x"],
+    "foreign 2": number,
+    "foreign 3": library,
+    "foreign 4": words,  # in words, and not in keyhole's
+    "wrong": lambda folder, options: formats.check_sets(formats.kh.SetBatch._from_flat(
+        formats.np.zeros((2, 1)), formats.np.array([0, 2, 2]), None)),
+    "touched": lambda folder, options: (folder / "mine").write_text("x"),
+    "touched 2": lambda folder, options: (folder.parent / "outside" / "precious").unlink(),
+    "touched 3": lambda folder, options: os.system("true"),
+    "refused": lambda folder, options: formats.kh.load(folder / "m.keyhole"),
+}
+for name, fault in FAULTS.items():
+    formats.READERS[name] = fault
+    attack.SECONDS = 0.5 if name == "hang" else 5.0
+    verdict = attack.run_alone(0, formats.Case("x", name, {"m.keyhole": b"no model"}))
+    if verdict.state != name.split()[0]:
+        print(name, verdict)
+"""
+
+
+def test_the_attack_sees_what_it_looks_for():
+    arguments = [sys.executable, "-c", FAULTS, str(ATTACK.parent)]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
+
+
 def test_the_corpus_is_small():
     sizes = [path.stat().st_size for path in ATTACK.with_name("corpus").glob("*.json")]
     assert 0 < sum(sizes) <= 200_000

@@ -84,7 +84,8 @@ def reproduce(
     tables = export(results, out) if results else []
     command = shlex.join(["keyhole", *sys.argv[1:]])
     provenance = provenance_of(command, seed, preset, time.monotonic() - start, len(plan.cells), len(plan.missing))
-    report = build_report(chosen, results, transformer=TRANSFORMER in names, provenance=provenance)
+    transformer = TRANSFORMER in names
+    report = answer_or_exit(lambda: build_report(chosen, results, transformer=transformer, provenance=provenance))
     files = _write(report, out)
     _tell(report, [*files[:1], *tables], console)
     if as_json:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import csv
+import errno
 import gzip
 import io
 import itertools
@@ -62,10 +63,13 @@ def read_texts(path: Path, wanted: Callable[[str], bool]) -> dict[str, str]:
         EOFError,
         NotImplementedError,
         RuntimeError,
+        UnicodeDecodeError,
         OSError,
     ) as error:
-        if isinstance(error, OSError) and (error.errno is not None or isinstance(error, FileNotFoundError)):
-            raise  # of the disk, and not of a decompressor
+        # an invalid argument is a place before the beginning of the file, where a damaged header leads
+        of_the_archive = error.errno in (None, errno.EINVAL) if isinstance(error, OSError) else True
+        if not of_the_archive or isinstance(error, FileNotFoundError):
+            raise  # of the disk
         raise ValueError(
             f"an archive must read back whole: {path.name!r} does not ({str(error)[:200]}). It is damaged; "
             "fetch it again."
@@ -103,6 +107,8 @@ def _in_zip(archive: zipfile.ZipFile, path: Path, wanted: Callable[[str], bool])
         if wanted(info.filename) and not info.is_dir():
             if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                 raise _other_compression(path)
+            if info.compress_size > path.stat().st_size:  # as much memory would be asked for before a byte is read
+                raise zipfile.BadZipFile(f"{info.filename!r:.100} is said to be larger than the archive")
             yield info.filename, info.file_size, partial(archive.read, info)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import tokenize
 import zipfile
@@ -520,7 +521,9 @@ class NpzFile:
         self.path = path
         try:
             self._zip = zipfile.ZipFile(path)
-        except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError) as error:
+        except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError, OSError) as error:
+            if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+                raise  # of the disk; an invalid argument is a place that a damaged header leads to
             raise ValueError(
                 f"an npz file is a zip archive of arrays: {path.name!r} is not ({error}). {_REMEDY}"
             ) from None
@@ -541,6 +544,7 @@ class NpzFile:
             RuntimeError,
             KeyError,
             OSError,
+            UnicodeDecodeError,
         ) as error:
             words = f"{name!r} of {self.path.name!r} does not ({error})"
             raise ValueError(f"the arrays of an npz file must read back: {words}. {_REMEDY}") from None
@@ -552,6 +556,8 @@ class NpzFile:
                 f"arrays must be stored as NumPy does: {name!r} of {self.path.name!r} is compressed by other means. "
                 f"{_REMEDY}"
             )
+        if info.compress_size > self.path.stat().st_size:  # as much would be allocated before a byte is read
+            raise zipfile.BadZipFile("it is said to be larger than the file")
         with self._zip.open(info) as file:
             shape, turned, dtype = self._header(name, file)
             rest = info.file_size - file.tell()

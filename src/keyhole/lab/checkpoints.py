@@ -231,8 +231,14 @@ class Checkpoint:
             query, key = self._weights(place)
             norm = self._norm_before(place) if fold_norm else None
             if norm is not None:
-                scale = self._scale(norm, query.shape[2])
-                query, key = query * scale, key * scale
+                scale = self._scale(norm, query.shape[2]).astype(np.float64)
+                with np.errstate(over="ignore"):
+                    query, key = query * scale, key * scale
+                if not (np.isfinite(query).all() and np.isfinite(key).all()):
+                    raise ValueError(
+                        f"weights times the scale of their layer norm must be numbers: with {norm!r} they overflow. "
+                        "Measure without it (--no-fold-norm)."
+                    )
             yield Layer(label, query, key, norm)
 
     def _read(self, name: str, axes: int) -> np.ndarray:
@@ -478,8 +484,8 @@ def lean_of_layer(query: Float[np.ndarray, "h r d"], key: Float[np.ndarray, "g r
             f"heads must share keys in groups of equal size: got {heads} heads and {key.shape[0]} key matrices. "
             "Check the numbers of heads."
         )
-    query = query.astype(np.float64)
-    key = np.repeat(key.astype(np.float64), heads // key.shape[0], axis=0)
+    query = _about_one(query.astype(np.float64))
+    key = np.repeat(_about_one(key.astype(np.float64)), heads // key.shape[0], axis=0)
     diagonals = np.einsum("hrd,hrd->hd", query, key)
     traces = diagonals.sum(1)
     squares = np.maximum(np.einsum("hrs,hrs->h", query @ query.mT, key @ key.mT), 0.0)
@@ -516,6 +522,12 @@ def lean_of_model(layers: Sequence[LayerLean]) -> ModelLean:
         z=float(sum(layer.z_layer for layer in layers) / root),
         z_signs=float(sum(layer.z_signs_layer for layer in layers) / root),
     )
+
+
+def _about_one(weights: np.ndarray) -> np.ndarray:
+    """Each head times a power of two: no figure depends on its scale, and fourth powers neither overflow nor vanish."""
+    _, exponent = np.frexp(np.abs(weights).max(axis=(1, 2), initial=0.0, keepdims=True))
+    return np.ldexp(weights, -exponent)
 
 
 def _ratio(over: np.ndarray, under: np.ndarray) -> np.ndarray:

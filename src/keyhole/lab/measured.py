@@ -49,7 +49,7 @@ class CellSweep:
         """One value of the cells as a curve."""
         table = np.full((len(self.runs), len(self.x)), np.nan)
         for row, cells in zip(table, self.runs, strict=True):
-            row[: len(cells)] = [results[cell][name] for cell in cells]
+            row[: len(cells)] = [value_of(results, cell, name) for cell in cells]
         return Curve(np.array(self.x, dtype=np.float64), table)
 
 
@@ -102,6 +102,17 @@ class Curve:
             }
             for i, (x, mean, error) in enumerate(zip(self.x.tolist(), self.mean, self.error, strict=True))
         ]
+
+
+def value_of(results: Results, cell: Cell, name: str = "error") -> float:
+    """One value of a cell; a ValueError if it has none of that name."""
+    values = results[cell]
+    if name not in values:
+        raise ValueError(
+            f"a result of {cell.learner!r} must have {name!r}: one in the store has {', '.join(values) or 'nothing'}. "
+            "The store was changed by others: move it away, or choose another folder with --out."
+        )
+    return values[name]
 
 
 def _mean(runs: np.ndarray) -> np.ndarray:

@@ -133,9 +133,7 @@ class Store:
             values = json.loads(text) if isinstance(text, str) else None
         except (ValueError, RecursionError):
             values = None
-        if not isinstance(values, dict) or not all(
-            isinstance(v, (int, float)) and not isinstance(v, bool) and math.isfinite(v) for v in values.values()
-        ):
+        if not isinstance(values, dict) or not all(_is_result(name, value) for name, value in values.items()):
             raise self._error(f"a result there is {text!r:.60}, and not numbers by name")
         return values
 
@@ -146,6 +144,12 @@ class Store:
                 "SELECT rowid, key FROM results WHERE rowid > ? ORDER BY rowid", (after,)
             ).fetchall()
         return (rows[-1][0] if rows else after), [key for _, key in rows]
+
+
+def _is_result(name: str, value: Any) -> bool:
+    """A finite number under a name that can head a column beside the fields of a cell."""
+    known = name == "key" or name in Cell.__dataclass_fields__
+    return name.isidentifier() and not known and type(value) in (int, float) and math.isfinite(value)
 
 
 def export(results: Mapping[Cell, Values], folder: Path, name: str = "cells") -> list[Path]:

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from keyhole.lab.cells import Cell
 from keyhole.lab.jobs import read_target, target_variance
-from keyhole.lab.measured import CellSweep, Curve, Results, log_chart
+from keyhole.lab.measured import CellSweep, Curve, Results, log_chart, value_of
 from keyhole.lab.report.document import Chart, Row, Series
 from keyhole.theory.bounds import samples_needed
 from keyhole.theory.curves import best_ridge_curve
@@ -119,7 +119,7 @@ def predicted_curve(
     sizes = sizes or config.sizes
     if model == "biased":
         cells = config.spectrum_cells(target, sizes, exact=exact)
-        return {cell.n_samples: results[cell]["error"] for cell in cells}
+        return {cell.n_samples: value_of(results, cell) for cell in cells}
     heads = math.inf if exact else config.n_heads
     errors = {n: predicted_error(target, config.dim, config.n_keys, n, heads, model) for n in sizes}
     return {n: error for n, error in errors.items() if error is not None}
