@@ -145,13 +145,11 @@ class Schema:
         """Raise unless ``sets`` have the dimension, queries and (where both have any) names of the training sets."""
         batch = sets.sets
         if batch.dim != self.dim:
+            known = (
+                f"They were {', '.join(self.names[:20])}." if self.names else "Read the table as it was read to fit."
+            )
             raise ValueError(
-                f"tokens must have the {self.dim} coordinates the model was fitted to: got {batch.dim}. "
-                + (
-                    f"They were {', '.join(self.names[:20])}."
-                    if self.names
-                    else "Read the table as it was read to fit."
-                )
+                f"tokens must have the {self.dim} coordinates the model was fitted to: got {batch.dim}. {known}"
             )
         if (batch.query is not None) != self.has_query:
             had, given = ("with", "without") if self.has_query else ("without", "with")
@@ -453,11 +451,9 @@ def _check_record(kind: str, built: Any) -> None:
             _check_array(built.intercept, 1, "intercept")
             refuse_if(not isinstance(built.sets, (SetBatch, PooledSets)), "a kernel without its training sets")
             check_pointwise(built.activation)
-            if (
-                not isinstance(built.law, (GaussianHeads, FittedHeads))
-                or getattr(built.law, "query_scales_", None) is not None
-            ):
-                raise ValueError("a kernel of a law that has none")
+            scaled = getattr(built.law, "query_scales_", None) is not None
+            known = isinstance(built.law, (GaussianHeads, FittedHeads))
+            refuse_if(scaled or not known, "a kernel of a law that has none")
             if built.dual.shape != (len(built.sets), len(built.intercept)):
                 raise ValueError(f"dual coefficients of shape {built.dual.shape} for {len(built.sets)} sets")
         case "LayerSums":
@@ -490,6 +486,7 @@ def _check_moments(moments: DesignMoments) -> None:
     check_number(moments.weight, "weight", minimum=0.0, exclusive=True)
     check_number(moments.y_size, "y_size", minimum=0.0)
     check_number(moments.rounding, "rounding", minimum=0.0, exclusive=True)
+    refuse_if(moments.rounding > np.finfo(np.float32).eps, f"products rounded to {moments.rounding:g}")
     refuse_if(type(moments.fit_intercept) is not bool, "no word about an intercept")
 
 
@@ -794,11 +791,8 @@ def _check_heads(heads: Any, estimator: Any) -> None:
         raise ValueError(f"heads that do not fit tokens of dimension {estimator.n_features_in_}")
     refuse_if(isinstance(heads.law, UnfittedLaw), "heads of a law that was never fitted")
     # a law that cannot be drawn from says so; a small file must not make us draw a large matrix
-    if (
-        width * (width + 2 * getattr(heads.law, "rank", 0)) <= LARGEST_TRIAL
-        and not np.isfinite(heads.block(0, 1)).all()
-    ):
-        raise ValueError("heads that are not finite")
+    small = width * (width + 2 * getattr(heads.law, "rank", 0)) <= LARGEST_TRIAL
+    refuse_if(small and not np.isfinite(heads.block(0, 1)).all(), "heads that are not finite")
 
 
 def _is_single(estimator: Any) -> bool:
@@ -813,13 +807,9 @@ def _check_labels(estimator: Any) -> None:
     classes = estimator.classes_
     refuse_if(not isinstance(classes, np.ndarray) or classes.ndim != 1 or len(classes) < 2, "no labels to choose from")
     refuse_if(classes.dtype.kind == "f" and not np.isfinite(classes).all(), "labels that are not finite")
-    if not (classes[:-1] < classes[1:]).all() and classes.dtype.kind != "b":
-        raise ValueError("labels that are not sorted, or not all different")
-    if classes.dtype.kind == "b" and classes.tolist() != [False, True]:
-        raise ValueError("labels that are not sorted, or not all different")
-    columns = 1 if len(classes) == 2 else len(classes)
-    if len(estimator.layer_.intercept) != columns:
-        raise ValueError(f"{len(estimator.layer_.intercept)} columns of scores for {len(classes)} labels")
+    labels, columns = classes.tolist(), len(estimator.layer_.intercept)
+    refuse_if(labels != sorted(set(labels)), "labels that are not sorted, or not all different")
+    refuse_if(columns != (1 if len(labels) == 2 else len(labels)), f"{columns} scores for {len(labels)} labels")
 
 
 def _check_fitted(estimator: Any, names: Collection[str]) -> None:
@@ -890,8 +880,7 @@ def _is_array(value: Any, kinds: str, shape: tuple[int | None, ...]) -> bool:
 
 def _same_law(one: Any, other: Any) -> bool:
     """Whether the law that is shown is the law that is drawn from."""
-    return type(one) is type(other) and all(_same(v, vars(other)[k]) for k, v in vars(one).items())
-
-
-def _same(one: Any, other: Any) -> bool:
-    return type(one) is type(other) and bool(np.array_equal(one, other))
+    if type(one) is not type(other):
+        return False
+    pairs = [(value, vars(other)[name]) for name, value in vars(one).items()]
+    return all(type(a) is type(b) and np.array_equal(a, b) for a, b in pairs)
