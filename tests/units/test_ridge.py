@@ -7,16 +7,9 @@ import pytest
 from ridges import design_path, gram_fixed, gram_path
 
 from keyhole.ridge import gram as tridiagonal
-<<<<<<< ours
 from keyhole.ridge.design import ridge_rows
 from keyhole.ridge.matrices import add_outer, mirror_lower
 from keyhole.ridge.problem import RidgeProblem, choose, default_alphas, numerical_floor
-=======
-from keyhole.ridge.design import accumulate_design, ridge_design_path
-from keyhole.ridge.gram import ridge_gram_fixed, ridge_gram_path
-from keyhole.ridge.matrices import accumulate_gram, mirror_lower
-from keyhole.ridge.problem import default_alphas, numerical_floor, select_alpha, weigh_gram
->>>>>>> theirs
 
 
 @pytest.fixture
@@ -352,19 +345,5 @@ class TestRouteAtOnePenalty:
         path = gram_path(wrong, y, [1.0])
         fixed = gram_fixed(wrong, y, 1.0, overwrite_gram=overwrite)
         assert path.route == fixed.route == "eigen"
-<<<<<<< ours
         assert fixed.coef == pytest.approx(path.at(0).coef, abs=1e-10)
         assert fixed.error == pytest.approx(path.errors[0])
-=======
-        assert fixed.coef == pytest.approx(path.solution(0).coef, abs=1e-10)
-        assert fixed.loo_mse == pytest.approx(path.loo_mse[0])
-
-
-@pytest.mark.parametrize("fit_intercept", [True, False])
-def test_rounding_is_relative_to_the_largest_output(gram, y, fit_intercept):
-    """With the least one, here 0, no error would count as rounding, and a path would choose among digits of noise."""
-    y[3, 1] = 0.0
-    options = {"fit_intercept": fit_intercept, "overwrite_gram": False}
-    _, problem = weigh_gram(gram, y, None, **options)
-    assert problem.y_size == np.abs(y).max()
->>>>>>> theirs
