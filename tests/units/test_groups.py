@@ -46,6 +46,13 @@ def test_features_of_a_group_are_pooled_over_its_sets(activation, pooling, group
     np.testing.assert_allclose(attention_features(PooledSets(groups, pooling), heads, activation), expected, rtol=1e-12)
 
 
+def test_groups_are_pooled_by_the_mean_unless_told_otherwise(groups):
+    heads, mean = kh.GaussianHeads().sample(4, 3, seed=0), PooledSets(groups, "mean")
+    np.testing.assert_array_equal(kh.attention_features(groups, heads), attention_features(mean, heads))
+    np.testing.assert_array_equal(kh.attention_kernel(groups), attention_kernel(mean))
+    assert kh.attention_kernel(groups, groups.sets).shape == (4, 9)
+
+
 def test_sum_is_n_times_mean(sets):
     heads = kh.GaussianHeads().sample(4, 3, seed=0)
     mean, total = (attention_features(PooledSets(sets, how), heads) for how in ("mean", "sum"))

@@ -112,17 +112,6 @@ def test_kernel_in_blocks_and_in_float32(rng, law):
     assert torch.abs(narrow - whole).max() <= 1e-6 * whole.abs().max()
 
 
-def test_single_entries_equal_the_matrix(rng):
-    from keyhole.attention.torch_gram import gram_entries, prepare
-
-    batch, law = draw_sets(rng).to("cpu"), kh.GaussianHeads(mean=1.0)
-    whole = kh.attention_kernel(batch, None, law)
-    rows, columns = torch.tensor([0, 5, 2, 7]), torch.tensor([0, 1, 3, 20])
-    panel = prepare(batch.tokens, batch.offsets, batch.query, *law.moments(3), "relu")
-    found = gram_entries(panel, panel, rows, columns, True, memory_budget=2**12)
-    assert torch.allclose(found, whole[rows, columns], rtol=1e-12, atol=0)
-
-
 @pytest.mark.parametrize("correlation", [-1.0, -0.95, -0.9, 0.0, 0.5, 0.9, 0.95, 0.999999, 1.0])
 @pytest.mark.parametrize("activation", ["relu", "step"])
 def test_moments_equal_those_of_arrays(activation, correlation):
@@ -276,3 +265,12 @@ def test_norm_balls_and_batches_take_tensors_to_the_host(rng):
     np.testing.assert_allclose(
         model.predict(alone), kh.AttentionRegressor(5, random_state=0).partial_fit(batch, y).predict(batch)
     )
+
+
+def test_heads_may_be_tensors_wherever_the_sets_are(rng):
+    batch, heads = draw_sets(rng, n=8), kh.GaussianHeads().sample(5, 3, 0)
+    groups = kh.SetGroups(batch, [2, 6])
+    for sets in (batch, groups, kh.SetGroups(batch.to("cpu"), [2, 6])):
+        np.testing.assert_array_equal(
+            kh.attention_features(sets, torch.tensor(heads)), kh.attention_features(sets.numpy(), heads)
+        )

@@ -22,7 +22,7 @@ from keyhole._array import unit_exponent
 from keyhole._checks import check_choice, check_count, check_float_array, check_number, check_seed
 from keyhole.attention.activations import check_activation, check_pointwise
 from keyhole.attention.heads import GaussianHeads, HeadDraw, HeadLaw
-from keyhole.attention.learned import MOST_TO_JUDGE, LearnedHeads
+from keyhole.attention.learned import MAX_HEADS_TO_JUDGE, LearnedHeads
 from keyhole.data.sets import POOLINGS, PooledSets, SetBatch, SetGroups, check_sets, samples_in
 from keyhole.data.tokens import QUERIES, SCALINGS, TokenRule
 from keyhole.layer import LayerFit, distinct_samples, fit_layer
@@ -288,7 +288,7 @@ class LayerPlan:
             return self.law
         options = {name: self.options[name] for name in ("activation", "fit_intercept")}
         if isinstance(law, LearnedHeads):
-            options["n_heads"] = MOST_TO_JUDGE if self.n_heads is None else self.n_heads
+            options["n_heads"] = MAX_HEADS_TO_JUDGE if self.n_heads is None else self.n_heads
         weights, groups = self.options["weights"], self.options["groups"]
         if groups is not None:
             kept = np.arange(len(batch)) if weights is None else np.flatnonzero(weights > 0)
