@@ -28,6 +28,11 @@ def test_groups_are_sliced_by_sample(groups, sets):
     assert groups.shape == (4, 3)
 
 
+def test_groups_say_how_many_sets_their_samples_have(groups):
+    assert repr(groups).startswith("SetGroups(4 samples, 1–3 sets each, of SetBatch(")
+    assert repr(groups[2:]).startswith("SetGroups(2 samples, 3 sets each, of SetBatch(")
+
+
 @pytest.mark.parametrize("counts", [[2, 0, 7], [4, 4], [[9]], [4.5, 4.5]])
 def test_counts_must_fit(counts, sets):
     with pytest.raises(ValueError, match="must"):

@@ -220,6 +220,18 @@ def test_classifier_follows_its_tensors(rng):
     assert np.abs(here.predict_proba(sets) - again.predict_proba(sets)).max() <= 1e-8
 
 
+@pytest.mark.parametrize("n_heads", [6, math.inf])
+def test_classifier_on_a_device_gives_the_same_labels(rng, n_heads):
+    sets = kh.SetBatch(rng.normal(size=(60, 4, 3)))
+    label = np.array(["a", "b", "c"])[np.arange(60) % 3]
+    here = kh.AttentionClassifier(n_heads, alpha=0.1, random_state=0).fit(sets, label)
+    there = kh.AttentionClassifier(n_heads, alpha=0.1, random_state=0, device="cpu").fit(sets, label)
+    assert type(there.layer_).__name__.startswith("Device")
+    np.testing.assert_allclose(there.decision_function(sets), here.decision_function(sets), rtol=0, atol=1e-9)
+    np.testing.assert_allclose(there.predict_proba(sets), here.predict_proba(sets), rtol=0, atol=1e-6)
+    assert (there.predict(sets) == here.predict(sets)).all()
+
+
 def test_a_device_that_is_not_there_is_named():
     sets = kh.targets.sphere_sets(10, 3, 4, seed=0)
     with pytest.raises(ValueError, match="`device` must be 'cpu', 'cuda' or 'cuda:i', or None: got 'gpu'"):

@@ -7,7 +7,6 @@ the eigenvectors of that form.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -207,9 +206,9 @@ class Cholesky:
         """
         # the factorisation works on the lower triangle: the upper one keeps a copy, in case it fails
         mirror_lower(matrix)
-        # the Frobenius norm bounds λ_max from above, so whatever passes is above the floor; squares may outgrow float32
-        squares = (np.square(matrix[:, part], dtype=np.float64).sum() for part in blocks(len(matrix), 64))
-        scale = max(math.sqrt(sum(squares)), weighing.removed)
+        # the Frobenius norm bounds λ_max from above, so whatever passes is above the floor
+        squares = sum(float(np.square(matrix[:, part], dtype=np.float64).sum()) for part in blocks(len(matrix), 64))
+        scale = max(np.sqrt(squares), weighing.removed)  # squares may outgrow float32
         floor, alpha = numerical_floor(scale, len(matrix), rounding), float(alphas[0])
         if not alpha > 0 or alpha < floor:
             return None
