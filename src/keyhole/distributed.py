@@ -84,7 +84,7 @@ def fit_dask(
         stream, template = estimator._stream, light(estimator)
         recipe: LayerRecipe = stream.recipe
         leaves = [_delayed(_summarise)(template, recipe, part) for part in parts]
-        stream.sums = _gather(cluster, [_tree(leaves, _merge)])[0]
+        stream.sums = _gather(cluster, [_tree(leaves, merge)])[0]
         estimator.n_samples_seen_ = stream.sums.moments.count
         axes = PrincipalAxes.of(stream.sums.moments)
         penalties = as_penalties(estimator.alpha)
@@ -198,10 +198,6 @@ def _error_sums(template: Any, recipe: LayerRecipe, axes: PrincipalAxes, alphas:
 
 def _predict(model: Any, method: str, part: Any) -> np.ndarray:
     return np.concatenate([getattr(model, method)(batch.sets) for batch in _batches(part)])
-
-
-def _merge(parts: list[LayerSums]) -> LayerSums:
-    return merge(parts)
 
 
 def _sum(parts: list[np.ndarray]) -> np.ndarray:
