@@ -1,12 +1,11 @@
-"""Convex losses over the norm ball: against CVXPY, plain projected gradient, and the group lassos of others.
+"""Convex losses over the norm ball: against CVXPY and plain projected gradient.
 
     python benchmarks/bench_norm_ball.py [paper|small]
 
 Every contestant gets the same features and the same target accuracy, a relative duality gap of 1e-4; what
 each reached is checked in the same run against a solution of gap 1e-8. CVXPY runs in a process of its own
 with a limit of 12 GiB, and it and plain projected gradient with one of 90 s (60 s for small); where they run
-out, the ratio is a lower bound, and the note says so. skglm and celer solve the penalised sibling, with the
-squared loss and no ball: there ours is `fit_group_lasso` on the same problem.
+out, the ratio is a lower bound, and the note says so.
 """
 
 from __future__ import annotations
@@ -24,18 +23,16 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.ball.group_lasso import fit_group_lasso
-from keyhole.ball.norm_ball import NormBall, fit_norm_ball
-from keyhole.ball.projection import group_norms
-from keyhole.ball.solver import LOSSES, Problem
+from keyhole.ball.losses import LOSSES
+from keyhole.ball.norm_ball import fit_norm_ball
+from keyhole.ball.projection import NormBall, group_norms
+from keyhole.ball.solver import BallRisk
 
 SIZES = {"paper": {"n": 2000, "repeat": 3, "limit": 90}, "small": {"n": 200, "repeat": 5, "limit": 60}}
 N_HEADS, DIM, N_KEYS = 500, 16, 16
 WIDTH = DIM + 1
 TOL = 1e-4
 RADII = {"both constraints bind": (30.0, 3.0), "only the group norm binds": (30.0, math.inf)}
-PENALTIES = (0.3, 0.1)
-"""Group-lasso penalties, in units of the smallest one that prunes every head."""
 
 MEMORY_LIMIT = 12 * 2**30
 
@@ -69,7 +66,7 @@ def projected_gradient(
     It shares our losses, projection, best intercept and dual bound, so that only the iteration is compared.
     """
     n, p = design.shape
-    problem = Problem(targets[:, None], np.full(n, 1 / n), LOSSES["huber"], NormBall(*radii), WIDTH, True)
+    problem = BallRisk(targets[:, None], np.full(n, 1 / n), LOSSES["huber"], NormBall(*radii), WIDTH, True)
     probe = np.random.default_rng(0).standard_normal(p)
     for _ in range(30):  # power iteration on the centred columns
         image = design @ (probe / np.linalg.norm(probe))
@@ -80,16 +77,15 @@ def projected_gradient(
     bound, start, n_iter = -math.inf, time.perf_counter(), 0
     while True:
         predictions = (design @ values[:, 0])[:, None]
-        intercept = problem.best_intercept(predictions, intercept)
-        dual = problem.dual_point(predictions, intercept)
-        gradient = (design.T @ problem.weighted(dual)[:, 0])[:, None]
+        intercept, dual = problem.settle(predictions, intercept)
+        gradient = (design.T @ (dual[:, 0] / n))[:, None]
         if n_iter % 5 == 0:
-            objective = problem.primal(predictions, intercept, values)
-            bound = max(bound, problem.dual(problem.feasible(dual), group_norms(gradient.reshape(-1, WIDTH)))[0])
+            objective = problem.primal(predictions, intercept)
+            bound = max(bound, problem.dual(problem.feasible(dual), group_norms(gradient.reshape(-1, WIDTH))))
             gap = (objective - bound) / objective
             if gap <= TOL or time.perf_counter() - start > limit:
                 return {"objective": objective, "gap": gap, "n_iter": n_iter}
-        moved = problem.regulariser.prox((values - step * gradient).reshape(-1, WIDTH), step)
+        moved = problem.ball.project((values - step * gradient).reshape(-1, WIDTH))
         values = moved.reshape(p, 1)
         n_iter += 1
 
@@ -272,50 +268,9 @@ def cvxpy_row(
     return row(name, result["seconds"], result["seconds"] / ours, peak_mib=result["peak"], note=note)
 
 
-def group_lasso_rows(design: np.ndarray, targets: np.ndarray, size: str) -> list[dict[str, Any]]:
-    """Squared loss with a group-lasso penalty, where skglm and celer solve the same problem."""
-    from celer import GroupLasso as CelerGroupLasso
-    from skglm import GroupLasso as SkglmGroupLasso
-
-    n, rows = len(targets), []
-    columns = np.asfortranarray(design)  # the order both rivals ask for
-    slope = (design - design.mean(axis=0)).T @ (targets - targets.mean()) / n
-    largest = group_norms(slope.reshape(-1, WIDTH)).max()
-
-    def excess(coef: np.ndarray, intercept: float, penalty: float, best: float) -> float:
-        residual = targets - design @ coef - intercept
-        total = residual @ residual / (2 * n) + penalty * group_norms(coef.reshape(-1, WIDTH)).sum()
-        return total / best - 1
-
-    for share in PENALTIES:
-        penalty = share * largest
-        best = fit_group_lasso(design, targets, group_size=WIDTH, group_penalty=penalty, tol=1e-8)
-
-        def ours(penalty: float = penalty) -> Any:
-            return fit_group_lasso(design, targets, group_size=WIDTH, group_penalty=penalty, tol=TOL)
-
-        seconds, fits = best_of(SIZES[size]["repeat"], {"ours": ours})
-        fit = fits["ours"]
-        off = fit.objective / best.objective - 1
-        assert off <= 1.1 * TOL
-        note = f"{fit.active.sum()} active, gap {fit.duality_gap / fit.objective:.0e}, off {off:.0e}"
-        rows.append(row(f"group lasso, penalty {share:g} of the largest", seconds["ours"], note=note))
-        # their stopping rules are not ours: the loosest tolerance that reaches the same objective counts
-        for rival, make in (("skglm", SkglmGroupLasso), ("celer", CelerGroupLasso)):
-            for tol in (1e-2, 1e-3, 1e-4, 1e-5):
-                model = make(groups=WIDTH, alpha=penalty, tol=tol)
-                model.fit(columns[:, : 5 * WIDTH], targets)  # loops compiled before they are timed
-                spent = best_of(1, {"": lambda m=model: m.fit(columns, targets)})[0][""]
-                off = excess(model.coef_, model.intercept_, penalty, best.objective)
-                if off <= TOL:
-                    break
-            rows.append(row(f"  {rival}", spent, spent / seconds["ours"], note=f"tol {tol:g}, off by {off:.0e}"))
-    return rows
-
-
 def run(size: str) -> list[dict[str, Any]]:
     design, targets = attention_problem(SIZES[size]["n"])
-    return [*norm_ball_rows(design, targets, size), *group_lasso_rows(design, targets, size)]
+    return norm_ball_rows(design, targets, size)
 
 
 if __name__ == "__main__":

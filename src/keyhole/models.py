@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
-import os
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import numpy as np
 
 from keyhole import __version__
 from keyhole._checks import check_choice, check_count, check_number
+from keyhole._files import write_whole
 from keyhole.attention.activations import check_activation, check_pointwise
 from keyhole.attention.heads import FittedHeads, GaussianHeads, HeadDraw, QueryKeyHeads, Step
 from keyhole.attention.learned import IdentityHeads, LearnedHeads, UnfittedLaw
@@ -26,95 +24,63 @@ from keyhole.data.tokens import QUERIES, SCALINGS, TokenRule
 from keyhole.estimators.attention import AttentionClassifier, AttentionRegressor
 from keyhole.estimators.features import AttentionFeatures
 from keyhole.estimators.norm_ball import NormBallClassifier, NormBallRegressor, PrunedLayer
+from keyhole.estimators.streaming import N_KEPT, resume_stream
 from keyhole.layer import FiniteLayer, KernelLayer
+from keyhole.ridge.design import DesignMoments
+from keyhole.streaming import KeptSamples, LayerSums
 
 FORMAT, VERSION = "keyhole-model", 1
-LARGEST_HEADER = 100_000_000
-"""Bytes; the limit of safetensors itself."""
-DTYPES = {
-    "F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "|i1",
-    "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "|u1", "BOOL": "|b1",
+_NAMES = {
+    np.dtype(code): name
+    for name, code in {
+        "F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "|i1",
+        "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "|u1", "BOOL": "|b1",
+    }.items()
 }  # fmt: skip
 """Types of arrays that a model may hold."""
-_NAMES = {np.dtype(code): name for name, code in DTYPES.items()}
-
-
-def storable(array: np.ndarray) -> bool:
-    """Whether the file has a type for this array."""
-    return array.dtype.newbyteorder("<") in _NAMES
 
 
 def write_container(path: Path, document: Any, arrays: Mapping[str, np.ndarray], *, overwrite: bool) -> None:
-    """Write arrays and a document; refuse an existing file unless told otherwise.
-
-    The bytes go to a partial file beside ``path`` that takes its name once it is complete.
-    """
+    """Write arrays and a document as a file that appears whole; refuse an existing one unless told otherwise."""
     from safetensors.numpy import save
 
-    if path.is_dir():
-        raise ValueError(f"`path` must name a file: {path.name!r} is a folder. Add a file name, such as model.keyhole.")
-    if path.exists() and not overwrite:
-        raise _exists(path)
     stored = {name: np.ascontiguousarray(a, dtype=a.dtype.newbyteorder("<")) for name, a in arrays.items()}
     text = json.dumps(document, allow_nan=False, ensure_ascii=True, separators=(",", ":"))
-    contents = {name: (_NAMES[a.dtype], a.shape, a.tobytes()) for name, a in stored.items()}
-    metadata = {"format": FORMAT, "version": str(VERSION), "document": text, "sha256": _digest(text, contents)}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name[:100]}.{uuid4().hex}.partial")
+    metadata = {"format": FORMAT, "version": str(VERSION), "document": text, "sha256": _digest(text, stored)}
     try:
-        partial.write_bytes(save(stored, metadata))
-        _take_name(partial, path, overwrite)
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink()
-
-
-def _take_name(partial: Path, path: Path, overwrite: bool) -> None:
-    if overwrite:
-        os.replace(partial, path)
-        return
-    try:
-        os.link(partial, path)  # unlike a rename, it fails if somebody made the file in the meantime
-    except FileExistsError:
-        raise _exists(path) from None
-    except OSError:  # a file system without links
-        os.replace(partial, path)
-
-
-def _exists(path: Path) -> ValueError:
-    return ValueError(
-        f"a file is not replaced unless asked: {path.name!r} exists. Choose another name, or pass overwrite=True."
-    )
+        write_whole(save(stored, metadata), path, overwrite=overwrite)
+    except FileExistsError as error:
+        raise ValueError(f"{error} Choose another name, or pass overwrite=True.") from None
 
 
 def read_container(path: Path) -> tuple[Any, dict[str, np.ndarray]]:
-    """Read document and arrays, checked: sizes before allocation, then the digest. Raises ValueError or OSError."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > min(size - 8, LARGEST_HEADER):
-            raise damaged(
-                path,
-                f"a model file starts with the length of its header, at most its own {size:,} bytes",
-                f"{length:,}",
-            )
-        header = _parse(path, file.read(length))
-        metadata = _metadata(path, header)
-        entries = _entries(path, header, size - 8 - length)
-        contents = {}
-        for name, (dtype, shape, start, stop) in entries.items():
-            file.seek(8 + length + start)
-            content = file.read(stop - start)
-            if len(content) != stop - start:
-                raise damaged(path, "all bytes of an array must be there", f"{len(content):,} for {name!r:.80}")
-            contents[name] = (dtype, shape, content)
-    if _digest(metadata["document"], contents) != metadata["sha256"]:
+    """Read document and arrays, and compare them with their digest. Raises ValueError or OSError."""
+    from safetensors import SafetensorError, safe_open
+
+    path.stat()  # a file that is not there is no damaged one
+    try:
+        with safe_open(str(path), framework="numpy") as file:
+            metadata = file.metadata() or {}
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+        raise damaged(path, "a model file is safetensors, whole and unchanged", f"{str(error)[:200]!r}") from None
+    if metadata.get("format") != FORMAT:
+        raise damaged(path, f"a model file says that its format is {FORMAT!r}", "no such words")
+    if metadata.get("version") != str(VERSION):
+        raise ValueError(
+            f"this keyhole reads version {VERSION} of its model files: {path.name!r} has version "
+            f"{metadata.get('version')!r:.40}. Use the keyhole that wrote it, or a newer one."
+        )
+    text = metadata.get("document", "")
+    if any(array.dtype not in _NAMES for array in arrays.values()) or _digest(text, arrays) != metadata.get("sha256"):
         raise damaged(path, "contents must match the digest that was stored with them", "contents that do not")
-    arrays = {
-        name: np.frombuffer(content, DTYPES[dtype]).reshape(shape).astype(np.dtype(DTYPES[dtype]).newbyteorder("="))
-        for name, (dtype, shape, content) in contents.items()
-    }
-    return _parse(path, metadata["document"].encode()), arrays
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise damaged(path, "the description of a model must be JSON", f"another ({str(error)[:80]})") from None
+    if not isinstance(document, dict):
+        raise damaged(path, "the description of a model must be a JSON object", f"a {type(document).__name__}")
+    return document, arrays
 
 
 def damaged(path: Path, rule: str, evidence: str) -> ValueError:
@@ -125,73 +91,20 @@ def damaged(path: Path, rule: str, evidence: str) -> ValueError:
     )
 
 
-def _digest(text: str, contents: Mapping[str, tuple[str, tuple[int, ...], bytes]]) -> str:
+def _digest(text: str, arrays: Mapping[str, np.ndarray]) -> str:
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass"))
-    for name in sorted(contents):
-        dtype, shape, content = contents[name]
-        digest.update(f"\n{name!r} {dtype} {tuple(shape)} {len(content)}\n".encode("utf-8", "surrogatepass"))
-        digest.update(content)
+    for name in sorted(arrays):
+        array = arrays[name]
+        line = f"\n{name!r} {_NAMES[array.dtype]} {array.shape} {array.nbytes}\n"
+        digest.update(line.encode("utf-8", "surrogatepass"))
+        digest.update(array.tobytes())
     return digest.hexdigest()
 
 
-def _parse(path: Path, text: bytes) -> Any:
-    try:
-        parsed = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise damaged(path, "the header of a model file must be JSON", f"another ({str(error)[:80]})") from None
-    if not isinstance(parsed, dict):
-        raise damaged(path, "the header of a model file must be a JSON object", f"a {type(parsed).__name__}")
-    return parsed
-
-
-def _metadata(path: Path, header: dict[str, Any]) -> dict[str, str]:
-    metadata = header.get("__metadata__")
-    if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
-        raise damaged(path, f"a model file says that its format is {FORMAT!r}", "no such words")
-    version = metadata.get("version")
-    if version != str(VERSION):
-        raise ValueError(
-            f"this keyhole reads version {VERSION} of its model files: {path.name!r} has version {version!r:.40}. "
-            "Use the keyhole that wrote it, or a newer one."
-        )
-    for key in ("document", "sha256"):
-        if not isinstance(metadata.get(key), str):
-            raise damaged(path, f"a model file has a {key} in its metadata", f"{metadata.get(key)!r:.40}")
-    return metadata
-
-
-def _entries(path: Path, header: dict[str, Any], size: int) -> dict[str, tuple[str, tuple[int, ...], int, int]]:
-    """Where each array lies: checked against the size of the data, its own shape, and the others."""
-
-    def whole(numbers: Any) -> bool:
-        return isinstance(numbers, list) and all(type(n) is int and 0 <= n < 2**62 for n in numbers)
-
-    entries: dict[str, tuple[str, tuple[int, ...], int, int]] = {}
-    total = 0
-    for name, value in header.items():
-        if name == "__metadata__":
-            continue
-        if not isinstance(value, dict) or value.get("dtype") not in list(DTYPES):
-            raise damaged(path, f"an array has a dtype among {', '.join(DTYPES)}", f"{value!r:.80}")
-        shape: Any = value.get("shape")
-        offsets: Any = value.get("data_offsets")
-        if not whole(shape) or len(shape) > 8 or not whole(offsets) or len(offsets) != 2:
-            raise damaged(
-                path, "an array has a shape and two offsets, whole numbers", f"{shape!r:.60}, {offsets!r:.60}"
-            )
-        start, stop = offsets
-        expected = math.prod(shape) * np.dtype(DTYPES[value["dtype"]]).itemsize
-        if not start <= stop <= size or stop - start != expected:
-            raise damaged(
-                path,
-                f"an array of shape {shape!r:.60} takes {expected:,} of the {size:,} bytes of data",
-                f"it at {offsets!r:.60}",
-            )
-        total += stop - start
-        entries[name] = (value["dtype"], tuple(shape), start, stop)
-    if total != size:
-        raise damaged(path, f"arrays share out the {size:,} bytes of data between them", f"arrays of {total:,}")
-    return entries
+def refuse_if(wrong: Any, words: str) -> None:
+    """What is wrong with a description, in words that follow "it has"."""
+    if wrong:
+        raise ValueError(words)
 
 
 @dataclass(frozen=True)
@@ -232,13 +145,11 @@ class Schema:
         """Raise unless ``sets`` have the dimension, queries and (where both have any) names of the training sets."""
         batch = sets.sets
         if batch.dim != self.dim:
+            known = (
+                f"They were {', '.join(self.names[:20])}." if self.names else "Read the table as it was read to fit."
+            )
             raise ValueError(
-                f"tokens must have the {self.dim} coordinates the model was fitted to: got {batch.dim}. "
-                + (
-                    f"They were {', '.join(self.names[:20])}."
-                    if self.names
-                    else "Read the table as it was read to fit."
-                )
+                f"tokens must have the {self.dim} coordinates the model was fitted to: got {batch.dim}. {known}"
             )
         if (batch.query is not None) != self.has_query:
             had, given = ("with", "without") if self.has_query else ("without", "with")
@@ -255,10 +166,13 @@ LAWS: dict[str, type] = {
     law.__name__: law for law in (GaussianHeads, QueryKeyHeads, IdentityHeads, LearnedHeads, FittedHeads)
 }
 RECORDS: dict[str, type] = {
-    record.__name__: record for record in (TokenRule, FittedHeads, Step, FiniteLayer, KernelLayer, PooledSets)
-}
-UNSAVED = {"LearnedHeads": {"callback"}}
-"""Parameters that are functions, and so no data."""
+    record.__name__: record
+    for record in (
+        TokenRule, FittedHeads, Step, FiniteLayer, KernelLayer, PooledSets, LayerSums, DesignMoments, KeptSamples
+    )
+}  # fmt: skip
+UNSAVED = {"LearnedHeads": {"callback"}, "FiniteLayer": {"device"}, "KernelLayer": {"device", "dtype"}}
+"""What is not in a file: functions, which are no data; and devices, which the reader may not have: NumPy predicts."""
 PRECISIONS = ("float64", "float32")
 CHOICES = ("zero-mean", "identity", "learned")
 """What a fitted law was chosen as."""
@@ -311,7 +225,7 @@ class Packer:
                     "texts as an array of objects."
                 )
             return {"strings": items, "shape": list(array.shape), "as": kind}
-        if not storable(array):
+        if array.dtype.newbyteorder("<") not in _NAMES:
             raise ValueError(
                 f"a model file holds numbers, booleans and text: {name} is an array of {array.dtype}. Convert it "
                 "before fitting, labels for instance to text or integers."
@@ -331,7 +245,9 @@ class Packer:
         elif isinstance(value, HeadDraw):
             held = {"law": value.law, "n_heads": value.n_heads, "dim": value.dim, "seed": value.seed}
         elif known(RECORDS, value):
-            held = {field.name: getattr(value, field.name) for field in fields(value)}
+            held = {f.name: getattr(value, f.name) for f in fields(value) if f.name not in UNSAVED.get(kind, ())}
+            if isinstance(value, DesignMoments):
+                held["gram"] = lower_triangle(value.gram)
         elif known(LAWS, value):
             parameters: dict[str, Any] = value.get_params(deep=False)
             held = {k: v for k, v in parameters.items() if k not in UNSAVED.get(kind, ())}
@@ -354,8 +270,7 @@ class Unpacker:
         """The object that ``value`` describes. Raises ValueError, TypeError or KeyError where it describes none."""
         if value is None or isinstance(value, (bool, str, int, float)):
             return value
-        if not isinstance(value, dict):
-            raise ValueError(f"a {type(value).__name__} where an object is described")
+        refuse_if(not isinstance(value, dict), f"a {type(value).__name__} where an object is described")
         match value:
             case {"number": str(text)} if len(text) < 1000:
                 return float(text) if text in ("inf", "-inf", "nan") else int(text)
@@ -375,14 +290,32 @@ class Unpacker:
         raise ValueError(f"an unknown description, {str(value)[:60]}")
 
     def _strings(self, items: list[Any], shape: list[Any], kind: str) -> np.ndarray:
-        if not all(isinstance(item, str) for item in items):
-            raise ValueError("labels that are not text where text is announced")
+        refuse_if(not all(isinstance(item, str) for item in items), "labels that are not text where text is announced")
         if kind == "text":
             self._padding += padding_of(items)
             if self._padding > MOST_PADDING:
                 raise ValueError(f"text that grows by {self._padding:,} bytes as it is read, {MOST_PADDING:,} allowed")
         array = np.array(items, dtype=object if kind == "object" else np.str_)
         return array.reshape([int(s) for s in shape])
+
+
+def lower_triangle(matrix: np.ndarray) -> np.ndarray:
+    """The columns of the lower triangle end to end: half the size, and nothing about symmetry left to check."""
+    return np.concatenate([matrix[k:, k] for k in range(len(matrix))])
+
+
+def from_lower_triangle(columns: Any) -> np.ndarray:
+    """The matrix, its upper triangle zero."""
+    _check_array(columns, 1, "sums of products")
+    size = math.isqrt(2 * len(columns))
+    if size < 1 or size * (size + 1) // 2 != len(columns):
+        raise ValueError(f"{len(columns)} sums of products, which make no triangle")
+    matrix = np.zeros((size, size), order="F")
+    start = 0
+    for k in range(size):
+        matrix[k:, k] = columns[start : start + size - k]
+        start += size - k
+    return matrix
 
 
 def padding_of(items: list[str]) -> int:
@@ -401,15 +334,15 @@ def _build(kind: str, held: dict[str, Any]) -> Any:
     if kind == "SetGroups":
         return SetGroups(held["sets"], held["counts"])
     if kind == "HeadDraw":
-        if held["n_heads"] > MOST_HEADS:
-            raise ValueError(f"{held['n_heads']:,} heads, of which {MOST_HEADS:,} are allowed")
+        refuse_if(held["n_heads"] > MOST_HEADS, f"{held['n_heads']:,} heads, of which {MOST_HEADS:,} are allowed")
         return HeadDraw(held["law"], held["n_heads"], held["dim"], held["seed"])
     if kind in RECORDS:
         record = RECORDS[kind]
         wanted = {f.name for f in fields(record) if f.default is MISSING and f.default_factory is MISSING}
-        known = {f.name for f in fields(record)}
-        if not wanted <= set(held) <= known:
-            raise ValueError(f"a {kind} with {sorted(held)}, which should have {sorted(known)}")
+        known = {f.name for f in fields(record)} - UNSAVED.get(kind, set())
+        refuse_if(not wanted <= set(held) <= known, f"a {kind} with {sorted(held)}, which should have {sorted(known)}")
+        if record is DesignMoments:
+            held["gram"] = from_lower_triangle(held["gram"])
         built = record(**held)
         _check_record(kind, built)
         return built
@@ -493,8 +426,7 @@ def _check_record(kind: str, built: Any) -> None:
             check_choice(built.chosen, "chosen", CHOICES)
             check_number(built.strength, "strength")
             check_count(built.steps, "steps", minimum=0)
-            if not isinstance(built.reason, str):
-                raise ValueError("a law chosen for no reason in words")
+            refuse_if(not isinstance(built.reason, str), "a law chosen for no reason in words")
             if not isinstance(built.history, tuple) or not all(isinstance(step, Step) for step in built.history):
                 raise ValueError("a history of something else than steps")
         case "PooledSets":
@@ -506,8 +438,7 @@ def _check_record(kind: str, built: Any) -> None:
         case "FiniteLayer":
             _check_array(built.values, 3, "values")
             _check_array(built.intercept, 1, "intercept")
-            if not isinstance(built.heads, HeadDraw):
-                raise ValueError("a layer without heads")
+            refuse_if(not isinstance(built.heads, HeadDraw), "a layer without heads")
             check_activation(built.activation)
             check_choice(built.dtype, "dtype", PRECISIONS)
             width = built.heads.dim + 1
@@ -518,25 +449,67 @@ def _check_record(kind: str, built: Any) -> None:
         case "KernelLayer":
             _check_array(built.dual, 2, "dual")
             _check_array(built.intercept, 1, "intercept")
-            if not isinstance(built.sets, (SetBatch, PooledSets)):
-                raise ValueError("a kernel without its training sets")
+            refuse_if(not isinstance(built.sets, (SetBatch, PooledSets)), "a kernel without its training sets")
             check_pointwise(built.activation)
-            if (
-                not isinstance(built.law, (GaussianHeads, FittedHeads))
-                or getattr(built.law, "query_scales_", None) is not None
-            ):
-                raise ValueError("a kernel of a law that has none")
+            scaled = getattr(built.law, "query_scales_", None) is not None
+            known = isinstance(built.law, (GaussianHeads, FittedHeads))
+            refuse_if(scaled or not known, "a kernel of a law that has none")
             if built.dual.shape != (len(built.sets), len(built.intercept)):
                 raise ValueError(f"dual coefficients of shape {built.dual.shape} for {len(built.sets)} sets")
+        case "LayerSums":
+            if not isinstance(built.moments, DesignMoments) or not isinstance(built.kept, KeptSamples):
+                raise ValueError("sums that are none")
+        case "DesignMoments":
+            _check_moments(built)
+        case "KeptSamples":
+            _check_kept(built)
+
+
+def _check_moments(moments: DesignMoments) -> None:
+    for name, ndim in (("gram", 2), ("cross", 2), ("squares", 1), ("means", 1), ("y_mean", 1)):
+        _check_array(getattr(moments, name), ndim, name)
+        refuse_if(getattr(moments, name).dtype != np.float64, f"{name} of single precision")
+    p, t = moments.cross.shape
+    if (moments.gram.shape, moments.means.shape, moments.squares.shape, moments.y_mean.shape) != (
+        (p, p),
+        (p,),
+        (t,),
+        (t,),
+    ):
+        raise ValueError("sums whose shapes do not fit each other")
+    sizes = np.sqrt(np.abs(moments.gram.diagonal()))
+    # every product of two columns is bounded by their sizes, and no square is negative
+    bounded = all((np.abs(moments.gram[k:, k]) <= (1 + 1e-3) * sizes[k:] * sizes[k] + 1e-280).all() for k in range(p))
+    if not bounded or (moments.gram.diagonal() < 0).any() or (moments.squares < 0).any():
+        raise ValueError("sums that are no sums of squares")
+    check_count(moments.count, "count")
+    check_number(moments.weight, "weight", minimum=0.0, exclusive=True)
+    check_number(moments.y_size, "y_size", minimum=0.0)
+    check_number(moments.rounding, "rounding", minimum=0.0, exclusive=True)
+    refuse_if(moments.rounding > np.finfo(np.float32).eps, f"products rounded to {moments.rounding:g}")
+    refuse_if(type(moments.fit_intercept) is not bool, "no word about an intercept")
+
+
+def _check_kept(kept: KeptSamples) -> None:
+    check_count(kept.limit, "limit", minimum=0)
+    _check_array(kept.columns, 2, "columns")
+    _check_array(kept.weights, 1, "weights")
+    k = len(kept.hashes) if isinstance(kept.hashes, np.ndarray) and kept.hashes.ndim == 1 else -1
+    if k < 0 or k > kept.limit or kept.hashes.dtype != np.uint64 or not (kept.hashes[:-1] < kept.hashes[1:]).all():
+        raise ValueError("hashes of samples that are no increasing numbers, or too many")
+    if (len(kept.columns), len(kept.weights)) != (k, k) or not (kept.weights > 0).all():
+        raise ValueError("samples kept without outputs, or of no weight")
+    if k == 0 and kept.sets is None:
+        return
+    if not isinstance(kept.sets, (SetBatch, SetGroups)) or len(kept.sets) != k:
+        raise ValueError("samples kept without their sets")
 
 
 def _check_array(array: Any, ndim: int, name: str, kinds: str = "f") -> None:
     if not isinstance(array, np.ndarray) or array.ndim != ndim or array.dtype.kind not in kinds:
         raise ValueError(f"{name} that are not an array of numbers with {ndim} axes")
-    if array.dtype == np.float16:
-        raise ValueError(f"{name} of half precision")
-    if not np.isfinite(array).all():
-        raise ValueError(f"{name} that are not finite")
+    refuse_if(array.dtype == np.float16, f"{name} of half precision")
+    refuse_if(not np.isfinite(array).all(), f"{name} that are not finite")
 
 
 ESTIMATORS: dict[str, type] = {
@@ -551,6 +524,12 @@ _BUILT = {"layer_", "values_", "heads_", "dual_coef_", "active_heads_"}
 """Attributes that are parts of the layer: stored once, as the layer."""
 
 
+_OF_SAMPLES = {"loo_predictions_", "loo_decision_"}
+"""Attributes of the size of the training set that no prediction needs."""
+UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError, RecursionError)
+"""What building an estimator from a description may raise."""
+
+
 @dataclass(frozen=True)
 class SavedModel:
     """What a file holds: a fitted estimator and the schema of its input."""
@@ -560,7 +539,9 @@ class SavedModel:
     written_by: str = field(default="")
 
 
-def save(estimator: Any, path: Any, *, schema: Schema | None = None, overwrite: bool = False) -> None:
+def save(
+    estimator: Any, path: Any, *, keep: str = "all", schema: Schema | None = None, overwrite: bool = False
+) -> None:
     """Save a fitted estimator as one file: arrays as safetensors, all else as JSON in its header.
 
     Parameters
@@ -569,6 +550,10 @@ def save(estimator: Any, path: Any, *, schema: Schema | None = None, overwrite: 
         Fitted; finite or infinitely many heads, with any law of keyhole's.
     path : str or Path
         The file appears whole or not at all.
+    keep : "all" or "predict"
+        "all" keeps the sums of a model fitted in batches, p × p numbers, so that ``partial_fit`` goes on after loading
+        exactly where it was. "predict" is the lean file: without the sums and the leave-one-out predictions of the
+        training samples. A model loaded from it predicts, and refuses to go on.
     schema : Schema, optional
         Names of coordinates and columns, to be checked when a table is predicted; made from the estimator if not
         given.
@@ -578,8 +563,9 @@ def save(estimator: Any, path: Any, *, schema: Schema | None = None, overwrite: 
     Notes
     -----
     Heads are stored as law and seed, not as matrices. With infinitely many heads the training sets are part of the
-    model, and so of the file. A generator given as ``random_state`` is stored as the seed that was drawn from it, and
-    a callback of a law is not stored.
+    model, and so of the file. A model fitted on a device is loaded as one that predicts by NumPy, with the same numbers
+    up to rounding. A generator given as ``random_state`` is stored as the seed that was drawn from it, and a callback
+    of a law is not stored. What could not be loaded again is not written.
 
     Examples
     --------
@@ -593,11 +579,14 @@ def save(estimator: Any, path: Any, *, schema: Schema | None = None, overwrite: 
     >>> bool((same.predict(sets) == model.predict(sets)).all())
     True
     """
-    kind = type(estimator).__name__
+    kind, path = type(estimator).__name__, Path(path)
+    check_choice(keep, "keep", ("all", "predict"))
     if not known(ESTIMATORS, estimator):
         raise TypeError(f"`estimator` must be one of keyhole's, {', '.join(ESTIMATORS)}: got {kind}.")
     if not hasattr(estimator, "n_features_in_"):
         raise ValueError(f"`estimator` must be fitted before it is saved: this {kind} is not. Call fit first.")
+    if path.is_dir():
+        raise ValueError(f"`path` must name a file: {path.name!r} is a folder. Add a file name, such as model.keyhole.")
     if schema is None:
         names = tuple(str(name) for name in getattr(estimator, "feature_names_in_", ()))
         schema = Schema(int(estimator.n_features_in_), bool(estimator.has_query_), names)
@@ -606,19 +595,29 @@ def save(estimator: Any, path: Any, *, schema: Schema | None = None, overwrite: 
         "keyhole": __version__,
         "estimator": kind,
         "parameters": {name: packer.pack(value, name) for name, value in _parameters(estimator).items()},
+        "layer": _pack_layer(packer, estimator),  # first: after partial_fit, asking for the layer solves for it
         "fitted": {
             name: packer.pack(value, name)
             for name, value in vars(estimator).items()
-            if _NOTE.fullmatch(name) and name not in _BUILT
+            if _NOTE.fullmatch(name) and name not in _BUILT and (keep == "all" or name not in _OF_SAMPLES)
         },
-        "layer": _pack_layer(packer, estimator),
         "schema": {
             "names": list(schema.names),
             "target": schema.target,
             "columns": [list(pair) for pair in schema.columns],
         },
     }
-    write_container(Path(path), document, packer.arrays, overwrite=overwrite)
+    stream = vars(estimator).get("_stream")
+    if keep == "all" and stream is not None:
+        document["stream"] = packer.pack(stream.sums, "sums")
+    try:
+        _restore(json.loads(json.dumps(document)), Unpacker(packer.arrays))
+    except UNREADABLE as error:
+        raise ValueError(
+            f"a model is saved only if it can be loaded again: this {kind} has {_words(error)}. Were fitted attributes "
+            "changed? Fit it anew."
+        ) from None
+    write_container(path, document, packer.arrays, overwrite=overwrite)
 
 
 def load(path: Any) -> Any:
@@ -640,14 +639,16 @@ def load(path: Any) -> Any:
 def read_model(path: Any) -> SavedModel:
     """Load an estimator together with the schema of its input. See `load`."""
     path = Path(path)
-    if path.is_dir():
-        raise ValueError(f"`path` must name a model file: {path.name!r} is a folder.")
+    refuse_if(path.is_dir(), f"`path` must name a model file: {path.name!r} is a folder.")
     document, arrays = read_container(path)
     try:
         return _restore(document, Unpacker(arrays))
-    except (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError, RecursionError) as error:
-        words = f"no {error}" if isinstance(error, KeyError) else str(error)
-        raise damaged(path, "a model file describes an estimator that this keyhole knows", words[:300]) from None
+    except UNREADABLE as error:
+        raise damaged(path, "a model file describes an estimator that this keyhole knows", _words(error)) from None
+
+
+def _words(error: BaseException) -> str:
+    return f"no {error}"[:300] if isinstance(error, KeyError) else str(error)[:300]
 
 
 def _parameters(estimator: Any) -> dict[str, Any]:
@@ -673,7 +674,9 @@ def _pack_layer(packer: Packer, estimator: Any) -> Any:
             "activation": layer.activation,
             "dtype": layer.dtype,
         }
-    return packer.pack(layer, "layer_")
+    # of a layer on a device, what the layer without one has
+    kind = next(kind for kind in type(layer).__mro__ if RECORDS.get(kind.__name__) is kind)
+    return packer.pack(kind(**{field.name: getattr(layer, field.name) for field in fields(kind)}), "layer_")
 
 
 def _restore(document: dict[str, Any], unpacker: Unpacker) -> SavedModel:
@@ -681,15 +684,15 @@ def _restore(document: dict[str, Any], unpacker: Unpacker) -> SavedModel:
     parameters = {str(name): unpacker.unpack(value) for name, value in document["parameters"].items()}
     estimator = kind(**parameters)  # an unknown parameter is a TypeError
     for name, value in document["fitted"].items():
-        if not _NOTE.fullmatch(name) or name in _BUILT:
-            raise ValueError(f"a fitted attribute {name!r:.60}")
+        refuse_if(not _NOTE.fullmatch(name) or name in _BUILT, f"a fitted attribute {name!r:.60}")
         setattr(estimator, name, unpacker.unpack(value))
     if type(estimator.n_features_in_) is not int or type(estimator.has_query_) is not bool:
         raise ValueError("no token dimension, or no word about queries")
-    if estimator.n_features_in_ < 1:
-        raise ValueError(f"tokens of dimension {estimator.n_features_in_}")
+    refuse_if(estimator.n_features_in_ < 1, f"tokens of dimension {estimator.n_features_in_}")
     _attach_layer(estimator, document["layer"], unpacker)
     _check_fitted(estimator, list(document["fitted"]))
+    if "stream" in document:
+        _resume(estimator, unpacker.unpack(document["stream"]))
     found = document["schema"]
     schema = Schema(
         estimator.n_features_in_,
@@ -736,15 +739,35 @@ def _attach_layer(estimator: Any, described: Any, unpacker: Unpacker) -> None:
             raise ValueError("no layer")
 
 
+def _resume(estimator: Any, sums: Any) -> None:
+    """Attach the sums of a model fitted in batches, checked against its layer."""
+    if not isinstance(sums, LayerSums) or not isinstance(estimator, (AttentionRegressor, AttentionClassifier)):
+        raise ValueError("sums that are none, or of an estimator that has none")
+    layer, moments, kept = estimator.layer_, sums.moments, sums.kept
+    labelled = isinstance(estimator, AttentionClassifier)
+    if not isinstance(layer, FiniteLayer) or moments.cross.shape != (layer.values[..., 0].size, len(layer.intercept)):
+        raise ValueError(f"sums of shape {moments.cross.shape}, which are not those of the layer")
+    if moments.fit_intercept != bool(estimator.fit_intercept):
+        raise ValueError("sums about the mean without an intercept, or the other way round")
+    if not moments.count <= estimator.n_samples_seen_:
+        raise ValueError(f"sums over {moments.count} samples, of which {estimator.n_samples_seen_} were seen")
+    if kept.limit != (N_KEPT if labelled else 0) or kept.columns.shape[1] != len(layer.intercept):
+        raise ValueError("samples kept that are not those of the layer")
+    if labelled:
+        if kept.sets is None or kept.sets.dim != estimator.n_features_in_ or not (np.abs(kept.columns) == 1).all():
+            raise ValueError("no samples to calibrate on, or of another dimension or other labels")
+        if (kept.sets.query is not None) != estimator.has_query_:
+            raise ValueError("samples to calibrate on with queries and training sets without, or the other way round")
+    resume_stream(estimator, sums, single=_is_single(estimator))
+
+
 def _check_training_sets(estimator: Any, sets: SetBatch | PooledSets) -> None:
     """Training sets must be what the rule for tokens makes of new ones, or a kernel cannot compare the two."""
     rule = estimator.tokens_
-    if not isinstance(rule, TokenRule):
-        raise ValueError("no rule for tokens")
+    refuse_if(not isinstance(rule, TokenRule), "no rule for tokens")
     base = sets.unpooled
     plain = base.is_plain
-    if sets.dim != estimator.n_features_in_:
-        raise ValueError("a kernel that does not fit the tokens")
+    refuse_if(sets.dim != estimator.n_features_in_, "a kernel that does not fit the tokens")
     fits = sets.pooling == rule.pooling and sets.each == (plain and rule.query == "each")
     has_query = estimator.has_query_ or rule.query == "mean"
     if not fits or (not plain and rule.query != "given") or (base.query is not None) != has_query:
@@ -763,10 +786,8 @@ def _attach_pruned(estimator: Any, parts: dict[str, Any]) -> None:
     kept = values.reshape(*shape, -1)
     if active.ndim != 1 or active.dtype.kind != "i" or (np.diff(active) <= 0).any():
         raise ValueError("active heads that are no increasing numbers")
-    if len(active) and not 0 <= active[0] <= active[-1] < heads.n_heads:
-        raise ValueError("active heads that do not exist")
-    if np.delete(kept, active, axis=0).any():
-        raise ValueError("values of heads that are not active")
+    refuse_if(len(active) and not 0 <= active[0] <= active[-1] < heads.n_heads, "active heads that do not exist")
+    refuse_if(np.delete(kept, active, axis=0).any(), "values of heads that are not active")
     if intercept.shape != kept.shape[2:] or intercept.dtype.kind != "f":
         raise ValueError("an intercept that does not fit the values")
     estimator.heads_, estimator.active_heads_, estimator.values_ = heads, active, values
@@ -777,38 +798,27 @@ def _check_heads(heads: Any, estimator: Any) -> None:
     width = estimator.n_features_in_ + 1
     if not isinstance(heads, HeadDraw) or heads.dim + 1 != width or law_width(heads.law) not in (None, width):
         raise ValueError(f"heads that do not fit tokens of dimension {estimator.n_features_in_}")
-    if isinstance(heads.law, UnfittedLaw):
-        raise ValueError("heads of a law that was never fitted")
+    refuse_if(isinstance(heads.law, UnfittedLaw), "heads of a law that was never fitted")
     # a law that cannot be drawn from says so; a small file must not make us draw a large matrix
-    if (
-        width * (width + 2 * getattr(heads.law, "rank", 0)) <= LARGEST_TRIAL
-        and not np.isfinite(heads.block(0, 1)).all()
-    ):
-        raise ValueError("heads that are not finite")
+    small = width * (width + 2 * getattr(heads.law, "rank", 0)) <= LARGEST_TRIAL
+    refuse_if(small and not np.isfinite(heads.block(0, 1)).all(), "heads that are not finite")
 
 
 def _is_single(estimator: Any) -> bool:
     if isinstance(estimator, AttentionClassifier):
         return len(estimator.classes_) == 2
-    if type(estimator._single) is not bool:
-        raise ValueError("no word about whether there is one output")
+    refuse_if(type(estimator._single) is not bool, "no word about whether there is one output")
     return bool(estimator._single)
 
 
 def _check_labels(estimator: Any) -> None:
     """Labels are sorted and all different, and a classifier has as many columns of scores as its labels need."""
     classes = estimator.classes_
-    if not isinstance(classes, np.ndarray) or classes.ndim != 1 or len(classes) < 2:
-        raise ValueError("no labels to choose from")
-    if classes.dtype.kind == "f" and not np.isfinite(classes).all():
-        raise ValueError("labels that are not finite")
-    if not (classes[:-1] < classes[1:]).all() and classes.dtype.kind != "b":
-        raise ValueError("labels that are not sorted, or not all different")
-    if classes.dtype.kind == "b" and classes.tolist() != [False, True]:
-        raise ValueError("labels that are not sorted, or not all different")
-    columns = 1 if len(classes) == 2 else len(classes)
-    if len(estimator.layer_.intercept) != columns:
-        raise ValueError(f"{len(estimator.layer_.intercept)} columns of scores for {len(classes)} labels")
+    refuse_if(not isinstance(classes, np.ndarray) or classes.ndim != 1 or len(classes) < 2, "no labels to choose from")
+    refuse_if(classes.dtype.kind == "f" and not np.isfinite(classes).all(), "labels that are not finite")
+    labels, columns = classes.tolist(), len(estimator.layer_.intercept)
+    refuse_if(labels != sorted(set(labels)), "labels that are not sorted, or not all different")
+    refuse_if(columns != (1 if len(labels) == 2 else len(labels)), f"{columns} scores for {len(labels)} labels")
 
 
 def _check_fitted(estimator: Any, names: Collection[str]) -> None:
@@ -821,8 +831,7 @@ def _check_fitted(estimator: Any, names: Collection[str]) -> None:
         _check_labels(estimator)
     if isinstance(estimator, AttentionClassifier):
         required |= {"temperature_"}
-    if missing := required - set(names):
-        raise ValueError(f"no {', '.join(sorted(missing))}")
+    refuse_if(missing := required - set(names), f"no {', '.join(sorted(missing))}")
     for name in names:
         if not _fits(name, getattr(estimator, name), estimator):
             raise ValueError(f"{name} that is no such thing, {getattr(estimator, name)!r:.60}")
@@ -880,8 +889,7 @@ def _is_array(value: Any, kinds: str, shape: tuple[int | None, ...]) -> bool:
 
 def _same_law(one: Any, other: Any) -> bool:
     """Whether the law that is shown is the law that is drawn from."""
-    return type(one) is type(other) and all(_same(v, vars(other)[k]) for k, v in vars(one).items())
-
-
-def _same(one: Any, other: Any) -> bool:
-    return type(one) is type(other) and bool(np.array_equal(one, other))
+    if type(one) is not type(other):
+        return False
+    pairs = [(value, vars(other)[name]) for name, value in vars(one).items()]
+    return all(type(a) is type(b) and np.array_equal(a, b) for a, b in pairs)

@@ -97,6 +97,8 @@ def models() -> list[tuple[dict[str, Any], dict[str, Any]]]:
         kh.AttentionRegressor(**heads, query="each").fit(plain, y),
         kh.AttentionClassifier(**heads, law=kh.LearnedHeads(n_means=2, steps=2, n_heads=4)).fit(sets, words),
         kh.AttentionClassifier(**kernel).fit(sets, signs),
+        kh.AttentionRegressor(**heads).partial_fit(sets, two),
+        kh.AttentionClassifier(**heads).partial_fit(plain, words, classes=np.unique(words)),
         kh.AttentionFeatures(**heads).fit(sets),
         kh.NormBallRegressor(**heads).fit(sets, y),
         kh.NormBallClassifier(**heads).fit(plain, words),

@@ -1,4 +1,4 @@
-"""A loss, its gradient, its conjugate and its proximal maps are one object: each follows from the others.
+"""A loss, its gradient and its conjugate are one object: each follows from the others.
 
 Every law below is a function that returns by how much it is violated. It is applied to the loss, which must
 satisfy it, and to a twin with one thing wrong, which must not.
@@ -9,11 +9,9 @@ import math
 import numpy as np
 import pytest
 
-from keyhole.ball.losses import Absolute, Hinge, Huber, Logistic, Multinomial, Smoothed, Squared
-from keyhole.ball.solver import LOSSES
+from keyhole.ball.losses import LOSSES, Absolute, Hinge, Huber, Logistic, Multinomial, Smoothed, Squared
 
 SMOOTH = ("huber", "squared", "logistic", "multinomial")
-PROXIMAL = ("absolute", "hinge", "huber", "squared")
 N = 400
 
 
@@ -54,22 +52,6 @@ def difference_violation(loss, y, z, rng, step=1e-5):
     claimed = np.sum(loss.gradient(y, z) * direction, axis=1)
     # Huber's corner at |r| = 1 costs up to step/2 · |direction|², the rest is of higher order
     return (np.abs(slope - claimed) / (step * np.sum(direction**2, axis=1))).max()
-
-
-def moreau_violation(loss, y, z, step):
-    """prox of ℓ at z plus step times prox of ℓ*/step at z/step is z."""
-    return np.abs(loss.prox(y, z, step) + step * loss.conjugate_prox(y, z / step, 1 / step) - z).max()
-
-
-def prox_violation(loss, y, z, step, rng):
-    """The proximal point is no worse than points around it."""
-
-    def objective(u):
-        return step * loss.value(y, u) + 0.5 * np.sum((u - z) ** 2, axis=1)
-
-    best = loss.prox(y, z, step)
-    others = [best + s * rng.standard_normal(z.shape) for s in (1e-6, 1e-3, 1.0)]
-    return max((objective(best) - objective(u)).max() for u in others)
 
 
 def lipschitz_violation(loss, y, z, other):
@@ -122,20 +104,6 @@ def test_gradient_by_differences(name, rng):
     assert difference_violation(loss, y, z, rng) <= 0.51
     tilted = broken(loss, gradient=lambda self, y, z: 1.001 * loss.gradient(y, z))
     assert difference_violation(tilted, y, z, rng) > 5
-
-
-@pytest.mark.parametrize("name", PROXIMAL)
-@pytest.mark.parametrize("step", [0.1, 1.0, 7.0])
-def test_moreau_decomposition(name, step, rng):
-    loss = LOSSES[name]
-    y, z = sample(name, rng)
-    z *= 1 + step  # far enough out for the step to end on either side of a kink
-    assert moreau_violation(loss, y, z, step) <= 1e-13
-    assert prox_violation(loss, y, z, step, rng) <= 1e-12
-
-    short = broken(loss, prox=lambda self, y, z, s: loss.prox(y, z, 0.9 * s))
-    assert moreau_violation(short, y, z, step) > 1e-3
-    assert prox_violation(short, y, z, step, rng) > 0
 
 
 @pytest.mark.parametrize("name", [name for name in LOSSES if name != "squared"])

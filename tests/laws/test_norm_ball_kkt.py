@@ -13,9 +13,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from keyhole.ball.losses import LOSSES
 from keyhole.ball.norm_ball import fit_norm_ball
 from keyhole.ball.projection import group_norms, norm_ball_support, project_norm_ball
-from keyhole.ball.solver import LOSSES
 
 SIZE = 9
 TOL = {"absolute": 1e-4, "hinge": 1e-5}

@@ -5,8 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from keyhole.ball.losses import monotone_roots, weighted_quantile
-from keyhole.ball.solver import LOSSES
+from keyhole.ball.losses import LOSSES, monotone_roots, weighted_quantile
 
 
 def column(*numbers):

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from keyhole.ball.design import DenseDesign, StreamedDesign
-from keyhole.ball.group_lasso import fit_group_lasso
 from keyhole.ball.norm_ball import fit_norm_ball, norm_ball_path
 from keyhole.ball.solver import SolverWarning
 
@@ -49,17 +48,15 @@ def cvxpy_loss(loss, y, z):
     }[loss]()
 
 
-def solve_by_cvxpy(design, targets, loss, size, constraints=None, penalty=None):
-    """Minimum of the mean loss plus penalty, and how far to trust it; None if the solver gives up."""
+def solve_by_cvxpy(design, targets, loss, size, constraints):
+    """Minimum of the mean loss, and how far to trust it; None if the solver gives up."""
     y = targets.reshape(len(targets), -1)
     weights = np.full(len(y), 1 / len(y))
     values = cp.Variable((design.shape[1], y.shape[1]))
     bias = cp.Variable((1, y.shape[1]))
     norms = cp.hstack([cp.norm(values[i : i + size], "fro") for i in range(0, design.shape[1], size)])
     objective = weights @ cvxpy_loss(loss, y, design @ values + np.ones((len(y), 1)) @ bias)
-    if penalty is not None:
-        objective += penalty(norms, values)
-    problem = cp.Problem(cp.Minimize(objective), constraints(norms, values) if constraints else [])
+    problem = cp.Problem(cp.Minimize(objective), constraints(norms, values))
     for accuracy in (1e-10, 1e-9, 1e-8):  # as tight as it will go
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Solution may be inaccurate")
@@ -120,24 +117,6 @@ def test_agrees_with_a_conic_solver(loss, rng):
         if compared == N_PROBLEMS:
             break
     assert compared == N_PROBLEMS
-
-
-@pytest.mark.parametrize("loss", LOSSES)
-def test_penalised_sibling_agrees_with_a_conic_solver(loss, rng):
-    for ridge in (0.0, 0.05):
-        design, targets, _ = random_problem(rng, loss, n=30, n_groups=12)
-        fit = fit_group_lasso(
-            design, targets, group_size=5, group_penalty=0.1, ridge_penalty=ridge, loss=loss, tol=8e-7
-        )
-
-        def penalty(norms, values, ridge=ridge):
-            return 0.1 * cp.sum(norms) + 0.5 * ridge * cp.sum_squares(values)
-
-        reference, slack = solve_by_cvxpy(design, targets, loss, 5, penalty=penalty) or (fit.objective, 0.0)
-        true_gap = fit.objective - reference
-        assert fit.converged
-        assert abs(true_gap) <= 1e-6 * reference + slack
-        assert fit.duality_gap >= true_gap - slack
 
 
 @pytest.mark.parametrize("loss", ["huber", "absolute"])
@@ -301,10 +280,22 @@ def test_stopping_early_warns_with_the_number_and_the_remedy(rng):
     assert fit.duality_gap > 1e-8 * fit.objective
 
 
+def test_columns_of_very_different_size_are_certified_as_far_as_they_go_and_scaled_ones_all_the_way(rng):
+    """Tokens near 100 give one head columns with singular values like 1800, 160 and 0.2."""
+    scales = np.array([200.0, 18.0, 0.025])
+    design = rng.standard_normal((80, 3)) * scales
+    labels = np.where(design[:, 2] / scales[2] + rng.standard_normal(80) > 0, 1.0, -1.0)
+    options = {"group_size": 3, "group_radius": 20.0, "loss": "hinge", "tol": 0.02}
+    with pytest.warns(SolverWarning, match=r"relative duality gap of .*bring the coordinates of tokens to a similar"):
+        rough = fit_norm_ball(design, labels, max_iter=500, **options)
+    trusted = solve_by_cvxpy(design, labels, "hinge", 3, ball((20.0, 1e9)))
+    if trusted is not None:
+        assert rough.objective - rough.duality_gap <= trusted[0] + trusted[1]  # what it says of itself is true
+    assert fit_norm_ball(design / scales, labels, **options).converged
+
+
 def test_path_starts_each_fit_from_the_one_before(rng):
-    design, targets, _ = random_problem(
-        rng, "huber", n=60, n_groups=60
-    )  # too large for Newton steps, which start afresh
+    design, targets, _ = random_problem(rng, "huber", n=60, n_groups=60)
     radii = [(r, 2.0) for r in np.linspace(1.0, 4.0, 10)]
     path = norm_ball_path(design, targets, radii, group_size=5, tol=1e-7)
     alone = [fit_norm_ball(design, targets, group_size=5, group_radius=k, ball_radius=r, tol=1e-7) for k, r in radii]
@@ -353,5 +344,3 @@ def test_errors_of_shape():
         fit_norm_ball(np.ones(8), np.arange(8.0), **GOOD)
     with pytest.raises(ValueError, match=r"`targets` must be finite: found NaN"):
         fit_norm_ball(np.ones((2, 4)), np.array([1.0, math.nan]), **GOOD)
-    with pytest.raises(ValueError, match=r"must not both be 0: without a penalty nothing bounds the gap"):
-        fit_group_lasso(np.ones((2, 4)), np.ones(2), group_size=2, group_penalty=0.0)

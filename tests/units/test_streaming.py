@@ -147,6 +147,7 @@ def test_classifier_refusals(sets, y):
     ("options", "words"),
     [
         ({"n_heads": math.inf}, "the exact kernel.*Use a finite number of heads"),
+        ({"device": "cpu"}, "device='cpu'.*NumPy.*Leave `device` out"),
         ({"law": kh.LearnedHeads()}, "law=LearnedHeads.*law=model.law_"),
         ({"scaling": "standard"}, "scaling='standard' needs the whole training set.*scaling='sphere'"),
         ({"scaling": "auto"}, "scaling='auto' needs the whole training set"),

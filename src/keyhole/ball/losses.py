@@ -1,4 +1,4 @@
-"""Convex losses of one prediction: value, gradient or proximal map, conjugate, and the constants of each."""
+"""Convex losses of one prediction: value, gradient, conjugate, best intercept, and the constants of each."""
 
 from __future__ import annotations
 
@@ -19,29 +19,10 @@ def monotone_roots(
 ) -> Float[np.ndarray, " t"]:
     """The roots of t nondecreasing functions by Newton steps, each guarded by a bracket that only shrinks.
 
-    Parameters
-    ----------
-    derivatives : callable
-        b (t,) → (functions (t,), their derivatives (t,)); function k depends on b_k alone and must change sign.
-        All are evaluated together: a call costs more than the arithmetic when samples are few.
-    start : array (t,)
-    tolerance : float
-        A value of the function that is zero to rounding.
+    ``derivatives`` takes b (t,) to (functions (t,), their derivatives (t,)); function k depends on b_k alone and must
+    change sign. A Newton step is taken when it falls inside the bracket and the function has at least halved since the
+    step before; otherwise the bracket is halved, or, while it is open, left in steps that double.
 
-    Returns
-    -------
-    array (t,)
-        Where |function| ≤ tolerance, or where the bracket cannot be cut further.
-
-    Notes
-    -----
-    A Newton step is taken when it falls inside the bracket and the function has at least halved since the
-    step before; otherwise the bracket is halved, or, while it is open, left in steps that double. Piecewise
-    linear functions (the derivative of Huber's loss) take finitely many steps, one or two from a warm start.
-
-    Examples
-    --------
-    >>> import numpy as np
     >>> monotone_roots(lambda b: (b**3 - [8, 27], 3 * b**2), start=np.ones(2), tolerance=1e-14)
     array([2., 3.])
     """
@@ -76,17 +57,7 @@ def monotone_roots(
 
 
 def weighted_quantile(points: Float[np.ndarray, " n"], weights: Float[np.ndarray, " n"], level: float) -> float:
-    """The smallest point with at least ``level`` of the weight at or below it.
-
-    With half of the weight as level it minimises b ↦ Σ_i weights_i |points_i − b|; other levels belong to
-    tilted absolute losses. Cost: one sort, O(n log n).
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> weighted_quantile(np.array([3.0, 1.0, 2.0]), np.array([0.2, 0.4, 0.4]), 0.5)
-    2.0
-    """
+    """The smallest point with at least ``level`` of the weight at or below it; the median if that is half of it."""
     order = np.argsort(points)
     mass = np.cumsum(weights[order])
     # a level above the whole mass by rounding means the last point that carries weight
@@ -124,8 +95,7 @@ class Loss(ABC):
     lipschitz: float
     smoothness: float
 
-    @abstractmethod
-    def check_targets(self, y: Samples, weights: PerSample, intercept: bool) -> None:
+    def check_targets(self, y: Samples, weights: PerSample, intercept: bool) -> None:  # noqa: B027
         """Raise unless the loss is defined at ``y`` and, with a free intercept, has a minimiser."""
 
     @abstractmethod
@@ -139,17 +109,6 @@ class Loss(ABC):
     @abstractmethod
     def conjugate(self, y: Samples, dual: Samples) -> PerSample:
         """ℓ*(y, dual) of each sample, summed over outputs; inf outside the domain."""
-
-    def relaxed_value(self, y: Samples, z: Samples, mu: float) -> PerSample:
-        """A smooth loss within O(mu) of ℓ, for Newton's method; ℓ itself unless it has a kink."""
-        return self.value(y, z)
-
-    @abstractmethod
-    def relaxed_derivatives(self, y: Samples, z: Samples, mu: float) -> tuple[Samples, np.ndarray]:
-        """The gradient of `relaxed_value`, in the domain of the conjugate, and its second derivative or a bound on it.
-
-        The latter is (n, t), or (n, t, t) where outputs are coupled.
-        """
 
     @abstractmethod
     def best_intercept(self, y: Samples, z: Samples, weights: PerSample, start: Outputs) -> Outputs:
@@ -169,10 +128,6 @@ class ScalarLoss(Loss):
     @abstractmethod
     def curvature(self, y: Samples, z: Samples) -> Samples:
         """The second derivative in z (one of them, where the gradient has a corner)."""
-
-    def relaxed_derivatives(self, y: Samples, z: Samples, mu: float) -> tuple[Samples, np.ndarray]:
-        """The derivatives of ℓ."""
-        return self.gradient(y, z), self.curvature(y, z)
 
     def mean_derivatives(self, y: Samples, z: Samples, weights: PerSample) -> tuple[Outputs, Outputs]:
         """Weighted sums over samples of the first and of the second derivative, of each output."""
@@ -224,31 +179,6 @@ class KinkedLoss(ScalarLoss):
         low, high = self.slopes(y)
         return _inside(np.maximum(low - dual, dual - high), dual * y)
 
-    def prox(self, y: Samples, z: Samples, step: float) -> Samples:
-        """Move down the slope by ``step`` times its size, but not beyond the kink."""
-        low, high = self.slopes(y)
-        return np.where(z > y, np.maximum(z - step * high, y), np.minimum(z - step * low, y))
-
-    def relaxed_value(self, y: Samples, z: Samples, mu: float) -> PerSample:
-        """The maximum over slopes a of a·(z − y) + mu·log((a − low)(high − a)), up to a constant."""
-        low, high = self.slopes(y)
-        half = 0.5 * (high - low) * (z - y)
-        reach = mu + np.hypot(mu, half)
-        return (0.5 * (low + high) * (z - y) + reach - mu * np.log(2.0 * mu * reach)).sum(axis=1)
-
-    def relaxed_derivatives(self, y: Samples, z: Samples, mu: float) -> tuple[Samples, np.ndarray]:
-        """The maximiser a, strictly between the slopes, and how fast it turns."""
-        low, high = self.slopes(y)
-        width = 0.5 * (high - low)
-        half = width * (z - y)
-        root = np.hypot(mu, half)
-        return 0.5 * (low + high) + width * half / (mu + root), np.square(width) * mu / ((mu + root) * root)
-
-    def conjugate_prox(self, y: Samples, dual: Samples, step: float) -> Samples:
-        """Subtract step · y, then clip to the slopes."""
-        low, high = self.slopes(y)
-        return np.clip(dual - step * y, low, high)
-
     def best_intercept(self, y: Samples, z: Samples, weights: PerSample, start: Outputs) -> Outputs:
         """A quantile of the residuals y − z: the median for the absolute loss.
 
@@ -265,9 +195,6 @@ class Absolute(KinkedLoss):
 
     name = "absolute"
     lipschitz = 1.0
-
-    def check_targets(self, y: Samples, weights: PerSample, intercept: bool) -> None:
-        """Every finite target is fine, and a best intercept always exists."""
 
     def slopes(self, y: Samples) -> tuple[Samples, Samples]:
         """−1 and 1."""
@@ -289,28 +216,12 @@ class Hinge(KinkedLoss):
         return np.minimum(-y, 0.0), np.maximum(-y, 0.0)
 
 
-class ResidualLoss(ScalarLoss):
-    """A smooth loss of the residual r = z − y: any real target will do."""
-
-    smoothness = 1.0
-
-    def check_targets(self, y: Samples, weights: PerSample, intercept: bool) -> None:
-        """Every finite target is fine, and a best intercept always exists."""
-
-    @abstractmethod
-    def prox(self, y: Samples, z: Samples, step: float) -> Samples:
-        """The minimiser u of step · ℓ(y, u) + (u − z)²/2."""
-
-    @abstractmethod
-    def conjugate_prox(self, y: Samples, dual: Samples, step: float) -> Samples:
-        """The minimiser a of step · ℓ*(y, a) + (a − dual)²/2."""
-
-
-class Huber(ResidualLoss):
+class Huber(ScalarLoss):
     """r²/2 up to |r| = 1, then |r| − 1/2, with r = z − y."""
 
     name = "huber"
     lipschitz = 1.0
+    smoothness = 1.0
 
     def value(self, y: Samples, z: Samples) -> PerSample:
         """r²/2 or |r| − 1/2: both are c(|r| − c/2) with c = min(|r|, 1)."""
@@ -332,29 +243,17 @@ class Huber(ResidualLoss):
         core = residual.clip(-1.0, 1.0)
         return weights @ core, weights @ (core == residual)
 
-    def relaxed_derivatives(self, y: Samples, z: Samples, mu: float) -> tuple[Samples, np.ndarray]:
-        """Beyond the corner a tenth of the curvature of the best parabola above, so that no direction is flat."""
-        size = np.abs(z - y)
-        return self.gradient(y, z), np.where(size < 1.0, 1.0, 0.1 / np.maximum(size, 1.0))
-
     def conjugate(self, y: Samples, dual: Samples) -> PerSample:
         """a·y + a²/2 for |a| ≤ 1."""
         return _inside(np.abs(dual) - 1.0, dual * (y + 0.5 * dual))
 
-    def prox(self, y: Samples, z: Samples, step: float) -> Samples:
-        """Shrink the residual by 1/(1 + step) where it is small, by ``step`` where it is large."""
-        return z - step * np.clip((z - y) / (1.0 + step), -1.0, 1.0)
 
-    def conjugate_prox(self, y: Samples, dual: Samples, step: float) -> Samples:
-        """(a − step · y)/(1 + step), clipped to [−1, 1]."""
-        return np.clip((dual - step * y) / (1.0 + step), -1.0, 1.0)
-
-
-class Squared(ResidualLoss):
+class Squared(ScalarLoss):
     """r²/2, r = z − y: half of scikit-learn's squared error, so that it is Huber's loss near zero."""
 
     name = "squared"
     lipschitz = math.inf
+    smoothness = 1.0
 
     def value(self, y: Samples, z: Samples) -> PerSample:
         """(z − y)²/2."""
@@ -371,14 +270,6 @@ class Squared(ResidualLoss):
     def conjugate(self, y: Samples, dual: Samples) -> PerSample:
         """a·y + a²/2."""
         return (dual * (y + 0.5 * dual)).sum(axis=1)
-
-    def prox(self, y: Samples, z: Samples, step: float) -> Samples:
-        """(z + step · y)/(1 + step)."""
-        return (z + step * y) / (1.0 + step)
-
-    def conjugate_prox(self, y: Samples, dual: Samples, step: float) -> Samples:
-        """(a − step · y)/(1 + step)."""
-        return (dual - step * y) / (1.0 + step)
 
     def best_intercept(self, y: Samples, z: Samples, weights: PerSample, start: Outputs) -> Outputs:
         """The weighted mean of the residuals."""
@@ -452,20 +343,8 @@ class Smoothed(ScalarLoss):
     solution of the smoothed problem, again and again, is the proximal point method on the dual (the method of
     multipliers).
 
-    Parameters
-    ----------
-    base : KinkedLoss
-    targets : array (n, t)
-        The y at which the loss will be evaluated: the slopes depend on them.
-    width : float
-        μ > 0; the smoothness constant is 1/μ.
-    centre : array (n, t)
-        c, in the domain of the conjugate of ``base``.
+    c lies in the domain of the conjugate of the base loss, and the smoothness constant is 1/μ.
 
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from keyhole.ball.losses import Absolute
     >>> y, z = np.zeros((2, 1)), np.array([[1.0], [0.05]])
     >>> Smoothed(Absolute(), y, width=0.1, centre=np.zeros((2, 1))).value(y, z)     # |z| − μ/2, then z²/2μ
     array([0.95  , 0.0125])
@@ -509,9 +388,6 @@ class Smoothed(ScalarLoss):
         """ℓ*(y, a) + μ (a − c)²/2."""
         return self.base.conjugate(y, dual) + 0.5 * self.width * np.square(dual - self.centre).sum(axis=1)
 
-
-NEWTON_ROUNDING = 2 * float(np.finfo(np.float64).eps)
-"""A mean gradient smaller than this is zero."""
 
 NEAR = 1e-12
 """A predicted fall of the loss that the loss itself, with its 16 digits, can no longer show."""
@@ -564,11 +440,6 @@ class Multinomial(Loss):
         """softmax(z) − y."""
         return _softmax(z) - y
 
-    def relaxed_derivatives(self, y: Samples, z: Samples, mu: float) -> tuple[Samples, np.ndarray]:
-        """softmax(z) − y and diag(q) − q qᵀ, with q = softmax(z)."""
-        q = _softmax(z)
-        return q - y, q[:, :, None] * (np.eye(q.shape[1]) - q[:, None, :])
-
     def conjugate(self, y: Samples, dual: Samples) -> PerSample:
         """−H(q), the entropy of q = dual + y on the simplex, with a minus sign."""
         q = dual + y
@@ -587,7 +458,7 @@ class Multinomial(Loss):
             q = _softmax(z + b)
             slope = weights @ (q - y)
             size = float(np.abs(slope).max())
-            if size <= NEWTON_ROUNDING:
+            if size <= ROUNDING:
                 break
             step = self._newton_step(q, weights, slope)
             fall = float(slope @ step)
@@ -641,3 +512,9 @@ def _softmax(z: Samples) -> Samples:
     np.exp(weights, out=weights)
     weights /= weights.sum(axis=0)
     return weights.T
+
+
+LOSSES: dict[str, Loss] = {
+    loss.name: loss for loss in (Absolute(), Huber(), Squared(), Logistic(), Hinge(), Multinomial())
+}
+"""Every loss by its name."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,39 +18,10 @@ from jaxtyping import Bool, Float
 
 from keyhole._array import MEMORY_BUDGET
 from keyhole._checks import check_choice, check_count, check_finite, check_float_array, check_number
-from keyhole.ball.central_path import CentralPath, suits_newton
-from keyhole.ball.design import Design, SelectableDesign, check_design
-from keyhole.ball.losses import Samples
-from keyhole.ball.projection import group_norms, norm_ball_support, project_norm_ball
-from keyhole.ball.solver import LOSSES, Problem, Solution, certify, minimise, null_model, warn_if_short
-
-
-@dataclass(frozen=True)
-class NormBall:
-    """Indicator of {Σ_m |v_m| ≤ group_radius, |v| ≤ ball_radius}. Its conjugate is the support function."""
-
-    group_radius: float
-    ball_radius: float
-
-    def prox(self, values: Float[np.ndarray, "m e"], step: float) -> Float[np.ndarray, "m e"]:
-        """The projection, whatever the step."""
-        return project_norm_ball(values, self.group_radius, self.ball_radius)
-
-    def value(self, norms: Float[np.ndarray, " m"]) -> float:
-        """Zero: solvers only visit points of the ball."""
-        return 0.0
-
-    def conjugate(self, norms: Float[np.ndarray, " m"]) -> float:
-        """The largest <g, v> over the ball."""
-        return norm_ball_support(norms, self.group_radius, self.ball_radius)[0]
-
-    def threshold(self, norms: Float[np.ndarray, " m"]) -> float:
-        """Groups of g shorter than this are zero in the maximiser."""
-        return norm_ball_support(norms, self.group_radius, self.ball_radius)[1]
-
-    def dual_scales(self, norms: Float[np.ndarray, " m"]) -> tuple[float, ...]:
-        """The support function is finite everywhere: no need to shrink."""
-        return (1.0,)
+from keyhole.ball.design import Design, check_design
+from keyhole.ball.losses import LOSSES
+from keyhole.ball.projection import NormBall, group_norms
+from keyhole.ball.solver import BallRisk, Solution, minimise, warn_if_short
 
 
 @dataclass(frozen=True)
@@ -68,8 +39,7 @@ class NormBallFit:
     duality_gap : float
         At least objective − minimum, and at least 0.
     n_iter : int
-        Iterations; each is one product with the columns at hand and one with their transpose, or one Newton
-        step where the problem is small.
+        Iterations; each is one product with the columns at hand and one with their transpose.
     converged : bool
         Whether the gap is as small as asked.
     active : array (M,) of bool
@@ -150,8 +120,7 @@ def fit_norm_ball(
     Accelerated projected gradient with restarts and steps that follow the curvature, the intercept minimised
     out, on a working set of groups; losses with kinks by the proximal point method on the dual. See
     `AcceleratedDescent`, `Smoothed` and `minimise`. An iteration costs 4·n·q flops for q columns in the
-    working set. Small problems (some 250 unknowns) take a few dozen Newton steps instead, which do not mind
-    badly scaled columns and need no start: see `CentralPath`.
+    working set, and their number grows with the condition of its columns: bring them to a similar scale.
 
     Examples
     --------
@@ -164,7 +133,7 @@ def fit_norm_ball(
     (array([ 0.73, -1.38,  1.25]), 5.0, 1)
     """
     setup = check_problem(design, targets, group_size, loss, fit_intercept, sample_weight, dtype, memory_budget)
-    (fit,) = _fit_path(setup, [(group_radius, ball_radius)], start, tol, max_iter, memory_budget)
+    (fit,) = _fit_path(setup, [(group_radius, ball_radius)], start, tol, max_iter)
     return fit
 
 
@@ -209,16 +178,15 @@ def norm_ball_path(
     ([1.44, 0.78, 0.26], [1, 2, 2])
     """
     setup = check_problem(design, targets, group_size, loss, fit_intercept, sample_weight, dtype, memory_budget)
-    return _fit_path(setup, radii, start, tol, max_iter, memory_budget)
+    return _fit_path(setup, radii, start, tol, max_iter)
 
 
 def _fit_path(
-    setup: Setup,
+    setup: BallSetup,
     radii: Sequence[tuple[float, float]],
     start: Any,
     tol: float,
     max_iter: int,
-    memory_budget: int,
 ) -> tuple[NormBallFit, ...]:
     tol = check_number(tol, "tol", minimum=0.0, exclusive=True)
     max_iter = check_count(max_iter, "max_iter")
@@ -226,86 +194,33 @@ def _fit_path(
     fits = []
     for group_radius, ball_radius in radii:
         ball = NormBall(*check_radii(group_radius, ball_radius))
-        solution = minimise_over_ball(setup, ball, values, tol, max_iter, memory_budget)
-        warn_if_short(solution, tol, max_iter, setup.dtype, stacklevel=4)
+        solution = setup.minimise(ball, values, tol, max_iter)
+        warn_if_short(solution, tol, max_iter, setup.dtype, stacklevel=3)
         values = solution.values
-        fits.append(NormBallFit(**setup.fields(solution)))
+        fits.append(setup.report(solution))
     return tuple(fits)
 
 
-def minimise_over_ball(
-    setup: Setup, ball: NormBall, start: Float[np.ndarray, "p t"], tol: float, max_iter: int, memory_budget: int
-) -> Solution:
-    """Minimise over one ball: gradient steps from ``start`` projected onto it, or Newton steps if it is small.
-
-    Whatever the Newton steps leave to do, e.g. because rounding stopped them, gradient steps take up.
-    """
-    problem, dual, n_iter = setup.problem(ball), None, 0
-    inside = ball.prox(problem.grouped(start), 1.0).reshape(start.shape)
-    if _suits_newton(setup, ball, memory_budget):
-        inside, dual, n_iter = _newton_start(setup, ball, tol, max_iter)
-    options: dict[str, Any] = {"dtype": setup.dtype, "memory_budget": memory_budget}
-    solution = minimise(problem, setup.design, inside, dual=dual, tol=tol, max_iter=max_iter - n_iter, **options)
-    return replace(solution, n_iter=solution.n_iter + n_iter)
+def check_radius(radius: Any, name: str) -> float:
+    """Return a radius as a float: nonnegative, infinity allowed."""
+    unbounded = isinstance(radius, (float, np.floating)) and radius == math.inf
+    return math.inf if unbounded else check_number(radius, name, minimum=0.0)
 
 
-def _suits_newton(setup: Setup, ball: NormBall, memory_budget: int) -> bool:
-    (n, p), outputs = setup.design.shape, setup.targets.shape[1]
-    fits = 4 * 8 * n * (p + 1) * outputs <= memory_budget
-    bounded = ball.group_radius > 0 and ball.ball_radius > 0
-    small = suits_newton(n, p, outputs, p // setup.group_size)
-    return fits and bounded and small and isinstance(setup.design, SelectableDesign)
-
-
-def _newton_start(
-    setup: Setup, ball: NormBall, tol: float, max_iter: int
-) -> tuple[Float[np.ndarray, "p t"], Samples | None, int]:
-    """Values and a dual point at the end of the central path, without the groups that the dual point rules out.
-
-    All groups are nonzero on the path. If the gap is too large without those, the path is followed further:
-    they shrink in proportion.
-    """
-    problem, design = setup.problem(ball), setup.design
-    assert isinstance(design, SelectableDesign)
-    constant, null, floor = null_model(problem)
-    values = np.zeros((design.shape[1], setup.targets.shape[1]))
-    if null <= floor:
-        return values, None, 0
-    columns = design.take(np.arange(design.shape[1] // setup.group_size)).astype(np.float64, copy=False)
-    path = CentralPath(problem, columns, (ball.group_radius, ball.ball_radius), constant, null)
-    dual, n_iter = None, 0
-    for closer in (1.0, 0.1, 0.01):
-        point = path.follow(closer * tol, floor, max_iter - n_iter)
-        n_iter, dual = n_iter + point.n_iter, point.dual
-        whole = certify(problem, design, point.values, dual, constant)
-        grouped, threshold = problem.grouped(point.values), ball.threshold(whole.scores)
-        norms = group_norms(grouped)
-        # on the path norm times slack is about μ for every group: the smaller of the two, as a share, is zero
-        kept = norms * threshold >= norms.sum() * (threshold - whole.scores)
-        values = (grouped * kept[:, None]).reshape(point.values.shape)
-        best = certify(problem, design, values, dual, constant)
-        if best.gap <= tol * max(best.objective, floor) or n_iter >= max_iter:
-            break
-    return values, dual, n_iter
-
-
-def check_radii(group_radius: float, ball_radius: float) -> tuple[float, float]:
-    """Return both radii as floats: nonnegative, and at least one of them finite."""
-    pair = []
-    for name, radius in (("group_radius", group_radius), ("ball_radius", ball_radius)):
-        unbounded = isinstance(radius, (float, np.floating)) and radius == math.inf
-        pair.append(math.inf if unbounded else check_number(radius, name, minimum=0.0))
-    if pair == [math.inf, math.inf]:
+def check_radii(group_radius: Any, ball_radius: Any) -> tuple[float, float]:
+    """Return both radii, at least one of them finite."""
+    pair = check_radius(group_radius, "group_radius"), check_radius(ball_radius, "ball_radius")
+    if pair == (math.inf, math.inf):
         raise ValueError(
-            "`group_radius` and `ball_radius` must not both be infinite: without a bound on the values "
-            "nothing bounds the gap. Give one of them a number, or use ridge regression."
+            "`group_radius` and `ball_radius` must not both be infinite: nothing would bound the values. Give one of "
+            "them a number, or use ridge regression, kh.AttentionRegressor."
         )
-    return pair[0], pair[1]
+    return pair
 
 
 @dataclass(frozen=True)
-class Setup:
-    """Checked inputs of a fit, all but the regulariser."""
+class BallSetup:
+    """Checked inputs of a fit, all but the ball."""
 
     design: Design
     targets: Float[np.ndarray, "n t"]
@@ -315,6 +230,7 @@ class Setup:
     fit_intercept: bool
     one_output: bool
     dtype: np.dtype
+    memory_budget: int
 
     @property
     def value_shape(self) -> tuple[int, ...]:
@@ -322,9 +238,15 @@ class Setup:
         n_groups = self.design.shape[1] // self.group_size
         return (n_groups, self.group_size) if self.one_output else (n_groups, self.group_size, self.targets.shape[1])
 
-    def problem(self, regulariser: Any) -> Problem:
-        """The problem with this regulariser."""
-        return Problem(self.targets, self.weights, LOSSES[self.loss], regulariser, self.group_size, self.fit_intercept)
+    def risk(self, ball: NormBall) -> BallRisk:
+        """What is minimised over one ball."""
+        loss = LOSSES[self.loss]
+        return BallRisk(self.targets, self.weights, loss, ball, self.group_size, self.fit_intercept)
+
+    def minimise(self, ball: NormBall, start: Float[np.ndarray, "p t"], tol: float, max_iter: int) -> Solution:
+        """Minimise over one ball."""
+        options: dict[str, Any] = {"dtype": self.dtype, "memory_budget": self.memory_budget}
+        return minimise(self.risk(ball), self.design, start, tol=tol, max_iter=max_iter, **options)
 
     def check_start(self, start: Any) -> Float[np.ndarray, "p t"]:
         """``start`` as (p, t), or zeros."""
@@ -340,21 +262,21 @@ class Setup:
         check_finite(values, "start")
         return values.astype(np.float64).reshape(flat)
 
-    def fields(self, solution: Solution) -> dict[str, Any]:
-        """What a fit reports of ``solution``, in the shapes of the targets."""
+    def report(self, solution: Solution) -> NormBallFit:
+        """A solution in the shapes of the targets."""
         values = solution.values.reshape(self.value_shape)
         best = solution.certificate
         tail = self.value_shape[2:]
-        return {
-            "values": values,
-            "intercept": best.intercept.reshape(tail),
-            "objective": best.objective,
-            "duality_gap": best.gap,
-            "n_iter": solution.n_iter,
-            "converged": solution.converged,
-            "active": group_norms(values.reshape(len(values), -1)) > 0,
-            "dual": best.dual.reshape(-1, *tail),
-        }
+        return NormBallFit(
+            values=values,
+            intercept=best.intercept.reshape(tail),
+            objective=best.objective,
+            duality_gap=best.gap,
+            n_iter=solution.n_iter,
+            converged=solution.converged,
+            active=group_norms(values.reshape(len(values), -1)) > 0,
+            dual=best.dual.reshape(-1, *tail),
+        )
 
 
 def check_problem(
@@ -366,8 +288,8 @@ def check_problem(
     sample_weight: Any,
     dtype: Any,
     memory_budget: int,
-) -> Setup:
-    """Check everything that a fit shares with its siblings, and bring it into one shape."""
+) -> BallSetup:
+    """Check everything but the ball, and bring it into one shape."""
     loss = check_choice(loss, "loss", tuple(LOSSES))
     group_size = check_count(group_size, "group_size")
     operator = check_design(design, group_size, memory_budget)
@@ -388,7 +310,9 @@ def check_problem(
         dtype = array.dtype if isinstance(array, np.ndarray) else np.float64
     if np.dtype(dtype) not in (np.dtype(np.float32), np.dtype(np.float64)):
         raise ValueError(f"`dtype` must be float32 or float64: got {np.dtype(dtype)}.")
-    return Setup(operator, y, weights, loss, group_size, bool(fit_intercept), one_output, np.dtype(dtype))
+    return BallSetup(
+        operator, y, weights, loss, group_size, bool(fit_intercept), one_output, np.dtype(dtype), memory_budget
+    )
 
 
 def _check_weights(sample_weight: Any, n: int) -> Float[np.ndarray, " n"]:

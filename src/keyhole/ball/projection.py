@@ -16,11 +16,28 @@ which loses no digits to cancellation however close the norms are to each other.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float
 
 from keyhole._checks import check_finite
+
+
+@dataclass(frozen=True)
+class NormBall:
+    """{Σ_m |v_m| ≤ group_radius, |v| ≤ ball_radius}."""
+
+    group_radius: float
+    ball_radius: float
+
+    def project(self, values: Float[np.ndarray, "m d"]) -> Float[np.ndarray, "m d"]:
+        """The nearest point of the ball."""
+        return project_norm_ball(values, self.group_radius, self.ball_radius)
+
+    def support(self, norms: Float[np.ndarray, " m"]) -> tuple[float, float]:
+        """The largest <g, v> over the ball, and the length below which a group of g is zero in the maximiser."""
+        return norm_ball_support(norms, self.group_radius, self.ball_radius)
 
 
 def project_norm_ball(

@@ -6,82 +6,27 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float
 
 from keyhole.ball.design import ColumnBuffer, DenseDesign, Design, SelectableDesign, WorkingColumns
-from keyhole.ball.losses import (
-    Absolute,
-    Hinge,
-    Huber,
-    KinkedLoss,
-    Logistic,
-    Loss,
-    Multinomial,
-    Outputs,
-    PerSample,
-    Samples,
-    Smoothed,
-    Squared,
-)
-from keyhole.ball.projection import group_norms
-
-LOSSES: dict[str, Loss] = {
-    loss.name: loss for loss in (Absolute(), Huber(), Squared(), Logistic(), Hinge(), Multinomial())
-}
-"""Every loss by its name."""
+from keyhole.ball.losses import KinkedLoss, Loss, Outputs, PerSample, Samples, Smoothed
+from keyhole.ball.projection import NormBall, group_norms
 
 ROUNDING = 64 * float(np.finfo(np.float64).eps)
 """Added to every gap, times the size of the terms it is the difference of: so it stays an upper bound."""
 
 
-@runtime_checkable
-class Regulariser(Protocol):
-    """Ω(v), a convex even function of the group norms, 0 at 0."""
-
-    def prox(self, values: Float[np.ndarray, "m e"], step: float) -> Float[np.ndarray, "m e"]:
-        """The minimiser u of step · Ω(u) + |u − values|²/2."""
-        ...
-
-    def value(self, norms: Float[np.ndarray, " m"]) -> float:
-        """Ω at a point that `prox` returned, from its group norms."""
-        ...
-
-    def conjugate(self, norms: Float[np.ndarray, " m"]) -> float:
-        """Ω*(g) from the group norms of g; inf outside its domain."""
-        ...
-
-    def threshold(self, norms: Float[np.ndarray, " m"]) -> float:
-        """Groups of g shorter than this are zero in the maximiser of <g, v> − Ω(v)."""
-        ...
-
-    def dual_scales(self, norms: Float[np.ndarray, " m"]) -> tuple[float, ...]:
-        """Factors in [0, 1] to try on a dual point whose gradient has these norms; one makes Ω* finite."""
-        ...
-
-
 @dataclass(frozen=True)
-class Problem:
-    """A loss on given targets, a regulariser, and whether an intercept is free.
-
-    Parameters
-    ----------
-    targets : array (n, t)
-    weights : array (n,)
-        Nonnegative, sum one.
-    loss : Loss
-    regulariser : Regulariser
-    group_size : int
-        Columns of the design per group.
-    fit_intercept : bool
-    """
+class BallRisk:
+    """The mean loss on given targets (n, t) with weights (n,) of sum one, over a ball of values."""
 
     targets: Samples
     weights: PerSample
     loss: Loss
-    regulariser: Regulariser
+    ball: NormBall
     group_size: int
     fit_intercept: bool
 
@@ -95,19 +40,9 @@ class Problem:
             return np.zeros_like(start)
         return self.loss.best_intercept(self.targets, predictions, self.weights, start)
 
-    def primal(
-        self,
-        predictions: Samples,
-        intercept: Outputs,
-        values: Float[np.ndarray, "p t"],
-    ) -> float:
-        """P(v, b) from Φv."""
-        mean = float(self.weights @ self.loss.value(self.targets, predictions + intercept))
-        return mean + self.regulariser.value(group_norms(self.grouped(values)))
-
-    def dual_point(self, predictions: Samples, intercept: Outputs) -> Samples:
-        """The gradient of the loss: in the domain of ℓ*, and balanced if ``intercept`` is the best one."""
-        return self.loss.gradient(self.targets, predictions + intercept)
+    def primal(self, predictions: Samples, intercept: Outputs) -> float:
+        """The risk, from Φv."""
+        return float(self.weights @ self.loss.value(self.targets, predictions + intercept))
 
     def settle(self, predictions: Samples, start: Outputs) -> tuple[Outputs, Samples]:
         """The best intercept for Φv = ``predictions``, and the gradient of the loss there."""
@@ -118,38 +53,18 @@ class Problem:
         """``dual`` made to satisfy Σ_i w_i a_i = 0 if an intercept is free."""
         return self.loss.balanced(self.targets, dual, self.weights) if self.fit_intercept else dual
 
-    def weighted(self, dual: Samples) -> Samples:
-        """The product w a, to which Φᵀ is applied."""
-        return dual * self.weights[:, None]
-
-    def dual(self, dual: Samples, norms: Float[np.ndarray, " m"]) -> tuple[float, float]:
-        """The best D(s·a) over the scales s to try, and that s; ``norms`` are the group norms of Φᵀ(w a)."""
-        best, best_scale = -np.inf, 0.0
-        for scale in self.regulariser.dual_scales(norms):
-            conjugate = float(self.weights @ self.loss.conjugate(self.targets, scale * dual))
-            value = -conjugate - self.regulariser.conjugate(scale * norms)
-            if value > best:
-                best, best_scale = value, scale
-        return best, best_scale
+    def dual(self, dual: Samples, norms: Float[np.ndarray, " m"]) -> float:
+        """D(a), a lower bound of the risk; ``norms`` are the group norms of Φᵀ(w a)."""
+        conjugate = float(self.weights @ self.loss.conjugate(self.targets, dual))
+        return -conjugate - self.ball.support(norms)[0]
 
 
 @dataclass(frozen=True)
-class Certificate:
+class GapCertificate:
     """A primal and a dual point with the gap between them, both evaluated in float64 on the whole design.
 
-    Attributes
-    ----------
-    objective : float
-        P(v, b).
-    lower_bound : float
-        D(a), less its rounding.
-    gap : float
-        At least P(v, b) − min P, and at least 0.
-    intercept : array (t,)
-    dual : array (n, t)
-        a, balanced and scaled.
-    scores : array (m,)
-        Group norms of Φᵀ(w a).
+    ``gap`` is at least the objective less the minimum, and at least 0; ``dual`` (n, t) is balanced, ``scores`` (m,)
+    are the group norms of Φᵀ(w a).
     """
 
     objective: float
@@ -161,32 +76,28 @@ class Certificate:
 
 
 def certify(
-    problem: Problem,
+    problem: BallRisk,
     design: Design,
     values: Float[np.ndarray, "p t"],
     dual: Samples | None,
     intercept: Outputs,
-) -> Certificate:
-    """Evaluate P at (values, best intercept) and D at ``dual``.
-
-    Without a ``dual`` point the gradient of the loss at the primal point is one.
+) -> GapCertificate:
+    """Evaluate the risk at (values, best intercept) and its bound at ``dual``, or at the gradient of the loss if None.
 
     Cost: one product with Φ and one with Φᵀ.
     """
     predictions = design.matvec(values)
-    intercept = problem.best_intercept(predictions, intercept)
-    objective = problem.primal(predictions, intercept, values)
-    dual = problem.feasible(problem.dual_point(predictions, intercept) if dual is None else dual)
-    weighted = problem.weighted(dual)
+    intercept, gradient = problem.settle(predictions, intercept)
+    objective = problem.primal(predictions, intercept)
+    dual = problem.feasible(gradient if dual is None else dual)
+    weighted = dual * problem.weights[:, None]
     scores = group_norms(problem.grouped(design.rmatvec(weighted)))
-    lower, scale = problem.dual(dual, scores)
-    dual, weighted, scores = scale * dual, scale * weighted, scale * scores
+    lower = problem.dual(dual, scores)
     size = abs(objective) + abs(lower) + float(np.abs(weighted * (predictions + intercept)).sum())
     size += float(np.abs(weighted * problem.targets).sum())
     imbalance = float(np.abs(weighted.sum(axis=0) * intercept).sum()) if problem.fit_intercept else 0.0
     lower -= ROUNDING * size + 2.0 * imbalance
-    gap = max(objective - lower, 0.0)
-    return Certificate(objective, lower, gap, intercept, dual, scores)
+    return GapCertificate(objective, lower, max(objective - lower, 0.0), intercept, dual, scores)
 
 
 RELAX = 0.95
@@ -194,35 +105,20 @@ RELAX = 0.95
 
 
 class AcceleratedDescent:
-    """Minimise F(v) + Ω(v) for a smooth loss, one iteration per `advance`.
+    """Minimise a smooth loss over the ball, one iteration per `advance`.
 
-    Each iteration is a proximal gradient step from a point extrapolated by momentum (FISTA). The momentum is
+    Each iteration is a projected gradient step from a point extrapolated by momentum (FISTA). The momentum is
     dropped when it points uphill (gradient restart of O'Donoghue and Candès). The step 1/L follows the
-    curvature met on the way: a step is accepted if <∇F(new) − ∇F(old), new − old> ≤ L |new − old|². Cost per
-    iteration: one product with Φ, one with Φᵀ, and a proximal map.
+    curvature met on the way: a step is accepted if <∇F(new) − ∇F(old), new − old> ≤ L |new − old|²; a ``curvature``
+    of 0 is measured along the gradient. Cost per iteration: one product with Φ, one with Φᵀ, and a projection.
 
-    Parameters
-    ----------
-    problem : Problem
-    columns : Design
-        Φ, restricted to the groups at hand.
-    values : array (p, t)
-        Starting point, a value of the proximal map.
-    intercept : array (t,)
-    curvature : float
-        First guess of L; 0 measures it along the gradient.
-
-    Attributes
-    ----------
-    values, predictions, intercept
-        The current v, Φv and best b.
-    dual
-        The gradient of the loss at the last extrapolated point: a dual point.
+    ``values``, ``predictions`` and ``intercept`` are the current v, Φv and best b; ``dual``, the gradient of the loss
+    at the last extrapolated point, is a dual point.
     """
 
     def __init__(
         self,
-        problem: Problem,
+        problem: BallRisk,
         columns: Design,
         values: Float[np.ndarray, "p t"],
         intercept: Outputs,
@@ -267,11 +163,11 @@ class AcceleratedDescent:
         predictions: Samples,
         gradient: Float[np.ndarray, "p t"],
     ) -> tuple[Float[np.ndarray, "p t"], Samples]:
-        """The proximal gradient step from ``start`` with the largest step that passes the curvature test."""
+        """The projected gradient step from ``start`` with the largest step that passes the curvature test."""
         problem = self.problem
         while True:
             grouped = (start - gradient / self.curvature).reshape(self._groups)
-            values = problem.regulariser.prox(grouped, 1.0 / self.curvature).reshape(start.shape)
+            values = problem.ball.project(grouped).reshape(start.shape)
             move = values - start
             reached = self.columns.matvec(values)
             change = reached - predictions
@@ -317,19 +213,9 @@ NARROWER = 0.3
 
 @dataclass(frozen=True)
 class Start:
-    """Where a descent begins.
+    """Where a descent begins: values (q, t) in the ball, of the groups at hand, and a feasible dual point (n, t).
 
-    Attributes
-    ----------
-    values : array (q, t)
-        Of the groups at hand; a value of the proximal map.
-    intercept : array (t,)
-    dual : array (n, t)
-        A dual point, feasible; the first centre of the smoothing of a loss with kinks.
-    curvature : float
-        Estimate of L, 0 when there is none.
-    width : float
-        Smoothing width, of use to losses with kinks only.
+    ``curvature`` is an estimate of L, 0 where there is none; ``width`` smooths a loss with kinks, around ``dual``.
     """
 
     values: Float[np.ndarray, "q t"]
@@ -342,7 +228,7 @@ class Start:
 class GapWatch:
     """The best primal and dual points of a problem met so far on the columns at hand, and how long ago."""
 
-    def __init__(self, problem: Problem, values: Float[np.ndarray, "q t"], dual: Samples) -> None:
+    def __init__(self, problem: BallRisk, values: Float[np.ndarray, "q t"], dual: Samples) -> None:
         self.problem = problem
         self.values = values
         self.dual = dual
@@ -357,12 +243,12 @@ class GapWatch:
     def look(self, descent: AcceleratedDescent, dual: Samples) -> float:
         """Evaluate the problem at the current point of ``descent`` and at ``dual``; return the gap."""
         intercept = self.problem.best_intercept(descent.predictions, descent.intercept)
-        objective = self.problem.primal(descent.predictions, intercept, descent.values)
+        objective = self.problem.primal(descent.predictions, intercept)
         if objective < self._objective:
             self._objective, self.values = objective, descent.values
-        bound, scale = self.problem.dual(dual, descent.scores)
+        bound = self.problem.dual(dual, descent.scores)
         if bound > self._bound:
-            self._bound, self.dual = bound, scale * dual
+            self._bound, self.dual = bound, dual
         if self.gap < 0.99 * self._record:
             self._record, self.stale = self.gap, 0
         else:
@@ -370,20 +256,10 @@ class GapWatch:
         return self.gap
 
 
-class Descent(ABC):
-    """A descent on some columns that can be taken further and further.
+class BallDescent(ABC):
+    """A descent on some columns that can be taken further and further, until it is ``exhausted``."""
 
-    Attributes
-    ----------
-    watch : GapWatch
-        The best points so far.
-    n_iter : int
-        Iterations so far.
-    exhausted : bool
-        Whether the gap falls no more.
-    """
-
-    def __init__(self, problem: Problem, columns: Design, start: Start) -> None:
+    def __init__(self, problem: BallRisk, columns: Design, start: Start) -> None:
         self.problem = problem
         self.columns = columns
         self.width = start.width
@@ -426,7 +302,7 @@ class Descent(ABC):
         """Change the iteration in the light of its current dual point, or find it exhausted."""
 
 
-class SmoothDescent(Descent):
+class SmoothDescent(BallDescent):
     """Accelerated descent on the problem itself."""
 
     def _begin(self, start: Start) -> AcceleratedDescent:
@@ -436,7 +312,7 @@ class SmoothDescent(Descent):
         self.exhausted = self.watch.stale > PATIENCE
 
 
-class KinkedDescent(Descent):
+class KinkedDescent(BallDescent):
     """Accelerated descent on smoothed problems whose centre moves to the dual solution."""
 
     def _begin(self, start: Start) -> AcceleratedDescent:
@@ -469,7 +345,7 @@ class KinkedDescent(Descent):
         self._inner = self._recentre(inner.values, inner.intercept, curvature, dual)
 
 
-def begin_descent(problem: Problem, columns: Design, start: Start) -> Descent:
+def begin_descent(problem: BallRisk, columns: Design, start: Start) -> BallDescent:
     """The descent that suits the loss."""
     kinked = isinstance(problem.loss, KinkedLoss)
     return KinkedDescent(problem, columns, start) if kinked else SmoothDescent(problem, columns, start)
@@ -506,37 +382,22 @@ class SolverWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Solution:
-    """The best point found, with its certificate.
+    """The best point found, and the best primal point against the best dual one.
 
-    Attributes
-    ----------
-    values : array (p, t)
-    certificate : Certificate
-        The best primal point against the best dual point.
-    relative_gap : float
-        Gap over max(objective, floor), as compared with ``tol``.
-    n_iter : int
-    converged : bool
+    ``relative_gap`` is the gap over max(objective, floor), as compared with ``tol``.
     """
 
     values: Float[np.ndarray, "p t"]
-    certificate: Certificate
+    certificate: GapCertificate
     relative_gap: float
     n_iter: int
     converged: bool
 
 
 class WorkingSet:
-    """Which groups are at hand, and their columns.
+    """Which groups are at hand, as ``chosen`` (m,) of bool, and their ``columns``."""
 
-    Attributes
-    ----------
-    chosen : array (m,) of bool
-    columns : Design
-        The columns of the chosen groups.
-    """
-
-    def __init__(self, problem: Problem, design: Design, dtype: np.dtype, memory_budget: int) -> None:
+    def __init__(self, problem: BallRisk, design: Design, dtype: np.dtype, memory_budget: int) -> None:
         self._problem = problem
         self._design = design
         self._memory_budget = memory_budget
@@ -575,39 +436,27 @@ class WorkingSet:
 
 
 def minimise(
-    problem: Problem,
+    problem: BallRisk,
     design: Design,
     start: Float[np.ndarray, "p t"],
     *,
-    dual: Samples | None = None,
     tol: float,
     max_iter: int,
     dtype: np.dtype,
     memory_budget: int,
 ) -> Solution:
-    """Minimise the problem from ``start`` until the certified relative gap is at most ``tol``.
+    """Minimise the risk from ``start``, projected onto the ball, until the certified relative gap is at most ``tol``.
 
-    Parameters
-    ----------
-    problem : Problem
-    design : Design
-    start : array (p, t)
-        A value of the proximal map, e.g. zeros.
-    dual : array (n, t), optional
-        A dual point to start from; the gradient of the loss at ``start`` by default.
-    tol, max_iter
-        When to stop.
-    dtype : dtype
-        Precision of the inner iterations; certificates are in float64 whatever it is.
-    memory_budget : int
-        Bytes that the copied columns may take; a larger working set is streamed from the design instead.
+    Iterations are in ``dtype``, certificates in float64. The columns at hand are copied if that takes no more than
+    ``memory_budget`` bytes, and streamed from the design otherwise.
     """
+    start = problem.ball.project(problem.grouped(start)).reshape(start.shape)
     constant, null, floor = null_model(problem)
-    best = certify(problem, design, start, dual, constant)
+    best = certify(problem, design, start, None, constant)
     working = WorkingSet(problem, design, dtype, memory_budget)
     values, curvature, width = start, 0.0, FIRST_WIDTH * max(null, floor)
     spare, expected, n_iter, idle, exhausted = SPARE_GROUPS, SHORT_STAGE, 0, 0, False
-    descent: Descent | None = None
+    descent: BallDescent | None = None
     while True:
         scale = max(best.objective, floor)
         converged = best.gap <= tol * scale
@@ -636,28 +485,35 @@ def minimise(
     return Solution(values, best, best.gap / scale if scale > 0 else 0.0, n_iter, converged)
 
 
-def warn_if_short(solution: Solution, tol: float, max_iter: int, dtype: np.dtype, stacklevel: int) -> None:
-    """Warn with a `SolverWarning` if ``solution`` did not reach ``tol``: the number, and what to change.
-
-    ``stacklevel`` is that of `warnings.warn`: the warning belongs to the line that asked for the fit.
-    """
+def warn_if_short(
+    solution: Solution,
+    tol: float,
+    max_iter: int,
+    dtype: Any,
+    *,
+    stacklevel: int,
+    who: str = "fit_norm_ball",
+    category: type[SolverWarning] = SolverWarning,
+) -> None:
+    """Warn if ``solution`` did not reach ``tol``: the gap it reached, and what to change."""
     if solution.converged:
         return
     if solution.n_iter >= max_iter:
         remedy = "raise `max_iter`, or `tol` if that gap will do"
-    elif dtype == np.float32:
+    elif np.dtype(dtype) == np.float32:
         remedy = "float32 has no more digits to give: use float64, or raise `tol`"
     else:
         remedy = "rounding has the last word here: raise `tol`"
     warnings.warn(
-        f"stopped after {solution.n_iter} iterations at a relative duality gap of "
-        f"{solution.relative_gap:.2e}, where `tol` asked for {tol:.2e}: {remedy}.",
-        SolverWarning,
-        stacklevel=stacklevel,
+        f"{who} stopped after {solution.n_iter} iterations at a relative duality gap of {solution.relative_gap:.2e}, "
+        f"where `tol` asked for {tol:.2e}: {remedy}. Columns of very different size slow it down: bring the "
+        "coordinates of tokens to a similar scale.",
+        category,
+        stacklevel=stacklevel + 1,
     )
 
 
-def null_model(problem: Problem) -> tuple[Float[np.ndarray, " t"], float, float]:
+def null_model(problem: BallRisk) -> tuple[Float[np.ndarray, " t"], float, float]:
     """The best intercept without values, its loss, and the floor below which a relative gap means nothing."""
     nothing = np.zeros_like(problem.targets)
     constant = problem.best_intercept(nothing, np.zeros(problem.targets.shape[1]))
@@ -666,20 +522,20 @@ def null_model(problem: Problem) -> tuple[Float[np.ndarray, " t"], float, float]
     return constant, null, max(OBJECTIVE_FLOOR * null, ROUNDING_FLOOR * zero)
 
 
-def _merge(old: Certificate, new: Certificate) -> Certificate:
+def _merge(old: GapCertificate, new: GapCertificate) -> GapCertificate:
     """The better primal point with the better dual point."""
     primal = new if new.objective <= old.objective else old
     dual = new if new.lower_bound >= old.lower_bound else old
     gap = max(primal.objective - dual.lower_bound, 0.0)
-    return Certificate(primal.objective, dual.lower_bound, gap, primal.intercept, dual.dual, dual.scores)
+    return GapCertificate(primal.objective, dual.lower_bound, gap, primal.intercept, dual.dual, dual.scores)
 
 
 def _predict_active(
-    problem: Problem, values: Float[np.ndarray, "p t"], scores: Float[np.ndarray, " m"], spare: int
+    problem: BallRisk, values: Float[np.ndarray, "p t"], scores: Float[np.ndarray, " m"], spare: int
 ) -> Bool[np.ndarray, " m"]:
     """Groups that are active, or that the dual point says should be, and the next best ones."""
     chosen = group_norms(problem.grouped(values)) > 0
-    chosen |= scores > problem.regulariser.threshold(scores)
+    chosen |= scores > problem.ball.support(scores)[1]
     size = math.ceil(1.25 * chosen.sum()) + spare
     ranked = np.argsort(np.where(chosen, np.inf, scores))[::-1]
     chosen[ranked[:size]] = True

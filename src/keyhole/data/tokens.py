@@ -86,10 +86,7 @@ class TokenRule:
         return batch.with_sets(sets).pooled(self.pooling, each=self.query == "each")
 
     def _scale(self, batch: SetBatch) -> SetBatch:
-        if self.scaling == "none":
-            return batch
-        query = None if batch.query is None else self._scale_tokens(batch.query)
-        return SetBatch._from_flat(self._scale_tokens(batch.tokens), batch.offsets, query)
+        return batch if self.scaling == "none" else batch.mapped(self._scale_tokens)
 
     def _scale_tokens(self, tokens: Float[np.ndarray, "t d"]) -> Float[np.ndarray, "t d"]:
         if self.centre is not None and self.spread is not None:

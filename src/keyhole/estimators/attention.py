@@ -7,14 +7,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 from scipy.special import log_softmax, softmax
-from sklearn import get_config
-from sklearn.base import BaseEstimator, ClassifierMixin, MultiOutputMixin, RegressorMixin
-from sklearn.utils import assert_all_finite
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, column_or_1d
+from sklearn.base import ClassifierMixin, MultiOutputMixin, RegressorMixin
+from sklearn.utils.validation import check_is_fitted
 
 from keyhole._checks import check_choice
 from keyhole.data.sets import SetBatch, SetGroups
+from keyhole.estimators.base import LabelScores, SetEstimator, class_scores, memory_budget, outputs
 from keyhole.estimators.inputs import (
     LayerPlan,
     as_columns,
@@ -25,9 +23,7 @@ from keyhole.estimators.inputs import (
     as_samples,
     as_seed,
     as_weights,
-    check_given,
     check_layer_options,
-    check_lengths,
     class_weights,
     fit_sets,
     fit_temperature,
@@ -36,7 +32,7 @@ from keyhole.estimators.streaming import StreamedClassifier, StreamedRegressor, 
 from keyhole.layer import KernelLayer, LayerFit, pick_device
 
 
-class _AttentionModel(BaseEstimator):
+class _AttentionModel(SetEstimator):
     """What regression and classification share: parameters, the fit of columns, and scores."""
 
     def __init__(
@@ -77,46 +73,35 @@ class _AttentionModel(BaseEstimator):
             "activation": activation,
             "fit_intercept": bool(self.fit_intercept),
             "weights": weights,
-            "memory_budget": _memory_budget(),
+            "groups": as_groups(groups, batch, weights),
+            "dtype": dtype,
+            "device": pick_device(self.device, batch.sets),
+            "solver": check_choice(self.solver, "solver", ("auto", "direct", "cg")),
+            "hold_out": isinstance(self, ClassifierMixin),
+            "memory_budget": memory_budget(),
         }
-        seed = as_seed(self.random_state)
-        solver = check_choice(self.solver, "solver", ("auto", "direct", "cg"))
-        plan = LayerPlan(
-            as_heads(self.n_heads),
-            as_law(self.law),
-            as_penalties(self.alpha),
-            seed,
-            dtype,
-            options,
-            as_groups(groups, batch, weights),
-            pick_device(self.device, batch.sets),
-            solver,
-            hold_out=isinstance(self, ClassifierMixin),
-        )
+        law, penalties, seed = as_law(self.law), as_penalties(self.alpha), as_seed(self.random_state)
+        plan = LayerPlan(as_heads(self.n_heads), law, penalties, seed, options)
         fitted = fit_sets(batch, columns, plan, self.scaling, self.query, self.pooling)
-        fit = fitted.fit
+        fit, ridge = fitted.fit, fitted.fit.ridge
         self.law_ = fitted.law
         self.tokens_ = fitted.rule
         self.scaling_errors_ = fitted.tried
         self.layer_ = fit.layer
-        self.alpha_ = fit.alpha
-        self.alphas_ = fit.alphas
-        self.solver_, self.selection_ = fit.route, fit.selection
-        setattr(self, f"{fit.selection}_errors_", fit.loo_errors)
-        setattr(self, f"{fit.selection}_error_", fit.loo_error)
-        if fit.certificate is not None:
-            self.residual_, self.n_iter_ = fit.certificate.residual, fit.certificate.n_iter
+        self.alpha_ = ridge.alpha
+        self.alphas_ = ridge.alphas
+        self.solver_ = fit.route
+        self.selection_ = "loo" if ridge.selection == "groups" else ridge.selection
+        setattr(self, f"{self.selection_}_errors_", ridge.errors)
+        setattr(self, f"{self.selection_}_error_", ridge.error)
+        if fit.route == "cg":
+            self.residual_, self.n_iter_ = ridge.residual, ridge.n_iter
         return fit
 
     def _scores(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
         batch = as_samples(self, X, reset=False).numpy()
-        return self.layer_.predict(self.tokens_.apply(batch), memory_budget=_memory_budget())
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.three_d_array = True
-        return tags
+        return self.layer_.predict(self.tokens_.apply(batch), memory_budget=memory_budget())
 
 
 class AttentionRegressor(StreamedRegressor, MultiOutputMixin, RegressorMixin, _AttentionModel):
@@ -229,17 +214,17 @@ class AttentionRegressor(StreamedRegressor, MultiOutputMixin, RegressorMixin, _A
 
     def _store(self, fit: LayerFit, *, single: bool) -> None:
         self._single = single
-        if fit.selection == "loo":
-            self.loo_predictions_ = _outputs(fit.loo_predictions, single)
+        if self.selection_ == "loo":
+            self.loo_predictions_ = outputs(fit.predictions, single)
         self.intercept_ = float(fit.layer.intercept[0]) if single else fit.layer.intercept
         _store_coefficients(self, fit, single)
 
     def predict(self, X: Any) -> Float[np.ndarray, "n ..."]:
         """Return predictions, shape (n,) or (n, outputs) as ``y`` had."""
-        return _outputs(self._scores(X), self._single)
+        return outputs(self._scores(X), self._single)
 
 
-class AttentionClassifier(StreamedClassifier, ClassifierMixin, _AttentionModel):
+class AttentionClassifier(StreamedClassifier, LabelScores, ClassifierMixin, _AttentionModel):
     """Classification of sets with a query, by one attention layer with frozen random heads and ridge values.
 
     Ridge on ±1 columns, one per class (a single one for two classes), as scikit-learn's ``RidgeClassifier`` does;
@@ -292,6 +277,7 @@ class AttentionClassifier(StreamedClassifier, ClassifierMixin, _AttentionModel):
         pooling: Any = "mean",
         scaling: Any = "none",
         query: Any = "given",
+        device: Any = None,
         solver: Any = "auto",
         class_weight: Any = None,
     ) -> None:
@@ -306,6 +292,7 @@ class AttentionClassifier(StreamedClassifier, ClassifierMixin, _AttentionModel):
             pooling=pooling,
             scaling=scaling,
             query=query,
+            device=device,
             solver=solver,
         )
         self.class_weight = class_weight
@@ -318,69 +305,28 @@ class AttentionClassifier(StreamedClassifier, ClassifierMixin, _AttentionModel):
         columns = np.where(labels[:, None] == np.arange(len(self.classes_)), 1.0, -1.0)
         single = len(self.classes_) == 2
         fit = self._fit_columns(batch, columns[:, 1:] if single else columns, weights, groups)
-        scores = _outputs(fit.loo_predictions, single)
-        if fit.selection == "loo":
+        scores = outputs(fit.predictions, single)
+        if self.selection_ == "loo":
             self.loo_decision_ = scores
         self.intercept_ = fit.layer.intercept
-        left = slice(None) if fit.selection == "loo" else np.isfinite(fit.loo_predictions[:, 0])
+        left = slice(None) if self.selection_ == "loo" else np.isfinite(fit.predictions[:, 0])
         known = None if weights is None else weights[left]
-        self.temperature_ = fit_temperature(_class_scores(scores[left]), labels[left], known)
+        self.temperature_ = fit_temperature(class_scores(scores[left]), labels[left], known)
         _store_coefficients(self, fit, single)
         return self
 
-    def _encode(self, y: Any, batch: SetBatch | SetGroups) -> np.ndarray:
-        check_given(self, y)
-        y = column_or_1d(y, warn=True)
-        assert_all_finite(y, input_name="y", estimator_name=type(self).__name__)
-        check_classification_targets(y)
-        check_lengths(batch, y, "y")
-        self.classes_, labels = np.unique(y, return_inverse=True)
-        if len(self.classes_) < 2:
-            raise ValueError(
-                f"`y` must have at least two classes: got 1 class, '{self.classes_[0]}', in {len(y)} samples. "
-                "There is nothing to tell apart."
-            )
-        return labels
-
-    def decision_function(self, X: Any) -> Float[np.ndarray, "n ..."]:
-        """Return scores: (n,) for two classes, positive for ``classes_[1]``; otherwise (n, classes)."""
-        scores = self._scores(X)
-        return _outputs(scores, len(self.classes_) == 2)
-
-    def predict(self, X: Any) -> Any:
-        """Return the label with the highest score."""
-        winners = _class_scores(self.decision_function(X)).argmax(axis=1)
-        return self.classes_[winners]
-
     def predict_proba(self, X: Any) -> Float[np.ndarray, "n c"]:
         """Return probabilities, calibrated on the leave-one-out scores."""
-        scores = _class_scores(self.decision_function(X))
-        return np.asarray(softmax(self.temperature_ * scores, axis=1))
+        return np.asarray(softmax(self.temperature_ * self._class_scores(X), axis=1))
 
     def predict_log_proba(self, X: Any) -> Float[np.ndarray, "n c"]:
         """Return the logarithms of `predict_proba`, without underflow."""
-        scores = _class_scores(self.decision_function(X))
-        return np.asarray(log_softmax(self.temperature_ * scores, axis=1))
-
-
-def _class_scores(decision: np.ndarray) -> np.ndarray:
-    """One column of scores per class."""
-    return np.stack([-decision, decision], axis=1) if decision.ndim == 1 else decision
-
-
-def _outputs(array: np.ndarray, single: bool) -> np.ndarray:
-    """Drop the last axis, of outputs, if there is just one and nobody asked for the axis."""
-    return array[..., 0] if single else array
+        return np.asarray(log_softmax(self.temperature_ * self._class_scores(X), axis=1))
 
 
 def _store_coefficients(model: _AttentionModel, fit: LayerFit, single: bool) -> None:
     if isinstance(fit.layer, KernelLayer):
-        model.dual_coef_ = _outputs(fit.layer.dual, single)
+        model.dual_coef_ = outputs(fit.layer.dual, single)
     else:
-        model.values_ = _outputs(fit.layer.values, single)
+        model.values_ = outputs(fit.layer.values, single)
         model.heads_ = fit.layer.heads
-
-
-def _memory_budget() -> int:
-    """scikit-learn's ``working_memory``, in bytes: 1 GiB unless the user says otherwise."""
-    return int(get_config()["working_memory"] * 2**20)

@@ -6,15 +6,16 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
-from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
 from keyhole.attention.features import attention_features
 from keyhole.attention.heads import HeadDraw
-from keyhole.estimators.inputs import as_heads, as_law, as_seed, as_sets, check_layer_options
+from keyhole.estimators.base import SetEstimator, finite_heads
+from keyhole.estimators.inputs import as_law, as_seed, as_sets, check_layer_options
 
 
-class AttentionFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
+class AttentionFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SetEstimator):
     """Turn sets with a query into the features of M frozen random attention heads.
 
     φ_m(x) = M^{-1/2} (1/N) Σ_i σ(x~_0ᵀ W_m x~_i) x~_i, so M·(d+1) columns, ready for any learner on tables.
@@ -71,12 +72,11 @@ class AttentionFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
     def fit(self, X: Any, y: Any = None) -> AttentionFeatures:
         """Draw the heads. ``X`` gives only the token dimension."""
         check_layer_options(self.activation, self.dtype)
-        n_heads = as_heads(self.n_heads)
-        if n_heads is None:
-            raise ValueError(
-                "`n_heads` must be finite for AttentionFeatures: infinitely many heads have infinitely many "
-                "columns. Use kh.attention_kernel, or AttentionRegressor(n_heads=math.inf)."
-            )
+        n_heads = finite_heads(
+            self.n_heads,
+            "AttentionFeatures: infinitely many heads have infinitely many columns. Use kh.attention_kernel, or "
+            "AttentionRegressor(n_heads=math.inf).",
+        )
         batch = as_sets(self, X, reset=True)
         self.heads_ = HeadDraw(as_law(self.law), n_heads, batch.dim, as_seed(self.random_state))
         return self
@@ -90,8 +90,3 @@ class AttentionFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
     @property
     def _n_features_out(self) -> int:
         return self.heads_.n_heads * (self.heads_.dim + 1)
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.three_d_array = True
-        return tags

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,34 +10,23 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy.special import log_softmax
-from sklearn import get_config
-from sklearn.base import BaseEstimator, ClassifierMixin, MultiOutputMixin, RegressorMixin
+from sklearn.base import ClassifierMixin, MultiOutputMixin, RegressorMixin
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils import assert_all_finite
 from sklearn.utils.metaestimators import available_if
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, column_or_1d
+from sklearn.utils.validation import check_is_fitted
 
 from keyhole._array import MEMORY_BUDGET, block_size, blocks, unit_exponent
 from keyhole._checks import check_choice, check_count, check_float_array, check_number
 from keyhole.attention.features import apply_values, attention_features
 from keyhole.attention.heads import HeadDraw
 from keyhole.ball.design import DenseDesign, StreamedDesign
-from keyhole.ball.norm_ball import NormBall, NormBallFit, Setup, check_problem, minimise_over_ball
-from keyhole.ball.projection import group_norms, norm_ball_support
-from keyhole.ball.solver import LOSSES, OBJECTIVE_FLOOR, Solution, SolverWarning
+from keyhole.ball.losses import LOSSES
+from keyhole.ball.norm_ball import BallSetup, NormBallFit, check_problem, check_radii, check_radius
+from keyhole.ball.projection import NormBall, group_norms
+from keyhole.ball.solver import OBJECTIVE_FLOOR, Solution, SolverWarning, null_model, warn_if_short
 from keyhole.data.sets import SetBatch
-from keyhole.estimators.inputs import (
-    as_columns,
-    as_heads,
-    as_law,
-    as_seed,
-    as_sets,
-    as_weights,
-    check_given,
-    check_layer_options,
-    check_lengths,
-)
+from keyhole.estimators.base import LabelScores, SetEstimator, finite_heads, memory_budget, outputs
+from keyhole.estimators.inputs import as_columns, as_law, as_seed, as_sets, as_weights, check_layer_options
 from keyhole.layer import Samples, distinct_samples
 
 Pair = tuple[float, float]
@@ -46,42 +34,23 @@ Pair = tuple[float, float]
 
 @dataclass(frozen=True)
 class Ray:
-    """Norm balls that grow with one scale; a ball that does not grow is a pair of radii.
+    """Norm balls of radii (K_1, R_2) within fixed ones, and within growing ones times a scale; inf bounds nothing."""
 
-    Attributes
-    ----------
-    group, ball : float
-        K_1 and R_2 at scale 1.
-    group_grows, ball_grows : bool
-        Which of them the scale multiplies.
-    """
-
-    group: float
-    ball: float
-    group_grows: bool = False
-    ball_grows: bool = False
+    fixed: Pair = (math.inf, math.inf)
+    growing: Pair = (math.inf, math.inf)
 
     @property
-    def fixed(self) -> bool:
-        """Whether this is a single pair of radii."""
-        return not (self.group_grows or self.ball_grows)
-
-    @property
-    def unit(self) -> Pair:
-        """The growing radii at scale 1; infinity for one that does not grow."""
-        return (self.group if self.group_grows else math.inf, self.ball if self.ball_grows else math.inf)
+    def grows(self) -> bool:
+        """Whether this is more than a single pair of radii."""
+        return min(self.growing) < math.inf
 
     def in_units(self, exponent: int) -> Ray:
         """The same ball for outputs 2^exponent times as large; what grows finds its own scale."""
-        group = self.group if self.group_grows else math.ldexp(self.group, exponent)
-        return replace(self, group=group, ball=self.ball if self.ball_grows else math.ldexp(self.ball, exponent))
+        return replace(self, fixed=(math.ldexp(self.fixed[0], exponent), math.ldexp(self.fixed[1], exponent)))
 
     def at(self, scale: float) -> Pair:
         """The radii at this scale."""
-        return (
-            self.group * scale if self.group_grows else self.group,
-            self.ball * scale if self.ball_grows else self.ball,
-        )
+        return min(self.fixed[0], scale * self.growing[0]), min(self.fixed[1], scale * self.growing[1])
 
 
 @dataclass(frozen=True)
@@ -140,40 +109,25 @@ def candidate_balls(group_radius: Any, ball_radius: Any, theory: Theory) -> list
     groups = _as_radii(group_radius, "group_radius", ("cv", "theory"), theory)
     balls = _as_radii(ball_radius, "ball_radius", ("matched", "cv", "theory"), theory)
     rays: list[Ray] = []
-    starts: list[float | None] = [None] if groups is None else [*groups]
-    for group in starts:
-        if balls is not None:
-            rays += [_with_ball(group, ball) for ball in balls]
+    for group in [None] if groups is None else groups:
+        if balls is not None and group is None:
+            rays += [Ray((math.inf, ball), growing=(1.0, math.inf)) for ball in balls]
+        elif balls is not None and group is not None:
+            rays += [Ray(check_radii(group, ball)) for ball in balls]
         elif group is not None and math.isinf(group):
-            rays.append(_ball_alone(ball_radius))
+            if ball_radius == "matched":
+                raise ValueError(
+                    "`ball_radius='matched'` follows `group_radius`, which is infinite. Give `ball_radius` a number "
+                    "or 'cv'."
+                )
+            rays.append(Ray(growing=(math.inf, 1.0)))
         else:
-            unit = 1.0 if group is None else group
-            n_heads = theory.n_heads
-            shapes = {"matched": [theory.ratio], "cv": [math.inf, theory.ratio, 1.0 / math.sqrt(n_heads)]}
-            for ratio in shapes[ball_radius]:
+            unit, alone = 1.0 if group is None else group, 1.0 / math.sqrt(theory.n_heads)
+            for ratio in [theory.ratio] if ball_radius == "matched" else [math.inf, theory.ratio, alone]:
                 # zero times infinity is not a number, and a group radius of zero is all the bound one needs
-                ball = math.inf if math.isinf(ratio) else unit * ratio
-                rays.append(Ray(unit, ball, group is None, group is None))
-    return sorted(rays, key=lambda ray: (ray.group, ray.ball))
-
-
-def _with_ball(group: float | None, ball: float) -> Ray:
-    if group is None:
-        return Ray(1.0, ball, group_grows=True)
-    if math.isinf(group) and math.isinf(ball):
-        raise ValueError(
-            "`group_radius` and `ball_radius` must not both be infinite: nothing would bound the values. Give "
-            "one of them a number or 'cv', or use kh.AttentionRegressor with alpha=0."
-        )
-    return Ray(group, ball)
-
-
-def _ball_alone(ball_radius: str) -> Ray:
-    if ball_radius == "matched":
-        raise ValueError(
-            "`ball_radius='matched'` follows `group_radius`, which is infinite. Give `ball_radius` a number or 'cv'."
-        )
-    return Ray(math.inf, 1.0, ball_grows=True)
+                pair = unit, math.inf if math.isinf(ratio) else unit * ratio
+                rays.append(Ray(growing=pair) if group is None else Ray(pair))
+    return sorted(rays, key=lambda ray: ray.at(1.0))
 
 
 def _as_radii(radius: Any, name: str, words: tuple[str, ...], theory: Theory) -> list[float] | None:
@@ -184,17 +138,11 @@ def _as_radii(radius: Any, name: str, words: tuple[str, ...], theory: Theory) ->
             raise ValueError(f"`{name}` must be a number, a sequence of numbers or one of {listed}: got {radius!r}.")
         return [float(getattr(theory, name))] if radius == "theory" else None
     if np.ndim(radius) == 0:
-        return [_as_radius(radius, name)]
+        return [check_radius(radius, name)]
     radii = check_float_array(radius, name).astype(np.float64)
     if radii.ndim != 1 or len(radii) == 0:
         raise ValueError(f"`{name}` must be a non-empty sequence of numbers: got shape {radii.shape}.")
-    return [_as_radius(float(value), f"{name}[{i}]") for i, value in enumerate(radii)]
-
-
-def _as_radius(radius: Any, name: str) -> float:
-    if isinstance(radius, (float, np.floating)) and radius == math.inf:
-        return math.inf
-    return check_number(radius, name, minimum=0.0)
+    return [check_radius(float(value), f"{name}[{i}]") for i, value in enumerate(radii)]
 
 
 CHOOSING_TOL = 2e-2
@@ -217,16 +165,7 @@ LONGEST_PATH = 30
 class PrunedLayer:
     """A layer that keeps its active heads only; they are regenerated from their seed as needed.
 
-    Attributes
-    ----------
-    heads : HeadDraw
-        All M heads.
-    active : array (k,)
-        Which of them have v_m ≠ 0.
-    values : array (k, D, t)
-        Their values.
-    intercept : array (t,)
-    activation, dtype : str
+    ``active`` (k,) says which of all M ``heads`` have v_m ≠ 0, ``values`` (k, D, t) are theirs.
     """
 
     heads: HeadDraw
@@ -254,24 +193,14 @@ class PrunedLayer:
 
 @dataclass(frozen=True)
 class BallFit:
-    """A layer fitted over the norm ball.
+    """A layer fitted over the norm ball of ``radii`` K_1 and R_2, and the radii tried.
 
-    Attributes
-    ----------
-    layer : PrunedLayer
-    fit : NormBallFit
-        Values, intercept and certificate as the solver reports them.
-    relative_gap : float
-        The gap as compared with ``tol``.
-    radii : (float, float)
-        K_1 and R_2 used.
-    trials : tuple of Trial
-        The radii tried; those used alone, with losses that are NaN, if there was nothing to choose.
+    ``trials`` holds the radii used alone, with losses that are NaN, if there was nothing to choose.
     """
 
     layer: PrunedLayer
     fit: NormBallFit
-    relative_gap: float
+    solution: Solution
     radii: Pair
     trials: tuple[Trial, ...] = field(repr=False)
 
@@ -287,16 +216,7 @@ class Trial:
 
 
 def draw_heads(heads: HeadDraw, which: Int[np.ndarray, " k"]) -> Float[np.ndarray, "k e e"]:
-    """Draw some heads of a draw, run by run of consecutive ones.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import keyhole as kh
-    >>> draw = HeadDraw(kh.GaussianHeads(), n_heads=10, dim=3, seed=0)
-    >>> bool((draw_heads(draw, np.array([1, 4, 5])) == draw.block(0, 10)[[1, 4, 5]]).all())
-    True
-    """
+    """Draw some heads of a draw, run by run of consecutive ones."""
     runs = np.split(which, np.flatnonzero(np.diff(which) != 1) + 1)
     return np.concatenate([heads.block(int(run[0]), int(run[-1]) + 1) for run in runs])
 
@@ -326,7 +246,7 @@ def head_design(
 
 
 @dataclass(frozen=True)
-class BallProblem:
+class BallSettings:
     """What is minimised over the ball, and how hard to try."""
 
     loss: str
@@ -341,7 +261,7 @@ def fit_ball_layer(
     columns: Float[np.ndarray, "n t"],
     heads: HeadDraw,
     rays: Sequence[Ray],
-    problem: BallProblem,
+    settings: BallSettings,
     *,
     activation: str = "relu",
     weights: Float[np.ndarray, " n"] | None = None,
@@ -350,59 +270,33 @@ def fit_ball_layer(
 ) -> BallFit:
     """Fit the values of M heads over a norm ball; among several balls, that of least cross-validated loss.
 
-    Parameters
-    ----------
-    batch : SetBatch
-        n sets.
-    columns : array (n, t)
-        Targets as the loss takes them.
-    heads : HeadDraw
-    rays : sequence of Ray
-        The balls to choose from; a single fixed one is used as it is.
-    problem : BallProblem
-    activation : str
-    weights : array (n,), optional
-    dtype : "float64" or "float32"
-        Of the features and the inner iterations; gaps are computed in float64.
-    memory_budget : int
-        Half of it for the design, half for the solver's copy of the columns at hand.
-
-    Notes
-    -----
-    4·n·q·t flops an iteration on q columns at hand. Samples are put in an order of their own, so that neither
-    folds nor rounding depend on the order in which they are given.
+    4·n·q·t flops an iteration on q columns at hand; half of the memory is for the design, half for the solver's copy of
+    those columns. Samples are put in an order of their own, so that neither folds nor rounding depend on the order in
+    which they are given.
     """
     samples = in_canonical_order(distinct_samples(batch, columns, weights))
-    units = OutputUnits.of(samples, problem)
-    samples, rays = (
-        replace(samples, columns=units.enter(samples.columns)),
-        [ray.in_units(-units.exponent) for ray in rays],
-    )
+    units = OutputUnits.of(samples, settings)
+    samples = replace(samples, columns=units.enter(samples.columns))
+    rays = [ray.in_units(-units.exponent) for ray in rays]
     share = max(1, memory_budget // 2)
-    design = head_design(samples.batch, heads, activation, dtype, share, centre=problem.fit_intercept)
+    design = head_design(samples.batch, heads, activation, dtype, share, centre=settings.fit_intercept)
     targets = samples.columns[:, 0] if columns.shape[1] == 1 else samples.columns
-    setup = check_problem(
-        design,
-        targets,
-        heads.dim + 1,
-        problem.loss,
-        problem.fit_intercept,
-        samples.weights,
-        np.dtype(dtype),
-        share,
-    )
-    if len(rays) == 1 and rays[0].fixed:
-        trials, start = [Trial(rays[0].at(1.0), (), math.nan, math.nan)], setup.check_start(None)
-        best = trials[0]
+    loss, intercept = settings.loss, settings.fit_intercept
+    setup = check_problem(design, targets, heads.dim + 1, loss, intercept, samples.weights, np.dtype(dtype), share)
+    if len(rays) == 1 and not rays[0].grows:
+        best, start = Trial(rays[0].at(1.0), (), math.nan, math.nan), setup.check_start(None)
+        trials = [best]
     else:
-        trials, best, start = choose_radii(setup, rays, problem, share)
-    solution = solve(setup, best.radii, start, problem.tol, problem.max_iter, share)
-    fit = NormBallFit(**setup.fields(solution))
-    layer = _prune(fit, heads, activation, dtype)
-    if problem.fit_intercept:  # the columns were centred
+        trials, best, start = choose_radii(setup, rays, settings)
+    solution = solve(setup, best.radii, start, settings.tol, settings.max_iter)
+    fit = setup.report(solution)
+    active = np.flatnonzero(fit.active)
+    kept = fit.values.reshape(heads.n_heads, heads.dim + 1, -1)[active]
+    layer = PrunedLayer(heads, active, kept, fit.intercept.reshape(-1), activation, dtype)
+    if settings.fit_intercept:  # the columns were centred
         offset = layer.intercept - layer.predict(samples.batch, memory_budget=memory_budget).mean(axis=0)
         layer = replace(layer, intercept=layer.intercept + offset)
-    return units.leave(BallFit(layer, fit, solution.relative_gap, best.radii, tuple(trials)))
+    return units.leave(BallFit(layer, fit, solution, best.radii, tuple(trials)))
 
 
 DEGREES = {"squared": 2, "absolute": 1}
@@ -418,16 +312,7 @@ class OutputUnits:
 
     A loss of y − f with a free intercept is the same for y less any constant, and one of degree k scales: neither an
     offset nor the unit of y may cost digits. Huber's loss has a size of its own, and labels are no quantities: those
-    keep their units.
-
-    Attributes
-    ----------
-    origin : array (t,)
-        Taken off y; zero without an intercept.
-    exponent : int
-        y is divided by 2^exponent, and so are values and radii.
-    degree : int
-        k.
+    keep their units. y less ``origin`` (t,) is divided by 2^``exponent``, and so are values and radii.
     """
 
     origin: Float[np.ndarray, " t"]
@@ -435,13 +320,13 @@ class OutputUnits:
     degree: int
 
     @classmethod
-    def of(cls, samples: Samples, problem: BallProblem) -> OutputUnits:
+    def of(cls, samples: Samples, settings: BallSettings) -> OutputUnits:
         """Units in which the outputs of some samples are centred and of size one, as far as the loss allows."""
         y = samples.columns
         origin = np.zeros(y.shape[1])
-        if problem.fit_intercept and problem.loss in OF_DIFFERENCES:
+        if settings.fit_intercept and settings.loss in OF_DIFFERENCES:
             origin = np.median(y, axis=0)  # an output itself or nearly, so that little is rounded
-        degree = DEGREES.get(problem.loss, 0)
+        degree = DEGREES.get(settings.loss, 0)
         return cls(origin, int(unit_exponent(y - origin)) if degree else 0, degree)
 
     def enter(self, y: Float[np.ndarray, "n t"]) -> Float[np.ndarray, "n t"]:
@@ -471,7 +356,7 @@ class OutputUnits:
             )
             for trial in fit.trials
         )
-        return BallFit(layer, inner, fit.relative_gap, self._radii(fit.radii), trials)
+        return replace(fit, layer=layer, fit=inner, radii=self._radii(fit.radii), trials=trials)
 
     def _linear(self, array: np.ndarray) -> np.ndarray:
         return np.asarray(np.ldexp(array, self.exponent))
@@ -484,20 +369,7 @@ class OutputUnits:
             return float(np.ldexp(loss, self.degree * self.exponent))
 
 
-def _prune(fit: NormBallFit, heads: HeadDraw, activation: str, dtype: str) -> PrunedLayer:
-    active = np.flatnonzero(fit.active)
-    kept = fit.values.reshape(heads.n_heads, heads.dim + 1, -1)[active]
-    return PrunedLayer(heads, active, kept, fit.intercept.reshape(-1), activation, dtype)
-
-
-def solve(
-    setup: Setup,
-    radii: Pair,
-    start: Float[np.ndarray, "p t"],
-    tol: float,
-    max_iter: int,
-    memory_budget: int,
-) -> Solution:
+def solve(setup: BallSetup, radii: Pair, start: Float[np.ndarray, "p t"], tol: float, max_iter: int) -> Solution:
     """Minimise over one ball, from ``start`` projected onto it.
 
     A solver that believes itself at the end of its digits is started afresh from where it stopped, for as long
@@ -505,7 +377,7 @@ def solve(
     """
     values, n_iter, gap = start, 0, math.inf
     while True:
-        solution = minimise_over_ball(setup, NormBall(*radii), values, tol, max_iter - n_iter, memory_budget)
+        solution = setup.minimise(NormBall(*radii), values, tol, max_iter - n_iter)
         values, n_iter = solution.values, n_iter + solution.n_iter
         if solution.converged or n_iter >= max_iter or solution.certificate.gap > 0.9 * gap:
             return replace(solution, n_iter=n_iter)
@@ -522,7 +394,7 @@ def in_canonical_order(samples: Samples) -> Samples:
     return Samples(batch[order], samples.columns[order], weights, samples.owner)
 
 
-def deal_folds(setup: Setup, n_folds: int) -> Int[np.ndarray, " n"]:
+def deal_folds(setup: BallSetup, n_folds: int) -> Int[np.ndarray, " n"]:
     """The fold of each sample. Samples are sorted by target, so dealing them in turn balances the folds.
 
     The only sample of a class is in no fold (−1): a fit without it would not know the class.
@@ -545,45 +417,34 @@ def deal_folds(setup: Setup, n_folds: int) -> Int[np.ndarray, " n"]:
     return folds
 
 
-def best_constant(setup: Setup) -> tuple[Float[np.ndarray, " t"], float]:
-    """The best prediction without values, and its loss."""
-    loss, constant = LOSSES[setup.loss], np.zeros(setup.targets.shape[1])
-    flat = np.zeros_like(setup.targets)
-    if setup.fit_intercept:
-        constant = loss.best_intercept(setup.targets, flat, setup.weights, constant)
-    return constant, float(setup.weights @ loss.value(setup.targets, flat + constant))
-
-
-def radius_scale(setup: Setup, unit: Pair) -> float:
+def radius_scale(setup: BallSetup, unit: Pair) -> float:
     """The scale below which no ball of this shape can bring the training loss to zero.
 
     By convexity the loss of the best constant falls by at most the support function of the ball at its
     gradient: the scale is their ratio, and follows the units of targets and features.
     """
-    constant, null = best_constant(setup)
-    flat = np.zeros_like(setup.targets) + constant
-    slope = LOSSES[setup.loss].gradient(setup.targets, flat)
-    slopes = setup.design.rmatvec(setup.weights[:, None] * slope).reshape(setup.value_shape[0], -1)
-    support, _ = norm_ball_support(group_norms(slopes), *unit)
+    risk = setup.risk(NormBall(*unit))
+    constant, null, _ = null_model(risk)
+    slope = risk.loss.gradient(setup.targets, np.zeros_like(setup.targets) + constant)
+    slopes = setup.design.rmatvec(setup.weights[:, None] * slope)
+    support, _ = risk.ball.support(group_norms(risk.grouped(slopes)))
     return null / support if null > 0 and support > 0 else 1.0
 
 
 def choose_radii(
-    setup: Setup, rays: Sequence[Ray], problem: BallProblem, memory_budget: int
+    setup: BallSetup, rays: Sequence[Ray], settings: BallSettings
 ) -> tuple[list[Trial], Trial, Float[np.ndarray, "p t"]]:
     """Cross-validate every ball; return all trials, the best, and values near its solution to start from."""
-    validation = CrossValidation(
-        setup, deal_folds(setup, problem.n_folds), problem.tol, problem.max_iter, memory_budget
-    )
+    validation = CrossValidation(setup, deal_folds(setup, settings.n_folds), settings.tol, settings.max_iter)
     trials: list[Trial] = []
     best: Trial | None = None
     start = setup.check_start(None)
     for ray in rays:
         scales = [1.0]
-        if ray.fixed:  # warm values will do, but the ball need not hold the one before
+        if not ray.grows:  # warm values will do, but the ball need not hold the one before
             validation.leader = math.inf
         else:
-            first = radius_scale(setup, ray.unit) / GROWTH
+            first = radius_scale(setup, ray.growing) / GROWTH
             scales = [first * GROWTH**k for k in range(LONGEST_PATH)]
             validation.forget()
         leader: Trial | None = None
@@ -609,15 +470,11 @@ class CrossValidation:
     A fold is left out by weights of zero, so that all folds share one design.
     """
 
-    def __init__(
-        self, setup: Setup, folds: Int[np.ndarray, " n"], tol: float, max_iter: int, memory_budget: int
-    ) -> None:
+    def __init__(self, setup: BallSetup, folds: Int[np.ndarray, " n"], tol: float, max_iter: int) -> None:
         self.setup = setup
         self.held_out: list[Bool[np.ndarray, " n"]] = [folds == k for k in np.unique(folds[folds >= 0])]
-        self.tol = tol
-        self.max_iter = max_iter
-        self.memory_budget = memory_budget
-        self.floor = OBJECTIVE_FLOOR * best_constant(setup)[1]
+        self.tol, self.max_iter = tol, max_iter
+        self.floor = OBJECTIVE_FLOOR * null_model(setup.risk(NormBall(0.0, 0.0)))[1]
         self.forget()
 
     def forget(self) -> None:
@@ -654,19 +511,18 @@ class CrossValidation:
             # the solver's gap is relative to a loss no larger than that of the smaller ball before
             tol *= self.leader / max(self.objectives[k], self.floor)
         tol = min(max(tol, self.tol), LOOSEST_TOL)
-        solution = solve(kept, radii, self.values[k], tol, self.max_iter, self.memory_budget)
+        solution = solve(kept, radii, self.values[k], tol, self.max_iter)
         self.values[k], self.objectives[k] = solution.values, solution.certificate.objective
         return solution
 
 
 def tabulate(trials: Sequence[Trial]) -> dict[str, np.ndarray]:
     """Trials as columns of a table."""
-    losses = np.array([trial.fold_losses for trial in trials])
     return {
         "group_radius": np.array([trial.radii[0] for trial in trials]),
         "ball_radius": np.array([trial.radii[1] for trial in trials]),
         "mean_test_loss": np.array([trial.mean_loss for trial in trials]),
-        "fold_test_losses": losses,
+        "fold_test_losses": np.array([trial.fold_losses for trial in trials]),
         "mean_active_heads": np.array([trial.n_active for trial in trials]),
     }
 
@@ -675,7 +531,7 @@ class NormBallWarning(SolverWarning, ConvergenceWarning):
     """The solver stopped before the gap was as small as asked; scikit-learn's filters see a ConvergenceWarning."""
 
 
-class _NormBallModel(BaseEstimator):
+class _NormBallModel(SetEstimator):
     """What regression and classification share: parameters, the fit of columns, and scores."""
 
     def __init__(
@@ -715,61 +571,36 @@ class _NormBallModel(BaseEstimator):
 
     def _fit_columns(self, batch: SetBatch, columns: np.ndarray, weights: np.ndarray | None, loss: str) -> BallFit:
         activation, dtype = check_layer_options(self.activation, self.dtype)
-        n_heads = _finite_heads(self.n_heads)
+        n_heads = finite_heads(
+            self.n_heads,
+            "the norm ball: it bounds the values of each head. Use a large number, or "
+            "kh.AttentionRegressor(n_heads=math.inf) for the exact kernel.",
+        )
         theory = check_theory(self.complexity, self.delta, self.constant, n_heads)
         balls = candidate_balls(self.group_radius, self.ball_radius, theory)
-        problem = self._problem(loss)
-        heads = HeadDraw(as_law(self.law), n_heads, batch.dim, as_seed(self.random_state))
-        options: dict[str, Any] = {"activation": activation, "weights": weights, "dtype": dtype}
-        fit = fit_ball_layer(batch, columns, heads, balls, problem, memory_budget=_memory_budget(), **options)
-        self._store(fit)
-        self._warn_if_short(fit, problem)
-        return fit
-
-    def _problem(self, loss: str) -> BallProblem:
-        return BallProblem(
+        settings = BallSettings(
             loss,
             bool(self.fit_intercept),
             check_number(self.tol, "tol", minimum=0.0, exclusive=True),
             check_count(self.max_iter, "max_iter"),
             check_count(self.n_folds, "n_folds", minimum=2),
         )
-
-    def _store(self, fit: BallFit) -> None:
-        self.layer_ = fit.layer
-        self.heads_ = fit.layer.heads
+        heads = HeadDraw(as_law(self.law), n_heads, batch.dim, as_seed(self.random_state))
+        options: dict[str, Any] = {"activation": activation, "weights": weights, "dtype": dtype}
+        fit = fit_ball_layer(batch, columns, heads, balls, settings, memory_budget=memory_budget(), **options)
+        self.layer_, self.heads_, self.active_heads_ = fit.layer, heads, fit.layer.active
         self.values_ = fit.fit.values
-        self.active_heads_ = fit.layer.active
         self.group_radius_, self.ball_radius_ = fit.radii
-        self.objective_ = fit.fit.objective
-        self.duality_gap_ = fit.fit.duality_gap
-        self.n_iter_ = fit.fit.n_iter
+        self.objective_, self.duality_gap_, self.n_iter_ = fit.fit.objective, fit.fit.duality_gap, fit.fit.n_iter
         self.cv_results_ = tabulate(fit.trials)
-
-    def _warn_if_short(self, fit: BallFit, problem: BallProblem) -> None:
-        if fit.fit.converged:
-            return
-        remedy = "raise `max_iter`, or `tol` if that gap will do"
-        if fit.fit.n_iter < problem.max_iter:
-            remedy = "rounding has the last word here: raise `tol`"
-            if self.dtype != "float64":
-                remedy += ", or use dtype='float64'"
-        warnings.warn(
-            f"{type(self).__name__} stopped after {fit.fit.n_iter} iterations at a relative duality gap of "
-            f"{fit.relative_gap:.2e}, where `tol` asked for {problem.tol:.2e}: {remedy}.",
-            NormBallWarning,
-            stacklevel=4,
-        )
+        who: dict[str, Any] = {"who": type(self).__name__, "category": NormBallWarning}
+        warn_if_short(fit.solution, settings.tol, settings.max_iter, dtype, stacklevel=3, **who)
+        return fit
 
     def _scores(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
         batch = as_sets(self, X, reset=False).numpy()
-        return self.layer_.predict(batch, memory_budget=_memory_budget())
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.three_d_array = True
-        return tags
+        return self.layer_.predict(batch, memory_budget=memory_budget())
 
 
 class NormBallRegressor(MultiOutputMixin, RegressorMixin, _NormBallModel):
@@ -873,8 +704,7 @@ class NormBallRegressor(MultiOutputMixin, RegressorMixin, _NormBallModel):
 
     def predict(self, X: Any) -> Float[np.ndarray, "n ..."]:
         """Return predictions, shape (n,) or (n, outputs) as ``y`` had."""
-        scores = self._scores(X)
-        return scores[:, 0] if self._single else scores
+        return outputs(self._scores(X), self._single)
 
 
 def _has_probabilities(model: NormBallClassifier) -> bool:
@@ -883,7 +713,7 @@ def _has_probabilities(model: NormBallClassifier) -> bool:
     return True
 
 
-class NormBallClassifier(ClassifierMixin, _NormBallModel):
+class NormBallClassifier(LabelScores, ClassifierMixin, _NormBallModel):
     """Classification of sets with a query, by one attention layer with frozen random heads and values in a norm ball.
 
     As `NormBallRegressor`, with a loss for labels. Several classes share the heads and the ball: the norm of a
@@ -975,33 +805,6 @@ class NormBallClassifier(ClassifierMixin, _NormBallModel):
         self.intercept_ = fit.layer.intercept
         return self
 
-    def _encode(self, y: Any, batch: SetBatch, weights: np.ndarray | None) -> np.ndarray:
-        """Number the labels; those without weight, which nothing can be learned of, are −1."""
-        check_given(self, y)
-        y = column_or_1d(y, warn=True)
-        assert_all_finite(y, input_name="y", estimator_name=type(self).__name__)
-        check_classification_targets(y)
-        check_lengths(batch, y, "y")
-        counted = y if weights is None else y[weights > 0]
-        self.classes_ = np.unique(counted)
-        if len(self.classes_) < 2:
-            raise ValueError(
-                f"`y` must have at least two classes: got 1 class, '{self.classes_[0]}', in {len(counted)} samples "
-                "of positive weight. There is nothing to tell apart."
-            )
-        places = np.searchsorted(self.classes_, y).clip(max=len(self.classes_) - 1)
-        return np.where(self.classes_[places] == y, places, -1)
-
-    def decision_function(self, X: Any) -> Float[np.ndarray, "n ..."]:
-        """Return scores: (n,) for two classes, positive for ``classes_[1]``; otherwise (n, classes)."""
-        scores = self._scores(X)
-        return scores[:, 0] if len(self.classes_) == 2 else scores
-
-    def predict(self, X: Any) -> Any:
-        """Return the label with the highest score."""
-        winners = self._class_scores(X).argmax(axis=1)
-        return self.classes_[winners]
-
     @available_if(_has_probabilities)  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Any) -> Float[np.ndarray, "n c"]:
         """Return the model's own probabilities: logistic for two classes, softmax for more."""
@@ -1013,21 +816,6 @@ class NormBallClassifier(ClassifierMixin, _NormBallModel):
         return np.asarray(log_softmax(self._class_scores(X), axis=1))
 
     def _class_scores(self, X: Any) -> np.ndarray:
-        """One column of scores per class."""
+        """One column of scores per class: the logistic loss of two has one, and zero for the other class."""
         decision = self.decision_function(X)
         return np.stack([np.zeros_like(decision), decision], axis=1) if decision.ndim == 1 else decision
-
-
-def _finite_heads(n_heads: Any) -> int:
-    count = as_heads(n_heads)
-    if count is None:
-        raise ValueError(
-            "`n_heads` must be finite for the norm ball: it bounds the values of each head. Use a large number, or "
-            "kh.AttentionRegressor(n_heads=math.inf) for the exact kernel."
-        )
-    return count
-
-
-def _memory_budget() -> int:
-    """scikit-learn's ``working_memory``, in bytes: 1 GiB unless the user says otherwise."""
-    return int(get_config()["working_memory"] * 2**20)

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from sklearn import get_config
-from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import column_or_1d
 
@@ -20,6 +18,7 @@ from keyhole.attention.heads import HeadDraw
 from keyhole.data.batches import Batch, as_batch, as_source
 from keyhole.data.sets import POOLINGS, SetBatch, SetGroups, concatenate
 from keyhole.data.tokens import QUERIES, SCALINGS, TokenRule
+from keyhole.estimators.base import memory_budget, outputs
 from keyhole.estimators.inputs import (
     as_columns,
     as_heads,
@@ -31,10 +30,12 @@ from keyhole.estimators.inputs import (
     check_given,
     check_layer_options,
     check_lengths,
+    class_weights,
     fit_temperature,
 )
+from keyhole.layer import LayerFit
 from keyhole.ridge.design import PrincipalAxes
-from keyhole.streaming import LayerRecipe, LayerSums, StreamedFit
+from keyhole.streaming import LayerRecipe, LayerSums
 
 N_KEPT = 2048
 """Samples that a classifier keeps to calibrate its probabilities on."""
@@ -43,29 +44,40 @@ N_PENDING = 1024
 """Samples gathered before they are added: p² numbers are gone through at each addition, however few they are."""
 
 SOLVED = (
-    "layer_",
-    "alpha_",
-    "alphas_",
-    "selection_",
-    "loo_error_",
-    "loo_errors_",
-    "gcv_error_",
-    "gcv_errors_",
-    "holdout_error_",
-    "holdout_errors_",
-    "residual_",
-    "n_iter_",
-    "loo_predictions_",
-    "loo_decision_",
-    "solver_",
-    "values_",
-    "heads_",
-    "intercept_",
-    "temperature_",
-)
+    "layer_", "alpha_", "alphas_", "selection_", "solver_", "values_", "heads_", "intercept_", "temperature_",
+    "loo_error_", "loo_errors_", "gcv_error_", "gcv_errors_", "holdout_error_", "holdout_errors_",
+    "loo_predictions_", "loo_decision_", "residual_", "n_iter_",
+)  # fmt: skip
 """What follows from the sums; computed when first asked for."""
 
 Checked = tuple[SetBatch | SetGroups, np.ndarray, np.ndarray | None]
+
+
+@dataclass
+class PendingBatches:
+    """Batches gathered until they hold N_PENDING samples; copies, because whoever makes them may reuse their memory."""
+
+    parts: list[Checked] = field(default_factory=list)
+
+    def put(self, samples: Checked) -> list[Checked]:
+        """Take a batch; return all so far as one if they are enough, and nothing otherwise."""
+        sets, columns, weights = samples
+        if len(columns) + sum(len(part[1]) for part in self.parts) >= N_PENDING:
+            self.parts.append(samples)
+            return self.flush()
+        self.parts.append((sets[np.arange(len(sets))], columns.copy(), None if weights is None else weights.copy()))
+        return []
+
+    def flush(self) -> list[Checked]:
+        """All that is pending as one batch, if there is any."""
+        parts, self.parts = self.parts, []
+        if len(parts) < 2:
+            return parts
+        sets, columns, weights = zip(*parts, strict=True)
+        joint = None
+        if any(w is not None for w in weights):
+            joint = np.concatenate([np.ones(len(c)) if w is None else w for c, w in zip(columns, weights, strict=True)])
+        return [(concatenate(sets), np.concatenate(columns), joint)]
 
 
 @dataclass
@@ -75,73 +87,52 @@ class Stream:
     recipe: LayerRecipe
     sums: LayerSums
     single: bool
-    pending: list[Checked] = field(default_factory=list)
+    pending: PendingBatches = field(default_factory=PendingBatches)
     solved: bool = False
 
     def put(self, samples: Checked) -> None:
-        """Add samples, or hold copies of them until there are enough."""
+        """Add samples, or hold them until there are enough."""
         self.solved = False
-        if len(samples[1]) + sum(len(columns) for _, columns, _ in self.pending) >= N_PENDING:
-            self.pending.append(samples)
-            self.flush()
-        else:
-            self.pending.append(_own(samples))
+        self._add(self.pending.put(samples))
 
     def flush(self) -> None:
         """Add what is pending."""
-        if self.pending:
-            self.recipe.add(self.sums, *_joint(self.pending))
-            self.pending = []
+        self._add(self.pending.flush())
 
-
-def _own(samples: Checked) -> Checked:
-    """Copies: whoever makes batches may use their memory again for the next."""
-    sets, columns, weights = samples
-    return sets[np.arange(len(sets))], columns.copy(), None if weights is None else weights.copy()
-
-
-def _joint(parts: list[Checked]) -> Checked:
-    """Several batches as one."""
-    if len(parts) == 1:
-        return parts[0]
-    sets, columns, weights = zip(*parts, strict=True)
-    joint = None
-    if any(w is not None for w in weights):
-        joint = np.concatenate([np.ones(len(c)) if w is None else w for c, w in zip(columns, weights, strict=True)])
-    return concatenate(sets), np.concatenate(columns), joint
+    def _add(self, batches: list[Checked]) -> None:
+        for samples in batches:
+            self.recipe.add(self.sums, *samples)
 
 
 def gathered(batches: Iterable[Checked]) -> Iterator[Checked]:
     """Batches of at least N_PENDING samples, but for the last."""
-    parts: list[Checked] = []
+    pending = PendingBatches()
     for batch in batches:
-        if len(batch[1]) + sum(len(columns) for _, columns, _ in parts) >= N_PENDING:
-            yield _joint([*parts, batch])
-            parts = []
-        else:
-            parts.append(_own(batch))
-    if parts:
-        yield _joint(parts)
+        yield from pending.put(batch)
+    yield from pending.flush()
 
 
 def refusal(model: Any) -> str | None:
     """Why an estimator cannot be fitted in batches, and what to do about it; None if it can."""
-    what, remedy = None, ""
+    whole = "needs the whole training set at once, and batches never are."
     if isinstance(model.n_heads, float) and math.isinf(model.n_heads):
-        what, remedy = "n_heads=math.inf, the exact kernel,", "Use a finite number of heads"
+        reason = f"n_heads=math.inf, the exact kernel, {whole} Use a finite number of heads"
     elif hasattr(model.law, "fit"):
-        what = f"law={model.law!r}"
-        remedy = "Fit it on a part of the data first and pass what it became, law=model.law_"
+        reason = f"law={model.law!r} {whole} Fit it on a part of the data first and pass what it became, law=model.law_"
     elif model.scaling in ("standard", "auto"):
-        what = f"scaling={model.scaling!r}"
-        remedy = "Use scaling='sphere' or 'none', or scale the tokens while the batches are made"
+        reason = (
+            f"scaling={model.scaling!r} {whole} Use scaling='sphere' or 'none', or scale the tokens while the batches "
+            "are made"
+        )
     elif model.solver == "cg":
-        what, remedy = "solver='cg'", "Leave it at solver='auto'"
+        reason = f"solver='cg' {whole} Leave it at solver='auto'"
     elif model.query == "auto":
-        what, remedy = "query='auto'", "Name one of 'given', 'mean', 'each'"
-    if what is None:
+        reason = f"query='auto' {whole} Name one of 'given', 'mean', 'each'"
+    elif model.device not in (None, "auto"):
+        reason = f"device={model.device!r} {whole} They are summed by NumPy. Leave `device` out"
+    else:
         return None
-    return f"{what} needs the whole training set at once, and batches never are. {remedy}, or use fit."
+    return f"{reason}, or use fit."
 
 
 def _batches_allowed(model: Any) -> bool:
@@ -152,6 +143,7 @@ class _Streamed:
     """What regression and classification share of fitting in batches."""
 
     layer_: Any
+    n_samples_seen_: int
 
     def fit_batches(self, batches: Any, *, classes: Any = None, selection: str = "auto") -> Any:
         """Fit from batches that are read one at a time.
@@ -202,6 +194,12 @@ class _Streamed:
     def _take(self, batch: Batch) -> None:
         """Check a batch and put it on the stream, which the first one opens."""
         first = "_stream" not in self.__dict__
+        if first and "n_samples_seen_" in self.__dict__:
+            raise ValueError(
+                f"this model was saved with keep='predict': the sums over its {self.n_samples_seen_} samples are not "
+                "in the file, so that none can be added to them. Load a file saved with keep='all', or start over with "
+                "fit or fit_batches."
+            )
         if first and "layer_" in self.__dict__:
             warnings.warn(
                 "partial_fit starts over: fit keeps no sums that samples could be added to. Use fit_batches for the "
@@ -241,25 +239,24 @@ class _Streamed:
             for samples in gathered(self._checked(as_batch(item), first=False)[0] for item in source):
                 sums += stream.recipe.error_sums(axes, alphas, *samples)
                 count += len(samples[1])
-            self._check_same(count)
+            if count != self.n_samples_seen_:
+                raise ValueError(
+                    "`batches` must give the same samples every time they are gone through: got "
+                    f"{self.n_samples_seen_} the first time and {count} the second. Use selection='gcv', which needs "
+                    "one pass."
+                )
         self._finish(stream.recipe.fit(axes, alphas, sums), axes)
 
-    def _check_same(self, count: int) -> None:
-        if count != self.n_samples_seen_:
-            raise ValueError(
-                f"`batches` must give the same samples every time they are gone through: got {self.n_samples_seen_} "
-                f"the first time and {count} the second. Use selection='gcv', which needs one pass."
-            )
-
-    def _finish(self, fit: StreamedFit, axes: PrincipalAxes) -> None:
+    def _finish(self, fit: LayerFit, axes: PrincipalAxes) -> None:
         """Store what a fit from sums found."""
         stream: Stream = self._stream
         stream.solved = True
-        self.layer_, self.alpha_, self.alphas_, self.selection_ = fit.layer, fit.alpha, fit.alphas, fit.selection
-        setattr(self, f"{fit.selection}_errors_", fit.errors)
-        setattr(self, f"{fit.selection}_error_", fit.error)
-        self.solver_, self.heads_ = "primal", fit.layer.heads
-        self.values_ = fit.layer.values[..., 0] if stream.single else fit.layer.values
+        self.layer_, ridge = fit.layer, fit.ridge
+        self.alpha_, self.alphas_, self.selection_ = ridge.alpha, ridge.alphas, ridge.selection
+        setattr(self, f"{ridge.selection}_errors_", ridge.errors)
+        setattr(self, f"{ridge.selection}_error_", ridge.error)
+        self.solver_, self.heads_ = fit.route, self.layer_.heads
+        self.values_ = outputs(self.layer_.values, stream.single)
         self._finish_outputs(fit, axes)
 
     def __getattr__(self, name: str) -> Any:
@@ -302,7 +299,7 @@ class StreamedRegressor(_Streamed):
         columns = as_columns(self, batch.y, sets)
         return (sets, columns, _batch_weights(batch.weights, sets)), np.asarray(batch.y).ndim == 1
 
-    def _finish_outputs(self, fit: StreamedFit, axes: PrincipalAxes) -> None:
+    def _finish_outputs(self, fit: LayerFit, axes: PrincipalAxes) -> None:
         self._single = self._stream.single
         self.intercept_ = float(fit.layer.intercept[0]) if self._single else fit.layer.intercept
 
@@ -358,29 +355,32 @@ class StreamedClassifier(_Streamed):
                 f"every label must be one of `classes`, {self.classes_}: sample {int(np.flatnonzero(unknown)[0])} of "
                 f"this batch has {str(labels[unknown][0])!r}."
             )
-        weights = self._class_weights(labels, _batch_weights(batch.weights, sets))
+        if isinstance(self.class_weight, str):
+            raise ValueError(
+                f"class_weight={self.class_weight!r} needs the whole training set: pass a dict of weights to fit in "
+                "batches."
+            )
+        weights = class_weights(self.class_weight, labels, _batch_weights(batch.weights, sets))
         columns = np.where(labels[:, None] == self.classes_, 1.0, -1.0)
         single = len(self.classes_) == 2
         return (sets, columns[:, 1:] if single else columns, weights), single
 
-    def _class_weights(self, labels: np.ndarray, weights: np.ndarray | None) -> np.ndarray | None:
-        class_weight = self.class_weight
-        if class_weight is None:
-            return weights
-        if isinstance(class_weight, str):
-            raise ValueError(
-                f"class_weight={class_weight!r} needs the whole training set: pass a dict of weights to fit in batches."
-            )
-        by_class = compute_sample_weight(class_weight, labels)
-        return np.asarray(by_class if weights is None else by_class * weights)
-
-    def _finish_outputs(self, fit: StreamedFit, axes: PrincipalAxes) -> None:
+    def _finish_outputs(self, fit: LayerFit, axes: PrincipalAxes) -> None:
         self.intercept_ = fit.layer.intercept
         kept, single = self._stream.sums.kept, self._stream.single
-        scores = self._stream.recipe.left_out(axes, kept, fit.alpha)
+        scores = self._stream.recipe.left_out(axes, kept, fit.ridge.alpha)
         labels = (kept.columns[:, 0] > 0).astype(int) if single else kept.columns.argmax(axis=1)
         scores = np.concatenate([-scores, scores], axis=1) if single else scores
         self.temperature_ = fit_temperature(scores, labels, kept.weights)
+
+
+def resume_stream(model: Any, sums: LayerSums, *, single: bool) -> None:
+    """Go on from sums that were saved, of a model whose layer was solved from them."""
+    layer = model.layer_
+    n_kept = N_KEPT if hasattr(model, "classes_") else 0
+    options = layer.activation, layer.dtype, bool(model.fit_intercept), memory_budget()
+    recipe = LayerRecipe(layer.heads, model.tokens_, len(layer.intercept), n_kept, *options)
+    model._stream = Stream(recipe, sums, single, solved=True)
 
 
 def forget_stream(model: Any) -> None:
@@ -405,16 +405,10 @@ def _recipe(model: Any, batch: SetBatch | SetGroups, n_outputs: int, n_kept: int
     reason = refusal(model)
     if reason is not None or n_heads is None:
         raise ValueError(reason)
-    budget = int(get_config()["working_memory"] * 2**20)
     rule = TokenRule.learn(batch, scaling, query, check_choice(model.pooling, "pooling", POOLINGS))
     heads = HeadDraw(law, n_heads, batch.dim, as_seed(model.random_state))
-    recipe = LayerRecipe(heads, rule, n_outputs, n_kept, activation, dtype, bool(model.fit_intercept), budget)
-    _check_memory(recipe)
-    return recipe
-
-
-def _check_memory(recipe: LayerRecipe) -> None:
-    """Four p × p matrices: the sums, and their eigendecomposition."""
+    recipe = LayerRecipe(heads, rule, n_outputs, n_kept, activation, dtype, bool(model.fit_intercept), memory_budget())
+    # four p × p matrices: the sums, and their eigendecomposition
     needed = 4 * 8 * recipe.n_columns**2
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else needed
     if needed > memory:
@@ -423,3 +417,4 @@ def _check_memory(recipe: LayerRecipe) -> None:
             f"{needed / 2**30:.0f} GiB, this machine has {memory / 2**30:.0f} GiB. Use fewer heads, or fit with "
             "solver='cg'."
         )
+    return recipe

@@ -408,12 +408,13 @@ def model_of(kind, rng):
         "kernel": lambda: kh.AttentionClassifier(math.inf, query="each", random_state=0).fit(sets, words),
         "learned": lambda: kh.AttentionClassifier(3, law=LAWS["chosen"], random_state=0).fit(sets, words != "a"),
         "ball": lambda: kh.NormBallClassifier(3, **ball).fit(sets, words),
+        "streamed": lambda: kh.AttentionClassifier(3, random_state=0).partial_fit(sets, words, classes=["a", "b", "c"]),
         "features": lambda: kh.AttentionFeatures(3, law=LAWS["array"], random_state=0).fit(sets),
     }[kind]()
     return model, sets
 
 
-@pytest.mark.parametrize("kind", ["finite", "kernel", "learned", "groups", "ball", "features"])
+@pytest.mark.parametrize("kind", ["finite", "kernel", "learned", "groups", "ball", "streamed", "features"])
 def test_what_loads_also_predicts(kind, rng, tmp_path):
     """A document with a piece of it replaced is refused when it is loaded, or it predicts: never later, never else."""
     path = tmp_path / "m"
@@ -452,6 +453,138 @@ def walk(value, path=()):
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, item in items:
         yield from walk(item, (*path, key))
+
+
+def parts_of(rng, n=60):
+    """Batches of sets with numbers and with labels, and all of them together."""
+    sets, y = sets_of(rng, n), rng.normal(size=n)
+    return sets, y, [slice(0, n // 2), slice(n // 2, n - 7), slice(n - 7, n)]
+
+
+@pytest.mark.parametrize("kind", ["regressor", "outputs", "two classes", "three classes", "groups"])
+@pytest.mark.parametrize("first", ["partial_fit", "fit_batches"])
+def test_a_streamed_model_goes_on_after_loading_where_it_was(kind, first, rng, tmp_path):
+    sets, y, parts = parts_of(rng)
+    if kind == "groups":
+        sets, y, parts = SetGroups(sets, [1, 2] * 20), y[:40], [slice(0, 20), slice(20, 33), slice(33, 40)]
+    estimator, options = kh.AttentionRegressor, {}
+    if kind == "outputs":
+        y = np.column_stack([y, np.cos(y)])
+    if "classes" in kind:
+        estimator = kh.AttentionClassifier
+        y = np.array(["a", "b", "c"])[np.digitize(y, [0.0] if kind == "two classes" else [-0.5, 0.5])]
+        options = {"classes": np.unique(y)}
+    whole = estimator(4, random_state=0).partial_fit(sets, y, **options)
+    model = estimator(4, random_state=0)
+    if first == "fit_batches":
+        model.fit_batches([(sets[parts[0]], y[parts[0]])], **options)
+    else:
+        model.partial_fit(sets[parts[0]], y[parts[0]], **options)
+    for k, part in enumerate(parts[1:]):
+        model = assert_same(model, tmp_path / str(k), sets)
+        model.partial_fit(sets[part], y[part])
+    assert model.n_samples_seen_ == len(sets)
+    np.testing.assert_allclose(model.alpha_, whole.alpha_, rtol=1e-9)
+    scores = "decision_function" if "classes" in kind else "predict"
+    found, wanted = getattr(model, scores)(sets), getattr(whole, scores)(sets)
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-9 * np.abs(wanted).max())
+    if "classes" in kind:
+        np.testing.assert_allclose(model.predict_proba(sets), whole.predict_proba(sets), rtol=0, atol=1e-7)
+
+
+def test_the_lean_file_predicts_and_refuses_to_go_on(rng, tmp_path):
+    sets, y, _ = parts_of(rng)
+    model = kh.AttentionRegressor(8, random_state=0).partial_fit(sets, y)
+    kh.save(model, tmp_path / "all")
+    kh.save(model, tmp_path / "lean", keep="predict")
+    lean = kh.load(tmp_path / "lean")
+    assert np.array_equal(lean.predict(sets), model.predict(sets))
+    assert (tmp_path / "lean").stat().st_size < 0.5 * (tmp_path / "all").stat().st_size
+    with pytest.raises(ValueError, match=r"saved with keep='predict': .*60 samples .*keep='all'"):
+        lean.partial_fit(sets, y)
+    assert lean.n_samples_seen_ == 60
+    assert lean.fit_batches([(sets, y)]).n_samples_seen_ == 60  # a new start is no continuation
+    fitted = kh.AttentionRegressor(3, random_state=0).fit(sets, y)
+    kh.save(fitted, tmp_path / "fitted", keep="predict")
+    assert not hasattr(kh.load(tmp_path / "fitted"), "loo_predictions_")
+    with pytest.raises(ValueError, match="`keep` must be one of 'all', 'predict': got 'some'"):
+        kh.save(model, tmp_path / "m", keep="some")
+
+
+def test_what_could_not_be_loaded_is_not_saved(rng, tmp_path):
+    model = kh.AttentionClassifier(4, random_state=0).fit(sets_of(rng), np.arange(40) % 2)
+    model.temperature_ = math.nan
+    with pytest.raises(ValueError, match=r"saved only if it can be loaded.*temperature_"):
+        kh.save(model, tmp_path / "m")
+    assert os.listdir(tmp_path) == []
+
+
+SUMS = ("stream", "with", "moments", "with")
+KEPT = ("stream", "with", "kept", "with")
+
+
+@pytest.mark.parametrize(
+    ("where", "junk"),
+    [
+        ((*SUMS, "gram"), lambda a: a * np.nan),
+        ((*SUMS, "gram"), lambda a: -a),
+        ((*SUMS, "gram"), lambda a: a[:-1]),
+        ((*SUMS, "gram"), lambda a: np.where(np.arange(len(a)) == 1, 1e9, a)),
+        ((*SUMS, "cross"), lambda a: a[:, :0]),
+        ((*SUMS, "cross"), lambda a: a * np.inf),
+        ((*SUMS, "squares"), lambda a: -1.0 - a),
+        ((*SUMS, "means"), lambda a: a[1:]),
+        ((*SUMS, "count"), -1),
+        ((*SUMS, "count"), 10**6),
+        ((*SUMS, "weight"), {"number": "nan"}),
+        ((*SUMS, "y_size"), -1.0),
+        ((*SUMS, "rounding"), 0.0),
+        ((*SUMS, "fit_intercept"), False),
+        ((*KEPT, "hashes"), lambda a: a[::-1]),
+        ((*KEPT, "columns"), lambda a: a + 1),
+        ((*KEPT, "weights"), lambda a: -a),
+        ((*KEPT, "limit"), 3),
+        ((*KEPT, "sets"), None),
+        (("stream",), {"list": []}),
+        (("fitted", "n_samples_seen_"), 1),
+    ],
+)  # fmt: skip
+def test_every_sum_is_checked_at_load(where, junk, rng, tmp_path):
+    sets, y, _ = parts_of(rng)
+    kh.save(
+        kh.AttentionClassifier(4, random_state=0).partial_fit(sets, y > 0, classes=[False, True]), tmp_path / "model"
+    )
+
+    def change(document, arrays):
+        place = document
+        for key in where[:-1]:
+            place = place[key]
+        if callable(junk):
+            key = place[where[-1]]["array"]
+            with np.errstate(invalid="ignore"):
+                arrays[key] = np.ascontiguousarray(junk(arrays[key]))
+        else:
+            place[where[-1]] = junk
+
+    rewrite(tmp_path / "model", change)
+    with pytest.raises(ValueError, match=r"(?s)model file describes an estimator.*'model' has .*save the model anew"):
+        kh.load(tmp_path / "model")
+
+
+@pytest.mark.parametrize("n_heads", [4, math.inf])
+@pytest.mark.parametrize("estimator", [kh.AttentionRegressor, kh.AttentionClassifier])
+def test_a_model_fitted_on_a_device_is_saved_and_predicts_without_it(n_heads, estimator, rng, tmp_path):
+    pytest.importorskip("torch")
+    sets, y, _ = parts_of(rng)
+    model = estimator(n_heads, alpha=0.1, random_state=0, device="cpu").fit(
+        sets, y if estimator is kh.AttentionRegressor else y > 0
+    )
+    kh.save(model, tmp_path / "m")
+    loaded = kh.load(tmp_path / "m")
+    assert loaded.device == "cpu"
+    assert type(loaded.layer_).__name__ in ("FiniteLayer", "KernelLayer")
+    scores = "predict" if estimator is kh.AttentionRegressor else "decision_function"
+    np.testing.assert_allclose(getattr(loaded, scores)(sets), getattr(model, scores)(sets), rtol=0, atol=1e-9)
 
 
 def test_the_file_is_plain_safetensors(saved):
