@@ -24,6 +24,8 @@ import triton
 import triton.language as tl
 
 import keyhole as kh
+from keyhole._array import block_size, set_blocks
+from keyhole._tensors import as_tensor
 from keyhole.attention import dispatch
 from keyhole.attention import torch_gram as plain
 from keyhole.attention import triton_gram as fused
@@ -156,11 +158,38 @@ def einsum_features(batch: kh.SetBatch, heads: torch.Tensor) -> torch.Tensor:
 # --- ours ------------------------------------------------------------------------------------------------------------
 
 
+def gram_entries(panel: plain.TensorPanel, rows: torch.Tensor, columns: torch.Tensor, biased: bool) -> torch.Tensor:
+    """K[rows[e], columns[e]] for the ReLU, in float64: what the fused kernel is held against."""
+    result = torch.zeros(len(rows), dtype=torch.float64, device=panel.unit.device)
+    first, lengths = (as_tensor(x, rows) for x in (panel.offsets[:-1], np.diff(panel.offsets)))
+    sizes = lengths[rows] * lengths[columns]
+    ends = torch.cumsum(sizes, 0).cpu().numpy()
+    wide = panel.unit.shape[1] * 4 + 40
+    for part in set_blocks(np.concatenate([[0], ends]), block_size(8 * wide, 2**32)):
+        row, column, size = rows[part], columns[part], sizes[part]
+        entry = torch.repeat_interleave(torch.arange(len(row), device=row.device), size)
+        within = torch.arange(len(entry), device=row.device) - (torch.cumsum(size, 0) - size)[entry]
+        width = lengths[column][entry]
+        i = first[row][entry] + torch.div(within, width, rounding_mode="floor")
+        j = first[column][entry] + within % width
+        cosine = (panel.unit[i] * panel.unit[j]).sum(dim=1)
+        query = (panel.query[row] * panel.query[column]).sum(dim=1)[entry]
+        rho = (cosine * query).clamp(-1.0, 1.0)
+        gap = (1.0 - rho.abs()).clamp(min=0.0)
+        moment = plain.relu_arc(rho, gap)
+        if biased:
+            moment = plain.rectified_moment(1, panel.shift[i], panel.shift[j], rho, gap)
+        values = moment * cosine * panel.weight[i] * panel.weight[j]
+        # sums of runs by differences of a running total would cancel; a padded sum is exact and repeatable
+        result[part] = torch.segment_reduce(values, "sum", lengths=torch.bincount(entry, minlength=len(row)))
+    return result
+
+
 def exact_entries(batch: kh.SetBatch, law: kh.GaussianHeads, count: int) -> tuple[torch.Tensor, ...]:
     panel = plain.prepare(batch.tokens, batch.offsets, batch.query, *law.moments(DIM), "relu")
     rows, columns = torch.randint(0, len(batch), (2, count), device="cuda")
     rows[:100] = columns[:100]  # some of the diagonal
-    return rows, columns, plain.gram_entries(panel, panel, rows, columns, bool(law.mean), 2**32)
+    return rows, columns, gram_entries(panel, rows, columns, bool(law.mean))
 
 
 def check_gram(matrix: torch.Tensor, batch: kh.SetBatch, law: kh.GaussianHeads) -> float:
@@ -247,10 +276,9 @@ def bench_shapes(n: int, seed: int) -> None:
                 / (batch.offsets[-1] ** 2 / 2),
             )
     host = torch.empty(n, n)
-    parts = (alone.tokens, alone.offsets, alone.query)
     report(
         "no query, zero mean, streamed to host memory",
-        median_ms(lambda: dispatch.attention_gram(parts, None, None, 0.5, "relu", 2**30, host), repeat=3, warm=1),
+        median_ms(lambda: dispatch.attention_gram(alone, None, None, 0.5, "relu", 2**30, host), repeat=3, warm=1),
     )
 
 
@@ -330,6 +358,7 @@ def stages(sets: kh.SetBatch, y: np.ndarray) -> None:
     from keyhole.attention.kernels import tensor_kernel
     from keyhole.layer import distinct_samples
     from keyhole.ridge.device import DeviceRidge, factorise_lower, inverse_diagonal, invert_lower
+    from keyhole.ridge.problem import RidgeProblem
 
     def clock(name: str, work: Callable[[], Any], operations: float = 0.0) -> Any:
         torch.cuda.synchronize()
@@ -344,9 +373,7 @@ def stages(sets: kh.SetBatch, y: np.ndarray) -> None:
     clock("distinct samples, on the host", lambda: distinct_samples(sets, y[:, None], None))
     moved = sets.to("cuda")
     gram = clock("Gram matrix, stored in float64", lambda: tensor_kernel(moved, None, "relu", "float64", 2**30))
-    target = torch.from_numpy(y[:, None] - y.mean()).cuda()
-    mean = torch.zeros(1, dtype=torch.float64, device="cuda")
-    problem = clock("intercept", lambda: DeviceRidge.of(gram, target, None, mean, True))
+    problem = clock("intercept", lambda: DeviceRidge.of(gram, RidgeProblem.of(y[:, None])))
     problem.matrix.diagonal().add_(1.0)
     clock("Cholesky factor", lambda: factorise_lower(problem.matrix), n**3 / 3)
     clock("its inverse", lambda: invert_lower(problem.matrix), n**3 / 3)

@@ -17,8 +17,9 @@ import numpy as np
 from harness import gemm_rate
 from sklearn.linear_model import Ridge, RidgeCV
 
-from keyhole.ridge.gram import ridge_gram_fixed, ridge_gram_path
-from keyhole.ridge.matrices import accumulate_gram
+from keyhole.ridge.gram import ridge_gram
+from keyhole.ridge.matrices import add_outer
+from keyhole.ridge.problem import RidgeProblem
 
 SIZES = {"paper": (4000, 1000), "small": (400, 100)}
 """Samples and heads; d = N = 16, so 17 columns per head."""
@@ -46,30 +47,30 @@ def attention_features(n: int, n_heads: int, dim: int = 16, n_keys: int = 16) ->
 
 def path_fit(features: np.ndarray, y: np.ndarray, alphas: np.ndarray) -> dict[str, Any]:
     """Twenty penalties with leave-one-out, Gram matrix included."""
-    total = _gram(features)
-    path = ridge_gram_path(total.gram, y[:, None], alphas, rounding=total.rounding, overwrite_gram=True)
-    fit = path.solution()
+    fit = ridge_gram(_gram(features), RidgeProblem.of(y[:, None], alphas), overwrite_gram=True)
     values = features.T @ fit.coef.astype(features.dtype)
     return {
         "alpha": fit.alpha,
         "values": values[:, 0],
-        "loo": fit.loo_residuals[:, 0],
-        "loo_mse": path.loo_mse,
+        "loo": fit.left_out[:, 0],
+        "loo_mse": fit.errors,
     }
 
 
 def fixed_fit(features: np.ndarray, y: np.ndarray) -> dict[str, Any]:
     """One penalty with leave-one-out, Gram matrix included."""
-    total = _gram(features)
-    fit = ridge_gram_fixed(total.gram, y[:, None], FIXED, rounding=total.rounding, overwrite_gram=True)
+    fit = ridge_gram(_gram(features), RidgeProblem.of(y[:, None], [FIXED]), overwrite_gram=True)
     values = features.T @ fit.coef.astype(features.dtype)
-    return {"values": values[:, 0], "loo": fit.loo_residuals[:, 0], "route": fit.route}
+    return {"values": values[:, 0], "loo": fit.left_out[:, 0], "route": fit.route}
 
 
-def _gram(features: np.ndarray) -> Any:
-    width = 2048
-    columns = (features[:, start : start + width] for start in range(0, features.shape[1], width))
-    return accumulate_gram(columns, len(features), features.dtype, centre=True)
+def _gram(features: np.ndarray) -> np.ndarray:
+    width, n = 2048, len(features)
+    gram = np.zeros((n, n), features.dtype, order="F")
+    for start in range(0, features.shape[1], width):
+        columns = features[:, start : start + width]
+        add_outer(gram, columns - columns.mean(axis=0))
+    return gram
 
 
 def sklearn_path(features: np.ndarray, y: np.ndarray, alphas: np.ndarray) -> dict[str, Any]:

@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 
 import keyhole as kh
-from keyhole.data.streams import Batch, ParquetSets, write_parquet
+from keyhole.data import ParquetSets, write_parquet
+from keyhole.data.batches import Batch
 
 FULL = {"sets": 1_000_000, "heads": 256, "cg_sets": 20_000, "cg_heads": 20_000, "dask_sets": 80_000}
 GROUP = 10_000

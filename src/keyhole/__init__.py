@@ -12,7 +12,7 @@ _HOME = {
     "SetBatch": "data.sets",
     "SetGroups": "data.sets",
     "concatenate": "data.sets",
-    "read_table": "data.tables",
+    "read_table": "data.reader",
     "GaussianHeads": "attention.heads",
     "QueryKeyHeads": "attention.heads",
     "IdentityHeads": "attention.learned",
@@ -62,10 +62,10 @@ if TYPE_CHECKING:  # what `__getattr__` will find, for type checkers and editors
     from keyhole.attention.learned import LearnedHeads as LearnedHeads
     from keyhole.data import datasets as datasets
     from keyhole.data import tokens as tokens
+    from keyhole.data.reader import read_table as read_table
     from keyhole.data.sets import SetBatch as SetBatch
     from keyhole.data.sets import SetGroups as SetGroups
     from keyhole.data.sets import concatenate as concatenate
-    from keyhole.data.tables import read_table as read_table
     from keyhole.estimators import AttentionClassifier as AttentionClassifier
     from keyhole.estimators import AttentionFeatures as AttentionFeatures
     from keyhole.estimators import AttentionRegressor as AttentionRegressor

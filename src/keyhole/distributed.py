@@ -16,7 +16,9 @@ import numpy as np
 
 from keyhole._array import thread_count
 from keyhole._checks import check_choice
-from keyhole.data.streams import Batch, ParquetSets, as_batch
+from keyhole.data.batches import Batch, as_batch
+from keyhole.data.layout import frame_dataset
+from keyhole.data.reader import ParquetSets
 from keyhole.estimators.inputs import as_penalties
 from keyhole.estimators.streaming import forget_stream, gathered
 from keyhole.ridge.design import PrincipalAxes
@@ -46,7 +48,8 @@ def fit_dask(
         Fitted in place.
     data : ParquetSets, path, dask Bag, dask DataFrame, or list of partitions
         A Bag of batches (X, y) or (X, y, sample_weight); a DataFrame with columns keys, y and, if there are any,
-        query and weight; a list whose items are batches, lists of batches, or dask Delayed objects of these.
+        query and weight, or any that `read_table` reads; a list whose items are batches, lists of batches, or
+        dask Delayed objects of these.
     client : distributed.Client, str, or None
         A client, the address of a scheduler, or None for a local cluster of one process per core, which ends
         with the fit. A script that starts one needs ``if __name__ == "__main__":``, as all that start processes.
@@ -154,7 +157,8 @@ def _partitions(data: Any, count: int | None) -> list[Any]:
 def _batches(part: Any) -> Iterator[Batch]:
     """The batches of a partition, whatever it is."""
     if hasattr(part, "iloc"):
-        yield _frame_batch(part)
+        data = frame_dataset(part, weight="weight" if "weight" in part.columns else None)
+        yield Batch(data.sets, data.target, data.weights)
     elif isinstance(part, ParquetSets) or (isinstance(part, Iterable) and not _is_batch(part)):
         for item in part:
             yield as_batch(item)
@@ -164,18 +168,6 @@ def _batches(part: Any) -> Iterator[Batch]:
 
 def _is_batch(part: Any) -> bool:
     return isinstance(part, tuple) or not isinstance(part, (list, Iterator))
-
-
-def _frame_batch(frame: Any) -> Batch:
-    """A pandas frame with columns keys, and query, y and weight if there are any."""
-    from keyhole.data.sets import SetBatch
-
-    if "keys" not in frame.columns:
-        raise ValueError(f"a partition must have a column 'keys': it has {', '.join(map(str, frame.columns))}.")
-    keys = [np.array([np.asarray(key, dtype=float) for key in cell]) for cell in frame["keys"]]
-    query = np.array([np.asarray(q, dtype=float) for q in frame["query"]]) if "query" in frame.columns else None
-    y = frame["y"].to_numpy() if "y" in frame.columns else None
-    return Batch(SetBatch(keys, query), y, frame["weight"].to_numpy() if "weight" in frame.columns else None)
 
 
 def _peek(part: Any) -> Batch:

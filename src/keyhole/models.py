@@ -121,8 +121,8 @@ class Schema:
         Names of the d coordinates of a token; empty if they have none.
     target : str
         Name of the target; empty if it has none.
-    columns : tuple of (str, str)
-        How a table was read, as (option, column) pairs: what ``keyhole fit`` was told.
+    columns : tuple of (str, value)
+        How a table was read: the options of `read_table`, each a name, a tuple of names, or a number.
 
     Examples
     --------
@@ -139,7 +139,7 @@ class Schema:
     has_query: bool
     names: tuple[str, ...] = ()
     target: str = ""
-    columns: tuple[tuple[str, str], ...] = ()
+    columns: tuple[tuple[str, Any], ...] = ()
 
     def check(self, sets: SetBatch | SetGroups, names: Any = ()) -> None:
         """Raise unless ``sets`` have the dimension, queries and (where both have any) names of the training sets."""
@@ -171,8 +171,8 @@ RECORDS: dict[str, type] = {
         TokenRule, FittedHeads, Step, FiniteLayer, KernelLayer, PooledSets, LayerSums, DesignMoments, KeptSamples
     )
 }  # fmt: skip
-UNSAVED = {"LearnedHeads": {"callback"}}
-"""Parameters that are functions, and so no data."""
+UNSAVED = {"LearnedHeads": {"callback"}, "FiniteLayer": {"device"}, "KernelLayer": {"device", "dtype"}}
+"""What is not in a file: functions, which are no data; and devices, which the reader may not have: NumPy predicts."""
 PRECISIONS = ("float64", "float32")
 CHOICES = ("zero-mean", "identity", "learned")
 """What a fitted law was chosen as."""
@@ -245,7 +245,7 @@ class Packer:
         elif isinstance(value, HeadDraw):
             held = {"law": value.law, "n_heads": value.n_heads, "dim": value.dim, "seed": value.seed}
         elif known(RECORDS, value):
-            held = {field.name: getattr(value, field.name) for field in fields(value)}
+            held = {f.name: getattr(value, f.name) for f in fields(value) if f.name not in UNSAVED.get(kind, ())}
             if isinstance(value, DesignMoments):
                 held["gram"] = lower_triangle(value.gram)
         elif known(LAWS, value):
@@ -339,7 +339,7 @@ def _build(kind: str, held: dict[str, Any]) -> Any:
     if kind in RECORDS:
         record = RECORDS[kind]
         wanted = {f.name for f in fields(record) if f.default is MISSING and f.default_factory is MISSING}
-        known = {f.name for f in fields(record)}
+        known = {f.name for f in fields(record)} - UNSAVED.get(kind, set())
         refuse_if(not wanted <= set(held) <= known, f"a {kind} with {sorted(held)}, which should have {sorted(known)}")
         if record is DesignMoments:
             held["gram"] = from_lower_triangle(held["gram"])
@@ -699,9 +699,18 @@ def _restore(document: dict[str, Any], unpacker: Unpacker) -> SavedModel:
         estimator.has_query_,
         tuple(str(name) for name in found["names"]),
         str(found["target"]),
-        tuple((str(option), str(column)) for option, column in found["columns"]),
+        tuple((str(option), _option(value)) for option, value in found["columns"]),
     )
     return SavedModel(estimator, schema, str(document["keyhole"])[:40])
+
+
+def _option(value: Any) -> Any:
+    """How a table was read: a name, names, or a number."""
+    if isinstance(value, list) and value and all(isinstance(name, str) for name in value):
+        return tuple(value)
+    if not isinstance(value, (str, int)) or isinstance(value, bool):
+        raise ValueError(f"an option {value!r:.60} for reading tables")
+    return value
 
 
 def _attach_layer(estimator: Any, described: Any, unpacker: Unpacker) -> None:

@@ -17,9 +17,8 @@ from keyhole.attention.features import attention_features
 from keyhole.attention.heads import HeadDraw
 from keyhole.data.sets import SetBatch, SetGroups, concatenate, hash_samples
 from keyhole.data.tokens import TokenRule
-from keyhole.layer import FiniteLayer
+from keyhole.layer import FiniteLayer, LayerFit
 from keyhole.ridge.design import DesignMoments, PrincipalAxes
-from keyhole.ridge.problem import select_alpha
 
 BLOCK = 2**27
 """Bytes of a block of features: enough rows that the symmetric update runs at full speed, and no more."""
@@ -30,17 +29,8 @@ class KeptSamples:
     """A sample of the samples: those k distinct ones whose hashes are least.
 
     Which ones they are is a function of the data alone, whatever the batches and their order, so that two of these
-    merge like any sum. Copies of a sample are one of their joint weight.
-
-    Attributes
-    ----------
-    limit : int
-        k.
-    hashes : array (≤ k,)
-        In increasing order.
-    sets : SetBatch or SetGroups or None
-        None if there are none yet.
-    columns, weights : arrays (≤ k, t) and (≤ k,)
+    merge like any sum. Copies of a sample are one of their joint weight. ``limit`` is k, ``hashes`` increase, ``sets``
+    is None if there are none yet.
     """
 
     limit: int
@@ -81,12 +71,7 @@ class KeptSamples:
 class LayerSums:
     """All that a fit needs to know of the samples seen so far: it adds, and never grows.
 
-    Attributes
-    ----------
-    moments : DesignMoments
-        Of features and outputs.
-    kept : KeptSamples
-        A few samples to calibrate probabilities on.
+    Moments of features and outputs, and a few samples kept to calibrate probabilities on.
     """
 
     moments: DesignMoments
@@ -99,32 +84,6 @@ class LayerSums:
 
     def __add__(self, other: LayerSums) -> LayerSums:
         return LayerSums(self.moments + other.moments, self.kept + other.kept)
-
-
-@dataclass(frozen=True)
-class StreamedFit:
-    """A layer fitted from sums.
-
-    Attributes
-    ----------
-    layer : FiniteLayer
-    alpha : float
-    alphas, errors : arrays (a,)
-        The penalties tried and the error of each.
-    selection : "loo" or "gcv"
-        What the errors are: exact leave-one-out, or exact generalised cross-validation.
-    """
-
-    layer: FiniteLayer
-    alpha: float
-    alphas: Float[np.ndarray, " a"]
-    errors: Float[np.ndarray, " a"]
-    selection: str
-
-    @property
-    def error(self) -> float:
-        """The error at the penalty used."""
-        return float(self.errors[int(np.flatnonzero(self.alphas == self.alpha)[0])])
 
 
 @dataclass(frozen=True)
@@ -152,8 +111,7 @@ class LayerRecipe:
     >>> sums = recipe.summarise(batch[:20], y[:20]) + recipe.summarise(batch[20:], y[20:])
     >>> sums.moments.count
     60
-    >>> axes = PrincipalAxes.of(sums.moments)
-    >>> recipe.fit(axes, axes.default_alphas()).selection
+    >>> recipe.fit(PrincipalAxes.of(sums.moments), None).ridge.selection
     'gcv'
     """
 
@@ -227,24 +185,14 @@ class LayerRecipe:
     def fit(
         self,
         axes: PrincipalAxes,
-        alphas: Float[np.ndarray, " a"],
+        alphas: Float[np.ndarray, " a"] | None,
         error_sums: Float[np.ndarray, "a t"] | None = None,
-    ) -> StreamedFit:
+    ) -> LayerFit:
         """The layer at the penalty of least error: leave-one-out if its sums are given, else generalised."""
-        if axes.count < 1 or (axes.count < 2 and len(alphas) > 1):
-            raise ValueError(
-                f"a fit needs one sample of positive weight, and two to choose a penalty: got {axes.count}. Give more "
-                "batches, or one fixed number as `alpha`."
-            )
-        if error_sums is None:
-            errors, resolution = axes.generalised_errors(alphas).mean(axis=1), axes.generalised_resolution()
-        else:
-            errors, resolution = error_sums.mean(axis=1) / axes.weight, axes.resolution
-        best = select_alpha(alphas, errors, resolution) if len(alphas) > 1 else 0
-        coef = axes.coef(float(alphas[best]))
-        values = coef.reshape(self.heads.n_heads, self.heads.dim + 1, -1)
-        layer = FiniteLayer(self.heads, values, axes.intercept(coef), self.activation, self.dtype)
-        return StreamedFit(layer, float(alphas[best]), alphas, errors, "gcv" if error_sums is None else "loo")
+        ridge = axes.fit(alphas, error_sums)
+        values = ridge.coef.reshape(self.heads.n_heads, self.heads.dim + 1, -1)
+        layer = FiniteLayer(self.heads, values, ridge.intercept, self.activation, self.dtype)
+        return LayerFit(layer, ridge, np.empty((0, self.n_outputs)), "primal")
 
     def left_out(self, axes: PrincipalAxes, kept: KeptSamples, alpha: float) -> Float[np.ndarray, "k t"]:
         """Exact leave-one-out predictions for the samples kept."""

@@ -221,7 +221,7 @@ def test_a_full_disk_and_a_long_name_end_in_a_sentence(tmp_path, monkeypatch):
 
 def test_a_name_that_is_no_utf_8_is_named(tmp_path):
     for command in (("lens", "\udcff.csv"), ("heads", "\udcff"), ("theory", "--out", f"{tmp_path}/\udcff")):
-        assert "names must be UTF-8" in invoke(*command, code=2).stderr
+        assert "names must be text in UTF-8" in invoke(*command, code=2).stderr
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import keyhole as kh
 from keyhole.cli._app import app
-from keyhole.data.tables import read_table
+from keyhole.data import read_table
 from keyhole.models import read_model
 
 FAST = ("--heads", "4", "--law", "zero", "--scaling", "none", "--make-query", "given")
@@ -146,3 +146,50 @@ def test_broken_files_end_with_a_message(name, command, tables, rng):
         if result.exit_code == 2:
             assert result.stderr.startswith("error: ")
             assert sorted(os.listdir()) == before
+
+
+def test_fit_says_which_columns_are_keys(tables, rng):
+    """Ids, times and splits are no coordinates unless they are named."""
+    n = 60
+    rows = {
+        "set": np.arange(n) // 2,
+        "customer_id": rng.integers(0, 9, n),
+        "timestamp": 1_700_000_000 + rng.integers(0, 10**6, n),
+        "split": rng.integers(0, 2, n),
+        "line": np.arange(n),
+        "time": rng.random(n),
+        "x": rng.normal(size=n),
+        "shop": ["a"] * n,
+        "target": rng.normal(size=n // 2).repeat(2),
+    }
+    csv.write_csv(pa.table(rows), "t.csv")
+    output = invoke("fit", "t.csv", "m", *FAST).output
+    assert "keys: time, x\n" in output
+    for words in (
+        "'shop' holds string",
+        "'customer_id' looks like an id, by its name and whole numbers",
+        "'timestamp' looks like a time, by its name and because it holds dates",
+        "'split' looks like a split, by its name and few values",
+        "'line' looks like an id, because it counts the rows",
+        "--keys",
+    ):
+        assert words in output
+    output = invoke("fit", "t.csv", "n", "--keys", "x,line,split", *FAST).output
+    assert "keys: x, line, split\n" in output
+    assert "left out" not in output
+    assert read_model("n").schema.names == ("x", "line", "split")
+    csv.write_csv(pa.table({name: rows[name] for name in ("set", "split", "target")}), "u.csv")
+    assert "none is left among" in (said := invoke("fit", "u.csv", "o", *FAST, code=2).stderr)
+    assert "'split' looks like a split" in said
+
+
+def test_names_with_commas_are_kept(tables, rng):
+    table = pa.table({"set": ["a", "a", "b", "c"], "x, in mm": rng.normal(size=4), "z": rng.normal(size=4),
+                      "y": [1.0, 1.0, 2.0, 3.0]})  # fmt: skip
+    csv.write_csv(table, "t.csv")
+    invoke("fit", "t.csv", "m", *FAST)
+    assert dict(read_model("m").schema.columns)["keys"] == ("x, in mm", "z")
+    invoke("predict", "m", "t.csv", "out.parquet")
+    assert parquet.read_table("out.parquet")["set"].to_pylist() == ["a", "b", "c"]
+    data = read_table("t.csv", keys="x, in mm")  # one column, not two
+    assert data.names == ("x, in mm",)

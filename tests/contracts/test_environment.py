@@ -22,7 +22,7 @@ import pytest
 
 import keyhole as kh
 from keyhole.attention import compiled as _fused
-from keyhole.data.streams import write_parquet
+from keyhole.data import write_parquet
 
 NOWHERE = "/dev/null/home"
 """A folder that nobody can make, root included."""

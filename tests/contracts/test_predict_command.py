@@ -4,14 +4,16 @@ import os
 import resource
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import csv
 from typer.testing import CliRunner
 
 import keyhole as kh
 from keyhole import models
 from keyhole.cli._app import app
-from keyhole.data.streams import PartedFile, write_parquet
+from keyhole.data.writer import PartedFile, write_parquet
 
 runner = CliRunner()
 
@@ -105,8 +107,8 @@ def test_classes_have_probabilities(files, sets):
 
 def test_slips_are_refused(files):
     _, folder = files
-    assert "no column 'bags'" in invoke(folder, "--keys", "bags", code=2).stderr
-    assert "no column 'name'" in invoke(folder, "--id", "name", code=2).stderr
+    assert "'bags' is not in the table" in invoke(folder, "--keys", "bags", code=2).stderr
+    assert "'name' is not in the table" in invoke(folder, "--id", "name", code=2).stderr
 
 
 def test_copied_columns_are_not_lost_to_predictions(files, sets):
@@ -314,3 +316,78 @@ def test_from_one_row_per_token_to_predictions(tmp_path, rng):
     )
     done = runner.invoke(app, ["predict", *(str(tmp_path / n) for n in ("model", "missing.csv", "other.parquet"))])
     assert done.exit_code == 2
+
+
+def shapes(rng, n=30):
+    """The same kinds of sets in every form that `keyhole fit` reads: file name, table, options."""
+    keys = [rng.normal(size=(1 + i % 3, 2)) for i in range(n)]
+    query = rng.normal(size=(n, 2))
+    y = pa.array(query[:, 0] + [k[:, 1].mean() for k in keys])
+    lists = {"a": [k[:, 0].tolist() for k in keys], "b": [k[:, 1].tolist() for k in keys], "y": y}
+    asked = {"q0": query[:, 0], "q1": query[:, 1]}
+    gaps = {"keys": [[*k.tolist(), None, [1.0, None]] for k in keys[:-1]] + [None], "y": y}
+    rows = [(i, *t, *query[i], y[i].as_py()) for i, k in enumerate(keys) for t in k]
+    names = ("basket", "a", "b", "q0", "q1", "price")
+    tokens = {name: [row[j] for row in rows] for j, name in enumerate(names)}
+    chosen = ("--set", "basket", "--keys", "a,b", "--query", "q0,q1", "--target", "price")
+    flat = {"keys": [k.ravel().tolist() for k in keys], "y": y}
+    return {
+        "a list per coordinate": ("in.parquet", lists, ()),
+        "query columns": ("in.parquet", {**lists, **asked}, ("--query", "q0,q1")),
+        "dropped gaps": ("in.parquet", gaps, ("--missing", "drop")),
+        "arrow stream": ("in.arrow", lists, ()),
+        "flat lists": ("in.parquet", flat, ("--dim", "2")),
+        "tokens": ("in.parquet", tokens, chosen),
+        "tokens of a stream": ("in.arrow", tokens, chosen),
+        "csv": ("in.csv", tokens, chosen),
+    }
+
+
+@pytest.mark.parametrize("shape", shapes(np.random.default_rng(0)))
+def test_whatever_fit_reads_predict_reads(shape, rng, tmp_path):
+    name, columns, options = shapes(rng)[shape]
+    table = pa.table(columns)
+    if name.endswith(".parquet"):
+        pq.write_table(table, tmp_path / name, row_group_size=7)
+    elif name.endswith(".csv"):
+        csv.write_csv(table, tmp_path / name)
+    else:
+        with pa.OSFile(str(tmp_path / name), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+            writer.write_table(table, max_chunksize=7)
+    places = [str(tmp_path / n) for n in ("model", name, "out.parquet")]
+    done = runner.invoke(app, ["fit", places[1], places[0], *options, "--heads", "5"])
+    assert done.exit_code == 0, done.output
+    done = runner.invoke(app, ["predict", *places, "--batch-size", "4"])
+    assert done.exit_code == 0, done.output
+    saved = models.read_model(tmp_path / "model")
+    data = kh.read_table(tmp_path / name, **dict(saved.schema.columns))
+    found = pq.read_table(tmp_path / "out.parquet")
+    np.testing.assert_allclose(found["prediction"], saved.estimator.predict(data.sets), rtol=1e-12)
+    if "basket" in columns:  # predictions say which set they are for
+        assert found["basket"].to_pylist() == list(range(30))
+        assert found.column_names == ["basket", "prediction"]
+
+
+def test_gaps_of_new_data_are_dropped_where_asked(files, sets):
+    model, folder = files
+    table = pq.read_table(folder / "in.parquet")
+    rows = [[*row[:-1], [np.nan] * 3] for row in table["keys"].to_pylist()]
+    pq.write_table(table.set_column(0, "keys", pa.array(rows)), folder / "in.parquet")
+    assert "--missing drop" in invoke(folder, code=2).stderr
+    invoke(folder, "--missing", "drop")
+    few = kh.SetBatch([s.tokens[:-1] for s in sets], sets.query)
+    np.testing.assert_array_equal(pq.read_table(folder / "out.parquet")["prediction"], model.predict(few))
+
+
+def test_columns_of_tokens_are_copied_where_a_set_has_one_value(tmp_path):
+    text = "set,x,shop,day,target\n" + "".join(f"{i // 2},{i % 5},s{i // 2},{i},{i // 2}\n" for i in range(20))
+    (tmp_path / "in.csv").write_text(text)
+    places = [str(tmp_path / n) for n in ("model", "in.csv", "out.parquet")]
+    done = runner.invoke(app, ["fit", places[1], places[0], "--keys", "x", "--heads", "3"])
+    assert done.exit_code == 0, done.output
+    done = runner.invoke(app, ["predict", *places, "--id", "shop"])
+    assert done.exit_code == 0, done.output
+    found = pq.read_table(tmp_path / "out.parquet")
+    assert found["shop"].to_pylist() == [f"s{i}" for i in range(10)]
+    done = runner.invoke(app, ["predict", *places, "--id", "day", "--overwrite"])
+    assert "'day' must be the same in all rows of a set: row 1 of in.csv says 1" in done.stderr

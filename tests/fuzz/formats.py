@@ -36,9 +36,8 @@ import typer
 import keyhole as kh
 from keyhole.cli._app import app
 from keyhole.data.datasets import load_babi, load_bags, load_molecules, load_uea
+from keyhole.data.reader import ParquetSets, read_table
 from keyhole.data.sets import SetGroups
-from keyhole.data.streams import ParquetSets
-from keyhole.data.tables import read_table
 from keyhole.lab.reproduce import check_names, choose_figures
 from keyhole.lab.store import Store, export
 from keyhole.theory.notation import parse_target
@@ -488,7 +487,7 @@ def check_dataset(data: Any) -> None:
         assert len(data) == len(data.sets) >= 1, "no samples"
         assert not data.names or len(data.names) == sets.dim, f"{len(data.names)} names of {sets.dim} coordinates"
         if data.target is not None:
-            assert data.target.shape == (len(data),), f"targets {data.target.shape} of {len(data)} samples"
+            assert data.target.shape[:1] == (len(data),), f"targets {data.target.shape} of {len(data)} samples"
             assert data.target.dtype.kind in "fiubU", f"targets of {data.target.dtype}"
             assert data.target.dtype.kind != "f" or np.isfinite(data.target).all(), "targets not finite"
         assert data.split is None or data.split.shape == (len(data),), "a split of another length"

@@ -404,17 +404,20 @@ class Plain:
 
 
 def solve(matrix, right):
-    """The solution of a linear system in long doubles, by elimination with pivots."""
+    """The solution of a linear system in long doubles: elimination with pivots, then back substitution.
+
+    Not Gauss and Jordan at once, whose residual grows with the condition: predictions would be off by its square.
+    """
     work = np.concatenate([matrix, right], axis=1)
     k = len(matrix)
     for i in range(k):
         pivot = i + int(np.abs(work[i:, i]).argmax())
         work[[i, pivot]] = work[[pivot, i]]
-        work[i] /= work[i, i]
-        factor = work[:, i].copy()
-        factor[i] = 0
-        work -= np.outer(factor, work[i])
-    return work[:, k:]
+        work[i + 1 :] -= np.outer(work[i + 1 :, i] / work[i, i], work[i])
+    upper, x = work[:, :k], work[:, k:]
+    for i in reversed(range(k)):
+        x[i] = (x[i] - upper[i, i + 1 :] @ x[i + 1 :]) / upper[i, i]
+    return x
 
 
 def _pairs(batch):

@@ -125,3 +125,8 @@ def test_free_of_the_dimension_powers_cost_without_limit_as_the_error_falls():
 def test_an_error_below_rounding_is_refused():
     with pytest.raises(ValueError, match=r"`error` must leave room for rounding.*larger error"):
         biased_norm_bound(Correlation(3, 64), error=1e-60)
+
+
+def test_an_error_as_large_as_the_target_costs_nothing():
+    """The function 0 is then near enough, and its norm is 0."""
+    assert biased_norm_bound(Correlation(3, 8), error=1.0).norm == 0.0

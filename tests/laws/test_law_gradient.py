@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from ridges import gram_path
 
 import keyhole as kh
 from keyhole.attention.features import (
@@ -11,8 +12,9 @@ from keyhole.attention.features import (
 )
 from keyhole.attention.learned import Task, gradient_in_law
 from keyhole.data.sets import PooledSets
-from keyhole.ridge.gram import ridge_gram_path
-from keyhole.ridge.left_out import leave_groups_out, loo_gradient
+from keyhole.ridge.gradient import loo_gradient
+from keyhole.ridge.gram import ridge_gram
+from keyhole.ridge.problem import RidgeProblem
 
 STEP = 1e-6
 
@@ -80,16 +82,15 @@ def test_left_out_groups_are_refits_and_have_their_gradient(fit_intercept, weigh
     for group in range(5):
         others, out = groups != group, groups == group
         part = None if weights is None else weights[others]
-        fit = ridge_gram_path(
-            gram[np.ix_(others, others)], y[others], [alpha], fit_intercept=fit_intercept, weights=part
-        ).solution()
+        fit = gram_path(gram[np.ix_(others, others)], y[others], [alpha], fit_intercept=fit_intercept, weights=part)
         predicted = gram[np.ix_(out, others)] @ fit.coef + fit.intercept
         np.testing.assert_allclose(found.residuals[out], y[out] - predicted, atol=1e-9)
     shift = rng.normal(size=(n, n))
     shift = shift + shift.T
     in_gram = slope(lambda move: loo_gradient(gram + move, y, alpha, groups=groups, **options).error, shift)
     np.testing.assert_allclose(np.sum(found.gram * shift), in_gram, rtol=1e-5)
-    path = leave_groups_out(gram, y, groups, np.array([1e3, alpha]), **options)
+    path = ridge_gram(gram, RidgeProblem.of(y, [1e3, alpha], groups=groups, **options))
+    assert path.selection == "groups"
     np.testing.assert_allclose(path.errors[1], found.error)
     alone = loo_gradient(gram, y, alpha, groups=np.arange(n), **options)
     np.testing.assert_allclose(alone.gram, loo_gradient(gram, y, alpha, **options).gram, atol=1e-9)
@@ -104,9 +105,9 @@ def test_leave_one_out_error_and_its_gradient_in_gram_and_penalty(fit_intercept,
     weights = rng.uniform(0.5, 2.0, size=n) if weighted else None
     options = {"fit_intercept": fit_intercept, "weights": weights}
     found = loo_gradient(gram, y, 0.7, **options)
-    exact = ridge_gram_path(gram, y, [0.7], **options).solution()
-    np.testing.assert_allclose(found.residuals, exact.loo_residuals, rtol=1e-8)
-    np.testing.assert_allclose(found.error, exact.loo_mse, rtol=1e-8)
+    exact = gram_path(gram, y, [0.7], **options)
+    np.testing.assert_allclose(found.residuals, exact.left_out, rtol=1e-8)
+    np.testing.assert_allclose(found.error, exact.error, rtol=1e-8)
     shift = rng.normal(size=(n, n))
     shift = shift + shift.T
     in_gram = slope(lambda move: loo_gradient(gram + move, y, 0.7, **options).error, shift)
@@ -153,7 +154,7 @@ def test_broken_twin_residuals_in_the_place_of_the_gradient_are_seen(rng):
         return loo_gradient(features @ features.T, y, 0.05).error
 
     features = attention_features(batch, heads)
-    fit = ridge_gram_path(features @ features.T, y, [0.05]).solution()
+    fit = gram_path(features @ features.T, y, [0.05])
     values = features.T @ fit.coef
-    held = attention_pullback(batch, heads, -2 * fit.loo_residuals @ values.T / 20, n_means=1)
+    held = attention_pullback(batch, heads, -2 * fit.left_out @ values.T / 20, n_means=1)
     assert abs(np.sum(held * direction) - slope(error, direction)) > 1e-3 * abs(slope(error, direction))

@@ -2,10 +2,8 @@
 
 import numpy as np
 import pytest
+from ridges import design_path, gram_fixed, gram_path
 from sklearn.linear_model import Ridge
-
-from keyhole.ridge.design import ridge_design_path
-from keyhole.ridge.gram import ridge_gram_fixed, ridge_gram_path
 
 ALPHAS = [0.03, 1.0, 20.0]
 
@@ -32,16 +30,16 @@ def closed_forms(design, y, fit_intercept, weights):
     """(route, residuals at each of ALPHAS, mean squares) by every route there is."""
     options = {"fit_intercept": fit_intercept, "weights": weights}
     gram = design @ design.T
-    with_zero = ridge_gram_path(gram, y, [*ALPHAS, 0.0], **options)
+    with_zero = gram_path(gram, y, [*ALPHAS, 0.0], **options)
     paths = [
-        ridge_gram_path(gram, y, ALPHAS, **options),
+        gram_path(gram, y, ALPHAS, **options),
         with_zero,
-        ridge_design_path(design, y, ALPHAS, **options),
+        design_path(design, y, ALPHAS, **options),
     ]
     assert [path.route for path in paths] == ["tridiagonal", "eigen", "design"]
     for path in paths:
-        yield path.route, [path.solution(i) for i in range(len(ALPHAS))]
-    yield "cholesky", [ridge_gram_fixed(gram, y, alpha, **options) for alpha in ALPHAS]
+        yield path.route, [path.at(i) for i in range(len(ALPHAS))]
+    yield "cholesky", [gram_fixed(gram, y, alpha, **options) for alpha in ALPHAS]
 
 
 @pytest.mark.parametrize("fit_intercept", [True, False])
@@ -53,10 +51,10 @@ def test_closed_form_is_n_refits(rng, n, p, weighted, fit_intercept):
     for route, fits in closed_forms(design, y, fit_intercept, weights):
         for fit, truth in zip(fits, wanted, strict=True):
             assert fit.route == route
-            off = np.abs(fit.loo_residuals - truth).max() / np.abs(truth).max()
+            off = np.abs(fit.left_out - truth).max() / np.abs(truth).max()
             assert off < 1e-8, f"{route} at alpha {fit.alpha}: off by {off:.1e}"
             mean_square = np.average(np.square(truth).mean(axis=1), weights=weights)
-            assert fit.loo_mse == pytest.approx(mean_square, rel=1e-8)
+            assert fit.error == pytest.approx(mean_square, rel=1e-8)
 
 
 def forgetful(gram, y, alpha, weights, *, project):

@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
+from ridges import design_path
 
 import keyhole as kh
 from keyhole.attention.heads import HeadDraw
 from keyhole.data.tokens import TokenRule
-from keyhole.ridge.design import DesignMoments, PrincipalAxes, ridge_design_path
+from keyhole.ridge.design import DesignMoments, PrincipalAxes
 from keyhole.streaming import LayerRecipe, merge
 
 ALPHAS = [0.01, 1.0, 100.0]
@@ -88,7 +89,7 @@ def merge_all(parts):
 def test_the_fit_from_sums_is_the_fit_from_the_design(rng, fit_intercept):
     # without an intercept an offset is an eigenvalue of its size squared, and costs every route those digits
     design, y, weights = problem(rng, offset=1e3 if fit_intercept else 1.0)
-    path = ridge_design_path(design, y, ALPHAS, fit_intercept=fit_intercept, weights=weights)
+    path = design_path(design, y, ALPHAS, fit_intercept=fit_intercept, weights=weights)
     axes = PrincipalAxes.of(
         merge_all([moments_of(design, y, weights, rows, fit_intercept) for rows in cuts(rng, 120, 7)])
     )
@@ -97,11 +98,11 @@ def test_the_fit_from_sums_is_the_fit_from_the_design(rng, fit_intercept):
         for rows in cuts(rng, 120, 5)
     )
     for i, alpha in enumerate(ALPHAS):
-        fit = path.solution(i)
+        fit = path.at(i)
         coef = axes.coef(alpha)
         np.testing.assert_allclose(coef, fit.coef, rtol=0, atol=1e-9 * np.abs(fit.coef).max())
         np.testing.assert_allclose(design @ coef + axes.intercept(coef), design @ fit.coef + fit.intercept, rtol=1e-9)
-    np.testing.assert_allclose(sums.mean(axis=1) / axes.weight, path.loo_mse, rtol=1e-8)
+    np.testing.assert_allclose(sums.mean(axis=1) / axes.weight, path.errors, rtol=1e-8)
 
 
 @pytest.mark.parametrize("fit_intercept", [True, False])

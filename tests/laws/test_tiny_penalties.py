@@ -3,9 +3,7 @@
 import mpmath
 import numpy as np
 import pytest
-
-from keyhole.ridge.design import ridge_design_path
-from keyhole.ridge.gram import ridge_gram_fixed, ridge_gram_path
+from ridges import design_path, gram_fixed, gram_path
 
 GRID = np.concatenate([[0.0], np.geomspace(1e-20, 1e3, 47)])
 GRIDS = pytest.mark.parametrize("alphas", [GRID, None], ids=["down to zero", "default grid"])
@@ -44,7 +42,7 @@ def predict_off(features, y, fits):
 
 def chosen_over_best(path, features, y):
     """Test error at the chosen penalty over the smallest of the path."""
-    fits = [path.solution(i) for i in range(len(path.alphas))]
+    fits = [path.at(i) for i in range(len(path.alphas))]
     errors = predict_off(features, y, [(fit.coef, fit.intercept) for fit in fits])
     return (errors[path.best] + EXACT) / (errors.min() + EXACT)
 
@@ -55,19 +53,19 @@ def test_choice_is_within_a_tenth_of_the_best(rng, case, alphas):
     design, y = CASES[case](rng)
     n = len(y) - N_TEST
     gram = design @ design[:n].T
-    assert chosen_over_best(ridge_gram_path(gram[:n], y[:n], alphas), gram[n:], y[n:]) < 1.1
+    assert chosen_over_best(gram_path(gram[:n], y[:n], alphas), gram[n:], y[n:]) < 1.1
 
 
 @GRIDS
 def test_choice_from_the_design_is_within_a_tenth_of_the_best(rng, alphas):
     design, y = low_rank(rng, 250, 60)
-    assert chosen_over_best(ridge_design_path(design[:250], y[:250], alphas), design[250:], y[250:]) < 1.1
+    assert chosen_over_best(design_path(design[:250], y[:250], alphas), design[250:], y[250:]) < 1.1
 
 
 @GRIDS
 def test_choice_is_within_a_tenth_of_the_best_for_a_kernel_that_decays_fast(rng, alphas):
     gram, y = smooth_kernel(rng, 150)
-    path = ridge_gram_path(gram[:150, :150], y[:150], alphas)
+    path = gram_path(gram[:150, :150], y[:150], alphas)
     assert chosen_over_best(path, gram[150:, :150], y[150:]) < 1.1
 
 
@@ -119,16 +117,16 @@ def exact_loo(gram, y, alpha):
 def test_above_the_floor_leave_one_out_is_right_to_the_rounding_of_the_gram_matrix(rng):
     x = rng.uniform(-1, 1, (24, 1))
     gram, y = np.exp(-((x - x.T) ** 2) / 2), np.sin(3 * x)
-    path = ridge_gram_path(gram, y, [1.0])
+    path = gram_path(gram, y, [1.0])
     alphas = path.floor * np.array([1.0, 10.0, 1e3, 1e6])
     truths = [exact_loo(gram, y[:, 0], alpha) for alpha in alphas]
     for alphas_of_route, route in ((alphas, "tridiagonal"), (np.append(alphas, 0.0), "eigen")):
-        path = ridge_gram_path(gram, y, alphas_of_route)
+        path = gram_path(gram, y, alphas_of_route)
         assert path.route == route
         for i, truth in enumerate(truths):
             # one unit of rounding of λ_max moves λ + alpha by this part of itself
             unit = path.floor / 24 / alphas[i]
-            off = np.abs(path.solution(i).loo_residuals[:, 0] - truth).max() / np.abs(truth).max()
+            off = np.abs(path.at(i).left_out[:, 0] - truth).max() / np.abs(truth).max()
             assert off < 5 * unit, f"{route} at {alphas[i]:.1e}: off by {off / unit:.1f} units of rounding"
 
 
@@ -138,16 +136,16 @@ def test_a_leverage_within_rounding_of_one_disqualifies_the_penalty(rng):
     design[0, 0], design[1:, 1:] = 1.0, rng.standard_normal((19, 3))
     y = rng.standard_normal((20, 1))
     for path in (
-        ridge_gram_path(design @ design.T, y, [0.0, 1e-3], fit_intercept=False),
-        ridge_design_path(design, y, [0.0, 1e-3], fit_intercept=False),
+        gram_path(design @ design.T, y, [0.0, 1e-3], fit_intercept=False),
+        design_path(design, y, [0.0, 1e-3], fit_intercept=False),
     ):
-        assert np.isinf(path.loo_mse[0])
-        assert np.isfinite(path.loo_mse[1])
+        assert np.isinf(path.errors[0])
+        assert np.isfinite(path.errors[1])
         assert path.best == 1
-        assert np.isinf(path.solution(0).loo_residuals[0]).all()
-        assert np.isfinite(path.solution(0).loo_residuals[1:]).all()
+        assert np.isinf(path.at(0).left_out[0]).all()
+        assert np.isfinite(path.at(0).left_out[1:]).all()
         # without sample 0 its feature has no weight, so it is predicted by zero
-        assert path.solution(1).loo_residuals[0] == pytest.approx(y[0])
+        assert path.at(1).left_out[0] == pytest.approx(y[0])
 
 
 @pytest.mark.parametrize("n", [30, 90], ids=["interpolation", "regression"])
@@ -158,10 +156,10 @@ def test_no_penalty_is_the_minimum_norm_fit(rng, n):
     wanted = np.linalg.pinv(centred, rcond=1e-7) @ (y - y.mean(axis=0))
     gram = design @ design.T
     for v in (
-        design.T @ ridge_gram_path(gram, y, [0.0, 1.0]).solution(0).coef,
-        design.T @ ridge_gram_path(gram, y, [1e-30, 1.0]).solution(0).coef,
-        design.T @ ridge_gram_fixed(gram, y, 0.0).coef,
-        ridge_design_path(design, y, [0.0]).solution(0).coef,
+        design.T @ gram_path(gram, y, [0.0, 1.0]).at(0).coef,
+        design.T @ gram_path(gram, y, [1e-30, 1.0]).at(0).coef,
+        design.T @ gram_fixed(gram, y, 0.0).coef,
+        design_path(design, y, [0.0]).at(0).coef,
     ):
         assert np.abs(v - wanted).max() < 1e-8 * np.abs(wanted).max()
 
@@ -171,7 +169,7 @@ def left_out_by_refits(gram, y, alpha):
     left = np.empty_like(y)
     for i in range(len(y)):
         rest = np.arange(len(y)) != i
-        fit = ridge_gram_path(gram[np.ix_(rest, rest)], y[rest], [alpha]).solution()
+        fit = gram_path(gram[np.ix_(rest, rest)], y[rest], [alpha])
         left[i] = y[i] - gram[i, rest] @ fit.coef - fit.intercept
     return left
 
@@ -180,10 +178,10 @@ def left_out_by_refits(gram, y, alpha):
 def test_without_penalty_leave_one_out_of_full_rank_is_n_refits(rng, alpha):
     design, y = low_rank(rng, 30, 190)
     gram, y = design[:30] @ design[:30].T, y[:30] + rng.standard_normal((30, 20))
-    fit = ridge_gram_fixed(gram, y, alpha)
+    fit = gram_fixed(gram, y, alpha)
     truth = left_out_by_refits(gram, y, alpha)
-    assert np.abs(fit.loo_residuals - truth).max() < 1e-6 * np.abs(truth).max()
-    assert fit.loo_mse == pytest.approx(np.square(truth).mean(), rel=1e-6)
+    assert np.abs(fit.left_out - truth).max() < 1e-6 * np.abs(truth).max()
+    assert fit.error == pytest.approx(np.square(truth).mean(), rel=1e-6)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 1e-10, 1.0])
@@ -194,7 +192,7 @@ def test_below_the_floor_leave_one_out_is_right_within_a_tenth_or_infinite(seed,
         rng = np.random.default_rng([seed, case])
         x = rng.normal(size=(8, 6)) * rng.choice([0.7, 1.0, 1.5])
         gram, y = np.exp(x @ x.T), rng.normal(size=(8, 1))
-        found, truth = ridge_gram_path(gram, y, [alpha]).solution(0).loo_residuals, left_out_by_refits(gram, y, alpha)
+        found, truth = gram_path(gram, y, [alpha]).at(0).left_out, left_out_by_refits(gram, y, alpha)
         finite = np.isfinite(found)
         judged += finite.sum()
         assert (np.abs(found - truth)[finite] <= 0.1 * np.maximum(np.abs(truth), 1.0)[finite]).all(), f"case {case}"

@@ -192,6 +192,8 @@ class Mutants:
             "tests": len(job.tests),
             "seconds": result.get("seconds", 0.0),
         }
+        # what is known so far, should somebody lose patience
+        (self.options.out / "summary.json").write_text(json.dumps({"tried": list(self.results.values())}))
         if outcome == "survived":
             say(f"{mutant.place(ROOT)}  {mutant.function}: {mutant.change}")
         if len(self.results) % 25 == 0:
@@ -292,6 +294,7 @@ class Cover:
                 for line in lines:
                     self.by_line[ROOT / file, line].append(test)
         self.mentions: dict[str, list[tuple[Path, int, str]]] = defaultdict(list)
+        self.functions: dict[Path, list[str]] = defaultdict(list)
         for path in core_files():
             self._read_mentions(path, ast.parse(path.read_text()), "")
 
@@ -300,7 +303,10 @@ class Cover:
             if isinstance(child, (ast.Name, ast.Attribute)) and isinstance(child.ctx, ast.Load):
                 name = child.id if isinstance(child, ast.Name) else child.attr
                 self.mentions[name].append((path, child.lineno, function))
-            inner = child.name if isinstance(child, (ast.FunctionDef, ast.ClassDef)) else function
+            inner = function
+            if isinstance(child, (ast.FunctionDef, ast.ClassDef)):
+                inner = child.name
+                self.functions[path].append(inner)
             self._read_mentions(path, child, inner)
 
     def tests(self, mutant: Mutant, limit: float) -> tuple[list[str], float]:
@@ -314,7 +320,11 @@ class Cover:
             found = self._executing(mutant.path, mutant.lines) or self._executing(mutant.path, mutant.statement)
         elif len(mutant.statement) > len(mutant.lines):  # a default: who executes the function
             found = self._executing(mutant.path, mutant.statement)
-        found = found or self._using(mutant.names) or (self.by_file[mutant.path] if mutant.on_import else set())
+        found = found or self._using(mutant.names)
+        if not found and is_compiled(mutant.path):  # numba may have been told in a way that names do not tell
+            found = self._using(self.functions[mutant.path])
+        if not found and mutant.on_import:
+            found = self.by_file[mutant.path]
         tests, total = [], 0.0
         for test in sorted(found, key=lambda test: (self.seconds[test], test)):
             if tests and total + self.seconds[test] > limit:
@@ -543,7 +553,7 @@ def main() -> int:
     parser.add_argument("--number", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--seconds", type=float, default=30.0, help="of tests per mutant, quickest first")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of tests per mutant, quickest first")
     parser.add_argument("--only", default="", help="only mutants whose place or function contains this")
     parser.add_argument("--again", action="store_true", help="try the survivors of the last run, and no others")
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "mutants")

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+from ridges import gram_path
 
 from keyhole.ridge import banded
 from keyhole.ridge import gram as ridge_gram
 from keyhole.ridge.banded import WIDTH, BandedSweep, to_band
-from keyhole.ridge.gram import ridge_gram_path
 
 ALPHAS = np.array([1e-3, 0.1, 10.0])
 
@@ -23,7 +23,7 @@ def dense(form):
 
 
 def test_the_form_is_the_matrix(matrix):
-    form = to_band(matrix.copy(order="F"), None, np.float64)
+    form = to_band(matrix.copy(order="F"), None)
     n = len(matrix)
     assert np.abs(form.basis.T @ form.basis - np.eye(n)).max() < 1e-13 * max(n, 10)
     assert np.abs(form.basis @ dense(form) @ form.basis.T - matrix).max() < 1e-13 * max(n, 10)
@@ -37,24 +37,24 @@ def test_threads_change_no_bit(rng, monkeypatch):
     found = []
     for threads in ("1", "2", "3"):
         monkeypatch.setenv("OMP_NUM_THREADS", threads)
-        sweep = BandedSweep.of(to_band(matrix.copy(order="F"), None, np.float64), y)
+        sweep = BandedSweep.of(to_band(matrix.copy(order="F"), None), y)
         found.append((sweep.complements(ALPHAS), sweep.form.basis))
     assert all(np.array_equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
 
 
 def test_only_the_lower_triangle_is_read(matrix, rng):
     noisy = np.asfortranarray(np.tril(matrix) + np.triu(rng.standard_normal(matrix.shape), 1))
-    form, plain = to_band(noisy, None, np.float64), to_band(matrix.copy(order="F"), None, np.float64)
+    form, plain = to_band(noisy, None), to_band(matrix.copy(order="F"), None)
     assert np.allclose(dense(form), dense(plain), atol=1e-12)
 
 
 def test_solutions_and_leverages(matrix, rng):
     y = rng.standard_normal((len(matrix), 3))
-    sweep = BandedSweep.of(to_band(matrix.copy(order="F"), None, np.float64), y)
+    sweep = BandedSweep.of(to_band(matrix.copy(order="F"), None), y)
     inverses = [np.linalg.inv(matrix + alpha * np.eye(len(matrix))) for alpha in ALPHAS]
     for i, alpha in enumerate(ALPHAS):
         assert np.allclose(
-            sweep.solve(ALPHAS)[i], inverses[i] @ y, rtol=1e-8, atol=1e-8 * np.abs(inverses[i] @ y).max()
+            sweep.solve(ALPHAS)[0][i], inverses[i] @ y, rtol=1e-8, atol=1e-8 * np.abs(inverses[i] @ y).max()
         )
         assert np.allclose(sweep.complements(ALPHAS)[i], alpha * inverses[i].diagonal(), rtol=1e-9)
 
@@ -63,29 +63,32 @@ def test_a_matrix_of_low_rank_and_an_empty_one(rng):
     n = 2 * WIDTH + 5
     column = rng.standard_normal((n, 1))
     for matrix in (column @ column.T, np.zeros((n, n))):
-        form = to_band(np.asfortranarray(matrix), None, np.float64)
+        form = to_band(np.asfortranarray(matrix), None)
         assert np.allclose(form.basis @ dense(form) @ form.basis.T, matrix, atol=1e-12 * n)
 
 
 def test_largest_eigenvalue(matrix):
-    form = to_band(matrix.copy(order="F"), None, np.float64)
+    form = to_band(matrix.copy(order="F"), None)
     assert form.largest() == pytest.approx(np.linalg.eigvalsh(matrix).max(), rel=1e-10)
 
 
 def test_not_positive_is_told(rng):
     matrix = np.asfortranarray(np.diag(np.linspace(-1.0, 1.0, 100)))
-    sweep = BandedSweep.of(to_band(matrix, None, np.float64), np.ones((100, 1)))
+    sweep = BandedSweep.of(to_band(matrix, None), np.ones((100, 1)))
     assert sweep.complements(np.array([0.5])) is None
     with pytest.raises(np.linalg.LinAlgError, match="positive definite"):
         sweep.solve(np.array([0.5]))
 
 
-def test_float32_that_overflows_is_repeated_in_float64(rng):
+def test_float32_that_overflows_is_repeated_in_float64(rng, monkeypatch):
+    monkeypatch.setattr(ridge_gram, "MIN_ROWS_FOR_A_BAND", 1)
     design = rng.standard_normal((60, 60))
-    matrix = np.asfortranarray(design @ design.T * 1e37)
-    assert to_band(matrix.copy(order="F"), None, np.float32).basis.dtype == np.float64
-    with pytest.raises(np.linalg.LinAlgError, match="overflowed in float32"), np.errstate(all="ignore"):
-        to_band(np.full((60, 60), np.inf, np.float32, order="F"), None, np.float32)
+    gram, y = design @ design.T * 1e37, rng.standard_normal((60, 1))
+    fit = gram_path(gram, y, [1e36, 1e37], dtype=np.float32)
+    assert fit.factor.factor.form.basis.dtype == np.float64
+    assert np.isfinite(fit.errors).all()
+    with np.errstate(all="ignore"):
+        assert to_band(np.full((60, 60), np.inf, np.float32, order="F"), None) is None
 
 
 @pytest.mark.parametrize("fit_intercept", [True, False])
@@ -97,20 +100,20 @@ def test_a_path_does_not_depend_on_the_form(rng, monkeypatch, fit_intercept, wei
     weights = rng.uniform(0.5, 2.0, n) if weighted else None
     alphas = np.array([1e-6, 1e-2, 1.0, 100.0])
     options = {"fit_intercept": fit_intercept, "weights": weights}
-    plain = ridge_gram_path(gram, y, alphas, **options)
-    monkeypatch.setattr(ridge_gram, "LARGE", 1)
+    plain = gram_path(gram, y, alphas, **options)
+    monkeypatch.setattr(ridge_gram, "MIN_ROWS_FOR_A_BAND", 1)
     monkeypatch.setattr(banded, "ROWS", 50)
-    form = ridge_gram_path(gram, y, alphas, **options)
+    form = gram_path(gram, y, alphas, **options)
     assert (plain.route, form.route) == ("tridiagonal", "banded")
-    assert np.allclose(form.output_mse, plain.output_mse, rtol=1e-7)
-    assert np.allclose(form.solution(2).coef, plain.solution(2).coef, rtol=1e-7)
-    assert np.allclose(form.solution(2).intercept, plain.solution(2).intercept)
+    assert np.allclose(form.errors, plain.errors, rtol=1e-7)
+    assert np.allclose(form.at(2).coef, plain.at(2).coef, rtol=1e-7)
+    assert np.allclose(form.at(2).intercept, plain.at(2).intercept)
     # a default grid, penalties below the floor, and a matrix with a negative eigenvalue
-    assert ridge_gram_path(gram, y, None, **options).route == "banded"
-    assert ridge_gram_path(gram, y, [0.0, 1.0], **options).route == "eigen"
+    assert gram_path(gram, y, None, **options).route == "banded"
+    assert gram_path(gram, y, [0.0, 1.0], **options).route == "eigen"
     indefinite = gram - 1e-3 * np.eye(n)
-    found = ridge_gram_path(indefinite, y, alphas[1:] * 0.05, **options)
-    monkeypatch.setattr(ridge_gram, "LARGE", 10**9)
-    wanted = ridge_gram_path(indefinite, y, alphas[1:] * 0.05, **options)
+    found = gram_path(indefinite, y, alphas[1:] * 0.05, **options)
+    monkeypatch.setattr(ridge_gram, "MIN_ROWS_FOR_A_BAND", 10**9)
+    wanted = gram_path(indefinite, y, alphas[1:] * 0.05, **options)
     assert found.route == wanted.route == "eigen"
-    assert np.allclose(found.output_mse, wanted.output_mse, rtol=1e-6)
+    assert np.allclose(found.errors, wanted.errors, rtol=1e-6)

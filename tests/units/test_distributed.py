@@ -12,7 +12,7 @@ import pytest
 from sklearn.base import clone
 
 import keyhole as kh
-from keyhole.data.streams import ParquetSets, write_parquet
+from keyhole.data import ParquetSets, write_parquet
 from keyhole.distributed import fit_dask, predict_dask
 
 distributed = pytest.importorskip("distributed")

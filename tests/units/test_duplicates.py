@@ -29,3 +29,13 @@ def test_colliding_hashes_are_told_apart(rng, monkeypatch):
     keys = rng.normal(size=(6, 2, 3))
     keys[4] = keys[1]
     assert first_occurrences(SetBatch(keys), np.zeros((6, 1))).tolist() == [0, 1, 2, 3, 1, 5]
+
+
+def test_colliding_hashes_hide_no_label_query_or_length(rng, monkeypatch):
+    monkeypatch.setattr("keyhole.data.sets._hash_rows", lambda rows: np.zeros(len(rows), dtype=np.uint64))
+    keys = rng.normal(size=(2, 3))
+    sets = SetBatch(
+        [keys, keys, keys, keys[:1], keys], np.array([[0.0] * 3, [0.0] * 3, [1.0] * 3, [0.0] * 3, [0.0] * 3])
+    )
+    labels = np.array([[0.0], [1.0], [0.0], [0.0], [0.0]])
+    assert first_occurrences(sets, labels).tolist() == [0, 1, 2, 3, 0]

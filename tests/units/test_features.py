@@ -332,7 +332,7 @@ BAD = [
     (lambda: apply_values(BATCH, HEADS, VALUES * np.inf), r"`values` must be finite: found infinity"),
     (lambda: apply_values(BATCH, HEADS, VALUES, memory_budget=0), "`memory_budget` must be at least 1"),
     (lambda: mlp_features(kh.SetBatch([np.ones((k, 3)) for k in (2, 2, 5)]), np.ones((4, 10))),
-     "need sets of equal length.*: set 0 has 2 keys and set 2 has 5. Use attention_features"),
+     "the same number of keys: set 0 of `batch` has 2 and set 2 of `batch` has 5. Use attention_features"),
     (lambda: mlp_features(BATCH, np.ones((4, 9))),
      r"`weights` must have shape .* = \(p, 10\) for sets of 2 keys of dimension 3: got shape \(4, 9\)"),
     (lambda: mlp_features(BATCH, np.ones(10)), r"`weights` must have shape .*: got shape \(10,\)"),

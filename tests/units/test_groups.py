@@ -28,6 +28,11 @@ def test_groups_are_sliced_by_sample(groups, sets):
     assert groups.shape == (4, 3)
 
 
+def test_groups_say_how_many_sets_their_samples_have(groups):
+    assert repr(groups).startswith("SetGroups(4 samples, 1–3 sets each, of SetBatch(")
+    assert repr(groups[2:]).startswith("SetGroups(2 samples, 3 sets each, of SetBatch(")
+
+
 @pytest.mark.parametrize("counts", [[2, 0, 7], [4, 4], [[9]], [4.5, 4.5]])
 def test_counts_must_fit(counts, sets):
     with pytest.raises(ValueError, match="must"):
@@ -44,6 +49,13 @@ def test_features_of_a_group_are_pooled_over_its_sets(activation, pooling, group
     how = np.sum if pooling == "sum" else np.mean
     expected = np.stack([how(part, axis=0) for part in np.split(alone, groups.offsets[1:-1])])
     np.testing.assert_allclose(attention_features(PooledSets(groups, pooling), heads, activation), expected, rtol=1e-12)
+
+
+def test_groups_are_pooled_by_the_mean_unless_told_otherwise(groups):
+    heads, mean = kh.GaussianHeads().sample(4, 3, seed=0), PooledSets(groups, "mean")
+    np.testing.assert_array_equal(kh.attention_features(groups, heads), attention_features(mean, heads))
+    np.testing.assert_array_equal(kh.attention_kernel(groups), attention_kernel(mean))
+    assert kh.attention_kernel(groups, groups.sets).shape == (4, 9)
 
 
 def test_sum_is_n_times_mean(sets):

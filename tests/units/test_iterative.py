@@ -2,13 +2,14 @@
 
 import numpy as np
 import pytest
+from ridges import design_path
 from sklearn.base import clone
 
 import keyhole as kh
 from keyhole import layer as large_layer
 from keyhole.layer import HeadDesign
-from keyhole.ridge.design import ridge_design_path
 from keyhole.ridge.iterative import Preconditioner, ResidualWarning, ridge_cg
+from keyhole.ridge.problem import RidgeProblem
 
 
 class Plain:
@@ -44,24 +45,16 @@ def test_it_is_the_direct_solution(rng, n, p, fit_intercept, weighted):
     y = rng.standard_normal((n, 2)) + 7
     weights = rng.uniform(0.2, 3.0, n) if weighted else None
     alphas = np.array([0.01, 1.0])
-    path = ridge_design_path(design, y, alphas, fit_intercept=fit_intercept, weights=weights)
+    path = design_path(design, y, alphas, fit_intercept=fit_intercept, weights=weights)
     for primal in (False, True):
-        fit = ridge_cg(
-            Plain(design),
-            np.concatenate([y, y], axis=1),
-            np.repeat(alphas, 2),
-            no_preconditioner(p if primal else n),
-            primal=primal,
-            fit_intercept=fit_intercept,
-            weights=weights,
-            tol=1e-10,
-        )
-        assert fit.converged
-        for i in range(2):
-            direct = path.solution(i)
-            part = slice(2 * i, 2 * i + 2)
+        problem = RidgeProblem.of(y, alphas, fit_intercept=fit_intercept, weights=weights)
+        fits = ridge_cg(Plain(design), problem, no_preconditioner(p if primal else n), primal=primal, tol=1e-10)
+        for i, fit in enumerate(fits):
+            assert fit.residual <= 1e-10
+            assert fit.alpha == alphas[i]
+            direct = path.at(i)
             expected = design @ direct.coef + direct.intercept
-            off = np.abs(design @ fit.coef[:, part] + fit.intercept[part] - expected).max()
+            off = np.abs(design @ fit.coef + fit.intercept - expected).max()
             assert off < 1e-7 * np.abs(y - y.mean(axis=0)).max()
 
 
@@ -70,10 +63,11 @@ def test_it_is_the_direct_solution(rng, n, p, fit_intercept, weighted):
 def test_the_certificate_bounds_the_error(rng, n, p, primal):
     design = rng.standard_normal((n, p)) @ np.diag(np.geomspace(1, 1e-2, p))
     y, weights = rng.standard_normal((n, 1)), rng.uniform(0.2, 2.0, n)
-    exact = ridge_design_path(design, y, [1e-2], weights=weights).solution(0)
+    exact = design_path(design, y, [1e-2], weights=weights).at(0)
     plain = no_preconditioner(p if primal else n)
     for tol in (0.1, 1e-3, 1e-9):
-        fit = ridge_cg(Plain(design), y, np.array([1e-2]), plain, primal=primal, weights=weights, tol=tol)
+        problem = RidgeProblem.of(y, [1e-2], weights=weights)
+        [fit] = ridge_cg(Plain(design), problem, plain, primal=primal, tol=tol)
         off = np.sqrt(weights)[:, None] * (design @ (fit.coef - exact.coef) + fit.intercept - exact.intercept)
         spread = np.sqrt(weights @ np.square(y[:, 0] - np.average(y[:, 0], weights=weights)))
         assert fit.residual <= tol
@@ -82,29 +76,29 @@ def test_the_certificate_bounds_the_error(rng, n, p, primal):
 
 def test_a_preconditioner_saves_iterations(rng):
     design = rng.standard_normal((200, 300)) @ np.diag(np.geomspace(10, 1e-2, 300))
-    y, alpha = rng.standard_normal((200, 1)), np.array([1.0])
+    problem = RidgeProblem.of(rng.standard_normal((200, 1)), [1.0])
     gram = design @ design.T
     gram -= gram.mean(axis=0)
     gram -= gram.mean(axis=1)[:, None]
     chosen = np.arange(0, 200, 3)
     nystrom = Preconditioner.of_columns(gram[:, chosen].copy(), gram[np.ix_(chosen, chosen)])
     factor = Preconditioner.of_factor(design[:, :150] - design[:, :150].mean(axis=0))
-    plain = ridge_cg(Plain(design), y, alpha, no_preconditioner(200))
+    [plain] = ridge_cg(Plain(design), problem, no_preconditioner(200))
     for better in (nystrom, factor):
-        fit = ridge_cg(Plain(design), y, alpha, better)
-        assert fit.converged
+        [fit] = ridge_cg(Plain(design), problem, better)
+        assert fit.residual <= 1e-8
         assert fit.n_iter < plain.n_iter / 2
         np.testing.assert_allclose(fit.coef, plain.coef, atol=1e-5 * np.abs(plain.coef).max())
 
 
 def test_too_few_iterations_are_not_called_converged(rng):
     design = rng.standard_normal((60, 90)) @ np.diag(np.geomspace(10, 1e-4, 90))
-    fit = ridge_cg(Plain(design), rng.standard_normal((60, 1)), np.array([1e-9]), no_preconditioner(60), max_iter=3)
-    assert not fit.converged
+    problem = RidgeProblem.of(rng.standard_normal((60, 1)), [1e-9])
+    [fit] = ridge_cg(Plain(design), problem, no_preconditioner(60), max_iter=3)
     assert fit.residual > 1e-8
     assert fit.n_iter == 3
     with pytest.raises(ValueError, match="positive penalty"):
-        ridge_cg(Plain(design), np.ones((60, 1)), np.array([0.0]), no_preconditioner(60))
+        ridge_cg(Plain(design), RidgeProblem.of(np.ones((60, 1)), [0.0]), no_preconditioner(60))
 
 
 @pytest.fixture
@@ -183,9 +177,7 @@ def test_a_residual_that_stays_is_told(sets, y, monkeypatch):
 def test_memory_decides_when_nobody_does(sets, y, monkeypatch):
     assert not large_layer.exceeds_memory(1000, 10**7, "float64")
     assert large_layer.exceeds_memory(10**6, 10**6, "float32")
-    from keyhole.estimators import inputs as _sets
-
-    monkeypatch.setattr(_sets, "exceeds_memory", lambda *_: True)
+    monkeypatch.setattr(large_layer, "exceeds_memory", lambda *_: True)
     assert kh.AttentionRegressor(30, alpha=0.1, random_state=0).fit(sets, y).solver_ == "cg"
     assert kh.AttentionRegressor(30, alpha=0.1, random_state=0, solver="direct").fit(sets, y).solver_ == "dual"
 

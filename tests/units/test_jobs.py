@@ -6,13 +6,13 @@ import random
 
 import numpy as np
 import pytest
+from ridges import gram_path
 
 from keyhole.attention.features import attention_features, mlp_features
 from keyhole.attention.heads import GaussianHeads, sample_mlp_weights
 from keyhole.lab.cells import Cell
 from keyhole.lab.jobs import HEAD_BLOCK, Draw, FactorisedGram, Job, compute, group, nested_grams, read_target
 from keyhole.lab.runner import worker_count
-from keyhole.ridge.gram import ridge_gram_path
 
 SIZES, HEADS, TARGETS = (8, 20, 40), (3, HEAD_BLOCK, 70, None), ("token^2", "corr * token")
 
@@ -76,16 +76,16 @@ def test_outcome_is_the_ridge_path(seed):
     [(_, gram, cross)] = nested_grams("biased", draw.train, draw.test, [None], 0)
     target = read_target(cell.target, 3)
     y, truth = target(draw.train), target(draw.test)
-    path = ridge_gram_path(np.array(gram), y[:, None])
+    path = gram_path(np.array(gram), y[:, None])
     errors = []
     for i in range(len(path.alphas)):
-        fit = path.solution(i)
+        fit = path.at(i)
         errors.append(np.mean((cross @ fit.coef[:, 0] + fit.intercept[0] - truth) ** 2) / np.var(truth))
     found = FactorisedGram.of(gram).outcome(y, cross, truth)
     assert found.error == pytest.approx(errors[path.best], rel=1e-8)
     assert found.alpha == pytest.approx(path.alphas[path.best])
     assert found.oracle == pytest.approx(min(errors), rel=1e-8)
-    assert found.loo * np.var(truth) == pytest.approx(path.loo_mse[path.best], rel=1e-8)
+    assert found.loo * np.var(truth) == pytest.approx(path.errors[path.best], rel=1e-8)
     assert found.oracle <= found.error
 
 

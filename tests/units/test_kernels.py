@@ -5,7 +5,6 @@ import pytest
 
 import keyhole as kh
 from keyhole.attention.activations import POINTWISE, gaussian_moment
-from keyhole.attention.kernels import attention_kernel_diagonal
 from keyhole.data.sets import check_sets
 
 
@@ -48,9 +47,7 @@ def test_the_kernel_is_its_definition(activation, mean, query, rng):
     law = kh.GaussianHeads(means[mean], scale=0.4)
     kernel = kh.attention_kernel(a, b, law, activation)
     expected = looped_kernel(a, b, law, activation)
-    scale = np.sqrt(
-        np.outer(attention_kernel_diagonal(a, law, activation), attention_kernel_diagonal(b, law, activation))
-    )
+    scale = np.sqrt(np.outer(*(np.diag(kh.attention_kernel(x, None, law, activation)) for x in (a, b))))
     assert kernel.shape == (7, 3)
     assert np.max(np.abs(kernel - expected) / scale) < 1e-12
 
@@ -72,10 +69,10 @@ def test_one_key_per_set_in_numbers(rng):
 def test_unit_tokens_have_a_kernel_of_at_most_one(rng):
     x = rng.normal(size=(20, 1 + 5, 4))
     x /= np.linalg.norm(x, axis=-1, keepdims=True)
-    diagonal = attention_kernel_diagonal(kh.SetBatch.from_tokens(x))
+    diagonal = np.diag(kh.attention_kernel(kh.SetBatch.from_tokens(x)))
     assert (diagonal > 0).all()
     assert (diagonal <= 1 + 1e-14).all()
-    one = attention_kernel_diagonal(kh.SetBatch(x[:, :1]))  # E u²_+ |x~|² = 1/2 · 2
+    one = np.diag(kh.attention_kernel(kh.SetBatch(x[:, :1])))  # E u²_+ |x~|² = 1/2 · 2
     np.testing.assert_allclose(one, 1.0, rtol=1e-14)
 
 
@@ -97,12 +94,12 @@ def test_the_step_kernel_is_exact_on_its_diagonal(rng):
     """arcsin is steep at 1: a correlation off by rounding would cost half the digits."""
     a = kh.SetBatch(rng.normal(size=(30, 1, 7)), rng.normal(size=(30, 7)))
     lengths = np.square(a.extended_keys()).sum(axis=1)
-    np.testing.assert_allclose(attention_kernel_diagonal(a, activation="step"), lengths / 2, rtol=1e-14)
+    np.testing.assert_allclose(np.diag(kh.attention_kernel(a, activation="step")), lengths / 2, rtol=1e-14)
     law = kh.GaussianHeads(mean=1.0)
     mean = np.einsum("nd,nd->n", a.query, a.tokens)
     std = 0.5 * np.linalg.norm(a.extended_query(), axis=1) * np.sqrt(lengths)
     expected = gaussian_moment("step", mean, mean, std, std, 1.0) * lengths
-    np.testing.assert_allclose(attention_kernel_diagonal(a, law, "step"), expected, rtol=1e-12)
+    np.testing.assert_allclose(np.diag(kh.attention_kernel(a, None, law, "step")), expected, rtol=1e-12)
 
 
 def test_keys_at_the_origin_and_opposite_keys():
@@ -163,13 +160,12 @@ def test_the_mlp_kernel_is_its_definition(query, budget, rng):
 
 def test_laws_without_a_closed_form_name_the_remedy(rng):
     a = ragged(rng, [2, 3], 3)
-    for call in (kh.attention_kernel, attention_kernel_diagonal):
-        with pytest.raises(ValueError, match=r"QueryKeyHeads\(rank=2.*no closed form is known. Use finite heads"):
-            call(a, law=kh.QueryKeyHeads(rank=2))
-        with pytest.raises(ValueError, match=r"'softmax'.*no closed form.*finite heads"):
-            call(a, activation="softmax")
-        with pytest.raises(ValueError, match=r"`mean` must be a number or a \(D, D\) matrix.*\(3, 3\)"):
-            call(a, law=kh.GaussianHeads(mean=np.eye(3)))
+    with pytest.raises(ValueError, match=r"QueryKeyHeads\(rank=2.*no closed form is known. Use finite heads"):
+        kh.attention_kernel(a, law=kh.QueryKeyHeads(rank=2))
+    with pytest.raises(ValueError, match=r"'softmax'.*no closed form.*finite heads"):
+        kh.attention_kernel(a, activation="softmax")
+    with pytest.raises(ValueError, match=r"`mean` must be a number or a \(D, D\) matrix.*\(3, 3\)"):
+        kh.attention_kernel(a, law=kh.GaussianHeads(mean=np.eye(3)))
 
 
 def test_a_class_is_not_a_law(rng):
@@ -187,7 +183,7 @@ def test_sets_from_different_spaces_are_refused(rng):
 
 def test_the_mlp_needs_one_number_of_keys(rng):
     a = ragged(rng, [2, 2, 3], 3)
-    with pytest.raises(ValueError, match=r"set 0 of `a` has 2 and set 2 of `a` has 3. Use attention_kernel"):
+    with pytest.raises(ValueError, match=r"set 0 of `a` has 2 and set 2 of `a` has 3. Use attention_features"):
         kh.mlp_kernel(a)
     with pytest.raises(ValueError, match="set 0 of `a` has 2 and set 0 of `b` has 3"):
         kh.mlp_kernel(a[:2], a[2:])

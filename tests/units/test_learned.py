@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import keyhole as kh
-from keyhole.attention.heads import FittedHeads, HeadLaw
+from keyhole.attention.heads import FittedHeads, HeadLaw, Step
 from keyhole.attention.learned import held_out_parts, improvement
 
 
@@ -54,6 +54,20 @@ def test_no_steps_is_a_choice_among_identities(task):
 def test_few_samples_are_not_descended_on(task):
     sets, y = task
     assert kh.LearnedHeads(**FAST).fit(sets[:40], y[:40]).history == ()
+
+
+@pytest.mark.parametrize(
+    ("n", "gain", "learns"), [(80, 1.9, False), (80, 2.1, True), (260, 0.9, False), (260, 1.1, True)]
+)
+def test_few_samples_need_two_standard_errors_and_many_one(n, gain, learns, monkeypatch, seed):
+    def found(*_):  # what a search says that gained so many standard errors in a step
+        return [Step(0, 1.0, 1.0), Step(1, 0.5, 0.5)], gain, 1.0
+
+    monkeypatch.setattr("keyhole.attention.learned._search", found)
+    sets = kh.targets.sphere_sets(n, n_keys=2, dim=2, seed=seed)
+    law = kh.LearnedHeads(**FAST).fit(sets, kh.targets.Correlation(2, 2)(sets))
+    assert law.steps == (1 if learns else 0)
+    assert law.reason.startswith("nothing learned beyond doubt") is not learns
 
 
 def test_budgets_progress_and_callbacks(task, capsys):

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 import keyhole as kh
 from keyhole.cli._app import app
-from keyhole.data.tables import Dataset
+from keyhole.data import Dataset
 from keyhole.lab.lens.findings import HeldOutCurve, LensConfig, Measured, difference, extrapolate
 from keyhole.lab.lens.look import look
 

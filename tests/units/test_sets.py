@@ -3,6 +3,7 @@ import pickle
 import numpy as np
 import pytest
 
+import keyhole as kh
 from keyhole.data.sets import SetBatch, concatenate
 
 
@@ -328,3 +329,21 @@ def test_a_bad_query_is_named(query, message):
 def test_bad_tokens_are_named(x, message):
     with pytest.raises(ValueError, match=message):
         SetBatch.from_tokens(x)
+
+
+def test_a_list_of_batches_is_pointed_to_concatenate():
+    batch = kh.SetBatch(np.ones((2, 3, 4)))
+    for make in (kh.SetBatch, kh.SetBatch.from_tokens, lambda X: kh.AttentionRegressor(4).fit(X, np.ones(4))):
+        with pytest.raises(TypeError, match=r"must hold arrays: \w+\[0\] is a batch. Join batches with kh.concatenate"):
+            make([batch, batch])
+
+
+def test_batches_of_two_kinds_are_not_joined():
+    sets = kh.SetBatch(np.ones((2, 3, 4)))
+    groups = kh.SetGroups(sets, [2])
+    joined = kh.concatenate([groups, groups])
+    assert joined.counts.tolist() == [2, 2]
+    with pytest.raises(ValueError, match=r"of one kind: got SetBatch and SetGroups. SetGroups\(batch, np.ones"):
+        kh.concatenate([sets, groups])
+    with pytest.raises(TypeError, match="`batches` must be a SetBatch: got ndarray"):
+        kh.concatenate([np.ones((2, 3, 4))])

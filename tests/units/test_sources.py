@@ -11,17 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import keyhole as kh
+from keyhole.data.batches import Batch, as_batch
+from keyhole.data.layout import Place, SchemaError, numbers
+from keyhole.data.reader import ParquetSets, read_table
 from keyhole.data.sets import concatenate
-from keyhole.data.streams import (
-    Batch,
-    ParquetSets,
-    PartedFile,
-    SchemaError,
-    as_batch,
-    matrix_of,
-    predictions_table,
-    write_parquet,
-)
+from keyhole.data.writer import PartedFile, predictions_table, write_parquet
 
 
 @pytest.fixture
@@ -70,7 +64,7 @@ def test_what_is_written_is_read(sets, path, batch_size):
 
 
 def test_reading_ahead_changes_nothing(sets, path, monkeypatch):
-    monkeypatch.setattr("keyhole.data.streams.thread_count", lambda: 2)
+    monkeypatch.setattr("keyhole.data.reader.thread_count", lambda: 2)
     source = ParquetSets(path, batch_size=6)
     for left, right in zip(source, source, strict=True):  # two readers of one file, each in a thread
         equal(left.sets, right.sets)
@@ -78,9 +72,9 @@ def test_reading_ahead_changes_nothing(sets, path, monkeypatch):
     first = iter(source)
     next(first)
     first.close()  # a reader that is left early does not hang
-    source.target = ["nothing"]
-    with pytest.raises(SchemaError, match="no column 'nothing'"):  # nor does it swallow what goes wrong
-        list(source)
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(ValueError, match="does not read"):  # nor does it swallow what goes wrong
+        list(pickle.loads(pickle.dumps(source)))
 
 
 LAYOUTS = {
@@ -104,7 +98,9 @@ def test_flat_lists_need_their_dimension(sets, path):
     rewrite(path, keys=pa.array([sets[i].tokens.ravel().tolist() for i in range(50)]))
     got, _ = whole(ParquetSets(path, dim=3))
     equal(got, sets)
-    with pytest.raises(SchemaError, match=r"'keys' must hold sets of keys: found type list<.*double> in row group 0"):
+    with pytest.raises(
+        SchemaError, match=r"'keys' must hold sets of keys: found type list<.*double> in sets.parquet.*--dim"
+    ):
         whole(ParquetSets(path))
     with pytest.raises(SchemaError, match="whole keys of `dim` = 2 coordinates: row"):
         whole(ParquetSets(path, dim=2))
@@ -168,26 +164,30 @@ def test_parts_travel_and_resume(sets, path, tmp_path):
 
 
 def test_errors_name_column_type_and_remedy(sets, path, tmp_path):
-    with pytest.raises(SchemaError, match=r"no column 'bags' in sets.parquet: it has keys, query, y"):
+    with pytest.raises(SchemaError, match=r"'bags' is not in the table sets.parquet. It has 'keys', 'query', 'y'"):
         ParquetSets(path, keys="bags")
     with pytest.raises(SchemaError, match="'y' must hold sets of keys: found type double"):
         whole(ParquetSets(path, keys="y"))
-    with pytest.raises(SchemaError, match="share their token dimension: keys have 3 coordinates and queries 1"):
+    with pytest.raises(
+        SchemaError, match="a query has the coordinates of a key: y has 1 and keys have 3 in row group 0"
+    ):
         whole(ParquetSets(path, query="y"))
     rewrite(path, y=pa.array([None, *range(49)]))
-    with pytest.raises(SchemaError, match=r"'y' must not be null: row 0 of row group 0 of sets\.parquet"):
+    with pytest.raises(
+        SchemaError, match=r"'y' must be known in every row: row 0 of row group 0 of sets\.parquet is empty"
+    ):
         whole(ParquetSets(path))
     rewrite(path, keys=pa.array([[[1.0, 2.0, np.nan]]] * 50))
-    with pytest.raises(SchemaError, match="'keys' must be finite"):
+    with pytest.raises(SchemaError, match=r"'keys\[2\]' is missing in row 0 of row group 0 of sets\.parquet"):
         whole(ParquetSets(path, target=()))
     rewrite(path, keys=pa.array([[[1.0, 2.0, 3.0]]] * 49 + [[]]))
     with pytest.raises(SchemaError, match=r"row 9 of row group 2 of sets\.parquet has none"):
         whole(ParquetSets(path, target=()))
     rewrite(path, keys=pa.array([[[1.0, 2.0, 3.0], [1.0]]] * 50))
-    with pytest.raises(SchemaError, match=r"key 1 of row group 0 of sets\.parquet has 1"):
+    with pytest.raises(SchemaError, match=r"token 1 of row 0 of row group 0 of sets\.parquet has 1"):
         whole(ParquetSets(path, target=()))
     rewrite(path, keys=pa.array([[["a"]]] * 50))
-    with pytest.raises(SchemaError, match="must hold numbers: found type string"):
+    with pytest.raises(SchemaError, match="must hold lists of numbers: it holds lists of string in row group 0"):
         whole(ParquetSets(path, target=()))
     (tmp_path / "no.parquet").write_text("a,b\n1,2")
     with pytest.raises(SchemaError, match="must be a Parquet file or an Arrow file: it begins with"):
@@ -252,8 +252,7 @@ def test_flipped_bits_give_sets_or_a_message(sets, path, tmp_path, seed):
 FLIPS = """
 import random, sys
 from pathlib import Path
-from keyhole.data.streams import ParquetSets
-from keyhole.data.tables import read_table
+from keyhole.data.reader import ParquetSets, read_table
 
 folder, chance = Path(sys.argv[1]), random.Random(int(sys.argv[2]))
 count = {True: 0, False: 0}
@@ -302,21 +301,21 @@ def test_columns_that_are_there_twice_are_refused(path):
 
 def test_every_file_of_a_folder_has_the_columns(path, tmp_path):
     pq.write_table(pq.read_table(path).drop_columns(["y"]), tmp_path / "tail.parquet")
-    with pytest.raises(SchemaError, match=r"no column 'y' in tail\.parquet"):
+    with pytest.raises(SchemaError, match=r"'y' is not in the table tail\.parquet"):
         ParquetSets(tmp_path)
 
 
 def test_keys_without_coordinates_are_refused(tmp_path):
     for kind in (pa.list_(pa.list_(pa.float64(), 0)), pa.list_(pa.list_(pa.float64()))):
         write_arrow(tmp_path / "s.arrow", pa.table({"keys": pa.array([[[]], [[], []]], kind)}))
-        with pytest.raises(SchemaError, match="'keys' must have at least one coordinate"):
+        with pytest.raises(SchemaError, match="'keys' must have as many coordinates, at least one"):
             list(ParquetSets(tmp_path / "s.arrow"))
 
 
 def test_numbers_that_begin_at_any_byte(rng):
     values = rng.normal(size=5)
     column = pa.Array.from_buffers(pa.float64(), 5, [None, pa.py_buffer(b"x" + values.tobytes()).slice(1)])
-    found = matrix_of(pa.table({"a": column}), "a", "a table")[:, 0]
+    found = numbers(column, "a", Place())
     np.testing.assert_array_equal(found, values)
     assert found.flags.aligned  # compiled loops count on it
 
@@ -443,3 +442,93 @@ def test_places_that_cannot_be_written(tmp_path):
         with pytest.raises(ValueError, match=r"column must have a type that Parquet can store: .*interval"):
             file.write(0, odd)
         assert sorted(os.listdir(file.folder)) == ["job.json", "lock"]
+
+
+def tokens_of(rng, n=15):
+    sizes = rng.integers(1, 6, n)
+    ids = np.repeat([f"s{i}" for i in range(n)], sizes)
+    y = np.repeat(np.arange(n) * 1.0, sizes)
+    return pa.table({"set": ids, "x": rng.normal(size=len(ids)), "z": rng.normal(size=len(ids)), "y": y})
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 1000])
+def test_tokens_in_parts_are_the_whole(rows, rng, tmp_path):
+    """A set belongs to the row group in which it begins, and may go on through the next ones."""
+    table = tokens_of(rng)
+    pq.write_table(table, tmp_path / "t.parquet", row_group_size=rows)
+    write_arrow(tmp_path / "t.arrow", table, rows)
+    for name in ("t.parquet", "t.arrow"):
+        data = read_table(tmp_path / name)
+        source = ParquetSets(tmp_path / name, batch_size=3)
+        got, y = whole(source)
+        equal(got, data.sets)
+        np.testing.assert_array_equal(y, np.arange(15.0))
+        assert data.ids.tolist() == [f"s{i}" for i in range(15)]
+        assert source.n_rows == 15
+        parts = pickle.loads(pickle.dumps(source.parts(4)))
+        equal(concatenate([whole(part)[0] for part in parts]), data.sets)
+        np.testing.assert_array_equal(source.labels(), np.arange(15.0))
+
+
+def test_rows_of_a_set_follow_each_other_where_a_table_is_large(rng, tmp_path, monkeypatch):
+    table = tokens_of(rng)
+    table = pa.concat_tables([table, table.slice(0, 1)])  # the first set goes on at the end
+    pq.write_table(table, tmp_path / "t.parquet", row_group_size=10)
+    equal(whole(ParquetSets(tmp_path / "t.parquet"))[0], read_table(tmp_path / "t.parquet").sets)  # small: read whole
+    monkeypatch.setattr("keyhole.data.reader.MEMORY_BUDGET", 100)
+    words = (
+        r"must follow each other.*row \d of row group \d of t\.parquet belongs to set s0, which began in row 0 of row"
+    )
+    with pytest.raises(SchemaError, match=words):
+        list(ParquetSets(tmp_path / "t.parquet"))
+
+
+def test_every_form_is_read_in_parts(sets, tmp_path, rng):
+    """Lists per coordinate, several query columns, gaps, streams, npz: batches are the whole."""
+    table = {f"x{j}": [s.tokens[:, j].tolist() for s in sets] for j in range(3)}
+    table |= {f"q{j}": sets.query[:, j] for j in range(3)} | {"label": ["a", "b"] * 25}
+    table["x0"][4] = None
+    pq.write_table(pa.table(table), tmp_path / "t.parquet", row_group_size=20)
+    with pa.ipc.new_stream(tmp_path / "t.arrow", pa.table(table).schema) as writer:
+        writer.write_table(pa.table(table), max_chunksize=20)
+    ptr = sets.offsets
+    np.savez(tmp_path / "t.npz", X=sets.tokens, ptr=ptr, query=sets.query, y=np.arange(50))
+    options = {"query": ["q0", "q1", "q2"], "missing": "drop"}
+    for name, chosen in (("t.parquet", options), ("t.arrow", options), ("t.npz", {})):
+        source = ParquetSets(tmp_path / name, batch_size=8, **chosen)
+        got, y = whole(pickle.loads(pickle.dumps(source)))
+        data = read_table(tmp_path / name, **chosen)
+        equal(got, data.sets)
+        np.testing.assert_array_equal(y, data.target)
+        assert max(len(batch.sets) for batch in source) == 8
+    assert data.ids is None
+    assert got.lengths[4] == sets.lengths[4]
+
+
+def test_all_tokens_of_a_batch_may_be_dropped(tmp_path):
+    rows = [[[1.0, 2.0]], None, [None], [], [[3.0, 4.0]]]
+    pq.write_table(pa.table({"keys": pa.array(rows, pa.list_(pa.list_(pa.float64())))}), tmp_path / "t.parquet")
+    got, _ = whole(ParquetSets(tmp_path / "t.parquet", missing="drop", batch_size=1))
+    assert got.tokens.tolist() == [[1, 2], [0, 0], [0, 0], [0, 0], [3, 4]]
+
+
+def test_values_repeated_often_do_not_make_a_batch_large(tmp_path, monkeypatch):
+    """They take next to nothing in a file, and all their room in memory."""
+    monkeypatch.setattr("keyhole.data.reader.BATCH_BYTES", 2**18)
+    column = pa.array([[[0.5] * 8] * 16] * 1000, pa.list_(pa.list_(pa.float64(), 8)))
+    pq.write_table(pa.table({"keys": column}), tmp_path / "t.parquet")
+    info = pq.ParquetFile(tmp_path / "t.parquet").metadata.row_group(0)
+    assert info.total_byte_size < 2**17 < 2**18 < column.nbytes
+    assert max(batch.sets.nbytes for batch in ParquetSets(tmp_path / "t.parquet")) < 1.1 * 2**18
+
+
+def test_rows_in_messages_count_from_the_row_group(path):
+    rewrite(path, keys=pa.array([[[1.0, 2.0, 3.0]]] * 45 + [[[1.0, np.nan, 3.0]]] * 5))
+    with pytest.raises(SchemaError, match=r"'keys\[1\]' is missing in row 5 of row group 2 of sets\.parquet"):
+        whole(ParquetSets(path, batch_size=2))
+
+
+def test_lists_called_y_are_a_coordinate(tmp_path):
+    pq.write_table(pa.table({"x": [[1.0, 2.0], [3.0]], "y": [[4.0, 5.0], [6.0]]}), tmp_path / "t.parquet")
+    data = read_table(tmp_path / "t.parquet")
+    assert (data.names, data.target) == (("x", "y"), None)

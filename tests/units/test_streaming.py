@@ -11,7 +11,7 @@ from sklearn.base import clone
 
 import keyhole as kh
 from keyhole.attention.heads import HeadDraw
-from keyhole.data.streams import ParquetSets, write_parquet
+from keyhole.data import ParquetSets, write_parquet
 from keyhole.data.tokens import TokenRule
 from keyhole.streaming import LayerRecipe, merge
 

@@ -13,7 +13,7 @@ import pytest
 from pyarrow import csv, feather, parquet
 
 import keyhole as kh
-from keyhole.data.tables import read_table
+from keyhole.data import read_table
 
 DIM = 2
 
@@ -158,13 +158,13 @@ def test_errors_name_the_column(text, tmp_path):
 
 
 LIST_ERRORS = [
-    ({"keys": [[[1.0, 2.0]], [[1.0]]]}, r"as many coordinates.*token 0 has 2 and token 1 has 1"),
+    ({"keys": [[[1.0, 2.0]], [[1.0]]]}, r"as many coordinates.*the first has 2, and token 0 of row 1 has 1"),
     ({"keys": [[[1.0]], []]}, r"set 1 has no keys"),
     ({"keys": [[[1.0]], None]}, r"a list in every row: row 1"),
     ({"keys": [[["a"]]]}, r"lists of numbers: it holds lists of string"),
     ({"a": [[1.0, 2.0]], "b": [[1.0]]}, r"in row 0 column 'a' has 2 and 'b' has 1"),
     ({"keys": [[[1.0]]], "query": [[1.0, 2.0]]}, r"query has 2 and keys have 1"),
-    ({"keys": [[[float("nan")]]]}, r"has a gap in row 0"),
+    ({"keys": [[[float("nan")]]]}, r"'keys\[0\]' is missing in row 0, 1 such"),
     ({"keys": [[[1.0]]], "y": [None]}, r"target column 'y'"),
 ]
 
@@ -185,7 +185,7 @@ def test_errors_of_npz(tmp_path):
         ({"Z": np.zeros((3, 2))}, "must hold 'X': it holds 'Z'"),
         ({"keys": np.zeros((3, 2, 1)), "y": np.zeros(2)}, "one number or text per set"),
         ({"keys": np.array([["a"]])}, "must hold numbers"),
-        ({"keys": np.zeros((3, 2, 1)), "query": np.zeros((3, 2))}, "share their last axis"),
+        ({"keys": np.zeros((3, 2, 1)), "query": np.zeros((3, 2))}, "query has 2 and keys have 1"),
     ):
         np.savez(path, **arrays)
         with pytest.raises(ValueError, match=words):
@@ -352,13 +352,13 @@ def test_a_small_npz_that_claims_much_is_refused_before_it_is_read(tmp_path):
 
 
 def test_arrays_of_an_npz_are_limited_together(tmp_path, monkeypatch):
-    monkeypatch.setattr("keyhole.data.tables.GROWTH", 16_500)
-    monkeypatch.setattr("keyhole.data.tables.TIMES", 0)
+    monkeypatch.setattr("keyhole.data.npz.GROWTH", 16_500)
+    monkeypatch.setattr("keyhole.data.npz.TIMES", 0)
     np.savez_compressed(tmp_path / "a.npz", keys=np.zeros((100, 10, 2)), query=np.zeros((100, 2)), y=np.zeros(100))
     with pytest.raises(ValueError, match=r"'query' of 'a\.npz'"):
         read_table(tmp_path / "a.npz")
-    monkeypatch.setattr("keyhole.data.tables.GROWTH", 0)
-    monkeypatch.setattr("keyhole.data.tables.TIMES", 1)
+    monkeypatch.setattr("keyhole.data.npz.GROWTH", 0)
+    monkeypatch.setattr("keyhole.data.npz.TIMES", 1)
     np.savez(tmp_path / "b.npz", keys=np.zeros((100, 10, 2)), query=np.zeros((100, 2)), y=np.zeros(100))
     assert len(read_table(tmp_path / "b.npz").sets) == 100  # what fills its file is welcome
 

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 import keyhole as kh
-from keyhole.attention.kernels import attention_kernel_diagonal
 from keyhole.theory.biased import biased_norm_bound
 from keyhole.theory.blocks import bias_of
 from keyhole.theory.bounds import (
@@ -108,7 +107,7 @@ def test_the_largest_biased_kernel_is_that_of_a_key_that_is_its_query(rng):
     points /= np.linalg.norm(points, axis=-1, keepdims=True)
     keys = np.concatenate([points, points[::-1]], axis=1)
     law = kh.GaussianHeads(mean=1.0)
-    same = attention_kernel_diagonal(kh.SetBatch(points, points[:, 0]), law)
+    same = np.diag(kh.attention_kernel(kh.SetBatch(points, points[:, 0]), None, law))
     largest = bias_of(law, 5).largest_diagonal
     np.testing.assert_allclose(same, largest, rtol=1e-12)
-    assert attention_kernel_diagonal(kh.SetBatch(keys, points[:, 0]), law).max() < largest
+    assert np.diag(kh.attention_kernel(kh.SetBatch(keys, points[:, 0]), None, law)).max() < largest

@@ -6,12 +6,13 @@ import sys
 
 import numpy as np
 import pytest
+from ridges import gram_fixed
 from sklearn.base import clone
 
 import keyhole as kh
 from keyhole.attention.activations import POINTWISE, SOFTMAX
 from keyhole.attention.heads import HeadDraw
-from keyhole.ridge.gram import ridge_gram_fixed
+from keyhole.ridge.problem import RidgeProblem
 
 torch = pytest.importorskip("torch", reason="the torch backend is tested where torch is installed")
 
@@ -111,17 +112,6 @@ def test_kernel_in_blocks_and_in_float32(rng, law):
     assert torch.abs(narrow - whole).max() <= 1e-6 * whole.abs().max()
 
 
-def test_single_entries_equal_the_matrix(rng):
-    from keyhole.attention.torch_gram import gram_entries, prepare
-
-    batch, law = draw_sets(rng).to("cpu"), kh.GaussianHeads(mean=1.0)
-    whole = kh.attention_kernel(batch, None, law)
-    rows, columns = torch.tensor([0, 5, 2, 7]), torch.tensor([0, 1, 3, 20])
-    panel = prepare(batch.tokens, batch.offsets, batch.query, *law.moments(3), "relu")
-    found = gram_entries(panel, panel, rows, columns, True, memory_budget=2**12)
-    assert torch.allclose(found, whole[rows, columns], rtol=1e-12, atol=0)
-
-
 @pytest.mark.parametrize("correlation", [-1.0, -0.95, -0.9, 0.0, 0.5, 0.9, 0.95, 0.999999, 1.0])
 @pytest.mark.parametrize("activation", ["relu", "step"])
 def test_moments_equal_those_of_arrays(activation, correlation):
@@ -175,18 +165,17 @@ def test_ridge_equals_that_of_arrays(rng, weighted, fit_intercept, monkeypatch):
     y, weights = rng.standard_normal((n, 2)), rng.uniform(0.5, 2.0, n)
     if not weighted:
         weights = np.ones(n)
-    mean = weights @ y / weights.sum() if fit_intercept else np.zeros(2)
-    expected = ridge_gram_fixed(gram, y, alpha, fit_intercept=fit_intercept, weights=weights)
-    tensors = [torch.from_numpy(x) for x in (gram.copy(), y - mean, weights, mean)]
-    problem = ridge.DeviceRidge.of(*tensors, fit_intercept)
-    assert math.isclose(problem.largest(), np.linalg.eigvalsh(problem.matrix.numpy())[-1], rel_tol=1e-12)
-    for overwrite in (False, True):
-        dual, complement = problem.solve(alpha, overwrite=overwrite)
-        coef, intercept = problem.unscale(dual)
-        loo = alpha * dual / problem.roots[:, None] / complement[:, None]
-        assert np.abs(coef.numpy() - expected.coef).max() <= 1e-10 * np.abs(expected.coef).max()
-        assert np.abs(intercept.numpy() - expected.intercept).max() <= 1e-10
-        assert np.abs(loo.numpy() - expected.loo_residuals).max() <= 1e-10 * np.abs(expected.loo_residuals).max()
+    expected = gram_fixed(gram, y, alpha, fit_intercept=fit_intercept, weights=weights)
+    problem = RidgeProblem.of(y, [alpha], fit_intercept=fit_intercept, weights=weights)
+    device = ridge.DeviceRidge.of(torch.from_numpy(gram.copy()), problem)
+    assert math.isclose(device.largest(), np.linalg.eigvalsh(device.matrix.numpy())[-1], rel_tol=1e-12)
+    for room in (False, True):
+        options = {"rounding": 2.0**-52, "room_for_a_copy": room}
+        fit = ridge.ridge_device(torch.from_numpy(gram.copy()), problem, **options)
+        assert (expected.route, fit.route) == ("cholesky", "device")
+        assert np.abs(fit.coef - expected.coef).max() <= 1e-10 * np.abs(expected.coef).max()
+        assert np.abs(fit.intercept - expected.intercept).max() <= 1e-10
+        assert np.abs(fit.left_out - expected.left_out).max() <= 1e-10 * np.abs(expected.left_out).max()
 
 
 def test_a_matrix_without_a_cholesky_factor_is_seen():
@@ -224,7 +213,7 @@ def test_classifier_follows_its_tensors(rng):
     label = (kh.targets.TokenPower(2, dim=4)(sets) > 0.25).astype(int)
     here = kh.AttentionClassifier(n_heads=math.inf, alpha=0.1).fit(sets, label)
     there = kh.AttentionClassifier(n_heads=math.inf, alpha=0.1).fit(sets.to("cpu"), label)
-    assert type(there.layer_).__name__ == "DeviceKernelLayer"
+    assert there.layer_.device == "cpu"
     assert np.abs(here.predict_proba(sets) - there.predict_proba(sets)).max() <= 1e-8
     tokens = torch.tensor(np.concatenate([sets.query[:, None], sets.tokens.reshape(90, 5, 4)], axis=1))
     again = kh.AttentionClassifier(n_heads=math.inf, alpha=0.1).fit(tokens, label)
@@ -288,3 +277,12 @@ def test_norm_balls_and_batches_take_tensors_to_the_host(rng):
     np.testing.assert_allclose(
         model.predict(alone), kh.AttentionRegressor(5, random_state=0).partial_fit(batch, y).predict(batch)
     )
+
+
+def test_heads_may_be_tensors_wherever_the_sets_are(rng):
+    batch, heads = draw_sets(rng, n=8), kh.GaussianHeads().sample(5, 3, 0)
+    groups = kh.SetGroups(batch, [2, 6])
+    for sets in (batch, groups, kh.SetGroups(batch.to("cpu"), [2, 6])):
+        np.testing.assert_array_equal(
+            kh.attention_features(sets, torch.tensor(heads)), kh.attention_features(sets.numpy(), heads)
+        )

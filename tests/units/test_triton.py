@@ -60,8 +60,7 @@ def test_kernel_streams_to_another_place_and_type(rng, mean, monkeypatch):
     batch, law = draw_sets(rng, 250, 4, 6, ragged=True).astype("float32").to("cuda"), kh.GaussianHeads(mean=mean)
     whole = kh.attention_kernel(batch, None, law)
     for out in (torch.empty(250, 250), torch.empty(250, 250, dtype=torch.float64, device="cuda")):
-        parts = (batch.tokens, batch.offsets, batch.query)
-        dispatch.attention_gram(parts, None, *law.moments(6), "relu", 2**30, out)
+        dispatch.attention_gram(batch, None, *law.moments(6), "relu", 2**30, out)
         assert torch.equal(out, out.T)
         assert torch.allclose(out.float().cpu(), whole.cpu(), rtol=2e-6)
 

@@ -263,7 +263,6 @@ def rectified_rows(
 
 WIDTH = 128  # columns per chunk: with d = 16 the chunk and the row buffers fill a 32 KiB L1 cache
 BLOCK = 512  # row keys per pass over the columns
-FULL, UPPER, DIAGONAL = range(3)
 
 
 class Panel(NamedTuple):
@@ -355,19 +354,16 @@ def _begin_group(query_dot, owner, n_sets, query_cosine, total):
 
 
 @njit(**OPTIONS)
-def _end_group(mode, total, weight, owner, first, n_sets, out, origin, stride):
-    """K[i, s] += Σ_j w_j total_j over the columns of each set s that the mode asks for."""
+def _end_group(upper, total, weight, owner, first, n_sets, out, origin, stride):
+    """K[i, s] += Σ_j w_j total_j over the columns of each set s; where ``upper``, of sets s ≥ i."""
     for i in range(first, first + n_sets):
         for j in range(owner.size):
-            value = weight[j] * total[i - first, j]
-            if mode == FULL or (mode == UPPER and owner[j] >= i):
-                out[origin + i * stride + owner[j]] += value
-            elif mode == DIAGONAL and owner[j] == i:
-                out[origin + i * stride] += value
+            if not upper or owner[j] >= i:
+                out[origin + i * stride + owner[j]] += weight[j] * total[i - first, j]
 
 
 @njit(**OPTIONS)
-def _fill_chunk(code, biased, mode, mend, a, block, block_stop, b, chunk, chunk_stop, buffers, out, origin, stride):
+def _fill_chunk(code, biased, upper, mend, a, block, block_stop, b, chunk, chunk_stop, buffers, out, origin, stride):
     """The row keys block … block_stop − 1 against the columns chunk … chunk_stop − 1."""
     unit, query, cosine, query_dot, query_cosine, total, rho, moment, floors, column_series, row_series = buffers
     count, owner, weight = chunk_stop - chunk, b.owner[chunk:chunk_stop], b.weight[chunk:chunk_stop]
@@ -376,10 +372,8 @@ def _fill_chunk(code, biased, mode, mend, a, block, block_stop, b, chunk, chunk_
     power = 1 if code == RELU else 0
     for group in range(a.owner[block], set_last, 4):
         group_last = min(group + 4, set_last)
-        if mode != FULL and chunk_stop <= b.offsets[group]:
+        if upper and chunk_stop <= b.offsets[group]:
             break
-        if mode == DIAGONAL and b.offsets[group_last] <= chunk:
-            continue
         dots(a.query, group, group_last - 1, query, n_columns, query_dot)
         _begin_group(query_dot, owner, group_last - group, query_cosine, total)
         group_stop = min(a.offsets[group_last], block_stop)
@@ -398,18 +392,18 @@ def _fill_chunk(code, biased, mode, mend, a, block, block_stop, b, chunk, chunk_
                     power, a, group, start, stop, row_series, block, b, chunk, column_series, floors, cosine,
                     query_cosine, count, rho, moment, total,
                 )  # fmt: skip
-        _end_group(mode, total, weight, owner, group, group_last - group, out, origin, stride)
+        _end_group(upper, total, weight, owner, group, group_last - group, out, origin, stride)
 
 
 def _compile_with(stamp):
     """Return `fill_tile`, compiled on its first call or taken from the cache of a call with the same stamp."""
 
     @entry_point
-    def fill_tile(code, biased, mode, a, b, first, last, b_first, b_last, out, origin, stride):
+    def fill_tile(code, biased, upper, a, b, first, last, b_first, b_last, out, origin, stride):
         """Add the sums over pairs of keys to K in rows ``first … last − 1`` and columns ``b_first … b_last − 1``.
 
-        Entry (i, j) of K is ``out[origin + i·stride + j]``. With mode UPPER a is b, and only pairs of sets i ≤ j are
-        filled; with mode DIAGONAL only i = j, into column 0. ``biased`` is True for ReLU and step around a mean and
+        Entry (i, j) of K is ``out[origin + i·stride + j]``. Where ``upper``, a is b and only pairs of sets i ≤ j are
+        filled. ``biased`` is True for ReLU and step around a mean and
         None otherwise: None is a type of its own, so that the longer code for means is compiled by those who use it.
         """
         _ = stamp
@@ -421,8 +415,8 @@ def _compile_with(stamp):
             least_key, least_query = _least_first(a.unit, block, block_stop), _least_first(a.query, set_first, set_last)
             if biased is not None:
                 _fill_row_series(power, a.shift[block:block_stop], buffers.column_series, buffers.row_series)
-            columns_start = b.offsets[b_first if mode == FULL else max(b_first, set_first)]
-            columns_stop = b.offsets[set_last if mode == DIAGONAL else b_last]
+            columns_start = b.offsets[max(b_first, set_first) if upper else b_first]
+            columns_stop = b.offsets[b_last]
             for chunk in range(columns_start, columns_stop, WIDTH):
                 chunk_stop = min(chunk + WIDTH, columns_stop)
                 left, right = b.owner[chunk], b.owner[chunk_stop - 1] + 1
@@ -435,7 +429,7 @@ def _compile_with(stamp):
                     for j in range(chunk_stop - chunk):
                         buffers.floors[j] = series_floor(b.shift[chunk + j])
                 _fill_chunk(
-                    code, biased, mode, mend, a, block, block_stop, b, chunk, chunk_stop, buffers, out, origin, stride
+                    code, biased, upper, mend, a, block, block_stop, b, chunk, chunk_stop, buffers, out, origin, stride
                 )
 
     return fill_tile

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Iterable
 from functools import cache
 
 import numpy as np
 import torch
 
+from keyhole._array import block_size
 from keyhole._tensors import as_tensor
-from keyhole.attention import torch_features as features
 from keyhole.attention import torch_gram as gram
+from keyhole.attention.heads import DRAWN_BYTES, HeadArray, HeadDraw
+from keyhole.attention.torch_features import fill_features
+from keyhole.data.sets import SetBatch
 
 _FUSED_HOST = 2**31
 """Bytes of a panel of K on the device while K itself goes to the host."""
@@ -30,35 +32,34 @@ def is_fused(tensor: torch.Tensor, activation: str) -> bool:
 
 
 def attention_gram(
-    left: tuple[torch.Tensor, np.ndarray, torch.Tensor | None],
-    right: tuple[torch.Tensor, np.ndarray, torch.Tensor | None] | None,
+    a: SetBatch,
+    b: SetBatch | None,
     mean: np.ndarray | None,
     scale: float,
     activation: str,
     memory_budget: int,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """K of sets given as (tokens, offsets, query), in the type and on the device of the tokens, or into ``out``.
+    """K of sets, in the type and on the device of their tokens, or into ``out``.
 
     ``out`` may be of another type, and on the host for a matrix that outgrows the device: tiles stream there.
     """
-    a = gram.prepare(*left, mean, scale, activation)
-    b = None if right is None else gram.prepare(*right, mean, scale, activation)
-    tokens = left[0]
-    n, m = len(a.offsets) - 1, len((a if b is None else b).offsets) - 1
+    tokens = a.tokens
+    left = gram.prepare(tokens, a.offsets, a.query, mean, scale, activation)
+    right = None if b is None else gram.prepare(b.tokens, b.offsets, b.query, mean, scale, activation)
     if out is None:
-        out = torch.empty(n, m, dtype=tokens.dtype, device=tokens.device)
+        out = torch.empty(len(a), len(a if b is None else b), dtype=tokens.dtype, device=tokens.device)
     biased = mean is not None and activation in ("relu", "step")
     if not is_fused(tokens, activation):
-        return gram.gram(a, b, activation, biased, out, memory_budget)
+        return gram.gram(left, right, activation, biased, out, memory_budget)
     from keyhole.attention.triton_gram import fused_gram
 
     if out.dtype == torch.float32 and out.device == tokens.device:
-        return fused_gram(a, b, biased, out)
-    return _stream(a, b, biased, out)
+        return fused_gram(left, right, biased, out)
+    return _stream(left, right, biased, out)
 
 
-def _stream(left: gram.Panel, right: gram.Panel | None, biased: bool, out: torch.Tensor) -> torch.Tensor:
+def _stream(left: gram.TensorPanel, right: gram.TensorPanel | None, biased: bool, out: torch.Tensor) -> torch.Tensor:
     """Fused tiles of up to 2 GiB, each converted or copied to where ``out`` is; one triangle if symmetric."""
     from keyhole.attention.triton_gram import fused_gram
 
@@ -79,43 +80,24 @@ def _stream(left: gram.Panel, right: gram.Panel | None, biased: bool, out: torch
 
 
 def attention_features(
-    tokens: torch.Tensor,
-    offsets: np.ndarray,
-    query: torch.Tensor | None,
-    head_blocks: Iterable[tuple[slice, np.ndarray | torch.Tensor]],
-    n_heads: int,
-    activation: str,
-    memory_budget: int,
+    batch: SetBatch, heads: HeadDraw | HeadArray, activation: str, memory_budget: int
 ) -> torch.Tensor:
     """Φ (n, M·D) in the type and on the device of the tokens, block by block of heads."""
-    width = tokens.shape[1] + 1
-    out = torch.empty(len(offsets) - 1, n_heads * width, dtype=tokens.dtype, device=tokens.device)
-    for part, block in head_blocks:
+    tokens, width = batch.tokens, batch.dim + 1
+    out = torch.empty(len(batch), len(heads) * width, dtype=tokens.dtype, device=tokens.device)
+    scale = 1.0 / math.sqrt(len(heads))
+    for part, block in heads.blocks(block_size(DRAWN_BYTES * width**2, memory_budget)):
         columns = out[:, part.start * width : part.stop * width]
-        write_features(tokens, offsets, query, as_tensor(block, tokens), n_heads, activation, columns, memory_budget)
+        sets = (tokens, batch.offsets, batch.query, as_tensor(block, tokens))
+        if is_fused(tokens, activation):
+            from keyhole.attention.triton_features import fill_relu_features
+
+            fill_relu_features(*sets, scale, columns)
+        else:
+            fill_features(*sets, activation, scale, columns, memory_budget)
     if activation in ("exp", "square") and not bool(torch.isfinite(out).all()):
         raise ValueError(
             f"features must be finite: some overflow {out.dtype} under activation {activation!r}. Scale the tokens or "
             "the heads down, or use activation='softmax'."
         )
     return out
-
-
-def write_features(
-    tokens: torch.Tensor,
-    offsets: np.ndarray,
-    query: torch.Tensor | None,
-    heads: torch.Tensor,
-    n_heads: int,
-    activation: str,
-    out: torch.Tensor,
-    memory_budget: int,
-) -> None:
-    """Write the features of a block of heads, of ``n_heads`` in all, into ``out`` (n, m·D)."""
-    scale = 1.0 / math.sqrt(n_heads)
-    if is_fused(tokens, activation):
-        from keyhole.attention.triton_features import fill_relu_features
-
-        fill_relu_features(tokens, offsets, query, heads, scale, out)
-    else:
-        features.fill_features(tokens, offsets, query, heads, activation, scale, out, memory_budget)

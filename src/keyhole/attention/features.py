@@ -14,13 +14,12 @@ from jaxtyping import Float, Int
 from keyhole._array import MEMORY_BUDGET, block_size, blocks, run_threads, thread_count
 from keyhole._checks import check_choice, check_count, check_finite, check_float_array
 from keyhole.attention.activations import POINTWISE, SOFTMAX, check_activation
-from keyhole.attention.heads import HeadArray, HeadDraw, check_heads
+from keyhole.attention.heads import DRAWN_BYTES, HeadArray, HeadDraw, check_heads
 from keyhole.data.sets import SampleBatch, SetBatch, WrittenSets, check_samples, check_sets
 
 _TILE = 2**18  # bytes of heads worked on at a time: a quarter of a second-level cache
 _CACHE = 2**21  # bytes of heads gone through for each group of sets: twice that cache, so a part of the third level
 _TASK = 2e7  # operations that are worth handing to another thread
-_DRAW = 40  # bytes that one entry of W takes while it is drawn, converted and packed
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class TiledLayer:
         self, memory_budget: int, bytes_per_head: int = 0, *, in_cache: bool = False
     ) -> Iterator[tuple[slice, Float[np.ndarray, "m e e"]]]:
         """Cut the heads so that a block, with what it takes to draw and pack it, fits the budget."""
-        size = block_size(bytes_per_head + _DRAW * self.width**2, memory_budget)
+        size = block_size(bytes_per_head + DRAWN_BYTES * self.width**2, memory_budget)
         if in_cache:
             size = min(size, block_size(self.width**2 * self.dtype.itemsize, _CACHE))
         return self.heads.blocks(size)
@@ -218,7 +217,7 @@ def attention_features(
     ----------
     batch : SetBatch
         n sets of keys of dimension d. Sets without a query have the constant query x~_0 = [0; √2]. For `SetGroups`
-        the features of a sample are the mean of those of its sets.
+        the features of a sample are the mean of those of its sets, by NumPy wherever they live.
     heads : array (M, D, D) or HeadDraw
         The frozen W_m, D = d + 1. A ``HeadDraw`` is regenerated block by block, never stored whole.
     activation : {"relu", "linear", "square", "step", "exp", "softmax"}
@@ -246,27 +245,19 @@ def attention_features(
     (2, 40)
     """
     check_samples(batch, "batch")
-    heads = check_heads(heads, batch.dim)
+    heads = check_heads(heads, batch.dim, keep_tensor=batch.is_plain and batch.device is not None)
     if not batch.is_plain:
         return _pooled_features(batch, heads, activation, dtype)
     if batch.device is not None:
-        return _tensor_features(batch.sets, heads, activation, dtype)
+        from keyhole.attention import dispatch
+
+        sets = batch.sets if dtype is None else batch.sets.astype(check_dtype(dtype))
+        return dispatch.attention_features(sets, heads, check_activation(activation), MEMORY_BUDGET)
     layer = TiledLayer.of(batch.sets, heads, activation, dtype)
     out = np.empty((len(batch), len(heads) * layer.width), layer.dtype)
     for part, block in layer.head_blocks(MEMORY_BUDGET):
         layer.write(out, part.start * layer.width, block, slice(0, len(batch)))
     return out
-
-
-def _tensor_features(batch: SetBatch, heads: HeadDraw | HeadArray, activation: str, dtype: Any) -> Any:
-    """The features of torch tensors, where they are."""
-    from keyhole.attention import dispatch
-
-    activation = check_activation(activation)
-    batch = batch if dtype is None else batch.astype(check_dtype(dtype))
-    parts = heads.blocks(block_size(_DRAW * (batch.dim + 1) ** 2, MEMORY_BUDGET))
-    sets = (batch.tokens, batch.offsets, batch.query)
-    return dispatch.attention_features(*sets, parts, len(heads), activation, MEMORY_BUDGET)
 
 
 _TOKENS = 200_000
@@ -305,37 +296,11 @@ def feature_blocks(
     reuse_buffer: bool = False,
     centre: np.ndarray | None = None,
 ) -> Iterator[tuple[slice, Float[np.ndarray, "n p"]]]:
-    """Yield the features block by block of heads, so that Φ never exists as a whole.
+    """Yield (heads, features) block by block of heads, within ``memory_budget`` bytes: Φ never exists as a whole.
 
-    Parameters
-    ----------
-    batch, heads, activation, dtype
-        As for ``attention_features``. The scaling M^{-1/2} is that of all heads.
-    memory_budget : int
-        Bytes that a block of features and the heads behind it may take together; one head at the least.
-    reuse_buffer : bool
-        Write every block into the same memory, which saves the system's work of handing out new pages. Each
-        block is then overwritten when the next is asked for.
-    centre : array (M·D,), optional
-        Subtracted from the features of every set as they are written, at no cost.
-
-    Yields
-    ------
-    part : slice
-        The heads of the block.
-    features : array (n, m·D)
-        Columns ``part.start·D … part.stop·D − 1`` of Φ.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import keyhole as kh
-    >>> from keyhole.attention.heads import HeadDraw
-    >>> batch = kh.SetBatch(np.ones((4, 2, 3)))
-    >>> draw = HeadDraw(kh.GaussianHeads(), n_heads=100, dim=3, seed=0)
-    >>> gram = sum(phi @ phi.T for _, phi in feature_blocks(batch, draw, reuse_buffer=True))
-    >>> gram.shape
-    (4, 4)
+    Columns ``part.start·D … part.stop·D − 1`` of Φ, scaled by M^{-1/2} of all heads, less those of ``centre`` (M·D,),
+    which costs nothing as they are written. With ``reuse_buffer`` every block is written into the same memory, which
+    saves the system's work of handing out new pages: it is overwritten when the next is asked for.
     """
     # checked here and not in the generators, so that a mistake shows where it is made
     check_samples(batch, "batch")
@@ -387,35 +352,9 @@ def apply_values(
     dtype: Any = None,
     memory_budget: int = MEMORY_BUDGET,
 ) -> Float[np.ndarray, "n t"]:
-    """Return Φ·values, the outputs of the layer, without ever forming Φ.
+    """Return Φ·values (n, t), the outputs f(x) = Σ_m <v_m, φ_m(x)> of the layer, without ever forming Φ.
 
-    Parameters
-    ----------
-    batch, heads, activation, dtype
-        As for ``attention_features``.
-    values : array (M·D, t) or (M, D, t)
-        One value vector per head and output.
-    memory_budget : int
-        Bytes that temporaries may take.
-
-    Returns
-    -------
-    array (n, t)
-        f(x) = Σ_m <v_m, φ_m(x)> for each set and output.
-
-    Notes
-    -----
-    Cost: that of the features without writing them, and 2MD·t operations per set.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import keyhole as kh
-    >>> batch = kh.SetBatch(np.ones((4, 2, 3)))
-    >>> heads = kh.GaussianHeads().sample(n_heads=10, dim=3, seed=0)
-    >>> values = np.ones((40, 1))
-    >>> bool(np.allclose(apply_values(batch, heads, values), kh.attention_features(batch, heads) @ values))
-    True
+    ``values`` is (M·D, t) or (M, D, t). Cost: that of the features without writing them, and 2MD·t operations per set.
     """
     check_samples(batch, "batch")
     heads, memory_budget = check_heads(heads, batch.dim), check_count(memory_budget, "memory_budget")
@@ -481,43 +420,12 @@ def attention_pullback(
     n_means: int | None = None,
     memory_budget: int = MEMORY_BUDGET,
 ) -> Float[np.ndarray, "k e e"]:
-    """Return the gradient of Σ <cotangent, Φ> in the means that the heads share out among themselves.
+    """Return the gradient (K, D, D) of Σ <cotangent, Φ> in the means U, where W_m = U_k + noise with k = m mod K.
 
     With a_m = cotangent_m / √M and g_mi = <a_m, x~_i>, the gradient in the score s_mi is σ'(s_mi) g_mi / N, or
-    w_mi (g_mi − Σ_j w_mj g_mj) for softmax weights w; that in W_m is Σ_i ∂s_mi x~_0 x~_iᵀ, summed over sets.
-
-    Parameters
-    ----------
-    batch : SetBatch
-        n sets.
-    heads : array (M, D, D)
-        W_m = U_k + noise with k = m mod K.
-    cotangent : array (n, M·D)
-        Gradient in the features, column m·D + e for coordinate e of head m.
-    activation : {"relu", "softmax", "linear", "square", "exp"}
-    n_means : int, optional
-        K; M by default, which gives the gradient in every head.
-    memory_budget : int
-        Bound in bytes on temporaries.
-
-    Returns
-    -------
-    array (K, D, D)
-        The gradient in U, in the precision of ``heads``.
-
-    Notes
-    -----
-    Cost: 2MD² + 6MD·N_i operations for a set of N_i keys: about that of the features themselves. Sets of equal
-    length are stacked, so nothing is padded.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import keyhole as kh
-    >>> batch = kh.SetBatch(np.ones((2, 3, 2)), query=np.ones((2, 2)))
-    >>> heads = np.full((1, 3, 3), 0.1)
-    >>> attention_pullback(batch, heads, np.ones((2, 3)))[0, 0]      # 2 sets, σ' = 1, <1, x~> = 3
-    array([6., 6., 6.])
+    w_mi (g_mi − Σ_j w_mj g_mj) for softmax weights w; that in W_m is Σ_i ∂s_mi x~_0 x~_iᵀ, summed over sets. K = M
+    unless given. Cost: 2MD² + 6MD·N_i operations for a set of N_i keys, about that of the features themselves. Sets
+    of equal length are stacked, so nothing is padded.
     """
     check_choice(activation, "activation", DIFFERENTIABLE)
     n_heads, width = heads.shape[:2]
@@ -652,7 +560,7 @@ def mlp_features(batch: SetBatch, weights: np.ndarray, *, dtype: Any = None) -> 
     out = np.empty((len(batch), len(weights)), number)
     for rows in blocks(len(batch), block_size(2 * weights.shape[1] * number.itemsize, MEMORY_BUDGET)):
         # ReLU is homogeneous: scaling the narrow side saves a pass over the wide one
-        flat = _flatten(tokens[rows])
+        flat = flatten_sets(tokens[rows])
         flat *= scale
         with np.errstate(over="ignore", invalid="ignore"):
             np.matmul(flat, weights.T, out=out[rows])
@@ -661,7 +569,23 @@ def mlp_features(batch: SetBatch, weights: np.ndarray, *, dtype: Any = None) -> 
     return out
 
 
-def _flatten(batch: SetBatch) -> Float[np.ndarray, "n z"]:
+def check_equal_lengths(batches: dict[str, SetBatch]) -> int:
+    """Return N, the number of keys that all sets of the batches, given by name, share."""
+    (name, first), *_ = batches.items()
+    n_keys = int(first.lengths[0])
+    for other, batch in batches.items():
+        different = np.flatnonzero(batch.lengths != n_keys)
+        if different.size:
+            i = int(different[0])
+            raise ValueError(
+                "the MLP sees the keys as one long vector, so all sets must have the same number of keys: "
+                f"set 0 of `{name}` has {n_keys} and set {i} of `{other}` has {batch.lengths[i]}. Use "
+                "attention_features or attention_kernel for sets of different sizes, or bring them to one size."
+            )
+    return n_keys
+
+
+def flatten_sets(batch: SetBatch) -> Float[np.ndarray, "n z"]:
     """Return z = [x_0; x_1; …; x_N; 1] of every set, with zeros for x_0 where there is no query."""
     n, dim = batch.shape
     keys = batch.tokens.reshape(n, -1)
@@ -684,14 +608,7 @@ def _check_overflow(flat: Float[np.ndarray, "n z"], weights: Float[np.ndarray, "
 
 
 def _check_weights(weights: np.ndarray, batch: SetBatch, dtype: np.dtype[Any]) -> Float[np.ndarray, "p z"]:
-    lengths = batch.lengths
-    n_keys = int(lengths[0])
-    if (lengths != n_keys).any():
-        i = int((lengths != n_keys).argmax())
-        raise ValueError(
-            "the MLP features need sets of equal length, because they flatten the set: set 0 has "
-            f"{n_keys} keys and set {i} has {lengths[i]}. Use attention_features, which takes any lengths."
-        )
+    n_keys = check_equal_lengths({"batch": batch})
     weights = check_float_array(weights, "weights")
     columns = (n_keys + 1) * batch.dim + 1
     if weights.ndim != 2 or weights.shape[1] != columns or len(weights) == 0:

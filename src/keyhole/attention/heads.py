@@ -151,20 +151,13 @@ class QueryKeyHeads(_Params):
         return heads
 
 
+DRAWN_BYTES = 40
+"""Bytes that one entry of W takes while it is drawn, converted and packed."""
+
+
 class HeadDraw:
-    """M heads of a law under one seed, regenerated block by block instead of stored.
+    """M heads of a law under one seed, (D, D) with D = dim + 1 each, regenerated block by block instead of stored.
 
-    Parameters
-    ----------
-    law : HeadLaw
-    n_heads : int
-        M.
-    dim : int
-        Token dimension d; heads are (D, D) with D = d + 1.
-    seed : int
-
-    Examples
-    --------
     >>> draw = HeadDraw(GaussianHeads(), n_heads=1000, dim=3, seed=0)
     >>> draw.block(10, 30).shape
     (20, 4, 4)
@@ -199,7 +192,7 @@ class HeadDraw:
 
     def stored(self, memory_budget: int) -> HeadDraw:
         """The same heads, drawn once and kept if drawing them takes no more than the budget; else these."""
-        taken = 40 * self.n_heads * (self.dim + 1) ** 2
+        taken = DRAWN_BYTES * self.n_heads * (self.dim + 1) ** 2
         return _StoredDraw(self) if taken <= memory_budget else self
 
 
@@ -228,8 +221,8 @@ class HeadArray:
         return ((part, self.heads[part]) for part in blocks(len(self.heads), size))
 
 
-def check_heads(heads: Any, dim: int) -> HeadDraw | HeadArray:
-    """Return a draw, or an array or tensor (M, D, D), that fits tokens of dimension ``dim``."""
+def check_heads(heads: Any, dim: int, *, keep_tensor: bool = False) -> HeadDraw | HeadArray:
+    """Return a draw, or an array (M, D, D), that fits tokens of dimension ``dim``; a tensor stays one if asked to."""
     if isinstance(heads, HeadArray):
         return heads
     if isinstance(heads, HeadDraw):
@@ -240,9 +233,10 @@ def check_heads(heads: Any, dim: int) -> HeadDraw | HeadArray:
             )
         return heads
     if is_tensor(heads):
-        from keyhole._tensors import check_float_tensor
+        from keyhole._tensors import as_array, check_float_tensor
 
-        heads = check_float_tensor(heads, "heads")  # a look for NaN among them would wait for the device
+        heads = check_float_tensor(heads, "heads")
+        heads = heads if keep_tensor else as_array(heads)
     else:
         heads = check_float_array(heads, "heads")
     if heads.ndim != 3 or tuple(heads.shape[1:]) != (dim + 1, dim + 1) or len(heads) == 0:
@@ -251,7 +245,7 @@ def check_heads(heads: Any, dim: int) -> HeadDraw | HeadArray:
             f"{dim}: got shape {tuple(heads.shape)}. The last row and column belong to the appended one; "
             f"law.sample(n_heads, dim={dim}, seed=…) draws such heads."
         )
-    if not is_tensor(heads):
+    if not is_tensor(heads):  # to look for NaN among tensors would be to wait for the device
         check_finite(heads, "heads")
     return HeadArray(heads)
 
@@ -270,26 +264,9 @@ def identity_mean(dim: int) -> Float[np.ndarray, "e e"]:
 
 
 def sample_mlp_weights(width: int, n_keys: int, dim: int, seed: int, *, start: int = 0) -> Float[np.ndarray, "m z"]:
-    """Draw first-layer weights of the MLP baseline: w ~ N(0, I/(N+2)) on z = [x_0; …; x_N; 1].
+    """Draw first-layer weights (width, (N+1)·d + 1) of the MLP baseline: w ~ N(0, I/(N+2)) on z = [x_0; …; x_N; 1].
 
-    Parameters
-    ----------
-    width : int
-        Number of hidden units; M(d+1) of them match the parameters of M attention heads.
-    n_keys, dim : int
-        N and d.
-    seed : int
-    start : int
-        First unit of the sequence to draw: draws nest as heads do.
-
-    Returns
-    -------
-    array (width, (N+1)·d + 1)
-
-    Examples
-    --------
-    >>> sample_mlp_weights(width=5, n_keys=2, dim=3, seed=0).shape
-    (5, 10)
+    M(d+1) units match the parameters of M attention heads. Draws nest as heads do; ``start`` is the first to draw.
     """
     width, n_keys, dim = check_count(width, "width"), check_count(n_keys, "n_keys"), check_count(dim, "dim")
     return standard_normals(width, (n_keys + 1) * dim + 1, seed, start=start) / math.sqrt(n_keys + 2)
@@ -385,23 +362,10 @@ class FittedHeads:
         return tuple(GaussianHeads(mean, self.scale) for mean in self.means_)
 
     def strongest_pairs(self, names: Sequence[str], count: int = 10, *, mean: int = 0) -> list[tuple[str, str, float]]:
-        """The query and key coordinates that one mean pairs most strongly, by name.
+        """The (query name, key name, entry) of one mean of largest size; ``names`` are those of the d coordinates.
 
-        Parameters
-        ----------
-        names : sequence of d strings
-            Names of the coordinates of a token. The appended one is called "1".
-        count : int
-            How many pairs.
-        mean : int
-            Which of the means.
+        The appended one is called "1".
 
-        Returns
-        -------
-        list of (query name, key name, entry of W_0), largest size first
-
-        Examples
-        --------
         >>> import numpy as np
         >>> law = FittedHeads(np.array([[[0.0, 2.0, 0.0], [0.0, 0.0, 0.0], [0.0, -3.0, 0.0]]]), scale=0.25)
         >>> law.strongest_pairs(["who", "where"], count=2)

@@ -10,6 +10,7 @@ from jaxtyping import Float
 
 from keyhole._array import MEMORY_BUDGET, block_size, blocks, run_threads, set_blocks
 from keyhole.attention.activations import POINTWISE, check_pointwise
+from keyhole.attention.features import check_equal_lengths, flatten_sets
 from keyhole.attention.heads import GaussianHeads, HeadLaw
 from keyhole.data.sets import SampleBatch, SetBatch, check_samples, check_sets
 
@@ -97,12 +98,12 @@ def _sets_kernel(
     a_samples: SampleBatch, b_samples: SampleBatch | None, law: HeadLaw | None, activation: str, memory_budget: int
 ) -> Float[Any, "n m"]:
     """The kernel of samples of one set each."""
-    from keyhole.attention import compiled_gram as gram
-
     a, b = a_samples.sets, None if b_samples is None else b_samples.sets
     code, mean, scale = _check_arguments(a, b, law, activation)
     if a.device is not None:
-        return _check_overflow(_fill_tensor_kernel(a, b, mean, scale, activation, memory_budget), activation)
+        from keyhole.attention.dispatch import attention_gram
+
+        return _check_overflow(attention_gram(a, b, mean, scale, activation, memory_budget), activation)
     biased = True if mean is not None and activation in ("relu", "step") else None
     rows = _panels(a, memory_budget)
     columns = rows if b is None else _panels(b, memory_budget)
@@ -112,8 +113,7 @@ def _sets_kernel(
         for column in columns[i:] if b is None else columns:
             same = b is None and column == row
             right = left if same else _prepare((a if b is None else b)[column], mean, scale, code)
-            mode = gram.UPPER if same else gram.FULL
-            _fill(code, biased, mode, left, right, out, row.start, column.start)
+            _fill(code, biased, same, left, right, out, row.start, column.start)
     if b is None:
         _mirror(out)
     return _check_overflow(out, activation)
@@ -142,52 +142,6 @@ def _pooled_kernel(
             if b is None:
                 out[columns, rows] = tile.T
     return out
-
-
-def attention_kernel_diagonal(
-    a: SetBatch,
-    law: HeadLaw | None = None,
-    activation: str = "relu",
-    *,
-    memory_budget: int = MEMORY_BUDGET,
-) -> Float[np.ndarray, " n"]:
-    """Return K(x, x) for every set: the diagonal of ``attention_kernel(a)`` without the rest.
-
-    Parameters
-    ----------
-    a : SetBatch
-    law : GaussianHeads, optional
-        Zero mean by default.
-    activation : {"relu", "linear", "square", "step", "exp"}
-    memory_budget : int
-        As in `attention_kernel`.
-
-    Returns
-    -------
-    array (n,), float64
-
-    Notes
-    -----
-    Cost: Σ_i N_i max(N_i, 256) pairs of keys, at the price per pair of `attention_kernel`.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import keyhole as kh
-    >>> attention_kernel_diagonal(kh.SetBatch(np.eye(3)[:, None, :]))   # one unit key each: E u²_+ |x~|²
-    array([1., 1., 1.])
-    """
-    from keyhole.attention import compiled_gram as gram
-
-    check_sets(a, "a")
-    a = a.sets.numpy()
-    code, mean, scale = _check_arguments(a, None, law, activation)
-    biased = True if mean is not None and activation in ("relu", "step") else None
-    out = np.zeros(len(a))
-    for row in _panels(a, memory_budget):
-        panel = _prepare(a[row], mean, scale, code)
-        _fill(code, biased, gram.DIAGONAL, panel, panel, out[:, None], row.start, 0)
-    return _check_overflow(out, activation)
 
 
 def mlp_kernel(
@@ -229,10 +183,12 @@ def mlp_kernel(
         check_sets(b, "b")
         b = None if b is a else b.sets.numpy()
     a = a.sets.numpy()
-    n_keys = _check_equal_lengths(a, b)
+    if b is not None:
+        _check_alike(a, b)
+    n_keys = check_equal_lengths({"a": a} if b is None else {"a": a, "b": b})
     columns_of, symmetric = (a, True) if b is None else (b, False)
     out = np.empty((len(a), len(columns_of)))
-    step = block_size(2 * 8 * _flat_width(n_keys, a.dim), memory_budget)
+    step = block_size(2 * 8 * ((n_keys + 1) * a.dim + 1), memory_budget)
     for row in blocks(len(a), step):
         units, norms = _flat_units(a[row])
         for column in blocks(len(columns_of), step):
@@ -249,26 +205,24 @@ def mlp_kernel(
 def tensor_kernel(a: SetBatch, law: HeadLaw | None, activation: str, dtype: str, memory_budget: int) -> Any:
     """The Gram matrix of torch tensors, computed in their type and stored in ``dtype``: ridge needs float64."""
     from keyhole._tensors import empty_like
+    from keyhole.attention.dispatch import attention_gram
 
     _, mean, scale = _check_arguments(a, None, law, activation)
     out = empty_like(a.tokens, len(a), dtype)
-    return _check_overflow(_fill_tensor_kernel(a, None, mean, scale, activation, memory_budget, out), activation)
+    return _check_overflow(attention_gram(a, None, mean, scale, activation, memory_budget, out), activation)
 
 
-def _fill_tensor_kernel(
-    a: SetBatch,
-    b: SetBatch | None,
-    mean: np.ndarray | None,
-    scale: float,
-    activation: str,
-    memory_budget: int,
-    out: Any = None,
-) -> Any:
-    """The kernel of torch tensors, where they are."""
-    from keyhole.attention.dispatch import attention_gram
-
-    left, right = (a.tokens, a.offsets, a.query), None if b is None else (b.tokens, b.offsets, b.query)
-    return attention_gram(left, right, mean, scale, activation, memory_budget, out)
+def _check_alike(a: SetBatch, b: SetBatch) -> None:
+    if a.dim != b.dim:
+        raise ValueError(
+            f"`a` and `b` must share their token dimension: got {a.dim} and {b.dim}. "
+            "A kernel compares sets from one space."
+        )
+    if a.device != b.device:
+        raise ValueError(
+            f"`a` and `b` must live in one place: got {a.device or 'NumPy'} and {b.device or 'NumPy'}. "
+            "Move one of them with .to(device) or .numpy()."
+        )
 
 
 def _check_arguments(
@@ -277,16 +231,7 @@ def _check_arguments(
     """Return the code of the activation and the moments of the law."""
     code = POINTWISE.index(check_pointwise(activation))
     if b is not None:
-        if a.dim != b.dim:
-            raise ValueError(
-                f"`a` and `b` must share their token dimension: got {a.dim} and {b.dim}. "
-                "A kernel compares sets from one space."
-            )
-        if a.device != b.device:
-            raise ValueError(
-                f"`a` and `b` must live in one place: got {a.device or 'NumPy'} and {b.device or 'NumPy'}. "
-                "Move one of them with .to(device) or .numpy()."
-            )
+        _check_alike(a, b)
     law = GaussianHeads() if law is None else law
     if isinstance(law, type):
         raise TypeError(f"`law` must be a law, not its class: got {law.__name__}. Write {law.__name__}().")
@@ -298,25 +243,6 @@ def _check_arguments(
         )
     mean, scale = law.moments(a.dim)
     return code, mean, scale
-
-
-def _check_equal_lengths(a: SetBatch, b: SetBatch | None) -> int:
-    """Return N, the number of keys that all sets of a and b share."""
-    n_keys = int(a.lengths[0])
-    for name, batch in (("a", a), ("b", b)):
-        if batch is None:
-            continue
-        if batch.dim != a.dim:
-            raise ValueError(f"`a` and `b` must share their token dimension: got {a.dim} and {batch.dim}.")
-        different = np.flatnonzero(batch.lengths != n_keys)
-        if different.size:
-            i = int(different[0])
-            raise ValueError(
-                "the MLP sees the keys as one long vector, so all sets must have the same number of keys: "
-                f"set 0 of `a` has {n_keys} and set {i} of `{name}` has {batch.lengths[i]}. "
-                "Use attention_kernel for sets of different sizes, or bring them to one size."
-            )
-    return n_keys
 
 
 def _check_overflow(out: Any, activation: str) -> Any:
@@ -370,27 +296,25 @@ def _units(extended: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _fill(
-    code: int, biased: bool | None, mode: int, left: Panel, right: Panel, out: np.ndarray, row: int, column: int
+    code: int, biased: bool | None, upper: bool, left: Panel, right: Panel, out: np.ndarray, row: int, column: int
 ) -> None:
-    """Fill the panel of K whose first entry is (row, column), tile by tile, on all threads."""
+    """Fill the panel of K whose first entry is (row, column), or its upper triangle, tile by tile on all threads."""
     from keyhole.attention import compiled_gram as gram
     from keyhole.attention.compiled import announce_compilation
 
     announce_compilation(gram.fill_tile)
-    n_columns = len(right.offsets) - 1
-    spans = [slice(0, n_columns)] if mode == gram.DIAGONAL else set_blocks(right.offsets, _SPAN)
     tiles = [
         (rows.start, rows.stop, span.start, span.stop)
         for rows in set_blocks(left.offsets, _STRIP)
-        for span in spans
-        if mode != gram.UPPER or span.stop > rows.start
+        for span in set_blocks(right.offsets, _SPAN)
+        if not upper or span.stop > rows.start
     ]
     # a view of some columns has another memory layout, for which the loops would be compiled afresh
     flat, stride = out.reshape(-1), out.shape[1]
     origin = row * stride + column
 
     def work(tile: tuple[int, int, int, int]) -> None:
-        gram.fill_tile(code, biased, mode, left, right, *tile, flat, origin, stride)
+        gram.fill_tile(code, biased, upper, left, right, *tile, flat, origin, stride)
 
     run_threads(work, tiles)
 
@@ -403,19 +327,9 @@ def _mirror(square: np.ndarray) -> None:
         corner[:] = np.triu(corner) + np.triu(corner, 1).T
 
 
-def _flat_width(n_keys: int, dim: int) -> int:
-    """Columns of z = [x_0; …; x_N; 1]."""
-    return (n_keys + 1) * dim + 1
-
-
 def _flat_units(batch: SetBatch) -> tuple[np.ndarray, np.ndarray]:
     """Split z = [x_0; …; x_N; 1] of every set into direction and length."""
-    n, dim = len(batch), batch.dim
-    flat = np.zeros((n, _flat_width(len(batch.tokens) // n, dim)))
-    if batch.query is not None:
-        flat[:, :dim] = batch.query
-    flat[:, dim:-1] = batch.tokens.reshape(n, -1)
-    flat[:, -1] = 1.0
+    flat = flatten_sets(batch.astype(np.float64))
     norms = np.sqrt(np.einsum("nz,nz->n", flat, flat))
     flat /= norms[:, None]
     return flat, norms

@@ -16,11 +16,11 @@ from keyhole._checks import check_choice, check_count, check_number, check_seed
 from keyhole.attention.features import DIFFERENTIABLE, attention_features, attention_pullback
 from keyhole.attention.heads import FittedHeads, GaussianHeads, HeadLaw, Step, _Params, identity_mean, standard_normals
 from keyhole.data.sets import SampleBatch
-from keyhole.ridge.gram import ridge_gram_path
-from keyhole.ridge.left_out import GroupPath, LooGradient, leave_groups_out, loo_gradient
-from keyhole.ridge.problem import RidgeSolution
+from keyhole.ridge.gradient import LooGradient, loo_gradient
+from keyhole.ridge.gram import ridge_gram
+from keyhole.ridge.problem import RidgeProblem
 
-_RUNS = 100
+_HELD_OUT_RUNS = 100
 """The held-out part is made of runs of consecutive samples, a hundredth of them each: neighbours in a table are often
 related (questions about one story), and a sample held out beside its sibling is not held out."""
 
@@ -29,16 +29,8 @@ related (questions about one story), and a sample held out beside its sibling is
 class Task:
     """Training samples with the options of the layer that will be fitted to them.
 
-    Attributes
-    ----------
-    batch : SampleBatch
-    columns : array (n, t)
-        Outputs, centred and scaled so that their mean square is 1.
-    weights : array (n,) or None
-    activation : str
-    fit_intercept : bool
-    groups : array (n,) or None
-        Samples that are left out together.
+    ``columns`` are outputs, centred and scaled so that their mean square is 1; samples of one of the ``groups`` are
+    left out together.
     """
 
     batch: SampleBatch = field(repr=False)
@@ -77,6 +69,12 @@ class Task:
         groups = None if self.groups is None else self.groups[rows]
         return replace(self, batch=self.batch[rows], columns=self.columns[rows], weights=weights, groups=groups)
 
+    def at_most(self, count: int, seed: int) -> Task:
+        """At most ``count`` of the samples, drawn at random, in their order."""
+        if len(self) <= count:
+            return self
+        return self.take(np.sort(np.random.default_rng([seed, count]).permutation(len(self))[:count]))
+
     def features(self, heads: Float[np.ndarray, "m e e"]) -> Float[np.ndarray, "n p"]:
         """Features in float32: an error only steers the search, and the values are fitted afresh afterwards."""
         return attention_features(self.batch, heads, self.activation, dtype=np.float32)
@@ -89,16 +87,12 @@ def held_out_parts(
 
     ``turns`` of them, or as many as there are samples for; never all samples in one.
 
-    Examples
-    --------
-    >>> [int(mask.sum()) for mask in held_out_parts(1000, 0.2, seed=0)]
-    [200]
     >>> sum(held_out_parts(90, 0.2, seed=0, turns=5)).tolist() == [1] * 90
     True
     """
     rng = np.random.default_rng(seed)
     if groups is None:
-        groups = np.arange(n) // max(1, n // _RUNS)
+        groups = np.arange(n) // max(1, n // _HELD_OUT_RUNS)
     _, member, counts = np.unique(groups, return_inverse=True, return_counts=True)
     order = rng.permutation(len(counts))
     ends = np.cumsum(counts[order])
@@ -128,23 +122,20 @@ def judge(task: Task, law: HeadLaw, n_heads: int, seed: int, held_out: Task | No
     features = task.features(heads)
     centre = features.mean(axis=0) if task.fit_intercept else np.zeros(features.shape[1], features.dtype)
     features -= centre
-    options: dict[str, Any] = {"fit_intercept": task.fit_intercept, "weights": task.weights}
+    options: dict[str, Any] = {"fit_intercept": task.fit_intercept, "weights": task.weights, "groups": task.groups}
     gram = features @ features.T
-    fit: GroupPath | RidgeSolution
+    few = None
     if task.groups is not None:
         # a few, from what float32 carries up, will do to compare laws
         few = (float(np.linalg.norm(gram)) or 1.0) * np.geomspace(4e-6, 1.0, 7)
-        fit = leave_groups_out(gram, task.columns, task.groups, few, **options)
-        residuals = fit.residuals
-    else:
-        fit = ridge_gram_path(gram, task.columns, dtype=np.float64, **options).solution()
-        residuals = fit.loo_residuals
+    fit = ridge_gram(gram, RidgeProblem.of(task.columns, few, **options), dtype=np.float64)
+    assert fit.left_out is not None
     ahead = np.zeros(0)
     if held_out is not None:
         values = features.T @ fit.coef.astype(features.dtype)
         predicted = (held_out.features(heads) - centre) @ values + fit.intercept
         ahead = np.square(held_out.columns - predicted).mean(axis=1)
-    return Judgement(np.square(residuals).mean(axis=1), ahead, fit.alpha)
+    return Judgement(np.square(fit.left_out).mean(axis=1), ahead, fit.alpha)
 
 
 def improvement(
@@ -230,15 +221,13 @@ class IdentityHeads(UnfittedLaw):
         task = Task.of(
             batch, np.asarray(y, dtype=float).reshape(len(batch), -1), weights, activation, fit_intercept, groups
         )
-        choice, tried = choose_identity(
-            shrink(task, check_count(self.max_samples, "max_samples"), seed),
+        return choose_identity(
+            task.at_most(check_count(self.max_samples, "max_samples"), seed),
             _numbers(self.strengths, "strengths"),
             _numbers(self.scales, "scales"),
             check_count(self.n_heads, "n_heads"),
             seed,
-        )
-        del tried
-        return choice
+        )[0]
 
 
 def choose_identity(
@@ -262,13 +251,6 @@ def choose_identity(
     return law, judged[best]
 
 
-def shrink(task: Task, most: int, seed: int) -> Task:
-    """At most ``most`` of the samples, drawn at random, in their order."""
-    if len(task) <= most:
-        return task
-    return task.take(np.sort(np.random.default_rng([seed, most]).permutation(len(task))[:most]))
-
-
 def _numbers(values: Any, name: str) -> list[float]:
     if np.ndim(values) != 1 or len(values) == 0:
         raise ValueError(f"`{name}` must be a sequence of at least one number: got {values!r}.")
@@ -276,10 +258,10 @@ def _numbers(values: Any, name: str) -> list[float]:
     return [check_number(v, f"{name}[{i}]", minimum=minimum, exclusive=name == "scales") for i, v in enumerate(values)]
 
 
-_MEMORY = 0.8
+_KEPT_SHARE = 0.8
 """Share of the running average of the means that a step keeps: about five steps, enough to calm fresh noise."""
 
-_RAISES = 60
+_MAX_RAISES = 60
 """How often a penalty that float32 cannot carry is raised by a factor e: 26 decades."""
 
 
@@ -348,67 +330,53 @@ class Adam:
         return np.asarray(-self.rate * mean / (size + 1e-12))
 
 
-class Descent:
-    """The state of a descent: means, scales, penalty and their moments; `step` moves it, `law` is where it is.
+class LawDescent:
+    """A descent on the law of heads: means, scales, penalty and their moments; `step` moves it, `law` is where it is.
 
     Every step draws fresh noise and, of many samples, a fresh part: what falls is the error of the law, not that
     of some heads of it.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        start: Float[np.ndarray, "k e e"],
-        scale: float,
-        alpha: float,
-        *,
-        learn_scales: bool,
-        n_heads: int,
-        rate: float,
-        shrinkage: float,
-        max_samples: int,
-        seed: int,
-    ) -> None:
-        self.task, self.means, self.anchor = task, start.copy(), start
-        self.scale, self.log_alpha = scale, math.log(alpha)
+    def __init__(self, task: Task, start: Float[np.ndarray, "k e e"], alpha: float, plan: LearningPlan) -> None:
+        self.task, self.plan, self.means, self.anchor = task, plan, start.copy(), start
+        self.log_alpha = math.log(alpha)
         self.scales = np.zeros((2, start.shape[1]))  # logarithms, of the query's and of the key's coordinates
-        self.learn_scales = learn_scales
-        self.n_heads, self.shrinkage, self.max_samples, self.seed = n_heads, shrinkage, max_samples, seed
-        self.adam, self.adam_of_scales, self.penalty = Adam(rate), Adam(rate), Adam(0.1)
+        self.adam, self.adam_of_scales, self.penalty = Adam(plan.rate), Adam(plan.rate), Adam(0.1)
         self.count = 0
         self.average = start.copy()
         self.average_scales = self.scales.copy()
 
     def law(self, **about: Any) -> FittedHeads:
         """The law of the running averages."""
-        query, key = np.exp(self.average_scales) if self.learn_scales else (None, None)
-        return FittedHeads(self.average, self.scale, **about, query_scales_=query, key_scales_=key)
+        query, key = np.exp(self.average_scales) if self.plan.learn_scales else (None, None)
+        return FittedHeads(self.average, self.plan.scale, **about, query_scales_=query, key_scales_=key)
 
     def step(self) -> float:
         """One step; returns the leave-one-out error before it."""
-        width = self.means.shape[1]
-        noise = standard_normals(self.n_heads, width * width, self.seed, start=self.count * self.n_heads)
-        noise = self.scale * noise.reshape(self.n_heads, width, width)
+        plan, width = self.plan, self.means.shape[1]
+        noise = standard_normals(plan.n_heads, width * width, plan.seed, start=self.count * plan.n_heads)
+        noise = plan.scale * noise.reshape(plan.n_heads, width, width)
         noise *= np.outer(*np.exp(self.scales))
-        part = shrink(self.task, self.max_samples, self.seed + self.count)
+        part = self.task.at_most(plan.max_samples, plan.seed + self.count)
         found = self._gradient(part, noise)
         self.count += 1
-        back = self.adam.rate * self.shrinkage
+        back = plan.rate * plan.shrinkage
         self.means += self.adam.move(found.means)
         self.means -= back * (self.means - self.anchor)
         if found.scales is not None:
             self.scales += self.adam_of_scales.move(found.scales)
             self.scales -= back * self.scales
         self.log_alpha += float(self.penalty.move(np.array(found.left_out.log_alpha)))
-        keep = min(_MEMORY, 1.0 - 1.0 / self.count)
+        keep = min(_KEPT_SHARE, 1.0 - 1.0 / self.count)
         self.average = keep * self.average + (1.0 - keep) * self.means
         self.average_scales = keep * self.average_scales + (1.0 - keep) * self.scales
         return found.left_out.error
 
     def _gradient(self, part: Task, noise: np.ndarray) -> LawGradient:
-        for _ in range(_RAISES):
+        for _ in range(_MAX_RAISES):
             try:
-                return gradient_in_law(part, self.means, noise, math.exp(self.log_alpha), scales=self.learn_scales)
+                alpha = math.exp(self.log_alpha)
+                return gradient_in_law(part, self.means, noise, alpha, scales=self.plan.learn_scales)
             except np.linalg.LinAlgError:  # below the floor of float32: a little more penalty
                 self.log_alpha += 1.0
         raise ValueError(
@@ -417,23 +385,23 @@ class Descent:
         )
 
 
-FEWEST = 50
+MIN_SAMPLES_TO_DESCEND = 50
 """Samples below which nothing is descended on: ten held out could not tell a better law from a worse."""
 
-FEW_SAMPLES = 250
+MIN_SAMPLES_FOR_ONE_SPLIT = 250
 """Samples below which every one is held out in turn, and a law must be better by two standard errors and not by one:
 the best of twenty looks at few samples is a lucky one."""
 
-MOST_TO_JUDGE = 256
+MAX_HEADS_TO_JUDGE = 256
 """Heads that a law is judged with at most."""
 
-FEW_AND_MANY = (32, 256)
+MIN_HEADS_PER_STEP, MAX_HEADS_PER_STEP = 32, 256
 """Bounds on the heads of a step when their number is automatic."""
 
-EVERY = 5
+STEPS_BETWEEN_LOOKS = 5
 """Steps between looks at the held-out part."""
 
-PATIENCE = 5
+MAX_LOOKS_WITHOUT_GAIN = 5
 """Looks without a new best after which a descent ends."""
 
 
@@ -543,21 +511,9 @@ class LearnedHeads(UnfittedLaw):
     ) -> FittedHeads:
         """Learn the law of a training set; the estimators call this first.
 
-        Parameters
-        ----------
-        batch : SetBatch
-            n sets.
-        y : array (n,) or (n, t)
-            Outputs; one column of ±1 per class to classify.
-        activation : {"relu", "softmax", "linear", "square", "exp"}
-        fit_intercept : bool
-        weights : array (n,), optional
-        groups : array (n,), optional
-            Samples with the same number are left out, and held out, together.
-        seed : int
-        n_heads : int, optional
-            Heads of the layer that the law is for. Laws are judged with as many (256 at most), because one that makes
-            the best of few heads need not be the best for many.
+        ``y`` has one column of ±1 per class to classify. Samples of one of the ``groups`` are left out, and held out,
+        together. ``n_heads`` is that of the layer that the law is for: laws are judged with as many (256 at most),
+        because one that makes the best of few heads need not be the best for many.
         """
         columns = np.asarray(y, dtype=np.float64).reshape(len(batch), -1)
         task = Task.of(batch, columns, weights, activation, fit_intercept, groups)
@@ -566,7 +522,7 @@ class LearnedHeads(UnfittedLaw):
             check_choice(activation, "activation", DIFFERENTIABLE)
         return _fit(task, plan)
 
-    def _plan(self, n: int, dim: int, seed: int, meant_for: int | None) -> _Plan:
+    def _plan(self, n: int, dim: int, seed: int, meant_for: int | None) -> LearningPlan:
         share = check_number(self.validation, "validation", minimum=0.0, exclusive=True)
         if share >= 1:
             raise ValueError(f"`validation` must be a share between 0 and 1: got {share:g}.")
@@ -574,19 +530,20 @@ class LearnedHeads(UnfittedLaw):
         n_means, most = check_count(self.n_means, "n_means"), check_count(self.max_samples, "max_samples", minimum=2)
         if isinstance(self.n_heads, str):
             check_choice(self.n_heads, "n_heads", ("auto",))
-            n_heads = max(n_means, FEW_AND_MANY[0], min(FEW_AND_MANY[1], -(-2 * min(n, most) // (dim + 1))))
+            wanted = -(-2 * min(n, most) // (dim + 1))  # twice as many features as samples
+            n_heads = max(n_means, MIN_HEADS_PER_STEP, min(MAX_HEADS_PER_STEP, wanted))
         else:
             n_heads = check_count(self.n_heads, "n_heads")
         if n_heads < n_means:
             raise ValueError(
                 f"`n_heads` must be at least `n_means` = {n_means}, so that each has a head: got {n_heads}."
             )
-        return _Plan(
+        return LearningPlan(
             n_means=n_means,
             scale=check_number(self.scale, "scale", minimum=0.0, exclusive=True),
             steps=check_count(self.steps, "steps", minimum=0),
             n_heads=n_heads,
-            judge_heads=max(n_heads, min(meant_for or 0, MOST_TO_JUDGE)),
+            judge_heads=max(n_heads, min(meant_for or 0, MAX_HEADS_TO_JUDGE)),
             learn_scales=check_choice(self.covariance, "covariance", ("auto", "diagonal", "none")) != "none",
             rate=check_number(self.learning_rate, "learning_rate", minimum=0.0, exclusive=True),
             shrinkage=check_number(self.shrinkage, "shrinkage", minimum=0.0),
@@ -614,8 +571,8 @@ class LearnedHeads(UnfittedLaw):
 
 
 @dataclass(frozen=True)
-class _Plan:
-    """The parameters, checked."""
+class LearningPlan:
+    """The parameters of `LearnedHeads`, checked."""
 
     n_means: int
     scale: float
@@ -633,20 +590,6 @@ class _Plan:
     tell: Callable[[Step], None] = field(repr=False)
     seed: int
 
-    def descent(self, task: Task, start: np.ndarray, alpha: float) -> Descent:
-        return Descent(
-            task,
-            start,
-            self.scale,
-            alpha,
-            learn_scales=self.learn_scales,
-            n_heads=self.n_heads,
-            rate=self.rate,
-            shrinkage=self.shrinkage,
-            max_samples=self.max_samples,
-            seed=self.seed,
-        )
-
     def scales(self) -> list[float]:
         """Noise to choose from without learning: the paper's, that of the descent, and next to none."""
         return list(dict.fromkeys([0.5, self.scale, 0.1]))
@@ -661,13 +604,13 @@ class _Plan:
         return start
 
 
-def _fit(task: Task, plan: _Plan) -> FittedHeads:
+def _fit(task: Task, plan: LearningPlan) -> FittedHeads:
     """Choose the law without learning; descend apart from the held-out part; keep what it says; descend on all."""
-    sample = shrink(task, plan.max_samples, plan.seed)
+    sample = task.at_most(plan.max_samples, plan.seed)
     base, judged = choose_identity(sample, plan.strengths, plan.scales(), plan.n_heads, plan.seed)
-    if plan.steps == 0 or len(task) < FEWEST:
+    if plan.steps == 0 or len(task) < MIN_SAMPLES_TO_DESCEND:
         return base
-    few = len(task) < FEW_SAMPLES
+    few = len(task) < MIN_SAMPLES_FOR_ONE_SPLIT
     turns = round(1 / plan.validation) if few else 1
     masks = held_out_parts(len(task), plan.validation, plan.seed, task.groups, turns)
     pairs = [(task.take(np.flatnonzero(~mask)), task.take(np.flatnonzero(mask))) for mask in masks]
@@ -678,18 +621,18 @@ def _fit(task: Task, plan: _Plan) -> FittedHeads:
     if best.step == 0 or gain <= (2 if few else 1) * error:
         reason = f"nothing learned beyond doubt: {doubt}; {base.reason}"
         return FittedHeads(base.means_, base.scale, base.chosen, base.strength, 0, tuple(history), reason)
-    descent = plan.descent(task, start, judged.alpha)
+    descent = LawDescent(task, start, judged.alpha, plan)
     for _ in range(best.step):
         descent.step()
     return descent.law(strength=base.strength, steps=best.step, history=tuple(history), reason=doubt)
 
 
 def _search(
-    pairs: list[tuple[Task, Task]], base: FittedHeads, start: np.ndarray, alpha: float, plan: _Plan
+    pairs: list[tuple[Task, Task]], base: FittedHeads, start: np.ndarray, alpha: float, plan: LearningPlan
 ) -> tuple[list[Step], float, float]:
     """Descend on what is seen of each pair; return the looks at what is not, the best gain over the base, its error."""
-    seen = [shrink(task, 2 * plan.max_samples, plan.seed) for task, _ in pairs]
-    unseen = [shrink(task, plan.max_samples, plan.seed) for _, task in pairs]
+    seen = [task.at_most(2 * plan.max_samples, plan.seed) for task, _ in pairs]
+    unseen = [task.at_most(plan.max_samples, plan.seed) for _, task in pairs]
 
     def look(laws: list[FittedHeads]) -> tuple[float, np.ndarray]:
         """The leave-one-out error of the laws, each where it is from, and their errors on what they have not seen."""
@@ -700,7 +643,7 @@ def _search(
     loo, before = look([base] * len(pairs))
     history = [Step(0, loo, float(np.average(before, weights=weights)))]
     plan.tell(history[0])
-    descents = [plan.descent(task, start, alpha) for task, _ in pairs]
+    descents = [LawDescent(task, start, alpha, plan) for task, _ in pairs]
     best, gain, error, since = history[0].held_out_error, 0.0, 0.0, 0
     began = time.monotonic()
     for count in range(1, plan.steps + 1):
@@ -708,7 +651,7 @@ def _search(
             descent.step()
         # the descent on all samples takes as long as one of these
         late = (1 + 1 / len(pairs)) * (time.monotonic() - began) + began > plan.deadline
-        if count % EVERY and count < plan.steps and not late:
+        if count % STEPS_BETWEEN_LOOKS and count < plan.steps and not late:
             continue
         loo, now = look([descent.law() for descent in descents])
         history.append(Step(count, loo, float(np.average(now, weights=weights))))
@@ -717,7 +660,7 @@ def _search(
         if history[-1].held_out_error < best:
             best, since = history[-1].held_out_error, 0
             gain, error = improvement(before, now, weights, groups)
-        if since >= PATIENCE or late:
+        if since >= MAX_LOOKS_WITHOUT_GAIN or late:
             break
     return history, gain, error
 

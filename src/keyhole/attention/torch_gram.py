@@ -124,7 +124,7 @@ _NEAR = 0.99
 
 
 @dataclass(frozen=True)
-class Panel:
+class TensorPanel:
     """What the tiles need of some sets: the fields of ``keyhole.attention.compiled_gram.Panel``, as float64 tensors."""
 
     unit: torch.Tensor  # (t, D) extended keys, scaled to unit length
@@ -135,11 +135,11 @@ class Panel:
     owner: torch.Tensor  # (t,) the set of each key
     offsets: np.ndarray  # (n + 1,)
 
-    def part(self, sets: slice) -> Panel:
+    def part(self, sets: slice) -> TensorPanel:
         """The panel of consecutive sets."""
         first, last = int(self.offsets[sets.start]), int(self.offsets[sets.stop])
         rows = slice(first, last)
-        return Panel(
+        return TensorPanel(
             self.unit[rows], self.query[sets], self.weight[rows], self.shift[rows], self.std[rows],
             self.owner[rows] - sets.start, self.offsets[sets.start : sets.stop + 1] - first,
         )  # fmt: skip
@@ -152,7 +152,7 @@ def prepare(
     mean: np.ndarray | None,
     scale: float,
     activation: str,
-) -> Panel:
+) -> TensorPanel:
     """Unit vectors, weights and score moments of every key, in float64 on the device of ``tokens``."""
     unit, norm = units(tokens, 1.0)
     n = len(offsets) - 1
@@ -172,7 +172,7 @@ def prepare(
     power = {"relu": 1, "linear": 1, "square": 2}.get(activation, 0)
     if activation == "exp":
         shift = shift * std + 0.5 * std**2
-    return Panel(unit, directions, norm * std**power / lengths[owner], shift, std, owner, offsets)
+    return TensorPanel(unit, directions, norm * std**power / lengths[owner], shift, std, owner, offsets)
 
 
 def units(vectors: torch.Tensor, last: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -183,7 +183,7 @@ def units(vectors: torch.Tensor, last: float) -> tuple[torch.Tensor, torch.Tenso
 
 
 def gram(
-    left: Panel, right: Panel | None, activation: str, biased: bool, out: torch.Tensor, memory_budget: int
+    left: TensorPanel, right: TensorPanel | None, activation: str, biased: bool, out: torch.Tensor, memory_budget: int
 ) -> torch.Tensor:
     """Fill ``out`` (n, m), of any type and device, with K; without ``right`` one triangle is computed and mirrored.
 
@@ -207,7 +207,7 @@ def gram(
     return out
 
 
-def gram_tile(a: Panel, b: Panel, activation: str, biased: bool) -> torch.Tensor:
+def gram_tile(a: TensorPanel, b: TensorPanel, activation: str, biased: bool) -> torch.Tensor:
     """K of the sets of ``a`` against those of ``b``, at once."""
     cosine = a.unit @ b.unit.T
     query = a.query @ b.query.T
@@ -217,7 +217,7 @@ def gram_tile(a: Panel, b: Panel, activation: str, biased: bool) -> torch.Tensor
 
 
 def pair_moments(
-    a: Panel, b: Panel, cosine: torch.Tensor, query: torch.Tensor, activation: str, biased: bool
+    a: TensorPanel, b: TensorPanel, cosine: torch.Tensor, query: torch.Tensor, activation: str, biased: bool
 ) -> torch.Tensor:
     """m/(τ_u τ_v)^p for all pairs of keys, p the power of τ that the weights carry."""
     rho = (cosine * query).clamp(-1.0, 1.0)
@@ -236,7 +236,7 @@ def pair_moments(
     return relu_arc(rho, gap) if power == 1 else step_arc(rho, gap)
 
 
-def _gap(a: Panel, b: Panel, cosine: torch.Tensor, query: torch.Tensor, rho: torch.Tensor) -> torch.Tensor:
+def _gap(a: TensorPanel, b: TensorPanel, cosine: torch.Tensor, query: torch.Tensor, rho: torch.Tensor) -> torch.Tensor:
     """1 − |ρ|, from differences of unit vectors where ρ is close to ±1: ρ itself tells it to 1e-16 only."""
     gap = (1.0 - rho.abs()).clamp(min=0.0)
     i, j = torch.nonzero(rho.abs() > _NEAR, as_tuple=True)
@@ -248,41 +248,9 @@ def _gap(a: Panel, b: Panel, cosine: torch.Tensor, query: torch.Tensor, rho: tor
     return gap
 
 
-def _indicator(panel: Panel) -> torch.Tensor:
+def _indicator(panel: TensorPanel) -> torch.Tensor:
     """(n, t): the weight of each key in the row of its set, so that sums over sets are matrix products."""
     n, t = len(panel.offsets) - 1, len(panel.weight)
     matrix = torch.zeros(n, t, dtype=torch.float64, device=panel.weight.device)
     matrix[panel.owner, torch.arange(t, device=panel.weight.device)] = panel.weight
     return matrix
-
-
-def gram_entries(
-    left: Panel, right: Panel, rows: torch.Tensor, columns: torch.Tensor, biased: bool, memory_budget: int
-) -> torch.Tensor:
-    """K[rows[e], columns[e]] for the ReLU, in float64: entries that a fused kernel leaves to more careful hands."""
-    result = torch.zeros(len(rows), dtype=torch.float64, device=left.unit.device)
-    first, second = as_tensor(left.offsets, rows), as_tensor(right.offsets, rows)
-    sizes = (first[rows + 1] - first[rows]) * (second[columns + 1] - second[columns])
-    ends = torch.cumsum(sizes, 0).cpu().numpy()
-    wide = left.unit.shape[1] * 4 + 2 * _TEMPORARIES
-    for part in set_blocks(np.concatenate([[0], ends]), block_size(8 * wide, memory_budget)):
-        row, column, size = rows[part], columns[part], sizes[part]
-        entry = torch.repeat_interleave(torch.arange(len(row), device=row.device), size)
-        within = torch.arange(len(entry), device=row.device) - (torch.cumsum(size, 0) - size)[entry]
-        width = (second[column + 1] - second[column])[entry]
-        i = first[row][entry] + torch.div(within, width, rounding_mode="floor")
-        j = second[column][entry] + within % width
-        cosine = (left.unit[i] * right.unit[j]).sum(dim=1)
-        query = (left.query[row] * right.query[column]).sum(dim=1)[entry]
-        rho = (cosine * query).clamp(-1.0, 1.0)
-        gap = (1.0 - rho.abs()).clamp(min=0.0)
-        moment = rectified_moment(1, left.shift[i], right.shift[j], rho, gap) if biased else relu_arc(rho, gap)
-        values = moment * cosine * left.weight[i] * right.weight[j]
-        # sums of runs by differences of a running total would cancel; a padded sum is exact and repeatable
-        result[part] = _run_sums(values, entry, len(row))
-    return result
-
-
-def _run_sums(values: torch.Tensor, entry: torch.Tensor, count: int) -> torch.Tensor:
-    lengths = torch.bincount(entry, minlength=count)
-    return torch.segment_reduce(values, "sum", lengths=lengths)

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from keyhole._array import block_size, blocks
 from keyhole._tensors import as_tensor
-from keyhole.attention.torch_gram import Panel
+from keyhole.attention.torch_gram import TensorPanel
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
 
@@ -112,7 +112,13 @@ def entry_kernel(
 
 
 def fill_entries(
-    left: Panel, right: Panel, rows: torch.Tensor, columns: torch.Tensor, out: torch.Tensor, *, symmetric: bool
+    left: TensorPanel,
+    right: TensorPanel,
+    rows: torch.Tensor,
+    columns: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    symmetric: bool,
 ) -> None:
     """Write K[rows[e], columns[e]] into ``out``, and K[columns[e], rows[e]] if symmetric."""
     sides = [
@@ -123,9 +129,6 @@ def fill_entries(
         *sides[0], *sides[1], rows.contiguous(), columns.contiguous(), out, out.stride(0), left.unit.shape[1],
         NODES=_legendre(), COUNT=_COUNT, SYMMETRIC=symmetric, SIZE=16, num_warps=2,
     )  # fmt: skip
-
-
-# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
 
 
 TOLERANCE = 3e-7
@@ -406,7 +409,7 @@ def _padded(vector: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.pad(vector.to(torch.float32), (0, PAD)).contiguous()
 
 
-def operand(panel: Panel, *, right: bool, biased: bool) -> Operand:
+def operand(panel: TensorPanel, *, right: bool, biased: bool) -> Operand:
     """Sort, split and stack a panel."""
     lengths = np.diff(panel.offsets)
     if lengths.min() == lengths.max():
@@ -447,7 +450,7 @@ def _levels(first: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndar
     return level, first[position] + number
 
 
-def _parts(panel: Panel) -> torch.Tensor:
+def _parts(panel: TensorPanel) -> torch.Tensor:
     """h scaled so that exponents are of base 2, and the weight times ψ(h), Φ(h), φ(h)."""
     from keyhole.attention.torch_gram import normal_density, rectified_mean
 
@@ -534,7 +537,7 @@ def launch(
 
 
 def fused_gram(
-    left: Panel, right: Panel | None, biased: bool, out: torch.Tensor, tiling: Tiling | None = None
+    left: TensorPanel, right: TensorPanel | None, biased: bool, out: torch.Tensor, tiling: Tiling | None = None
 ) -> torch.Tensor:
     """Fill ``out`` (n, m), float32 on CUDA, with the ReLU kernel; without ``right`` exactly symmetric."""
     symmetric = right is None
@@ -556,7 +559,7 @@ def fused_gram(
     return out
 
 
-def choose_nodes(left: Panel, right: Panel, n_samples: int = 1024, share: float = 1e-3) -> int:
+def choose_nodes(left: TensorPanel, right: TensorPanel, n_samples: int = 1024, share: float = 1e-3) -> int:
     """The fewest nodes whose error is small enough on all but ``share`` of some entries, taken at fixed strides."""
     n, m = len(left.offsets) - 1, len(right.offsets) - 1
     device = left.unit.device

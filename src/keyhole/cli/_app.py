@@ -32,7 +32,9 @@ class _Sentences(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         for argument in args:
             if not argument.isascii() and any("\ud800" <= c <= "\udfff" for c in argument):
-                typer.echo(f"error: names must be UTF-8: got {argument!r:.200}. Rename the file or folder.", err=True)
+                typer.echo(
+                    f"error: names must be text in UTF-8: got {argument!r:.200}. Rename the file or folder.", err=True
+                )
                 ctx.exit(2)
         return super().parse_args(ctx, args)
 

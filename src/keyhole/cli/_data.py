@@ -1,4 +1,4 @@
-"""What `fit` and `lens` share: reading data as the command line names it."""
+"""What `fit`, `predict` and `lens` share: reading data as the command line names it."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ Query = Annotated[str | None, typer.Option(help=QUERY_HELP)]
 Target = Annotated[str | None, typer.Option(help=TARGET_HELP)]
 SetId = Annotated[str | None, typer.Option("--set", help=SET_HELP)]
 Missing = Annotated[str, typer.Option(help="error, or drop tokens with a gap.")]
+Dim = Annotated[int | None, typer.Option(help="Coordinates of a key, if its column is flat.", min=1)]
 Task = Annotated[str, typer.Option(help="auto, regression or classification.")]
 TASKS = ("auto", "regression", "classification")
 

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from keyhole.cli._app import answer_or_exit, app, check_output, refuse
-from keyhole.cli._data import Data, Keys, Missing, Query, SetId, Target, Task, read_data, read_heads, task_of
+from keyhole.cli._data import Data, Dim, Keys, Missing, Query, SetId, Target, Task, read_data, read_heads, task_of
 from keyhole.lab.report.html import number
 
 _HELP = """Fit one attention layer to a table of sets and save it.
@@ -31,6 +31,7 @@ def fit(
     target: Target = None,
     set_id: SetId = None,
     missing: Missing = "error",
+    dim: Dim = None,
     task: Task = "auto",
     heads: Annotated[str, typer.Option(help="Heads M, a number or inf for the exact kernel.")] = "512",
     law: Annotated[
@@ -60,7 +61,7 @@ def fit(
         "query": make_query,
         "random_state": seed,
     }
-    found = read_data(data, keys=keys, query=query, target=target, set_id=set_id, missing=missing)
+    found = read_data(data, keys=keys, query=query, target=target, set_id=set_id, missing=missing, dim=dim)
     kind = task_of(found.target, task)
     console = Console()
     began = time.perf_counter()
@@ -113,6 +114,12 @@ def _print(console: Console, estimator: Any, data: Any, kind: str, seconds: floa
 
     train = data.train
     line(f"{data.description}; target {data.target_name or 'without a name'}, {kind}")
+    columns = dict(data.columns)
+    if columns:
+        asked = f"; query: {', '.join(columns['query'])}" if "query" in columns else ""
+        line(f"keys: {', '.join(columns['keys'])}{asked}")
+    if data.left_out:
+        line(f"left out: {'; '.join(data.left_out)}. Name the keys with --keys to choose otherwise.")
     rule, law = estimator.tokens_, estimator.law_
     heads = "the exact kernel" if estimator.solver_ == "kernel" else f"{estimator.n_heads} heads"
     line(

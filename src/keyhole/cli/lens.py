@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from keyhole.cli._app import answer_or_exit, app, check_folder, echo_json, refuse, say, text_table
-from keyhole.cli._data import Data, Keys, Missing, Query, SetId, Target, Task, read_data, task_of
+from keyhole.cli._data import Data, Dim, Keys, Missing, Query, SetId, Target, Task, read_data, task_of
 
 _HELP = """What can one attention layer learn from this data?
 
@@ -31,6 +31,7 @@ def lens(
     target: Target = None,
     set_id: SetId = None,
     missing: Missing = "error",
+    dim: Dim = None,
     task: Task = "auto",
     budget: Annotated[float, typer.Option(help="Seconds for everything.", min=5.0, max=86400.0)] = 60.0,
     heads: Annotated[int, typer.Option(help="Heads of the finite layers.", min=1, max=100_000)] = 256,
@@ -52,7 +53,7 @@ def lens(
     if pooling not in POOLINGS:
         refuse(f"--pooling must be one of {', '.join(POOLINGS)}: got {pooling!r}.")
     folder = _folder(data, out, overwrite) if report else None
-    found = read_data(data, keys=keys, query=query, target=target, set_id=set_id, missing=missing)
+    found = read_data(data, keys=keys, query=query, target=target, set_id=set_id, missing=missing, dim=dim)
     kind = task_of(found.target, task)
     from keyhole.lab.lens.findings import LensConfig
     from keyhole.lab.lens.look import look

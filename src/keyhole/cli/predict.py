@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,26 +14,29 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from keyhole.cli._app import app, check_output, refuse
+from keyhole.cli._data import Dim, Keys, Query, SetId
 
 if TYPE_CHECKING:
-    from keyhole.data.streams import ParquetSets, PartedFile
-    from keyhole.models import Schema
+    from keyhole.data.layout import Dataset
+    from keyhole.data.reader import ParquetSets
+    from keyhole.data.writer import PartedFile
+    from keyhole.models import SavedModel
 
-
-IN_ONE = (".csv", ".tsv", ".npz")
-"""Tables that are read whole."""
+Drop = Annotated[str | None, typer.Option(help="error, or drop tokens with a gap [default: as the model was fitted].")]
 
 
 @app.command()
 def predict(
     model: Annotated[Path, typer.Argument(help="A model written by kh.save.")],
     source: Annotated[
-        Path, typer.Argument(metavar="IN", help="Parquet or Arrow file, or a folder of Parquet files; CSV or npz.")
+        Path, typer.Argument(metavar="IN", help="Parquet, Arrow, CSV or npz file, or a folder of Parquet files.")
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Parquet file to write.")],
-    keys: Annotated[str | None, typer.Option(help="Column of the sets [default: as the model was fitted].")] = None,
-    query: Annotated[str | None, typer.Option(help="Column of the queries [default: as the model was fitted].")] = None,
-    dim: Annotated[int | None, typer.Option(help="Coordinates of a key, if its column is flat.", min=1)] = None,
+    keys: Keys = None,
+    query: Query = None,
+    set_id: SetId = None,
+    missing: Drop = None,
+    dim: Dim = None,
     keep: Annotated[list[str] | None, typer.Option("--id", help="Column to copy to OUT; may be repeated.")] = None,
     proba: Annotated[bool, typer.Option("--proba", help="Add a column of probabilities for each class.")] = False,
     batch_size: Annotated[int | None, typer.Option(help="Sets at a time [default: some 32 MiB].", min=1)] = None,
@@ -40,34 +44,29 @@ def predict(
 ) -> None:
     """Predict every set of IN with a saved model, row group by row group; an interrupted run goes on where it was.
 
-    The columns are those the model was fitted to unless said otherwise; dimension, queries and names are checked.
+    IN is read as the data that the model was fitted to unless said otherwise; dimension, queries and names are checked.
+    With one row per token, OUT says which set each prediction is for.
     """
     check_output(out, [model, source])
-    from keyhole.data.streams import ParquetSets, PartedFile
+    from keyhole.data.reader import ParquetSets
+    from keyhole.data.writer import PartedFile
     from keyhole.models import read_model
 
-    console = Console(stderr=True)
     try:
         saved = read_model(model)
-        fitted, given = saved.estimator, {"keys": keys, "query": query}
-        if proba and not hasattr(fitted, "predict_proba"):
-            refuse(f"--proba needs a classifier: {model} holds a {type(fitted).__name__}.")
-        columns = {**dict(saved.schema.columns), **{name: column for name, column in given.items() if column}}
-        if source.suffix.lower() in IN_ONE or "set_id" in columns:
-            file = PartedFile(out, _job(model, [source], columns, keep or [], proba), overwrite=overwrite)
-            whole = _predict_table(fitted, saved.schema, source, columns, keep or [], proba)
-            with file:
-                file.write(0, whole)
-                rows = file.join([0])
-        else:
-            names = (columns.get("keys", "keys"), columns.get("query"))
-            sets = ParquetSets(source, keys=names[0], query=names[1], target=(), dim=dim, batch_size=batch_size)
-            sets.require(keep or [], one_type=True)
-            job = _job(model, sets.paths, [sets.keys, sets.query, sets.dim], keep or [], proba)
-            file = PartedFile(out, job, overwrite=overwrite)
-            _check_first(saved.schema, fitted, sets, keep or [], proba)
-            with file:
-                rows = _write_missing(saved.schema, fitted, sets, file, keep or [], proba, console)
+        if proba and not hasattr(saved.estimator, "predict_proba"):
+            refuse(f"--proba needs a classifier: {model} holds a {type(saved.estimator).__name__}.")
+        fitted = {name: value for name, value in saved.schema.columns if name in READ_OPTIONS}
+        given = {"keys": keys, "query": query, "set_id": set_id, "missing": missing, "dim": dim}
+        options = {**fitted, **{name: value for name, value in given.items() if value is not None}}
+        sets = ParquetSets(source, target=(), batch_size=batch_size, **options)
+        copied = list(dict.fromkeys(filter(None, [sets.layout.set_id, *(keep or [])])))
+        sets.require(copied, one_type=True)
+        file = PartedFile(out, _job(model, sets, copied, proba), overwrite=overwrite)
+        work = _Work(saved, sets, copied, proba)
+        work.check_first()
+        with file:
+            rows = work.write_missing(file)
     except KeyboardInterrupt:
         typer.echo(f"interrupted: what is done is kept in {out}.parts; run the same command to go on.", err=True)
         raise typer.Exit(130) from None
@@ -76,88 +75,86 @@ def predict(
     typer.echo(f"wrote {out}: {rows} predictions")
 
 
-def _job(model: Path, paths: Sequence[Path], columns: Any, keep: list[str], proba: bool) -> dict[str, Any]:
+READ_OPTIONS = ("keys", "query", "set_id", "missing", "dim")
+
+
+def _job(model: Path, sets: ParquetSets, copied: list[str], proba: bool) -> dict[str, Any]:
     """What the output depends on; sizes and times stand for the contents of the input."""
     files = sorted(p for p in model.rglob("*") if p.is_file()) if model.is_dir() else [model]
     digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
-    inputs = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in paths]
-    return {"model": digest, "input": inputs, "columns": columns, "copied": keep, "probabilities": proba}
+    inputs = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in sets.paths]
+    return {
+        "model": digest,
+        "input": inputs,
+        "columns": sets.layout.options,
+        "copied": copied,
+        "probabilities": proba,
+    }
 
 
-def _predict_table(
-    fitted: Any, schema: Schema, source: Path, columns: dict[str, str], keep: list[str], proba: bool
-) -> Any:
-    """Predict a table that is read whole, because sets are spread over its rows."""
-    from keyhole.data.streams import predictions_table
-    from keyhole.data.tables import read_table
+@dataclass(frozen=True)
+class _Work:
+    """Sets to predict, the model to predict them with, and what goes beside the predictions."""
 
-    if keep:
-        raise ValueError(
-            f"--id copies columns of tables with one row per set: {source.name} has one row per token, or arrays. Its "
-            "predictions are in the order in which its sets begin."
-        )
-    options = {name: column for name, column in columns.items() if name in ("keys", "query", "set_id")}
-    data = read_table(source, **options)
-    schema.check(data.sets, data.names)
-    shares = fitted.predict_proba(data.sets) if proba else None
-    return predictions_table(_named(fitted, fitted.predict(data.sets), shares))
+    model: SavedModel
+    sets: ParquetSets
+    copied: list[str]
+    proba: bool
 
+    def check_first(self) -> None:
+        """Predict one set, to refuse before the work what would be refused after it."""
+        groups = range(self.sets.n_groups)
+        first = next((data for number in groups for data, _ in self.sets.read(number)), None)
+        if first is None:
+            raise ValueError(f"there must be sets to predict: {self.sets.paths[0].name!r} has no rows.")
+        named = self.predictions(first[:1])
+        for name in self.copied:
+            if name in named:
+                raise ValueError(
+                    f"copied columns must have names of their own: --id {name!r} is also a column of the predictions "
+                    f"({', '.join(list(named)[:5])}). Rename it in the input."
+                )
 
-def _check_first(schema: Schema, fitted: Any, sets: ParquetSets, keep: list[str], proba: bool) -> None:
-    """Predict one set, to refuse before the work what would be refused after it."""
-    first = next((batch for number in range(sets.n_groups) for batch in sets.group(number)), None)
-    if first is None:
-        raise ValueError(f"there must be sets to predict: {sets.paths[0].name!r} has no rows.")
-    one = first.sets[:1]
-    schema.check(one)
-    named = _named(fitted, fitted.predict(one), fitted.predict_proba(one) if proba else None)
-    for name in keep:
-        if name in named:
-            raise ValueError(
-                f"copied columns must have names of their own: --id {name!r} is also a column of the predictions "
-                f"({', '.join(list(named)[:5])}). Rename it in the input."
-            )
+    def write_missing(self, file: PartedFile) -> int:
+        """Predict the row groups that have no part yet, and join all; row groups without sets need none."""
+        rows = [self.sets.rows(number) for number in range(self.sets.n_groups)]
+        filled = [number for number, count in enumerate(rows) if count]
+        done = file.done(rows)
+        console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+            task = progress.add_task("row groups", total=len(filled), completed=len(done))
+            for number in filled:
+                if number not in done:
+                    self.write(number, file)
+                    progress.advance(task)
+        return file.join(filled)
 
+    def write(self, number: int, file: PartedFile) -> None:
+        """Predict one row group, batch by batch."""
+        from keyhole.data.writer import predictions_table
 
-def _write_missing(
-    schema: Schema, fitted: Any, sets: ParquetSets, file: PartedFile, keep: list[str], proba: bool, console: Console
-) -> int:
-    """Predict the row groups that have no part yet, and join all; row groups without rows need none."""
-    rows = [sets.rows(number) for number in range(sets.n_groups)]
-    filled = [number for number, count in enumerate(rows) if count]
-    done = file.done(rows)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task("row groups", total=len(filled), completed=len(done))
-        for number in filled:
-            if number not in done:
-                file.write(number, _predict_group(schema, fitted, sets, number, keep, proba))
-                progress.advance(task)
-    return file.join(filled)
+        beside: dict[str, list[Any]] = {name: [] for name in self.copied}
+        named: dict[str, list[np.ndarray]] = {}
+        for data, more in self.sets.read(number, self.copied):
+            for name, column in self.predictions(data).items():
+                named.setdefault(name, []).append(column)
+            for name in self.copied:
+                beside[name].append(more[name])
+        found = {name: np.concatenate(parts) for name, parts in named.items()}
+        file.write(number, predictions_table({**beside, **found}))
 
-
-def _predict_group(schema: Schema, fitted: Any, sets: ParquetSets, number: int, keep: list[str], proba: bool) -> Any:
-    from keyhole.data.streams import predictions_table
-
-    copied: dict[str, Any] = {name: [] for name in keep}
-    predictions, probabilities = [], []
-    for table, where in sets.tables(number, sets.columns(keep)):
-        batch = sets.batch(table, where).sets
-        schema.check(batch)
-        predictions.append(fitted.predict(batch))
-        if proba:
-            probabilities.append(fitted.predict_proba(batch))
-        for name in keep:
-            copied[name].append(table.column(name))
-    shares = np.concatenate(probabilities) if proba else None
-    return predictions_table({**copied, **_named(fitted, np.concatenate(predictions), shares)})
-
-
-def _named(fitted: Any, predictions: np.ndarray, shares: np.ndarray | None) -> dict[str, Any]:
-    """Columns of the output: predictions, and the probability of each class."""
-    columns: dict[str, Any] = {"prediction": predictions}
-    if predictions.ndim > 1:
-        columns = {f"prediction_{i}": column for i, column in enumerate(predictions.T)}
-    if shares is not None:
-        columns |= {f"probability_{label}": c for label, c in zip(fitted.classes_, shares.T, strict=True)}
-    return columns
+    def predictions(self, data: Dataset) -> dict[str, np.ndarray]:
+        """Columns of the output: predictions, and the probability of each class."""
+        fitted, schema = self.model.estimator, self.model.schema
+        # names that are positions in a list say nothing of what they are
+        named = [n for n in (*schema.names, *data.names) if re.fullmatch(r".*\[\d+\]", n)]
+        schema.check(data.sets, () if named else data.names)
+        found = fitted.predict(data.sets)
+        columns: dict[str, np.ndarray] = {"prediction": found}
+        if found.ndim > 1:
+            columns = {f"prediction_{i}": column for i, column in enumerate(found.T)}
+        if self.proba:
+            shares = fitted.predict_proba(data.sets)
+            columns |= {f"probability_{label}": c for label, c in zip(fitted.classes_, shares.T, strict=True)}
+        return columns

@@ -1,1 +1,37 @@
 """What goes in: sets with a query, samples of several sets, tokens, files and public data sets."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+# loaded on first use: files need Arrow, and sets do not
+_HOME = {
+    "SetBatch": "sets",
+    "SetGroups": "sets",
+    "concatenate": "sets",
+    "Dataset": "layout",
+    "ParquetSets": "reader",
+    "read_table": "reader",
+    "write_parquet": "writer",
+}
+__all__ = list(_HOME)
+
+if TYPE_CHECKING:
+    from keyhole.data.layout import Dataset as Dataset
+    from keyhole.data.reader import ParquetSets as ParquetSets
+    from keyhole.data.reader import read_table as read_table
+    from keyhole.data.sets import SetBatch as SetBatch
+    from keyhole.data.sets import SetGroups as SetGroups
+    from keyhole.data.sets import concatenate as concatenate
+    from keyhole.data.writer import write_parquet as write_parquet
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(f"keyhole.data.{_HOME[name]}"), name)
+    raise AttributeError(f"module 'keyhole.data' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

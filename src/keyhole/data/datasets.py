@@ -11,20 +11,20 @@ import itertools
 import re
 import tarfile
 import zipfile
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from keyhole._checks import check_choice, check_count
+from keyhole.data.layout import Dataset
+from keyhole.data.npz import UNREADABLE, NpzFile, check_pointer
+from keyhole.data.reader import SUFFIXES, read_table
 from keyhole.data.sets import SetBatch, SetGroups
-from keyhole.data.tables import SUFFIXES, Dataset, NpzFile, read_table
 
 LARGEST = 200_000_000
 """Bytes of all text files together; more are refused before they are read."""
@@ -33,6 +33,7 @@ MOST_PASSED = 1_000_000_000
 MOST_MEMBERS = 100_000
 """Members of a tar archive, wanted or not: each takes a kilobyte of memory."""
 
+DAMAGED = (tarfile.TarError, *UNREADABLE)
 Found = tuple[str, int, Callable[[], bytes]]
 """Name of a file, its size, and how to read it."""
 
@@ -43,11 +44,10 @@ def read_texts(path: Path, wanted: Callable[[str], bool]) -> dict[str, str]:
     Members of archives are read in memory and only if they are plain files: a link, or a name that leads out of the
     archive, has no way to the disk. Limits hold for all files together.
     """
-    path = Path(path)
+    contents: dict[str, bytes] = {}
+    total = 0
     try:
         with ExitStack() as stack:
-            contents = {}
-            total = 0
             for name, size, read in _files(path, wanted, stack):
                 total += size
                 if total > LARGEST:
@@ -56,16 +56,7 @@ def read_texts(path: Path, wanted: Callable[[str], bool]) -> dict[str, str]:
                         f"{name!r:.100}. Is it the right one?"
                     )
                 contents[name] = read()
-    except (
-        zipfile.BadZipFile,
-        tarfile.TarError,
-        zlib.error,
-        EOFError,
-        NotImplementedError,
-        RuntimeError,
-        UnicodeDecodeError,
-        OSError,
-    ) as error:
+    except (*DAMAGED, OSError) as error:
         # an invalid argument is a place before the beginning of the file, where a damaged header leads
         of_the_archive = error.errno in (None, errno.EINVAL) if isinstance(error, OSError) else True
         if not of_the_archive or isinstance(error, FileNotFoundError):
@@ -77,52 +68,44 @@ def read_texts(path: Path, wanted: Callable[[str], bool]) -> dict[str, str]:
     return {name: _decode(content, name) for name, content in contents.items()}
 
 
-def _files(path: Path, wanted: Callable[[str], bool], stack: ExitStack) -> Iterable[Found]:
+def _files(path: Path, wanted: Callable[[str], bool], stack: ExitStack) -> Iterator[Found]:
     """What is wanted of a folder, an archive, or a file that is neither."""
     if path.is_dir():
-        return _in_folder(path, wanted)
-    if not path.is_file():
+        root = path.resolve()
+        for file in sorted(path.rglob("*")):
+            name = file.relative_to(path).as_posix()
+            if wanted(name) and file.is_file() and file.resolve().is_relative_to(root):
+                yield name, file.stat().st_size, file.read_bytes
+    elif not path.is_file():
         raise FileNotFoundError(f"{path.name!r} is not there: no such file or folder.")
-    if zipfile.is_zipfile(path):
-        return _in_zip(stack.enter_context(zipfile.ZipFile(path)), path, wanted)
+    elif zipfile.is_zipfile(path):
+        archive = stack.enter_context(zipfile.ZipFile(path))
+        for info in archive.infolist():
+            if wanted(info.filename) and not info.is_dir():
+                if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                    raise _other_compression(path)
+                if info.compress_size > path.stat().st_size:  # as much memory would be asked for before a byte is read
+                    raise zipfile.BadZipFile(f"{info.filename!r:.100} is said to be larger than the archive")
+                yield info.filename, info.file_size, partial(archive.read, info)
+    else:
+        yield from _in_tar(path, wanted, stack)
+
+
+def _in_tar(path: Path, wanted: Callable[[str], bool], stack: ExitStack) -> Iterator[Found]:
     unpacked: Any = _Passed(stack.enter_context(_decompressed(path)), path)
     try:
         # next to nothing may be read in one piece but a text: a name of a gigabyte is a name in bad faith
         archive = stack.enter_context(tarfile.open(fileobj=unpacked, mode="r:"))  # noqa: SIM115
     except tarfile.TarError:
-        return [(path.name, path.stat().st_size, path.read_bytes)] if wanted(path.name) else []
-    return _in_tar(archive, path, wanted)
-
-
-def _in_folder(path: Path, wanted: Callable[[str], bool]) -> Iterator[Found]:
-    root = path.resolve()
-    for file in sorted(path.rglob("*")):
-        name = file.relative_to(path).as_posix()
-        if wanted(name) and file.is_file() and file.resolve().is_relative_to(root):
-            yield name, file.stat().st_size, file.read_bytes
-
-
-def _in_zip(archive: zipfile.ZipFile, path: Path, wanted: Callable[[str], bool]) -> Iterator[Found]:
-    for info in archive.infolist():
-        if wanted(info.filename) and not info.is_dir():
-            if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                raise _other_compression(path)
-            if info.compress_size > path.stat().st_size:  # as much memory would be asked for before a byte is read
-                raise zipfile.BadZipFile(f"{info.filename!r:.100} is said to be larger than the archive")
-            yield info.filename, info.file_size, partial(archive.read, info)
-
-
-def _in_tar(archive: tarfile.TarFile, path: Path, wanted: Callable[[str], bool]) -> Iterator[Found]:
+        if wanted(path.name):
+            yield path.name, path.stat().st_size, path.read_bytes
+        return
     for count, member in enumerate(archive, 1):
         if count > MOST_MEMBERS:
             raise ValueError(f"an archive may have {MOST_MEMBERS:,} members: {path.name!r} has more. Unpack it first.")
         if member.isreg() and wanted(member.name):
-            yield member.name, member.size, partial(_read_member, archive, member)
-
-
-def _read_member(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    file = archive.extractfile(member)
-    return b"" if file is None else file.read(member.size)
+            file: Any = archive.extractfile(member)
+            yield member.name, member.size, partial(file.read, member.size)
 
 
 def _decompressed(path: Path) -> Any:
@@ -146,10 +129,7 @@ class _Passed:
     """A decompressed file that ends in an error where more is read or passed over than the limits allow."""
 
     def __init__(self, file: Any, path: Path) -> None:
-        self._file, self._path = file, path
-
-    def tell(self) -> int:
-        return int(self._file.tell())
+        self._file, self._path, self.tell = file, path, file.tell
 
     def seek(self, place: int, whence: int = 0) -> int:
         self._check(place, MOST_PASSED)
@@ -182,20 +162,6 @@ RECENCY = ("2^-k", "2^-k/2", "1/(1+k)")
 """How recent a sentence is: k is 0 for the newest."""
 
 
-@dataclass(frozen=True)
-class NamedSets:
-    """Sets whose token coordinates have names.
-
-    Attributes
-    ----------
-    sets : SetBatch
-    names : tuple of d strings
-    """
-
-    sets: SetBatch
-    names: tuple[str, ...] = field(repr=False)
-
-
 def babi_tokens(
     sentences: Int[np.ndarray, "s w"],
     stories: Sequence[Int[np.ndarray, " _"]],
@@ -206,7 +172,7 @@ def babi_tokens(
     order: float = 0.5,
     shared: float = 1.0,
     empty: bool = True,
-) -> NamedSets:
+) -> Dataset:
     """Turn stories with a question each into sets of sentences with a query.
 
     The token of a sentence has four parts: its bag of words, of length one; the same words weighed by their place,
@@ -235,8 +201,8 @@ def babi_tokens(
 
     Returns
     -------
-    NamedSets
-        Names are the word, ``word@`` for its place, ``word=`` for a word shared with the question.
+    Dataset
+        Without a target. Names are the word, ``word@`` for its place, ``word=`` for a word shared with the question.
 
     Examples
     --------
@@ -271,7 +237,7 @@ def babi_tokens(
     names += RECENCY
     query = np.zeros((len(questions), len(names)))
     query[:, : asked.shape[1]] = asked
-    return NamedSets(SetBatch(keys, query), tuple(names))
+    return Dataset(SetBatch(keys, query), None, tuple(names), f"{len(keys)} stories")
 
 
 def _word_parts(
@@ -291,8 +257,7 @@ def _word_parts(
     return bags, places
 
 
-@dataclass(frozen=True)
-class Question:
+class Question(NamedTuple):
     """A question with the sentences before it, oldest first, and its answer."""
 
     story: tuple[tuple[str, ...], ...]
@@ -453,7 +418,7 @@ def load_bags(path: Any, *, bag: str | int = 0, label: str | int = -1, skip: Any
         raise ValueError(f"a file of bags is comma separated: {path.name!r} is not ({error}). Is it damaged?") from None
     if not rows:
         raise ValueError(f"a file of bags has a line per instance: {path.name!r} has none.")
-    header = None if _has_number(rows[0]) else [cell.strip() for cell in rows[0]]
+    header = None if any(map(_is_number, rows[0])) else [cell.strip() for cell in rows[0]]
     if header is not None:
         rows = rows[1:]
     width = len(rows[0]) if rows else 0
@@ -480,10 +445,6 @@ def load_bags(path: Any, *, bag: str | int = 0, label: str | int = -1, skip: Any
                        for members in owner.values()])  # fmt: skip
     words = f"{path.name}: {len(owner)} bags of {len(rows)} instances"
     return Dataset(SetBatch([tokens[members] for members in owner.values()]), target, names, words, "label")
-
-
-def _has_number(row: list[str]) -> bool:
-    return any(_is_number(cell) for cell in row)
 
 
 def _is_number(cell: str) -> bool:
@@ -700,11 +661,9 @@ def _read_npz(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarra
         raise ValueError(
             f"'X' must hold charge and position of each atom, (atoms, 4): got {atoms.dtype}, {atoms.shape}."
         )
-    if ptr.ndim != 1 or ptr.dtype.kind not in "iu" or len(ptr) < 2:
-        raise ValueError(f"'ptr' must be a vector of integers: got {ptr.dtype} of shape {ptr.shape}.")
-    ptr = ptr.astype(np.int64)
-    if ptr[0] != 0 or ptr[-1] != len(atoms) or (np.diff(ptr) < 1).any():
-        raise ValueError(f"'ptr' must rise from 0 to the {len(atoms)} atoms: it goes from {ptr[0]} to {ptr[-1]}.")
+    ptr = check_pointer(ptr, len(atoms), "X")
+    if (np.diff(ptr) < 1).any():
+        raise ValueError(f"every molecule must have an atom: molecule {int(np.diff(ptr).argmin())} of 'ptr' has none.")
     charges = np.rint(atoms[:, 0]).astype(np.int64)
     if charges.min() < 1 or charges.max() > 118:
         raise ValueError(f"nuclear charges lie between 1 and 118: got {charges.min()} to {charges.max()}.")
@@ -929,22 +888,15 @@ def load_data(data: str, **columns: Any) -> Dataset:
     """
     given = {name: value for name, value in columns.items() if value is not None}
     path = Path(data)
+    loaders: dict[str, Callable[[Path], Dataset]] = {".ts": load_uea, ".xyz": load_molecules}
     suffix = path.suffix.lower()
-    if data in NAMES and not path.exists():
-        loader: Callable[[], Dataset] = NAMES[data]
-    elif suffix in SUFFIXES:
+    if suffix in SUFFIXES or path.is_dir():
         return read_table(path, **given)
-    elif suffix == ".ts":
-        loader = lambda: load_uea(path)  # noqa: E731
-    elif suffix == ".xyz":
-        loader = lambda: load_molecules(path)  # noqa: E731
-    elif not path.exists():
+    if data not in NAMES and not path.exists() and suffix not in loaders:
         raise FileNotFoundError(f"{data!r} is neither a file nor data that comes with keyhole ({', '.join(NAMES)}).")
-    else:
-        raise ValueError(
-            f"data is read by its suffix, one of {', '.join((*SUFFIXES, '.ts', '.xyz'))}: got {path.name!r}."
-        )
+    if data not in NAMES and suffix not in loaders:
+        raise ValueError(f"data is read by its suffix, one of {', '.join((*SUFFIXES, *loaders))}: got {path.name!r}.")
     chosen = sorted(set(given) - {"missing"})
     if chosen:
         raise ValueError(f"only tables have columns to choose: {data!r} takes no {', '.join(chosen)}.")
-    return loader()
+    return loaders[suffix](path) if suffix in loaders else NAMES[data]()

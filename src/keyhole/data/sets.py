@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -98,9 +99,10 @@ class SampleBatch:
         """Return the samples in float32 or float64."""
         return self.with_sets(self.sets.astype(dtype))
 
-    def pooled(self, pooling: str, *, each: bool = False) -> SetBatch | PooledSets:
-        """The samples as a layer sees them; with ``each``, every key of a set is its query in turn."""
-        return PooledSets(self, pooling, each)
+    def pooled(self, pooling: str, *, each: bool = False) -> Any:
+        """The samples as a layer sees them, sets where that is all they are; with ``each``, every key is a query."""
+        pooled = PooledSets(self, pooling, each)
+        return self.sets if pooled.is_plain else pooled
 
     def written_out(self) -> WrittenSets:
         """The sets that the samples stand for, and the coefficient c_j of each."""
@@ -162,7 +164,7 @@ class SampleBatch:
             )
         cells = np.empty(self.shape, dtype=object)
         for j in range(self.dim):
-            column = self.with_sets(self.sets.coordinates(slice(j, j + 1)))
+            column = self.with_sets(self.sets.mapped(itemgetter((slice(None), slice(j, j + 1)))))
             for i in range(len(self)):
                 cells[i, j] = column[i : i + 1]
         return cells
@@ -215,16 +217,15 @@ def samples_in(value: Any) -> SampleBatch | None:
     if not all(isinstance(cell, SampleBatch) for cell in value.flat):
         return None
     columns = [concatenate(list(column)) for column in value.T]
+    sizes = [np.split(column.sets.lengths, column.set_offsets[1:-1]) for column in columns]
+    for j, i in np.ndindex(len(columns), len(value)):
+        if not np.array_equal(sizes[0][i], sizes[j][i]):
+            raise ValueError(
+                f"the coordinates of a sample must come from sets of one size: sample {i} has {sizes[0][i].tolist()} "
+                f"keys in coordinate 0 and {sizes[j][i].tolist()} in coordinate {j}. To permute coordinates, as "
+                "permutation_importance does, use samples of one size; or compare fits with and without them."
+            )
     first = columns[0]
-    for j, column in enumerate(columns):
-        lengths, others = np.split(first.sets.lengths, first.set_offsets[1:-1]), column.set_offsets[1:-1]
-        for i, (a, b) in enumerate(zip(lengths, np.split(column.sets.lengths, others), strict=True)):
-            if not np.array_equal(a, b):
-                raise ValueError(
-                    f"the coordinates of a sample must come from sets of one size: sample {i} has {a.tolist()} keys in "
-                    f"coordinate 0 and {b.tolist()} in coordinate {j}. To permute coordinates, as "
-                    "permutation_importance does, use samples of one size; or compare fits with and without them."
-                )
     return first.with_sets(first.sets.beside([column.sets for column in columns[1:]]))
 
 
@@ -382,10 +383,7 @@ class SetBatch(SampleBatch):
         """Return the batch in float32 or float64."""
         if np.dtype(dtype) not in (np.float32, np.float64):
             raise ValueError(f"`dtype` must be float32 or float64: got {np.dtype(dtype)}.")
-        if self.dtype == np.dtype(dtype):
-            return self
-        query = None if self._query is None else _astype(self._query, dtype)
-        return self._from_flat(_astype(self._tokens, dtype), self._offsets, query)
+        return self if self.dtype == np.dtype(dtype) else self.mapped(lambda array: _astype(array, dtype))
 
     def numpy(self) -> SetBatch:
         """Return the batch in host memory, as NumPy arrays; itself if it is there."""
@@ -393,25 +391,22 @@ class SetBatch(SampleBatch):
             return self
         from keyhole._tensors import as_array
 
-        return self._from_flat(
-            as_array(self._tokens), self._offsets, None if self._query is None else as_array(self._query)
-        )
+        return self.mapped(as_array)
 
     def to(self, device: str) -> SetBatch:
         """Return the batch as torch tensors on a device: "cpu", "cuda" or "cuda:1"."""
         from keyhole._tensors import to_device
 
-        query = None if self._query is None else to_device(self._query, device)
-        return self._from_flat(to_device(self._tokens, device), self._offsets, query)
+        return self.mapped(lambda array: to_device(array, device))
+
+    def mapped(self, change: Callable[[Any], Any]) -> SetBatch:
+        """The same sets with keys and queries that ``change`` makes of theirs, row by row."""
+        query = None if self._query is None else change(self._query)
+        return self._from_flat(change(self._tokens), self._offsets, query)
 
     def with_query(self, query: Float[Any, "n d"] | None) -> SetBatch:
         """The same sets with other queries, or none, that are known to fit."""
         return self._from_flat(self._tokens, self._offsets, query)
-
-    def coordinates(self, columns: slice) -> SetBatch:
-        """The same sets with some of their coordinates."""
-        query = None if self._query is None else self._query[:, columns]
-        return self._from_flat(self._tokens[:, columns], self._offsets, query)
 
     def beside(self, others: Sequence[SetBatch]) -> SetBatch:
         """The same sets with the coordinates of sets of the same sizes after their own."""
@@ -422,10 +417,6 @@ class SetBatch(SampleBatch):
     def with_sets(self, sets: SetBatch) -> SetBatch:
         """Those sets."""
         return sets
-
-    def pooled(self, pooling: str, *, each: bool = False) -> SetBatch | PooledSets:
-        """The samples as a layer sees them: the batch itself for the mean over keys."""
-        return self if pooling == "mean" and not each else PooledSets(self, pooling, each)
 
     def signature(self) -> SetBatch:
         """The batch itself."""
@@ -469,7 +460,7 @@ class SetBatch(SampleBatch):
 
     def _gather(self, rows: np.ndarray) -> SetBatch:
         lengths = self.lengths[rows]
-        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        offsets = _offsets_of(lengths)
         # token k of new set i is token k of old set rows[i]
         source = np.arange(offsets[-1]) + np.repeat(self._offsets[rows] - offsets[:-1], lengths)
         query = None if self._query is None else self._query[_like(rows, self._tokens)]
@@ -486,8 +477,7 @@ class SetBatch(SampleBatch):
                 f"`batches` must all carry a query, or none: {len(queries)} of {len(batches)} do. "
                 "Give the others a query of their own."
             )
-        lengths = np.concatenate([b.lengths for b in batches])
-        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        offsets = _offsets_of(np.concatenate([b.lengths for b in batches]))
         query = _concatenate(queries) if queries else None
         return cls._from_flat(_concatenate([b.tokens for b in batches]), offsets, query)
 
@@ -530,6 +520,11 @@ def concatenate(batches: Sequence[Any]) -> Any:
             "SetGroups(batch, np.ones(len(batch), int)) makes samples of one set each."
         )
     return kinds.pop()._joined(batches)
+
+
+def _offsets_of(counts: Int[np.ndarray, " n"]) -> Int[np.ndarray, " o"]:
+    """Where runs of these lengths begin, and the last one ends."""
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
 # What follows takes NumPy arrays and torch tensors alike: `Any` is one of the two.
@@ -611,8 +606,8 @@ def _with_last(array: Any, value: float) -> Any:
 
 def _join_sets(sets: Any, name: str) -> tuple[Any, np.ndarray]:
     """Return (tokens, offsets) for an (n, N, d) array or a sequence of (N_i, d) arrays, checked."""
-    if isinstance(sets, SetBatch):
-        raise TypeError(f"`{name}` is a SetBatch already: use it as it is, or pass its arrays.")
+    if isinstance(sets, SampleBatch):
+        raise TypeError(f"`{name}` is a {type(sets).__name__} already: use it as it is, or pass its arrays.")
     if is_tensor(sets) or (isinstance(sets, np.ndarray) and sets.dtype != object):
         return _join_dense(_check_numbers(sets, name), name)
     if isinstance(sets, np.ndarray) and sets.ndim == 3:
@@ -640,6 +635,8 @@ def _join_dense(array: Any, name: str) -> tuple[Any, np.ndarray]:
 def _join_ragged(sets: Any, name: str) -> tuple[Any, np.ndarray]:
     arrays: list[Any] = []
     for i in range(len(sets)):
+        if isinstance(sets[i], SampleBatch):
+            raise TypeError(f"`{name}` must hold arrays: {name}[{i}] is a batch. Join batches with kh.concatenate.")
         array = _check_numbers(sets[i], f"{name}[{i}]")
         if array.ndim != 2:
             raise ValueError(
@@ -654,7 +651,7 @@ def _join_ragged(sets: Any, name: str) -> tuple[Any, np.ndarray]:
         arrays.append(array)
     lengths = np.array([len(a) for a in arrays], dtype=np.int64)
     _check_sizes(len(arrays), lengths, arrays[0].shape[1] if arrays else 1, name)
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    offsets = _offsets_of(lengths)
     tokens = _concatenate(arrays)
     try:
         _check_finite(tokens, name)
@@ -700,13 +697,6 @@ def first_occurrences(batch: SampleBatch, labels: Float[np.ndarray, "n t"]) -> I
     """For each sample, the number of the first sample that equals it: same keys as a multiset, query and labels.
 
     Hashes pick the candidates in O(tokens); candidates are then compared entry by entry, so the answer is exact.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> a, b = np.array([[1.0], [2.0]]), np.array([[3.0], [4.0]])
-    >>> first_occurrences(SetBatch([a, b, a[::-1]]), np.zeros((3, 1)))
-    array([0, 1, 0])
     """
     batch = batch.signature()
     hashes = hash_samples(batch, labels)
@@ -801,7 +791,7 @@ class SetGroups(SampleBatch):
                 f"`counts` must add up to the number of sets: got {int(counts.sum())} for {len(sets)} sets."
             )
         self._sets = sets
-        self._offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        self._offsets = _offsets_of(counts)
 
     @property
     def sets(self) -> SetBatch:
@@ -867,7 +857,7 @@ class SetGroups(SampleBatch):
         """Return the samples that ``rows`` names: a slice, integers, or a mask."""
         chosen = self._row_numbers(rows)
         counts = self.counts[chosen]
-        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        offsets = _offsets_of(counts)
         source = np.arange(offsets[-1]) + np.repeat(self._offsets[chosen] - offsets[:-1], counts)
         return self._of(self._sets[source], offsets)
 

@@ -81,13 +81,12 @@ class TokenRule:
         sets = self._scale(batch.sets)
         if self.query == "mean":
             sets = sets.with_query(_means_of_keys(sets))
+        if self.query == "each":  # a query that was given is not looked at: samples that differ in it alone are copies
+            sets = sets.with_query(None)
         return batch.with_sets(sets).pooled(self.pooling, each=self.query == "each")
 
     def _scale(self, batch: SetBatch) -> SetBatch:
-        if self.scaling == "none":
-            return batch
-        query = None if batch.query is None else self._scale_tokens(batch.query)
-        return SetBatch._from_flat(self._scale_tokens(batch.tokens), batch.offsets, query)
+        return batch if self.scaling == "none" else batch.mapped(self._scale_tokens)
 
     def _scale_tokens(self, tokens: Float[np.ndarray, "t d"]) -> Float[np.ndarray, "t d"]:
         if self.centre is not None and self.spread is not None:

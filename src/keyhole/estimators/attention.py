@@ -73,35 +73,29 @@ class _AttentionModel(SetEstimator):
             "activation": activation,
             "fit_intercept": bool(self.fit_intercept),
             "weights": weights,
+            "groups": as_groups(groups, batch, weights),
+            "dtype": dtype,
+            "device": pick_device(self.device, batch.sets),
+            "solver": check_choice(self.solver, "solver", ("auto", "direct", "cg")),
+            "hold_out": isinstance(self, ClassifierMixin),
             "memory_budget": memory_budget(),
         }
-        seed = as_seed(self.random_state)
-        solver = check_choice(self.solver, "solver", ("auto", "direct", "cg"))
-        plan = LayerPlan(
-            as_heads(self.n_heads),
-            as_law(self.law),
-            as_penalties(self.alpha),
-            seed,
-            dtype,
-            options,
-            as_groups(groups, batch, weights),
-            pick_device(self.device, batch.sets),
-            solver,
-            hold_out=isinstance(self, ClassifierMixin),
-        )
+        law, penalties, seed = as_law(self.law), as_penalties(self.alpha), as_seed(self.random_state)
+        plan = LayerPlan(as_heads(self.n_heads), law, penalties, seed, options)
         fitted = fit_sets(batch, columns, plan, self.scaling, self.query, self.pooling)
-        fit = fitted.fit
+        fit, ridge = fitted.fit, fitted.fit.ridge
         self.law_ = fitted.law
         self.tokens_ = fitted.rule
         self.scaling_errors_ = fitted.tried
         self.layer_ = fit.layer
-        self.alpha_ = fit.alpha
-        self.alphas_ = fit.alphas
-        self.solver_, self.selection_ = fit.route, fit.selection
-        setattr(self, f"{fit.selection}_errors_", fit.loo_errors)
-        setattr(self, f"{fit.selection}_error_", fit.loo_error)
-        if fit.certificate is not None:
-            self.residual_, self.n_iter_ = fit.certificate.residual, fit.certificate.n_iter
+        self.alpha_ = ridge.alpha
+        self.alphas_ = ridge.alphas
+        self.solver_ = fit.route
+        self.selection_ = "loo" if ridge.selection == "groups" else ridge.selection
+        setattr(self, f"{self.selection_}_errors_", ridge.errors)
+        setattr(self, f"{self.selection_}_error_", ridge.error)
+        if fit.route == "cg":
+            self.residual_, self.n_iter_ = ridge.residual, ridge.n_iter
         return fit
 
     def _scores(self, X: Any) -> np.ndarray:
@@ -220,8 +214,8 @@ class AttentionRegressor(StreamedRegressor, MultiOutputMixin, RegressorMixin, _A
 
     def _store(self, fit: LayerFit, *, single: bool) -> None:
         self._single = single
-        if fit.selection == "loo":
-            self.loo_predictions_ = outputs(fit.loo_predictions, single)
+        if self.selection_ == "loo":
+            self.loo_predictions_ = outputs(fit.predictions, single)
         self.intercept_ = float(fit.layer.intercept[0]) if single else fit.layer.intercept
         _store_coefficients(self, fit, single)
 
@@ -311,11 +305,11 @@ class AttentionClassifier(StreamedClassifier, LabelScores, ClassifierMixin, _Att
         columns = np.where(labels[:, None] == np.arange(len(self.classes_)), 1.0, -1.0)
         single = len(self.classes_) == 2
         fit = self._fit_columns(batch, columns[:, 1:] if single else columns, weights, groups)
-        scores = outputs(fit.loo_predictions, single)
-        if fit.selection == "loo":
+        scores = outputs(fit.predictions, single)
+        if self.selection_ == "loo":
             self.loo_decision_ = scores
         self.intercept_ = fit.layer.intercept
-        left = slice(None) if fit.selection == "loo" else np.isfinite(fit.loo_predictions[:, 0])
+        left = slice(None) if self.selection_ == "loo" else np.isfinite(fit.predictions[:, 0])
         known = None if weights is None else weights[left]
         self.temperature_ = fit_temperature(class_scores(scores[left]), labels[left], known)
         _store_coefficients(self, fit, single)

@@ -6,7 +6,7 @@ import copy
 import math
 import warnings
 from collections.abc import Callable, Sized
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,20 +22,10 @@ from keyhole._array import unit_exponent
 from keyhole._checks import check_choice, check_count, check_float_array, check_number, check_seed
 from keyhole.attention.activations import check_activation, check_pointwise
 from keyhole.attention.heads import GaussianHeads, HeadDraw, HeadLaw
-from keyhole.attention.learned import MOST_TO_JUDGE, LearnedHeads
+from keyhole.attention.learned import MAX_HEADS_TO_JUDGE, LearnedHeads
 from keyhole.data.sets import POOLINGS, PooledSets, SetBatch, SetGroups, check_sets, samples_in
 from keyhole.data.tokens import QUERIES, SCALINGS, TokenRule
-from keyhole.layer import (
-    LayerFit,
-    distinct_samples,
-    exceeds_memory,
-    fit_finite_layer,
-    fit_finite_on_device,
-    fit_kernel_layer,
-    fit_kernel_on_device,
-    fit_large_layer,
-    plain_sets,
-)
+from keyhole.layer import LayerFit, distinct_samples, fit_layer
 
 
 def fit_temperature(
@@ -261,7 +251,7 @@ def check_layer_options(activation: Any, dtype: Any) -> tuple[str, str]:
     return check_activation(activation), check_choice(dtype, "dtype", ("float64", "float32"))
 
 
-MOST_TO_CHOOSE_BY = 500
+MAX_SAMPLES_TO_CHOOSE_BY = 500
 """Samples that scaling and query are chosen by: six fits cost n³ each, and rules that so many cannot tell apart may as
 well be exchanged (on digits "standard" and "none" are, and a thousand samples do not settle it either)."""
 
@@ -277,19 +267,18 @@ def as_samples(estimator: BaseEstimator, X: Any, *, reset: bool) -> SetBatch | S
 class LayerPlan:
     """How to fit a layer once its samples are ready; ``n_heads`` None means infinitely many.
 
-    ``hold_out`` asks for predictions of samples that were not fitted even where leave-one-out has none.
+    ``options`` are those of `fit_layer`.
     """
 
     n_heads: int | None
     law: HeadLaw
     penalties: Float[np.ndarray, " a"] | None = field(repr=False)
     seed: int
-    dtype: str
     options: dict[str, Any] = field(repr=False)
-    groups: Int[np.ndarray, " n"] | None = field(default=None, repr=False)
-    device: str | None = None
-    solver: str = "auto"
-    hold_out: bool = False
+
+    def heads(self, law: HeadLaw, dim: int) -> HeadDraw | HeadLaw:
+        """The heads of a law, or the law itself for infinitely many."""
+        return law if self.n_heads is None else HeadDraw(law, self.n_heads, dim, self.seed)
 
     def fitted_law(self, batch: SetBatch | PooledSets, columns: np.ndarray) -> HeadLaw:
         """The law itself, or what its ``fit`` makes of the training set."""
@@ -299,13 +288,14 @@ class LayerPlan:
             return self.law
         options = {name: self.options[name] for name in ("activation", "fit_intercept")}
         if isinstance(law, LearnedHeads):
-            options["n_heads"] = MOST_TO_JUDGE if self.n_heads is None else self.n_heads
-        if self.groups is not None:
-            kept = self._kept(len(batch))
-            weights = self._weights(kept)
-            return fit(batch[kept], columns[kept], weights=weights, groups=self.groups[kept], seed=self.seed, **options)
+            options["n_heads"] = MAX_HEADS_TO_JUDGE if self.n_heads is None else self.n_heads
+        weights, groups = self.options["weights"], self.options["groups"]
+        if groups is not None:
+            kept = np.arange(len(batch)) if weights is None else np.flatnonzero(weights > 0)
+            weights = None if weights is None else weights[kept]
+            return fit(batch[kept], columns[kept], weights=weights, groups=groups[kept], seed=self.seed, **options)
         # copies count as one sample of their joint weight, here as in the layer
-        samples = distinct_samples(batch, columns, self.options["weights"])
+        samples = distinct_samples(batch, columns, weights)
         return fit(samples.batch, samples.columns, weights=samples.weights, seed=self.seed, **options)
 
     def _law_with_a_kernel(self) -> HeadLaw:
@@ -324,59 +314,12 @@ class LayerPlan:
             )
         return self.law
 
-    def fit(self, batch: SetBatch | PooledSets, columns: np.ndarray, law: HeadLaw) -> LayerFit:
-        """Solve for the values of this law."""
-        heads: Any = law if self.n_heads is None else HeadDraw(law, self.n_heads, batch.dim, self.seed)
-        if self.groups is None:
-            return self._solve(batch, columns, heads, self.penalties)
-        options = {**self.options, "groups": self.groups}
-        if self.n_heads is not None:
-            fit = fit_finite_layer(batch, columns, heads, self.penalties, dtype=self.dtype, **options)
-        else:
-            fit = fit_kernel_layer(batch, columns, heads, self.penalties, **options)
-        if self.device is None and self.solver != "cg":
-            return fit
-        final = self._solve(batch, columns, heads, np.array([fit.alpha]))
-        return replace(fit, layer=final.layer, route=final.route, certificate=final.certificate)
-
-    def draft(self, n: int) -> tuple[Int[np.ndarray, " r"], LayerPlan]:
-        """At most `MOST_TO_CHOOSE_BY` samples, and this plan for them, its penalty free."""
-        rows = np.sort(np.random.default_rng(self.seed).permutation(n)[:MOST_TO_CHOOSE_BY])
-        weights = None if self.options["weights"] is None else self.options["weights"][rows]
-        groups = None if self.groups is None else self.groups[rows]
-        options = {**self.options, "weights": weights}
-        return rows, replace(self, penalties=None, options=options, groups=groups, solver="direct")
-
-    def _solve(self, batch: SetBatch | PooledSets, columns: np.ndarray, heads: Any, penalties: Any) -> LayerFit:
-        if self.device is not None:
-            return self._solve_on_device(batch, columns, heads, penalties)
-        if self.n_heads is None:
-            if self.solver == "cg":
-                raise ValueError("solver='cg' is for finitely many heads: `n_heads` is infinite. Use solver='direct'.")
-            return fit_kernel_layer(batch, columns, heads, penalties, **self.options)
-        large = exceeds_memory(len(batch), self.n_heads * (batch.dim + 1), self.dtype)
-        if self.solver == "cg" or (self.solver == "auto" and large):
-            options = {**self.options, "dtype": self.dtype, "hold_out": self.hold_out}
-            return fit_large_layer(batch, columns, heads, penalties, **options)
-        return fit_finite_layer(batch, columns, heads, penalties, dtype=self.dtype, **self.options)
-
-    def _solve_on_device(
-        self, batch: SetBatch | PooledSets, columns: np.ndarray, heads: Any, penalties: Any
-    ) -> LayerFit:
-        batch = plain_sets(batch)
-        options = {**self.options, "device": self.device, "dtype": self.dtype}
-        if self.n_heads is not None:
-            return fit_finite_on_device(batch, columns, heads, penalties, **options)
-        return fit_kernel_on_device(batch, columns, heads, penalties, **options)
-
-    def _kept(self, n: int) -> Int[np.ndarray, " k"]:
-        """Samples that have weight."""
-        weights = self.options["weights"]
-        return np.arange(n) if weights is None else np.flatnonzero(weights > 0)
-
-    def _weights(self, kept: Int[np.ndarray, " k"]) -> Float[np.ndarray, " k"] | None:
-        weights = self.options["weights"]
-        return None if weights is None else np.asarray(weights[kept])
+    def draft(self, n: int) -> tuple[Int[np.ndarray, " r"], dict[str, Any]]:
+        """At most `MAX_SAMPLES_TO_CHOOSE_BY` samples, and the options of a direct fit to them."""
+        rows = np.sort(np.random.default_rng(self.seed).permutation(n)[:MAX_SAMPLES_TO_CHOOSE_BY])
+        given = ("weights", "groups")
+        parts = {name: None if self.options[name] is None else self.options[name][rows] for name in given}
+        return rows, {**self.options, **parts, "solver": "direct"}
 
 
 @dataclass(frozen=True)
@@ -397,46 +340,38 @@ def fit_sets(
     All of it in units of y, a power of two, in which y is of size one: squares of errors then neither overflow nor
     vanish, and the answer follows the units of y to the last digit.
     """
-    weights = plan.options["weights"]
+    weights, pooling = plan.options["weights"], check_choice(pooling, "pooling", POOLINGS)
     units = int(unit_exponent(columns if weights is None else columns[weights > 0]))
     with np.errstate(over="ignore"):  # outputs of weight 0 may be of any size
         columns = np.ldexp(columns, -units)
-    found = _fit_unit_columns(batch, columns, plan, scaling, query, pooling)
-    with np.errstate(over="ignore", under="ignore"):
-        tried = {rule: float(np.ldexp(error, 2 * units)) for rule, error in found.tried.items()}
-    return replace(found, fit=found.fit.in_units(units), tried=tried)
-
-
-def _fit_unit_columns(
-    batch: SetBatch | SetGroups, columns: np.ndarray, plan: LayerPlan, scaling: Any, query: Any, pooling: Any
-) -> SetFit:
-    pooling = check_choice(pooling, "pooling", POOLINGS)
     as_given = (scaling, query, pooling) == ("none", "given", "mean")
-    if not batch.is_plain or not as_given or plan.groups is not None or hasattr(plan.law, "fit"):
+    if not batch.is_plain or not as_given or plan.options["groups"] is not None or hasattr(plan.law, "fit"):
         batch = batch.numpy()  # tokens are prepared, and laws learned, in NumPy
     rules = [
-        TokenRule.learn(batch, s, q, pooling, plan.options["weights"])
+        TokenRule.learn(batch, s, q, pooling, weights)
         for s in _candidates(scaling, "scaling", SCALINGS, SCALINGS)
         for q in _candidates(query, "query", QUERIES, _queries_worth_trying(batch))
     ]
-    rule, tried = rules[0], {}
+    rule, tried, best = rules[0], {}, None
     if len(rules) > 1:
         # a law that is learned is learned once, under the rule that suits heads around zero
         law = GaussianHeads() if hasattr(plan.law, "fit") else plan.law
-        rows, draft = plan.draft(len(batch))
-        part = batch[rows]
-        drafts = (draft.fit(r.apply(part), columns[rows], law) for r in rules)
-        best: LayerFit | None = None
-        for candidate, fit in zip(rules, drafts, strict=True):
-            tried[candidate.scaling, candidate.query] = fit.loo_error
-            if best is None or fit.loo_error < best.loo_error:
+        rows, options = plan.draft(len(batch))
+        part, heads = batch[rows], plan.heads(law, batch.dim)
+        for candidate in rules:
+            fit = fit_layer(candidate.apply(part), columns[rows], heads, None, **options)
+            with np.errstate(over="ignore", under="ignore"):
+                tried[candidate.scaling, candidate.query] = float(np.ldexp(fit.ridge.error, 2 * units))
+            if best is None or fit.ridge.error < best.ridge.error:
                 best, rule = fit, candidate
-        settled = len(rows) == len(batch) and plan.penalties is None and law is plan.law and plan.solver != "cg"
-        if best is not None and settled:  # the draft was no draft
-            return SetFit(best, rule, law, tried)
-    ready = rule.apply(batch)
-    law = plan.fitted_law(ready, columns)
-    return SetFit(plan.fit(ready, columns, law), rule, law, tried)
+        draft = len(rows) < len(batch) or plan.penalties is not None or law is not plan.law
+        if draft or plan.options["solver"] == "cg":
+            best = None
+    if best is None:
+        ready = rule.apply(batch)
+        law = plan.fitted_law(ready, columns)
+        best = fit_layer(ready, columns, plan.heads(law, ready.dim), plan.penalties, **plan.options)
+    return SetFit(best.in_units(units), rule, law, tried)
 
 
 def as_groups(

@@ -15,8 +15,8 @@ from sklearn.utils.validation import column_or_1d
 
 from keyhole._checks import check_choice
 from keyhole.attention.heads import HeadDraw
+from keyhole.data.batches import Batch, as_batch, as_source
 from keyhole.data.sets import POOLINGS, SetBatch, SetGroups, concatenate
-from keyhole.data.streams import Batch, as_batch, as_source
 from keyhole.data.tokens import QUERIES, SCALINGS, TokenRule
 from keyhole.estimators.base import memory_budget, outputs
 from keyhole.estimators.inputs import (
@@ -33,8 +33,9 @@ from keyhole.estimators.inputs import (
     class_weights,
     fit_temperature,
 )
+from keyhole.layer import LayerFit
 from keyhole.ridge.design import PrincipalAxes
-from keyhole.streaming import LayerRecipe, LayerSums, StreamedFit
+from keyhole.streaming import LayerRecipe, LayerSums
 
 N_KEPT = 2048
 """Samples that a classifier keeps to calibrate its probabilities on."""
@@ -151,7 +152,7 @@ class _Streamed:
         ----------
         batches : iterable, or path
             Gives (X, y) or (X, y, sample_weight), each as ``fit`` takes them: a list, a generator, a
-            `keyhole.data.streams.ParquetSets`; or the path of a Parquet or Arrow file with columns keys, y and, if
+            `keyhole.data.ParquetSets`; or the path of a Parquet or Arrow file with columns keys, y and, if
             there are queries, query.
         classes : array, optional
             For a classifier: all labels. Found by reading them first if ``batches`` can be gone through twice.
@@ -246,15 +247,16 @@ class _Streamed:
                 )
         self._finish(stream.recipe.fit(axes, alphas, sums), axes)
 
-    def _finish(self, fit: StreamedFit, axes: PrincipalAxes) -> None:
+    def _finish(self, fit: LayerFit, axes: PrincipalAxes) -> None:
         """Store what a fit from sums found."""
         stream: Stream = self._stream
         stream.solved = True
-        self.layer_, self.alpha_, self.alphas_, self.selection_ = fit.layer, fit.alpha, fit.alphas, fit.selection
-        setattr(self, f"{fit.selection}_errors_", fit.errors)
-        setattr(self, f"{fit.selection}_error_", fit.error)
-        self.solver_, self.heads_ = "primal", fit.layer.heads
-        self.values_ = outputs(fit.layer.values, stream.single)
+        self.layer_, ridge = fit.layer, fit.ridge
+        self.alpha_, self.alphas_, self.selection_ = ridge.alpha, ridge.alphas, ridge.selection
+        setattr(self, f"{ridge.selection}_errors_", ridge.errors)
+        setattr(self, f"{ridge.selection}_error_", ridge.error)
+        self.solver_, self.heads_ = fit.route, self.layer_.heads
+        self.values_ = outputs(self.layer_.values, stream.single)
         self._finish_outputs(fit, axes)
 
     def __getattr__(self, name: str) -> Any:
@@ -297,7 +299,7 @@ class StreamedRegressor(_Streamed):
         columns = as_columns(self, batch.y, sets)
         return (sets, columns, _batch_weights(batch.weights, sets)), np.asarray(batch.y).ndim == 1
 
-    def _finish_outputs(self, fit: StreamedFit, axes: PrincipalAxes) -> None:
+    def _finish_outputs(self, fit: LayerFit, axes: PrincipalAxes) -> None:
         self._single = self._stream.single
         self.intercept_ = float(fit.layer.intercept[0]) if self._single else fit.layer.intercept
 
@@ -363,10 +365,10 @@ class StreamedClassifier(_Streamed):
         single = len(self.classes_) == 2
         return (sets, columns[:, 1:] if single else columns, weights), single
 
-    def _finish_outputs(self, fit: StreamedFit, axes: PrincipalAxes) -> None:
+    def _finish_outputs(self, fit: LayerFit, axes: PrincipalAxes) -> None:
         self.intercept_ = fit.layer.intercept
         kept, single = self._stream.sums.kept, self._stream.single
-        scores = self._stream.recipe.left_out(axes, kept, fit.alpha)
+        scores = self._stream.recipe.left_out(axes, kept, fit.ridge.alpha)
         labels = (kept.columns[:, 0] > 0).astype(int) if single else kept.columns.argmax(axis=1)
         scores = np.concatenate([-scores, scores], axis=1) if single else scores
         self.temperature_ = fit_temperature(scores, labels, kept.weights)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -17,20 +17,9 @@ from keyhole.attention.heads import GaussianHeads, sample_mlp_weights
 from keyhole.attention.kernels import attention_kernel, mlp_kernel
 from keyhole.data.sets import SetBatch
 from keyhole.lab.cells import Cell, Values
-from keyhole.ridge.gram import Sweep, Tridiagonal, tridiagonalise
+from keyhole.ridge.gram import Sweep, Tridiagonal, Weighing, tridiagonalise, weigh_gram
 from keyhole.ridge.matrices import add_outer
-from keyhole.ridge.problem import (
-    Weighing,
-    centre_of,
-    centred,
-    default_alphas,
-    leave_one_out,
-    mean_squares,
-    numerical_floor,
-    rounding_of_squares,
-    select_alpha,
-    weigh_gram,
-)
+from keyhole.ridge.problem import EPS, RidgeProblem, choose, default_alphas, leave_one_out, numerical_floor
 from keyhole.theory.curves import EigenProblem, implicit_ridge, predicted_errors
 from keyhole.theory.harmonics import pair_powers
 from keyhole.theory.notation import parse_target
@@ -117,50 +106,46 @@ class Outcome:
 class FactorisedGram:
     """A Gram matrix reduced once, for any number of targets and the default path of penalties.
 
-    The same mathematics as `ridge_gram_path` with an intercept; outputs are taken one at a time, so that the bits of
+    The same mathematics as `ridge_gram` with an intercept; outputs are taken one at a time, so that the bits of
     one do not depend on its neighbours.
     """
 
     basis: Float[np.ndarray, "n m"]
     factors: tuple[tuple[np.ndarray, np.ndarray], ...]
-    problem: Weighing
+    weighing: Weighing
     alphas: Float[np.ndarray, " a"]
     complements: Float[np.ndarray, "a n"]
-    rounding: float
 
     @classmethod
     def of(cls, gram: Float[np.ndarray, "n n"]) -> FactorisedGram:
         """Factorise a copy of ``gram``, of which the lower triangle is read. 8n³/3 operations."""
-        matrix, problem = weigh_gram(gram, np.zeros((len(gram), 1)), None, fit_intercept=True, overwrite_gram=False)
-        form = tridiagonalise(matrix, problem.normal, np.float64)
+        problem = RidgeProblem.of(np.zeros((len(gram), 1)))
+        matrix, weighing = weigh_gram(gram, problem, overwrite=False)
+        form = tridiagonalise(matrix, weighing.normal)
+        assert form is not None  # features and kernels of unit tokens do not overflow
         del matrix
-        rounding = float(np.finfo(np.float64).eps)
         largest = form.largest()
-        floor = numerical_floor(max(largest, problem.removed), len(gram), rounding)
-        sweep = Sweep.of(form, problem.y)
+        floor = numerical_floor(max(largest, weighing.removed), len(gram), EPS)
+        sweep = Sweep.of(form, problem.scaled)
         complements = None
         while complements is None:
             alphas = default_alphas(largest, floor)
             complements = sweep.complements(alphas)
             floor *= 10.0  # rounding made an eigenvalue below −alpha: penalties that small cannot be judged
-        return cls(form.basis, _factors(form, alphas), problem, alphas, complements, rounding)
+        return cls(form.basis, _factors(form, alphas), weighing, alphas, complements)
 
     def outcome(
         self, y: Float[np.ndarray, " n"], cross: Float[np.ndarray, "test n"], truth: Float[np.ndarray, " test"]
     ) -> Outcome:
         """Fit one target at every penalty and measure it. 2n²a operations for a penalties."""
-        column = y[:, None]
-        mean = centre_of(column, self.problem.roots)
-        problem = replace(self.problem, y=centred(column, mean), y_mean=mean, y_size=float(np.abs(y).max()))
+        problem = RidgeProblem.of(y[:, None])
         (pttrs,) = get_lapack_funcs(("pttrs",), (self.basis,))
-        outputs = self.basis.T @ problem.y
+        outputs = self.basis.T @ problem.centred
         dual = self.basis @ np.hstack([pttrs(pivots, beside, outputs)[0] for pivots, beside in self.factors])
-        scores = [
-            float(mean_squares(leave_one_out(alpha * dual[:, [i]], self.complements[i]), problem.weights)[0])
-            for i, alpha in enumerate(self.alphas)
-        ]
-        chosen = select_alpha(self.alphas, np.array(scores), rounding_of_squares(problem.y_size, self.rounding))
-        predictions = cross @ dual + (problem.y_mean - problem.gram_mean @ dual)
+        left_out = [leave_one_out(a * dual[:, [i]], self.complements[i]) for i, a in enumerate(self.alphas)]
+        scores = [float(problem.weights @ np.square(part[:, 0]) / len(y)) for part in left_out]
+        chosen = choose(self.alphas, np.array(scores), problem.resolution(EPS))
+        predictions = cross @ dual + (problem.y_mean - self.weighing.gram_mean @ dual)
         spread = float(np.var(truth))
         errors = np.mean(np.square(predictions - truth[:, None]), axis=0) / spread
         best = int(np.argmin(errors))

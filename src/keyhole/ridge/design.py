@@ -1,31 +1,30 @@
-"""Ridge from sums over samples, which add in any order and on any machine: one p × p eigendecomposition."""
+"""Ridge from sums over samples, which add in any order and on any machine: one p × p eigendecomposition.
+
+Fits with fewer columns than samples, and streams of them, are both this.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 from jaxtyping import Float
 from scipy.linalg import eigh
 
-from keyhole._array import MEMORY_BUDGET, block_size, blocks, unit_exponent
+from keyhole._array import unit_exponent
 from keyhole._checks import check_count, check_finite, check_float_array
 from keyhole.ridge.matrices import add_outer
 from keyhole.ridge.problem import (
     EPS,
-    Alphas,
-    RidgePath,
-    centre_of,
-    centred,
-    check_alphas,
+    RidgeFit,
+    RidgeProblem,
+    Solution,
     check_gram_size,
-    check_outputs,
-    check_weights,
+    choose,
     default_alphas,
     leave_one_out,
-    mean_squares,
     numerical_floor,
     rounding_of_squares,
 )
@@ -187,18 +186,8 @@ def scaled_rows(
 class PrincipalAxes:
     """The design along its principal axes. Eigenvalues below the floor are zeros to a penalty below it.
 
-    Attributes
-    ----------
-    values : array (p,)
-        Eigenvalues λ of the centred Gram matrix, ascending, not negative.
-    axes : array (p, p)
-        Their eigenvectors, in columns.
-    scores : array (p, t)
-        axesᵀ Σ w (φ − φ̄)(y − ȳ)ᵀ.
-    means, y_mean, squares, weight, count, y_size, rounding, fit_intercept
-        As in `DesignMoments`.
-    floor : float
-        Eigenvalues below this carry no information.
+    ``values`` are the eigenvalues λ of the centred Gram matrix, ascending and not negative, ``axes`` its eigenvectors
+    in columns, ``scores`` = axesᵀ Σ w (φ − φ̄)(y − ȳ)ᵀ; the rest as in `DesignMoments`.
     """
 
     values: Float[np.ndarray, " p"] = field(repr=False)
@@ -225,20 +214,9 @@ class PrincipalAxes:
         values, axes = eigh(moments.gram, lower=True, driver="evd", **options)
         largest = float(max(values[-1], 0.0))
         floor = numerical_floor(largest, max(moments.count, p), moments.rounding)
-        return cls(
-            np.maximum(values, 0.0),
-            axes,
-            axes.T @ moments.cross,
-            moments.means,
-            moments.y_mean,
-            moments.squares,
-            moments.weight,
-            moments.count,
-            moments.y_size,
-            moments.rounding,
-            moments.fit_intercept,
-            floor,
-        )
+        names = ("means", "y_mean", "squares", "weight", "count", "y_size", "rounding", "fit_intercept")
+        known = {name: getattr(moments, name) for name in names}
+        return cls(np.maximum(values, 0.0), axes, axes.T @ moments.cross, floor=floor, **known)
 
     @property
     def largest(self) -> float:
@@ -284,8 +262,8 @@ class PrincipalAxes:
         coefs = self.inverse(alphas)[:, :, None] * self.scores[:, None, :]
         fitted = (scores @ coefs.reshape(len(coefs), -1)).reshape(len(left), len(alphas), left.shape[1])
         complements = self._complements(np.square(scores) * weights[:, None], alphas, weights).T
-        residuals = [leave_one_out(left - fitted[:, i], complements[i]) for i in range(len(alphas))]
-        return complements, np.asarray(residuals)
+        left_out = [leave_one_out(left - fitted[:, i], complements[i]) for i in range(len(alphas))]
+        return complements, np.asarray(left_out)
 
     def error_sums(
         self,
@@ -295,8 +273,28 @@ class PrincipalAxes:
         alphas: Float[np.ndarray, " a"],
     ) -> Float[np.ndarray, "a t"]:
         """Σ w e² over some samples, e their leave-one-out residuals: these add up, block by block, in any order."""
-        _, residuals = self.judge_rows(block, left, weights, alphas)
-        return np.asarray([mean_squares(loo, weights) * weights.sum() for loo in residuals])
+        _, left_out = self.judge_rows(block, left, weights, alphas)
+        return np.asarray([weights @ np.square(part) for part in left_out])
+
+    def fit(
+        self, alphas: Float[np.ndarray, " a"] | None, error_sums: Float[np.ndarray, "a t"] | None = None
+    ) -> RidgeFit:
+        """The fit at the penalty of least error: leave-one-out if its sums are given, else generalised."""
+        alphas = self.default_alphas() if alphas is None else alphas
+        if self.count < 1 or (self.count < 2 and len(alphas) > 1):
+            raise ValueError(
+                f"a fit needs one sample of positive weight, and two to choose a penalty: got {self.count}. Give more "
+                "batches, or one fixed number as `alpha`."
+            )
+        if error_sums is None:
+            selection, resolution = "gcv", self.generalised_resolution()
+            errors = self.generalised_errors(alphas).mean(axis=1)
+        else:
+            selection, resolution = "loo", self.resolution
+            errors = error_sums.mean(axis=1) / self.weight
+        best = choose(alphas, errors, resolution)
+        coef = self.coef(float(alphas[best]))
+        return RidgeFit(alphas, errors, best, coef, self.intercept(coef), None, "design", selection, self.floor)
 
     def generalised_errors(self, alphas: Float[np.ndarray, " a"]) -> Float[np.ndarray, "a t"]:
         """Generalised cross-validation, exact from the moments alone: Σ w r² / Σ w over (1 − tr H / n)².
@@ -359,190 +357,62 @@ RowBlocks: TypeAlias = Callable[[], Iterable[np.ndarray]]
 """Gives the row blocks (n_b, p) of the design, in order, every time it is called."""
 
 
-@dataclass(frozen=True)
-class DesignStatistics:
-    """What ridge needs to know of a design matrix and its outputs, n of them, to judge its fits by leave-one-out.
+def ridge_rows(row_blocks: RowBlocks, problem: RidgeProblem, *, keep_factor: bool = False) -> RidgeFit:
+    """Ridge on a design that is given in blocks of rows, with exact leave-one-out; meant for p < n.
 
-    Attributes
-    ----------
-    moments : DesignMoments
-        Sums over samples.
-    y : array (n, t)
-        y − ȳ.
-    weights : array (n,)
-        Sample weights.
-    """
+    The same numbers as ``ridge_gram(design @ design.T, …)``, from one p × p eigendecomposition.
 
-    moments: DesignMoments
-    y: Float[np.ndarray, "n t"]
-    weights: Float[np.ndarray, " n"]
-
-
-def accumulate_design(
-    row_blocks: RowBlocks,
-    y: Float[np.ndarray, "n t"],
-    *,
-    fit_intercept: bool = True,
-    weights: Float[np.ndarray, " n"] | None = None,
-) -> DesignStatistics:
-    """Sum the statistics of a design over blocks of rows.
-
-    Each block is centred on its own mean before it is multiplied, and the scatter between blocks is added, so
-    that a large common offset costs no digits.
-
-    Parameters
-    ----------
-    row_blocks : callable
-        Called once; gives arrays (n_b, p) in order, float32 or float64, never modified. Products are made in
-        the dtype of the block and summed in float64.
-    y : array (n, t)
-        Outputs of all samples.
-    fit_intercept : bool
-        Whether the fit will have an unpenalised intercept.
-    weights : array (n,), optional
-        Positive sample weights.
-
-    Notes
-    -----
-    Cost: np² operations; one p × p matrix and one centred copy of a block.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> x, y = np.arange(8.0).reshape(4, 2), np.ones((4, 1))
-    >>> accumulate_design(lambda: [x[:3], x[3:]], y).moments.gram[1, 0]
-    np.float64(20.0)
-    """
-    check_outputs(y)
-    w = check_weights(weights, len(y))
-    y_mean = centre_of(y, np.sqrt(w)) if fit_intercept else np.zeros(y.shape[1])
-    left = centred(y, y_mean)
-    moments: DesignMoments | None = None
-    for rows, block in _checked_rows(row_blocks, len(y)):
-        if moments is None:
-            moments = DesignMoments.empty(block.shape[1], y.shape[1], fit_intercept=fit_intercept)
-        moments.add_rows(block, left[rows], None if weights is None else w[rows])
-    assert moments is not None  # there is an output, so there was a block
-    moments.y_mean += y_mean
-    moments.y_size = float(np.abs(y).max())
-    return DesignStatistics(moments, left, w)
-
-
-def ridge_design_path(
-    design: Float[np.ndarray, "n p"],
-    y: Float[np.ndarray, "n t"],
-    alphas: Alphas | None = None,
-    *,
-    fit_intercept: bool = True,
-    weights: Float[np.ndarray, " n"] | None = None,
-    memory_budget: int = MEMORY_BUDGET,
-) -> RidgePath:
-    """Ridge on a design matrix for a whole path of penalties, with exact leave-one-out; meant for p < n.
-
-    The same numbers as ``ridge_gram_path(design @ design.T, …)``, from one p × p eigendecomposition.
-
-    Parameters
-    ----------
-    design : array (n, p)
-        Φ, float32 or float64.
-    y : array (n, t)
-        Outputs.
-    alphas : sequence of float, optional
-        Penalties, at least 0, in any order; by default ``default_alphas``.
-    fit_intercept : bool
-        Whether to fit an unpenalised intercept.
-    weights : array (n,), optional
-        Positive sample weights.
-    memory_budget : int
-        Bound in bytes on any temporary other than p × p matrices.
-
-    Returns
-    -------
-    RidgePath
-        ``coef`` of its solutions are the weights v of f(x) = φ(x)ᵀv + b.
-
-    Notes
-    -----
-    Cost: 3np² + 9p³ operations, then 2np(1 + t) for each penalty.
+    ``row_blocks`` gives arrays (n_b, p), never modified, and the same every time: called once for the sums, once for
+    the leave-one-out errors, once for the solution. Products are made in the dtype of the block, centred on its own
+    mean, and summed in float64. 3np² + 9p³ operations, then 2np(1 + t) for each penalty; temporaries are a few times
+    the size of a block. ``keep_factor`` lets the fit be solved for other penalties.
 
     Examples
     --------
     >>> import numpy as np
     >>> x = np.random.default_rng(0).standard_normal((50, 2))
-    >>> path = ridge_design_path(x, x @ [[3.0], [-1.0]] + 2, alphas=[1.0, 1e-6])
-    >>> fit = path.solution()
+    >>> fit = ridge_rows(lambda: [x[:30], x[30:]], RidgeProblem.of(x @ [[3.0], [-1.0]] + 2, [1.0, 1e-6]))
     >>> fit.alpha, np.round(fit.coef.ravel(), 4), np.round(fit.intercept, 4)
     (1e-06, array([ 3., -1.]), array([2.]))
     """
-    count = 30 if alphas is None else len(alphas)
-    size = block_size(8 * (6 * design.shape[1] + 2 * count * y.shape[1]), memory_budget)
-
-    def row_blocks() -> Iterator[np.ndarray]:
-        return (design[rows] for rows in blocks(len(design), size))
-
-    statistics = accumulate_design(row_blocks, y, fit_intercept=fit_intercept, weights=weights)
-    return ridge_statistics_path(statistics, row_blocks, alphas, overwrite_gram=True)
-
-
-def ridge_statistics_path(
-    statistics: DesignStatistics,
-    row_blocks: RowBlocks,
-    alphas: Alphas | None = None,
-    *,
-    overwrite_gram: bool = False,
-) -> RidgePath:
-    """Ridge for a whole path of penalties from sums over samples and one more pass over the rows.
-
-    Parameters
-    ----------
-    statistics : DesignStatistics
-        From ``accumulate_design``.
-    row_blocks : callable
-        Gives the same rows again: called once for the leave-one-out errors, once for each solution.
-    alphas : sequence of float, optional
-        Penalties, at least 0, in any order; by default ``default_alphas``.
-    overwrite_gram : bool
-        Whether the memory of ``statistics.gram`` may be used.
-
-    Notes
-    -----
-    Temporaries are a few times the size of a block of rows.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> x, y = np.arange(10.0).reshape(5, 2) ** 2, np.arange(5.0)[:, None]
-    >>> rows = lambda: iter([x[:3], x[3:]])
-    >>> ridge_statistics_path(accumulate_design(rows, y), rows, [1.0]).loo_mse.shape
-    (1,)
-    """
-    grid = None if alphas is None else check_alphas(alphas)
-    form = PrincipalAxes.of(statistics.moments, overwrite_gram=overwrite_gram)
-    if grid is None:
-        grid = form.default_alphas()
-    complements, output_mse = _judge(form, statistics, grid, row_blocks)
-
-    def solve(alpha: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        coef = form.coef(alpha)
-        residuals = np.concatenate(
-            [statistics.y[rows] - (b - form.means.astype(b.dtype)) @ coef for rows, b in _rows(row_blocks)]
-        )
-        return coef, form.intercept(coef), residuals
-
-    return RidgePath(grid, output_mse, "design", form.floor, complements, form.resolution, solve)
+    moments: DesignMoments | None = None
+    for rows, block in _checked_rows(row_blocks, len(problem.y)):
+        if moments is None:
+            sizes = block.shape[1], problem.y.shape[1]
+            moments = DesignMoments.empty(*sizes, fit_intercept=problem.fit_intercept)
+        weights = problem.weights[rows] if problem.weighted else None
+        moments.add_rows(block, problem.centred[rows], weights)
+    assert moments is not None  # there is an output, so there was a block
+    moments.y_mean += problem.y_mean
+    moments.y_size = float(np.abs(problem.y).max())
+    axes = PrincipalAxes.of(moments, overwrite_gram=True)
+    return problem.fit(RowsRoute(axes, problem, row_blocks), keep_factor=keep_factor)
 
 
-def _judge(
-    form: PrincipalAxes, statistics: DesignStatistics, alphas: Float[np.ndarray, " a"], row_blocks: RowBlocks
-) -> tuple[Float[np.ndarray, "a n"], Float[np.ndarray, "a t"]]:
-    """Complements of the leverages, and leave-one-out errors, in one pass over the rows."""
-    n, t = statistics.y.shape
-    complements, squares = np.empty((len(alphas), n)), np.zeros((len(alphas), t))
-    for rows, block in _rows(row_blocks):
-        w = statistics.weights[rows]
-        complements[:, rows], residuals = form.judge_rows(block, statistics.y[rows], w, alphas)
-        squares += [mean_squares(loo, w) * w.sum() for loo in residuals]
-    return complements, squares / statistics.weights.sum()
+class RowsRoute:
+    """A path of penalties from the principal axes of a design, and passes over its rows."""
+
+    name: ClassVar[str] = "design"
+
+    def __init__(self, axes: PrincipalAxes, problem: RidgeProblem, row_blocks: RowBlocks) -> None:
+        self.alphas = problem.grid(axes.largest, axes.floor)
+        self.floor, self.rounding = axes.floor, axes.rounding
+        self.axes, self.problem, self.row_blocks = axes, problem, row_blocks
+        self.complements = np.empty((len(self.alphas), len(problem.y)))
+
+    def left_out(self) -> Iterator[tuple[slice, slice, Float[np.ndarray, "a b t"]]]:
+        """Left-out residuals in one pass over the rows; the leverages are kept."""
+        for rows, block in _rows(self.row_blocks):
+            some = self.problem.centred[rows], self.problem.weights[rows]
+            self.complements[:, rows], left_out = self.axes.judge_rows(block, *some, self.alphas)
+            yield slice(None), rows, left_out
+
+    def solve(self, i: int) -> Solution:
+        """Values, intercept, left-out residuals, in a pass over the rows."""
+        coef, means = self.axes.coef(float(self.alphas[i])), self.axes.means
+        fitted = [(block - means.astype(block.dtype)) @ coef for _, block in _rows(self.row_blocks)]
+        residuals = self.problem.centred - np.concatenate(fitted)
+        return coef, self.axes.intercept(coef), leave_one_out(residuals, self.complements[i])
 
 
 def _rows(row_blocks: RowBlocks) -> Iterator[tuple[slice, np.ndarray]]:

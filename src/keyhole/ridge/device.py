@@ -1,18 +1,22 @@
 """Ridge with exact leave-one-out from a Gram matrix on a device: Cholesky in float64, in place, tile by tile.
 
-The same steps as solvers/weighted_gram.py and solvers/ridge_cholesky.py. Tiles keep every call to the libraries within
-32-bit sizes, and left-looking updates are one long product per tile. A path of penalties is one factorisation each:
-2n³/3 operations at the rate of matrix products, where one eigendecomposition takes 25 times as long (n = 8192, H200).
+The same steps as `weigh_gram` and `Cholesky` of gram.py. Tiles keep every call to the libraries within 32-bit sizes,
+and left-looking updates are one long product per tile. A path of penalties is one factorisation each: 2n³/3 operations
+at the rate of matrix products, where one eigendecomposition takes 25 times as long (n = 8192, H200).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
 
-from keyhole._array import blocks
+from keyhole._array import MEMORY_BUDGET, blocks
+from keyhole.ridge.gram import Weighing, path_route
+from keyhole.ridge.problem import RidgeFit, RidgeProblem, Solution, leave_one_out, numerical_floor
 
 SIDE = 2048
 """Rows of a tile."""
@@ -21,9 +25,68 @@ _LANCZOS = 80
 """Steps towards the largest eigenvalue."""
 
 
-@dataclass
+def ridge_device(
+    gram: torch.Tensor,
+    problem: RidgeProblem,
+    *,
+    rounding: float,
+    room_for_a_copy: bool = True,
+    memory_budget: int = MEMORY_BUDGET,
+) -> RidgeFit:
+    """Ridge on a float64 Gram matrix on a device, which is overwritten.
+
+    ``rounding`` is that of the arithmetic that made it. Penalties below the numerical floor are left to the host.
+    Without room for a copy, one penalty is factorised in the place of the matrix.
+    """
+    ridge = DeviceRidge.of(gram, problem)
+    single = problem.alphas is not None and len(problem.alphas) == 1
+    largest = ridge.size() if single else ridge.largest()
+    floor = numerical_floor(max(largest, ridge.weighing.removed), len(gram), rounding)
+    alphas, in_place = problem.grid(largest, floor), single and not room_for_a_copy
+    above = alphas.min() > 0 and alphas.min() >= floor
+    solved: list[tuple[np.ndarray, np.ndarray]] = []
+    for alpha in alphas if above else ():
+        found = ridge.solve(float(alpha), overwrite=in_place)
+        if found is None:
+            break
+        solved.append((found[0].cpu().numpy(), found[1].cpu().numpy()))
+    if len(solved) == len(alphas):
+        return problem.fit(DeviceRoute(alphas, floor, rounding, ridge.weighing, solved))
+    if above and in_place:
+        raise np.linalg.LinAlgError(
+            f"the kernel plus alpha = {alphas[0]:g} is not positive definite in float64, and the device is too small "
+            "to keep a copy of it. Use a larger alpha, dtype='float64', or device=None."
+        )
+    matrix = np.asfortranarray(ridge.matrix.cpu().numpy())
+    return problem.fit(path_route(matrix, ridge.weighing, rounding, np.dtype(np.float64), memory_budget))
+
+
+@dataclass(frozen=True)
+class DeviceRoute:
+    """Penalties that a device has factorised: dual coefficients, and 1 − h of every sample, for each."""
+
+    alphas: np.ndarray
+    floor: float
+    rounding: float
+    weighing: Weighing
+    solved: list[tuple[np.ndarray, np.ndarray]]
+    name: ClassVar[str] = "device"
+
+    def left_out(self) -> Iterator[tuple[slice, slice, np.ndarray]]:
+        """Residuals of the fits without each sample, one penalty at a time."""
+        for i in range(len(self.alphas)):
+            yield slice(i, i + 1), slice(None), self.solve(i)[2][None]
+
+    def solve(self, i: int) -> Solution:
+        """Coefficients, intercept, left-out residuals."""
+        dual, complement = self.solved[i]
+        residuals = float(self.alphas[i]) * dual / self.weighing.problem.roots[:, None]
+        return *self.weighing.unscale(dual), leave_one_out(residuals, complement)
+
+
+@dataclass(frozen=True)
 class DeviceRidge:
-    """H S K S H on the device and the rest of the problem: scaled by √w, and reflected if there is an intercept.
+    """H S K S H on a device, as `weigh_gram` makes it, and how it was made.
 
     Attributes
     ----------
@@ -31,36 +94,28 @@ class DeviceRidge:
         float64, both triangles; with an intercept, row and column 0 are zero.
     y : tensor (n, t)
         S (y − ȳ).
-    roots, gram_mean : tensors (n,)
-        √w, and S K w / Σw.
     normal : tensor (n,) or None
         Unit vector of the reflection.
-    y_mean : tensor (t,)
-    removed : float
-        Size of what centring took away.
+    weighing : Weighing
+        The same for the host.
     """
 
     matrix: torch.Tensor
     y: torch.Tensor
-    roots: torch.Tensor
     normal: torch.Tensor | None
-    y_mean: torch.Tensor
-    gram_mean: torch.Tensor
-    removed: float
+    weighing: Weighing
 
     @classmethod
-    def of(
-        cls, gram: torch.Tensor, y: torch.Tensor, weights: torch.Tensor | None, y_mean: torch.Tensor, centre: bool
-    ) -> DeviceRidge:
-        """Weigh and reflect a symmetric float64 matrix, which is overwritten. ``y`` comes centred, not scaled."""
-        roots = torch.ones(len(y), dtype=torch.float64, device=gram.device) if weights is None else weights.sqrt()
-        if weights is not None:
+    def of(cls, gram: torch.Tensor, problem: RidgeProblem) -> DeviceRidge:
+        """Weigh and reflect a symmetric float64 matrix, which is overwritten."""
+        roots = torch.as_tensor(problem.roots, device=gram.device)
+        y = torch.as_tensor(problem.scaled, device=gram.device)
+        if problem.weighted:
             for rows in blocks(len(gram), SIDE):
                 gram[rows] *= roots[rows, None]
                 gram[rows] *= roots
-        scaled = roots[:, None] * y
-        if not centre:
-            return cls(gram, scaled, roots, None, y_mean, torch.zeros_like(roots), 0.0)
+        if not problem.fit_intercept:
+            return cls(gram, y, None, Weighing(problem, None, np.zeros(len(gram)), 0.0))
         length = torch.linalg.vector_norm(roots)
         direction = roots / length
         image = gram @ direction
@@ -74,12 +129,13 @@ class DeviceRidge:
             gram[rows].addr_(normal[rows], update, alpha=-1.0).addr_(update[rows], normal, alpha=-1.0)
         gram[0] = 0.0
         gram[:, 0] = 0.0
-        return cls(gram, scaled, roots, normal, y_mean, image / length, float(direction @ image))
+        mean, removed = (image / length).cpu().numpy(), float(direction @ image)
+        return cls(gram, y, normal, Weighing(problem, normal.cpu().numpy(), mean, removed))
 
     def size(self) -> float:
         """An upper bound of the largest eigenvalue, by the Frobenius norm, or what centring removed if larger."""
         total = sum(float(self.matrix[rows].square().sum()) for rows in blocks(len(self.matrix), SIDE))
-        return max(total**0.5, self.removed)
+        return max(total**0.5, self.weighing.removed)
 
     def largest(self) -> float:
         """The largest eigenvalue, by Lanczos steps with full orthogonalisation."""
@@ -122,10 +178,6 @@ class DeviceRidge:
         if self.normal is not None:
             factor[0, 0] = 0.0
         return dual, alpha * inverse_diagonal(factor, self.normal)
-
-    def unscale(self, dual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Coefficients a = S c and intercept b from the scaled ones c."""
-        return self.roots[:, None] * dual, self.y_mean - self.gram_mean @ dual
 
 
 def factorise_lower(matrix: torch.Tensor) -> bool:

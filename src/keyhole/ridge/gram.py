@@ -1,58 +1,351 @@
-"""Ridge from a Gram matrix: the dual route over heads and the exact kernel alike."""
+"""Ridge from a Gram matrix: the dual route over heads and the exact kernel alike.
+
+One penalty is a Cholesky factorisation in place, O(n³/3) twice; a path of penalties one reduction of the matrix to a
+tridiagonal or banded form, 8n³/3, and a sweep; a penalty below the numerical floor, and groups left out together, take
+the eigenvectors of that form.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from scipy.linalg import eigvalsh_tridiagonal, get_blas_funcs, get_lapack_funcs
 
 from keyhole._array import MEMORY_BUDGET, block_size, blocks, run_threads
+from keyhole._checks import check_finite
 from keyhole.ridge.banded import Banded, BandedSweep, to_band
 from keyhole.ridge.matrices import factorise_lower, invert_lower, mirror_lower, solve_factor
 from keyhole.ridge.problem import (
-    Alphas,
-    RidgePath,
-    RidgeSolution,
-    Weighing,
-    check_alpha,
-    check_alphas,
-    default_alphas,
+    EPS,
+    RidgeFit,
+    RidgeProblem,
+    Solution,
+    check_gram_size,
     leave_one_out,
-    mean_squares,
     numerical_floor,
-    rounding_of_squares,
-    weigh_gram,
 )
 
 TILE = 40_000
 """Entries (penalties × samples) of a tile of the sweep: fits the second-level cache, dwarfs a call's cost."""
 
+PANEL = 2**25
+"""Bytes of a panel in passes over an n × n matrix: beyond the cache, small beside any matrix that matters."""
 
-@runtime_checkable
-class Form(Protocol):
-    """K = Q T Qᵀ on the span of the columns of Q, with T of any shape that is easy to diagonalise."""
+IN_CACHE = 2**21
+"""Bytes of a few columns that are gone through several times."""
 
-    @property
-    def basis(self) -> Float[np.ndarray, "n m"]:
-        """Q."""
+MIN_ROWS_FOR_A_BAND = 2048
+"""Samples from which a banded form is made sooner than a tridiagonal one."""
 
-    def eigenpairs(self) -> tuple[np.ndarray, np.ndarray]:
-        """Eigenvalues and eigenvectors of T."""
+TINY = float(np.finfo(np.float64).tiny)
+
+
+def ridge_gram(
+    gram: Float[np.ndarray, "n n"],
+    problem: RidgeProblem,
+    *,
+    rounding: float | None = None,
+    dtype: Any = None,
+    overwrite_gram: bool = False,
+    keep_factor: bool = False,
+    memory_budget: int = MEMORY_BUDGET,
+) -> RidgeFit:
+    """Ridge on a Gram matrix, with exact leave-one-out at every penalty, from one factorisation.
+
+    Of ``gram``, K = ΦΦᵀ or an exact kernel matrix, one triangle is read: the lower of a Fortran-ordered, the upper of a
+    C-ordered array; both if there are groups. ``rounding`` is the unit of rounding of the arithmetic that made it, by
+    default that of its dtype; ``dtype`` the precision of the reduction behind a path, repeated in float64 if it fails
+    in float32. If ``overwrite_gram``, no second n × n matrix is made above the numerical floor; ``memory_budget``
+    bounds all other temporaries. ``keep_factor`` lets the fit be solved for other penalties of its path.
+
+    One penalty is solved by Cholesky, 2n³/3 operations. A path takes 8n³/3 once, then 5n² + 2n²t for each penalty; if
+    one is below the floor, about 5n³ more and three n × n matrices in all. Eigenvalues below the floor count as exact
+    zeros to a penalty below it, so that alpha → 0 is the minimum-norm least-squares fit on the others.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> x = rng.standard_normal((40, 3))
+    >>> y = x @ [[1.0], [2.0], [-1.0]] + 0.1 * rng.standard_normal((40, 1)) + 5
+    >>> fit = ridge_gram(x @ x.T, RidgeProblem.of(y, [100.0, 1.0, 0.01]))
+    >>> fit.alpha, fit.route, fit.selection
+    (0.01, 'tridiagonal', 'loo')
+    >>> bool(abs(fit.intercept[0] - 5) < 0.1), np.round((x.T @ fit.coef).ravel(), 1)
+    (True, array([ 1.,  2., -1.]))
+    >>> ridge_gram(x @ x.T, RidgeProblem.of(y, [0.01])).route
+    'cholesky'
+    """
+    rounding = float(np.finfo(gram.dtype).eps) if rounding is None else rounding
+    if problem.groups is not None:
+        return _leave_groups_out(gram, problem, rounding)
+    matrix, weighing = weigh_gram(gram, problem, overwrite=overwrite_gram)
+    route: Cholesky | GramRoute | None = None
+    if problem.alphas is not None and len(problem.alphas) == 1:
+        dtype = matrix.dtype
+        route = Cholesky.of(matrix, weighing, problem.alphas, rounding, memory_budget)
+    if route is None:
+        route = path_route(matrix, weighing, rounding, gram.dtype if dtype is None else np.dtype(dtype), memory_budget)
+    return problem.fit(route, keep_factor=keep_factor)
+
+
+@dataclass(frozen=True)
+class Weighing:
+    """How a ridge problem on a Gram matrix was scaled by √w and reflected, and the way back.
+
+    With s = √w and S = diag s, the matrix S K S is reflected by H = I − 2uuᵀ, which takes s to the first axis: the
+    direction of the intercept is then row and column 0, which are emptied.
+
+    Attributes
+    ----------
+    problem : RidgeProblem
+    normal : array (n,) or None
+        The unit vector u, None without an intercept.
+    gram_mean : array (n,)
+        S K w / Σw, from which the intercept follows.
+    removed : float
+        sᵀ S K S s / Σw, the size of what centring took away and so of the rounding it left.
+    """
+
+    problem: RidgeProblem
+    normal: Float[np.ndarray, " n"] | None
+    gram_mean: Float[np.ndarray, " n"]
+    removed: float
+
+    def reflect(self, x: Float[np.ndarray, "n t"]) -> Float[np.ndarray, "n t"]:
+        """H x; x itself without an intercept."""
+        if self.normal is None:
+            return x
+        return x - np.outer(2 * self.normal, self.normal @ x)
+
+    def unscale(self, dual: Float[np.ndarray, "n t"]) -> tuple[np.ndarray, np.ndarray]:
+        """Coefficients a = S c and intercept b of f(x) = Σ a_i K(x, x_i) + b from the scaled ones c."""
+        return self.problem.roots[:, None] * dual, self.problem.y_mean - self.gram_mean @ dual
+
+
+def weigh_gram(
+    gram: Float[np.ndarray, "n n"], problem: RidgeProblem, *, overwrite: bool
+) -> tuple[Float[np.ndarray, "n n"], Weighing]:
+    """Check the matrix, then scale and reflect it to H S K S H (Fortran order, lower); in place if that is allowed."""
+    n = len(problem.y)
+    if gram.shape != (n, n):
+        raise ValueError(f"`gram` must have one row and one column per output: got shape {gram.shape} for {n} outputs.")
+    check_gram_size(gram.diagonal())
+    matrix = _fortran_lower(gram, overwrite=overwrite)
+    panels = [*blocks(n, block_size(n * matrix.itemsize, PANEL))]
+    for columns in panels:  # NaN and infinity are found before any long work
+        if not np.isfinite(matrix[columns.start :, columns]).all():
+            check_finite(np.tril(matrix), "gram")
+    if problem.weighted:
+        scale = problem.roots.astype(matrix.dtype)
+        for columns in panels:
+            matrix[:, columns] *= scale[columns]
+            matrix[:, columns] *= scale[:, None]
+    if not problem.fit_intercept:
+        return matrix, Weighing(problem, None, np.zeros(n), 0.0)
+    return matrix, Weighing(problem, *_reflect_in_place(matrix, problem.roots))
+
+
+def _fortran_lower(gram: Float[np.ndarray, "n n"], *, overwrite: bool) -> Float[np.ndarray, "n n"]:
+    """The matrix in Fortran order, itself if it may be overwritten. A C-ordered one is its own transpose."""
+    if not gram.flags.f_contiguous and gram.flags.c_contiguous:
+        gram = gram.T
+    if overwrite and gram.flags.f_contiguous and gram.flags.writeable:
+        return gram
+    return np.array(gram, order="F")
+
+
+def _reflect_in_place(
+    matrix: Float[np.ndarray, "n n"], roots: Float[np.ndarray, " n"]
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Replace K~ by H K~ H without row and column 0; return u, K~s/Σw and sᵀK~s/Σw. Costs two passes."""
+    symv, syr2 = get_blas_funcs(("symv", "syr2"), (matrix,))
+    length = np.linalg.norm(roots)
+    direction = roots / length
+    image = symv(1.0, matrix, direction.astype(matrix.dtype), lower=1).astype(np.float64)
+    first = matrix[:, 0].astype(np.float64)
+    normal = direction.copy()
+    normal[0] += 1.0  # no cancellation: every root is positive
+    size = np.linalg.norm(normal)
+    normal /= size
+    product = (image + first) / size  # K~ u
+    update = 2 * (product - (normal @ product) * normal)
+    syr2(-1.0, normal.astype(matrix.dtype), update.astype(matrix.dtype), lower=1, a=matrix, overwrite_a=1)
+    matrix[:, 0] = 0.0
+    return normal, image / length, float(direction @ image)
+
+
+@dataclass(frozen=True)
+class Cholesky:
+    """One penalty above the numerical floor, factorised in place: dual coefficients, and 1 − h of every sample."""
+
+    alphas: Float[np.ndarray, " a"]
+    floor: float
+    rounding: float
+    weighing: Weighing
+    dual: Float[np.ndarray, "n t"]
+    complement: Float[np.ndarray, " n"]
+    name: ClassVar[str] = "cholesky"
+
+    @classmethod
+    def of(
+        cls,
+        matrix: Float[np.ndarray, "n n"],
+        weighing: Weighing,
+        alphas: Float[np.ndarray, " a"],
+        rounding: float,
+        memory_budget: int,
+    ) -> Cholesky | None:
+        """Factorise, solve, and invert the factor in its own place for the leverages. 2n³/3 operations.
+
+        None, and the matrix as it was, if the penalty may be below the floor or there is no factor.
+        """
+        # the factorisation works on the lower triangle: the upper one keeps a copy, in case it fails
+        mirror_lower(matrix)
+        # the Frobenius norm bounds λ_max from above, so whatever passes is above the floor
+        squares = sum(float(np.square(matrix[:, part], dtype=np.float64).sum()) for part in blocks(len(matrix), 64))
+        scale = max(np.sqrt(squares), weighing.removed)  # squares may outgrow float32
+        floor, alpha = numerical_floor(scale, len(matrix), rounding), float(alphas[0])
+        if not alpha > 0 or alpha < floor:
+            return None
+        diagonal = matrix.diagonal().copy()
+        np.fill_diagonal(matrix, diagonal + matrix.dtype.type(alpha))
+        if weighing.normal is not None:
+            matrix[0, 0] = 1.0  # the direction of the intercept: decoupled, and left out of every sum below
+        if not factorise_lower(matrix):
+            mirror_lower(matrix.T)
+            np.fill_diagonal(matrix, diagonal)
+            return None
+        target = weighing.reflect(weighing.problem.scaled)
+        if weighing.normal is not None:
+            target[0] = 0.0
+        dual = weighing.reflect(solve_factor(matrix, target).astype(np.float64))
+        invert_lower(matrix)
+        if weighing.normal is not None:
+            matrix[0, 0] = 0.0
+        return cls(
+            alphas, floor, rounding, weighing, dual, alpha * _inverse_diagonal(matrix, weighing.normal, memory_budget)
+        )
+
+    def left_out(self) -> Iterator[tuple[slice, slice, Float[np.ndarray, "1 n t"]]]:
+        """Residuals of the fits without each sample."""
+        yield slice(None), slice(None), self.solve(0)[2][None]
+
+    def solve(self, i: int) -> Solution:
+        """Coefficients, intercept, left-out residuals."""
+        residuals = float(self.alphas[i]) * self.dual / self.weighing.problem.roots[:, None]
+        return *self.weighing.unscale(self.dual), leave_one_out(residuals, self.complement)
+
+
+def _inverse_diagonal(
+    inverse: Float[np.ndarray, "n n"], normal: Float[np.ndarray, " n"] | None, memory_budget: int
+) -> Float[np.ndarray, " n"]:
+    """Diagonal of H XᵀX H for a lower triangular X: squared lengths of the columns of X − 2 (X u) uᵀ."""
+    n = len(inverse)
+    shift = np.zeros(n, dtype=inverse.dtype)
+    u = np.zeros(n, dtype=inverse.dtype)
+    if normal is not None:
+        (trmv,) = get_blas_funcs(("trmv",), (inverse,))
+        u = normal.astype(inverse.dtype)
+        shift = -2 * trmv(inverse, u, lower=1)
+    above = np.concatenate([[0.0], np.cumsum(np.square(shift, dtype=np.float64))])
+    result = np.empty(n)
+    for columns in blocks(n, block_size(2 * n * inverse.itemsize, min(memory_budget, IN_CACHE))):
+        start, width = columns.start, columns.stop - columns.start
+        panel = inverse[start:, columns].copy(order="F")  # the rows above it are zero in X
+        panel[:width] = np.tril(panel[:width])
+        if normal is not None:
+            panel += shift[start:, None] * u[columns]
+        result[columns] = np.einsum("ij,ij->j", panel, panel) + above[start] * np.square(u[columns], dtype=np.float64)
+    return result
+
+
+@dataclass(frozen=True)
+class GramRoute:
+    """A path of penalties from a factorisation of the matrix: a sweep through a form of it, or its spectrum."""
+
+    name: str
+    alphas: Float[np.ndarray, " a"]
+    floor: float
+    rounding: float
+    weighing: Weighing
+    factor: Sweep | BandedSweep | GramSpectrum
+    complements: Float[np.ndarray, "a n"]
+    """1 − h, the complements of the leverages; 0 where they are within rounding of it. At a penalty below the floor
+    of a matrix of full rank, where they vanish with the penalty, in proportion to it, as the residuals then are."""
+    memory_budget: int
+
+    def left_out(self) -> Iterator[tuple[slice, slice, Float[np.ndarray, "a n t"]]]:
+        """Left-out residuals of as many penalties as fit the budget with two temporaries of their size."""
+        for part in blocks(len(self.alphas), block_size(3 * 8 * self.weighing.problem.y.size, self.memory_budget)):
+            residuals = self.factor.residuals(self.alphas[part]) / self.weighing.problem.roots[:, None]
+            pairs = zip(residuals, self.complements[part], strict=True)
+            yield part, slice(None), np.array([leave_one_out(r, c) for r, c in pairs])
+
+    def solve(self, i: int) -> Solution:
+        """Coefficients, intercept, left-out residuals. O(n²t)."""
+        dual, residuals = (x[0] for x in self.factor.solve(self.alphas[i : i + 1]))
+        left_out = leave_one_out(residuals / self.weighing.problem.roots[:, None], self.complements[i])
+        return *self.weighing.unscale(dual), left_out
+
+
+def path_route(
+    matrix: Float[np.ndarray, "n n"], weighing: Weighing, rounding: float, dtype: np.dtype[Any], memory_budget: int
+) -> GramRoute:
+    """Reduce a matrix that is weighed already, overwritten if it is of ``dtype``, and judge every penalty."""
+    n, problem = len(matrix), weighing.problem
+    rounding = max(rounding, float(np.finfo(dtype).eps))
+    banded = n >= MIN_ROWS_FOR_A_BAND and (
+        problem.alphas is None or problem.alphas.min() >= max(TINY, _floor_bound(matrix, weighing, rounding))
+    )
+    form: Banded | Tridiagonal | None = None
+    for attempt in dict.fromkeys((dtype, matrix.dtype)):  # float64 again where float32 overflows
+        with np.errstate(over="ignore", invalid="ignore"):
+            reduce = to_band if banded else tridiagonalise
+            form = reduce(matrix.astype(attempt, order="F", copy=False), weighing.normal)
+        if form is not None:
+            break
+    else:
+        raise np.linalg.LinAlgError(
+            f"the reduction of the {matrix.shape} Gram matrix overflowed in {matrix.dtype}. Pass it in float64, or "
+            "divide it and the penalties by a common factor."
+        )
+    largest = form.largest()
+    scale = max(largest, weighing.removed)
+    floor = numerical_floor(scale, n, rounding)
+    alphas = problem.grid(largest, floor)
+    complements = None
+    if alphas.min() > 0 and alphas.min() >= floor:
+        sweep = (
+            Sweep.of(form, problem.scaled) if isinstance(form, Tridiagonal) else BandedSweep.of(form, problem.scaled)
+        )
+        complements = sweep.complements(alphas)
+    if complements is not None:
+        name = "banded" if banded else "tridiagonal"
+        return GramRoute(name, alphas, floor, rounding, weighing, sweep, complements, memory_budget)
+    spectrum = GramSpectrum.of(form, problem.scaled, floor, rounding * scale)
+    complements = spectrum.complements(alphas, memory_budget)
+    return GramRoute("eigen", alphas, floor, rounding, weighing, spectrum, complements, memory_budget)
+
+
+def _floor_bound(matrix: Float[np.ndarray, "n n"], weighing: Weighing, rounding: float) -> float:
+    """A number that the numerical floor cannot exceed, from the Frobenius norm of the lower triangle."""
+    squares = sum(
+        float(np.square(matrix[columns.start :, columns], dtype=np.float64).sum())
+        for columns in blocks(len(matrix), 64)
+    )
+    return numerical_floor(max(np.sqrt(2 * squares), weighing.removed), len(matrix), rounding)
 
 
 @dataclass(frozen=True)
 class Tridiagonal:
-    """K = Q T Qᵀ on the span of the columns of Q.
+    """K = Q T Qᵀ on the span of the columns of Q, orthonormal and in Fortran order; entries of T in float64.
 
-    Attributes
-    ----------
-    basis : array (n, m)
-        Q, orthonormal columns in Fortran order; m = n, or n − 1 without the direction of the intercept.
-    diagonal, beside : arrays (m,) and (m − 1,)
-        Entries of T, in float64.
+    m = n, or n − 1 without the direction of the intercept.
     """
 
     basis: Float[np.ndarray, "n m"]
@@ -84,27 +377,12 @@ class Tridiagonal:
         )
 
 
-def tridiagonalise(matrix: Float[np.ndarray, "n n"], normal: Float[np.ndarray, " n"] | None, dtype: Any) -> Tridiagonal:
-    """Reduce ``matrix`` (Fortran order, lower), in place if it is of ``dtype``.
+def tridiagonalise(matrix: Float[np.ndarray, "n n"], normal: Float[np.ndarray, " n"] | None) -> Tridiagonal | None:
+    """Reduce ``matrix`` (Fortran order, lower) in place to Q and T; None if anything is not finite.
 
-    A reduction that fails in float32 is repeated on the float64 matrix, if that is what was given. ``normal``
-    is the unit vector u of the reflection I − 2uuᵀ that emptied row and column 0, None if there was none.
-
-    Cost: 8n³/3 operations, a quarter of them bound by memory; no second n × n matrix of its dtype.
+    ``normal`` is the unit vector u of the reflection I − 2uuᵀ that emptied row and column 0, None if there was none.
+    Cost: 8n³/3 operations, a quarter of them bound by memory; no second n × n matrix.
     """
-    reduced = _reduce(matrix.astype(dtype, order="F", copy=False), normal)
-    if reduced is None and np.dtype(dtype) != matrix.dtype:
-        reduced = _reduce(matrix, normal)
-    if reduced is None:
-        raise np.linalg.LinAlgError(
-            f"the tridiagonal reduction of the {matrix.shape} Gram matrix overflowed in {matrix.dtype}. "
-            "Pass it in float64, or divide it and the penalties by a common factor."
-        )
-    return reduced
-
-
-def _reduce(matrix: Float[np.ndarray, "n n"], normal: Float[np.ndarray, " n"] | None) -> Tridiagonal | None:
-    """Q and T of ``matrix``, overwritten by Q; None if anything is not finite."""
     sytrd, sytrd_lwork, orghr, orghr_lwork = get_lapack_funcs(
         ("sytrd", "sytrd_lwork", "orghr", "orghr_lwork"), (matrix,)
     )
@@ -192,8 +470,12 @@ class Sweep:
         run_threads(sweep, blocks(n, max(256, TILE // len(alphas))))
         return result
 
-    def solve(self, alphas: Float[np.ndarray, " a"]) -> Float[np.ndarray, "a n t"]:
-        """(K + alpha)⁻¹ y for each penalty. Cost: 2 n m a t operations."""
+    def residuals(self, alphas: Float[np.ndarray, " a"]) -> Float[np.ndarray, "a n t"]:
+        """y − K (K + alpha)⁻¹ y for each penalty."""
+        return self.solve(alphas)[1]
+
+    def solve(self, alphas: Float[np.ndarray, " a"]) -> tuple[Float[np.ndarray, "a n t"], Float[np.ndarray, "a n t"]]:
+        """(K + alpha)⁻¹ y for each penalty, and the residuals, alpha times that. Cost: 2 n m a t operations."""
         factors = self.pivots(alphas)
         if factors is None:
             raise np.linalg.LinAlgError("T + alpha must be positive definite: ask `complements` first.")
@@ -207,28 +489,17 @@ class Sweep:
             x[k] -= multipliers[k + 1, :, None] * x[k + 1]
         basis = self.form.basis
         product = basis @ x.reshape(m, a * t).astype(basis.dtype)
-        return np.ascontiguousarray(product.reshape(len(basis), a, t).transpose(1, 0, 2), dtype=np.float64)
+        dual = np.ascontiguousarray(product.reshape(len(basis), a, t).transpose(1, 0, 2), dtype=np.float64)
+        return dual, alphas[:, None, None] * dual
 
 
 @dataclass(frozen=True)
-class Spectrum:
+class GramSpectrum:
     """K = V Λ Vᵀ, for paths that reach below the floor: to a penalty there, eigenvalues below it are zeros.
 
     To a penalty above the floor they are what they are, so that what is said of one penalty does not depend
-    on the others. Negative ones are zeros always.
-
-    Attributes
-    ----------
-    vectors : array (n, m)
-        V.
-    values : array (m,)
-        Eigenvalues.
-    outputs : array (m, t)
-        Vᵀy.
-    floor : float
-        The numerical floor.
-    noise : float
-        Rounding error of an eigenvalue: one unit of rounding times the largest.
+    on the others. Negative ones are zeros always. ``outputs`` are Vᵀy, ``noise`` is the rounding error of an
+    eigenvalue: one unit of rounding times the largest.
     """
 
     vectors: Float[np.ndarray, "n m"]
@@ -238,7 +509,7 @@ class Spectrum:
     noise: float
 
     @classmethod
-    def of(cls, form: Form, y: Float[np.ndarray, "n t"], floor: float, noise: float) -> Spectrum:
+    def of(cls, form: Banded | Tridiagonal, y: Float[np.ndarray, "n t"], floor: float, noise: float) -> GramSpectrum:
         """Decompose T and rotate Q. Cost: up to 14n³/3 operations and two more n × n matrices."""
         values, rotation = form.eigenpairs()
         vectors = form.basis @ rotation.astype(form.basis.dtype, copy=False)
@@ -315,17 +586,18 @@ class Spectrum:
 
     def residuals(self, alphas: Float[np.ndarray, " a"]) -> Float[np.ndarray, "a n t"]:
         """Outputs minus fit, for each penalty, or in proportion to it as ``shrinkage`` is."""
-        m, t = self.outputs.shape
-        x = self.shrinkage(alphas)[:, :, None] * self.outputs[:, None, :]
-        product = self.vectors @ x.reshape(m, len(alphas) * t).astype(self.vectors.dtype)
-        product = product.reshape(len(self.vectors), len(alphas), t)
-        return np.ascontiguousarray(product.transpose(1, 0, 2), dtype=np.float64)
+        return self._turned_back(self.shrinkage(alphas))
 
-    def solve(self, alpha: float) -> Float[np.ndarray, "n t"]:
-        """(K + alpha)⁻¹ y; of eigenvalues taken for zero nothing, since they carry no function."""
-        inverse = self.inverse(np.array([alpha]))
-        product = self.vectors @ (inverse * self.outputs).astype(self.vectors.dtype)
-        return np.asarray(product, dtype=np.float64)
+    def solve(self, alphas: Float[np.ndarray, " a"]) -> tuple[Float[np.ndarray, "a n t"], Float[np.ndarray, "a n t"]]:
+        """(K + alpha)⁻¹ y and residuals; of eigenvalues taken for zero nothing, since they carry no function."""
+        return self._turned_back(self.inverse(alphas)), self.residuals(alphas)
+
+    def _turned_back(self, weights: Float[np.ndarray, "m a"]) -> Float[np.ndarray, "a n t"]:
+        """V diag(weights) Vᵀ y for each penalty."""
+        (m, a), t = weights.shape, self.outputs.shape[1]
+        x = weights[:, :, None] * self.outputs[:, None, :]
+        product = self.vectors @ x.reshape(m, a * t).astype(self.vectors.dtype)
+        return np.ascontiguousarray(product.reshape(-1, a, t).transpose(1, 0, 2), dtype=np.float64)
 
 
 def _stevd(diagonal: np.ndarray, beside: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
@@ -335,296 +607,105 @@ def _stevd(diagonal: np.ndarray, beside: np.ndarray) -> tuple[np.ndarray, np.nda
     return values, vectors, int(info)
 
 
-LARGE = 2048
-"""Samples from which a banded form is made sooner than a tridiagonal one."""
+@dataclass(frozen=True)
+class GroupRoute:
+    """A path of penalties judged on groups that are left out whole: (I − H)_gg⁻¹ r_g, from the spectrum."""
 
-TINY = float(np.finfo(np.float64).tiny)
+    alphas: Float[np.ndarray, " a"]
+    floor: float
+    rounding: float
+    weighing: Weighing
+    spectrum: GramSpectrum
+    members: list[np.ndarray]
+    name: ClassVar[str] = "eigen"
 
+    def left_out(self) -> Iterator[tuple[slice, slice, Float[np.ndarray, "1 n t"]]]:
+        """Residuals of the fits without each group, one penalty at a time."""
+        for i in range(len(self.alphas)):
+            yield slice(i, i + 1), slice(None), self._left_out(i)[None]
 
-def ridge_gram_path(
-    gram: Float[np.ndarray, "n n"],
-    y: Float[np.ndarray, "n t"],
-    alphas: Alphas | None = None,
-    *,
-    fit_intercept: bool = True,
-    weights: Float[np.ndarray, " n"] | None = None,
-    rounding: float | None = None,
-    dtype: Any = None,
-    overwrite_gram: bool = False,
-    memory_budget: int = MEMORY_BUDGET,
-) -> RidgePath:
-    """Ridge on a Gram matrix for a whole path of penalties, with exact leave-one-out, from one factorisation.
+    def solve(self, i: int) -> Solution:
+        """Coefficients, intercept, left-out residuals."""
+        return *self.weighing.unscale(self.spectrum.solve(self.alphas[i : i + 1])[0][0]), self._left_out(i)
 
-    Penalties above the numerical floor are served by a tridiagonal form of the matrix, from LARGE samples on by a
-    banded one. If any is below it (0 included), the form is diagonalised and eigenvalues below the floor count as exact
-    zeros, so that alpha → 0 is the minimum-norm least-squares fit on the others.
+    def without(self, i: int, siblings: Int[np.ndarray, " k"], left_out: Float[np.ndarray, "n t"]) -> tuple[Any, Any]:
+        """Coefficients and intercept of the fit without some samples, of which ``left_out`` knows the residuals.
 
-    Parameters
-    ----------
-    gram : array (n, n)
-        K = ΦΦᵀ or an exact kernel matrix, symmetric and positive semidefinite. Only one triangle is read: the
-        lower of a Fortran-ordered, the upper of a C-ordered array.
-    y : array (n, t)
-        Outputs.
-    alphas : sequence of float, optional
-        Penalties, at least 0, in any order; by default ``default_alphas``.
-    fit_intercept : bool
-        Whether to fit an unpenalised intercept.
-    weights : array (n,), optional
-        Positive sample weights.
-    rounding : float, optional
-        Unit of rounding of the arithmetic that made ``gram``; by default that of its dtype.
-    dtype : float32 or float64, optional
-        Precision of the factorisation; by default that of ``gram``. One that fails in float32 is repeated in
-        float64.
-    overwrite_gram : bool
-        Whether the memory of ``gram`` may be used; then no second n × n matrix is made above the floor.
-    memory_budget : int
-        Bound in bytes on temporaries other than n × n matrices.
+        Leaving a group out is fitting its own left-out predictions in the place of its outputs.
+        """
+        problem, spectrum, alpha = self.weighing.problem, self.spectrum, self.alphas[i : i + 1]
+        replaced = problem.roots[siblings, None] * left_out[siblings]
+        along = spectrum.inverse(alpha) * (spectrum.vectors[siblings].T @ replaced)
+        coef, intercept = self.weighing.unscale(spectrum.solve(alpha)[0][0] - spectrum.vectors @ along)
+        if problem.fit_intercept:
+            intercept = intercept - problem.roots[siblings] @ replaced / problem.weights.sum()
+        return coef, intercept
 
-    Returns
-    -------
-    RidgePath
-        ``coef`` of its solutions are the dual coefficients a of f(x) = Σ a_i K(x, x_i) + b.
+    def _left_out(self, i: int) -> Float[np.ndarray, "n t"]:
+        """Infinite where rounding hides a tenth of the residual or more.
 
-    Notes
-    -----
-    Cost: 8n³/3 operations once, then 5n² + 2n²t for each penalty; below the floor about 5n³ more and three
-    n × n matrices in all.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> rng = np.random.default_rng(0)
-    >>> x = rng.standard_normal((40, 3))
-    >>> y = x @ [[1.0], [2.0], [-1.0]] + 0.1 * rng.standard_normal((40, 1)) + 5
-    >>> path = ridge_gram_path(x @ x.T, y, alphas=[100.0, 1.0, 0.01])
-    >>> path.alphas[path.best], path.route
-    (np.float64(0.01), 'tridiagonal')
-    >>> fit = path.solution()
-    >>> bool(abs(fit.intercept[0] - 5) < 0.1), np.round((x.T @ fit.coef).ravel(), 1)
-    (True, array([ 1.,  2., -1.]))
-    """
-    grid = None if alphas is None else check_alphas(alphas)
-    rounding = float(np.finfo(gram.dtype).eps) if rounding is None else rounding
-    dtype = gram.dtype if dtype is None else np.dtype(dtype)
-    matrix, problem = weigh_gram(gram, y, weights, fit_intercept=fit_intercept, overwrite_gram=overwrite_gram)
-    return weighed_path(matrix, problem, grid, rounding=rounding, dtype=dtype, memory_budget=memory_budget)
+        For a group of one this is `GramSpectrum.complements`; for more, what leaks into the null space is compared with
+        what is kept along every eigenvector of (I − H)_gg.
+        """
+        spectrum, alpha = self.spectrum, self.alphas[i : i + 1]
+        shares = spectrum.shrinkage(alpha)[:, 0]
+        below, tilt = alpha[0] < spectrum.floor, spectrum.tilt()
+        residuals = spectrum.residuals(alpha)[0]
+        for rows in self.members:
+            part = spectrum.vectors[rows]
+            kept, directions = np.linalg.eigh((part * shares) @ part.transpose(0, 2, 1))
+            hidden = rows.shape[1] * EPS * kept[:, -1:]
+            outliers = np.zeros(len(rows), dtype=bool)
+            if below:
+                leak = np.square(directions.transpose(0, 2, 1) @ part) @ tilt
+                hidden = hidden + spectrum.hidden(alpha, np.maximum(kept, 0.0), leak)
+                outliers = spectrum.sets_the_floor(np.square(part).sum(axis=1))
+            judged = (hidden <= 0.1 * kept).all(axis=1) & ~outliers
+            residuals[rows[~judged]] = np.inf
+            along = directions[judged].transpose(0, 2, 1) @ residuals[rows[judged]]
+            residuals[rows[judged]] = directions[judged] @ (along / kept[judged][:, :, None])
+        return residuals / self.weighing.problem.roots[:, None]
 
 
-def weighed_path(
-    matrix: Float[np.ndarray, "n n"],
-    problem: Weighing,
-    alphas: Float[np.ndarray, " a"] | None,
-    *,
-    rounding: float,
-    dtype: np.dtype[Any],
-    memory_budget: int,
-) -> RidgePath:
-    """The path of a matrix that is weighed already, and overwritten here if it is of ``dtype``."""
-    n = len(matrix)
-    rounding = max(rounding, float(np.finfo(dtype).eps))
-    form: Banded | Tridiagonal
-    if n >= LARGE and (alphas is None or alphas.min() >= max(TINY, _floor_bound(matrix, problem, rounding))):
-        form = to_band(matrix, problem.normal, dtype)
-    else:
-        form = tridiagonalise(matrix, problem.normal, dtype)
-    del matrix  # what is still needed of it is in the form
+def _leave_groups_out(gram: Float[np.ndarray, "n n"], problem: RidgeProblem, rounding: float) -> RidgeFit:
+    """Choose the penalty on whole groups. A member of weight 0 is predicted by the fit without its group."""
+    groups = problem.groups
+    assert groups is not None
+    heard = np.flatnonzero(problem.weights)
+    own = problem
+    if len(heard) < len(groups):
+        options: dict[str, Any] = {"fit_intercept": problem.fit_intercept, "weights": problem.weights[heard]}
+        own = RidgeProblem.of(problem.y[heard], problem.alphas, groups=groups[heard], **options)
+    matrix, weighing = weigh_gram(gram[np.ix_(heard, heard)].astype(np.float64), own, overwrite=True)
+    form = tridiagonalise(matrix, weighing.normal)
+    if form is None:
+        raise np.linalg.LinAlgError(f"the reduction of the {gram.shape} Gram matrix overflowed. Divide it by a factor.")
     largest = form.largest()
-    scale = max(largest, problem.removed)
-    floor = numerical_floor(scale, n, rounding)
-    if alphas is None:
-        alphas = default_alphas(largest, floor)
-    resolution = rounding_of_squares(problem.y_size, rounding)
-    if alphas.min() > 0 and alphas.min() >= floor:
-        sweep = Sweep.of(form, problem.y) if isinstance(form, Tridiagonal) else BandedSweep.of(form, problem.y)
-        complements = sweep.complements(alphas)
-        if complements is not None:
-            return _sweep_path(problem, sweep, alphas, complements, floor, resolution, memory_budget)
-    spectrum = Spectrum.of(form, problem.y, floor, rounding * scale)
-    return _spectrum_path(problem, spectrum, alphas, floor, resolution, memory_budget)
+    scale = max(largest, weighing.removed)
+    floor = numerical_floor(scale, len(heard), rounding)
+    # blocks of an inverse lose digits in proportion to its condition: nine of them are enough to lose
+    alphas = own.grid(largest, max(floor, 1e-9 * scale), count=20)
+    spectrum = GramSpectrum.of(form, own.scaled, floor, rounding * scale)
+    route = GroupRoute(alphas, floor, rounding, weighing, spectrum, list(group_stacks(groups[heard])))
+    fit = own.fit(route)
+    if own is problem:
+        return fit
+    assert fit.left_out is not None
+    left, coef = np.empty(problem.y.shape), np.zeros(problem.y.shape)
+    left[heard], coef[heard] = fit.left_out, fit.coef
+    for i in np.flatnonzero(problem.weights == 0):
+        siblings = np.flatnonzero(groups[heard] == groups[i])
+        without, intercept = route.without(fit.best, siblings, fit.left_out)
+        left[i] = problem.y[i] - gram[i, heard] @ without - intercept
+    return replace(fit, coef=coef, left_out=left)
 
 
-def _floor_bound(matrix: Float[np.ndarray, "n n"], problem: Weighing, rounding: float) -> float:
-    """A number that the numerical floor cannot exceed, from the Frobenius norm of the lower triangle."""
-    squares = sum(
-        float(np.square(matrix[columns.start :, columns], dtype=np.float64).sum())
-        for columns in blocks(len(matrix), 64)
-    )
-    return numerical_floor(max(np.sqrt(2 * squares), problem.removed), len(matrix), rounding)
-
-
-def _sweep_path(
-    problem: Weighing,
-    sweep: Sweep | BandedSweep,
-    alphas: Float[np.ndarray, " a"],
-    complements: Float[np.ndarray, "a n"],
-    floor: float,
-    resolution: float,
-    memory_budget: int,
-) -> RidgePath:
-    """The path from Q and what it reduces K to, all penalties above the floor."""
-    weights = problem.weights
-    output_mse = np.empty((len(alphas), problem.y.shape[1]))
-    for part in _parts(alphas, problem.y, memory_budget):
-        residuals = alphas[part, None, None] * sweep.solve(alphas[part]) / problem.roots[:, None]
-        output_mse[part] = _scores(residuals, complements[part], weights)
-
-    def solve(alpha: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        dual = sweep.solve(np.array([alpha]))[0]
-        return *problem.unscale(dual), alpha * dual / problem.roots[:, None]
-
-    route = "tridiagonal" if isinstance(sweep, Sweep) else "banded"
-    return RidgePath(alphas, output_mse, route, floor, complements, resolution, solve)
-
-
-def _spectrum_path(
-    problem: Weighing,
-    spectrum: Spectrum,
-    alphas: Float[np.ndarray, " a"],
-    floor: float,
-    resolution: float,
-    memory_budget: int,
-) -> RidgePath:
-    """The path from eigenvalues and eigenvectors, for any penalties."""
-    weights = problem.weights
-    complements = spectrum.complements(alphas, memory_budget)
-    output_mse = np.empty((len(alphas), problem.y.shape[1]))
-    for part in _parts(alphas, problem.y, memory_budget):
-        residuals = spectrum.residuals(alphas[part]) / problem.roots[:, None]
-        output_mse[part] = _scores(residuals, complements[part], weights)
-
-    def solve(alpha: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        residuals = spectrum.residuals(np.array([alpha]))[0] / problem.roots[:, None]
-        return *problem.unscale(spectrum.solve(alpha)), residuals
-
-    return RidgePath(alphas, output_mse, "eigen", floor, complements, resolution, solve)
-
-
-def _parts(alphas: np.ndarray, y: np.ndarray, memory_budget: int) -> list[slice]:
-    """Runs of penalties whose residuals, and two temporaries of their size, fit the budget."""
-    return list(blocks(len(alphas), block_size(3 * 8 * y.size, memory_budget)))
-
-
-def _scores(residuals: np.ndarray, complements: np.ndarray, weights: np.ndarray) -> list[np.ndarray]:
-    return [mean_squares(leave_one_out(r, c), weights) for r, c in zip(residuals, complements, strict=True)]
-
-
-IN_CACHE = 2**21
-"""Bytes of a few columns that are gone through several times."""
-
-
-def ridge_gram_fixed(
-    gram: Float[np.ndarray, "n n"],
-    y: Float[np.ndarray, "n t"],
-    alpha: float,
-    *,
-    fit_intercept: bool = True,
-    weights: Float[np.ndarray, " n"] | None = None,
-    rounding: float | None = None,
-    overwrite_gram: bool = False,
-    memory_budget: int = MEMORY_BUDGET,
-) -> RidgeSolution:
-    """Ridge on a Gram matrix at one penalty, with exact leave-one-out, by a Cholesky factorisation in place.
-
-    Parameters
-    ----------
-    gram : array (n, n)
-        K, symmetric and positive semidefinite. Only one triangle is read: the lower of a Fortran-ordered,
-        the upper of a C-ordered array.
-    y : array (n, t)
-        Outputs.
-    alpha : float
-        The penalty, at least 0.
-    fit_intercept : bool
-        Whether to fit an unpenalised intercept.
-    weights : array (n,), optional
-        Positive sample weights.
-    rounding : float, optional
-        Unit of rounding of the arithmetic that made ``gram``; by default that of its dtype.
-    overwrite_gram : bool
-        Whether the memory of ``gram`` may be used; then no second n × n matrix is ever made.
-    memory_budget : int
-        Bound in bytes on any temporary of this route.
-
-    Returns
-    -------
-    RidgeSolution
-        Its route is "cholesky", or that of ``ridge_gram_path`` when ``alpha`` may be below the numerical
-        floor or the matrix is not positive semidefinite: slower, and three n × n matrices if it is "eigen".
-
-    Notes
-    -----
-    Cost: 2n³/3 operations, twice that of the solution alone.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> x = np.arange(6.0)[:, None]
-    >>> fit = ridge_gram_fixed(x @ x.T, 2 * x + 1, alpha=1e-6)
-    >>> np.round(x.T @ fit.coef, 4), np.round(fit.intercept, 4), fit.route
-    (array([[2.]]), array([1.]), 'cholesky')
-    """
-    alpha = check_alpha(alpha)
-    rounding = float(np.finfo(gram.dtype).eps) if rounding is None else rounding
-    matrix, problem = weigh_gram(gram, y, weights, fit_intercept=fit_intercept, overwrite_gram=overwrite_gram)
-    # the factorisation works on the lower triangle: the upper one keeps a copy, in case it fails
-    mirror_lower(matrix)
-    # the Frobenius norm bounds λ_max from above, so whatever passes is above the floor
-    scale = max(float(np.linalg.norm(matrix.ravel(order="K"))), problem.removed)
-    if alpha > 0 and alpha >= numerical_floor(scale, len(y), rounding):
-        diagonal = matrix.diagonal().copy()
-        if _factorise(matrix, problem, alpha):
-            return _solve(matrix, problem, alpha, memory_budget)
-        mirror_lower(matrix.T)
-        np.fill_diagonal(matrix, diagonal)
-    path = weighed_path(
-        matrix, problem, np.array([alpha]), rounding=rounding, dtype=matrix.dtype, memory_budget=memory_budget
-    )
-    return path.solution(0)
-
-
-def _factorise(matrix: Float[np.ndarray, "n n"], problem: Weighing, alpha: float) -> bool:
-    """Replace the lower triangle by the Cholesky factor of matrix + alpha; False if it has none."""
-    np.fill_diagonal(matrix, matrix.diagonal() + matrix.dtype.type(alpha))
-    if problem.normal is not None:
-        matrix[0, 0] = 1.0  # the direction of the intercept: decoupled, and left out of every sum below
-    return factorise_lower(matrix)
-
-
-def _solve(factor: Float[np.ndarray, "n n"], problem: Weighing, alpha: float, memory_budget: int) -> RidgeSolution:
-    """Dual coefficients, then the inverse of the factor in its own place for the leverages."""
-    target = problem.reflect(problem.y)
-    if problem.normal is not None:
-        target[0] = 0.0
-    dual = problem.reflect(solve_factor(factor, target).astype(np.float64))
-    invert_lower(factor)
-    if problem.normal is not None:
-        factor[0, 0] = 0.0
-    complement = alpha * _inverse_diagonal(factor, problem.normal, memory_budget)
-    coef, intercept = problem.unscale(dual)
-    loo = leave_one_out(alpha * dual / problem.roots[:, None], complement)
-    return RidgeSolution(alpha, coef, intercept, loo, float(mean_squares(loo, problem.weights).mean()), "cholesky")
-
-
-def _inverse_diagonal(
-    inverse: Float[np.ndarray, "n n"], normal: Float[np.ndarray, " n"] | None, memory_budget: int
-) -> Float[np.ndarray, " n"]:
-    """Diagonal of H XᵀX H for a lower triangular X: squared lengths of the columns of X − 2 (X u) uᵀ."""
-    n = len(inverse)
-    shift = np.zeros(n, dtype=inverse.dtype)
-    u = np.zeros(n, dtype=inverse.dtype)
-    if normal is not None:
-        (trmv,) = get_blas_funcs(("trmv",), (inverse,))
-        u = normal.astype(inverse.dtype)
-        shift = -2 * trmv(inverse, u, lower=1)
-    above = np.concatenate([[0.0], np.cumsum(np.square(shift, dtype=np.float64))])
-    result = np.empty(n)
-    for columns in blocks(n, block_size(2 * n * inverse.itemsize, min(memory_budget, IN_CACHE))):
-        start, width = columns.start, columns.stop - columns.start
-        panel = inverse[start:, columns].copy(order="F")  # the rows above it are zero in X
-        panel[:width] = np.tril(panel[:width])
-        if normal is not None:
-            panel += shift[start:, None] * u[columns]
-        result[columns] = np.einsum("ij,ij->j", panel, panel) + above[start] * np.square(u[columns], dtype=np.float64)
-    return result
+def group_stacks(groups: Int[np.ndarray, " n"], most: int = 2**22) -> Iterator[Int[np.ndarray, "g k"]]:
+    """The members of groups of one size, a row per group; few enough at a time for n numbers each to be ``most``."""
+    order = np.argsort(groups, kind="stable")
+    starts = np.flatnonzero(np.diff(groups[order], prepend=groups[order[:1]] - 1))
+    sizes = np.diff(starts, append=len(groups))
+    for size in np.unique(sizes).tolist():
+        members = order[starts[sizes == size][:, None] + np.arange(size)]
+        for rows in blocks(len(members), max(1, most // (len(groups) * size))):
+            yield members[rows]

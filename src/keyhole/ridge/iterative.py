@@ -14,7 +14,7 @@ from jaxtyping import Float
 from scipy.linalg import eigh
 
 from keyhole._array import block_size, blocks
-from keyhole.ridge.problem import centre_of, centred, check_alphas, check_gram_size, check_outputs, check_weights
+from keyhole.ridge.problem import RidgeFit, RidgeProblem, check_gram_size
 
 ROUNDS = 4
 """Fresh starts from the true residual, for as long as each lowers it: a recurrence drifts away from the truth."""
@@ -31,31 +31,22 @@ class ProductDesign(Protocol):
     @property
     def shape(self) -> tuple[int, int]:
         """(n, p)."""
-        ...
 
     def matvec(self, values: Float[np.ndarray, "p c"]) -> Float[np.ndarray, "n c"]:
         """Φ v."""
-        ...
 
     def rmatvec(self, dual: Float[np.ndarray, "n c"]) -> Float[np.ndarray, "p c"]:
         """Φᵀ a."""
-        ...
 
     def gram_product(self, dual: Float[np.ndarray, "n c"]) -> Float[np.ndarray, "n c"]:
         """ΦΦᵀ a, in one pass over Φ."""
-        ...
 
 
 @dataclass(frozen=True)
 class Preconditioner:
     """An approximate inverse of A + alpha for any alpha, from A ≈ U diag(values) Uᵀ of low rank.
 
-    Attributes
-    ----------
-    basis : array (m, r)
-        U, orthonormal columns.
-    values : array (r,)
-        Approximate eigenvalues of A, positive; the least of them stands for all others.
+    The columns of U, ``basis``, are orthonormal; the least of ``values``, all positive, stands for those of A beyond.
     """
 
     basis: Float[np.ndarray, "m r"] = field(repr=False)
@@ -100,75 +91,29 @@ class Preconditioner:
         return np.asarray(residuals * rest + self.basis @ along.astype(self.basis.dtype))
 
 
-@dataclass(frozen=True)
-class IterativeSolution:
-    """Ridge fits with what is certain about them.
-
-    Attributes
-    ----------
-    coef : array (p, c)
-        v, one column per output.
-    intercept : array (c,)
-    residual : float
-        The certificate: |√w (f − f*)| ≤ residual · |√w (y − ȳ)| for the fitted values f of every column and the
-        exact ones f*. It is the residual r of the linear system, computed afresh at the end: relative |r| in dual
-        form, because ΦΦᵀ (ΦΦᵀ + alpha)⁻¹ shortens it; |r| / 2√alpha in primal form, because Φ (ΦᵀΦ + alpha)⁻¹
-        lengthens it by no more than that.
-    n_iter : int
-        Iterations of conjugate gradients: each is one pass over Φ in dual form, two in primal form.
-    converged : bool
-        Whether the residual is as small as asked for.
-    form : "dual" or "primal"
-    """
-
-    coef: Float[np.ndarray, "p c"] = field(repr=False)
-    intercept: Float[np.ndarray, " c"]
-    residual: float
-    n_iter: int
-    converged: bool
-    form: str
-
-
 Product = Callable[[Float[np.ndarray, "m c"]], Float[np.ndarray, "m c"]]
 
 
 def ridge_cg(
     design: ProductDesign,
-    y: Float[np.ndarray, "n c"],
-    alphas: Float[np.ndarray, " c"],
+    problem: RidgeProblem,
     preconditioner: Preconditioner,
     *,
     primal: bool | None = None,
-    fit_intercept: bool = True,
-    weights: Float[np.ndarray, " n"] | None = None,
     tol: float = 1e-8,
     max_iter: int = 500,
-) -> IterativeSolution:
-    """Ridge by conjugate gradients, every column of y with its own penalty.
+) -> list[RidgeFit]:
+    """Ridge by conjugate gradients: one fit for each penalty of the problem, all in the same passes over the design.
 
-    Parameters
-    ----------
-    design : ProductDesign
-        Φ.
-    y : array (n, c)
-        Outputs; one output at several penalties is the same column several times.
-    alphas : array (c,)
-        Positive penalties, one for each column.
-    preconditioner : Preconditioner
-        Of S C ΦΦᵀ C S in dual, of Φᵀ S C S Φ in primal form: S = diag √w, C takes the mean off.
-    primal : bool, optional
-        Solve for p unknowns rather than n; by default if p < n.
-    fit_intercept : bool
-    weights : array (n,), optional
-        Positive.
-    tol : float
-        Residual to reach, as `IterativeSolution` defines it.
-    max_iter : int
+    ``residual`` of a fit is a certificate: |√w (f − f*)| ≤ residual · |√w (y − ȳ)| for the fitted values f and the
+    exact ones f*. It is the residual r of the linear system, computed afresh at the end: relative |r| in dual form,
+    because ΦΦᵀ (ΦΦᵀ + alpha)⁻¹ shortens it; |r| / 2√alpha in primal form, because Φ (ΦᵀΦ + alpha)⁻¹ lengthens it by no
+    more than that. Errors are NaN: nothing is left out.
 
-    Notes
-    -----
-    The number of iterations grows like the square root of (λ_{r+1} + alpha)/alpha, λ_{r+1} being what the
-    preconditioner of rank r has left.
+    Penalties must be positive. The preconditioner is one of S C ΦΦᵀ C S in dual, of Φᵀ S C S Φ in primal form:
+    S = diag √w, C takes the mean off. Primal form solves for p unknowns rather than n, by default if p < n. The number
+    of iterations grows like the square root of (λ_{r+1} + alpha)/alpha, λ_{r+1} being what a preconditioner of rank r
+    has left.
 
     Examples
     --------
@@ -178,22 +123,21 @@ def ridge_cg(
     ...     shape = x.shape
     ...     matvec, rmatvec = x.__matmul__, x.T.__matmul__
     ...     gram_product = (x @ x.T).__matmul__
-    >>> y = x[:, :1] + 3
-    >>> fit = ridge_cg(Plain(), y, np.array([1.0]), Preconditioner.of_factor(x[:, :20].copy()))
-    >>> fit.converged, fit.form, bool(fit.residual < 1e-8)
-    (True, 'dual', True)
+    >>> problem = RidgeProblem.of(x[:, :1] + 3, [1.0])
+    >>> [fit] = ridge_cg(Plain(), problem, Preconditioner.of_factor(x[:, :20].copy()))
+    >>> fit.route, bool(fit.residual < 1e-8)
+    ('cg', True)
     """
-    check_outputs(y)
-    alphas = check_alphas(alphas)
-    if alphas.min() <= 0:
+    given, t = problem.alphas, problem.y.shape[1]
+    if given is None or given.min() <= 0:
         raise ValueError(
             "conjugate gradients need a positive penalty: got 0, where the system may have no unique solution."
         )
     n, p = design.shape
     primal = p < n if primal is None else primal
-    roots = np.sqrt(check_weights(weights, n))[:, None]
-    y_mean = centre_of(y, roots[:, 0]) if fit_intercept else np.zeros(y.shape[1])
-    target = roots * centred(y, y_mean)
+    alphas = np.repeat(given, t)
+    roots, fit_intercept = problem.roots[:, None], problem.fit_intercept
+    target = np.tile(problem.scaled, (1, len(given)))
 
     def centre(x: np.ndarray) -> np.ndarray:
         return x - roots @ (roots.T @ x) / np.square(roots).sum() if fit_intercept else x
@@ -209,22 +153,21 @@ def ridge_cg(
     if primal:
         both = design.rmatvec(np.concatenate([roots * target, shares], axis=1))
         right, means = both[:, :-1], both[:, -1]
-        solve = _refined(primal_product, right, 2 * np.sqrt(alphas) * size, alphas, preconditioner, tol, max_iter)
-        coef = solve.solution
+        size = 2 * np.sqrt(alphas) * size
+        coef, residual, n_iter = _refined(primal_product, right, size, alphas, preconditioner, tol, max_iter)
     else:
-        solve = _refined(dual_product, target, size, alphas, preconditioner, tol, max_iter)
-        both = design.rmatvec(np.concatenate([roots * centre(solve.solution), shares], axis=1))
+        dual, residual, n_iter = _refined(dual_product, target, size, alphas, preconditioner, tol, max_iter)
+        both = design.rmatvec(np.concatenate([roots * centre(dual), shares], axis=1))
         coef, means = both[:, :-1], both[:, -1]
-    intercept = y_mean - means @ coef if fit_intercept else np.zeros(y.shape[1])
-    form = "primal" if primal else "dual"
-    return IterativeSolution(coef, intercept, solve.residual, solve.n_iter, solve.residual <= tol, form)
-
-
-@dataclass(frozen=True)
-class _Solved:
-    solution: Float[np.ndarray, "m c"]
-    residual: float
-    n_iter: int
+    intercept = np.tile(problem.y_mean, len(given)) - (means @ coef if fit_intercept else 0.0)
+    columns = [slice(i * t, (i + 1) * t) for i in range(len(given))]
+    unknown = np.full(len(given), np.nan)
+    return [
+        RidgeFit(
+            given, unknown, i, coef[:, part], intercept[part], None, "cg", "holdout", residual=residual, n_iter=n_iter
+        )
+        for i, part in enumerate(columns)
+    ]
 
 
 def _refined(
@@ -235,7 +178,7 @@ def _refined(
     preconditioner: Preconditioner,
     tol: float,
     max_iter: int,
-) -> _Solved:
+) -> tuple[Float[np.ndarray, "m c"], float, int]:
     """Conjugate gradients, started again from the true residual until that is tol · size or stays."""
     size = np.where(size > 0, size, 1.0)
     solution, residual, n_iter = np.zeros_like(right), right, 0
@@ -256,7 +199,7 @@ def _refined(
         solution, residual, worst = better, left, now
         if stalled:
             break
-    return _Solved(solution, worst, n_iter)
+    return solution, worst, n_iter
 
 
 def _conjugate_gradients(

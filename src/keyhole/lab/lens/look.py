@@ -28,7 +28,8 @@ from keyhole.lab.lens.findings import (
     difference,
     judge,
 )
-from keyhole.ridge.gram import ridge_gram_path
+from keyhole.ridge.gram import ridge_gram
+from keyhole.ridge.problem import RidgeProblem
 
 N_FOLDS = 5
 
@@ -132,8 +133,7 @@ def held_out_losses(
 ) -> tuple[Float[np.ndarray, " r"], float]:
     """Fit on ``train`` with the penalty of least leave-one-out error, predict ``test``; losses and penalty."""
     own = np.ascontiguousarray(gram.matrix[np.ix_(train, train)])
-    path = ridge_gram_path(own, problem.columns[train], rounding=gram.rounding, overwrite_gram=True)
-    fit = path.solution()
+    fit = ridge_gram(own, RidgeProblem.of(problem.columns[train]), rounding=gram.rounding, overwrite_gram=True)
     scores = gram.matrix[np.ix_(test, train)] @ fit.coef + fit.intercept
     return problem.losses(test, scores), fit.alpha
 
@@ -309,8 +309,7 @@ def _pilot(ready: Any, law: Any, config: LensConfig) -> Gram:
 
 
 def _loo(gram: Gram, columns: np.ndarray) -> float:
-    path = ridge_gram_path(gram.matrix, columns, rounding=gram.rounding, overwrite_gram=True)
-    return float(path.loo_mse[path.best])
+    return ridge_gram(gram.matrix, RidgeProblem.of(columns), rounding=gram.rounding, overwrite_gram=True).error
 
 
 def _measure(costs: Costs, problem: LensProblem, rows: np.ndarray, rule: TokenRule, config: LensConfig) -> None:

@@ -1,0 +1,225 @@
+"""Arrays in npz files, none of them trusted, and the table that they make."""
+
+from __future__ import annotations
+
+import errno
+import math
+import tokenize
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+GROWTH, TIMES = 2**27, 20
+"""Arrays of a file may take 128 MiB and twenty times its size together: deflated zeros claim a thousand times."""
+LONGEST_HEADER = 10_000
+"""Bytes; NumPy's own limit, which it looks at after reading."""
+
+
+UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, UnicodeDecodeError)
+
+
+class NpzFile:
+    """Arrays of an npz file by name, each checked before it is allocated, and all of them together."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._zip = zipfile.ZipFile(path)
+        except (*UNREADABLE, ValueError, OSError) as error:
+            if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+                raise  # of the disk; an invalid argument is a place that a damaged header leads to
+            raise ValueError(
+                f"an npz file is a zip archive of arrays: {path.name!r} is not ({error}). {_REMEDY}"
+            ) from None
+        self._room = GROWTH + TIMES * path.stat().st_size
+        self.names = [n.removesuffix(".npy") for n in self._zip.namelist() if n.endswith(".npy")]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.names
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        try:
+            return self._read(name)
+        except (*UNREADABLE, KeyError, OSError) as error:
+            words = f"{name!r} of {self.path.name!r} does not ({error})"
+            raise ValueError(f"the arrays of an npz file must read back: {words}. {_REMEDY}") from None
+
+    def _read(self, name: str) -> np.ndarray:
+        info = self._zip.getinfo(f"{name}.npy")
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ValueError(
+                f"arrays must be stored as NumPy does: {name!r} of {self.path.name!r} is compressed by other means. "
+                f"{_REMEDY}"
+            )
+        if info.compress_size > self.path.stat().st_size:  # as much would be allocated before a byte is read
+            raise zipfile.BadZipFile("it is said to be larger than the file")
+        with self._zip.open(info) as file:
+            shape, turned, dtype = self._header(name, file)
+            rest = info.file_size - file.tell()
+            size = math.prod(shape) * dtype.itemsize
+            if dtype.hasobject:
+                raise ValueError(
+                    f"arrays must hold numbers or text: {name!r} of {self.path.name!r} holds objects. "
+                    "Save it as numbers."
+                )
+            if dtype.kind not in "biufcSU" or not dtype.itemsize:
+                raise ValueError(
+                    f"arrays must hold numbers or text: {name!r} of {self.path.name!r} holds {dtype}. "
+                    "Save it as numbers."
+                )
+            if size != rest or min(shape, default=0) < 0:
+                raise ValueError(
+                    f"an array must be as large as its shape says: {name!r} of {self.path.name!r} has shape {shape} of "
+                    f"{dtype}, {size:,} bytes, and {rest:,} are there. {_REMEDY}"
+                )
+            self._take_room(name, math.prod(shape) * max(dtype.itemsize, 8))  # numbers become floats
+            content = bytearray(file.read(rest + 1))  # writable, as an array of one's own is
+        if len(content) != size:
+            raise ValueError(
+                f"all bytes of an array must be there: {name!r} has {len(content):,} of {size:,}. {_REMEDY}"
+            )
+        try:
+            flat = np.frombuffer(content, dtype)
+            return flat.reshape(shape[::-1]).T if turned else flat.reshape(shape)
+        except ValueError as error:  # no bytes, or an axis too long for NumPy
+            raise ValueError(
+                f"an array must have a shape that NumPy knows: {name!r} of {self.path.name!r} has {shape} ({error}). "
+                f"{_REMEDY}"
+            ) from None
+
+    def _header(self, name: str, file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+        """Shape, order and type of an array."""
+        try:
+            version = np.lib.format.read_magic(file)
+            readers = {
+                (1, 0): np.lib.format.read_array_header_1_0,
+                (2, 0): np.lib.format.read_array_header_2_0,
+            }
+            if version not in readers:
+                raise ValueError(f"format {version}, where 1 and 2 are read")
+            shape, turned, dtype = readers[version](_Short(file))
+        except (ValueError, TypeError, SyntaxError, tokenize.TokenError, RecursionError, MemoryError) as error:
+            raise ValueError(
+                f"an array must begin with its shape and type: {name!r} of {self.path.name!r} does not "
+                f"({str(error)[:100] or type(error).__name__}). {_REMEDY}"
+            ) from None
+        return tuple(int(length) for length in shape), bool(turned), dtype
+
+    def _take_room(self, name: str, size: int) -> None:
+        if size > self._room:
+            raise ValueError(
+                f"arrays may take {GROWTH:,} bytes and {TIMES} times the size of their file together: {name!r} of "
+                f"{self.path.name!r} takes {size:,} bytes in memory, and {self._room:,} are left of that. If it is "
+                "what it should be, save it uncompressed, by np.savez."
+            )
+        self._room -= size
+
+
+class _Short:
+    """A file of which nothing long is read in one piece."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def read(self, size: int = -1, /) -> bytes:
+        if not 0 <= size <= LONGEST_HEADER:
+            raise ValueError(f"a header of {size:,} bytes")
+        return bytes(self._file.read(size))
+
+
+_REMEDY = "The file is damaged or of another kind; fetch or write it again."
+
+
+def npz_table(path: Path, keys: tuple[str, ...] | None, query: tuple[str, ...] | None, target: Any) -> tuple[Any, Any]:
+    """The arrays of an npz file as a table of one row per set, and its split or None. Names are those of the arrays."""
+    import pyarrow as pa
+
+    file = NpzFile(path)
+    keys_name = keys[0] if keys else "keys" if "keys" in file else "X"
+    query_name = query[0] if query else "query" if "query" in file else None
+    targets = [next((n for n in ("y", "target") if n in file), None)] if target is None else list(target)
+    for name in (keys_name, *filter(None, (query_name, *targets))):
+        _check_name(file, name)
+    tokens = _floats(file[keys_name], keys_name)
+    if tokens.ndim == 3:
+        if 0 in tokens.shape:
+            raise ValueError(f"array {keys_name!r} must have sets, keys and coordinates: its shape is {tokens.shape}.")
+        ptr = np.arange(len(tokens) + 1) * tokens.shape[1]
+        tokens = tokens.reshape(-1, tokens.shape[2])
+    else:
+        ptr = _pointer(file, tokens, keys_name)
+    n = len(ptr) - 1
+    columns = {keys_name: pa.LargeListArray.from_arrays(pa.array(ptr), _rows(tokens))}
+    if query_name is not None:
+        found = _floats(file[query_name], query_name)
+        if found.ndim != 2 or len(found) != n or not found.shape[1]:
+            raise ValueError(
+                f"array {query_name!r} must have one query per set, ({n}, d): its shape is {found.shape}. Save one row "
+                "for each set."
+            )
+        columns[query_name] = _rows(found)
+    for name in filter(None, targets):
+        columns[name] = pa.array(_target(file[name], name, n))
+    split = file["split"] if "split" in file.names else None
+    whole = split is not None and split.shape == (n,) and split.dtype.kind in "iu"
+    return pa.table(columns), split if whole else None
+
+
+def _rows(matrix: np.ndarray) -> Any:
+    import pyarrow as pa
+
+    return pa.FixedSizeListArray.from_arrays(pa.array(np.ascontiguousarray(matrix).reshape(-1)), matrix.shape[1])
+
+
+def _check_name(file: NpzFile, name: str) -> None:
+    if name not in file:
+        raise ValueError(
+            f"{file.path.name!r} must hold {name!r}: it holds "
+            f"{', '.join(repr(n) for n in file.names[:30]) or 'nothing'}. Tokens are in 'keys' (n, N, d), or in "
+            "'X' (tokens, d) with 'ptr' (sets + 1); or name them (--keys)."
+        )
+
+
+def _floats(array: np.ndarray, name: str) -> np.ndarray:
+    if array.dtype.kind not in "fiub":
+        raise ValueError(f"array {name!r} must hold numbers: it holds {array.dtype}. Encode it as numbers first.")
+    return array.astype(np.float32 if array.dtype == np.float32 else np.float64, copy=False)
+
+
+def _pointer(file: NpzFile, tokens: np.ndarray, name: str) -> np.ndarray:
+    if tokens.ndim != 2 or not tokens.shape[1]:
+        raise ValueError(
+            f"array {name!r} must have shape (n, N, d), or (tokens, d) with 'ptr': its shape is {tokens.shape}. "
+            "For one key per set save x[:, None, :]."
+        )
+    _check_name(file, "ptr")
+    return check_pointer(file["ptr"], len(tokens), name)
+
+
+def check_pointer(ptr: np.ndarray, n_rows: int, name: str) -> np.ndarray:
+    """The rows at which samples begin, and the end of the last: integers that rise from 0 to the rows of an array."""
+    if ptr.ndim != 1 or ptr.dtype.kind not in "iu" or len(ptr) < 2:
+        raise ValueError(
+            f"'ptr' must be a vector of integers, one more than sets: got {ptr.dtype} of shape {ptr.shape}."
+        )
+    ptr = ptr.astype(np.int64)
+    if ptr[0] != 0 or ptr[-1] != n_rows or (np.diff(ptr) < 0).any():
+        raise ValueError(
+            f"'ptr' must rise from 0 to the {n_rows} rows of {name!r}, set i owning rows ptr[i] to ptr[i+1]: "
+            f"it goes from {ptr[0]} to {ptr[-1]}, its smallest step is {np.diff(ptr).min()}."
+        )
+    return ptr
+
+
+def _target(array: np.ndarray, name: str, n: int) -> np.ndarray:
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.shape != (n,) or array.dtype.kind not in "fiubU":
+        raise ValueError(
+            f"target {name!r} must have one number or text per set: got {array.dtype} of shape "
+            f"{array.shape} for {n} sets."
+        )
+    return array

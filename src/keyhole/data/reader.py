@@ -1,0 +1,577 @@
+"""One reader of sets, for Parquet, Arrow, CSV and npz: whole by `read_table`, in parts by `ParquetSets`."""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import cached_property, lru_cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import csv
+
+from keyhole._array import MEMORY_BUDGET, thread_count
+from keyhole._checks import check_choice, check_count
+from keyhole.data.batches import Batch
+from keyhole.data.layout import (
+    Dataset,
+    Layout,
+    Place,
+    SchemaError,
+    check_columns,
+    check_names,
+    labels,
+    one_piece,
+    set_ids,
+)
+from keyhole.data.npz import npz_table
+
+SUFFIXES = (".parquet", ".pq", ".arrow", ".feather", ".ipc", ".csv", ".tsv", ".npz")
+BATCH_BYTES = 2**25
+"""Bytes of a batch when nobody says how many rows it has."""
+HEAD_ROWS = 1000
+"""Rows that are looked at to say what a column is."""
+AGAIN = "fetch or write it again"
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn whatever Arrow says of a file that does not read into a ValueError that names the file.
+
+    A file that is not there, or that we may not read, stays an OSError.
+    """
+    try:
+        yield
+    except (FileNotFoundError, PermissionError, IsADirectoryError):
+        raise
+    # an OverflowError is a size in a damaged header that no integer of ours holds
+    except (pa.ArrowException, OSError, ValueError, KeyError, MemoryError, OverflowError) as error:
+        raise ValueError(
+            f"{path.name!r} must be a table in the format of its suffix: it does not read "
+            f"({str(error).strip()[:300]}). It is damaged or of another format; {AGAIN}."
+        ) from None
+
+
+def validated(data: Any, path: Path, *, full: bool = True) -> Any:
+    """Return a table or record batch once every offset, length and text in it has been looked at.
+
+    Offsets that lead nowhere are memory that is not ours, and Arrow follows them unless it is asked to look first.
+    Numbers themselves are not touched, so the cost is that of the offsets; none of them is read if not ``full``, which
+    is enough to count rows.
+    """
+    try:
+        data.validate(full=full)
+    except (pa.ArrowException, ValueError) as error:
+        raise ValueError(
+            f"a table must hold together: {path.name!r} does not ({str(error).strip()[:200]}). It is damaged; {AGAIN}."
+        ) from None
+    return data
+
+
+def check_file_name(path: Path) -> None:
+    """Raise unless the name of a file is text: Arrow opens no other."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"names of files must be text in UTF-8: got {path.name!r}. Rename it.") from None
+
+
+class _ParquetFile:
+    """Row groups of a Parquet file. The footer is read once; readers are made anew: threads may not share one."""
+
+    split = None
+
+    def __init__(self, path: Path) -> None:
+        with reading(path), pq.ParquetFile(path) as file:
+            self.metadata = file.metadata
+            self.schema = file.schema_arrow
+            counts = [self.metadata.row_group(i).num_rows for i in range(self.metadata.num_row_groups)]
+            self.schema.names  # noqa: B018 - text, or an error
+        self.path = path
+        self.n_groups = len(counts)
+        if min(counts, default=0) < 0 or sum(counts) != self.metadata.num_rows:
+            raise self._rows_lost(path.name, self.metadata.num_rows, sum(counts))
+
+    def where(self, group: int) -> str:
+        return f"row group {group} of {self.path.name}"
+
+    def rows(self, group: int) -> int:
+        return int(self.metadata.row_group(group).num_rows)
+
+    def _rows_of_a_batch(self, group: int, columns: list[str]) -> int:
+        """Rows that take `BATCH_BYTES` in memory: a value repeated often takes next to nothing in the file."""
+        info = self.metadata.row_group(group)
+        size = 0
+        for column in map(info.column, range(info.num_columns)):
+            if any(f"{column.path_in_schema}.".startswith(f"{name}.") for name in columns):
+                size += max(column.total_uncompressed_size, 8 * column.num_values)
+        return int(BATCH_BYTES * info.num_rows // max(1, size))
+
+    def read(self, group: int, columns: list[str], batch_size: int | None) -> Iterator[tuple[Any, int]]:
+        """Record batches of one row group, each with its first row."""
+        expected = self.rows(group)
+        size = self._rows_of_a_batch(group, columns) if batch_size is None else batch_size
+        seen = 0
+        with ExitStack() as stack:
+            with reading(self.path):
+                file = stack.enter_context(pq.ParquetFile(self.path, memory_map=True, metadata=self.metadata))
+                # without threads of its own: the arithmetic has them
+                size = min(max(1, size), max(1, expected))
+                batches = file.iter_batches(size, row_groups=[group], columns=columns, use_threads=False)
+            while True:
+                with reading(self.path):
+                    table = next(batches, None)
+                if table is None:
+                    break
+                if table.num_rows:
+                    yield validated(table, self.path), seen
+                seen += table.num_rows
+        if seen != expected:
+            raise self._rows_lost(self.where(group), expected, seen)
+
+    def _rows_lost(self, where: str, said: int, found: int) -> ValueError:
+        return ValueError(
+            f"a table must hold together: {where} says that it has {said} rows, and {found} are there. "
+            f"{self.path.name!r} is damaged; {AGAIN}."
+        )
+
+
+class _ArrowFile:
+    """Record batches: of an Arrow file or stream, memory-mapped, or of a table that was read whole."""
+
+    def __init__(self, path: Path, schema: pa.Schema, groups: Any, n_groups: int, name: str, split: Any = None) -> None:
+        self.path, self.schema, self._groups, self.n_groups, self._name = path, schema, groups, n_groups, name
+        self.split = split
+        with reading(path):
+            schema.names  # noqa: B018 - text, or an error
+
+    @classmethod
+    def file(cls, path: Path) -> _ArrowFile:
+        with reading(path):
+            file = pa.ipc.open_file(pa.memory_map(str(path)))
+            return cls(path, file.schema, file.get_batch, file.num_record_batches, "record batch {} of {}")
+
+    @classmethod
+    def stream(cls, path: Path) -> _ArrowFile:
+        with reading(path):
+            file = pa.ipc.open_stream(pa.memory_map(str(path)))
+            batches = list(file)
+        return cls(path, file.schema, batches.__getitem__, len(batches), "record batch {} of {}")
+
+    @classmethod
+    def table(cls, path: Path, table: pa.Table, split: Any = None) -> _ArrowFile:
+        """All rows are one group: they were read together."""
+        with reading(path):
+            whole = pa.record_batch([one_piece(c) for c in table.columns], schema=table.schema)
+        return cls(path, table.schema, [whole].__getitem__, 1, "{1}", split)
+
+    def where(self, group: int) -> str:
+        return self._name.format(group, self.path.name)
+
+    def _group(self, number: int) -> Any:
+        with reading(self.path):
+            return self._groups(number)
+
+    def rows(self, group: int) -> int:
+        return int(validated(self._group(group), self.path, full=False).num_rows)
+
+    def read(self, group: int, columns: list[str], batch_size: int | None) -> Iterator[tuple[Any, int]]:
+        """Record batches of one group, each with its first row."""
+        table = self._group(group)
+        with reading(self.path):
+            table = table.select(columns)
+        validated(table, self.path)
+        if batch_size is None:
+            batch_size = max(1, int(BATCH_BYTES * table.num_rows // max(1, table.nbytes)))
+        for start in range(0, table.num_rows, batch_size):
+            yield table.slice(start, batch_size), start
+
+
+def _open(path: Path, keys: Any, query: Any, target: Any) -> _ParquetFile | _ArrowFile:
+    """A file by its suffix if that is of a kind that is read whole, else by the bytes it begins with."""
+    suffix = path.suffix.lower()
+    if suffix == ".npz":
+        return _ArrowFile.table(path, *npz_table(path, keys, query, target))
+    if suffix in (".csv", ".tsv"):
+        with reading(path):
+            options = csv.ParseOptions(delimiter="\t" if suffix == ".tsv" else ",")
+            return _ArrowFile.table(path, csv.read_csv(path, parse_options=options))
+    status = path.stat()
+    return _opened(path, os.getpid(), status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=64)
+def _opened(path: Path, _pid: int, _size: int, _time: int) -> _ParquetFile | _ArrowFile:
+    """Open a Parquet or Arrow file once per process and state of the file."""
+    with path.open("rb") as file:
+        magic = file.read(6)
+    if magic[:4] == b"PAR1":
+        return _ParquetFile(path)
+    if magic == b"ARROW1":
+        return _ArrowFile.file(path)
+    if path.suffix.lower() in (".arrow", ".feather", ".ipc"):
+        return _ArrowFile.stream(path)
+    raise SchemaError(
+        f"{path.name} must be a Parquet file or an Arrow file: it begins with {magic!r}. Convert it, for example "
+        "with pandas: frame.to_parquet(path)."
+    )
+
+
+def _files(path: Any) -> list[Path]:
+    paths = [Path(path)] if isinstance(path, (str, os.PathLike)) else [Path(p) for p in path]
+    found = [file for p in paths for file in (sorted(p.glob("*.parquet")) if p.is_dir() else [p])]
+    if not found:
+        raise FileNotFoundError(f"there is no Parquet file in {path}.")
+    for file in found:
+        check_file_name(file)
+        if not file.is_file():
+            raise FileNotFoundError(f"{file.name!r} is not there: no such file.")
+    return found
+
+
+class _Beginnings(NamedTuple):
+    """Where sets begin in the groups of a table with one row per token: a set belongs to the group it begins in.
+
+    Attributes
+    ----------
+    rows : rows of each group
+    skip : leading rows of each group that belong to a set of an earlier one
+    sets : sets that begin in each group
+    """
+
+    rows: list[int]
+    skip: list[int]
+    sets: list[int]
+
+
+class ParquetSets:
+    """Sets in Parquet, Arrow, CSV or npz files, in batches: two batches are in memory, one of them being read.
+
+    It can be gone through any number of times, cut into parts and sent to other processes: it holds names and
+    numbers only. Parquet and Arrow files are read row group by row group; CSV and npz files are read whole.
+
+    Parameters
+    ----------
+    path : path, folder of ``*.parquet`` files, or sequence of paths
+        Arrow files (the IPC format, also called Feather) are memory-mapped, and their batches are views of them.
+    keys : column name or names, optional
+        With one row per set, one column of lists of tokens (list<list<float>>, list<fixed_size_list<float>>, or flat
+        lists and ``dim``), or one column of lists of numbers per coordinate. With one row per token, one column of
+        numbers per coordinate. By default the column ``keys``, or all columns (of lists, of numbers) that serve no
+        other purpose, but those that look like an id, a time or a split. Names in one string are parted by commas.
+    query : column name or names, optional
+        One column of lists, or one column of numbers per coordinate. By default the column ``query``; with one row per
+        token, the rows whose column ``role`` says "query".
+    target : str or sequence of str, optional
+        Column or columns of outputs or labels, () for none; by default the first of target, label, class, y. With one
+        row per token it is the same in all rows of a set.
+    weight : str, optional
+        Column of sample weights.
+    set_id : str, optional
+        With one row per token, which set a row belongs to; by default the first of set, set_id, bag, bag_id, id,
+        group. Rows of a set follow each other where they are not in one row group.
+    missing : "error" or "drop"
+        What to do about a token with a gap (NaN or nothing): refuse the table, or drop the token; a set without any
+        token left gets one of zeros. Gaps in queries and targets are always refused.
+    dim : int, optional
+        Coordinates of a key, for flat lists.
+    batch_size : int, optional
+        Sets of a batch; by default as many as take some 32 MiB.
+    start, stop : int, optional
+        First row group to read, and the one to stop before: to resume, or to read a part.
+
+    Examples
+    --------
+    >>> import tempfile, keyhole as kh
+    >>> from pathlib import Path
+    >>> sets = kh.targets.sphere_sets(100, n_keys=4, dim=3, seed=0)
+    >>> path = Path(tempfile.mkdtemp()) / "sets.parquet"
+    >>> kh.data.write_parquet(path, [(sets, sets.query[:, 0])], row_group_size=40)
+    100
+    >>> source = ParquetSets(path)
+    >>> [len(batch.sets) for batch in source], source.n_rows
+    ([40, 40, 20], 100)
+    """
+
+    def __init__(
+        self,
+        path: Any,
+        *,
+        keys: str | Sequence[str] | None = None,
+        query: str | Sequence[str] | None = None,
+        target: str | Sequence[str] | None = None,
+        weight: str | None = None,
+        set_id: str | None = None,
+        missing: str = "error",
+        dim: int | None = None,
+        batch_size: int | None = None,
+        start: int = 0,
+        stop: int | None = None,
+    ) -> None:
+        check_choice(missing, "missing", ("error", "drop"))
+        check_names(keys, "keys")
+        check_names(query, "query")
+        dim = None if dim is None else check_count(dim, "dim")
+        self.batch_size = None if batch_size is None else check_count(batch_size, "batch_size")
+        self.paths = _files(path)
+        named: dict[str, Any] = {"keys": keys, "query": query, "target": target}
+        self._arrays = {k: (v,) if isinstance(v, str) else None if v is None else tuple(v) for k, v in named.items()}
+        self._held: list[_ParquetFile | _ArrowFile] = []
+        first = self._file(0)
+        named |= {"weight": weight, "set_id": set_id, "dim": dim, "missing": missing}
+        self.layout = Layout.of(first.schema, self._head, self.paths[0].name, **named)
+        self._ends = np.cumsum([self._file(i).n_groups for i in range(len(self.paths))]).tolist()
+        groups = self._ends[-1]
+        self.start = check_count(start, "start", minimum=0)
+        self.stop = groups if stop is None else min(check_count(stop, "stop", minimum=0), groups)
+        self.require(self.layout.columns())
+        self.require([self.layout.set_id] if self.layout.set_id else [], one_type=True)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_held": []}
+
+    def _file(self, which: int) -> _ParquetFile | _ArrowFile:
+        if not self._held:
+            self._held = [_open(path, **self._arrays) for path in self.paths]
+        return self._held[which]
+
+    def _head(self, columns: list[str]) -> Any:
+        """The first rows of some columns of the first file, None if there are none."""
+        file = self._file(0)
+        batches = (t for group in range(file.n_groups) for t, _ in file.read(group, columns, HEAD_ROWS))
+        return next(batches, None)
+
+    @property
+    def target(self) -> Any:
+        """The column of the target, or columns; None if there is none."""
+        return None if not self.layout.target else dict(self.layout.options)["target"]
+
+    def require(self, columns: Sequence[str], *, one_type: bool = False) -> None:
+        """Raise unless every file has these columns, each once, and of the same type in all files if asked."""
+        first = self._file(0).schema
+        for i, file in enumerate(self.paths):
+            schema = self._file(i).schema
+            check_columns(schema, columns, None, file.name)
+            for name in columns if one_type else ():
+                found, wanted = schema.field(name).type, first.field(name).type
+                if found != wanted:
+                    raise SchemaError(
+                        f"column {name!r} must have one type: it is {wanted} in {self.paths[0].name} and {found} in "
+                        f"{file.name}. Convert one of them."
+                    )
+
+    @property
+    def n_groups(self) -> int:
+        """Row groups it reads."""
+        return max(0, self.stop - self.start)
+
+    @property
+    def n_rows(self) -> int:
+        """Samples of all of them: rows, from the footers of the files, or sets of tokens."""
+        return sum(map(self.rows, range(self.start, self.stop)))
+
+    def rows(self, number: int) -> int:
+        """Samples of one row group, counted over all files."""
+        if self.layout.set_id is not None:
+            return self._beginnings.sets[number]
+        which, group = self._place(number)
+        return self._file(which).rows(group)
+
+    def _place(self, number: int) -> tuple[int, int]:
+        """The file of a row group, and its number there."""
+        which = bisect_right(self._ends, number)
+        return which, number - (self._ends[which - 1] if which else 0)
+
+    def _tables(self, number: int, columns: Sequence[str], batch_size: int | None) -> Iterator[tuple[Any, Place]]:
+        """Record batches of some columns of one row group, each with its place."""
+        which, group = self._place(number)
+        file = self._file(which)
+        for table, first in file.read(group, list(columns), batch_size):
+            yield table, Place(file.where(group), first)
+
+    @cached_property
+    def _beginnings(self) -> _Beginnings:
+        """Where sets begin, by a pass over their ids. Rows of a set follow each other, or all fits into memory."""
+        name = str(self.layout.set_id)
+        rows, skip, seen, begin, last = [], [], [], [], None
+        for number in range(self._ends[-1]):
+            parts = [set_ids(t.column(name), name, place) for t, place in self._tables(number, [name], None)]
+            ids = np.concatenate(parts) if parts else np.zeros(0)
+            other = ids != last if last is not None else np.ones(len(ids), dtype=bool)
+            skip.append(int(other.argmax()) if other.any() else len(ids))
+            rows.append(len(ids))
+            found, at = np.unique(ids[skip[-1] :], return_index=True)
+            seen += [found] if len(found) else []
+            begin += [(number, skip[-1] + int(i)) for i in at]
+            last = ids[-1] if len(ids) else last
+        sets = np.bincount([number for number, _ in begin], minlength=len(rows)).tolist()
+        every = np.concatenate(seen) if seen else np.zeros(0)
+        order = np.argsort(every, kind="stable")
+        again = np.flatnonzero(every[order][1:] == every[order][:-1])
+        if len(again):
+            size = 8 * sum(rows) * len(self.layout.columns())
+            if size > MEMORY_BUDGET:
+                one, two = (begin[order[again[0] + k]] for k in (0, 1))
+                names = [self._file(self._place(g)[0]).where(self._place(g)[1]) for g, _ in (one, two)]
+                raise SchemaError(
+                    f"rows of a set must follow each other in a table of {size:,} bytes, which is read in parts: "
+                    f"{Place(names[1]).row(two[1])} belongs to set {every[order[again[0]]]!s:.40}, which began in "
+                    f"{Place(names[0]).row(one[1])}. Sort the table by {name!r}."
+                )
+            first = next(i for i, count in enumerate(rows) if count)
+            sets = [len(np.unique(every)) if i == first else 0 for i in range(len(rows))]
+            skip = [0 if i == first else count for i, count in enumerate(rows)]
+        return _Beginnings(rows, skip, sets)
+
+    def _token_rows(self, number: int, columns: Sequence[str]) -> tuple[Any, Place]:
+        """The rows of all sets that begin in a row group, also where they go on in the next."""
+        rows, skip, _ = self._beginnings
+        which, group = self._place(number)
+        place = Place(self._file(which).where(group), skip[number])
+
+        def piece(k: int, keep: slice) -> pa.Table:
+            batches = [t for t, _ in self._tables(k, columns, rows[k] or 1)]
+            return pa.Table.from_batches(batches)[keep]
+
+        pieces = [piece(number, slice(skip[number], None))]
+        for k in range(number + 1, len(rows)):
+            if skip[k]:
+                pieces.append(piece(k, slice(0, skip[k])))
+            if skip[k] < rows[k]:
+                break
+        return pa.concat_tables(pieces), place
+
+    def read(self, number: int, copied: Sequence[str] = ()) -> Iterator[tuple[Dataset, dict[str, Any]]]:
+        """The samples of one row group, counted over all files, in batches, each with some columns as they are."""
+        columns = self.layout.columns(copied)
+        if self.layout.set_id is None:
+            for table, place in self._tables(number, columns, self.batch_size):
+                yield self.layout.read(table, place, copied)
+        elif self.rows(number):
+            table, place = self._token_rows(number, columns)
+            data, more = self.layout.read(table, place, copied)
+            size = self.batch_size or max(1, BATCH_BYTES * len(data) // max(1, table.nbytes))
+            for start in range(0, len(data), size):
+                yield data[start : start + size], {name: c.slice(start, size) for name, c in more.items()}
+
+    def group(self, number: int) -> Iterator[Batch]:
+        """The batches of one row group, counted over all files."""
+        for data, _ in self.read(number):
+            yield Batch(data.sets, data.target, data.weights)
+
+    def whole(self) -> Dataset:
+        """All of it as one data set; rows of a set need not be together."""
+        tables = [t for i in range(self.start, self.stop) for t, _ in self._tables(i, self.layout.columns(), 2**31)]
+        name = self.paths[0].name if len(self.paths) == 1 else f"{len(self.paths)} files"
+        if not tables:
+            raise ValueError(f"a table must have at least one row: {name} has none.")
+        with reading(self.paths[0]):
+            table = pa.Table.from_batches(tables)
+        data, _ = self.layout.read(table, Place())
+        words = f"{len(data)} rows, one row per set"
+        if self.layout.set_id is not None:
+            words = f"{len(data)} sets of {table.num_rows} rows, one row per token"
+        return replace(data, description=f"{name}: {words}", split=self._file(0).split)
+
+    def __iter__(self) -> Iterator[Batch]:
+        batches = (batch for part in range(self.start, self.stop) for batch in self.group(part))
+        return _read_ahead(batches) if thread_count() > 1 else batches
+
+    def parts(self, count: int | None = None) -> list[ParquetSets]:
+        """Cut it into at most ``count`` runs of row groups, one row group each if None; none of them is empty."""
+        filled = [i for i in range(self.n_groups) if self.rows(self.start + i)]
+        if not filled:
+            raise ValueError(f"there must be sets to share out: {self.paths[0].name!r} has no rows.")
+        count = len(filled) if count is None else min(check_count(count, "count"), len(filled))
+        cuts = [filled[i] for i in np.linspace(0, len(filled), count + 1).round().astype(int)[:-1]]
+        return [self[a:b] for a, b in pairwise([0, *cuts[1:], self.n_groups])]
+
+    def __getitem__(self, groups: slice) -> ParquetSets:
+        """Some of its row groups: ``source[3:]`` goes on after the first three."""
+        first, last, step = groups.indices(self.n_groups)
+        if step != 1:
+            raise ValueError(f"row groups are read in order: got a slice of step {step}.")
+        part = object.__new__(ParquetSets)
+        part.__dict__.update(self.__dict__, start=self.start + first, stop=self.start + max(first, last))
+        return part
+
+    def labels(self) -> np.ndarray:
+        """The distinct values of the target, read without the sets."""
+        if len(self.layout.target) != 1:
+            raise SchemaError(f"labels are in one column: `target` is {self.target!r}.")
+        found: list[np.ndarray] = []
+        for number in range(self.start, self.stop):
+            tables = self._tables(number, self.layout.target, self.batch_size)
+            found += [np.unique(labels(t.column(0), self.layout.target[0], place)) for t, place in tables]
+        return np.unique(np.concatenate(found))
+
+    def __repr__(self) -> str:
+        more = f" and {len(self.paths) - 1} more" if len(self.paths) > 1 else ""
+        return f"ParquetSets({self.paths[0].name!r}{more}, row groups {self.start}:{self.stop})"
+
+
+def _read_ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """The same batches, the next one read while this one is worked on: decoding takes one core, and leaves the rest."""
+    with ThreadPoolExecutor(1) as reader:
+        following = reader.submit(next, batches, None)
+        while (batch := following.result()) is not None:
+            following = reader.submit(next, batches, None)
+            yield batch
+
+
+def read_table(
+    path: Any,
+    *,
+    keys: str | Sequence[str] | None = None,
+    query: str | Sequence[str] | None = None,
+    target: str | Sequence[str] | None = None,
+    set_id: str | None = None,
+    missing: str = "error",
+    dim: int | None = None,
+) -> Dataset:
+    r"""Read sets from Parquet, Arrow, CSV or npz; the suffix of the file says which.
+
+    One row per set: keys in one column of lists of tokens, or in one column of lists per coordinate. One row per
+    token (the only form of CSV): a column for the set, columns for the coordinates. In npz: ``keys`` (n, N, d), or
+    ``X`` (tokens, d) with ``ptr`` (n + 1), and ``y``.
+
+    Parameters
+    ----------
+    path : str or Path
+        A file, or a folder of Parquet files.
+    keys, query, target, set_id, missing, dim
+        As in `keyhole.data.ParquetSets`, which reads the same tables in parts.
+
+    Returns
+    -------
+    Dataset
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> rows = "set,x,y,target\na,1,2,yes\na,3,4,yes\nb,5,6,no\n"
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = pathlib.Path(folder, "sets.csv")
+    ...     _ = file.write_text(rows)
+    ...     data = read_table(file, target="target")
+    >>> data.sets
+    SetBatch(2 sets, 1–2 keys each (3 in all), dim 2, no query, float64)
+    >>> data.names, data.target.tolist()
+    (('x', 'y'), ['yes', 'no'])
+    """
+    path = Path(path)
+    check_names(keys, "keys")
+    if path.suffix.lower() not in SUFFIXES and not path.is_dir():
+        raise ValueError(
+            f"a table is read by its suffix, one of {', '.join(SUFFIXES)}: got {path.name!r}. Rename it, or convert it."
+        )
+    source = ParquetSets(path, keys=keys, query=query, target=target, set_id=set_id, missing=missing, dim=dim)
+    return source.whole()

@@ -1,0 +1,293 @@
+"""Parquet files of sets, and files that are made in parts: none is ever seen half-written."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from keyhole._files import write_whole
+from keyhole.data.batches import Batch, as_batch
+from keyhole.data.reader import check_file_name, reading, validated
+from keyhole.data.sets import SetBatch
+
+
+def write_parquet(
+    path: Any,
+    batches: Iterable[Any],
+    *,
+    row_group_size: int | None = None,
+    extra: dict[str, Any] | None = None,
+    compression: str = "none",
+) -> int:
+    """Write batches, (X, y) or sets alone, to a Parquet file with columns keys, query, y and weight.
+
+    The file appears under its name when it is complete.
+
+    Parameters
+    ----------
+    path : path
+    batches : iterable
+        X SetBatches of one dimension; y (n,) or (n, outputs); all with the same columns.
+    row_group_size : int, optional
+        Rows of a row group; by default each batch is one.
+    extra : dict of arrays, optional
+        Further columns, rows in order over all batches.
+    compression : str
+        "none" reads fastest: random numbers do not compress.
+
+    Returns
+    -------
+    int
+        Rows written.
+    """
+    path = Path(path)
+    check_file_name(path)
+    rows = 0
+
+    def write(draft: Path) -> None:
+        nonlocal rows
+        with contextlib.ExitStack() as stack:
+            writer = None
+            for item in batches:
+                table = _table(as_batch(item), extra or {}, rows)
+                if writer is None:
+                    options = {"compression": compression, "use_dictionary": False, "write_statistics": False}
+                    writer = stack.enter_context(pq.ParquetWriter(draft, table.schema, **options))
+                writer.write_table(table, row_group_size=row_group_size or table.num_rows)
+                rows += table.num_rows
+            if writer is None:
+                raise ValueError("`batches` must give at least one batch: got none.")
+
+    write_whole(write, path)
+    return rows
+
+
+def _table(batch: Batch, extra: dict[str, Any], start: int) -> Any:
+    sets: SetBatch = batch.sets
+    number = pa.from_numpy_dtype(sets.dtype)
+    flat = pa.FixedSizeListArray.from_arrays(pa.array(sets.tokens.reshape(-1)), sets.dim)
+    columns = {"keys": pa.LargeListArray.from_arrays(pa.array(sets.offsets), flat)}
+    if sets.query is not None:
+        columns["query"] = pa.FixedSizeListArray.from_arrays(pa.array(sets.query.reshape(-1), number), sets.dim)
+    for name, values in (("y", batch.y), ("weight", batch.weights)):
+        if values is None:
+            continue
+        values = np.asarray(values)
+        column = pa.array(np.ascontiguousarray(values).reshape(-1))
+        columns[name] = column if values.ndim == 1 else pa.FixedSizeListArray.from_arrays(column, values.shape[1])
+    for name, values in extra.items():
+        columns[name] = pa.array(values[start : start + len(sets)])
+    return pa.table(columns)
+
+
+MAKER = "keyhole predict"
+OURS = re.compile(r"part-\d{8}\.parquet|(part-\d{8}|joined|job)\.\d+\.draft|job\.json|lock")
+"""Names of what we put into the folder of parts: nothing else in it is ever removed."""
+
+
+class PartedFile:
+    """Parts in a folder beside the file, joined when all are there; parts made earlier by the same job are kept.
+
+    Making one looks and refuses, and touches nothing; ``with`` takes the folder for this run alone.
+
+    Parameters
+    ----------
+    path : path
+        The file to make. Never seen half-written.
+    job : dict
+        What the parts are made from, in words and numbers: parts of another job are not mixed with.
+    overwrite : bool
+        Whether an existing file may be replaced, and parts of another job thrown away.
+    """
+
+    def __init__(self, path: Any, job: dict[str, Any], *, overwrite: bool = False) -> None:
+        self.path = Path(path)
+        self.folder = self.path.with_name(self.path.name + ".parts")
+        self.job = json.loads(json.dumps(job))  # as it will read back: tuples are lists
+        self.overwrite = overwrite
+        self._lock: int | None = None
+        check_file_name(self.path)
+        if self.path.is_dir():
+            raise ValueError(f"the output must name a file: {self.path} is a folder. Add a file name to it.")
+        self._refuse_to_replace()
+        self._refuse_another_job()
+
+    def __enter__(self) -> PartedFile:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = _locked(self.folder / "lock", self.path)
+        except OSError as error:
+            raise OSError(f"{self.folder} cannot be written: {error.strerror}. Choose another place.") from None
+        try:
+            if self._refuse_another_job() != self.job:  # again: it may have changed before it was ours
+                self._clear()
+                note = {"made by": MAKER, "job": self.job}
+                with self._draft(self.folder / "job.json") as draft:
+                    draft.write_text(json.dumps(note, indent=1, sort_keys=True), encoding="utf-8")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _refuse_to_replace(self) -> None:
+        if self.path.exists() and not self.overwrite:
+            raise FileExistsError(f"{self.path} exists. Choose another name, or pass --overwrite.")
+
+    def _refuse_another_job(self) -> Any:
+        """The job of the parts that are there, None if there are none."""
+        known = self._known_job()
+        if known is not None and known != self.job and not self.overwrite:
+            changed = ", ".join(sorted(key for key in {*known, *self.job} if known.get(key) != self.job.get(key)))
+            raise ValueError(
+                f"{self.folder} holds parts of another run: {changed} changed since. Run it as before to go on, "
+                "or pass --overwrite to start over."
+            )
+        return known
+
+    def _known_job(self) -> Any:
+        """What the note in the folder says; raise unless the folder is ours, or there is none, or nothing in it."""
+        foreign = ValueError(
+            f"the folder {self.folder} is needed for parts of the output, and what is there was not made by keyhole. "
+            "Move it away, or choose another output."
+        )
+        try:
+            note = json.loads((self.folder / "job.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            # a run that was killed before it wrote its note leaves no more than this
+            left = os.listdir(self.folder) if self.folder.exists() else []
+            if all(name == "lock" or re.fullmatch(r"job\.\d+\.draft", name) for name in left):
+                return None
+            raise foreign from None
+        except (NotADirectoryError, IsADirectoryError, ValueError, RecursionError):
+            if not self.folder.parent.is_dir():
+                return None  # the path leads through a file: making the folder will say so
+            raise foreign from None
+        if not isinstance(note, dict) or note.get("made by") != MAKER or not isinstance(note.get("job"), dict):
+            raise foreign
+        return note["job"]
+
+    def _part(self, number: int) -> Path:
+        return self.folder / f"part-{number:08d}.parquet"
+
+    def _clear(self, *, keep: Sequence[str] = ("lock",)) -> None:
+        """Remove what is ours from the folder; the note last but one, the lock last."""
+        ours = [name for name in os.listdir(self.folder) if OURS.fullmatch(name) and name not in keep]
+        for name in sorted(ours, key=lambda name: (name == "lock", name == "job.json")):
+            (self.folder / name).unlink(missing_ok=True)
+
+    @contextmanager
+    def _draft(self, name: Path, target: Path | None = None) -> Iterator[Path]:
+        """A file to write that takes its name once it is complete, and leaves nothing if it cannot be."""
+        draft = self.folder / f"{name.stem}.{os.getpid()}.draft"
+        try:
+            yield draft
+            with draft.open("rb+") as file:
+                os.fsync(file.fileno())
+            if target is not None:
+                self._refuse_to_replace()
+            os.replace(draft, target or name)
+        except FileExistsError:
+            raise
+        except OSError as error:
+            raise OSError(
+                f"{self.path} cannot be written: {error.strerror or error}. What is done is kept in {self.folder}: "
+                "make room, and run the same command to go on."
+            ) from None
+        except pa.ArrowException as error:
+            raise ValueError(
+                f"every column must have a type that Parquet can store: {str(error).strip()[:200]}. Leave it out."
+            ) from None
+        finally:
+            with contextlib.suppress(OSError):
+                draft.unlink()
+
+    def done(self, rows: Sequence[int]) -> set[int]:
+        """Numbers of the parts that are there, read, and have their number of rows; the others are to be made again."""
+        found = set()
+        for number, expected in enumerate(rows):
+            with contextlib.suppress(ValueError, OSError), reading(self._part(number)):
+                if pq.read_metadata(self._part(number)).num_rows == expected:
+                    found.add(number)
+        return found
+
+    def write(self, number: int, table: Any) -> None:
+        """Write one part; it appears under its name when it is complete."""
+        with self._draft(self._part(number)) as draft:
+            pq.write_table(table, draft, write_page_checksum=True)
+
+    def join(self, numbers: Sequence[int]) -> int:
+        """Join the parts into the file, one row group each, and remove them; return the number of rows."""
+        rows = 0
+        with self._draft(Path("joined"), self.path) as draft, contextlib.ExitStack() as stack:
+            writer = None
+            for number in numbers:
+                table = self._read(number, None if writer is None else writer.schema)
+                if writer is None:
+                    writer = stack.enter_context(pq.ParquetWriter(draft, table.schema))
+                writer.write_table(table)
+                rows += table.num_rows
+            if writer is None:
+                raise ValueError("there are no parts to join: the input has no rows.")
+        self._clear(keep=())
+        with contextlib.suppress(OSError):  # somebody put something into it: that stays
+            self.folder.rmdir()
+        return rows
+
+    def _read(self, number: int, schema: Any) -> Any:
+        """A part, read in full; one that is damaged is removed, for the next run to make it again."""
+        part = self._part(number)
+        try:
+            with reading(part):
+                table = pq.read_table(part, page_checksum_verification=True)
+            if schema is not None and table.schema != schema:
+                raise ValueError(f"parts must have the same columns: {part.name!r} has other columns than the first.")
+            return validated(table, part)
+        except ValueError as error:
+            part.unlink(missing_ok=True)
+            raise ValueError(f"{error} This part was removed: run the same command to make it again.") from None
+
+
+def _locked(path: Path, output: Path) -> int | None:
+    """Lock a file until it is closed, at the latest when the process ends; None where there are no locks."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return None
+    busy = ValueError(
+        f"one run writes an output at a time: another run is writing {output}. Wait for it, or choose another output."
+    )
+    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.samestat(os.fstat(file), os.stat(path)):
+            raise busy  # it ended, and took the file with it, while we waited
+    except (BlockingIOError, FileNotFoundError):
+        os.close(file)
+        raise busy from None
+    except ValueError:
+        os.close(file)
+        raise
+    except OSError:  # a file system without locks: drafts of two processes still have two names
+        os.close(file)
+        return None
+    return file
+
+
+def predictions_table(columns: dict[str, Any]) -> Any:
+    """An Arrow table of some columns: arrays, or lists of Arrow arrays that follow each other."""
+    return pa.table({name: pa.chunked_array(v) if isinstance(v, list) else pa.array(v) for name, v in columns.items()})

@@ -1,0 +1,118 @@
+"""The error of ridge on what it leaves out, samples or groups of them, with its exact gradient: what laws learn by."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import Float, Int
+from scipy.linalg import get_lapack_funcs
+
+from keyhole.ridge.gram import group_stacks
+from keyhole.ridge.problem import RidgeProblem
+
+
+@dataclass(frozen=True)
+class LooGradient:
+    """Leave-one-out mean squared error E(K, α) and its gradient.
+
+    Attributes
+    ----------
+    error : float
+        E = Σ_i w_i |e_i|² / (t Σ w), e_i the residual of the fit without sample i.
+    gram : array (n, n)
+        ∂E/∂K, symmetric: dE = Σ_ij gram_ij dK_ij.
+    log_alpha : float
+        ∂E/∂log α.
+    residuals : array (n, t)
+        The e_i.
+    """
+
+    error: float
+    gram: Float[np.ndarray, "n n"] = field(repr=False)
+    log_alpha: float
+    residuals: Float[np.ndarray, "n t"] = field(repr=False)
+
+
+def loo_gradient(
+    gram: Float[np.ndarray, "n n"],
+    y: Float[np.ndarray, "n t"],
+    alpha: float,
+    *,
+    fit_intercept: bool = True,
+    weights: Float[np.ndarray, " n"] | None = None,
+    groups: Int[np.ndarray, " n"] | None = None,
+) -> LooGradient:
+    """Differentiate the leave-one-out error of ridge on a Gram matrix K at one penalty.
+
+    ::
+
+        B = A − A11ᵀA/(1ᵀA1),   A = (K + α diag(1/w))⁻¹        (B = A without an intercept)
+        β = B y,   e_i = β_i / B_ii,   dB = −B (dK + diag(1/w) dα) B
+        ∂E/∂K = B diag(p) B − (B z βᵀ + β zᵀ B)/2,   z_i = 2 w_i e_i / (t Σw B_ii),   p_i = <z_i, e_i>
+
+    With groups g that are left out together, e_g = B_gg⁻¹ β_g, z_g = 2 B_gg⁻¹ w_g e_g / (t Σw), and the diagonal matrix
+    becomes one of symmetric blocks (z_g e_gᵀ + e_g z_gᵀ)/2.
+
+    Values need no derivative: they are eliminated in closed form (variable projection), and so are the n fits
+    that leave one sample out.
+
+    ``alpha`` has to be large enough for K + α to have a Cholesky factor. Parameters otherwise as for `RidgeProblem.of`.
+
+    Notes
+    -----
+    Cost: about 5n³ operations in float64, with three n × n matrices.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> x = np.array([[0.0], [1.0], [3.0], [4.0]])
+    >>> found = loo_gradient(x @ x.T, x**2, alpha=0.1)
+    >>> moved = loo_gradient(1.001 * x @ x.T, x**2, alpha=0.1)
+    >>> bool(np.isclose(moved.error - found.error, 0.001 * np.sum(found.gram * (x @ x.T)), rtol=1e-2))
+    True
+    """
+    w = RidgeProblem.of(y, [alpha], weights=weights).weights
+    inverse = _inverse(gram, alpha / w)
+    if fit_intercept:
+        sums = inverse.sum(axis=1)
+        inverse -= np.outer(sums, sums / sums.sum())
+    dual = inverse @ y
+    share = w / (w.sum() * y.shape[1])
+    if groups is None:
+        diagonal = inverse.diagonal().copy()
+        residuals = dual / diagonal[:, None]
+        pull = 2.0 * (share / diagonal)[:, None] * residuals
+        gradient = (inverse * np.einsum("nt,nt->n", pull, residuals)) @ inverse
+    else:
+        residuals, pull = np.empty_like(dual), np.empty_like(dual)
+        middle = np.empty_like(inverse)  # blocks times the inverse
+        for rows in group_stacks(groups):
+            block = inverse[rows[:, :, None], rows[:, None, :]]
+            residuals[rows] = np.linalg.solve(block, dual[rows])
+            pull[rows] = 2.0 * np.linalg.solve(block, share[rows][:, :, None] * residuals[rows])
+            outer = pull[rows] @ residuals[rows].transpose(0, 2, 1)
+            middle[rows] = 0.5 * (outer + outer.transpose(0, 2, 1)) @ inverse[rows]
+        gradient = inverse @ middle
+    error = float((share @ np.square(residuals)).sum())
+    cross = (inverse @ pull) @ dual.T
+    gradient -= 0.5 * (cross + cross.T)
+    return LooGradient(error, gradient, float(alpha * (gradient.diagonal() / w).sum()), residuals)
+
+
+def _inverse(gram: Float[np.ndarray, "n n"], ridge: Float[np.ndarray, " n"]) -> Float[np.ndarray, "n n"]:
+    """(K + diag(ridge))⁻¹ by Cholesky, in float64."""
+    matrix = np.array(gram, dtype=np.float64, order="F")
+    np.fill_diagonal(matrix, matrix.diagonal() + ridge)
+    potrf, potri = get_lapack_funcs(("potrf", "potri"), (matrix,))
+    factor, info = potrf(matrix, lower=True, overwrite_a=True)
+    if info == 0:
+        factor, info = potri(factor, lower=True, overwrite_c=True)
+    if info != 0 or not math.isfinite(factor[-1, -1]):
+        raise np.linalg.LinAlgError(
+            f"the Gram matrix plus the penalty {ridge.min():g} must be positive definite: it is not, within rounding. "
+            "Use a larger penalty, at least the numerical floor of the matrix."
+        )
+    lower = np.tril(factor)
+    return np.asarray(lower + np.tril(lower, -1).T)
