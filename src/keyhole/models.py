@@ -674,9 +674,7 @@ def _pack_layer(packer: Packer, estimator: Any) -> Any:
             "activation": layer.activation,
             "dtype": layer.dtype,
         }
-    # of a layer on a device, what the layer without one has
-    kind = next(kind for kind in type(layer).__mro__ if RECORDS.get(kind.__name__) is kind)
-    return packer.pack(kind(**{field.name: getattr(layer, field.name) for field in fields(kind)}), "layer_")
+    return packer.pack(layer, "layer_")
 
 
 def _restore(document: dict[str, Any], unpacker: Unpacker) -> SavedModel:
