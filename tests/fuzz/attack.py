@@ -532,7 +532,6 @@ def main() -> int:
     parser.add_argument("--corpus", action="store_true", help="the cases of tests/fuzz/corpus first")
     parser.add_argument("--keep", type=Path, help="add this case to the corpus, and stop")
     parser.add_argument("--show", type=Path, help="run this case alone, print the verdict, and stop")
-    parser.add_argument("--docs", type=Path, help="write the table into this page, between its marks")
     arguments = parser.parse_args()
     sys.path.insert(0, str(Path(__file__).parent))
     import formats
@@ -568,18 +567,7 @@ def run(arguments: argparse.Namespace) -> int:
     (arguments.out / "table.json").write_text(json.dumps(table, indent=1) + "\n")
     say(printed(table))
     say(f"{table['cases']:,} cases in {table['seconds']:g} s, seed {table['seed']}: {len(first)} kinds of findings")
-    if arguments.docs is not None:
-        write_docs(arguments.docs, table)
     return 1 if first or wrong else 0
-
-
-def write_docs(page: Path, table: dict[str, Any]) -> None:
-    """Put the table of a run into a page, between <!-- fuzz: begin --> and <!-- fuzz: end -->."""
-    text = page.read_text()
-    head, begin, rest = text.partition("<!-- fuzz: begin -->\n")
-    _, end, tail = rest.partition("<!-- fuzz: end -->")
-    words = f"\n\nSeed {table['seed']}, {table['cases']:,} cases in {table['seconds']:.0f} s.\n"
-    page.write_text(head + begin + printed(table) + words + end + tail)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,83 @@
+"""The tables of docs/trust.md, from what the last runs left under out/.
+
+python tests/trust.py      after make fuzz, make test-slow and make mutants; a table whose run is missing stays as it is
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "trust.md"
+
+
+def table(head: list[str], rows: list[list[Any]]) -> str:
+    cells = [
+        head,
+        ["---", *("---:" for _ in head[1:])],
+        *([f"{c:,}" if isinstance(c, int) else str(c) for c in r] for r in rows),
+    ]
+    return "\n".join("| " + " | ".join(row) + " |" for row in cells)
+
+
+def fuzz(run: dict[str, Any]) -> str:
+    columns = ["cases", "refused", "read", "findings"]
+    rows = [[name, *(row.get(c, 0) for c in columns)] for name, row in sorted(run["formats"].items())]
+    rows.append(["**all**", *(sum(row[i] for row in rows) for i in range(1, 5))])
+    return (
+        table(["format", *columns], rows) + f"\n\n`make fuzz SEED={run['seed']}`: {run['seconds']:.0f} s on two cores."
+    )
+
+
+def laws(run: dict[str, Any]) -> str:
+    rows = [[r["route"], r["configurations"], r["compared"], f"{r['worst']:.2f}", r["bound"]] for r in run["routes"]]
+    words = (
+        f"`make test-slow`, seed {run['seed']}: {run['configurations']:,} random configurations, {run['compared']:,} numbers against"
+        f" brute-force refits in long doubles, {len(run['disagreements'])} beyond the bound of their route"
+        f" ({run['left to rounding']:,} further draws left nothing to compare: rounding hides their leave-one-out)."
+    )
+    return words + "\n\n" + table(["route", "configurations", "numbers", "worst share of the bound", "bound"], rows)
+
+
+def mutants(run: dict[str, Any]) -> str:
+    names = ["mutants", "caught", "caught_by_time", "equivalent", "survived"]
+    words = (
+        f"`make mutants SEED={run['seed']}`: {run['share']:.1%} caught or marked as equivalent, {run['seconds']:.0f} s."
+    )
+    return table([n.replace("_", " ") for n in names], [[run[n] for n in names]]) + "\n\n" + words
+
+
+def environments() -> str:
+    source = ast.parse((ROOT / "tests" / "contracts" / "test_environment.py").read_text())
+    names = [n.name for n in source.body if isinstance(n, ast.FunctionDef) and n.name.startswith("test_")]
+    return "\n".join(f"- {name.removeprefix('test_').replace('_', ' ')}" for name in names)
+
+
+def fill(text: str, mark: str, content: str) -> str:
+    head, begin, rest = text.partition(f"<!-- {mark}: begin -->\n")
+    _, end, tail = rest.partition(f"<!-- {mark}: end -->")
+    assert begin, f"{PAGE.name} has no place for {mark}"
+    assert end, f"{PAGE.name} has no place for {mark}"
+    return f"{head}{begin}{content}\n{end}{tail}"
+
+
+def main() -> None:
+    runs: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
+        "fuzz": ("fuzz/table.json", fuzz),
+        "laws": ("trust/leave_one_out.json", laws),
+        "mutants": ("mutants/summary.json", mutants),
+    }
+    text = fill(PAGE.read_text(), "environments", environments())
+    for mark, (name, written) in runs.items():
+        path = ROOT / "out" / name
+        if path.exists():
+            text = fill(text, mark, written(json.loads(path.read_text())))
+    PAGE.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
