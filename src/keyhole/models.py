@@ -767,7 +767,7 @@ def _check_training_sets(estimator: Any, sets: SetBatch | PooledSets) -> None:
     plain = base.is_plain
     refuse_if(sets.dim != estimator.n_features_in_, "a kernel that does not fit the tokens")
     fits = sets.pooling == rule.pooling and sets.each == (plain and rule.query == "each")
-    has_query = estimator.has_query_ or rule.query == "mean"
+    has_query = rule.query == "mean" or (estimator.has_query_ and rule.query == "given")
     if not fits or (not plain and rule.query != "given") or (base.query is not None) != has_query:
         raise ValueError("training sets pooled or queried otherwise than new ones")
 

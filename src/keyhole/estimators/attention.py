@@ -317,11 +317,11 @@ class AttentionClassifier(StreamedClassifier, LabelScores, ClassifierMixin, _Att
 
     def predict_proba(self, X: Any) -> Float[np.ndarray, "n c"]:
         """Return probabilities, calibrated on the leave-one-out scores."""
-        return np.asarray(softmax(self.temperature_ * self._class_scores(X), axis=1))
+        return np.asarray(softmax(self._class_scores(X) * self.temperature_, axis=1))
 
     def predict_log_proba(self, X: Any) -> Float[np.ndarray, "n c"]:
         """Return the logarithms of `predict_proba`, without underflow."""
-        return np.asarray(log_softmax(self.temperature_ * self._class_scores(X), axis=1))
+        return np.asarray(log_softmax(self._class_scores(X) * self.temperature_, axis=1))
 
 
 def _store_coefficients(model: _AttentionModel, fit: LayerFit, single: bool) -> None:
