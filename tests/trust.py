@@ -37,7 +37,7 @@ def laws(run: dict[str, Any]) -> str:
     rows = [[r["route"], r["configurations"], r["compared"], f"{r['worst']:.2f}", r["bound"]] for r in run["routes"]]
     words = (
         f"`make test-slow`, seed {run['seed']}: {run['configurations']:,} random configurations, {run['compared']:,}"
-        f" numbers against brute-force refits in long doubles, {len(run['disagreements'])} beyond the bound of their route"
+        f" numbers against refits in long doubles, {len(run['disagreements'])} beyond the bound of a route"
         f" ({run['left to rounding']:,} further draws left nothing to compare: rounding hides their leave-one-out)."
     )
     return words + "\n\n" + table(["route", "configurations", "numbers", "worst share of the bound", "bound"], rows)
