@@ -12,7 +12,7 @@ run: $(VENV)/.lab  ## redraw every claim of the paper, small: figures, predictio
 
 # one BLAS thread: two of them spin on the small matrices of tests
 test: $(VENV)/.test  ## the tests, doctests of README and docstrings included (under 8 minutes on two cores)
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow"
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
 
 test-slow: $(VENV)/.test  ## the slow statistical runs
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -m slow
