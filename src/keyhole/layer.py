@@ -47,6 +47,17 @@ TOLERANCE = {"float64": 1e-8, "float32": 1e-6}
 """Relative residual asked for: what products of that precision can reach, and more than predictions need."""
 
 
+def _finite(predictions: Float[np.ndarray, "n t"]) -> Float[np.ndarray, "n t"]:
+    """Return predictions, all of them numbers; raise if one has outgrown float64."""
+    wrong = np.flatnonzero(~np.isfinite(predictions).all(axis=1))
+    if len(wrong):
+        raise ValueError(
+            f"predictions must be finite: that of sample {wrong[0]} is {predictions[wrong[0]]} ({len(wrong)} in all). "
+            "Its tokens, or the values of the model, are too large for float64. Scale the tokens, or fit anew."
+        )
+    return predictions
+
+
 @dataclass(frozen=True)
 class FiniteLayer:
     """A layer of M heads, regenerated from their seed as needed.
@@ -77,7 +88,8 @@ class FiniteLayer:
         units = unit_exponent(self.values, axis=(0, 1))
         values = np.ldexp(self.values, -units)
         scores = apply_values(batch, self.heads, values, self.activation, dtype=self.dtype, memory_budget=memory_budget)
-        return np.asarray(np.ldexp(scores.astype(np.float64), units) + self.intercept)
+        with np.errstate(over="ignore"):
+            return _finite(np.ldexp(scores.astype(np.float64), units) + self.intercept)
 
     def _predict_on_device(self, batch: SetBatch, memory_budget: int) -> Float[np.ndarray, "n t"]:
         """The same in blocks of sets."""
@@ -128,7 +140,7 @@ class KernelLayer:
         for rows in blocks(len(batch), block_size(8 * len(self.sets), memory_budget)):
             kernel = attention_kernel(batch[rows], self.sets, self.law, self.activation, memory_budget=memory_budget)
             scores[rows] = kernel @ self.dual
-        return np.asarray(scores + self.intercept)
+        return _finite(scores + self.intercept)
 
     def _predict_on_device(self, batch: SetBatch, memory_budget: int) -> Float[np.ndarray, "n t"]:
         from keyhole._tensors import as_array, to_device

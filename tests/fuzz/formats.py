@@ -322,7 +322,7 @@ def wild_type(rng: Random, depth: int = 0) -> pa.DataType:
     inner = wild_type(rng, depth + 1)
     makers: tuple[Callable[[Any], Any], ...] = (
         pa.list_, pa.large_list, lambda t: pa.list_(t, rng.choice((0, 1, 2, 3))), lambda t: pa.struct([("a", t)]),
-        lambda t: pa.map_(pa.string(), t), pa.list_view, pa.list_, lambda t: pa.run_end_encoded(pa.int32(), t),
+        pa.list_view, pa.list_, lambda t: pa.run_end_encoded(pa.int32(), t),
     )  # fmt: skip
     return rng.choice(makers)(inner)
 

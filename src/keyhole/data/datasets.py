@@ -421,7 +421,7 @@ def load_bags(path: Any, *, bag: str | int = 0, label: str | int = -1, skip: Any
     header = None if any(map(_is_number, rows[0])) else [cell.strip() for cell in rows[0]]
     if header is not None:
         rows = rows[1:]
-    width = len(rows[0]) if rows else 0
+    width = len(header or rows[0])
     for k, row in enumerate(rows):
         if len(row) != width or width < 3:
             raise ValueError(

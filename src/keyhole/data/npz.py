@@ -162,7 +162,10 @@ def npz_table(path: Path, keys: tuple[str, ...] | None, query: tuple[str, ...] |
             )
         columns[query_name] = _rows(found)
     for name in filter(None, targets):
-        columns[name] = pa.array(_target(file[name], name, n))
+        try:
+            columns[name] = pa.array(_target(file[name], name, n))
+        except UnicodeDecodeError as error:
+            raise ValueError(f"array {name!r} must hold text: it does not read ({error}). Save it again.") from None
     split = file["split"] if "split" in file.names else None
     whole = split is not None and split.shape == (n,) and split.dtype.kind in "iu"
     return pa.table(columns), split if whole else None

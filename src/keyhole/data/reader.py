@@ -106,25 +106,27 @@ class _ParquetFile:
     def rows(self, group: int) -> int:
         return int(self.metadata.row_group(group).num_rows)
 
-    def _rows_of_a_batch(self, group: int, columns: list[str]) -> int:
-        """Rows that take `BATCH_BYTES` in memory: a value repeated often takes next to nothing in the file."""
-        info = self.metadata.row_group(group)
-        size = 0
-        for column in map(info.column, range(info.num_columns)):
-            if any(f"{column.path_in_schema}.".startswith(f"{name}.") for name in columns):
-                size += max(column.total_uncompressed_size, 8 * column.num_values)
-        return int(BATCH_BYTES * info.num_rows // max(1, size))
+    def _rows_of_a_batch(self, file: Any, group: int, columns: list[str]) -> int:
+        """Rows that take `BATCH_BYTES` in memory, as the first ones do.
+
+        Sizes in the footer say little, since a value repeated often takes next to nothing in the file; and Arrow ends
+        the process where it is asked for the footer of a column that is damaged.
+        """
+        first = next(file.iter_batches(PROBED_ROWS, row_groups=[group], columns=columns, use_threads=False), None)
+        if first is None or first.num_rows == 0:
+            return 1
+        return int(BATCH_BYTES * first.num_rows // max(1, validated(first, self.path).nbytes))
 
     def read(self, group: int, columns: list[str], batch_size: int | None) -> Iterator[tuple[Any, int]]:
         """Record batches of one row group, each with its first row."""
         expected = self.rows(group)
-        size = self._rows_of_a_batch(group, columns) if batch_size is None else batch_size
         seen = 0
         with ExitStack() as stack:
             with reading(self.path):
                 file = stack.enter_context(pq.ParquetFile(self.path, memory_map=True, metadata=self.metadata))
-                # without threads of its own: the arithmetic has them
+                size = self._rows_of_a_batch(file, group, columns) if batch_size is None else batch_size
                 size = min(max(1, size), max(1, expected))
+                # without threads of its own: the arithmetic has them
                 batches = file.iter_batches(size, row_groups=[group], columns=columns, use_threads=False)
             while True:
                 with reading(self.path):
@@ -511,6 +513,8 @@ class ParquetSets:
         for number in range(self.start, self.stop):
             tables = self._tables(number, self.layout.target, self.batch_size)
             found += [np.unique(labels(t.column(0), self.layout.target[0], place)) for t, place in tables]
+        if not found:
+            raise SchemaError(f"labels are read from rows: {self.paths[0].name!r} has none.")
         return np.unique(np.concatenate(found))
 
     def __repr__(self) -> str:
@@ -575,3 +579,7 @@ def read_table(
         )
     source = ParquetSets(path, keys=keys, query=query, target=target, set_id=set_id, missing=missing, dim=dim)
     return source.whole()
+
+
+PROBED_ROWS = 256
+"""Rows whose size in memory stands for that of the others."""

@@ -95,6 +95,10 @@ OURS = re.compile(r"part-\d{8}\.parquet|(part-\d{8}|joined|job)\.\d+\.draft|job\
 """Names of what we put into the folder of parts: nothing else in it is ever removed."""
 
 
+PREDICTED = ("prediction", "probability_")
+"""How columns begin that a model made."""
+
+
 class PartedFile:
     """Parts in a folder beside the file, joined when all are there; parts made earlier by the same job are kept.
 
@@ -256,7 +260,11 @@ class PartedFile:
                 table = pq.read_table(part, page_checksum_verification=True)
             if schema is not None and table.schema != schema:
                 raise ValueError(f"parts must have the same columns: {part.name!r} has other columns than the first.")
-            return validated(table, part)
+            for name, column in zip(table.column_names, validated(table, part).columns, strict=True):
+                ours = name.startswith(PREDICTED) and pa.types.is_floating(column.type)
+                if ours and not np.isfinite(column.to_numpy()).all():
+                    raise ValueError(f"predictions are finite: column {name!r} of {part.name!r} is not.")
+            return table
         except ValueError as error:
             part.unlink(missing_ok=True)
             raise ValueError(f"{error} This part was removed: run the same command to make it again.") from None
