@@ -440,6 +440,7 @@ def minimise(
     design: Design,
     start: Float[np.ndarray, "p t"],
     *,
+    dual: Samples | None = None,
     tol: float,
     max_iter: int,
     dtype: np.dtype,
@@ -447,12 +448,13 @@ def minimise(
 ) -> Solution:
     """Minimise the risk from ``start``, projected onto the ball, until the certified relative gap is at most ``tol``.
 
-    Iterations are in ``dtype``, certificates in float64. The columns at hand are copied if that takes no more than
+    ``dual`` (n, t) is a dual point to start from, the gradient of the loss at ``start`` if None. Iterations are in
+    ``dtype``, certificates in float64. The columns at hand are copied if that takes no more than
     ``memory_budget`` bytes, and streamed from the design otherwise.
     """
     start = problem.ball.project(problem.grouped(start)).reshape(start.shape)
     constant, null, floor = null_model(problem)
-    best = certify(problem, design, start, None, constant)
+    best = certify(problem, design, start, dual, constant)
     working = WorkingSet(problem, design, dtype, memory_budget)
     values, curvature, width = start, 0.0, FIRST_WIDTH * max(null, floor)
     spare, expected, n_iter, idle, exhausted = SPARE_GROUPS, SHORT_STAGE, 0, 0, False
