@@ -99,9 +99,12 @@ def newton_start(
         kept = norms * threshold >= norms.sum() * (threshold - whole.scores)
         values = (grouped * kept[:, None]).reshape(point.values.shape)
         best = certify(problem, design, values, dual, constant)
-        if best.gap <= tol * max(best.objective, floor) or n_iter >= max_iter:
+        if best.gap <= tol * max(best.objective, floor):
+            return values, dual, n_iter
+        if n_iter >= max_iter:
             break
-    return values, dual, n_iter
+    # where the ball hardly binds no group is ruled out
+    return point.values if whole.gap < best.gap else values, dual, n_iter
 
 
 class CentralPath:
