@@ -451,6 +451,8 @@ class Layout:
 
     def _with_width(self, schema: pa.Schema, head: Any, source: str) -> Layout:
         """The same with the coordinates of a token, where lists do not say and all of a batch may be empty."""
+        if not self.keys:
+            raise SchemaError(f"keys must be in some column: none is left for them in {source}. Name them with `keys`.")
         name, kind = self.keys[0], schema.field(self.keys[0]).type
         if self.dim is not None or self.set_id is not None or len(self.keys) > 1:
             return self

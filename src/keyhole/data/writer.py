@@ -258,6 +258,9 @@ class PartedFile:
         try:
             with reading(part):
                 table = pq.read_table(part, page_checksum_verification=True)
+                rows = pq.read_metadata(part).num_rows
+            if table.num_rows != rows:
+                raise ValueError(f"a part has the rows it says: {part.name!r} has {table.num_rows} of {rows}.")
             if schema is not None and table.schema != schema:
                 raise ValueError(f"parts must have the same columns: {part.name!r} has other columns than the first.")
             for name, column in zip(table.column_names, validated(table, part).columns, strict=True):

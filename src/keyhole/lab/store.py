@@ -87,7 +87,7 @@ class Store:
     def _in_words(self) -> Iterator[None]:
         try:
             yield
-        except (sqlite3.Error, OverflowError) as error:
+        except (sqlite3.Error, OverflowError, UnicodeDecodeError) as error:
             raise self._error(f"{error!s:.200}") from error
 
     def __enter__(self) -> Store:
