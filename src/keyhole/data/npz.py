@@ -225,4 +225,4 @@ def _target(array: np.ndarray, name: str, n: int) -> np.ndarray:
             f"target {name!r} must have one number or text per set: got {array.dtype} of shape "
             f"{array.shape} for {n} sets."
         )
-    return array
+    return array.astype(array.dtype.newbyteorder("="))  # Arrow knows one order of bytes
