@@ -19,7 +19,7 @@ def table(head: list[str], rows: list[list[Any]]) -> str:
     cells = [
         head,
         ["---", *("---:" for _ in head[1:])],
-        *([f"{c:,}" if isinstance(c, int) else str(c) for c in r] for r in rows),
+        *([f"{c:,}" if isinstance(c, int) else str(c).replace("|", r"\|") for c in r] for r in rows),
     ]
     return "\n".join("| " + " | ".join(row) + " |" for row in cells)
 
