@@ -362,6 +362,18 @@ def test_a_folder_that_is_not_ours_is_left_alone(note, overwrite, tmp_path):
     assert (folder / "thesis.txt").read_text() == "precious"
 
 
+def test_a_run_that_another_one_overtook_refuses_and_leaves_no_folder(tmp_path):
+    """Both looked before either wrote: the second finds the output there once the folder is its own."""
+    out, table = tmp_path / "o.parquet", predictions_table({"prediction": np.arange(3.0)})
+    first, second = (PartedFile(out, {"model": "a"}) for _ in range(2))
+    with first as file:
+        file.write(0, table)
+        file.join([0])
+    with pytest.raises(FileExistsError, match="--overwrite"), second:
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["o.parquet"]
+
+
 def test_what_others_put_among_parts_stays(tmp_path):
     out = tmp_path / "o.parquet"
     with PartedFile(out, {"model": "a"}) as file:

@@ -133,12 +133,15 @@ class PartedFile:
         except OSError as error:
             raise OSError(f"{self.folder} cannot be written: {error.strerror}. Choose another place.") from None
         try:
-            if self._refuse_another_job() != self.job:  # again: it may have changed before it was ours
+            self._refuse_to_replace()  # again, both: another run may have ended before the folder was ours
+            if self._refuse_another_job() != self.job:
                 self._clear()
                 note = {"made by": MAKER, "job": self.job}
                 with self._draft(self.folder / "job.json") as draft:
                     draft.write_text(json.dumps(note, indent=1, sort_keys=True), encoding="utf-8")
         except BaseException:
+            if os.listdir(self.folder) == ["lock"]:
+                self._remove()
             self.__exit__()
             raise
         return self
@@ -194,6 +197,11 @@ class PartedFile:
         for name in sorted(ours, key=lambda name: (name == "lock", name == "job.json")):
             (self.folder / name).unlink(missing_ok=True)
 
+    def _remove(self) -> None:
+        self._clear(keep=())
+        with contextlib.suppress(OSError):  # somebody put something into it: that stays
+            self.folder.rmdir()
+
     @contextmanager
     def _draft(self, name: Path, target: Path | None = None) -> Iterator[Path]:
         """A file to write that takes its name once it is complete, and leaves nothing if it cannot be."""
@@ -247,9 +255,7 @@ class PartedFile:
                 rows += table.num_rows
             if writer is None:
                 raise ValueError("there are no parts to join: the input has no rows.")
-        self._clear(keep=())
-        with contextlib.suppress(OSError):  # somebody put something into it: that stays
-            self.folder.rmdir()
+        self._remove()
         return rows
 
     def _read(self, number: int, schema: Any) -> Any:
