@@ -24,6 +24,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from keyhole._checks import check_count, check_finite
+from keyhole.ridge.calibration import PathLosses
 
 EPS = float(np.finfo(np.float64).eps)
 """Unit of rounding of float64, the reference precision."""
@@ -88,7 +89,8 @@ class RidgeFit:
     errors : array (a,)
         Weighted mean squared error of each, averaged over outputs; infinite where rounding forbids a judgement.
     best : int
-        Position of the penalty used: that of least error, the largest among equals, or the only one.
+        Position of the penalty used: that of least error, or of least log-loss where there are ``log_losses``; the
+        largest among equals, or the only one.
     coef : array (n, t) or (p, t)
         From a Gram matrix, the dual coefficients a of f(x) = Σ_i a_i K(x, x_i) + b, so that v = Φᵀa; from a
         design, the values v themselves.
@@ -107,6 +109,8 @@ class RidgeFit:
     residual, n_iter : float and int
         Of an iterative solve: fitted values are off, in root mean square, by at most ``residual`` of the standard
         deviation of y. Zero otherwise.
+    log_losses : array (a,) or None
+        Of classes: the weighted mean log-loss of left-out scores at the temperature that suits each penalty best.
     factor : Route or None
         The factorisation (n² or p² numbers), if it was asked to be kept: it solves for any penalty of ``alphas``.
     """
@@ -122,6 +126,7 @@ class RidgeFit:
     floor: float = 0.0
     residual: float = 0.0
     n_iter: int = 0
+    log_losses: Float[np.ndarray, " a"] | None = None
     factor: Route | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -169,6 +174,8 @@ class RidgeProblem:
     fit_intercept : bool
     groups : array (n,) or None
         Samples of one number are left out together.
+    criterion : "squared_error" or "log_loss"
+        What the penalty is chosen by. For the log-loss, y are ±1 columns of classes, or positive multiples of them.
     y_mean : array (t,)
         Weighted mean of y; zero without an intercept.
     centred : array (n, t)
@@ -180,6 +187,7 @@ class RidgeProblem:
     alphas: Float[np.ndarray, " a"] | None
     fit_intercept: bool
     groups: Int[np.ndarray, " n"] | None = field(repr=False)
+    criterion: str
     y_mean: Float[np.ndarray, " t"]
     centred: Float[np.ndarray, "n t"] = field(repr=False)
 
@@ -192,6 +200,7 @@ class RidgeProblem:
         fit_intercept: bool = True,
         weights: Float[np.ndarray, " n"] | None = None,
         groups: Int[np.ndarray, " n"] | None = None,
+        criterion: str = "squared_error",
     ) -> RidgeProblem:
         """Check everything, and take the mean off the outputs if there is an intercept."""
         if y.size == 0:
@@ -206,7 +215,7 @@ class RidgeProblem:
         left = np.asarray(y - mean, dtype=np.float64)
         if fit_intercept:
             left[:, np.abs(left).max(axis=0) <= 4 * EPS * np.abs(mean)] = 0.0
-        return cls(y, w, grid, fit_intercept, groups, mean, left)
+        return cls(y, w, grid, fit_intercept, groups, criterion, mean, left)
 
     @cached_property
     def roots(self) -> Float[np.ndarray, " n"]:
@@ -235,15 +244,17 @@ class RidgeProblem:
         """Judge the penalties of a route by what it leaves out, choose, and solve. One alone needs no judgement."""
         alphas = route.alphas
         totals = np.zeros((len(alphas), self.y.shape[1]))
+        judged = PathLosses(self.y, self.weights, len(alphas)) if self.criterion == "log_loss" else None
         for penalties, rows, left_out in route.left_out():
             totals[penalties] += [self.weights[rows] @ np.square(part) for part in left_out]
+            if judged is not None:
+                judged.put(penalties, rows, left_out)
         errors = totals.mean(axis=1) / self.weights.sum()
-        best = choose(alphas, errors, self.resolution(route.rounding))
+        losses = None if judged is None else judged.losses()
+        best = choose(alphas, errors, self.resolution(route.rounding)) if losses is None else choose(alphas, losses)
         selection = "loo" if self.groups is None else "groups"
-        factor = route if keep_factor else None
-        return RidgeFit(
-            alphas, errors, best, *route.solve(best), route.name, selection, floor=route.floor, factor=factor
-        )
+        known: dict[str, Any] = {"log_losses": losses, "factor": route if keep_factor else None}
+        return RidgeFit(alphas, errors, best, *route.solve(best), route.name, selection, floor=route.floor, **known)
 
 
 def numerical_floor(scale: float, n: int, rounding: float = EPS) -> float:
