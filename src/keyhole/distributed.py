@@ -24,11 +24,8 @@ from keyhole.estimators.streaming import forget_stream, gathered
 from keyhole.ridge.design import PrincipalAxes
 from keyhole.streaming import LayerRecipe, LayerSums, merge
 
-FAN_IN = 4
-"""Sums that one task adds."""
-
-RETRIES = 3
-"""Times that a task is tried again, on whatever worker is left."""
+FAN_IN = 4  # sums that one task adds
+RETRIES = 3  # times that a task is tried again, on whatever worker is left
 
 
 def fit_dask(

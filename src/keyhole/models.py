@@ -109,26 +109,11 @@ def refuse_if(wrong: Any, words: str) -> None:
 
 @dataclass(frozen=True)
 class Schema:
-    """The input of a model.
+    """The input of a model: dimension and names of tokens, whether sets have a query, and how its table was read.
 
-    Attributes
-    ----------
-    dim : int
-        Token dimension d.
-    has_query : bool
-        Whether sets come with a query.
-    names : tuple of str
-        Names of the d coordinates of a token; empty if they have none.
-    target : str
-        Name of the target; empty if it has none.
-    columns : tuple of (str, value)
-        How a table was read: the options of `read_table`, each a name, a tuple of names, or a number.
+    ``columns`` are the options of `read_table`, each a name, a tuple of names, or a number.
 
-    Examples
-    --------
-    >>> import numpy as np
     >>> schema = Schema(2, False, ("x", "y"))
-    >>> schema.check(SetBatch(np.zeros((5, 3, 2))), ("x", "y"))
     >>> schema.check(SetBatch(np.zeros((5, 3, 2))), ("y", "x"))
     Traceback (most recent call last):
         ...
@@ -174,8 +159,7 @@ RECORDS: dict[str, type] = {
 UNSAVED = {"LearnedHeads": {"callback"}, "FiniteLayer": {"device"}, "KernelLayer": {"device", "dtype"}}
 """What is not in a file: functions, which are no data; and devices, which the reader may not have: NumPy predicts."""
 PRECISIONS = ("float64", "float32")
-CHOICES = ("zero-mean", "identity", "learned")
-"""What a fitted law was chosen as."""
+CHOICES = ("zero-mean", "identity", "learned")  # what a fitted law was chosen as
 MOST_HEADS = 10**9
 LARGEST_RANK = 2**20
 MOST_PADDING = 2**26
@@ -516,10 +500,8 @@ ESTIMATORS: dict[str, type] = {
     kind.__name__: kind
     for kind in (AttentionRegressor, AttentionClassifier, AttentionFeatures, NormBallRegressor, NormBallClassifier)
 }
-_NOTE = re.compile(r"[a-z][a-z0-9_]{0,60}_|_single")
-"""Names of fitted attributes."""
-LARGEST_TRIAL = 4_000_000
-"""Entries of a head drawn while loading."""
+_NOTE = re.compile(r"[a-z][a-z0-9_]{0,60}_|_single")  # names of fitted attributes
+LARGEST_TRIAL = 4_000_000  # entries of a head drawn while loading
 _BUILT = {"layer_", "values_", "heads_", "dual_coef_", "active_heads_"}
 """Attributes that are parts of the layer: stored once, as the layer."""
 

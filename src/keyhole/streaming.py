@@ -20,8 +20,7 @@ from keyhole.data.tokens import TokenRule
 from keyhole.layer import FiniteLayer, LayerFit
 from keyhole.ridge.design import DesignMoments, PrincipalAxes
 
-BLOCK = 2**27
-"""Bytes of a block of features: enough rows that the symmetric update runs at full speed, and no more."""
+BLOCK = 2**27  # bytes of a block of features: enough rows that the symmetric update runs at full speed, and no more
 
 
 @dataclass(frozen=True)
@@ -90,29 +89,16 @@ class LayerSums:
 class LayerRecipe:
     """How samples become features: small enough to send anywhere, because heads are a seed and not arrays.
 
-    Attributes
-    ----------
-    heads : HeadDraw
-    rule : TokenRule
-    n_outputs : int
-    n_kept : int
-        Samples to keep for calibration.
-    activation, dtype : str
-    fit_intercept : bool
-    memory_budget : int
-        Bound in bytes on temporaries other than p × p matrices.
+    ``n_kept`` samples are kept for calibration; ``memory_budget`` bounds temporaries other than p × p matrices, in
+    bytes.
 
-    Examples
-    --------
     >>> import keyhole as kh
     >>> batch = kh.targets.sphere_sets(60, n_keys=4, dim=3, seed=0)
     >>> y = kh.targets.TokenPower(2, 3)(batch)[:, None]
     >>> recipe = LayerRecipe(HeadDraw(kh.GaussianHeads(), 5, 3, seed=0), TokenRule("none", "given", "mean"), 1)
     >>> sums = recipe.summarise(batch[:20], y[:20]) + recipe.summarise(batch[20:], y[20:])
-    >>> sums.moments.count
-    60
-    >>> recipe.fit(PrincipalAxes.of(sums.moments), None).ridge.selection
-    'gcv'
+    >>> sums.moments.count, recipe.fit(PrincipalAxes.of(sums.moments), None).ridge.selection
+    (60, 'gcv')
     """
 
     heads: HeadDraw

@@ -33,23 +33,12 @@ from keyhole.ball.losses import Outputs, Samples
 from keyhole.ball.projection import group_norms
 from keyhole.ball.solver import BallRisk, certify, null_model
 
-LARGEST_SYSTEM = 256
-"""Unknowns up to which a Newton step is cheap beside the gradient steps it replaces."""
-
-LARGEST_STEP = 10**8
-"""And flops of one step."""
-
-SHRINK = 0.1
-"""From one μ to the next."""
-
-CENTRED = 0.1
-"""Squared Newton decrement, in units of μ, at which the next μ is due."""
-
-FINELY_CENTRED = 1e-6
-"""The same at the last μ, where the dual point is taken."""
-
-AIM = 0.3
-"""Share of the gap asked for at which the path ends: the rest is for pruning."""
+LARGEST_SYSTEM = 256  # unknowns up to which a Newton step is cheap beside the gradient steps it replaces
+LARGEST_STEP = 10**8  # and flops of one step
+SHRINK = 0.1  # from one μ to the next
+CENTRED = 0.1  # squared Newton decrement, in units of μ, at which the next μ is due
+FINELY_CENTRED = 1e-6  # the same at the last μ, where the dual point is taken
+AIM = 0.3  # share of the gap asked for at which the path ends: the rest is for pruning
 
 STEPS_PER_STAGE = 30
 
@@ -108,17 +97,10 @@ def newton_start(
 
 
 class CentralPath:
-    """The barrier problem on a dense design, and Newton's method on it.
+    """The barrier problem on a dense design (n, p), and Newton's method on it.
 
-    Parameters
-    ----------
-    problem : BallRisk
-        Its radii K and R are positive; one of them may be infinite.
-    design : array (n, p)
-    intercept : array (t,)
-        The best one without values, where the path begins.
-    null : float
-        Its loss: the first gap.
+    Its radii K and R are positive; one of them may be infinite. The path begins at the best ``intercept`` without
+    values, whose loss ``null`` is the first gap.
     """
 
     def __init__(

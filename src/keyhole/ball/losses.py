@@ -10,8 +10,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy.special import entr, expit
 
-BISECTION_STEPS = 200
-"""Guarded Newton steps; bisection alone needs about 60 once both ends are known."""
+BISECTION_STEPS = 200  # guarded Newton steps; bisection alone needs about 60 once both ends are known
 
 
 def monotone_roots(
@@ -80,15 +79,8 @@ class Loss(ABC):
     """A convex loss ℓ(y, z) of a prediction z.
 
     Its conjugate is ℓ*(y, a) = max_z <a, z> − ℓ(y, z). Every loss here has a = 0 in the domain of its
-    conjugate, because ℓ is bounded below: a dual point may always be shrunk.
-
-    Attributes
-    ----------
-    lipschitz : float
-        Largest length of the gradient: of each output for a loss of one number, of all together for the
-        multinomial one. Infinite for the squared loss.
-    smoothness : float
-        Lipschitz constant of the gradient; inf where the loss has a kink.
+    conjugate, because ℓ is bounded below: a dual point may always be shrunk. ``lipschitz`` is the largest length of the
+    gradient (of each output; of all together for the multinomial loss), ``smoothness`` the Lipschitz constant of it.
     """
 
     name: str
@@ -424,11 +416,8 @@ class Smoothed(ScalarLoss):
         return self.base.conjugate(y, dual) + 0.5 * self.width * np.square(dual - self.centre).sum(axis=1)
 
 
-NEAR = 1e-12
-"""A predicted fall of the loss that the loss itself, with its 16 digits, can no longer show."""
-
-NEWTON_STEPS = 100
-"""Newton steps for the intercepts; a warm start needs two or three."""
+NEAR = 1e-12  # a predicted fall of the loss that the loss itself, with its 16 digits, can no longer show
+NEWTON_STEPS = 100  # Newton steps for the intercepts; a warm start needs two or three
 
 
 class Multinomial(Loss):

@@ -100,8 +100,7 @@ def certify(
     return GapCertificate(objective, lower, max(objective - lower, 0.0), intercept, dual, scores)
 
 
-RELAX = 0.95
-"""The step grows by 1/RELAX an iteration: a failed test costs one product, a timid step many iterations."""
+RELAX = 0.95  # the step grows by 1/RELAX an iteration: a failed test costs one product, a timid step many iterations
 
 
 class AcceleratedDescent:
@@ -195,20 +194,11 @@ class AcceleratedDescent:
         return self.problem.loss.smoothness * bend / size or 1.0
 
 
-CHECK_EVERY = 5
-"""Iterations between two looks at the gap, which cost O(n log n + m log m) and no product."""
-
-PATIENCE = 50
-"""Looks without a gap 1 % below the best one before a descent gives up: rounding has the last word."""
-
-IDLE_MOVES = 5
-"""Moves of the centre in a row without a gap 1 % smaller before a descent gives up."""
-
-FIRST_WIDTH = 0.3
-"""First smoothing width, in units of the loss of the best constant: the scale of the residuals."""
-
-NARROWER = 0.3
-"""The width shrinks by this factor when moving the centre did not bring the gap below 0.3 of what it was."""
+CHECK_EVERY = 5  # iterations between two looks at the gap, which cost O(n log n + m log m) and no product
+PATIENCE = 50  # looks without a gap 1 % below the best one before a descent gives up: rounding has the last word
+IDLE_MOVES = 5  # moves of the centre in a row without a gap 1 % smaller before a descent gives up
+FIRST_WIDTH = 0.3  # first smoothing width, in units of the loss of the best constant: the scale of the residuals
+NARROWER = 0.3  # the width shrinks by this factor when moving the centre did not bring the gap below 0.3 of what it was
 
 
 @dataclass(frozen=True)
@@ -357,20 +347,11 @@ OBJECTIVE_FLOOR = 1e-3
 ROUNDING_FLOOR = 1e-12
 """And never to less than this share of the loss at zero: constant targets are fitted to rounding only."""
 
-STAGE = 0.1
-"""A stage aims at this share of the certified gap: more would be spent on a working set that may be wrong."""
-
-SPARE_GROUPS = 10
-"""Groups added to those predicted active, doubled when the prediction was too small."""
-
-COPYING = 12.0
-"""What copying columns costs, in iterations on them: about 20 into fresh memory, 2 into used memory."""
-
-SHORT_STAGE = 10
-"""Iterations that a first stage is expected to take; a later one is expected to be like the one before."""
-
-IDLE_STAGES = 2
-"""Stages in a row on the same groups, without a gap 1 % smaller, before a fit gives up: it is rounding."""
+STAGE = 0.1  # a stage aims at this share of the certified gap: more would be spent on a working set that may be wrong
+SPARE_GROUPS = 10  # groups added to those predicted active, doubled when the prediction was too small
+COPYING = 12.0  # what copying columns costs, in iterations on them: about 20 into fresh memory, 2 into used memory
+SHORT_STAGE = 10  # iterations that a first stage is expected to take; a later one is expected to be like the one before
+IDLE_STAGES = 2  # stages in a row on the same groups, without a gap 1 % smaller, before a fit gives up: it is rounding
 
 WORTH_SHRINKING = 0.7
 """Share of the columns at hand below which a smaller working set is worth a copy and the loss of momentum."""

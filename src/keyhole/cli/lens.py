@@ -19,8 +19,7 @@ DATA is a table of sets (Parquet, Arrow, CSV with one row per token, npz), or a 
 Fits learners on pooled input and attention layers side by side within a time budget, and says in plain words whether
 attention pays, whether the query matters, and whether more data or more heads would help.
 """
-REPORT_SECONDS = 9.0
-"""What it takes to draw the charts, with some to spare."""
+REPORT_SECONDS = 9.0  # what it takes to draw the charts, with some to spare
 
 
 @app.command(help=_HELP)

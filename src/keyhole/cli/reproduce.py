@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from keyhole.lab.store import Store
 
 
-LINE_SECONDS = 10.0
-"""Between two lines of progress where there is no terminal."""
+LINE_SECONDS = 10.0  # between two lines of progress where there is no terminal
 
 
 @app.command()

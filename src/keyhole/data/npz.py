@@ -14,8 +14,7 @@ import numpy as np
 
 GROWTH, TIMES = 2**27, 20
 """Arrays of a file may take 128 MiB and twenty times its size together: deflated zeros claim a thousand times."""
-LONGEST_HEADER = 10_000
-"""Bytes; NumPy's own limit, which it looks at after reading."""
+LONGEST_HEADER = 10_000  # bytes; NumPy's own limit, which it looks at after reading
 
 
 UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, UnicodeDecodeError)

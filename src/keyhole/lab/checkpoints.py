@@ -15,8 +15,7 @@ from jaxtyping import Float
 
 from keyhole._checks import check_count, check_finite
 
-LARGEST_HEADER = 100_000_000
-"""Bytes; the format's own limit."""
+LARGEST_HEADER = 100_000_000  # bytes; the format's own limit
 _SIZES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "C64": 8, "BOOL": 1,
     "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1,
@@ -221,11 +220,8 @@ class Checkpoint:
     def layers(self, *, fold_norm: bool = True) -> Iterator[Layer]:
         """Read layer by layer.
 
-        Parameters
-        ----------
-        fold_norm : bool
-            Multiply the weights by the scale γ of the layer norm that attention's input comes from, where there is one:
-            W → diag(γ) W diag(γ), which then acts on tokens of equal scale in every coordinate.
+        With ``fold_norm`` weights are multiplied by the scale γ of the layer norm that attention's input comes from,
+        where there is one: W → diag(γ) W diag(γ), which then acts on tokens of equal scale in every coordinate.
         """
         for place, label in zip(self._places, self.labels, strict=True):
             query, key = self._weights(place)
@@ -298,19 +294,9 @@ class Checkpoint:
 
 
 def open_checkpoint(path: Path, n_heads: int | None = None) -> Checkpoint:
-    """Open a checkpoint: a safetensors file, or a folder with one or with the index of several.
+    """Open a checkpoint: a safetensors file, or a folder with one or with the index of several. Headers only are read.
 
-    Parameters
-    ----------
-    path : Path
-        The file or folder. A config.json beside the weights says how many heads there are.
-    n_heads : int, optional
-        Heads per layer, where config.json is missing or silent.
-
-    Returns
-    -------
-    Checkpoint
-        Nothing but headers has been read.
+    A config.json beside the weights says how many heads a layer has; ``n_heads`` where it is missing or silent.
     """
     path = Path(path)
     files = _tensor_files(path)
@@ -447,33 +433,13 @@ class ModelLean:
 
 
 def lean_of_layer(query: Float[np.ndarray, "h r d"], key: Float[np.ndarray, "g r d"], label: str = "") -> LayerLean:
-    """Measure the heads of a layer.
+    """Measure the heads of a layer, W_h = query[h]ᵀ key[h]; a key may serve several neighbouring heads.
 
-    Parameters
-    ----------
-    query : array (heads, r, d)
-        Query weights of every head, so that W_h = query[h]ᵀ key[h].
-    key : array (groups, r, d)
-        Key weights; where there are fewer than heads (grouped queries), each serves heads/groups neighbouring heads.
-    label : str
-        Name of the layer.
+    `symmetric_share` is the identity's part of the symmetric half of W, (tr W)²/(d |(W + Wᵀ)/2|²). A head whose W is
+    zero leans nowhere: its figures are 0. W is not formed per head: tr W = <Q, K>, |W|² = <QQᵀ, KKᵀ> and tr W² = <KQᵀ,
+    (KQᵀ)ᵀ> need r × r products; the layer's sum of heads is one d × d matrix. Cost O(h r d (r + d)).
 
-    Returns
-    -------
-    LayerLean
-        With z per head and for the layer. `symmetric_share` is the identity's part of the symmetric half of W,
-        (tr W)²/(d |(W + Wᵀ)/2|²). A head whose W is zero leans nowhere: its figures are 0.
-
-    Notes
-    -----
-    W is not formed per head: tr W = <Q, K>, |W|² = <QQᵀ, KKᵀ> and tr W² = <KQᵀ, (KQᵀ)ᵀ> need r × r products. The
-    layer's sum of heads is one d × d matrix. Cost O(h r d (r + d)).
-
-    Examples
-    --------
-    Eight coordinates, and a head that compares the first four of them:
-
-    >>> projection = np.eye(4, 8)[None]
+    >>> projection = np.eye(4, 8)[None]         # eight coordinates, and a head that compares the first four of them
     >>> lean = lean_of_layer(projection, projection)
     >>> float(lean.z[0].round(6)), float(lean.alignment[0].round(6))
     (5.656854, 1.0)

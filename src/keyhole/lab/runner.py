@@ -26,11 +26,8 @@ from keyhole.lab.cells import Cell
 from keyhole.lab.jobs import Done, Job, compute, group
 from keyhole.lab.store import Store
 
-CONNECT_SECONDS = 5.0
-"""How long a scheduler may take to pick up."""
-
-POLL_SECONDS = 0.25
-"""How often the store is asked for news."""
+CONNECT_SECONDS = 5.0  # how long a scheduler may take to pick up
+POLL_SECONDS = 0.25  # how often the store is asked for news
 
 SINGLE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
 """One thread for every library in a worker: the cores are shared out between jobs."""
@@ -46,8 +43,7 @@ class Plan:
 
     cells: tuple[Cell, ...]
     missing: frozenset[Cell]
-    jobs: tuple[Job, ...]
-    """Longest first; a job has all its cells, done or not."""
+    jobs: tuple[Job, ...]  # longest first; a job has all its cells, done or not
 
     @classmethod
     def of(cls, cells: Collection[Cell], store: Store) -> Plan:

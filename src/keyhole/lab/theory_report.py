@@ -36,13 +36,11 @@ class TheoryQuestion:
     ridge: float = 1e-5
     noise: float = 0.0
     model: str = "both"
-    error: float | None = None
-    """Squared error for the samples and heads needed; a tenth of Var f* if not given."""
+    error: float | None = None  # squared error for the samples and heads needed; a tenth of Var f* if not given
     delta: float = 0.05
     constant: float = 1.0
     levels: int = 8
-    time_limit: float = 20.0
-    """Seconds that the harmonic parts of the target may take, by estimate."""
+    time_limit: float = 20.0  # seconds that the harmonic parts of the target may take, by estimate
 
     def describe(self) -> str:
         """Return the settings in a line."""

@@ -18,11 +18,8 @@ from keyhole._array import MEMORY_BUDGET, blocks
 from keyhole.ridge.gram import Weighing, path_route
 from keyhole.ridge.problem import RidgeFit, RidgeProblem, Solution, leave_one_out, numerical_floor
 
-SIDE = 2048
-"""Rows of a tile."""
-
-_LANCZOS = 80
-"""Steps towards the largest eigenvalue."""
+SIDE = 2048  # rows of a tile
+_LANCZOS = 80  # steps towards the largest eigenvalue
 
 
 def ridge_device(
@@ -86,19 +83,7 @@ class DeviceRoute:
 
 @dataclass(frozen=True)
 class DeviceRidge:
-    """H S K S H on a device, as `weigh_gram` makes it, and how it was made.
-
-    Attributes
-    ----------
-    matrix : tensor (n, n)
-        float64, both triangles; with an intercept, row and column 0 are zero.
-    y : tensor (n, t)
-        S (y − ȳ).
-    normal : tensor (n,) or None
-        Unit vector of the reflection.
-    weighing : Weighing
-        The same for the host.
-    """
+    """H S K S H on a device, as `weigh_gram` makes it: both triangles, in float64; S (y − ȳ); and how it was made."""
 
     matrix: torch.Tensor
     y: torch.Tensor

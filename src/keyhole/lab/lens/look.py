@@ -41,10 +41,8 @@ class LensProblem:
     sets: SetBatch | SetGroups
     columns: Float[np.ndarray, "n t"] = field(repr=False)
     """Regression: the target, centred and of unit variance. Classification: ±1 per class, one column for two."""
-    labels: Int[np.ndarray, " n"] | None = field(repr=False)
-    """Classes by number."""
-    folds: tuple[tuple[np.ndarray, np.ndarray], ...] = field(repr=False)
-    """Row numbers to train on and to test on."""
+    labels: Int[np.ndarray, " n"] | None = field(repr=False)  # classes by number
+    folds: tuple[tuple[np.ndarray, np.ndarray], ...] = field(repr=False)  # row numbers to train on and to test on
 
     def __len__(self) -> int:
         return len(self.columns)
@@ -226,11 +224,9 @@ def spectrum_of(m: Measured, gram: np.ndarray, columns: np.ndarray) -> TargetLoa
     )
 
 
-MOST = 300
-"""Samples that choices are made on."""
+MOST = 300  # samples that choices are made on
 MOST_TOKENS = 8000
-SIZES = (2000, 1500, 1200, 1000, 800, 600, 500, 400, 300, 200, 150, 100)
-"""Numbers of samples to fall back to."""
+SIZES = (2000, 1500, 1200, 1000, 800, 600, 500, 400, 300, 200, 150, 100)  # numbers of samples to fall back to
 STRENGTHS = (1.0, 3.0, 10.0)
 PILOT_HEADS = 64
 
@@ -239,13 +235,10 @@ PILOT_HEADS = 64
 class Costs:
     """Seconds of the steps, measured on a small part and scaled up."""
 
-    pair: float = 0.0
-    """Of the kernel of zero-mean heads, per pair of tokens."""
+    pair: float = 0.0  # of the kernel of zero-mean heads, per pair of tokens
     biased_pair: float = 0.0
-    token_head: float = 0.0
-    """Of features, per token, head and coordinate."""
-    solve: float = 0.0
-    """Of a ridge path, per n²."""
+    token_head: float = 0.0  # of features, per token, head and coordinate
+    solve: float = 0.0  # of a ridge path, per n²
     notes: list[str] = field(default_factory=list)
 
     def kernel(self, tokens: float, biased: bool = False) -> float:
@@ -266,8 +259,7 @@ class Preparation:
     """What the small part spoke for."""
 
     rule: TokenRule
-    strength: float | None
-    """Of the identity for biased heads; None where there is no query to resemble."""
+    strength: float | None  # of the identity for biased heads; None where there is no query to resemble
     costs: Costs
 
 
@@ -352,8 +344,7 @@ def affordable(problem: LensProblem, choice: Preparation, config: LensConfig, sp
     return min(n, SIZES[-1]), 2
 
 
-WIDTH = 1024
-"""Units of the MLP."""
+WIDTH = 1024  # units of the MLP
 MIN_SETS = 40
 
 
@@ -363,15 +354,6 @@ def look(data: Any, config: LensConfig, progress: Callable[[str], None] = lambda
     Every learner is ridge on a Gram matrix, its penalty chosen by leave-one-out inside the training part; errors are
     of five folds that take turns, or of the split that the data brings. Costs are measured on a small part first;
     then the number of samples is chosen so that all fits the budget, and what does not is skipped and named.
-
-    Examples
-    --------
-    >>> import keyhole as kh
-    >>> sets = kh.targets.sphere_sets(120, n_keys=4, dim=3, seed=0)
-    >>> data = kh.datasets.Dataset(sets, kh.targets.TokenPower(2, dim=3)(sets))
-    >>> found = look(data, LensConfig("regression", budget=20, n_heads=32, steps=0))
-    >>> found.answers["query"].says
-    'no'
     """
     began = time.perf_counter()
     n = len(data)

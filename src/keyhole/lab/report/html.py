@@ -63,18 +63,9 @@ def role_of(series: Series) -> str:
 
 
 def inks_of(report: Report) -> dict[str, Ink]:
-    """The ink of every role in the report.
+    """The ink of every role in the report: known roles have theirs, others take the spare ones as they appear.
 
-    Known roles have theirs; others take the spare ones in the order in which they appear, those first that no known
-    role in the report uses.
-
-    Examples
-    --------
-    >>> from keyhole.lab.report import Section
-    >>> curves = [Series(name, [1.0], [1.0], role=role) for name, role in (("a", "mlp"), ("b", ""), ("c", "attention"))]
-    >>> inks = inks_of(Report("", "", [Section("s", "", "", [Chart("c", "", "", "", curves)])]))
-    >>> inks["mlp"].light, inks["b"].light
-    ('#66707c', '#d55e00')
+    Those spare inks come first that no known role in the report uses.
     """
     roles = list(dict.fromkeys(role_of(series) for series in _all_series(report)))
     taken = {KNOWN[role].light for role in roles if role in KNOWN}
@@ -376,30 +367,10 @@ def check_lab(what: str = "a report") -> None:
 
 
 def write_report(report: Report, folder: Path) -> list[Path]:
-    """Write ``report.html`` into ``folder``, and ``charts/NAME.svg``, ``.png`` and ``.csv`` beside it.
+    """Write ``report.html`` into ``folder``, and ``charts/NAME.svg``, ``.png`` and ``.csv`` beside it; it comes first.
 
-    Tables have their rows as CSV only. Each file appears whole or not at all; equal reports give equal bytes.
-
-    Parameters
-    ----------
-    report : Report
-        What to write. Text may use ``f_{1,2}``, ``d^{2}`` and backquotes; anything else is shown as it stands.
-    folder : Path
-        Where to; made if it is not there.
-
-    Returns
-    -------
-    list of Path
-        The files written, ``report.html`` first.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> table = Table("sizes", "Sizes", [{"d": 4, "n": 100}])
-    >>> section = Section("first", "A claim", "Small is beautiful.", [table], Verdict("holds", "It is."))
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     [str(path.relative_to(folder)) for path in write_report(Report("Title", "", [section]), Path(folder))]
-    ['report.html', 'charts/sizes.csv']
+    Tables have their rows as CSV only. Each file appears whole or not at all; equal reports give equal bytes. Text may
+    use ``f_{1,2}``, ``d^{2}`` and backquotes; anything else is shown as it stands.
     """
     check_lab()
     inks = inks_of(report)
