@@ -70,10 +70,10 @@ def ridge_gram(
     if problem.groups is not None:
         return _leave_groups_out(gram, problem, rounding)
     matrix, weighing = weigh_gram(gram, problem, overwrite=overwrite_gram)
-    route: Cholesky | GramRoute | None = None
+    route: SolvedRoute | GramRoute | None = None
     if problem.alphas is not None and len(problem.alphas) == 1:
         dtype = matrix.dtype
-        route = Cholesky.of(matrix, weighing, problem.alphas, rounding, memory_budget)
+        route = cholesky_route(matrix, weighing, problem.alphas, rounding, memory_budget)
     if route is None:
         route = path_route(matrix, weighing, rounding, gram.dtype if dtype is None else np.dtype(dtype), memory_budget)
     return problem.fit(route, keep_factor=keep_factor)
@@ -156,65 +156,61 @@ def _reflect_in_place(
 
 
 @dataclass(frozen=True)
-class Cholesky:
-    """One penalty above the numerical floor, factorised in place: dual coefficients, and 1 − h of every sample."""
+class SolvedRoute:
+    """Penalties that were factorised one by one: dual coefficients, and 1 − h of every sample, for each."""
 
+    name: str
     alphas: Float[np.ndarray, " a"]
     floor: float
     rounding: float
     weighing: Weighing
-    dual: Float[np.ndarray, "n t"]
-    complement: Float[np.ndarray, " n"]
-    name: ClassVar[str] = "cholesky"
-
-    @classmethod
-    def of(
-        cls,
-        matrix: Float[np.ndarray, "n n"],
-        weighing: Weighing,
-        alphas: Float[np.ndarray, " a"],
-        rounding: float,
-        memory_budget: int,
-    ) -> Cholesky | None:
-        """Factorise, solve, and invert the factor in its own place for the leverages. 2n³/3 operations.
-
-        None, and the matrix as it was, if the penalty may be below the floor or there is no factor.
-        """
-        # the factorisation works on the lower triangle: the upper one keeps a copy, in case it fails
-        mirror_lower(matrix)
-        # the Frobenius norm bounds λ_max from above, so whatever passes is above the floor
-        squares = sum(float(np.square(matrix[:, part], dtype=np.float64).sum()) for part in blocks(len(matrix), 64))
-        scale = max(np.sqrt(squares), weighing.removed)  # squares may outgrow float32
-        floor, alpha = numerical_floor(scale, len(matrix), rounding), float(alphas[0])
-        if not alpha > 0 or alpha < floor:
-            return None
-        diagonal = matrix.diagonal().copy()
-        np.fill_diagonal(matrix, diagonal + matrix.dtype.type(alpha))
-        if weighing.normal is not None:
-            matrix[0, 0] = 1.0  # the direction of the intercept: decoupled, and left out of every sum below
-        if not factorise_lower(matrix):
-            mirror_lower(matrix.T)
-            np.fill_diagonal(matrix, diagonal)
-            return None
-        target = weighing.reflect(weighing.problem.scaled)
-        if weighing.normal is not None:
-            target[0] = 0.0
-        dual = weighing.reflect(solve_factor(matrix, target).astype(np.float64))
-        invert_lower(matrix)
-        if weighing.normal is not None:
-            matrix[0, 0] = 0.0
-        return cls(
-            alphas, floor, rounding, weighing, dual, alpha * _inverse_diagonal(matrix, weighing.normal, memory_budget)
-        )
+    solved: list[tuple[Float[np.ndarray, "n t"], Float[np.ndarray, " n"]]]
 
     def left_out(self) -> Iterator[tuple[slice, slice, Float[np.ndarray, "1 n t"]]]:
-        """Residuals of the fits without each sample."""
-        yield slice(None), slice(None), self.solve(0)[2][None]
+        """Residuals of the fits without each sample, one penalty at a time."""
+        for i in range(len(self.alphas)):
+            yield slice(i, i + 1), slice(None), self.solve(i)[2][None]
 
     def solve(self, i: int) -> Solution:
         """Coefficients, intercept, left-out residuals."""
-        residuals = float(self.alphas[i]) * self.dual / self.weighing.problem.roots[:, None]
-        return *self.weighing.unscale(self.dual), leave_one_out(residuals, self.complement)
+        dual, complement = self.solved[i]
+        residuals = float(self.alphas[i]) * dual / self.weighing.problem.roots[:, None]
+        return *self.weighing.unscale(dual), leave_one_out(residuals, complement)
+
+
+def cholesky_route(
+    matrix: Float[np.ndarray, "n n"],
+    weighing: Weighing,
+    alphas: Float[np.ndarray, " a"],
+    rounding: float,
+    memory_budget: int,
+) -> SolvedRoute | None:
+    """Factorise for one penalty, solve, and invert the factor in its own place for the leverages. 2n³/3 operations.
+
+    None, and the matrix as it was, if the penalty may be below the floor or there is no factor.
+    """
+    floor, alpha = _floor_bound(matrix, weighing, rounding), float(alphas[0])
+    if not alpha > 0 or alpha < floor:
+        return None
+    # the factorisation works on the lower triangle: the upper one keeps a copy, in case it fails
+    mirror_lower(matrix)
+    diagonal = matrix.diagonal().copy()
+    np.fill_diagonal(matrix, diagonal + matrix.dtype.type(alpha))
+    if weighing.normal is not None:
+        matrix[0, 0] = 1.0  # the direction of the intercept: decoupled, and left out of every sum below
+    if not factorise_lower(matrix):
+        mirror_lower(matrix.T)
+        np.fill_diagonal(matrix, diagonal)
+        return None
+    target = weighing.reflect(weighing.problem.scaled)
+    if weighing.normal is not None:
+        target[0] = 0.0
+    dual = weighing.reflect(solve_factor(matrix, target).astype(np.float64))
+    invert_lower(matrix)
+    if weighing.normal is not None:
+        matrix[0, 0] = 0.0
+    complement = alpha * _inverse_diagonal(matrix, weighing.normal, memory_budget)
+    return SolvedRoute("cholesky", alphas, floor, rounding, weighing, [(dual, complement)])
 
 
 def _inverse_diagonal(
@@ -309,12 +305,11 @@ def path_route(
 
 
 def _floor_bound(matrix: Float[np.ndarray, "n n"], weighing: Weighing, rounding: float) -> float:
-    """A number that the numerical floor cannot exceed, from the Frobenius norm of the lower triangle."""
-    squares = sum(
-        float(np.square(matrix[columns.start :, columns], dtype=np.float64).sum())
-        for columns in blocks(len(matrix), 64)
-    )
-    return numerical_floor(max(np.sqrt(2 * squares), weighing.removed), len(matrix), rounding)
+    """A number that the numerical floor cannot exceed: the Frobenius norm of the lower triangle bounds λ_max."""
+    parts = (np.tril(matrix[columns.start :, columns]) for columns in blocks(len(matrix), 32))
+    lower = sum(float(np.square(part, dtype=np.float64).sum()) for part in parts)  # squares may outgrow float32
+    squares = 2 * lower - float(np.square(matrix.diagonal(), dtype=np.float64).sum())
+    return numerical_floor(max(np.sqrt(squares), weighing.removed), len(matrix), rounding)
 
 
 @dataclass(frozen=True)

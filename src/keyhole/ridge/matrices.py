@@ -54,11 +54,11 @@ def _lead(block: Block) -> int:
     return max(1, rows, block.strides[1] // block.itemsize if columns > 1 else rows)
 
 
-def multiply_add(total: Block, a: Block, b: Block, *, scale: float = 1.0, keep: float = 1.0, trans: str = "NN") -> None:
-    """total ← keep · total + scale · op(a) op(b), with op transposing where ``trans`` says T."""
+def multiply_add(total: Block, a: Block, b: Block, *, scale: float = 1.0, trans: str = "NN") -> None:
+    """total ← total + scale · op(a) op(b), with op transposing where ``trans`` says T."""
     m, n = total.shape
     k = a.shape[1] if trans[0] == "N" else a.shape[0]
-    sizes = (m, n, k, scale, a, _lead(a), b, _lead(b), keep, total, _lead(total))
+    sizes = (m, n, k, scale, a, _lead(a), b, _lead(b), 1.0, total, _lead(total))
     _call("gemm", total.dtype, trans[0], trans[1], *sizes)
 
 
