@@ -103,13 +103,7 @@ class CentralPath:
     values, whose loss ``null`` is the first gap.
     """
 
-    def __init__(
-        self,
-        problem: BallRisk,
-        design: Float[np.ndarray, "n p"],
-        intercept: Outputs,
-        null: float,
-    ) -> None:
+    def __init__(self, problem: BallRisk, design: Float[np.ndarray, "n p"], intercept: Outputs, null: float) -> None:
         self.problem = problem
         self.group_radius, self.ball_radius = problem.ball.group_radius, problem.ball.ball_radius
         self.n_outputs = problem.targets.shape[1]

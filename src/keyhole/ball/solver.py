@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -76,11 +75,7 @@ class GapCertificate:
 
 
 def certify(
-    problem: BallRisk,
-    design: Design,
-    values: Float[np.ndarray, "p t"],
-    dual: Samples | None,
-    intercept: Outputs,
+    problem: BallRisk, design: Design, values: Float[np.ndarray, "p t"], dual: Samples | None, intercept: Outputs
 ) -> GapCertificate:
     """Evaluate the risk at (values, best intercept) and its bound at ``dual``, or at the gradient of the loss if None.
 
@@ -123,8 +118,7 @@ class AcceleratedDescent:
         intercept: Outputs,
         curvature: float = 0.0,
     ) -> None:
-        self.problem = problem
-        self.columns = columns
+        self.problem, self.columns = problem, columns
         self.values = self._last_values = values
         self.predictions = self._last_predictions = columns.matvec(values)
         self.intercept, self.dual = problem.settle(self.predictions, intercept)
@@ -157,10 +151,7 @@ class AcceleratedDescent:
         self.values, self.predictions, self._momentum = values, predictions, momentum
 
     def _step(
-        self,
-        start: Float[np.ndarray, "p t"],
-        predictions: Samples,
-        gradient: Float[np.ndarray, "p t"],
+        self, start: Float[np.ndarray, "p t"], predictions: Samples, gradient: Float[np.ndarray, "p t"]
     ) -> tuple[Float[np.ndarray, "p t"], Samples]:
         """The projected gradient step from ``start`` with the largest step that passes the curvature test."""
         problem = self.problem
@@ -219,10 +210,7 @@ class GapWatch:
     """The best primal and dual points of a problem met so far on the columns at hand, and how long ago."""
 
     def __init__(self, problem: BallRisk, values: Float[np.ndarray, "q t"], dual: Samples) -> None:
-        self.problem = problem
-        self.values = values
-        self.dual = dual
-        self.stale = 0
+        self.problem, self.values, self.dual, self.stale = problem, values, dual, 0
         self._objective, self._bound, self._record = np.inf, -np.inf, np.inf
 
     @property
@@ -246,16 +234,13 @@ class GapWatch:
         return self.gap
 
 
-class BallDescent(ABC):
-    """A descent on some columns that can be taken further and further, until it is ``exhausted``."""
+class BallDescent:
+    """Accelerated descent on some columns that can be taken further and further, until it is ``exhausted``."""
 
     def __init__(self, problem: BallRisk, columns: Design, start: Start) -> None:
-        self.problem = problem
-        self.columns = columns
-        self.width = start.width
+        self.problem, self.columns, self.width = problem, columns, start.width
         self.watch = GapWatch(problem, start.values, start.dual)
-        self.n_iter = 0
-        self.exhausted = False
+        self.n_iter, self.exhausted = 0, False
         self._inner = self._begin(start)
 
     @property
@@ -283,22 +268,12 @@ class BallDescent(ABC):
                 if self.exhausted:
                     break
 
-    @abstractmethod
     def _begin(self, start: Start) -> AcceleratedDescent:
-        """The iteration to run."""
-
-    @abstractmethod
-    def _adapt(self, dual: Samples) -> None:
-        """Change the iteration in the light of its current dual point, or find it exhausted."""
-
-
-class SmoothDescent(BallDescent):
-    """Accelerated descent on the problem itself."""
-
-    def _begin(self, start: Start) -> AcceleratedDescent:
+        """The iteration to run: on the problem itself, unless its loss has kinks."""
         return AcceleratedDescent(self.problem, self.columns, start.values, start.intercept, start.curvature)
 
     def _adapt(self, dual: Samples) -> None:
+        """Change the iteration in the light of its current dual point, or find it exhausted."""
         self.exhausted = self.watch.stale > PATIENCE
 
 
@@ -306,8 +281,7 @@ class KinkedDescent(BallDescent):
     """Accelerated descent on smoothed problems whose centre moves to the dual solution."""
 
     def _begin(self, start: Start) -> AcceleratedDescent:
-        self._before = np.inf
-        self._idle_moves = 0
+        self._before, self._idle_moves = np.inf, 0
         return self._recentre(start.values, start.intercept, start.curvature, start.dual)
 
     def _recentre(
@@ -333,12 +307,6 @@ class KinkedDescent(BallDescent):
             self.width, curvature = NARROWER * self.width, curvature / NARROWER
         self._before = self.watch.gap
         self._inner = self._recentre(inner.values, inner.intercept, curvature, dual)
-
-
-def begin_descent(problem: BallRisk, columns: Design, start: Start) -> BallDescent:
-    """The descent that suits the loss."""
-    kinked = isinstance(problem.loss, KinkedLoss)
-    return KinkedDescent(problem, columns, start) if kinked else SmoothDescent(problem, columns, start)
 
 
 OBJECTIVE_FLOOR = 1e-3
@@ -379,9 +347,7 @@ class WorkingSet:
     """Which groups are at hand, as ``chosen`` (m,) of bool, and their ``columns``."""
 
     def __init__(self, problem: BallRisk, design: Design, dtype: np.dtype, memory_budget: int) -> None:
-        self._problem = problem
-        self._design = design
-        self._memory_budget = memory_budget
+        self._problem, self._design, self._memory_budget = problem, design, memory_budget
         self._buffer = ColumnBuffer(dtype)
         self._whole: Design | None = design if not isinstance(design, SelectableDesign) else None
         if isinstance(design, DenseDesign) and design.array.dtype == dtype:
@@ -451,7 +417,8 @@ def minimise(
             if descent is not None:
                 curvature, width = descent.curvature, descent.width
             at = Start(working.restrict(values), best.intercept, best.dual, curvature, width)
-            descent = begin_descent(problem, working.columns, at)
+            suited = KinkedDescent if isinstance(problem.loss, KinkedLoss) else BallDescent
+            descent = suited(problem, working.columns, at)
         target, before = max(0.7 * tol * scale, STAGE * best.gap), descent.n_iter
         descent.run(target, max_iter - n_iter)
         expected = descent.n_iter - before

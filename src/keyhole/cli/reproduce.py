@@ -55,6 +55,7 @@ def reproduce(
 
     Finished cells are kept in OUT/cells.sqlite: stop at any time, and the same command goes on from there.
     """
+    from keyhole.lab.report.html import write_report
     from keyhole.lab.reproduce import TRANSFORMER, build_report, check_names, choose_figures, provenance_of
     from keyhole.lab.runner import Plan, RunError, check_scheduler
     from keyhole.lab.store import Store, StoreError, export
@@ -85,7 +86,7 @@ def reproduce(
     provenance = provenance_of(command, seed, preset, time.monotonic() - start, len(plan.cells), len(plan.missing))
     transformer = TRANSFORMER in names
     report = answer_or_exit(lambda: build_report(chosen, results, transformer=transformer, provenance=provenance))
-    files = _write(report, out)
+    files = write_report(report, out)
     _tell(report, [*files[:1], *tables], console)
     if as_json:
         echo_json(_summary(report, plan, files, tables, time.monotonic() - start), indent=None)
@@ -167,12 +168,6 @@ def _stopped(plan: Plan, store: Store, console: Console) -> None:
         "from there.",
     )
     raise typer.Exit(130)
-
-
-def _write(report: Report, folder: Path) -> list[Path]:
-    from keyhole.lab.report.html import write_report
-
-    return write_report(report, folder)
 
 
 def _tell(report: Report, files: list[Path], console: Console) -> None:

@@ -93,10 +93,7 @@ class NpzFile:
         """Shape, order and type of an array."""
         try:
             version = np.lib.format.read_magic(file)
-            readers = {
-                (1, 0): np.lib.format.read_array_header_1_0,
-                (2, 0): np.lib.format.read_array_header_2_0,
-            }
+            readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
             if version not in readers:
                 raise ValueError(f"format {version}, where 1 and 2 are read")
             shape, turned, dtype = readers[version](_Short(file))

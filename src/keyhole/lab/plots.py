@@ -87,15 +87,9 @@ def draw_heat_map(block: Any) -> dict[str, bytes]:
 
 
 _MARKERS = {
-    "circle": "o",
-    "square": "s",
-    "triangle": "^",
-    "down": "v",
-    "diamond": "D",
-    "cross": "P",
-    "pentagon": "p",
-    "star": "*",
-}
+    "circle": "o", "square": "s", "triangle": "^", "down": "v",
+    "diamond": "D", "cross": "P", "pentagon": "p", "star": "*",
+}  # fmt: skip
 
 
 def _draw_legend(axis: Any, handles: Mapping[tuple[str, str], Any]) -> None:

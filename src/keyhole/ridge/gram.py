@@ -19,15 +19,7 @@ from keyhole._array import MEMORY_BUDGET, block_size, blocks, run_threads
 from keyhole._checks import check_finite
 from keyhole.ridge.banded import Banded, BandedSweep, to_band
 from keyhole.ridge.matrices import factorise_lower, invert_lower, mirror_lower, solve_factor
-from keyhole.ridge.problem import (
-    EPS,
-    RidgeFit,
-    RidgeProblem,
-    Solution,
-    check_gram_size,
-    leave_one_out,
-    numerical_floor,
-)
+from keyhole.ridge.problem import EPS, RidgeFit, RidgeProblem, Solution, check_gram_size, leave_one_out, numerical_floor
 
 TILE = 40_000  # entries (penalties × samples) of a tile of the sweep: fits the second-level cache, dwarfs a call's cost
 PANEL = 2**25  # bytes of a panel in passes over an n × n matrix: beyond the cache, small beside any matrix that matters

@@ -239,7 +239,6 @@ class Costs:
     biased_pair: float = 0.0
     token_head: float = 0.0  # of features, per token, head and coordinate
     solve: float = 0.0  # of a ridge path, per n²
-    notes: list[str] = field(default_factory=list)
 
     def kernel(self, tokens: float, biased: bool = False) -> float:
         """A Gram matrix of infinitely many heads."""
@@ -367,7 +366,7 @@ def look(data: Any, config: LensConfig, progress: Callable[[str], None] = lambda
     if size < len(problem):
         rows = choose_rows(n, size, data.split, config.seed)
         problem = pose(data, config.kind, rows, config.seed)
-    return _Look(data, problem, choice, replace(config), min(n_folds, len(problem.folds)), began, progress).run()
+    return _Look(data, problem, choice, config, min(n_folds, len(problem.folds)), began, progress).run()
 
 
 class _Look:
@@ -483,18 +482,21 @@ class _Look:
             seconds = costs.heads(tokens, len(self.problem), n_heads, self.problem.batch.dim + 1)
             if self._afford(f"{name}, {n_heads} heads", seconds + self._fit_cost(len(self.folds))):
                 m = Measured(f"{name}, {n_heads} heads", "attention", role, law, n_heads)
-                self._add(m, lambda law=law: self._head_gram(law))  # type: ignore[misc]
+                self._add(m, lambda law=law: self._gram(law))  # type: ignore[misc]
             if not self.exact:
                 continue
             seconds = costs.kernel(tokens, biased=role == "biased")
             if self._afford(f"{name}, infinite heads", seconds + self._fit_cost(len(self.folds))):
                 m = Measured(f"{name}, infinite heads", "attention", role, law, math.inf)
-                self._add(m, lambda law=law: kernel_gram(self.ready, law, self.config.activation))  # type: ignore[misc]
+                self._add(m, lambda law=law: self._gram(law, infinite=True))  # type: ignore[misc]
         if not self.exact:
             self.found.skipped.append("infinite heads: softmax weights have no kernel in closed form.")
 
-    def _head_gram(self, law: Any) -> Gram:
-        return head_gram(self.ready, law, self.config.n_heads, self.config.activation, self.config.seed)
+    def _gram(self, law: Any, *, infinite: bool = False, ready: Any = None) -> Gram:
+        ready, config = self.ready if ready is None else ready, self.config
+        if infinite:
+            return kernel_gram(ready, law, config.activation)
+        return head_gram(ready, law, config.n_heads, config.activation, config.seed)
 
     def _learned_law(self) -> None:
         """Learn a law on the training part of each of a few folds."""
@@ -514,7 +516,7 @@ class _Look:
             self.progress(f"learning a law on fold {k + 1} ({max(self.left, 0):.0f} s left)")
             began = time.perf_counter()
             m.law[k] = self._learn(self.ready, self.problem.folds[k][0], seconds)
-            gram = self._head_gram(m.law[k])
+            gram = self._gram(m.law[k])
             m.seconds += time.perf_counter() - began
             self._evaluate(m, gram, [k])
         self.found.law = m.law.get(0)
@@ -540,7 +542,7 @@ class _Look:
         m.seconds = learned.seconds
         for k, law in learned.law.items():
             began = time.perf_counter()
-            gram = kernel_gram(self.ready, law, self.config.activation)
+            gram = self._gram(law, infinite=True)
             m.seconds += time.perf_counter() - began
             self._evaluate(m, gram, [k])
         self.found.learners.append(m)
@@ -571,8 +573,9 @@ class _Look:
         if not self._afford("the query taken away, and shuffled", seconds):
             return
         leader = self._learned_leads() or best
-        self.found.query.append(_renamed(leader, "with its query", "with"))
-        bare = self._variant(_with_query(self.problem.sets, None), GaussianHeads(), math.isinf(best.heads))
+        self.found.query.append(replace(leader, name="with its query", role="with"))
+        rule, infinite = self.choice.rule, math.isinf(best.heads)
+        bare = self._gram(GaussianHeads(), infinite=infinite, ready=rule.apply(_with_query(self.problem.sets, None)))
         self.found.query.append(self._evaluate(Measured("without a query", "attention", "without"), bare))
         query = self.problem.batch.query
         assert query is not None  # has_query
@@ -580,7 +583,7 @@ class _Look:
         swapped = _with_query(self.problem.sets, mixed)
         m = Measured("with the query of another set", "attention", "shuffled")
         if leader is best:
-            self._evaluate(m, self._variant(swapped, best.law, math.isinf(best.heads)))
+            self._evaluate(m, self._gram(best.law, infinite=infinite, ready=rule.apply(swapped)))
         else:
             self._relearn(m, swapped, leader)
         if m.losses:
@@ -592,8 +595,7 @@ class _Look:
         if self._afford("a law learned with shuffled queries", seconds):
             ready = self.choice.rule.apply(sets)
             law = self._learn(ready, self.problem.folds[0][0], seconds)
-            gram = head_gram(ready, law, self.config.n_heads, self.config.activation, self.config.seed)
-            self._evaluate(m, gram, [0])
+            self._evaluate(m, self._gram(law, ready=ready), [0])
 
     def _made_query(self, best: Measured) -> None:
         """Where no query was given: whether the mean of the keys makes one."""
@@ -603,19 +605,13 @@ class _Look:
         seconds = self.choice.costs.kernel(self.problem.tokens, biased=False) + self._fit_cost(len(self.folds))
         if not self._afford("a query made of the keys", seconds):
             return
-        gram = self._variant(self.problem.sets, GaussianHeads(), math.isinf(best.heads), other)
+        gram = self._gram(GaussianHeads(), infinite=math.isinf(best.heads), ready=other.apply(self.problem.sets))
         tried = self._evaluate(Measured("", "attention", ""), gram)
         pairs = {other.query: tried, self.choice.rule.query: best}
         self.found.query += [
-            _renamed(pairs["given"], "without a query", "without"),
-            _renamed(pairs["mean"], "the mean of the keys as query", "made"),
+            replace(pairs["given"], name="without a query", role="without"),
+            replace(pairs["mean"], name="the mean of the keys as query", role="made"),
         ]
-
-    def _variant(self, sets: Any, law: Any, infinite: bool, rule: Any = None) -> Gram:
-        ready = (rule or self.choice.rule).apply(sets)
-        if infinite:
-            return kernel_gram(ready, law, self.config.activation)
-        return head_gram(ready, law, self.config.n_heads, self.config.activation, self.config.seed)
 
     def _heads(self) -> None:
         """The error against the number of heads, for the law that did best."""
@@ -659,11 +655,8 @@ class _Look:
             self.found.curves.append(HeldOutCurve(m.name, "pooled" if m is pooled else m.role, sizes, tuple(losses)))
 
     def _losses_at(self, gram: Gram, size: int, folds: list[int]) -> np.ndarray:
-        parts = [
-            held_out_losses(gram, self.problem, self.problem.folds[k][0][:size], self.problem.folds[k][1])[0]
-            for k in folds
-        ]
-        return np.concatenate(parts)
+        parts = ((self.problem.folds[k][0][:size], self.problem.folds[k][1]) for k in folds)
+        return np.concatenate([held_out_losses(gram, self.problem, *part)[0] for part in parts])
 
     def _learned_curve(self) -> None:
         """Half the samples, and all of them, on the first fold, if the learned law leads: it is learned anew."""
@@ -675,8 +668,7 @@ class _Look:
             return
         train, test = self.problem.folds[0]
         half = train[: len(train) // 2]
-        law = self._learn(self.ready, half, seconds)
-        gram = self._head_gram(law)
+        gram = self._gram(self._learn(self.ready, half, seconds))
         losses = held_out_losses(gram, self.problem, half, test)[0]
         curve = HeldOutCurve(learned.name, "learned", (len(half), len(train)), (losses, learned.losses[0]))
         self.found.curves.insert(0, curve)
@@ -687,10 +679,6 @@ class _Look:
             if m is None or not self._afford(f"spectrum of {m.name}", 4 * self._fit_cost(1)):
                 continue
             self.found.spectra.append(spectrum_of(m, self.grams[m.name].matrix, self.problem.columns))
-
-
-def _renamed(m: Measured, name: str, role: str) -> Measured:
-    return replace(m, name=name, role=role)
 
 
 def _with_query(sets: Any, query: np.ndarray | None) -> Any:

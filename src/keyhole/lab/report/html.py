@@ -8,7 +8,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib import resources
@@ -46,12 +46,7 @@ KNOWN: dict[str, Ink] = {
     "null": Ink("#8a929c", "#8a929c", "circle"),
 }
 SPARE = (
-    Ink("#0072b2", "#5ab4f0", "circle"),
-    Ink("#d55e00", "#ff9350", "square"),
-    Ink("#009e73", "#3fd0a4", "diamond"),
-    Ink("#b0578d", "#e59ac6", "down"),
-    Ink("#c98a00", "#f2bd4b", "cross"),
-    Ink("#66707c", "#a3adba", "triangle"),
+    *(KNOWN[role] for role in ("attention", "biased", "kernel", "ridge", "ball", "mlp")),
     Ink("#5b4fc4", "#a9a1ff", "pentagon"),
     Ink("#8c4a1f", "#d69a72", "star"),
 )
@@ -67,19 +62,13 @@ def inks_of(report: Report) -> dict[str, Ink]:
 
     Those spare inks come first that no known role in the report uses.
     """
-    roles = list(dict.fromkeys(role_of(series) for series in _all_series(report)))
+    charts = (block for section in report.sections for block in section.blocks if isinstance(block, Chart))
+    roles = list(dict.fromkeys(role_of(series) for chart in charts for series in chart.series))
     taken = {KNOWN[role].light for role in roles if role in KNOWN}
     free = [ink for ink in SPARE if ink.light not in taken] + [ink for ink in SPARE if ink.light in taken]
     unknown = [role for role in roles if role not in KNOWN]
     given = {role: free[k % len(free)] for k, role in enumerate(unknown)}
     return {role: KNOWN.get(role) or given[role] for role in roles}
-
-
-def _all_series(report: Report) -> Iterable[Series]:
-    for section in report.sections:
-        for block in section.blocks:
-            if isinstance(block, Chart):
-                yield from block.series
 
 
 _SHIFTED = re.compile(r"([_^])\{([^{}<>]{1,40})\}")
@@ -354,10 +343,6 @@ class _Placed:
     block: Chart | HeatMap | Table
     name: str
 
-    @property
-    def suffixes(self) -> tuple[str, ...]:
-        return ("csv",) if isinstance(self.block, Table) else ("svg", "png", "csv")
-
 
 def check_lab(what: str = "a report") -> None:
     """Raise ImportError, in a line that says what to do, where the packages that draw are not installed."""
@@ -463,11 +448,8 @@ def _section(section: Section, anchor: str, k: int, blocks: Sequence[_Placed], i
 
 
 def _verdict(verdict: Verdict) -> str:
-    numbers = _definitions(verdict.numbers)
-    return (
-        f'<div class="verdict" data-state="{verdict.state}">{_badge(verdict)}'
-        f"<p>{as_html(verdict.sentence)}</p>{numbers}</div>"
-    )
+    words = f"{_badge(verdict)}<p>{as_html(verdict.sentence)}</p>{_definitions(verdict.numbers)}"
+    return f'<div class="verdict" data-state="{verdict.state}">{words}</div>'
 
 
 def _badge(verdict: Verdict) -> str:
@@ -569,7 +551,8 @@ def _note(note: str) -> str:
 
 
 def _links(item: _Placed) -> str:
-    links = (f'<a href="charts/{item.name}.{suffix}">{suffix.upper()}</a>' for suffix in item.suffixes)
+    suffixes = ("csv",) if isinstance(item.block, Table) else ("svg", "png", "csv")
+    links = (f'<a href="charts/{item.name}.{suffix}">{suffix.upper()}</a>' for suffix in suffixes)
     return f'<p class="links">{" ".join(links)}</p>'
 
 
