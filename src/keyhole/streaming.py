@@ -96,7 +96,7 @@ class LayerRecipe:
     >>> batch = kh.targets.sphere_sets(60, n_keys=4, dim=3, seed=0)
     >>> y = kh.targets.TokenPower(2, 3)(batch)[:, None]
     >>> recipe = LayerRecipe(HeadDraw(kh.GaussianHeads(), 5, 3, seed=0), TokenRule("none", "given", "mean"), 1)
-    >>> sums = recipe.summarise(batch[:20], y[:20]) + recipe.summarise(batch[20:], y[20:])
+    >>> sums = recipe.add(recipe.empty(), batch[:20], y[:20]) + recipe.add(recipe.empty(), batch[20:], y[20:])
     >>> sums.moments.count, recipe.fit(PrincipalAxes.of(sums.moments), None).ridge.selection
     (60, 'gcv')
     """
@@ -122,31 +122,21 @@ class LayerRecipe:
         kept = KeptSamples(self.n_kept, np.zeros(0, np.uint64), None, nothing, np.zeros(0))
         return LayerSums(moments, kept)
 
-    def summarise(
-        self,
-        batch: SetBatch | SetGroups,
-        columns: Float[np.ndarray, "n t"],
-        weights: Float[np.ndarray, " n"] | None = None,
-    ) -> LayerSums:
-        """The sums of some samples. n (M (2D² + 4DN) + p²) operations."""
-        sums = self.empty()
-        self.add(sums, batch, columns, weights)
-        return sums
-
     def add(
         self,
         sums: LayerSums,
         batch: SetBatch | SetGroups,
         columns: Float[np.ndarray, "n t"],
         weights: Float[np.ndarray, " n"] | None = None,
-    ) -> None:
-        """Add samples to sums in place, without a second p × p matrix."""
+    ) -> LayerSums:
+        """Add samples to sums in place, without a second p × p matrix. n (M (2D² + 4DN) + p²) operations."""
         for sets, y, w in _weighed(batch, columns, weights):
             for rows in blocks(len(sets), self._rows(copies=2)):
                 features = self.features(sets[rows])
                 sums.moments.add_rows(features, y[rows], None if w is None else w[rows], overwrite_rows=True)
             plain = np.ones(len(sets)) if w is None else w
             sums.kept = sums.kept + KeptSamples.of(sets, y, plain, self.n_kept)
+        return sums
 
     def error_sums(
         self,

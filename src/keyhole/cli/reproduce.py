@@ -79,7 +79,9 @@ def reproduce(
         except (RunError, StoreError) as error:
             refuse(str(error))
         except KeyboardInterrupt:
-            _stopped(plan, store, console)
+            kept = f"{len(store.get(plan.cells))} of {len(plan.cells)} cells are finished and kept in {store.path}"
+            say(console, f"stopped: {kept}. The same command goes on from there.")
+            raise typer.Exit(130) from None
         results = answer_or_exit(lambda: store.get(plan.cells))
     tables = export(results, out) if results else []
     command = shlex.join(["keyhole", *sys.argv[1:]])
@@ -158,16 +160,6 @@ def _line(timer: Timer, figure: str) -> str:
 def _duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
-
-
-def _stopped(plan: Plan, store: Store, console: Console) -> None:
-    done = len(store.get(plan.cells))
-    say(
-        console,
-        f"stopped: {done} of {len(plan.cells)} cells are finished and kept in {store.path}. The same command goes on "
-        "from there.",
-    )
-    raise typer.Exit(130)
 
 
 def _tell(report: Report, files: list[Path], console: Console) -> None:

@@ -567,7 +567,6 @@ def read_table(
     (('x', 'y'), ['yes', 'no'])
     """
     path = Path(path)
-    check_names(keys, "keys")
     if path.suffix.lower() not in SUFFIXES and not path.is_dir():
         raise ValueError(
             f"a table is read by its suffix, one of {', '.join(SUFFIXES)}: got {path.name!r}. Rename it, or convert it."

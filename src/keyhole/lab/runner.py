@@ -158,15 +158,12 @@ class _Pool:
 
 def _begin_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the parent decides
-    threading.Thread(target=_end_with_parent, daemon=True).start()
 
-
-def _end_with_parent() -> None:
-    """End this worker when its parent is gone, even one killed too fast to say goodbye."""
-    parent = parent_process()
-    if parent is not None:
+    def end_with_parent(parent: Any) -> None:  # even with one killed too fast to say goodbye
         connection.wait([parent.sentinel])
         os._exit(1)
+
+    threading.Thread(target=end_with_parent, args=[parent_process()], daemon=True).start()
 
 
 def _here() -> str:
