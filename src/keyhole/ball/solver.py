@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -192,18 +192,7 @@ FIRST_WIDTH = 0.3  # first smoothing width, in units of the loss of the best con
 NARROWER = 0.3  # the width shrinks by this factor when moving the centre did not bring the gap below 0.3 of what it was
 
 
-@dataclass(frozen=True)
-class Start:
-    """Where a descent begins: values (q, t) in the ball, of the groups at hand, and a feasible dual point (n, t).
-
-    ``curvature`` is an estimate of L, 0 where there is none; ``width`` smooths a loss with kinks, around ``dual``.
-    """
-
-    values: Float[np.ndarray, "q t"]
-    intercept: Outputs
-    dual: Samples
-    curvature: float
-    width: float
+DescentPoint: TypeAlias = tuple[Float[np.ndarray, "q t"], Outputs, float, Samples]
 
 
 class GapWatch:
@@ -235,13 +224,17 @@ class GapWatch:
 
 
 class BallDescent:
-    """Accelerated descent on some columns that can be taken further and further, until it is ``exhausted``."""
+    """Accelerated descent on some columns that can be taken further and further, until it is ``exhausted``.
 
-    def __init__(self, problem: BallRisk, columns: Design, start: Start) -> None:
-        self.problem, self.columns, self.width = problem, columns, start.width
-        self.watch = GapWatch(problem, start.values, start.dual)
+    ``at`` are values in the ball, of the groups at hand, an intercept, an estimate of L (0 for none) and a feasible
+    dual point; ``width`` smooths a loss with kinks, around that point.
+    """
+
+    def __init__(self, problem: BallRisk, columns: Design, at: DescentPoint, width: float) -> None:
+        self.problem, self.columns, self.width = problem, columns, width
+        self.watch = GapWatch(problem, at[0], at[3])
         self.n_iter, self.exhausted = 0, False
-        self._inner = self._begin(start)
+        self._inner = self._begin(*at)
 
     @property
     def intercept(self) -> Outputs:
@@ -268,9 +261,11 @@ class BallDescent:
                 if self.exhausted:
                     break
 
-    def _begin(self, start: Start) -> AcceleratedDescent:
+    def _begin(
+        self, values: Float[np.ndarray, "q t"], intercept: Outputs, curvature: float, dual: Samples
+    ) -> AcceleratedDescent:
         """The iteration to run: on the problem itself, unless its loss has kinks."""
-        return AcceleratedDescent(self.problem, self.columns, start.values, start.intercept, start.curvature)
+        return AcceleratedDescent(self.problem, self.columns, values, intercept, curvature)
 
     def _adapt(self, dual: Samples) -> None:
         """Change the iteration in the light of its current dual point, or find it exhausted."""
@@ -280,18 +275,16 @@ class BallDescent:
 class KinkedDescent(BallDescent):
     """Accelerated descent on smoothed problems whose centre moves to the dual solution."""
 
-    def _begin(self, start: Start) -> AcceleratedDescent:
-        self._before, self._idle_moves = np.inf, 0
-        return self._recentre(start.values, start.intercept, start.curvature, start.dual)
+    _before, _idle_moves = math.inf, 0
 
-    def _recentre(
-        self, values: Float[np.ndarray, "q t"], intercept: Outputs, curvature: float, centre: Samples
+    def _begin(
+        self, values: Float[np.ndarray, "q t"], intercept: Outputs, curvature: float, dual: Samples
     ) -> AcceleratedDescent:
         loss = self.problem.loss
         assert isinstance(loss, KinkedLoss)
-        self._centre = centre
-        smoothed = replace(self.problem, loss=Smoothed(loss, self.problem.targets, self.width, centre))
-        self._inner_watch = GapWatch(smoothed, values, centre)
+        self._centre = dual
+        smoothed = replace(self.problem, loss=Smoothed(loss, self.problem.targets, self.width, dual))
+        self._inner_watch = GapWatch(smoothed, values, dual)
         return AcceleratedDescent(smoothed, self.columns, values, intercept, curvature)
 
     def _adapt(self, dual: Samples) -> None:
@@ -306,15 +299,11 @@ class KinkedDescent(BallDescent):
         if self.watch.gap > 0.3 * self._before:
             self.width, curvature = NARROWER * self.width, curvature / NARROWER
         self._before = self.watch.gap
-        self._inner = self._recentre(inner.values, inner.intercept, curvature, dual)
+        self._inner = self._begin(inner.values, inner.intercept, curvature, dual)
 
 
-OBJECTIVE_FLOOR = 1e-3
-"""The gap is relative to the objective, or to this share of the best constant's loss where that is larger."""
-
-ROUNDING_FLOOR = 1e-12
-"""And never to less than this share of the loss at zero: constant targets are fitted to rounding only."""
-
+OBJECTIVE_FLOOR = 1e-3  # the gap is relative to the objective, or to this share of the best constant's loss if larger
+ROUNDING_FLOOR = 1e-12  # and never to less than this share of the loss at zero: constant targets are fitted to rounding
 STAGE = 0.1  # a stage aims at this share of the certified gap: more would be spent on a working set that may be wrong
 SPARE_GROUPS = 10  # groups added to those predicted active, doubled when the prediction was too small
 COPYING = 12.0  # what copying columns costs, in iterations on them: about 20 into fresh memory, 2 into used memory
@@ -416,9 +405,9 @@ def minimise(
         if descent is None or moved:
             if descent is not None:
                 curvature, width = descent.curvature, descent.width
-            at = Start(working.restrict(values), best.intercept, best.dual, curvature, width)
+            at = working.restrict(values), best.intercept, curvature, best.dual
             suited = KinkedDescent if isinstance(problem.loss, KinkedLoss) else BallDescent
-            descent = suited(problem, working.columns, at)
+            descent = suited(problem, working.columns, at, width)
         target, before = max(0.7 * tol * scale, STAGE * best.gap), descent.n_iter
         descent.run(target, max_iter - n_iter)
         expected = descent.n_iter - before

@@ -174,17 +174,14 @@ class Checkpoint:
                 raise _odd(place, f"{weight.shape[0]} rows are not query, key and value of {heads} heads each")
             parts = weight.reshape(heads, 3, -1, weight.shape[1])
             return parts[:, 0], parts[:, 1]
-        rank = self._rank(weight.shape[0], heads, place)
-        groups = (weight.shape[0] - heads * rank) // (2 * rank)
+        # keys and values may have fewer heads than queries
+        groups = _setting(self.config, ("num_key_value_heads",)) or heads
+        rank, left = divmod(weight.shape[0], heads + 2 * groups)
+        if left:
+            words = f"{heads} heads of queries and {groups} each of keys and values"
+            raise _odd(place, f"{weight.shape[0]} rows are not {words}")
         query, key = weight[: heads * rank], weight[heads * rank : (heads + groups) * rank]
         return _by_head(query, heads, place), _by_groups(key, rank, heads, place)
-
-    def _rank(self, rows: int, heads: int, place: _Place) -> int:
-        """Rows per head where queries, keys and values are stacked; keys and values may have fewer heads."""
-        groups = _setting(self.config, ("num_key_value_heads",)) or heads
-        if rows % (heads + 2 * groups):
-            raise _odd(place, f"{rows} rows are not {heads} heads of queries and {groups} each of keys and values")
-        return rows // (heads + 2 * groups)
 
     def _norm_before(self, place: _Place) -> str | None:
         own, below = f"{place.stack}.{place.index}.", f"{place.stack}.{place.index - 1}."

@@ -231,10 +231,12 @@ STRENGTHS = (1.0, 3.0, 10.0)
 PILOT_HEADS = 64
 
 
-@dataclass
-class Costs:
-    """Seconds of the steps, measured on a small part and scaled up."""
+@dataclass(eq=False)
+class Preparation:
+    """What a small part spoke for, and the seconds that steps take, measured on it and scaled up."""
 
+    rule: TokenRule
+    strength: float | None = None  # of the identity for biased heads; None where there is no query to resemble
     pair: float = 0.0  # of the kernel of zero-mean heads, per pair of tokens
     biased_pair: float = 0.0
     token_head: float = 0.0  # of features, per token, head and coordinate
@@ -253,36 +255,25 @@ class Costs:
         return max(self.solve * n**2, 2e-10 * n**3) + 0.01
 
 
-@dataclass(frozen=True, eq=False)
-class Preparation:
-    """What the small part spoke for."""
-
-    rule: TokenRule
-    strength: float | None  # of the identity for biased heads; None where there is no query to resemble
-    costs: Costs
-
-
 def make_choice(problem: LensProblem, config: LensConfig) -> Preparation:
     """Scaling (and a query made of the keys) by leave-one-out of zero-mean heads; then the strength of a bias."""
     rows = _few(problem, config.seed)
     sets, columns = problem.sets[rows], problem.columns[rows]
     queries = ("given",) if sets.has_own_queries else ("given", "mean")
-    costs = Costs()
     found: list[tuple[float, TokenRule]] = []
     for scaling in SCALINGS:
         for query in queries:
             rule = TokenRule.learn(sets, scaling, query, config.pooling)
             gram = _pilot(rule.apply(sets), GaussianHeads(), config)
             found.append((_loo(gram, columns), rule))
-    _, rule = min(found, key=lambda pair: pair[0])
-    strength = None
-    if problem.has_query or rule.query != "given":
-        ready = rule.apply(sets)
+    choice = Preparation(min(found, key=lambda pair: pair[0])[1])
+    ready = choice.rule.apply(sets)
+    if problem.has_query or choice.rule.query != "given":
         grams = [head_gram(ready, GaussianHeads(c), PILOT_HEADS, config.activation, config.seed) for c in STRENGTHS]
         errors = [_loo(gram, columns) for gram in grams]
-        strength = STRENGTHS[int(np.argmin(errors))]
-    _measure(costs, problem, rows, rule, config)
-    return Preparation(rule, strength, costs)
+        choice.strength = STRENGTHS[int(np.argmin(errors))]
+    _measure(choice, problem, rows, ready, config)
+    return choice
 
 
 def _few(problem: LensProblem, seed: int) -> Int[np.ndarray, " r"]:
@@ -303,10 +294,8 @@ def _loo(gram: Gram, columns: np.ndarray) -> float:
     return ridge_gram(gram.matrix, RidgeProblem.of(columns), rounding=gram.rounding, overwrite_gram=True).error
 
 
-def _measure(costs: Costs, problem: LensProblem, rows: np.ndarray, rule: TokenRule, config: LensConfig) -> None:
+def _measure(costs: Preparation, problem: LensProblem, rows: np.ndarray, ready: Any, config: LensConfig) -> None:
     """Time each kind of step once more, now that everything is compiled."""
-    sets = problem.sets[rows]
-    ready = rule.apply(sets)
     tokens = problem.tokens * len(rows) / len(problem)
     began = time.perf_counter()
     gram = head_gram(ready, GaussianHeads(), PILOT_HEADS, config.activation, config.seed)
@@ -320,7 +309,7 @@ def _measure(costs: Costs, problem: LensProblem, rows: np.ndarray, rule: TokenRu
         began = time.perf_counter()
         kernel_gram(ready[:few], GaussianHeads(1.0), config.activation)
         costs.biased_pair = (time.perf_counter() - began) / (tokens * few / len(rows)) ** 2
-    part = LensProblem(sets, problem.columns[rows], None, ())
+    part = LensProblem(problem.sets[rows], problem.columns[rows], None, ())
     half = np.arange(len(rows))
     began = time.perf_counter()
     held_out_losses(gram, part, half, half[:1])
@@ -334,11 +323,11 @@ def affordable(problem: LensProblem, choice: Preparation, config: LensConfig, sp
     width = problem.batch.dim + 1
     for size in [n, *(s for s in SIZES if s < n)]:
         tokens = problem.tokens * size / n
-        kernels = choice.costs.kernel(tokens) * (3 if problem.has_query else 2)
-        kernels += choice.costs.heads(tokens, size, config.n_heads, width) * (2 + 2 * biased)
+        kernels = choice.kernel(tokens) * (3 if problem.has_query else 2)
+        kernels += choice.heads(tokens, size, config.n_heads, width) * (2 + 2 * biased)
         for folds in (5, 3):
             fits = (7 + biased) * folds + 12
-            if kernels + fits * choice.costs.fit(int(0.8 * size)) < left:
+            if kernels + fits * choice.fit(int(0.8 * size)) < left:
                 return size, folds
     return min(n, SIZES[-1]), 2
 
@@ -432,7 +421,7 @@ class _Look:
         return True
 
     def _fit_cost(self, n_fits: int) -> float:
-        return n_fits * self.choice.costs.fit(self.found.n_train)
+        return n_fits * self.choice.fit(self.found.n_train)
 
     def _evaluate(self, m: Measured, gram: Gram, folds: Any = None) -> Measured:
         began = time.perf_counter()
@@ -477,7 +466,7 @@ class _Look:
             self.found.skipped.append("biased attention: without a query there is nothing for keys to resemble.")
         else:
             laws.append(("biased attention", "biased", GaussianHeads(self.choice.strength)))
-        costs, tokens, n_heads = self.choice.costs, self.problem.tokens, self.config.n_heads
+        costs, tokens, n_heads = self.choice, self.problem.tokens, self.config.n_heads
         for name, role, law in laws:
             seconds = costs.heads(tokens, len(self.problem), n_heads, self.problem.batch.dim + 1)
             if self._afford(f"{name}, {n_heads} heads", seconds + self._fit_cost(len(self.folds))):
@@ -535,7 +524,7 @@ class _Look:
         )
 
     def _learned_infinite(self, learned: Measured) -> None:
-        seconds = self.choice.costs.kernel(self.problem.tokens, biased=True) + self._fit_cost(1)
+        seconds = self.choice.kernel(self.problem.tokens, biased=True) + self._fit_cost(1)
         if not self.exact or not self._afford("learned law, infinite heads", seconds * len(learned.law)):
             return
         m = Measured("learned law, infinite heads", "attention", "learned", learned.law, math.inf)
@@ -567,7 +556,7 @@ class _Look:
         if not self.problem.has_query:
             self._made_query(best)
             return
-        costs, tokens = self.choice.costs, self.problem.tokens
+        costs, tokens = self.choice, self.problem.tokens
         biased = best.role == "biased" and math.isinf(best.heads)
         seconds = costs.kernel(tokens) + costs.kernel(tokens, biased=biased) + 2 * self._fit_cost(len(self.folds))
         if not self._afford("the query taken away, and shuffled", seconds):
@@ -602,7 +591,7 @@ class _Look:
         if self.problem.sets.has_own_queries:
             return
         other = replace(self.choice.rule, query="given" if self.choice.rule.query == "mean" else "mean")
-        seconds = self.choice.costs.kernel(self.problem.tokens, biased=False) + self._fit_cost(len(self.folds))
+        seconds = self.choice.kernel(self.problem.tokens, biased=False) + self._fit_cost(len(self.folds))
         if not self._afford("a query made of the keys", seconds):
             return
         gram = self._gram(GaussianHeads(), infinite=math.isinf(best.heads), ready=other.apply(self.problem.sets))
@@ -623,7 +612,7 @@ class _Look:
         counts = counts if self.exact else (*counts, 4 * used)
         folds = [k for k in list(self.folds)[:3] if k in leader.losses]
         width = self.problem.batch.dim + 1
-        seconds = self.choice.costs.heads(self.problem.tokens, len(self.problem), counts[-1], width)
+        seconds = self.choice.heads(self.problem.tokens, len(self.problem), counts[-1], width)
         many = len(folds) if leader.role == "learned" else 1
         if not self._afford("the number of heads", many * seconds + self._fit_cost(len(counts) * len(folds))):
             return
