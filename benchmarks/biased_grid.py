@@ -2,11 +2,11 @@
 
     PYTHONPATH=src python benchmarks/biased_grid.py --out out/biased_grid --device cuda --seconds 420
 
-d, N, the mean c, the power q of f_{2,q}, heads M (and infinitely many), penalty and n: every combination. What the theory
-describes is fitted: ridge without intercept, α = nλ, no noise, query and keys on the sphere. A draw has 4096 training sets;
-smaller n are disjoint parts of it, so that they are repeated within a draw; finite heads are drawn three times on it. All
-settings are drawn once, then again as long as there is time. Everything is float64. Predictions are made beside on other cores. Writes rows.csv (predicted,
-measured, its standard error) and prints how far off predictions are.
+d, N, the mean c, the power q of f_{2,q}, heads M (and infinitely many), penalty and n: every combination. What the
+theory describes is fitted: ridge without intercept, α = nλ, no noise, query and keys on the sphere. A draw has 4096
+training sets; smaller n are disjoint parts of it, so that they are repeated within a draw; finite heads are drawn three
+times on it. All settings are drawn once, then again as long as there is time. Everything is float64. Predictions are
+made beside on other cores. Writes rows.csv (predicted, measured, its standard error) and prints how far off they are.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ def measured(
     targets = [Correlation(q, dim) for q in POWERS]
     y, truth = (torch.as_tensor(np.stack([t(s) for t in targets], axis=1), device=device) for s in sets)
     batches = sets if device == "cpu" else [s.to(device) for s in sets]
-    for m, again in [(m, i) for m in HEADS for i in range(1 if math.isinf(m) else HEAD_DRAWS)]:
+    for m, again in product(HEADS, range(HEAD_DRAWS)):
+        if math.isinf(m) and again:
+            continue
         if math.isinf(m):
             gram = kh.attention_kernel(batches[0], law=law)
             cross = kh.attention_kernel(batches[1], batches[0], law=law)
