@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from keyhole.estimators.inputs import (
     as_samples,
     as_seed,
     as_weights,
+    cheaper_heads,
     check_layer_options,
     class_weights,
     fit_sets,
@@ -39,7 +41,7 @@ class _AttentionModel(SetEstimator):
 
     def __init__(
         self,
-        n_heads: Any = 512,
+        n_heads: Any = "auto",
         law: Any = None,
         alpha: Any = "loo",
         activation: Any = "relu",
@@ -48,8 +50,8 @@ class _AttentionModel(SetEstimator):
         *,
         dtype: Any = "float64",
         pooling: Any = "mean",
-        scaling: Any = "none",
-        query: Any = "given",
+        scaling: Any = "auto",
+        query: Any = "auto",
         device: Any = None,
         solver: Any = "auto",
     ) -> None:
@@ -83,11 +85,14 @@ class _AttentionModel(SetEstimator):
             "criterion": check_choice(getattr(self, "criterion", "squared_error"), "criterion", CRITERIA),
             "memory_budget": memory_budget(),
         }
-        law, penalties, seed = as_law(self.law), as_penalties(self.alpha), as_seed(self.random_state)
-        plan = LayerPlan(as_heads(self.n_heads), law, penalties, seed, options)
+        law = None if self.law is None else as_law(self.law)
+        penalties, seed = as_penalties(self.alpha), as_seed(self.random_state)
+        auto = isinstance(self.n_heads, str) and self.n_heads == "auto"
+        n_heads = cheaper_heads(batch, law, self.query, options) if auto else as_heads(self.n_heads)
+        plan = LayerPlan(n_heads, law, penalties, seed, options)
         fitted = fit_sets(batch, columns, plan, self.scaling, self.query, self.pooling)
         fit, ridge = fitted.fit, fitted.fit.ridge
-        self.law_ = fitted.law
+        self.law_, self.n_heads_ = fitted.law, math.inf if n_heads is None else n_heads
         self.tokens_ = fitted.rule
         self.scaling_errors_ = fitted.tried
         self.layer_ = fit.layer
@@ -278,7 +283,7 @@ class AttentionClassifier(StreamedClassifier, LabelScores, ClassifierMixin, _Att
 
     def __init__(
         self,
-        n_heads: Any = 512,
+        n_heads: Any = "auto",
         law: Any = None,
         alpha: Any = "loo",
         activation: Any = "relu",
@@ -287,8 +292,8 @@ class AttentionClassifier(StreamedClassifier, LabelScores, ClassifierMixin, _Att
         *,
         dtype: Any = "float64",
         pooling: Any = "mean",
-        scaling: Any = "none",
-        query: Any = "given",
+        scaling: Any = "auto",
+        query: Any = "auto",
         device: Any = None,
         solver: Any = "auto",
         class_weight: Any = None,
