@@ -105,7 +105,13 @@ def test_regressor(rng, n_heads, dtype, tolerance):
     sets = kh.targets.sphere_sets(400, 6, 5, seed=0)
     y = kh.targets.TokenPower(2, dim=5)(sets)
     options = {"n_heads": n_heads, "alpha": 1e-2, "random_state": 0}
-    here = kh.AttentionRegressor(**options).fit(sets, y)
-    there = kh.AttentionRegressor(**options, device="cuda", dtype=dtype).fit(sets, y)
+    here = kh.AttentionRegressor(
+        **{"n_heads": 512, "law": kh.GaussianHeads(), "scaling": "none", "query": "given", **options}
+    ).fit(sets, y)
+    there = kh.AttentionRegressor(
+        **{"n_heads": 512, "law": kh.GaussianHeads(), "scaling": "none", "query": "given", **options},
+        device="cuda",
+        dtype=dtype,
+    ).fit(sets, y)
     assert math.isclose(here.loo_error_, there.loo_error_, rel_tol=tolerance)
     assert np.abs(here.predict(sets) - there.predict(sets)).max() <= tolerance * np.abs(y).max()

@@ -118,14 +118,18 @@ class AttentionRegressor(StreamedRegressor, MultiOutputMixin, RegressorMixin, _A
 
     The layer is f(x) = Σ_m <v_m, φ_m(x)> + b with features φ_m of M random heads; v minimises
     Σ_i (y_i − f(x_i))² + α|v|², the intercept b being free. Primal if M·(d+1) < n, dual otherwise, the exact
-    kernel if ``n_heads=math.inf``; the same numbers by all three.
+    kernel if ``n_heads=math.inf``; the same numbers by all three. Without settings everything is chosen on the training
+    set; the paper's layer is ``n_heads=512, law=kh.GaussianHeads(), scaling="none", query="given"``.
 
     Parameters
     ----------
-    n_heads : int or math.inf
-        M, or infinity for the exact kernel of infinitely many heads.
+    n_heads : int, math.inf or "auto"
+        M, or infinity for the exact kernel of infinitely many heads. "auto" is the exact kernel where it is predicted,
+        from the sizes of the training set alone, to take less time than 512 heads, and 512 heads where it is not; in
+        batches, as many as make 2048 columns, 512 at most.
     law : law of the heads, optional
-        ``kh.GaussianHeads()`` if None. ``kh.GaussianHeads(mean=1.0)`` favours targets that depend on <x_0, x_i>.
+        ``kh.GaussianHeads(mean=1.0)`` favours targets that depend on <x_0, x_i>. None is ``kh.GaussianHeads()``, or a
+        multiple of the identity as its mean where there is a query and the left-out loss is lower beyond doubt.
     alpha : "loo", number or sequence of numbers
         Ridge penalty; "loo" chooses from an automatic grid, a sequence from itself, both by exact leave-one-out.
     activation : str
@@ -140,10 +144,12 @@ class AttentionRegressor(StreamedRegressor, MultiOutputMixin, RegressorMixin, _A
         grow with the set.
     scaling : "none", "sphere", "standard" or "auto"
         What is done to tokens first, learned on the training sets: each to length one; or every coordinate centred
-        and divided by √d times its standard deviation; "auto" takes the one of least leave-one-out error.
+        and divided by √d times its standard deviation; "auto" takes the one of least leave-one-out loss, on 128 to
+        500 samples, so that choosing takes about as long as one fit.
     query : "given", "mean", "each" or "auto"
         The query of each set, or the constant one; the mean of its keys; each key in turn, features pooled over
-        queries. "auto" tries "given" and "mean" on sets without a query.
+        queries. "auto" tries "given" and "mean" on sets without a query. In batches all that is automatic is settled
+        on the first 1024 samples, or on fewer if values are asked for before that, and kept.
     device : None, "auto", "cuda", "cuda:1", … or "cpu"
         Where torch fits and predicts (docs/gpu.md); "auto" is the first GPU, if any. None follows ``X``: torch where it
         holds tensors, NumPy otherwise. Fitted attributes and predictions are NumPy arrays always.
@@ -159,7 +165,9 @@ class AttentionRegressor(StreamedRegressor, MultiOutputMixin, RegressorMixin, _A
     tokens_ : TokenRule
         Scaling, query and pooling used.
     scaling_errors_ : dict
-        Leave-one-out error of every (scaling, query) tried; empty if there was nothing to choose.
+        Leave-one-out loss of every (scaling, query) tried; empty if there was nothing to choose.
+    n_heads_ : int or math.inf
+        Heads used; infinity for the exact kernel.
     alpha_ : float
         The penalty used.
     loo_error_ : float
@@ -248,7 +256,8 @@ class AttentionClassifier(StreamedClassifier, LabelScores, ClassifierMixin, _Att
     criterion : "log_loss" or "squared_error"
         What the penalty, and all else that is automatic, is chosen by: the log-loss of the calibrated left-out
         scores, or the squared error of the ±1 columns. Fits in batches have the log-loss of the samples they keep for
-        calibration. `LearnedHeads` descends the squared error, whose gradient is exact, in either case.
+        calibration. `IdentityHeads` and `LearnedHeads` are fitted by the squared error, whose gradient is exact, in
+        either case: laws know nothing of classes.
 
     Attributes
     ----------

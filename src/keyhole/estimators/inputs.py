@@ -353,7 +353,7 @@ def choose_rule(
 ) -> RuleChoice:
     """Choose scaling, query and law, one after the other, by the left-out loss of fits to few samples.
 
-    The scaling of least loss under the query that is given; then the mean of the keys as query if its loss is less; then
+    The scaling of least loss under the query that is given; the mean of the keys as query if its loss is less; then
     a multiple of the identity as mean of the law, if that lowers the loss by more than a standard error, sample by
     sample. Multiples grow until one is worse than the last. A law that is learned is learned later, under the rule that
     suits heads around zero.
