@@ -350,7 +350,7 @@ def ridge_rows(row_blocks: RowBlocks, problem: RidgeProblem, *, keep_factor: boo
     (1e-06, array([ 3., -1.]), array([2.]))
     """
     moments: DesignMoments | None = None
-    for rows, block in _checked_rows(row_blocks, len(problem.y)):
+    for rows, block in _rows(row_blocks, len(problem.y)):
         if moments is None:
             sizes = block.shape[1], problem.y.shape[1]
             moments = DesignMoments.empty(*sizes, fit_intercept=problem.fit_intercept)
@@ -376,7 +376,7 @@ class RowsRoute:
 
     def left_out(self) -> Iterator[tuple[slice, slice, Float[np.ndarray, "a b t"]]]:
         """Left-out residuals in one pass over the rows; the leverages are kept."""
-        for rows, block in _rows(self.row_blocks):
+        for rows, block in _rows(self.row_blocks, len(self.problem.y)):
             some = self.problem.centred[rows], self.problem.weights[rows]
             self.complements[:, rows], left_out = self.axes.judge_rows(block, *some, self.alphas)
             yield slice(None), rows, left_out
@@ -384,25 +384,19 @@ class RowsRoute:
     def solve(self, i: int) -> Solution:
         """Values, intercept, left-out residuals, in a pass over the rows."""
         coef, means = self.axes.coef(float(self.alphas[i])), self.axes.means
-        fitted = [(block - means.astype(block.dtype)) @ coef for _, block in _rows(self.row_blocks)]
+        blocks = _rows(self.row_blocks, len(self.problem.y))
+        fitted = [(block - means.astype(block.dtype)) @ coef for _, block in blocks]
         residuals = self.problem.centred - np.concatenate(fitted)
         return coef, self.axes.intercept(coef), leave_one_out(residuals, self.complements[i])
 
 
-def _rows(row_blocks: RowBlocks) -> Iterator[tuple[slice, np.ndarray]]:
-    """Blocks with the rows they hold."""
-    start = 0
-    for block in row_blocks():
-        block = check_float_array(block, "row_blocks")
-        yield slice(start, start + len(block)), block
-        start += len(block)
-
-
-def _checked_rows(row_blocks: RowBlocks, n: int) -> Iterator[tuple[slice, np.ndarray]]:
+def _rows(row_blocks: RowBlocks, n: int) -> Iterator[tuple[slice, np.ndarray]]:
     """Blocks with the rows they hold; raises if they do not make up n rows of one width."""
     width, stop = None, 0
-    for rows, block in _rows(row_blocks):
+    for block in row_blocks():
+        block = check_float_array(block, "row_blocks")
         width = block.shape[-1] if width is None else width
+        rows = slice(stop, stop + len(block))
         if block.ndim != 2 or block.shape[1] != width or width == 0:
             raise ValueError(
                 f"every block of rows must have shape (n_b, p) with the same p ≥ 1: the block of rows "
