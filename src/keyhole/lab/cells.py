@@ -13,7 +13,7 @@ from typing import Any
 
 Values = dict[str, float]  # what a cell comes to, by name; every number is finite
 
-ARITHMETIC = {"ridge": 1, "fixed": 1, "spectrum": 1, "absolute": 2, "huber": 2}
+ARITHMETIC = {"ridge": 1, "fixed": 1, "absolute": 2, "huber": 2}
 """Version of the computation behind each learner, part of every key.
 
 Raise it whenever a change anywhere (features, kernels, solvers, draws) moves the numbers of a cell. It is written by
@@ -41,8 +41,7 @@ class Cell:
     repetition: int  # with the seed it names the draw of sets, heads and noise
     learner: str = "ridge"
     """"ridge" with its penalty chosen by leave-one-out; "fixed", ridge with the penalty ``ridge`` and no intercept;
-    "absolute" or "huber", the constrained learner of the theorems with that loss; "spectrum", the test error predicted
-    from the spectrum of a sample."""
+    "absolute" or "huber", the constrained learner of the theorems with that loss."""
     noise: float = 0.0  # variance of the noise in the labels, as a share of Var f*
     outliers: float = 0.0  # share of the labels that are off by ± ``outlier_size`` standard deviations of f*
     outlier_size: float = 0.0

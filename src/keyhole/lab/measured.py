@@ -292,16 +292,14 @@ def quotient(upper: Estimate, lower: Estimate) -> Estimate:
     return Estimate(ratio, spread, ratio - 2 * spread, ratio + 2 * spread)
 
 
-def samples_saved(better: Curve, worse: Curve, x: float, seed: int = 0) -> Estimate:
-    """How many times fewer samples the better model needs for the error that the worse one has at ``x``."""
-    i = int(np.flatnonzero(worse.x == x)[0])
-    known = np.isfinite(worse.runs[:, i]) & np.isfinite(better.runs[:, i])
+def samples_ratio(upper: Curve, lower: Curve, level: float, seed: int = 0) -> Estimate:
+    """How many times the samples of one model another needs for the same error, over the same repetitions."""
 
     def statistic(tables: list[np.ndarray]) -> float | None:
-        needed = falls_to(better.x[: i + 1], _mean(tables[0]), float(_mean(tables[1])[0]))
-        return None if needed is None else x / needed
+        needed = [falls_to(c.x, _mean(table), level) for c, table in zip((upper, lower), tables, strict=True)]
+        return needed[0] / needed[1] if needed[0] and needed[1] else None
 
-    return resample(statistic, [better.runs[known, : i + 1], worse.runs[known, i : i + 1]], seed)
+    return resample(statistic, [upper.runs, lower.runs], seed)
 
 
 def slope(curve: Curve, seed: int = 0) -> Estimate:
