@@ -46,9 +46,7 @@ class DesignMoments:
     (np.float64(20.0), 4)
     """
 
-    gram: Float[np.ndarray, "p p"] = field(
-        repr=False
-    )  # Σ w (φ − φ̄)(φ − φ̄)ᵀ, Fortran order, lower; φ̄ = 0 without intercept
+    gram: Float[np.ndarray, "p p"] = field(repr=False)  # Σ w (φ − φ̄)(φ − φ̄)ᵀ, Fortran order, lower triangle
     cross: Float[np.ndarray, "p t"] = field(repr=False)  # Σ w (φ − φ̄)(y − ȳ)ᵀ
     squares: Float[np.ndarray, " t"] = field(repr=False)  # Σ w (y − ȳ)²
     means: Float[np.ndarray, " p"] = field(repr=False)
