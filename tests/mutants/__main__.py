@@ -410,7 +410,8 @@ def leave_the_cache_of_numba() -> None:
 
     config.CACHE_DIR = tempfile.mkdtemp()
     for found in gc.get_objects():
-        if isinstance(found, dispatcher.Dispatcher) and found.stats.cache_path:
+        # the type itself: torch has objects that warn when asked for their class
+        if issubclass(type(found), dispatcher.Dispatcher) and found.stats.cache_path:
             found.enable_caching()
 
 
