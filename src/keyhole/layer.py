@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 
 from keyhole._array import MEMORY_BUDGET, block_size, blocks, narrowed, unit_exponent
 from keyhole.attention.features import apply_values, attention_features, feature_blocks
-from keyhole.attention.heads import HeadDraw, HeadLaw
+from keyhole.attention.heads import DRAWN_BYTES, HeadDraw, HeadLaw
 from keyhole.attention.kernels import attention_kernel, tensor_kernel
 from keyhole.data.sets import PooledSets, SetBatch, first_occurrences
 from keyhole.ridge.design import ridge_rows
@@ -394,7 +394,8 @@ def _fit_dual(task: _Task) -> tuple[FiniteLayer, RidgeFit]:
     """Sum ΦΦᵀ over blocks of heads, solve, then v = Φᵀa over the blocks again."""
     assert isinstance(task.heads, HeadDraw)
     batch, budget = task.samples.batch, task.memory_budget
-    n, heads, width = len(batch), task.heads.stored(budget // 4), task.heads.dim + 1
+    n, width = len(batch), task.heads.dim + 1
+    heads = task.heads.seen_by(query=batch.has_query).stored(budget // 4)
     centre = mean_feature(batch, heads, task) if task.problem.fit_intercept else None
     # all features in one block if they fit; blocks of half the budget are as fast, and leave the rest to the solver
     fits = n * heads.n_heads * width * np.dtype(task.dtype).itemsize <= 0.9 * budget
@@ -457,8 +458,8 @@ def _fit_dual_on_device(task: _Task) -> tuple[FiniteLayer, RidgeFit]:
     """ΦΦᵀ summed in float64 on a device, then v = Φᵀa; on the host if n × n matrices do not fit the device."""
     from keyhole._tensors import as_array, astype, free_bytes, to_device, zeros
 
-    heads, device = task.heads, str(task.device)
-    assert isinstance(heads, HeadDraw)
+    assert isinstance(task.heads, HeadDraw)
+    heads, device = task.heads.seen_by(query=task.samples.batch.has_query), str(task.device)
     n, width = len(task.samples.batch), heads.dim + 1
     if 3 * 8 * n * n > free_bytes(device):
         host = replace(task, device=None)
@@ -522,7 +523,8 @@ class HeadDesign:
         width = heads.dim + 1
         # at least 16 heads, so that a block of few samples is not all overhead
         row = len(self.batch) * width * np.dtype(self.dtype).itemsize
-        budget = min(self.memory_budget, max(IN_CACHE, 16 * (row + 40 * width**2)))
+        entries = heads.seen_by(query=self.batch.has_query).entries
+        budget = min(self.memory_budget, max(IN_CACHE, 16 * (row + DRAWN_BYTES * entries)))
         options: dict[str, Any] = {"dtype": self.dtype, "memory_budget": budget, "reuse_buffer": True}
         # the centre is that of all heads; of fewer, scaled by their own number, it is larger
         centre = self.centre
@@ -579,9 +581,10 @@ class HeadDesign:
         """ΦΦ_Sᵀ of as many of the heads as take about the time of two passes: it stands for that of all."""
         lengths = self.batch.token_counts
         width = self.heads.dim + 1
-        pass_cost = self.heads.n_heads * (2 * width**2 + 4 * width * float(lengths.mean()))
+        entries = self.heads.seen_by(query=self.batch.has_query).entries
+        pass_cost = self.heads.n_heads * (2 * entries + 4 * width * float(lengths.mean()))
         few = int(min(self.heads.n_heads, max(64, PRODUCTS_PER_PASS * pass_cost / (2 * width * len(chosen)))))
-        heads = HeadDraw(self.heads.law, few, self.heads.dim, self.heads.seed)
+        heads = HeadDraw(self.heads.law, few, self.heads.dim, self.heads.seed, self.heads.query_dim)
         columns = np.zeros((len(self.batch), len(chosen)), self.dtype)
         for _, block in self.column_blocks(heads):
             columns += block @ block[chosen].T

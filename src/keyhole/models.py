@@ -244,6 +244,7 @@ class Packer:
             held = {"sets": value.sets, "counts": value.counts}
         elif isinstance(value, HeadDraw):
             held = {"law": value.law, "n_heads": value.n_heads, "dim": value.dim, "seed": value.seed}
+            held["query_dim"] = value.query_dim
         elif known(RECORDS, value):
             held = {f.name: getattr(value, f.name) for f in fields(value) if f.name not in UNSAVED.get(kind, ())}
             if isinstance(value, DesignMoments):
@@ -335,7 +336,8 @@ def _build(kind: str, held: dict[str, Any]) -> Any:
         return SetGroups(held["sets"], held["counts"])
     if kind == "HeadDraw":
         refuse_if(held["n_heads"] > MOST_HEADS, f"{held['n_heads']:,} heads, of which {MOST_HEADS:,} are allowed")
-        return HeadDraw(held["law"], held["n_heads"], held["dim"], held["seed"])
+        # files of 0.1.0 say nothing of queries: they have the dimension of keys
+        return HeadDraw(held["law"], held["n_heads"], held["dim"], held["seed"], held.get("query_dim"))
     if kind in RECORDS:
         record = RECORDS[kind]
         wanted = {f.name for f in fields(record) if f.default is MISSING and f.default_factory is MISSING}
@@ -367,15 +369,15 @@ def _check_law(law: Any) -> None:
         _check_array(law.mean, 2, "mean", kinds="fiub")
 
 
-def law_width(law: Any) -> int | None:
-    """D of the heads of a law that has them for one D only."""
+def _law_fits(law: Any, shape: tuple[int, int]) -> bool:
+    """Whether a law has heads of shape (D_q, D)."""
     if isinstance(law, FittedHeads):
-        return int(law.means_.shape[1])
+        return bool(law.means_.shape[1:] == shape)
+    if isinstance(law, GaussianHeads) and np.ndim(law.mean) == 0 and law.pairs is not None:
+        stated = np.asarray(law.pairs)
+        return stated.ndim == 2 and stated.dtype.kind in "iu" and bool(((stated >= 0) & (stated + 1 < shape)).all())
     mean = getattr(law, "mean", None)
-    if mean is None or np.ndim(mean) == 0:
-        return None
-    rows, columns = np.shape(mean)
-    return int(rows) if rows == columns else -1
+    return mean is None or np.ndim(mean) == 0 or np.shape(mean) == shape
 
 
 def _sets(tokens: Any, offsets: Any, query: Any) -> SetBatch:
@@ -386,7 +388,7 @@ def _sets(tokens: Any, offsets: Any, query: Any) -> SetBatch:
         raise ValueError("sets whose offsets do not share out the tokens")
     if query is not None:
         _check_array(query, 2, "query")
-        if query.shape != (len(offsets) - 1, tokens.shape[1]) or query.dtype != tokens.dtype:
+        if len(query) != len(offsets) - 1 or not query.shape[1] or query.dtype != tokens.dtype:
             raise ValueError(f"queries of shape {query.shape} for {len(offsets) - 1} sets")
     return SetBatch._from_flat(tokens, offsets, query)
 
@@ -403,7 +405,14 @@ def _check_record(kind: str, built: Any) -> None:
                 _check_array(built.spread, 1, "spread")
                 if built.centre.shape != built.spread.shape or not (built.spread > 0).all():
                     raise ValueError("a token rule whose centre and spread do not fit")
-            elif built.centre is not None or built.spread is not None:
+            of_query = (built.query_centre, built.query_spread)
+            if built.scaling == "standard" and any(array is not None for array in of_query):
+                _check_array(built.query_centre, 1, "query_centre")
+                _check_array(built.query_spread, 1, "query_spread")
+                if of_query[0].shape != of_query[1].shape or not (of_query[1] > 0).all() or built.query != "given":
+                    raise ValueError("a token rule whose centre and spread of queries do not fit")
+            every = (built.centre, built.spread, *of_query)
+            if built.scaling != "standard" and any(array is not None for array in every):
                 raise ValueError(f"a token rule with a centre, and the scaling {built.scaling!r}")
         case "Step":
             check_count(built.step, "step", minimum=0)
@@ -411,7 +420,7 @@ def _check_record(kind: str, built: Any) -> None:
                 raise ValueError("a step whose errors are no numbers")
         case "FittedHeads":
             _check_array(built.means_, 3, "means_")
-            if not len(built.means_) or built.means_.shape[1] != built.means_.shape[2]:
+            if 0 in built.means_.shape:
                 raise ValueError(f"means of shape {built.means_.shape}")
             if not (isinstance(built.scale, float) and built.scale > 0 and math.isfinite(built.scale)):
                 raise ValueError(f"a scale of {built.scale!r:.40}")
@@ -421,7 +430,8 @@ def _check_record(kind: str, built: Any) -> None:
                     raise ValueError("scales of the query or of the key, and not of both")
                 if scales is not None:
                     _check_array(scales, 1, name)
-                    if scales.shape != built.means_.shape[1:2] or not (scales > 0).all():
+                    axis = 1 if name == "query_scales_" else 2
+                    if len(scales) != built.means_.shape[axis] or not (scales > 0).all():
                         raise ValueError(f"{name} that do not fit the means")
             check_choice(built.chosen, "chosen", CHOICES)
             check_number(built.strength, "strength")
@@ -687,6 +697,11 @@ def _restore(document: dict[str, Any], unpacker: Unpacker) -> SavedModel:
     if type(estimator.n_features_in_) is not int or type(estimator.has_query_) is not bool:
         raise ValueError("no token dimension, or no word about queries")
     refuse_if(estimator.n_features_in_ < 1, f"tokens of dimension {estimator.n_features_in_}")
+    if not hasattr(estimator, "n_query_features_in_"):  # a file of 0.1.0: queries have the dimension of keys
+        estimator.n_query_features_in_ = estimator.n_features_in_ if estimator.has_query_ else 0
+    asked = estimator.n_query_features_in_
+    if type(asked) is not int or (asked > 0) != estimator.has_query_ or asked < 0:
+        raise ValueError(f"queries of dimension {asked!r:.40}")
     _attach_layer(estimator, document["layer"], unpacker)
     _check_fitted(estimator, list(document["fitted"]))
     if "stream" in document:
@@ -730,7 +745,7 @@ def _attach_layer(estimator: Any, described: Any, unpacker: Unpacker) -> None:
             estimator.values_ = layer.values[..., 0] if single else layer.values
         elif isinstance(layer, KernelLayer):
             _check_training_sets(estimator, layer.sets)
-            if law_width(layer.law) not in (None, estimator.n_features_in_ + 1):
+            if not _law_fits(layer.law, (layer.sets.query_dim + 1, layer.sets.dim + 1)):
                 raise ValueError(f"a kernel that does not fit tokens of dimension {estimator.n_features_in_}")
             estimator.dual_coef_ = layer.dual[..., 0] if single else layer.dual
         else:
@@ -754,7 +769,7 @@ def _resume(estimator: Any, sums: Any) -> None:
     if labelled:
         if kept.sets is None or kept.sets.dim != estimator.n_features_in_ or not (np.abs(kept.columns) == 1).all():
             raise ValueError("no samples to calibrate on, or of another dimension or other labels")
-        if (kept.sets.query is not None) != estimator.has_query_:
+        if (kept.sets.query_dim if kept.sets.query is not None else 0) != estimator.n_query_features_in_:
             raise ValueError("samples to calibrate on with queries and training sets without, or the other way round")
     resume_stream(estimator, sums, single=_is_single(estimator))
 
@@ -768,6 +783,7 @@ def _check_training_sets(estimator: Any, sets: SetBatch | PooledSets) -> None:
     refuse_if(sets.dim != estimator.n_features_in_, "a kernel that does not fit the tokens")
     fits = sets.pooling == rule.pooling and sets.each == (plain and rule.query == "each")
     has_query = rule.query == "mean" or (estimator.has_query_ and rule.query == "given")
+    fits = fits and base.query_dim == _query_dim(estimator)
     if not fits or (not plain and rule.query != "given") or (base.query is not None) != has_query:
         raise ValueError("training sets pooled or queried otherwise than new ones")
 
@@ -792,13 +808,24 @@ def _attach_pruned(estimator: Any, parts: dict[str, Any]) -> None:
     estimator.layer_ = PrunedLayer(heads, active, kept[active], intercept, activation, dtype)
 
 
+def _query_dim(estimator: Any) -> int:
+    """The dimension of the queries that the layer sees: those given, or made of keys."""
+    rule = getattr(estimator, "tokens_", None)
+    given = estimator.has_query_ and (rule is None or rule.query == "given")
+    return int(estimator.n_query_features_in_ if given else estimator.n_features_in_)
+
+
 def _check_heads(heads: Any, estimator: Any) -> None:
-    width = estimator.n_features_in_ + 1
-    if not isinstance(heads, HeadDraw) or heads.dim + 1 != width or law_width(heads.law) not in (None, width):
+    shape = (_query_dim(estimator) + 1, estimator.n_features_in_ + 1)
+    if (
+        not isinstance(heads, HeadDraw)
+        or (heads.query_dim + 1, heads.dim + 1) != shape
+        or not _law_fits(heads.law, shape)
+    ):
         raise ValueError(f"heads that do not fit tokens of dimension {estimator.n_features_in_}")
     refuse_if(isinstance(heads.law, UnfittedLaw), "heads of a law that was never fitted")
     # a law that cannot be drawn from says so; a small file must not make us draw a large matrix
-    small = width * (width + 2 * getattr(heads.law, "rank", 0)) <= LARGEST_TRIAL
+    small = math.prod(shape) + sum(shape) * getattr(heads.law, "rank", 0) <= LARGEST_TRIAL
     refuse_if(small and not np.isfinite(heads.block(0, 1)).all(), "heads that are not finite")
 
 
@@ -838,15 +865,18 @@ def _check_fitted(estimator: Any, names: Collection[str]) -> None:
 def _fits(name: str, value: Any, estimator: Any) -> bool:
     """Whether a fitted attribute has the type, the shape and the range that it has after a fit."""
     match name:
-        case "n_features_in_" | "has_query_" | "_single" | "classes_":
+        case "n_features_in_" | "n_query_features_in_" | "has_query_" | "_single" | "classes_":
             return True  # checked before the layer, or with it
         case "feature_names_in_":
             return _is_array(value, "OU", (estimator.n_features_in_,))
         case "law_":
             return _same_law(value, getattr(estimator, "heads_", estimator.layer_).law)
         case "tokens_":
-            centre = getattr(value, "centre", None)
-            return isinstance(value, TokenRule) and (centre is None or len(centre) == estimator.n_features_in_)
+            if not isinstance(value, TokenRule):
+                return False
+            asked = estimator.n_features_in_ if value.query_centre is None else len(value.query_centre)
+            fits = value.query != "given" or not estimator.has_query_ or asked == estimator.n_query_features_in_
+            return value.centre is None or (len(value.centre) == estimator.n_features_in_ and fits)
         case "intercept_":
             intercept = estimator.layer_.intercept
             if getattr(estimator, "_single", False):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from keyhole._array import unit_exponent
 from keyhole._checks import check_float_array
@@ -26,7 +26,8 @@ class TokenRule:
     scaling : "none", "sphere" or "standard"
         "sphere" divides every token by its length (a token of zeros stays); "standard" takes the training mean off
         every coordinate and divides it by √d times its standard deviation, d counting the coordinates that vary, so
-        that tokens have length one on average. Queries that are given go through the same.
+        that tokens have length one on average. Queries of the dimension of the keys are taken to be of their kind, and
+        go through the same; those of another dimension have a mean and a spread of their own.
     query : "given", "mean" or "each"
         "mean" replaces the query by the mean of the keys, after scaling; "each" makes every key the query in turn
         and pools the features over queries.
@@ -34,6 +35,8 @@ class TokenRule:
         Over keys, over queries, and over the sets of a sample.
     centre, spread : arrays (d,) or None
         For "standard": a token becomes (x − centre) / spread.
+    query_centre, query_spread : arrays (d_q,) or None
+        The same for queries of another dimension than the keys.
     """
 
     scaling: str
@@ -41,6 +44,8 @@ class TokenRule:
     pooling: str
     centre: Float[np.ndarray, " d"] | None = field(default=None, repr=False)
     spread: Float[np.ndarray, " d"] | None = field(default=None, repr=False)
+    query_centre: Float[np.ndarray, " q"] | None = field(default=None, repr=False)
+    query_spread: Float[np.ndarray, " q"] | None = field(default=None, repr=False)
 
     @classmethod
     def learn(
@@ -63,18 +68,14 @@ class TokenRule:
         batch.check_query_rule(query)
         if scaling != "standard":
             return cls(scaling, query, pooling)
-        tokens, share = _weighed_tokens(batch, weights)
-        # in float64, every coordinate in units of its own size, so that squares neither overflow nor vanish, and
-        # relative to the first token: a large common offset costs no digits
-        units = unit_exponent(tokens, axis=0)
-        first = np.ldexp(tokens[0], -units)
-        shifted = np.ldexp(tokens, -units) - first
-        centre = shifted.T @ share
-        spread = np.sqrt(np.square(shifted - centre).T @ share)
-        still = spread <= 1e-12 * np.abs(np.ldexp(tokens, -units)).max(axis=0)  # what never moves says nothing
-        spread = np.where(still, 1.0, np.ldexp(spread, units)) * math.sqrt(max(1, int((~still).sum())))
-        centre = np.ldexp(centre + first, units)
-        return cls(scaling, query, pooling, centre, spread)
+        keys = standardisation(batch.sets.tokens, batch.token_counts, weights)
+        if batch.query is None or batch.query_dim == batch.dim or query != "given":
+            return cls(scaling, query, pooling, *keys)
+        return cls(scaling, query, pooling, *keys, *standardisation(batch.query, batch.set_counts, weights))
+
+    def query_dim(self, batch: SampleBatch) -> int:
+        """The dimension of the queries that the layer will see: those given, or made of keys."""
+        return batch.query_dim if self.query == "given" else batch.dim
 
     def apply(self, batch: SampleBatch) -> SetBatch | PooledSets:
         """Scale, make queries, and pool."""
@@ -86,24 +87,51 @@ class TokenRule:
         return batch.with_sets(sets).pooled(self.pooling, each=self.query == "each")
 
     def _scale(self, batch: SetBatch) -> SetBatch:
-        return batch if self.scaling == "none" else batch.mapped(self._scale_tokens)
+        if self.scaling == "none":
+            return batch
+        if self.scaling == "sphere":
+            return batch.mapped(_to_sphere)
+        query = batch.query if self.query == "given" else None  # one that will be replaced need not fit the keys
+        if query is not None and self.query_centre is not None:
+            query = _standardised(query, self.query_centre, self.query_spread)
+        elif query is not None:
+            query = _standardised(query, self.centre, self.spread)
+        keys = batch.with_query(None).mapped(lambda tokens: _standardised(tokens, self.centre, self.spread))
+        return keys.with_query(query)
 
-    def _scale_tokens(self, tokens: Float[np.ndarray, "t d"]) -> Float[np.ndarray, "t d"]:
-        if self.centre is not None and self.spread is not None:
-            return ((tokens - self.centre) / self.spread).astype(tokens.dtype)
-        largest = np.abs(tokens).max(axis=1, keepdims=True)  # divided out first, so that squares cannot overflow
-        units = tokens / np.where(largest > 0, largest, 1)
-        lengths = np.sqrt(np.einsum("td,td->t", units, units))[:, None]
-        return np.asarray(units / np.where(lengths > 0, lengths, 1))
+
+def _standardised(tokens: Float[np.ndarray, "t d"], centre: Any, spread: Any) -> Float[np.ndarray, "t d"]:
+    return np.asarray(((tokens - centre) / spread).astype(tokens.dtype))
 
 
-def _weighed_tokens(
-    batch: SampleBatch, weights: Float[np.ndarray, " n"] | None
-) -> tuple[Float[np.ndarray, "t d"], Float[np.ndarray, " t"]]:
-    """All keys of samples that have weight, in float64, and the share of each, adding up to one."""
-    share = np.repeat(np.ones(len(batch)) if weights is None else weights, batch.token_counts)
+def _to_sphere(tokens: Float[np.ndarray, "t d"]) -> Float[np.ndarray, "t d"]:
+    """Every token divided by its length."""
+    largest = np.abs(tokens).max(axis=1, keepdims=True)  # divided out first, so that squares cannot overflow
+    units = tokens / np.where(largest > 0, largest, 1)
+    lengths = np.sqrt(np.einsum("td,td->t", units, units))[:, None]
+    return np.asarray(units / np.where(lengths > 0, lengths, 1))
+
+
+def standardisation(
+    tokens: Float[np.ndarray, "t d"], counts: Int[np.ndarray, " n"], weights: Float[np.ndarray, " n"] | None
+) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, " d"]]:
+    """The mean of tokens, ``counts`` of which belong to each sample, and √d times their standard deviation.
+
+    Tokens of samples without weight do not count; a coordinate that never moves has the standard deviation 1.
+    """
+    share = np.repeat(np.ones(len(counts)) if weights is None else weights, counts)
     kept = share > 0
-    return batch.sets.tokens[kept].astype(np.float64), share[kept] / share.sum()
+    tokens, share = tokens[kept].astype(np.float64), share[kept] / share.sum()
+    # in float64, every coordinate in units of its own size, so that squares neither overflow nor vanish, and
+    # relative to the first token: a large common offset costs no digits
+    units = unit_exponent(tokens, axis=0)
+    first = np.ldexp(tokens[0], -units)
+    shifted = np.ldexp(tokens, -units) - first
+    centre = shifted.T @ share
+    spread = np.sqrt(np.square(shifted - centre).T @ share)
+    still = spread <= 1e-12 * np.abs(np.ldexp(tokens, -units)).max(axis=0)  # what never moves says nothing
+    spread = np.where(still, 1.0, np.ldexp(spread, units)) * math.sqrt(max(1, int((~still).sum())))
+    return np.ldexp(centre + first, units), spread
 
 
 def _means_of_keys(sets: SetBatch) -> Float[np.ndarray, "n d"]:

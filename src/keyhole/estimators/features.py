@@ -78,7 +78,7 @@ class AttentionFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SetEs
             "AttentionRegressor(n_heads=math.inf).",
         )
         batch = as_sets(self, X, reset=True)
-        self.heads_ = HeadDraw(as_law(self.law), n_heads, batch.dim, as_seed(self.random_state))
+        self.heads_ = HeadDraw(as_law(self.law), n_heads, batch.dim, as_seed(self.random_state), batch.query_dim)
         return self
 
     def transform(self, X: Any) -> Float[np.ndarray, "n p"]:

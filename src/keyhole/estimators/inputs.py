@@ -116,6 +116,7 @@ def as_sets(estimator: BaseEstimator, X: Any, *, reset: bool) -> SetBatch:
     if reset:
         estimator.n_features_in_ = batch.dim
         estimator.has_query_ = has_query
+        estimator.n_query_features_in_ = batch.query_dim if has_query else 0
         return batch
     if batch.dim != estimator.n_features_in_:
         raise ValueError(
@@ -127,6 +128,11 @@ def as_sets(estimator: BaseEstimator, X: Any, *, reset: bool) -> SetBatch:
         raise ValueError(
             f"`X` must carry queries exactly if the training sets did: {type(estimator).__name__} was fitted "
             f"{fitted} queries and got sets {given}. Build both batches the same way."
+        )
+    if has_query and batch.query_dim != estimator.n_query_features_in_:
+        raise ValueError(
+            f"X has queries of {batch.query_dim} features, but {type(estimator).__name__} is expecting "
+            f"{estimator.n_query_features_in_}: queries must have the dimension they had in fit."
         )
     return batch
 
@@ -276,9 +282,9 @@ class LayerPlan:
     seed: int
     options: dict[str, Any] = field(repr=False)
 
-    def heads(self, law: HeadLaw, dim: int) -> HeadDraw | HeadLaw:
-        """The heads of a law, or the law itself for infinitely many."""
-        return law if self.n_heads is None else HeadDraw(law, self.n_heads, dim, self.seed)
+    def heads(self, law: HeadLaw, batch: SetBatch | PooledSets) -> HeadDraw | HeadLaw:
+        """The heads of a law for samples like these, or the law itself for infinitely many."""
+        return law if self.n_heads is None else HeadDraw(law, self.n_heads, batch.dim, self.seed, batch.query_dim)
 
     def fitted_law(self, batch: SetBatch | PooledSets, columns: np.ndarray) -> HeadLaw:
         """The law itself, or what its ``fit`` makes of the training set."""
@@ -357,9 +363,10 @@ def fit_sets(
         # a law that is learned is learned once, under the rule that suits heads around zero
         law = GaussianHeads() if hasattr(plan.law, "fit") else plan.law
         rows, options = plan.draft(len(batch))
-        part, heads = batch[rows], plan.heads(law, batch.dim)
+        part = batch[rows]
         for candidate in rules:
-            fit = fit_layer(candidate.apply(part), columns[rows], heads, None, **options)
+            drafted = candidate.apply(part)
+            fit = fit_layer(drafted, columns[rows], plan.heads(law, drafted), None, **options)
             with np.errstate(over="ignore", under="ignore"):
                 tried[candidate.scaling, candidate.query] = float(np.ldexp(fit.ridge.error, 2 * units))
             if best is None or fit.ridge.error < best.ridge.error:
@@ -370,7 +377,7 @@ def fit_sets(
     if best is None:
         ready = rule.apply(batch)
         law = plan.fitted_law(ready, columns)
-        best = fit_layer(ready, columns, plan.heads(law, ready.dim), plan.penalties, **plan.options)
+        best = fit_layer(ready, columns, plan.heads(law, ready), plan.penalties, **plan.options)
     return SetFit(best.in_units(units), rule, law, tried)
 
 

@@ -180,13 +180,14 @@ class PrunedLayer:
         scores = np.zeros((len(batch), len(self.intercept)))
         # values have the units of y, which may be beyond the range of float32
         units = unit_exponent(self.values, axis=(0, 1)) if len(self.values) else np.zeros(len(self.intercept), int)
-        size = block_size(100 * (self.heads.dim + 1) ** 2, memory_budget // 2)
+        heads = self.heads.seen_by(query=batch.has_query)
+        size = block_size(100 * heads.entries, memory_budget // 2)
         for part in blocks(len(self.active), size):
-            heads = draw_heads(self.heads, self.active[part])
+            drawn = draw_heads(heads, self.active[part])
             # apply_values carries the M^{-1/2} of the heads it is given
-            values = math.sqrt(len(heads)) * np.ldexp(self.values[part], -units)
+            values = math.sqrt(len(drawn)) * np.ldexp(self.values[part], -units)
             scores += apply_values(
-                batch, heads, values, self.activation, dtype=self.dtype, memory_budget=memory_budget // 2
+                batch, drawn, values, self.activation, dtype=self.dtype, memory_budget=memory_budget // 2
             )
         return np.asarray(np.ldexp(scores, units) + self.intercept)
 
@@ -215,7 +216,7 @@ class Trial:
     n_active: float
 
 
-def draw_heads(heads: HeadDraw, which: Int[np.ndarray, " k"]) -> Float[np.ndarray, "k e e"]:
+def draw_heads(heads: HeadDraw, which: Int[np.ndarray, " k"]) -> Float[np.ndarray, "k f e"]:
     """Draw some heads of a draw, run by run of consecutive ones."""
     runs = np.split(which, np.flatnonzero(np.diff(which) != 1) + 1)
     return np.concatenate([heads.block(int(run[0]), int(run[-1]) + 1) for run in runs])
@@ -585,7 +586,7 @@ class _NormBallModel(SetEstimator):
             check_count(self.max_iter, "max_iter"),
             check_count(self.n_folds, "n_folds", minimum=2),
         )
-        heads = HeadDraw(as_law(self.law), n_heads, batch.dim, as_seed(self.random_state))
+        heads = HeadDraw(as_law(self.law), n_heads, batch.dim, as_seed(self.random_state), batch.query_dim)
         options: dict[str, Any] = {"activation": activation, "weights": weights, "dtype": dtype}
         fit = fit_ball_layer(batch, columns, heads, balls, settings, memory_budget=memory_budget(), **options)
         self.layer_, self.heads_, self.active_heads_ = fit.layer, heads, fit.layer.active

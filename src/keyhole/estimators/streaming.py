@@ -406,7 +406,7 @@ def _recipe(model: Any, batch: SetBatch | SetGroups, n_outputs: int, n_kept: int
     if reason is not None or n_heads is None:
         raise ValueError(reason)
     rule = TokenRule.learn(batch, scaling, query, check_choice(model.pooling, "pooling", POOLINGS))
-    heads = HeadDraw(law, n_heads, batch.dim, as_seed(model.random_state))
+    heads = HeadDraw(law, n_heads, batch.dim, as_seed(model.random_state), rule.query_dim(batch))
     recipe = LayerRecipe(heads, rule, n_outputs, n_kept, activation, dtype, bool(model.fit_intercept), memory_budget())
     # four p × p matrices: the sums, and their eigendecomposition
     needed = 4 * 8 * recipe.n_columns**2
