@@ -18,7 +18,7 @@ from keyhole.lab.reproduce import check_names, choose_figures
 from keyhole.lab.runner import Plan, RunError, run_dask, run_local
 from keyhole.lab.store import Store, export
 
-TINY = ["d=3", "N=3", "M=70", "n=256", "repetitions=3", "spectrum_sets=64", "n_test=50", "powers=1,2"]
+TINY = ["d=3", "N=3", "M=70", "n=256", "repetitions=3", "n_test=50", "powers=1,2"]
 SMALL = [*TINY, "n=32", "M=5", "repetitions=2"]
 runner = CliRunner()
 

@@ -972,7 +972,7 @@ def read_predict(folder: Path, options: dict[str, Any]) -> None:
 
 # ---------------------------------------------------------------- the store
 
-TINY = ("d=2", "N=2", "M=3", "largest=64", "repetitions=1", "n_test=8", "spectrum_sets=32", "powers=1")
+TINY = ("d=2", "N=2", "M=3", "largest=64", "repetitions=1", "n_test=8", "powers=1")
 
 
 @cache
@@ -1087,7 +1087,7 @@ def read_reproduce(folder: Path, options: dict[str, Any]) -> None:
 
 SETTINGS = (
     "d=8", "N=4", "M=100", "n=256", "dim=4", "sizes=64,128", "powers=1,2", "repetitions=2", "level=0.3", "n_test=100",
-    "more_repetitions=1", "spectrum_sets=64", "seed=3", "gammas=0,0.5,1", "n_keys=3", "largest=512", "heads=4,8",
+    "more_repetitions=1", "seed=3", "gammas=0,0.5,1", "n_keys=3", "largest=512", "heads=4,8",
 )  # fmt: skip
 FIGURES = ("averages", "correlation", "rotation", "heads", "complexity", "dimension", "learner")
 

@@ -64,7 +64,6 @@ PINNED = {
     Cell("biased", "token^2", 3, 2, None, 24, 32, 50, 0, 0, noise=0.1): 0.785751882,
     Cell("mlp", "token", 3, 2, 10, 24, 32, 50, 0, 0): 0.1516385,
     Cell("attention", "token^2", 3, 2, 40, 24, 32, 50, 0, 0, "fixed", ridge=1e-3): 0.0351995374,
-    Cell("biased", "token", 3, 2, None, 8, 64, 0, 0, 0, "spectrum"): 0.541678691,
     Cell("attention", "token", 3, 2, 6, 24, 24, 50, 0, 0, "huber", 0.1, 0.1, 5.0): 1.65595059,
 }
 

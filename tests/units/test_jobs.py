@@ -100,23 +100,6 @@ def test_models_meet_the_same_sets_and_noise(seed):
     assert off.max() < 16
 
 
-def test_the_spectrum_of_a_sample_predicts(seed):
-    """Within what theory misses at so small a dimension, a quarter, and five standard errors of both sides."""
-    sizes = (16, 64)
-    cells = [Cell("mlp", "token", 3, 2, None, n, 400, 0, seed, 0, learner="spectrum") for n in sizes]
-    told = {cell.n_samples: values for cell, values, _ in compute(group(cells)[0])}
-    ridge = [Cell("mlp", "token", 3, 2, None, n, 64, 400, seed, r) for n in sizes for r in range(12)]
-    found = {cell: values["oracle"] for job in group(ridge) for cell, values, _ in compute(job)}
-    for n in sizes:
-        runs = np.array([found[cell] for cell in ridge if cell.n_samples == n])
-        unsure = math.hypot(
-            runs.std(ddof=1) / math.sqrt(len(runs)) / runs.mean(), told[n]["standard_error"] / told[n]["error"]
-        )
-        off = abs(math.log(told[n]["error"] / runs.mean()))
-        assert off < 0.25 + 5 * unsure, f"n = {n}: off by {off:.2f}, uncertainty {unsure:.2f}"
-    assert told[64]["error"] < told[16]["error"]
-
-
 def test_workers_fit_into_memory(monkeypatch):
     jobs = group(Cell("mlp", "token", 3, 2, None, 4096, 4096, 10, 0, r) for r in range(8))
     monkeypatch.setattr("keyhole.lab.runner.available_memory", lambda: 2 * jobs[0].memory)

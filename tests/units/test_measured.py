@@ -12,7 +12,7 @@ from keyhole.lab.measured import (
     resample,
     rises_through,
     samples_measured,
-    samples_saved,
+    samples_ratio,
     slope,
 )
 
@@ -35,7 +35,7 @@ def test_a_power_law_is_read_exactly():
     assert slope(curve).value == pytest.approx(-1.0)
     assert slope(curve).spread == pytest.approx(0.0, abs=1e-12)
     assert ratio_at(Curve(X, 0.5 * runs), curve, 64.0).value == pytest.approx(0.5)
-    assert samples_saved(Curve(X, 0.5 * runs), curve, 64.0).value == pytest.approx(2.0)
+    assert samples_ratio(curve, Curve(X, 0.5 * runs), 0.2).value == pytest.approx(2.0)
 
 
 def test_what_is_not_reached_is_not_made_up():

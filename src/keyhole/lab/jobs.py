@@ -20,7 +20,6 @@ from keyhole.lab.cells import Cell, Values
 from keyhole.ridge.gram import Sweep, Tridiagonal, Weighing, tridiagonalise, weigh_gram
 from keyhole.ridge.matrices import add_outer
 from keyhole.ridge.problem import EPS, RidgeProblem, choose, default_alphas, leave_one_out, numerical_floor
-from keyhole.theory.curves import EigenProblem, implicit_ridge, predicted_errors
 from keyhole.theory.harmonics import pair_powers
 from keyhole.theory.notation import parse_target
 from keyhole.theory.targets import Polynomial, sphere_sets
@@ -166,55 +165,6 @@ def _factors(form: Tridiagonal, alphas: Float[np.ndarray, " a"]) -> tuple[tuple[
     return tuple(tuple(pttrf(form.diagonal + alpha, beside)[:2]) for alpha in alphas)
 
 
-N_HALVES = 4
-"""Halves of the sample that tell bias and spread, in complementary pairs."""
-
-
-@dataclass(frozen=True)
-class SampleSpectrum:
-    """Eigenpairs of K/m for a sample and for halves of it: (rows, eigenvalues, eigenvectors), the whole first."""
-
-    parts: tuple[tuple[np.ndarray, np.ndarray, np.ndarray], ...]
-
-    @classmethod
-    def of(cls, model: str, sets: SetBatch) -> SampleSpectrum:
-        """Decompose the exact kernel of some sets. About 9m³ operations, and half as many again for the halves."""
-        gram = mlp_kernel(sets) if model == "mlp" else attention_kernel(sets, law=LAWS[model])
-        m = len(sets)
-        rng = np.random.default_rng(0)
-        rows = [np.arange(m)]
-        for _ in range(N_HALVES // 2):
-            order = rng.permutation(m)
-            rows += [np.sort(order[: m // 2]), np.sort(order[m // 2 :])]
-        return cls(tuple(_decompose(gram, part) for part in rows))
-
-    def best_error(self, y: Float[np.ndarray, " m"], n: int, n_features: float) -> Values:
-        """Predicted relative test error of n samples at the best ridge, and its standard error.
-
-        What halving the sample adds to the prediction is taken off once: an empirical spectrum has a bias of order
-        1/m, so that a half has twice that of the whole. Good for n up to m/4.
-        """
-        spread = float(np.var(y))
-        errors = [_best(values, vectors, y[rows], n, n_features) / spread for rows, values, vectors in self.parts]
-        bias = float(np.mean(errors[1:])) - errors[0]
-        return {"error": max(errors[0] - bias, 0.0), "standard_error": float(np.std(errors[1:], ddof=1))}
-
-
-def _decompose(gram: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    m = len(rows)
-    values, vectors = np.linalg.eigh(gram[np.ix_(rows, rows)] / m)
-    # rounding leaves eigenvalues of the order of ε λ_max, of either sign, where there should be zeros
-    return rows, np.where(values > m * np.finfo(float).eps * values[-1], values, 0.0), vectors
-
-
-def _best(values: np.ndarray, vectors: np.ndarray, y: np.ndarray, n: int, features: float) -> float:
-    problem = EigenProblem(values, np.ones(len(values)), np.square(vectors.T @ y) / len(y))
-    floor = implicit_ridge(problem, float(n), features, 0.0)
-    base = max(floor, 1e-18 * problem.trace)
-    lifts = np.concatenate([[1e-9], np.geomspace(1e-4, math.log(10 * problem.trace / base) + 1.0, 200)])
-    return float(predicted_errors(problem, float(n), features, base * np.exp(lifts), 0.0).min())
-
-
 BASE_MEMORY = 2**28
 """Bytes of a worker process before it holds any matrix."""
 
@@ -252,8 +202,6 @@ class Job:
         """Bytes that computing it takes at most: two n × n matrices, the test kernel, a block of features."""
         first = self.cells[0]
         n, largest = first.most_samples, max(cell.n_samples for cell in self.cells)
-        if first.learner == "spectrum":
-            return 8 * 5 * n * n + BASE_MEMORY
         # the running sum, a copy where other M follow, and the copy that is factorised
         squares = (2 if len({cell.n_heads for cell in self.cells}) > 1 else 1) * n * n + largest * largest
         features = 3 * HEAD_BLOCK * (first.dim + 1) * (n + first.n_test)
@@ -274,8 +222,6 @@ def _order(cell: Cell) -> tuple[object, ...]:
 
 def _shared(cell: Cell) -> tuple[object, ...]:
     draw = (cell.learner, cell.model, cell.dim, cell.n_keys, cell.most_samples, cell.n_test, cell.seed, cell.repetition)
-    if cell.learner == "spectrum":
-        return draw
     if cell.learner == "fixed":
         return (*draw, cell.n_heads)
     # finite and infinite heads share nothing but the sets; the constrained learner shares nothing at all
@@ -293,13 +239,9 @@ def cell_costs(cells: Collection[Cell]) -> dict[Cell, float]:
             continue
         cost = 3e-3
         shared = _shared(cell)
-        if shared not in seen and (cell.n_heads is None or cell.learner == "spectrum"):
+        if shared not in seen and cell.n_heads is None:
             per_entry = 2e-9 * pairs * (3 if cell.model == "biased" else 1) if cell.model != "mlp" else 2e-8
             cost += (most * most / 2 + most * cell.n_test) * per_entry
-        if cell.learner == "spectrum":
-            costs[cell] = cost + (13.5 * most**3 / 2.8e10 if shared not in seen else 0.0)
-            seen.add(shared)
-            continue
         if cell.n_heads is not None and (*shared, cell.n_heads) not in seen:
             width = cell.n_heads * (cell.dim + 1)
             cost += (most * most + 2 * most * cell.n_test) * width / 4e10
@@ -324,7 +266,7 @@ def compute(job: Job, wanted: Collection[Cell] | None = None) -> Iterator[Done]:
     if cells[0].learner in ("absolute", "huber"):
         import keyhole.estimators  # noqa: F401  (whatever BLAS it brings along has to be seen by the next line)
     libraries = ThreadpoolController()
-    steps = {"ridge": _ridge, "fixed": _fixed_ridge, "spectrum": _spectrum}.get(cells[0].learner, _ball)(cells)
+    steps = {"ridge": _ridge, "fixed": _fixed_ridge}.get(cells[0].learner, _ball)(cells)
     start = time.perf_counter()
     while True:
         # the limit is set for each step and not around the loop: whoever drives this generator has threads of its own
@@ -353,7 +295,7 @@ class Draw:
         train, test, heads, noise = (int(s) for s in np.random.SeedSequence(words).generate_state(4))
         return cls(
             sphere_sets(cell.most_samples, cell.n_keys, cell.dim, train),
-            sphere_sets(max(cell.n_test, 1), cell.n_keys, cell.dim, test),  # a spectrum is tested on no sets
+            sphere_sets(cell.n_test, cell.n_keys, cell.dim, test),
             heads,
             noise,
         )
@@ -442,18 +384,6 @@ def _fixed_ridge(cells: list[Cell]) -> Iterator[tuple[Cell, Values]]:
 
 def _label(cell: Cell) -> _Label:
     return cell.target, cell.noise, cell.outliers, cell.outlier_size
-
-
-def _spectrum(cells: list[Cell]) -> Iterator[tuple[Cell, Values]]:
-
-    draw = Draw.of(cells[0])
-    spectrum = SampleSpectrum.of(cells[0].model, draw.train)
-    for text in dict.fromkeys(cell.target for cell in cells):
-        y = read_target(text, cells[0].dim)(draw.train)
-        for cell in cells:
-            if cell.target == text:
-                features = np.inf if cell.n_heads is None else cell.n_heads * (cell.dim + 1)
-                yield cell, spectrum.best_error(y, cell.n_samples, features)
 
 
 def _ball(cells: list[Cell]) -> Iterator[tuple[Cell, Values]]:

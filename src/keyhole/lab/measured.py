@@ -20,11 +20,8 @@ from keyhole.lab.report.document import Chart, Look, Row, Series, bars
 
 Results = Mapping[Cell, Values]
 
-RESAMPLES = 400
-"""Draws of repetitions behind an uncertainty."""
-
-log_chart = partial(Chart, x_log=True, y_log=True)
-"""A chart with logarithmic axes."""
+RESAMPLES = 400  # draws of repetitions behind an uncertainty
+log_chart = partial(Chart, x_log=True, y_log=True)  # a chart with logarithmic axes
 
 
 @dataclass(frozen=True)
@@ -126,10 +123,8 @@ class Estimate:
     """A number with its uncertainty; ``value`` is None where it lies beyond what was measured."""
 
     value: float | None
-    spread: float = 0.0
-    """Standard error."""
-    low: float = math.nan
-    """End of a 95 % interval by Student's law, whose tails say how few repetitions there are."""
+    spread: float = 0.0  # standard error
+    low: float = math.nan  # end of a 95 % interval by Student's law, whose tails say how few repetitions there are
     high: float = math.nan
 
     @property
@@ -297,16 +292,14 @@ def quotient(upper: Estimate, lower: Estimate) -> Estimate:
     return Estimate(ratio, spread, ratio - 2 * spread, ratio + 2 * spread)
 
 
-def samples_saved(better: Curve, worse: Curve, x: float, seed: int = 0) -> Estimate:
-    """How many times fewer samples the better model needs for the error that the worse one has at ``x``."""
-    i = int(np.flatnonzero(worse.x == x)[0])
-    known = np.isfinite(worse.runs[:, i]) & np.isfinite(better.runs[:, i])
+def samples_ratio(upper: Curve, lower: Curve, level: float, seed: int = 0) -> Estimate:
+    """How many times the samples of one model another needs for the same error, over the same repetitions."""
 
     def statistic(tables: list[np.ndarray]) -> float | None:
-        needed = falls_to(better.x[: i + 1], _mean(tables[0]), float(_mean(tables[1])[0]))
-        return None if needed is None else x / needed
+        needed = [falls_to(c.x, _mean(table), level) for c, table in zip((upper, lower), tables, strict=True)]
+        return needed[0] / needed[1] if needed[0] and needed[1] else None
 
-    return resample(statistic, [better.runs[known, : i + 1], worse.runs[known, i : i + 1]], seed)
+    return resample(statistic, [upper.runs, lower.runs], seed)
 
 
 def slope(curve: Curve, seed: int = 0) -> Estimate:

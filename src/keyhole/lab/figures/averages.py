@@ -29,7 +29,7 @@ class Config(CurveConfig):
 
 
 PRESETS = {
-    "quick": Config(10, 10, 300, largest=2048, repetitions=3, more_repetitions=0, n_test=1000, spectrum_sets=2048),
+    "quick": Config(10, 10, 300, largest=2048, repetitions=3, more_repetitions=0, n_test=1000),
     "full": Config(),
 }
 
@@ -82,9 +82,8 @@ def _row(config: Config, results: Results, p: int) -> Row:
     found, row = _samples(config, results, p), {"target": f"f_{{1,{p}}}"}
     for model, words in MODELS.items():
         row[words] = found[model].text(missing=f"> {config.largest}")
-        if model != "biased":
-            predicted = predicted_samples(notation(p), config.dim, config.n_keys, config.level, model, config.n_heads)
-            row[f"{words}, predicted"] = count_text(predicted)
+        predicted = predicted_samples(notation(p), config.dim, config.n_keys, config.level, model, config.n_heads)
+        row[f"{words}, predicted"] = count_text(predicted)
     ratio, beyond = _ratio_of_samples(config, found)
     row["MLP / attention"] = f"> {ratio.value:.1f}" if beyond else ratio.text()
     return dict(row)

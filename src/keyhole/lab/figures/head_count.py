@@ -130,7 +130,6 @@ def section(config: Config, results: Results) -> Section:
 
 def _error_chart(config: Config, results: Results, target: str, n: int) -> Chart:
     heads = sorted(config.heads)
-    predicted = {m: predicted_error(target, config.dim, config.n_keys, n, m) for m in (*heads, math.inf)}
     series: list[Series] = []
     rows: list[Row] = []
     for model in ("attention", "biased"):
@@ -138,13 +137,13 @@ def _error_chart(config: Config, results: Results, target: str, n: int) -> Chart
         curve, oracle = sweep.curve(results), sweep.curve(results, "oracle")
         limit = config.limit(model, target, n).curve(results)
         series.append(curve.series(words, model))
-        if model == "attention":
-            told = [float(predicted[m] or math.nan) for m in heads]
-            series.append(Series("attention, predicted", heads, told, look="dashed", role=model))
+        asked = {m: predicted_error(target, config.dim, config.n_keys, n, m, model) for m in (*heads, math.inf)}
+        known = {m: error for m, error in asked.items() if error is not None}
+        told = [known.get(m, math.nan) for m in heads]
+        series.append(Series(f"{words}, predicted", heads, told, look="dashed", role=model))
         series.append(oracle.series(f"{words}, oracle penalty", model, "thin"))
         ends, level = [heads[0], heads[-1]], float(limit.mean[0])
         series.append(Series(f"{words}, ∞ heads", ends, [level, level], look="line", role=model))
-        known = predicted if model == "attention" else {}
         common: Row = {"target": target, "model": words, "n": n}
         rows += [*curve.rows("heads", common, known, oracle), *limit.rows("heads", common, known)]
     return log_chart(
@@ -154,7 +153,7 @@ def _error_chart(config: Config, results: Results, target: str, n: int) -> Chart
         "relative test error",
         series,
         rows=rows,
-        note="The level line is the exact kernel of infinitely many heads. Theory has no closed form for biased heads.",
+        note="The level line is the exact kernel of infinitely many heads. Dashed: theory.",
     )
 
 

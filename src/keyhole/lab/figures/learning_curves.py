@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 
+from keyhole.attention.heads import GaussianHeads
 from keyhole.lab.cells import Cell
-from keyhole.lab.jobs import read_target, target_variance
-from keyhole.lab.measured import CellSweep, Curve, Results, log_chart, value_of
+from keyhole.lab.jobs import LAWS, read_target, target_variance
+from keyhole.lab.measured import CellSweep, Curve, Results, log_chart
 from keyhole.lab.report.document import Chart, Row, Series
 from keyhole.theory.bounds import samples_needed
 from keyhole.theory.curves import best_ridge_curve
@@ -35,8 +37,6 @@ class CurveConfig:
     """Further repetitions go up to this n only: what they cost falls with its cube."""
     more_repetitions: int = 4
     n_test: int = 2000
-    spectrum_sets: int = 4096
-    """Sets whose Gram matrix stands for the spectrum of biased heads; it predicts up to a quarter of their number."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -62,34 +62,26 @@ class CurveConfig:
             "by leave-one-out on the training sets."
         )
 
+    def reach(self, model: str, *, exact: bool) -> int:
+        """The largest n at which a model is run."""
+        return self.largest
+
     def sweep(self, model: str, target: str, sizes: Sequence[int], *, exact: bool = False) -> CellSweep:
         """Error against n of one model on one target, in every repetition up to its largest n."""
-        heads = None if exact else self.n_heads
+        heads, reach = None if exact else self.n_heads, self.reach(model, exact=exact)
         runs = []
         for r in range(self.repetitions + self.more_repetitions):
-            most = self.largest if r < self.repetitions else min(self.more_up_to, self.largest)
+            most = reach if r < self.repetitions else min(self.more_up_to, reach)
             shape, rest = (self.dim, self.n_keys, heads), (most, self.n_test, self.seed, r)
             runs.append(tuple(Cell(model, target, *shape, n, *rest) for n in sizes if n <= most))
-        return CellSweep(tuple(sizes), tuple(runs))
-
-    def spectrum_cells(self, target: str, sizes: Sequence[int], *, exact: bool) -> list[Cell]:
-        """What predicts the error of biased heads."""
-        shape, most = (self.dim, self.n_keys, None if exact else self.n_heads), self.spectrum_sets
-        return [
-            Cell("biased", target, *shape, n, most, 0, self.seed, 0, learner="spectrum") for n in sizes if 4 * n <= most
-        ]
+        return CellSweep(tuple(n for n in sizes if n <= reach), tuple(runs))
 
 
 def curve_cells(config: CurveConfig, targets: Iterable[str], sizes: Sequence[int] | None = None) -> list[Cell]:
-    """Every model, finite and infinite, on every target, size and repetition; and the spectrum of biased heads."""
-    return [cell for target in targets for cell in _cells_of(config, target, sizes or config.sizes)]
-
-
-def _cells_of(config: CurveConfig, target: str, sizes: Sequence[int]) -> Iterator[Cell]:
-    for exact in (False, True):
-        for model in MODELS:
-            yield from config.sweep(model, target, sizes, exact=exact).cells
-        yield from config.spectrum_cells(target, sizes, exact=exact)
+    """Every model, finite and infinite, on every target, size and repetition."""
+    asked = product(targets, (False, True), MODELS)
+    sweeps = (config.sweep(model, target, sizes or config.sizes, exact=exact) for target, exact, model in asked)
+    return [cell for sweep in sweeps for cell in sweep.cells]
 
 
 def measured_curve(
@@ -107,21 +99,11 @@ def measured_curve(
 
 
 def predicted_curve(
-    config: CurveConfig,
-    results: Results,
-    model: str,
-    target: str,
-    *,
-    exact: bool = False,
-    sizes: Sequence[int] | None = None,
+    config: CurveConfig, model: str, target: str, *, exact: bool = False, sizes: Sequence[int] | None = None
 ) -> dict[float, float]:
-    """Relative error predicted at the best ridge, by n: exact spectra for attention and MLP, a sample's for biased."""
-    sizes = sizes or config.sizes
-    if model == "biased":
-        cells = config.spectrum_cells(target, sizes, exact=exact)
-        return {cell.n_samples: value_of(results, cell) for cell in cells}
+    """Relative error predicted from exact spectra at the best ridge, by n."""
     heads = math.inf if exact else config.n_heads
-    errors = {n: predicted_error(target, config.dim, config.n_keys, n, heads, model) for n in sizes}
+    errors = {n: predicted_error(target, config.dim, config.n_keys, n, heads, model) for n in sizes or config.sizes}
     return {n: error for n, error in errors.items() if error is not None}
 
 
@@ -136,7 +118,7 @@ def predicted_error(
     polynomial = read_target(target, dim)
     spread = target_variance(polynomial, n_keys)
     try:
-        best = best_ridge_curve(polynomial, n, n_keys, noise * spread, heads, model)
+        best = best_ridge_curve(polynomial, n, n_keys, noise * spread, heads, *_theory_of(model))
     except ValueError:
         return None
     return float(best.error) / spread - noise
@@ -148,10 +130,16 @@ def predicted_samples(
 ) -> int | None:
     """Samples predicted to reach a share of Var f*; None where theory finds none or keeps no spectrum fine enough."""
     polynomial = read_target(target, dim)
+    error, (kind, law) = level * target_variance(polynomial, n_keys), _theory_of(model)
     try:
-        return samples_needed(polynomial, n_keys, level * target_variance(polynomial, n_keys), model, n_heads=heads)
+        return samples_needed(polynomial, n_keys, error, kind, n_heads=heads, law=law)
     except ValueError:
         return None
+
+
+def _theory_of(model: str) -> tuple[str, GaussianHeads | None]:
+    """A model as the theory names it, and the law of its heads."""
+    return ("mlp", None) if model == "mlp" else ("attention", LAWS[model])
 
 
 def curve_rows(config: CurveConfig, results: Results, target: str, sizes: Sequence[int] | None = None) -> list[Row]:
@@ -160,7 +148,7 @@ def curve_rows(config: CurveConfig, results: Results, target: str, sizes: Sequen
     for model, words in MODELS.items():
         for exact in (False, True):
             sweep = config.sweep(model, target, sizes or config.sizes, exact=exact)
-            predicted = predicted_curve(config, results, model, target, exact=exact, sizes=sizes)
+            predicted = predicted_curve(config, model, target, exact=exact, sizes=sizes)
             common = {"target": target, "model": words, "heads": "∞" if exact else str(config.n_heads)}
             rows += sweep.curve(results).rows("n", common, predicted, sweep.curve(results, "oracle"))
     return rows
@@ -171,9 +159,8 @@ def curve_chart(config: CurveConfig, results: Results, target: str, name: str, t
     measured, predicted, limits, oracles = [], [], [], []
     for model, words in MODELS.items():
         measured.append(measured_curve(config, results, model, target).series(words, model))
-        if told := predicted_curve(config, results, model, target):
-            label = f"{words}, predicted" + (" from a sample's spectrum" if model == "biased" else "")
-            predicted.append(Series(label, list(told), list(told.values()), look="dashed", role=model))
+        if told := predicted_curve(config, model, target):
+            predicted.append(Series(f"{words}, predicted", list(told), list(told.values()), look="dashed", role=model))
         limit = measured_curve(config, results, model, target, exact=True)
         limits.append(limit.series(f"{words}, ∞ {'units' if model == 'mlp' else 'heads'}", model, "line"))
         oracle = measured_curve(config, results, model, target, name="oracle")

@@ -33,7 +33,6 @@ PRESETS = {
         repetitions=3,
         more_repetitions=0,
         n_test=1000,
-        spectrum_sets=2048,
         gammas=(0.0, 0.25, 0.5, 0.75, 1.0),
         n_sizes=3,
     ),
@@ -134,7 +133,7 @@ def _error_chart(config: Config, results: Results, n: int, rows: list[Row]) -> C
     measured, predicted, others = [], [], []
     for model, words in MODELS.items():
         measured.append(_curve(config, results, model, n).series(words, model))
-        told = {g: predicted_curve(config, results, model, notation(g), sizes=(n,)).get(n) for g in config.gammas}
+        told = {g: predicted_curve(config, model, notation(g), sizes=(n,)).get(n) for g in config.gammas}
         known = {g: value for g, value in told.items() if value is not None}
         if known:
             label = f"{words}, predicted"
