@@ -84,6 +84,12 @@ class Task:
             return self
         return self.take(np.sort(np.random.default_rng([seed, count]).permutation(len(self))[:count]))
 
+    @property
+    def extras(self) -> Float[np.ndarray, "n c"]:
+        """Columns of the samples themselves in float32, none of them perhaps."""
+        extras = self.batch.extras
+        return (np.zeros((len(self), 0)) if extras is None else extras).astype(np.float32)
+
     def features(self, heads: Float[np.ndarray, "m f e"]) -> Float[np.ndarray, "n p"]:
         """Features in float32: an error only steers the search, and the values are fitted afresh afterwards."""
         return attention_features(self.batch, heads, self.activation, dtype=np.float32)
@@ -133,6 +139,7 @@ def judge(task: Task, law: HeadLaw, n_heads: int, seed: int, held_out: Task | No
     features -= centre
     options: dict[str, Any] = {"fit_intercept": task.fit_intercept, "weights": task.weights, "groups": task.groups}
     gram = features @ features.T
+    gram += task.extras @ task.extras.T
     few = None
     if task.groups is not None:
         # a few, from what float32 carries up, will do to compare laws
@@ -143,6 +150,7 @@ def judge(task: Task, law: HeadLaw, n_heads: int, seed: int, held_out: Task | No
     if held_out is not None:
         values = features.T @ fit.coef.astype(features.dtype)
         predicted = (held_out.features(heads) - centre) @ values + fit.intercept
+        predicted = predicted + held_out.extras @ (task.extras.T @ fit.coef)
         ahead = np.square(held_out.columns - predicted).mean(axis=1)
     return Judgement(np.square(fit.left_out).mean(axis=1), ahead, fit.alpha)
 
@@ -313,6 +321,7 @@ def gradient_in_law(
     if task.fit_intercept:  # the intercept makes up for it, and float32 keeps its digits
         features -= features.mean(axis=0)
     gram = features @ features.T
+    gram += (task.extras @ task.extras.T).astype(dtype)
     options: dict[str, Any] = {"fit_intercept": task.fit_intercept, "weights": task.weights, "groups": task.groups}
     found = loo_gradient(gram, task.columns, alpha, **options)
     cotangent = found.gram.astype(dtype) @ features
