@@ -25,9 +25,9 @@ from keyhole.ball.norm_ball import BallSetup, NormBallFit, check_problem, check_
 from keyhole.ball.projection import NormBall, group_norms
 from keyhole.ball.solver import OBJECTIVE_FLOOR, Solution, SolverWarning, null_model, warn_if_short
 from keyhole.data.sets import SetBatch
+from keyhole.data.tokens import TokenRule
 from keyhole.estimators.base import LabelScores, SetEstimator, finite_heads, memory_budget, outputs
 from keyhole.estimators.inputs import as_columns, as_law, as_seed, as_sets, as_weights, check_layer_options
-from keyhole.data.tokens import TokenRule
 from keyhole.layer import Samples, beside, choose_extras_scale, distinct_samples, of_extras
 
 Pair = tuple[float, float]

@@ -251,7 +251,7 @@ class _Streamed:
     def _settle_extras(self) -> PrincipalAxes:
         """The axes of the sums, the extras among them standardised; with their scale the rule for tokens is known."""
         stream: Stream = self._stream
-        scale = as_extras_scale(self.extras_scale)  # type: ignore[attr-defined]
+        scale = as_extras_scale(self.extras_scale)
         stream.recipe, axes = stream.recipe.settle(stream.sums.moments, scale)
         self.tokens_ = stream.recipe.rule
         return axes
