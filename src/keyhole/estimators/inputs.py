@@ -22,10 +22,37 @@ from keyhole.attention.heads import GaussianHeads, HeadDraw, HeadLaw
 from keyhole.attention.learned import MAX_HEADS_TO_JUDGE, LearnedHeads
 from keyhole.data.sets import POOLINGS, PooledSets, SetBatch, SetGroups, check_sets, samples_in
 from keyhole.data.tokens import QUERIES, SCALINGS, TokenRule
-from keyhole.layer import LayerFit, distinct_samples, fit_layer
+from keyhole.layer import LayerFit, choose_extras_scale, distinct_samples, fit_layer
 
 
 def as_sets(estimator: BaseEstimator, X: Any, *, reset: bool) -> SetBatch:
+    """Return ``X`` as a SetBatch, and record (``reset``) or compare its dimensions, queries and extras."""
+    sets = _as_sets(estimator, X, reset=reset)
+    _check_extras(estimator, sets, reset=reset)
+    return sets
+
+
+def _check_extras(estimator: BaseEstimator, samples: SetBatch | SetGroups, *, reset: bool) -> None:
+    """Record, or compare, the number of columns that samples have of their own."""
+    count = 0 if samples.extras is None else samples.extras.shape[1]
+    if reset:
+        estimator.n_extras_in_ = count
+    elif count != estimator.n_extras_in_:
+        raise ValueError(
+            f"X has {count} columns of extras, but {type(estimator).__name__} is expecting {estimator.n_extras_in_}: "
+            "samples must have the extras they had in fit. Pass them as SetBatch(keys, query, extras)."
+        )
+
+
+def as_extras_scale(scale: Any) -> float | None:
+    """Return the scale of extras, or None for one that is chosen by leave-one-out."""
+    if isinstance(scale, str):
+        check_choice(scale, "extras_scale", ("loo",))
+        return None
+    return check_number(scale, "extras_scale", minimum=0.0, exclusive=True)
+
+
+def _as_sets(estimator: BaseEstimator, X: Any, *, reset: bool) -> SetBatch:
     """Return ``X`` as a SetBatch, and record (``reset``) or compare its dimension and whether it has queries.
 
     ``X`` is a SetBatch; or tokens as `SetBatch.from_tokens` takes them; or an (n, d) table, one key per set.
@@ -45,6 +72,7 @@ def as_sets(estimator: BaseEstimator, X: Any, *, reset: bool) -> SetBatch:
     if reset:
         estimator.n_features_in_ = batch.dim
         estimator.has_query_ = has_query
+        estimator.n_query_features_in_ = batch.query_dim if has_query else 0
         return batch
     if batch.dim != estimator.n_features_in_:
         raise ValueError(
@@ -56,6 +84,11 @@ def as_sets(estimator: BaseEstimator, X: Any, *, reset: bool) -> SetBatch:
         raise ValueError(
             f"`X` must carry queries exactly if the training sets did: {type(estimator).__name__} was fitted "
             f"{fitted} queries and got sets {given}. Build both batches the same way."
+        )
+    if has_query and batch.query_dim != estimator.n_query_features_in_:
+        raise ValueError(
+            f"X has queries of {batch.query_dim} features, but {type(estimator).__name__} is expecting "
+            f"{estimator.n_query_features_in_}: queries must have the dimension they had in fit."
         )
     return batch
 
@@ -188,8 +221,10 @@ well be exchanged (on digits "standard" and "none" are, and a thousand samples d
 def as_samples(estimator: BaseEstimator, X: Any, *, reset: bool) -> SetBatch | SetGroups:
     """Return ``X`` as sets, or as the groups of sets it is, checked against what `fit` saw unless ``reset``."""
     held: Any = samples_in(X)
-    sets = as_sets(estimator, X if held is None else held.sets, reset=reset)
-    return sets if held is None else held
+    sets = _as_sets(estimator, X if held is None else held.sets, reset=reset)
+    samples: SetBatch | SetGroups = sets if held is None else held
+    _check_extras(estimator, samples, reset=reset)
+    return samples
 
 
 @dataclass(frozen=True)
@@ -204,10 +239,20 @@ class LayerPlan:
     penalties: Float[np.ndarray, " a"] | None = field(repr=False)
     seed: int
     options: dict[str, Any] = field(repr=False)
+    extras_scale: float | None = None
 
-    def heads(self, law: HeadLaw, dim: int) -> HeadDraw | HeadLaw:
-        """The heads of a law, or the law itself for infinitely many."""
-        return law if self.n_heads is None else HeadDraw(law, self.n_heads, dim, self.seed)
+    def heads(self, law: HeadLaw, batch: SetBatch | PooledSets) -> HeadDraw | HeadLaw:
+        """The heads of a law for samples like these, or the law itself for infinitely many."""
+        return law if self.n_heads is None else HeadDraw(law, self.n_heads, batch.dim, self.seed, batch.query_dim)
+
+    def with_extras_scale(self, rule: TokenRule, batch: SetBatch | SetGroups, columns: np.ndarray) -> TokenRule:
+        """The rule with extras of the scale asked for, or of least leave-one-out error under heads around zero."""
+        if batch.extras is None or self.extras_scale is not None:
+            return rule.with_extras_scale(self.extras_scale or 1.0)
+        ready, law = rule.apply(batch), GaussianHeads() if hasattr(self.law, "fit") else self.law
+        return rule.with_extras_scale(
+            choose_extras_scale(ready, columns, self.heads(law, ready), self.penalties, **self.options)
+        )
 
     def fitted_law(self, batch: SetBatch | PooledSets, columns: np.ndarray) -> HeadLaw:
         """The law itself, or what its ``fit`` makes of the training set."""
@@ -277,7 +322,7 @@ def fit_sets(
     if not batch.is_plain or not as_given or plan.options["groups"] is not None or hasattr(plan.law, "fit"):
         batch = batch.numpy()  # tokens are prepared, and laws learned, in NumPy
     rules = [
-        TokenRule.learn(batch, s, q, pooling, weights)
+        TokenRule.learn(batch, s, q, pooling, weights, fit_intercept=plan.options["fit_intercept"])
         for s in _candidates(scaling, "scaling", SCALINGS, SCALINGS)
         for q in _candidates(query, "query", QUERIES, _queries_worth_trying(batch))
     ]
@@ -286,20 +331,22 @@ def fit_sets(
         # a law that is learned is learned once, under the rule that suits heads around zero
         law = GaussianHeads() if hasattr(plan.law, "fit") else plan.law
         rows, options = plan.draft(len(batch))
-        part, heads = batch[rows], plan.heads(law, batch.dim)
+        part = batch[rows]
         for candidate in rules:
-            fit = fit_layer(candidate.apply(part), columns[rows], heads, None, **options)
+            drafted = candidate.apply(part)
+            fit = fit_layer(drafted, columns[rows], plan.heads(law, drafted), None, **options)
             with np.errstate(over="ignore", under="ignore"):
                 tried[candidate.scaling, candidate.query] = float(np.ldexp(fit.ridge.error, 2 * units))
             if best is None or fit.ridge.error < best.ridge.error:
                 best, rule = fit, candidate
-        draft = len(rows) < len(batch) or plan.penalties is not None or law is not plan.law
+        draft = len(rows) < len(batch) or plan.penalties is not None or law is not plan.law or batch.extras is not None
         if draft or plan.options["solver"] == "cg":
             best = None
     if best is None:
+        rule = plan.with_extras_scale(rule, batch, columns)
         ready = rule.apply(batch)
         law = plan.fitted_law(ready, columns)
-        best = fit_layer(ready, columns, plan.heads(law, ready.dim), plan.penalties, **plan.options)
+        best = fit_layer(ready, columns, plan.heads(law, ready), plan.penalties, **plan.options)
     return SetFit(best.in_units(units), rule, law, tried)
 
 

@@ -21,6 +21,7 @@ from keyhole.data.tokens import QUERIES, SCALINGS, TokenRule
 from keyhole.estimators.base import memory_budget, outputs
 from keyhole.estimators.inputs import (
     as_columns,
+    as_extras_scale,
     as_heads,
     as_law,
     as_penalties,
@@ -231,7 +232,7 @@ class _Streamed:
         """The values from the sums; the penalty by leave-one-out if the source can be read again."""
         stream: Stream = self._stream
         stream.flush()
-        axes = PrincipalAxes.of(stream.sums.moments)
+        axes = self._settle_extras()
         penalties = as_penalties(self.alpha)
         alphas = axes.default_alphas() if penalties is None else penalties
         sums = None
@@ -253,6 +254,14 @@ class _Streamed:
         stream: Stream = self._stream
         kept = stream.sums.kept if getattr(self, "criterion", "squared_error") == "log_loss" else None
         return stream.recipe.fit(axes, alphas, error_sums, kept)
+
+    def _settle_extras(self) -> PrincipalAxes:
+        """The axes of the sums, the extras among them standardised; with their scale the rule for tokens is known."""
+        stream: Stream = self._stream
+        scale = as_extras_scale(self.extras_scale)
+        stream.recipe, axes = stream.recipe.settle(stream.sums.moments, scale)
+        self.tokens_ = stream.recipe.rule
+        return axes
 
     def _finish(self, fit: LayerFit, axes: PrincipalAxes) -> None:
         """Store what a fit from sums found."""
@@ -384,7 +393,7 @@ def resume_stream(model: Any, sums: LayerSums, *, single: bool) -> None:
     """Go on from sums that were saved, of a model whose layer was solved from them."""
     layer = model.layer_
     n_kept = N_KEPT if hasattr(model, "classes_") else 0
-    options = layer.activation, layer.dtype, bool(model.fit_intercept), memory_budget()
+    options = layer.activation, layer.dtype, bool(model.fit_intercept), memory_budget(), model.n_extras_in_
     recipe = LayerRecipe(layer.heads, model.tokens_, len(layer.intercept), n_kept, *options)
     model._stream = Stream(recipe, sums, single, solved=True)
 
@@ -417,9 +426,11 @@ def _recipe(model: Any, batch: SetBatch | SetGroups, n_outputs: int, n_kept: int
     reason = refusal(model)
     if reason is not None or n_heads is None:
         raise ValueError(reason)
-    rule = TokenRule.learn(batch, scaling, query, check_choice(model.pooling, "pooling", POOLINGS))
-    heads = HeadDraw(law, n_heads, batch.dim, as_seed(model.random_state))
-    recipe = LayerRecipe(heads, rule, n_outputs, n_kept, activation, dtype, bool(model.fit_intercept), memory_budget())
+    pooling = check_choice(model.pooling, "pooling", POOLINGS)
+    rule = TokenRule.learn(batch, scaling, query, pooling, fit_intercept=bool(model.fit_intercept))
+    heads = HeadDraw(law, n_heads, batch.dim, as_seed(model.random_state), rule.query_dim(batch))
+    options = activation, dtype, bool(model.fit_intercept), memory_budget(), model.n_extras_in_
+    recipe = LayerRecipe(heads, rule, n_outputs, n_kept, *options)
     # four p × p matrices: the sums, and their eigendecomposition
     needed = 4 * 8 * recipe.n_columns**2
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else needed

@@ -126,6 +126,13 @@ class DesignMoments:
         total += other
         return total
 
+    def rescale(self, columns: slice, factors: Float[np.ndarray, " c"]) -> None:
+        """Multiply some columns, and count them from their mean if there is an intercept; in place, O(pc)."""
+        self.gram[columns] *= factors[:, None]
+        self.gram[:, columns] *= factors
+        self.cross[columns] *= factors[:, None]
+        self.means[columns] = 0.0
+
     def copy(self) -> DesignMoments:
         """The same moments in memory of their own."""
         arrays = {name: getattr(self, name).copy(order="K") for name in ("gram", "cross", "squares", "means", "y_mean")}
