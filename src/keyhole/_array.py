@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import DTypeLike
 
-MEMORY_BUDGET = 2**30
-"""Default bound, in bytes, on any one temporary."""
+MEMORY_BUDGET = 2**30  # default bound, in bytes, on any one temporary
 
 T = TypeVar("T")
 

@@ -12,18 +12,9 @@ from uuid import uuid4
 def write_whole(content: bytes | Callable[[Path], object], path: Path, *, overwrite: bool = True) -> Path:
     """Write a file beside its place and give it its name once it is complete, so that nobody reads half of it.
 
-    Parameters
-    ----------
-    content : bytes or callable
-        The bytes; or a function that writes them to the path it is given.
-    path : Path
-        Where to; its folder is made if it is not there.
-    overwrite : bool
-        Whether a file of that name may be replaced; otherwise FileExistsError, also where somebody else made the file
-        in the meantime.
+    ``content`` may be a function that writes to the path it is given; the folder is made if it is not there. Without
+    ``overwrite`` a file of that name is a FileExistsError, also where somebody else made it in the meantime.
 
-    Examples
-    --------
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     write_whole(b"all of it", Path(folder) / "new" / "file").read_bytes()

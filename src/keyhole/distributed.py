@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,11 +25,8 @@ from keyhole.estimators.streaming import forget_stream, gathered
 from keyhole.ridge.design import PrincipalAxes
 from keyhole.streaming import LayerRecipe, LayerSums, merge
 
-FAN_IN = 4
-"""Sums that one task adds."""
-
-RETRIES = 3
-"""Times that a task is tried again, on whatever worker is left."""
+FAN_IN = 4  # sums that one task adds
+RETRIES = 3  # times that a task is tried again, on whatever worker is left
 
 
 def fit_dask(
@@ -159,15 +157,11 @@ def _batches(part: Any) -> Iterator[Batch]:
     if hasattr(part, "iloc"):
         data = frame_dataset(part, weight="weight" if "weight" in part.columns else None)
         yield Batch(data.sets, data.target, data.weights)
-    elif isinstance(part, ParquetSets) or (isinstance(part, Iterable) and not _is_batch(part)):
+    elif isinstance(part, (ParquetSets, list, Iterator)):
         for item in part:
             yield as_batch(item)
     else:
         yield as_batch(part)
-
-
-def _is_batch(part: Any) -> bool:
-    return isinstance(part, tuple) or not isinstance(part, (list, Iterator))
 
 
 def _peek(part: Any) -> Batch:
@@ -200,10 +194,6 @@ def _predict(model: Any, method: str, part: Any) -> np.ndarray:
     return np.concatenate([getattr(model, method)(batch.sets) for batch in _batches(part)])
 
 
-def _sum(parts: list[np.ndarray]) -> np.ndarray:
-    return np.sum(parts, axis=0)
-
-
 def _tree(leaves: list[Any], add: Callable[[list[Any]], Any]) -> Any:
     """Add in a tree, so that no task waits for more than FAN_IN others."""
     while len(leaves) > 1:
@@ -221,7 +211,7 @@ def _error_pass(
         try:
             shared = cluster.scatter(axes, broadcast=True, hash=False)
             leaves = [_delayed(_error_sums)(template, recipe, shared, alphas, part) for part in parts]
-            return np.asarray(_gather(cluster, [_tree(leaves, _sum)])[0])
+            return np.asarray(_gather(cluster, [_tree(leaves, partial(np.sum, axis=0))])[0])
         except (CancelledError, KilledWorker, TimeoutError):
             if attempt == RETRIES:
                 raise

@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -109,26 +109,11 @@ def refuse_if(wrong: Any, words: str) -> None:
 
 @dataclass(frozen=True)
 class Schema:
-    """The input of a model.
+    """The input of a model: dimension and names of tokens, whether sets have a query, and how its table was read.
 
-    Attributes
-    ----------
-    dim : int
-        Token dimension d.
-    has_query : bool
-        Whether sets come with a query.
-    names : tuple of str
-        Names of the d coordinates of a token; empty if they have none.
-    target : str
-        Name of the target; empty if it has none.
-    columns : tuple of (str, value)
-        How a table was read: the options of `read_table`, each a name, a tuple of names, or a number.
+    ``columns`` are the options of `read_table`, each a name, a tuple of names, or a number.
 
-    Examples
-    --------
-    >>> import numpy as np
     >>> schema = Schema(2, False, ("x", "y"))
-    >>> schema.check(SetBatch(np.zeros((5, 3, 2))), ("x", "y"))
     >>> schema.check(SetBatch(np.zeros((5, 3, 2))), ("y", "x"))
     Traceback (most recent call last):
         ...
@@ -174,8 +159,7 @@ RECORDS: dict[str, type] = {
 UNSAVED = {"LearnedHeads": {"callback"}, "FiniteLayer": {"device"}, "KernelLayer": {"device", "dtype"}}
 """What is not in a file: functions, which are no data; and devices, which the reader may not have: NumPy predicts."""
 PRECISIONS = ("float64", "float32")
-CHOICES = ("zero-mean", "identity", "learned")
-"""What a fitted law was chosen as."""
+CHOICES = ("zero-mean", "identity", "learned")  # what a fitted law was chosen as
 MOST_HEADS = 10**9
 LARGEST_RANK = 2**20
 MOST_PADDING = 2**26
@@ -431,21 +415,16 @@ def _check_record(kind: str, built: Any) -> None:
                 raise ValueError("a history of something else than steps")
         case "PooledSets":
             check_choice(built.pooling, "pooling", POOLINGS)
-            if type(built.each) is not bool or not isinstance(
-                built.base, SetBatch if built.each else SetBatch | SetGroups
-            ):
-                raise ValueError("pooled sets that are none")
+            known = isinstance(built.base, SetBatch if built.each else SetBatch | SetGroups)
+            refuse_if(type(built.each) is not bool or not known, "pooled sets that are none")
         case "FiniteLayer":
             _check_array(built.values, 3, "values")
             _check_array(built.intercept, 1, "intercept")
             refuse_if(not isinstance(built.heads, HeadDraw), "a layer without heads")
             check_activation(built.activation)
             check_choice(built.dtype, "dtype", PRECISIONS)
-            width = built.heads.dim + 1
-            if built.values.shape != (built.heads.n_heads, width, len(built.intercept)):
-                raise ValueError(
-                    f"values of shape {built.values.shape} for {built.heads.n_heads} heads of width {width}"
-                )
+            shape = (built.heads.n_heads, built.heads.dim + 1, len(built.intercept))
+            refuse_if(built.values.shape != shape, f"values of shape {built.values.shape}, which should be {shape}")
         case "KernelLayer":
             _check_array(built.dual, 2, "dual")
             _check_array(built.intercept, 1, "intercept")
@@ -457,8 +436,8 @@ def _check_record(kind: str, built: Any) -> None:
             if built.dual.shape != (len(built.sets), len(built.intercept)):
                 raise ValueError(f"dual coefficients of shape {built.dual.shape} for {len(built.sets)} sets")
         case "LayerSums":
-            if not isinstance(built.moments, DesignMoments) or not isinstance(built.kept, KeptSamples):
-                raise ValueError("sums that are none")
+            known = isinstance(built.moments, DesignMoments) and isinstance(built.kept, KeptSamples)
+            refuse_if(not known, "sums that are none")
         case "DesignMoments":
             _check_moments(built)
         case "KeptSamples":
@@ -470,13 +449,8 @@ def _check_moments(moments: DesignMoments) -> None:
         _check_array(getattr(moments, name), ndim, name)
         refuse_if(getattr(moments, name).dtype != np.float64, f"{name} of single precision")
     p, t = moments.cross.shape
-    if (moments.gram.shape, moments.means.shape, moments.squares.shape, moments.y_mean.shape) != (
-        (p, p),
-        (p,),
-        (t,),
-        (t,),
-    ):
-        raise ValueError("sums whose shapes do not fit each other")
+    shapes = [getattr(moments, name).shape for name in ("gram", "means", "squares", "y_mean")]
+    refuse_if(shapes != [(p, p), (p,), (t,), (t,)], "sums whose shapes do not fit each other")
     sizes = np.sqrt(np.abs(moments.gram.diagonal()))
     # every product of two columns is bounded by their sizes, and no square is negative
     bounded = all((np.abs(moments.gram[k:, k]) <= (1 + 1e-3) * sizes[k:] * sizes[k] + 1e-280).all() for k in range(p))
@@ -516,10 +490,8 @@ ESTIMATORS: dict[str, type] = {
     kind.__name__: kind
     for kind in (AttentionRegressor, AttentionClassifier, AttentionFeatures, NormBallRegressor, NormBallClassifier)
 }
-_NOTE = re.compile(r"[a-z][a-z0-9_]{0,60}_|_single")
-"""Names of fitted attributes."""
-LARGEST_TRIAL = 4_000_000
-"""Entries of a head drawn while loading."""
+_NOTE = re.compile(r"[a-z][a-z0-9_]{0,60}_|_single")  # names of fitted attributes
+LARGEST_TRIAL = 4_000_000  # entries of a head drawn while loading
 _BUILT = {"layer_", "values_", "heads_", "dual_coef_", "active_heads_"}
 """Attributes that are parts of the layer: stored once, as the layer."""
 
@@ -536,7 +508,6 @@ class SavedModel:
 
     estimator: Any
     schema: Schema
-    written_by: str = field(default="")
 
 
 def save(
@@ -699,7 +670,7 @@ def _restore(document: dict[str, Any], unpacker: Unpacker) -> SavedModel:
         str(found["target"]),
         tuple((str(option), _option(value)) for option, value in found["columns"]),
     )
-    return SavedModel(estimator, schema, str(document["keyhole"])[:40])
+    return SavedModel(estimator, schema)
 
 
 def _option(value: Any) -> Any:

@@ -20,8 +20,7 @@ from keyhole.data.tokens import TokenRule
 from keyhole.layer import FiniteLayer, LayerFit
 from keyhole.ridge.design import DesignMoments, PrincipalAxes
 
-BLOCK = 2**27
-"""Bytes of a block of features: enough rows that the symmetric update runs at full speed, and no more."""
+BLOCK = 2**27  # bytes of a block of features: enough rows that the symmetric update runs at full speed, and no more
 
 
 @dataclass(frozen=True)
@@ -90,29 +89,16 @@ class LayerSums:
 class LayerRecipe:
     """How samples become features: small enough to send anywhere, because heads are a seed and not arrays.
 
-    Attributes
-    ----------
-    heads : HeadDraw
-    rule : TokenRule
-    n_outputs : int
-    n_kept : int
-        Samples to keep for calibration.
-    activation, dtype : str
-    fit_intercept : bool
-    memory_budget : int
-        Bound in bytes on temporaries other than p × p matrices.
+    ``n_kept`` samples are kept for calibration; ``memory_budget`` bounds temporaries other than p × p matrices, in
+    bytes.
 
-    Examples
-    --------
     >>> import keyhole as kh
     >>> batch = kh.targets.sphere_sets(60, n_keys=4, dim=3, seed=0)
     >>> y = kh.targets.TokenPower(2, 3)(batch)[:, None]
     >>> recipe = LayerRecipe(HeadDraw(kh.GaussianHeads(), 5, 3, seed=0), TokenRule("none", "given", "mean"), 1)
-    >>> sums = recipe.summarise(batch[:20], y[:20]) + recipe.summarise(batch[20:], y[20:])
-    >>> sums.moments.count
-    60
-    >>> recipe.fit(PrincipalAxes.of(sums.moments), None).ridge.selection
-    'gcv'
+    >>> sums = recipe.add(recipe.empty(), batch[:20], y[:20]) + recipe.add(recipe.empty(), batch[20:], y[20:])
+    >>> sums.moments.count, recipe.fit(PrincipalAxes.of(sums.moments), None).ridge.selection
+    (60, 'gcv')
     """
 
     heads: HeadDraw
@@ -136,31 +122,21 @@ class LayerRecipe:
         kept = KeptSamples(self.n_kept, np.zeros(0, np.uint64), None, nothing, np.zeros(0))
         return LayerSums(moments, kept)
 
-    def summarise(
-        self,
-        batch: SetBatch | SetGroups,
-        columns: Float[np.ndarray, "n t"],
-        weights: Float[np.ndarray, " n"] | None = None,
-    ) -> LayerSums:
-        """The sums of some samples. n (M (2D² + 4DN) + p²) operations."""
-        sums = self.empty()
-        self.add(sums, batch, columns, weights)
-        return sums
-
     def add(
         self,
         sums: LayerSums,
         batch: SetBatch | SetGroups,
         columns: Float[np.ndarray, "n t"],
         weights: Float[np.ndarray, " n"] | None = None,
-    ) -> None:
-        """Add samples to sums in place, without a second p × p matrix."""
+    ) -> LayerSums:
+        """Add samples to sums in place, without a second p × p matrix. n (M (2D² + 4DN) + p²) operations."""
         for sets, y, w in _weighed(batch, columns, weights):
             for rows in blocks(len(sets), self._rows(copies=2)):
                 features = self.features(sets[rows])
                 sums.moments.add_rows(features, y[rows], None if w is None else w[rows], overwrite_rows=True)
             plain = np.ones(len(sets)) if w is None else w
             sums.kept = sums.kept + KeptSamples.of(sets, y, plain, self.n_kept)
+        return sums
 
     def error_sums(
         self,

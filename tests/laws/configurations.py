@@ -259,7 +259,8 @@ class Refit:
     by_condition : array
         The same with |y|/α for |a|: what may be lost where (K + α)⁻¹ is made, of condition |K|/α.
     by_residual : array
-        By a residual of one unit of |y|: what an iteration that stops there leaves.
+        By a residual r of what an iteration certifies, one unit of |y|, which moves predictions by cᵀr in dual form;
+        in primal form by qᵀr, and there the certificate allows for 2√α of it.
     """
 
     predictions: np.ndarray
@@ -384,7 +385,8 @@ class Plain:
         moved += np.outer(sent, y_size) + np.abs(predictions) + np.abs(y).max(axis=0)
         left = np.zeros(t, LONG) if who[0] >= config.n else np.sqrt(known @ np.square(y[who] - predictions))
         worst = size / alpha * np.outer(sent, y_size + left) + moved
-        return Refit(*(x.astype(float) for x in (predictions, moved, worst, np.outer(sent, y_size))))
+        by_residual = np.outer(np.maximum(np.sqrt(np.square(c).sum(axis=0)), 2 * np.sqrt(alpha) * q), y_size)
+        return Refit(*(x.astype(float) for x in (predictions, moved, worst, by_residual)))
 
     def left_out(self, alpha, together=None):
         """Each sample predicted by the fit without it and without all of its number in ``together``."""

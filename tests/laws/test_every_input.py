@@ -31,6 +31,7 @@ tolerance: it is what an error of one unit in the last place of features, kernel
 from the refit itself (`Plain.fit_without`)."""
 
 STABLE, PRIMAL = ("stable", "u |K| |a||c|"), ("stable", "u |K| (|a||c| + |v||q|)")
+RESIDUAL = "|y| max(|c|, 2√α |q|)"
 CONDITION = ("by_condition", "u |K|/α |y| |c|")
 BOUNDS = {
     # route: (of samples left out, of the layer)
@@ -44,7 +45,7 @@ BOUNDS = {
     # blocks of (K + α)⁻¹ are inverted, which costs its condition
     "by groups": (CONDITION, CONDITION),
     # what is solved for by iteration is off by the residual it reports, beside rounding
-    "cg": (("by_residual", "tolerance |y| |c|"), ("by_residual", "residual_ |y| |c|")),
+    "cg": (("by_residual", f"tolerance {RESIDUAL}"), ("by_residual", f"residual_ {RESIDUAL}")),
 }
 """Route → the bounds on rounding of its predictions: attribute of `Refit`, and the formula, u being 2.2e-16 or 1.2e-7
 (√u where the kernel of the step meets equal tokens that were scaled), the other letters as in `Plain.fit_without`."""
@@ -88,7 +89,14 @@ class Trial:
 def attempt(config):
     """Fit a configuration, or None where rounding decides: at a jump of the step, or below its own size."""
     problem = pose(config)
-    plain = Plain(problem, "none" if config.scaling == "auto" else None, "given" if config.query == "auto" else None)
+    try:
+        plain = Plain(
+            problem, "none" if config.scaling == "auto" else None, "given" if config.query == "auto" else None
+        )
+    except OverflowError:  # the kernel of exp grows with the exponential of a fourth power of the tokens, and says so
+        with pytest.raises(OverflowError, match="Scale the tokens down"):
+            decisions(fit(problem, "loo"), problem.new)
+        return None
     alpha = penalties(problem, plain.size)
     try:
         model = fit(problem, alpha)

@@ -153,8 +153,8 @@ def test_kept_samples_are_those_of_the_data_whatever_the_batches(rng, seed):
     sets = kh.targets.sphere_sets(90, n_keys=3, dim=2, seed=seed)
     y = rng.standard_normal((90, 1))
     recipe = LayerRecipe(HeadDraw(kh.GaussianHeads(), 2, 2, 0), TokenRule("none", "given", "mean"), 1, n_kept=20)
-    whole = recipe.summarise(sets, y).kept
-    parts = [recipe.summarise(sets[rows], y[rows]) for rows in cuts(rng, 90, 6)]
+    whole = recipe.add(recipe.empty(), sets, y).kept
+    parts = [recipe.add(recipe.empty(), sets[rows], y[rows]) for rows in cuts(rng, 90, 6)]
     merged = merge(parts).kept
     np.testing.assert_array_equal(merged.hashes, whole.hashes)
     np.testing.assert_array_equal(merged.columns, whole.columns)

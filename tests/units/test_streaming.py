@@ -253,8 +253,8 @@ def test_from_parquet(sets, y):
 
 def test_sums_merge_with_the_samples_they_keep(sets, y):
     recipe = LayerRecipe(HeadDraw(kh.GaussianHeads(), 4, 3, seed=0), TokenRule("none", "given", "mean"), 1, n_kept=20)
-    whole = recipe.summarise(sets, y[:, None]).kept
-    parts = [recipe.summarise(sets[rows], y[rows, None]) for rows in (slice(0, 60), slice(60, 150))]
+    whole = recipe.add(recipe.empty(), sets, y[:, None]).kept
+    parts = [recipe.add(recipe.empty(), sets[rows], y[rows, None]) for rows in (slice(0, 60), slice(60, 150))]
     for joint in (parts[0] + parts[1], parts[1] + parts[0], merge(parts), merge([recipe.empty(), *parts])):
         assert len(joint.kept.hashes) == 20
         np.testing.assert_array_equal(joint.kept.hashes, whole.hashes)

@@ -22,7 +22,6 @@ of its business.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import scipy.linalg
@@ -33,34 +32,14 @@ from keyhole.ball.losses import Outputs, Samples
 from keyhole.ball.projection import group_norms
 from keyhole.ball.solver import BallRisk, certify, null_model
 
-LARGEST_SYSTEM = 256
-"""Unknowns up to which a Newton step is cheap beside the gradient steps it replaces."""
-
-LARGEST_STEP = 10**8
-"""And flops of one step."""
-
-SHRINK = 0.1
-"""From one μ to the next."""
-
-CENTRED = 0.1
-"""Squared Newton decrement, in units of μ, at which the next μ is due."""
-
-FINELY_CENTRED = 1e-6
-"""The same at the last μ, where the dual point is taken."""
-
-AIM = 0.3
-"""Share of the gap asked for at which the path ends: the rest is for pruning."""
+LARGEST_SYSTEM = 256  # unknowns up to which a Newton step is cheap beside the gradient steps it replaces
+LARGEST_STEP = 10**8  # and flops of one step
+SHRINK = 0.1  # from one μ to the next
+CENTRED = 0.1  # squared Newton decrement, in units of μ, at which the next μ is due
+FINELY_CENTRED = 1e-6  # the same at the last μ, where the dual point is taken
+AIM = 0.3  # share of the gap asked for at which the path ends: the rest is for pruning
 
 STEPS_PER_STAGE = 30
-
-
-@dataclass(frozen=True)
-class PathPoint:
-    """Where the path ended: values (p, t), all groups nonzero; a dual point (n, t); Newton steps taken."""
-
-    values: Float[np.ndarray, "p t"]
-    dual: Samples
-    n_iter: int
 
 
 def suits_newton(problem: BallRisk, design: Design, memory_budget: int) -> bool:
@@ -90,44 +69,31 @@ def newton_start(
     path = CentralPath(problem, columns, constant, null)
     dual, n_iter = None, 0
     for closer in (1.0, 0.1, 0.01):
-        point = path.follow(closer * tol, floor, max_iter - n_iter)
-        n_iter, dual = n_iter + point.n_iter, point.dual
-        whole = certify(problem, design, point.values, dual, constant)
-        grouped, threshold = problem.grouped(point.values), problem.ball.support(whole.scores)[1]
+        reached, dual, taken = path.follow(closer * tol, floor, max_iter - n_iter)
+        n_iter += taken
+        whole = certify(problem, design, reached, dual, constant)
+        grouped, threshold = problem.grouped(reached), problem.ball.support(whole.scores)[1]
         norms = group_norms(grouped)
         # on the path norm times slack is about μ for every group: the smaller of the two, as a share, is zero
         kept = norms * threshold >= norms.sum() * (threshold - whole.scores)
-        values = (grouped * kept[:, None]).reshape(point.values.shape)
+        values = (grouped * kept[:, None]).reshape(reached.shape)
         best = certify(problem, design, values, dual, constant)
         if best.gap <= tol * max(best.objective, floor):
             return values, dual, n_iter
         if n_iter >= max_iter:
             break
     # where the ball hardly binds no group is ruled out
-    return point.values if whole.gap < best.gap else values, dual, n_iter
+    return reached if whole.gap < best.gap else values, dual, n_iter
 
 
 class CentralPath:
-    """The barrier problem on a dense design, and Newton's method on it.
+    """The barrier problem on a dense design (n, p), and Newton's method on it.
 
-    Parameters
-    ----------
-    problem : BallRisk
-        Its radii K and R are positive; one of them may be infinite.
-    design : array (n, p)
-    intercept : array (t,)
-        The best one without values, where the path begins.
-    null : float
-        Its loss: the first gap.
+    Its radii K and R are positive; one of them may be infinite. The path begins at the best ``intercept`` without
+    values, whose loss ``null`` is the first gap.
     """
 
-    def __init__(
-        self,
-        problem: BallRisk,
-        design: Float[np.ndarray, "n p"],
-        intercept: Outputs,
-        null: float,
-    ) -> None:
+    def __init__(self, problem: BallRisk, design: Float[np.ndarray, "n p"], intercept: Outputs, null: float) -> None:
         self.problem = problem
         self.group_radius, self.ball_radius = problem.ball.group_radius, problem.ball.ball_radius
         self.n_outputs = problem.targets.shape[1]
@@ -146,8 +112,8 @@ class CentralPath:
         """The gap at a point of the path, in units of μ."""
         return 2.0 * self.n_groups + 5.0
 
-    def follow(self, tol: float, floor: float, max_iter: int) -> PathPoint:
-        """Go on until the gap of the path is a share of tol · max(objective, floor)."""
+    def follow(self, tol: float, floor: float, max_iter: int) -> tuple[Float[np.ndarray, "p t"], Samples, int]:
+        """Go on until the gap of the path is a share of tol · max(objective, floor): values, dual point, steps."""
         point, n_iter, in_stage, last = self._point, 0, 0, False
         while n_iter < max_iter:
             moved, decrement = self._newton(point)
@@ -163,7 +129,7 @@ class CentralPath:
         self._point = point
         linear = point[: self.n_linear].reshape(-1, self.n_outputs)
         slope, _ = self.problem.loss.relaxed_derivatives(self.problem.targets, self.extended @ linear, self.mu)
-        return PathPoint(linear[:-1], slope, n_iter)
+        return linear[:-1], slope, n_iter
 
     def _loss(self, point: np.ndarray) -> float:
         z = self.extended @ point[: self.n_linear].reshape(-1, self.n_outputs)

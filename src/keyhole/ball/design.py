@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from keyhole._array import MEMORY_BUDGET, block_size, blocks
-from keyhole._checks import check_count, check_finite, check_float_array
+from keyhole._checks import check_finite, check_float_array
 
 
 @runtime_checkable
@@ -24,15 +24,12 @@ class Design(Protocol):
     @property
     def shape(self) -> tuple[int, int]:
         """(n, p)."""
-        ...
 
     def matvec(self, values: Float[np.ndarray, "p t"]) -> Float[np.ndarray, "n t"]:
         """Φ v."""
-        ...
 
     def rmatvec(self, residuals: Float[np.ndarray, "n t"]) -> Float[np.ndarray, "p t"]:
         """Φᵀ r."""
-        ...
 
 
 @runtime_checkable
@@ -41,7 +38,6 @@ class SelectableDesign(Design, Protocol):
 
     def take(self, groups: Int[np.ndarray, " k"]) -> Float[np.ndarray, "n q"]:
         """The columns of ``groups``, side by side."""
-        ...
 
 
 class DenseDesign:
@@ -52,29 +48,26 @@ class DenseDesign:
     """
 
     def __init__(self, array: Float[np.ndarray, "n p"], group_size: int, memory_budget: int = MEMORY_BUDGET) -> None:
-        self.array = array
-        self.group_size = group_size
-        self.memory_budget = memory_budget
+        self.array, self.group_size, self.memory_budget = array, group_size, memory_budget
 
     @property
     def shape(self) -> tuple[int, int]:
         """(n, p)."""
-        n, p = self.array.shape
-        return n, p
+        return len(self.array), self.array.shape[1]
 
     def matvec(self, values: Float[np.ndarray, "p t"]) -> Float[np.ndarray, "n t"]:
         """Φ v in float64."""
         if self.array.dtype == np.float64:
             return product(self.array, values)
-        return np.concatenate([product(self._double(rows), values) for rows in self._row_blocks()])
+        return np.concatenate([product(block, values) for _, block in self._row_blocks()])
 
     def rmatvec(self, residuals: Float[np.ndarray, "n t"]) -> Float[np.ndarray, "p t"]:
         """Φᵀ r in float64."""
         if self.array.dtype == np.float64:
             return product(self.array.T, residuals)
         total = np.zeros((self.shape[1], residuals.shape[1]))
-        for rows in self._row_blocks():
-            total += product(self._double(rows).T, residuals[rows])
+        for rows, block in self._row_blocks():
+            total += product(block.T, residuals[rows])
         return total
 
     def take(self, groups: Int[np.ndarray, " k"]) -> Float[np.ndarray, "n q"]:
@@ -82,33 +75,16 @@ class DenseDesign:
         columns = groups[:, None] * self.group_size + np.arange(self.group_size)
         return self.array[:, columns.ravel()]
 
-    def _row_blocks(self) -> list[slice]:
-        # 4 MiB of doubles: a block is used while it is still in the cache
-        size = block_size(8 * self.shape[1], min(self.memory_budget, 2**22))
-        return list(blocks(self.shape[0], size))
-
-    def _double(self, rows: slice) -> np.ndarray:
-        return self.array[rows].astype(np.float64)
+    def _row_blocks(self) -> Iterator[tuple[slice, np.ndarray]]:
+        """Rows in float64, 4 MiB at a time: a block is used while it is still in the cache."""
+        for rows in blocks(self.shape[0], block_size(8 * self.shape[1], min(self.memory_budget, 2**22))):
+            yield rows, self.array[rows].astype(np.float64)
 
 
 class StreamedDesign:
-    """A design computed on the fly, a block of groups at a time: memory is that of one block.
+    """A design computed on the fly, a block of groups at a time: memory is that of one block, in float64.
 
-    Parameters
-    ----------
-    columns : callable
-        groups (k,) → array (n, k · group_size): the columns of those groups, float32 or float64.
-    n_rows, n_groups, group_size : int
-    memory_budget : int
-        Bytes that one block may take, in float64.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> table = np.arange(12.0).reshape(2, 6)                # three groups of two columns
-    >>> design = StreamedDesign(lambda g: table.reshape(2, 3, 2)[:, g].reshape(2, -1), 2, 3, 2)
-    >>> design.matvec(np.ones((6, 1))).ravel()
-    array([15., 51.])
+    ``columns`` takes groups (k,) to an array (n, k · group_size): their columns, float32 or float64.
     """
 
     def __init__(
@@ -119,11 +95,8 @@ class StreamedDesign:
         group_size: int,
         memory_budget: int = MEMORY_BUDGET,
     ) -> None:
-        self.columns = columns
-        self.n_rows = check_count(n_rows, "n_rows")
-        self.n_groups = check_count(n_groups, "n_groups")
-        self.group_size = check_count(group_size, "group_size")
-        self.memory_budget = memory_budget
+        self.columns, self.n_rows, self.n_groups, self.group_size = columns, n_rows, n_groups, group_size
+        self._groups_per_block = block_size(8 * n_rows * group_size, memory_budget)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -135,28 +108,25 @@ class StreamedDesign:
         grouped = values.reshape(self.n_groups, -1)
         active = np.flatnonzero(grouped.any(axis=1))
         total = np.zeros((self.n_rows, values.shape[1]))
-        for part in blocks(len(active), self._groups_per_block()):
+        for part in blocks(len(active), self._groups_per_block):
             groups = active[part]
-            total += product(self._block(groups), grouped[groups].reshape(-1, values.shape[1]))
+            total += product(self._doubles(groups), grouped[groups].reshape(-1, values.shape[1]))
         return total
 
     def rmatvec(self, residuals: Float[np.ndarray, "n t"]) -> Float[np.ndarray, "p t"]:
         """Φᵀ r in float64."""
         result = np.empty((self.shape[1], residuals.shape[1]))
-        for part in blocks(self.n_groups, self._groups_per_block()):
+        for part in blocks(self.n_groups, self._groups_per_block):
             columns = slice(part.start * self.group_size, part.stop * self.group_size)
-            result[columns] = product(self._block(np.arange(part.start, part.stop)).T, residuals)
+            result[columns] = product(self._doubles(np.arange(part.start, part.stop)).T, residuals)
         return result
 
     def take(self, groups: Int[np.ndarray, " k"]) -> Float[np.ndarray, "n q"]:
         """The columns of ``groups``."""
         return self.columns(groups)
 
-    def _block(self, groups: Int[np.ndarray, " k"]) -> Float[np.ndarray, "n q"]:
+    def _doubles(self, groups: Int[np.ndarray, " k"]) -> Float[np.ndarray, "n q"]:
         return self.columns(groups).astype(np.float64, copy=False)
-
-    def _groups_per_block(self) -> int:
-        return block_size(8 * self.n_rows * self.group_size, self.memory_budget)
 
 
 class ColumnBuffer:
@@ -187,8 +157,7 @@ class WorkingColumns:
     @property
     def shape(self) -> tuple[int, int]:
         """(n, q)."""
-        n, q = self.array.shape
-        return n, q
+        return len(self.array), self.array.shape[1]
 
     def matvec(self, values: Float[np.ndarray, "q t"]) -> Float[np.ndarray, "n t"]:
         """Φ v."""

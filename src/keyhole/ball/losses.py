@@ -10,8 +10,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy.special import entr, expit
 
-BISECTION_STEPS = 200
-"""Guarded Newton steps; bisection alone needs about 60 once both ends are known."""
+BISECTION_STEPS = 200  # guarded Newton steps; bisection alone needs about 60 once both ends are known
 
 
 def monotone_roots(
@@ -80,15 +79,8 @@ class Loss(ABC):
     """A convex loss ℓ(y, z) of a prediction z.
 
     Its conjugate is ℓ*(y, a) = max_z <a, z> − ℓ(y, z). Every loss here has a = 0 in the domain of its
-    conjugate, because ℓ is bounded below: a dual point may always be shrunk.
-
-    Attributes
-    ----------
-    lipschitz : float
-        Largest length of the gradient: of each output for a loss of one number, of all together for the
-        multinomial one. Infinite for the squared loss.
-    smoothness : float
-        Lipschitz constant of the gradient; inf where the loss has a kink.
+    conjugate, because ℓ is bounded below: a dual point may always be shrunk. ``lipschitz`` is the largest length of the
+    gradient (of each output; of all together for the multinomial loss), ``smoothness`` the Lipschitz constant of it.
     """
 
     name: str
@@ -223,8 +215,7 @@ class KinkedLoss(ScalarLoss):
 class Absolute(KinkedLoss):
     """|r|, r = z − y."""
 
-    name = "absolute"
-    lipschitz = 1.0
+    name, lipschitz = "absolute", 1.0
 
     def slopes(self, y: Samples) -> tuple[Samples, Samples]:
         """−1 and 1."""
@@ -234,8 +225,7 @@ class Absolute(KinkedLoss):
 class Hinge(KinkedLoss):
     """max(0, 1 − y z) for labels y = ±1: the kink is at z = y, because y² = 1."""
 
-    name = "hinge"
-    lipschitz = 1.0
+    name, lipschitz = "hinge", 1.0
 
     def check_targets(self, y: Samples, weights: PerSample, intercept: bool) -> None:
         """Labels are ±1; a best intercept always exists."""
@@ -249,9 +239,7 @@ class Hinge(KinkedLoss):
 class Huber(ScalarLoss):
     """r²/2 up to |r| = 1, then |r| − 1/2, with r = z − y."""
 
-    name = "huber"
-    lipschitz = 1.0
-    smoothness = 1.0
+    name, lipschitz, smoothness = "huber", 1.0, 1.0
 
     def value(self, y: Samples, z: Samples) -> PerSample:
         """r²/2 or |r| − 1/2: both are c(|r| − c/2) with c = min(|r|, 1)."""
@@ -286,9 +274,7 @@ class Huber(ScalarLoss):
 class Squared(ScalarLoss):
     """r²/2, r = z − y: half of scikit-learn's squared error, so that it is Huber's loss near zero."""
 
-    name = "squared"
-    lipschitz = math.inf
-    smoothness = 1.0
+    name, lipschitz, smoothness = "squared", math.inf, 1.0
 
     def value(self, y: Samples, z: Samples) -> PerSample:
         """(z − y)²/2."""
@@ -314,9 +300,7 @@ class Squared(ScalarLoss):
 class Logistic(ScalarLoss):
     """log(1 + exp(−y z)) for labels y = ±1."""
 
-    name = "logistic"
-    lipschitz = 1.0
-    smoothness = 0.25
+    name, lipschitz, smoothness = "logistic", 1.0, 0.25
 
     def check_targets(self, y: Samples, weights: PerSample, intercept: bool) -> None:
         """Labels are ±1; with a free intercept both must occur, or the loss falls for ever as b grows."""
@@ -386,10 +370,7 @@ class Smoothed(ScalarLoss):
     """
 
     def __init__(self, base: KinkedLoss, targets: Samples, width: float, centre: Samples) -> None:
-        self.base = base
-        self.targets = targets
-        self.width = width
-        self.centre = centre
+        self.base, self.width, self.centre = base, width, centre
         self.name = f"smoothed {base.name}"
         self.lipschitz = base.lipschitz
         self.smoothness = 1.0 / width
@@ -424,11 +405,8 @@ class Smoothed(ScalarLoss):
         return self.base.conjugate(y, dual) + 0.5 * self.width * np.square(dual - self.centre).sum(axis=1)
 
 
-NEAR = 1e-12
-"""A predicted fall of the loss that the loss itself, with its 16 digits, can no longer show."""
-
-NEWTON_STEPS = 100
-"""Newton steps for the intercepts; a warm start needs two or three."""
+NEAR = 1e-12  # a predicted fall of the loss that the loss itself, with its 16 digits, can no longer show
+NEWTON_STEPS = 100  # Newton steps for the intercepts; a warm start needs two or three
 
 
 class Multinomial(Loss):
@@ -439,9 +417,7 @@ class Multinomial(Loss):
     simplex.
     """
 
-    name = "multinomial"
-    lipschitz = math.sqrt(2.0)
-    smoothness = 0.5
+    name, lipschitz, smoothness = "multinomial", math.sqrt(2.0), 0.5
 
     def check_targets(self, y: Samples, weights: PerSample, intercept: bool) -> None:
         """Rows of y lie on the simplex; with free intercepts every class must carry weight."""
@@ -554,7 +530,5 @@ def _softmax(z: Samples) -> Samples:
     return weights.T
 
 
-LOSSES: dict[str, Loss] = {
-    loss.name: loss for loss in (Absolute(), Huber(), Squared(), Logistic(), Hinge(), Multinomial())
-}
-"""Every loss by its name."""
+_ALL: tuple[Loss, ...] = (Absolute(), Huber(), Squared(), Logistic(), Hinge(), Multinomial())
+LOSSES: dict[str, Loss] = {loss.name: loss for loss in _ALL}

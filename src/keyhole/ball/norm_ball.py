@@ -9,7 +9,6 @@ the whole block. The intercept b is free.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,26 +28,11 @@ from keyhole.ball.solver import BallRisk, Solution, minimise, warn_if_short
 class NormBallFit:
     """A solution over the norm ball and the certificate of its quality.
 
-    Attributes
-    ----------
-    values : array (M, D), or (M, D, t) for targets of shape (n, t)
-        v. Pruned groups are exactly zero.
-    intercept : array () or (t,)
-        b, the best one for these values; zero if none was fitted.
-    objective : float
-        Weighted mean loss.
-    duality_gap : float
-        At least objective − minimum, and at least 0.
-    n_iter : int
-        Iterations; each is one product with the columns at hand and one with their transpose, or one Newton
-        step where the problem is small.
-    converged : bool
-        Whether the gap is as small as asked.
-    active : array (M,) of bool
-        Groups with v_m ≠ 0.
-    dual : array (n,) or (n, t)
-        The dual point a that proves the gap: Σ w a = 0 if there is an intercept, and
-        objective − duality_gap ≤ −Σ w ℓ*(y, a) − max over the ball of <Φᵀ(w a), v>, but for rounding.
+    Pruned groups of ``values`` are exactly zero, ``active`` are the others; ``intercept`` is the best one for these
+    values. ``objective`` is the weighted mean loss, ``duality_gap`` at least objective − minimum and at least 0.
+    ``dual`` is the point a that proves the gap: Σ w a = 0 if there is an intercept, and objective − duality_gap ≤ −Σ w
+    ℓ*(y, a) − max over the ball of <Φᵀ(w a), v>, but for rounding. An iteration is one product with the columns at hand
+    and one with their transpose, or one Newton step where the problem is small.
     """
 
     values: Float[np.ndarray, "m d *t"]
@@ -77,58 +61,21 @@ def fit_norm_ball(
     dtype: Any = None,
     memory_budget: int = MEMORY_BUDGET,
 ) -> NormBallFit:
-    """Minimise the mean loss over the norm ball, to a duality gap computed on the way.
+    """Minimise the mean loss over the norm ball, until gap ≤ tol · max(objective, 1e-3 · loss of the best constant).
 
-    Parameters
-    ----------
-    design : array (n, p), or Design
-        Φ, in groups of ``group_size`` consecutive columns. An operator needs shape, matvec and rmatvec; with
-        ``take(groups)`` as well (as `StreamedDesign` has) few active groups make it fast.
-    targets : array (n,) or (n, t)
-        Real numbers; labels ±1 for "logistic" and "hinge"; rows on the simplex (one-hot) for "multinomial".
-    group_size : int
-        D.
-    group_radius, ball_radius : float
-        K_1 and R_2; one of them may be ``math.inf``.
-    loss : str
-        "absolute", "huber" (r²/2 up to |r| = 1, then |r| − 1/2), "squared" (r²/2), "logistic", "hinge" or
-        "multinomial". Losses of one number are summed over outputs.
-    fit_intercept : bool
-        Whether b is free; otherwise it is zero.
-    sample_weight : array (n,), optional
-        Nonnegative; the objective is the weighted mean.
-    start : array (M, D) or (M, D, t), optional
-        Where to start, e.g. the values of a fit at other radii; projected onto the ball first.
-    tol : float
-        Stop when gap ≤ tol · max(objective, 1e-3 · loss of the best constant).
-    max_iter : int
-    dtype : dtype, optional
-        Precision of the inner iterations, float32 or float64; that of the design by default. Objective and
-        gap are computed in float64 on the design as given, whatever it is.
-    memory_budget : int
-        Bytes that a copy of the columns at hand may take; beyond it the design is used as it is.
+    ``design`` (n, p) is an array, or an operator with shape, matvec and rmatvec; with ``take(groups)`` as well, as
+    `StreamedDesign` has, few active groups make it fast. ``targets`` are real numbers, labels ±1 for "logistic" and
+    "hinge", rows on the simplex for "multinomial". One radius may be infinite. ``start`` is projected onto the ball
+    first. Inner iterations are in ``dtype``, by default that of the design; objective and gap in float64 on the design
+    as given. Beyond ``memory_budget`` the columns at hand are not copied. Warns (SolverWarning) if it stops before
+    ``tol``.
 
-    Returns
-    -------
-    NormBallFit
+    Accelerated projected gradient with restarts on a working set of groups; losses with kinks by the proximal point
+    method on the dual: see `AcceleratedDescent`, `Smoothed` and `minimise`. An iteration costs 4·n·q flops for q
+    columns in the working set, and their number grows with the condition of its columns. Small problems (some 250
+    unknowns) take a few dozen Newton steps instead, which do not mind badly scaled columns and need no start: see
+    `CentralPath`.
 
-    Warns
-    -----
-    SolverWarning
-        If it stops before the gap is as small as asked.
-
-    Notes
-    -----
-    Accelerated projected gradient with restarts and steps that follow the curvature, the intercept minimised
-    out, on a working set of groups; losses with kinks by the proximal point method on the dual. See
-    `AcceleratedDescent`, `Smoothed` and `minimise`. An iteration costs 4·n·q flops for q columns in the
-    working set, and their number grows with the condition of its columns: bring them to a similar scale. Small
-    problems (some 250 unknowns) take a few dozen Newton steps instead, which do not mind badly scaled columns and
-    need no start: see `CentralPath`.
-
-    Examples
-    --------
-    >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> design = rng.standard_normal((100, 20 * 3))                       # 20 groups of 3
     >>> targets = design[:, :3] @ [1.0, -2.0, 2.0] + 5.0
@@ -137,72 +84,11 @@ def fit_norm_ball(
     (array([ 0.73, -1.38,  1.25]), 5.0, 1)
     """
     setup = check_problem(design, targets, group_size, loss, fit_intercept, sample_weight, dtype, memory_budget)
-    (fit,) = _fit_path(setup, [(group_radius, ball_radius)], start, tol, max_iter)
-    return fit
-
-
-def norm_ball_path(
-    design: Any,
-    targets: Any,
-    radii: Sequence[tuple[float, float]],
-    *,
-    group_size: int,
-    loss: str = "huber",
-    fit_intercept: bool = True,
-    sample_weight: Any = None,
-    start: Any = None,
-    tol: float = 1e-4,
-    max_iter: int = 20_000,
-    dtype: Any = None,
-    memory_budget: int = MEMORY_BUDGET,
-) -> tuple[NormBallFit, ...]:
-    """Fit at each pair (group_radius, ball_radius) in turn, each from the solution before it.
-
-    Parameters
-    ----------
-    radii : sequence of (float, float)
-        In the order in which they are to be fitted; from small to large is fastest.
-    design, targets, group_size, loss, fit_intercept, sample_weight, start, tol, max_iter, dtype,
-    memory_budget
-        As for `fit_norm_ball`.
-
-    Returns
-    -------
-    tuple of NormBallFit
-        One per pair.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> rng = np.random.default_rng(0)
-    >>> design = rng.standard_normal((100, 20 * 3))
-    >>> targets = design[:, :3] @ [1.0, -2.0, 2.0] + design[:, 3]
-    >>> path = norm_ball_path(design, targets, [(1.0, 1.0), (2.0, 2.0), (3.0, 3.0)], group_size=3)
-    >>> [round(fit.objective, 2) for fit in path], [int(fit.active.sum()) for fit in path]
-    ([1.44, 0.78, 0.26], [1, 2, 2])
-    """
-    setup = check_problem(design, targets, group_size, loss, fit_intercept, sample_weight, dtype, memory_budget)
-    return _fit_path(setup, radii, start, tol, max_iter)
-
-
-def _fit_path(
-    setup: BallSetup,
-    radii: Sequence[tuple[float, float]],
-    start: Any,
-    tol: float,
-    max_iter: int,
-) -> tuple[NormBallFit, ...]:
-    tol = check_number(tol, "tol", minimum=0.0, exclusive=True)
-    max_iter = check_count(max_iter, "max_iter")
-    values = setup.check_start(start)
-    fits = []
-    for group_radius, ball_radius in radii:
-        ball = NormBall(*check_radii(group_radius, ball_radius))
-        solution = setup.minimise(ball, values, tol, max_iter)
-        warn_if_short(solution, tol, max_iter, setup.dtype, stacklevel=3)
-        values = solution.values
-        fits.append(setup.report(solution))
-    return tuple(fits)
+    tol, max_iter = check_number(tol, "tol", minimum=0.0, exclusive=True), check_count(max_iter, "max_iter")
+    ball, values = NormBall(*check_radii(group_radius, ball_radius)), setup.check_start(start)
+    solution = setup.minimise(ball, values, tol, max_iter)
+    warn_if_short(solution, tol, max_iter, setup.dtype, stacklevel=2)
+    return setup.report(solution)
 
 
 def check_radius(radius: Any, name: str) -> float:

@@ -43,31 +43,12 @@ class NormBall:
 def project_norm_ball(
     values: Float[np.ndarray, "m d"], group_radius: float, ball_radius: float
 ) -> Float[np.ndarray, "m d"]:
-    """The point of {Σ_m |v_m| ≤ K, |v| ≤ R} nearest to ``values``.
+    """The point of {Σ_m |v_m| ≤ K, |v| ≤ R} nearest to ``values``, one group per row; K or R may be infinite.
 
-    Parameters
-    ----------
-    values : array (m, d)
-        One group per row; a block of several outputs is flattened into its row.
-    group_radius, ball_radius : float
-        K and R, at least 0; either may be ``math.inf``.
+    Groups below the threshold are exactly zero. Not iterative: the number of surviving groups is found by sorting, the
+    threshold by a closed form, in float64 whatever the dtype; the radii are exceeded by rounding at most. O(m d + m log
+    m).
 
-    Returns
-    -------
-    array (m, d)
-        The dtype of ``values``. Groups below the threshold are exactly zero. The sum and the root of the sum
-        of squares of the group norms exceed K and R by rounding at most (a few eps of ``values``' dtype,
-        relative).
-
-    Notes
-    -----
-    Not iterative: the number of surviving groups is found by sorting, the threshold by a closed form. The
-    error is rounding, a few eps times the largest norm (float64 inside, whatever the dtype). Cost O(m d + m
-    log m).
-
-    Examples
-    --------
-    >>> import numpy as np
     >>> project_norm_ball(np.array([[3.0, 4.0], [0.0, 1.0]]), group_radius=2.0, ball_radius=math.inf)
     array([[1.2, 1.6],
            [0. , 0. ]])
@@ -90,13 +71,8 @@ def group_norms(values: Float[np.ndarray, "m d"]) -> Float[np.ndarray, " m"]:
 def project_norms(norms: Float[np.ndarray, " m"], group_radius: float, ball_radius: float) -> Float[np.ndarray, " m"]:
     """Project the vector of group norms, a ≥ 0, onto {Σ x ≤ K, |x| ≤ R}; ``norms`` itself if it is inside.
 
-    Examples
-    --------
-    >>> import numpy as np
     >>> project_norms(np.array([3.0, 2.0, 0.5]), 3.0, math.inf)      # only the sum binds: threshold 1
     array([2., 1., 0.])
-    >>> project_norms(np.array([3.0, 4.0]), math.inf, 1.0)           # only the ball binds: scaled
-    array([0.6, 0.8])
     """
     total, length = float(norms.sum()), float(np.linalg.norm(norms))
     if total <= group_radius and length <= ball_radius:
@@ -117,28 +93,12 @@ def project_norms(norms: Float[np.ndarray, " m"], group_radius: float, ball_radi
 
 
 def norm_ball_support(norms: Float[np.ndarray, " m"], group_radius: float, ball_radius: float) -> tuple[float, float]:
-    """The support function of the norm ball, max <g, v>, from the group norms a_m = |g_m|; and its threshold.
+    """The support function max <g, v> of the norm ball from the group norms a_m = |g_m|, and its threshold θ.
 
-    Parameters
-    ----------
-    norms : array (m,)
-        a_m = |g_m| ≥ 0.
-    group_radius, ball_radius : float
-        K and R; at least one finite, unless all norms are zero.
+    It is min over θ ≥ 0 of Kθ + R |(a − θ)₊|₂. Every θ bounds the maximum from above, so what is returned is never too
+    small by more than the rounding of that one sum, however θ was found. The maximiser v has v_m = 0 wherever a_m < θ.
+    One of K and R is finite, unless all norms are zero.
 
-    Returns
-    -------
-    support : float
-        min over θ ≥ 0 of Kθ + R |(a − θ)₊|₂. Every θ bounds the maximum from above, so what is returned is
-        never too small by more than the rounding of that one sum, however θ was found.
-    threshold : float
-        The minimising θ: the maximiser v has v_m = 0 wherever a_m < θ.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> norm_ball_support(np.array([3.0, 4.0]), math.inf, 1.0)
-    (5.0, 0.0)
     >>> norm_ball_support(np.array([3.0, 4.0]), 1.0, math.inf)
     (4.0, 4.0)
     """

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -76,11 +75,7 @@ class GapCertificate:
 
 
 def certify(
-    problem: BallRisk,
-    design: Design,
-    values: Float[np.ndarray, "p t"],
-    dual: Samples | None,
-    intercept: Outputs,
+    problem: BallRisk, design: Design, values: Float[np.ndarray, "p t"], dual: Samples | None, intercept: Outputs
 ) -> GapCertificate:
     """Evaluate the risk at (values, best intercept) and its bound at ``dual``, or at the gradient of the loss if None.
 
@@ -100,8 +95,7 @@ def certify(
     return GapCertificate(objective, lower, max(objective - lower, 0.0), intercept, dual, scores)
 
 
-RELAX = 0.95
-"""The step grows by 1/RELAX an iteration: a failed test costs one product, a timid step many iterations."""
+RELAX = 0.95  # the step grows by 1/RELAX an iteration: a failed test costs one product, a timid step many iterations
 
 
 class AcceleratedDescent:
@@ -124,8 +118,7 @@ class AcceleratedDescent:
         intercept: Outputs,
         curvature: float = 0.0,
     ) -> None:
-        self.problem = problem
-        self.columns = columns
+        self.problem, self.columns = problem, columns
         self.values = self._last_values = values
         self.predictions = self._last_predictions = columns.matvec(values)
         self.intercept, self.dual = problem.settle(self.predictions, intercept)
@@ -158,10 +151,7 @@ class AcceleratedDescent:
         self.values, self.predictions, self._momentum = values, predictions, momentum
 
     def _step(
-        self,
-        start: Float[np.ndarray, "p t"],
-        predictions: Samples,
-        gradient: Float[np.ndarray, "p t"],
+        self, start: Float[np.ndarray, "p t"], predictions: Samples, gradient: Float[np.ndarray, "p t"]
     ) -> tuple[Float[np.ndarray, "p t"], Samples]:
         """The projected gradient step from ``start`` with the largest step that passes the curvature test."""
         problem = self.problem
@@ -195,44 +185,21 @@ class AcceleratedDescent:
         return self.problem.loss.smoothness * bend / size or 1.0
 
 
-CHECK_EVERY = 5
-"""Iterations between two looks at the gap, which cost O(n log n + m log m) and no product."""
-
-PATIENCE = 50
-"""Looks without a gap 1 % below the best one before a descent gives up: rounding has the last word."""
-
-IDLE_MOVES = 5
-"""Moves of the centre in a row without a gap 1 % smaller before a descent gives up."""
-
-FIRST_WIDTH = 0.3
-"""First smoothing width, in units of the loss of the best constant: the scale of the residuals."""
-
-NARROWER = 0.3
-"""The width shrinks by this factor when moving the centre did not bring the gap below 0.3 of what it was."""
+CHECK_EVERY = 5  # iterations between two looks at the gap, which cost O(n log n + m log m) and no product
+PATIENCE = 50  # looks without a gap 1 % below the best one before a descent gives up: rounding has the last word
+IDLE_MOVES = 5  # moves of the centre in a row without a gap 1 % smaller before a descent gives up
+FIRST_WIDTH = 0.3  # first smoothing width, in units of the loss of the best constant: the scale of the residuals
+NARROWER = 0.3  # the width shrinks by this factor when moving the centre did not bring the gap below 0.3 of what it was
 
 
-@dataclass(frozen=True)
-class Start:
-    """Where a descent begins: values (q, t) in the ball, of the groups at hand, and a feasible dual point (n, t).
-
-    ``curvature`` is an estimate of L, 0 where there is none; ``width`` smooths a loss with kinks, around ``dual``.
-    """
-
-    values: Float[np.ndarray, "q t"]
-    intercept: Outputs
-    dual: Samples
-    curvature: float
-    width: float
+DescentPoint: TypeAlias = tuple[Float[np.ndarray, "q t"], Outputs, float, Samples]
 
 
 class GapWatch:
     """The best primal and dual points of a problem met so far on the columns at hand, and how long ago."""
 
     def __init__(self, problem: BallRisk, values: Float[np.ndarray, "q t"], dual: Samples) -> None:
-        self.problem = problem
-        self.values = values
-        self.dual = dual
-        self.stale = 0
+        self.problem, self.values, self.dual, self.stale = problem, values, dual, 0
         self._objective, self._bound, self._record = np.inf, -np.inf, np.inf
 
     @property
@@ -256,17 +223,18 @@ class GapWatch:
         return self.gap
 
 
-class BallDescent(ABC):
-    """A descent on some columns that can be taken further and further, until it is ``exhausted``."""
+class BallDescent:
+    """Accelerated descent on some columns that can be taken further and further, until it is ``exhausted``.
 
-    def __init__(self, problem: BallRisk, columns: Design, start: Start) -> None:
-        self.problem = problem
-        self.columns = columns
-        self.width = start.width
-        self.watch = GapWatch(problem, start.values, start.dual)
-        self.n_iter = 0
-        self.exhausted = False
-        self._inner = self._begin(start)
+    ``at`` are values in the ball, of the groups at hand, an intercept, an estimate of L (0 for none) and a feasible
+    dual point; ``width`` smooths a loss with kinks, around that point.
+    """
+
+    def __init__(self, problem: BallRisk, columns: Design, at: DescentPoint, width: float) -> None:
+        self.problem, self.columns, self.width = problem, columns, width
+        self.watch = GapWatch(problem, at[0], at[3])
+        self.n_iter, self.exhausted = 0, False
+        self._inner = self._begin(*at)
 
     @property
     def intercept(self) -> Outputs:
@@ -293,41 +261,30 @@ class BallDescent(ABC):
                 if self.exhausted:
                     break
 
-    @abstractmethod
-    def _begin(self, start: Start) -> AcceleratedDescent:
-        """The iteration to run."""
+    def _begin(
+        self, values: Float[np.ndarray, "q t"], intercept: Outputs, curvature: float, dual: Samples
+    ) -> AcceleratedDescent:
+        """The iteration to run: on the problem itself, unless its loss has kinks."""
+        return AcceleratedDescent(self.problem, self.columns, values, intercept, curvature)
 
-    @abstractmethod
     def _adapt(self, dual: Samples) -> None:
         """Change the iteration in the light of its current dual point, or find it exhausted."""
-
-
-class SmoothDescent(BallDescent):
-    """Accelerated descent on the problem itself."""
-
-    def _begin(self, start: Start) -> AcceleratedDescent:
-        return AcceleratedDescent(self.problem, self.columns, start.values, start.intercept, start.curvature)
-
-    def _adapt(self, dual: Samples) -> None:
         self.exhausted = self.watch.stale > PATIENCE
 
 
 class KinkedDescent(BallDescent):
     """Accelerated descent on smoothed problems whose centre moves to the dual solution."""
 
-    def _begin(self, start: Start) -> AcceleratedDescent:
-        self._before = np.inf
-        self._idle_moves = 0
-        return self._recentre(start.values, start.intercept, start.curvature, start.dual)
+    _before, _idle_moves = math.inf, 0
 
-    def _recentre(
-        self, values: Float[np.ndarray, "q t"], intercept: Outputs, curvature: float, centre: Samples
+    def _begin(
+        self, values: Float[np.ndarray, "q t"], intercept: Outputs, curvature: float, dual: Samples
     ) -> AcceleratedDescent:
         loss = self.problem.loss
         assert isinstance(loss, KinkedLoss)
-        self._centre = centre
-        smoothed = replace(self.problem, loss=Smoothed(loss, self.problem.targets, self.width, centre))
-        self._inner_watch = GapWatch(smoothed, values, centre)
+        self._centre = dual
+        smoothed = replace(self.problem, loss=Smoothed(loss, self.problem.targets, self.width, dual))
+        self._inner_watch = GapWatch(smoothed, values, dual)
         return AcceleratedDescent(smoothed, self.columns, values, intercept, curvature)
 
     def _adapt(self, dual: Samples) -> None:
@@ -342,35 +299,16 @@ class KinkedDescent(BallDescent):
         if self.watch.gap > 0.3 * self._before:
             self.width, curvature = NARROWER * self.width, curvature / NARROWER
         self._before = self.watch.gap
-        self._inner = self._recentre(inner.values, inner.intercept, curvature, dual)
+        self._inner = self._begin(inner.values, inner.intercept, curvature, dual)
 
 
-def begin_descent(problem: BallRisk, columns: Design, start: Start) -> BallDescent:
-    """The descent that suits the loss."""
-    kinked = isinstance(problem.loss, KinkedLoss)
-    return KinkedDescent(problem, columns, start) if kinked else SmoothDescent(problem, columns, start)
-
-
-OBJECTIVE_FLOOR = 1e-3
-"""The gap is relative to the objective, or to this share of the best constant's loss where that is larger."""
-
-ROUNDING_FLOOR = 1e-12
-"""And never to less than this share of the loss at zero: constant targets are fitted to rounding only."""
-
-STAGE = 0.1
-"""A stage aims at this share of the certified gap: more would be spent on a working set that may be wrong."""
-
-SPARE_GROUPS = 10
-"""Groups added to those predicted active, doubled when the prediction was too small."""
-
-COPYING = 12.0
-"""What copying columns costs, in iterations on them: about 20 into fresh memory, 2 into used memory."""
-
-SHORT_STAGE = 10
-"""Iterations that a first stage is expected to take; a later one is expected to be like the one before."""
-
-IDLE_STAGES = 2
-"""Stages in a row on the same groups, without a gap 1 % smaller, before a fit gives up: it is rounding."""
+OBJECTIVE_FLOOR = 1e-3  # the gap is relative to the objective, or to this share of the best constant's loss if larger
+ROUNDING_FLOOR = 1e-12  # and never to less than this share of the loss at zero: constant targets are fitted to rounding
+STAGE = 0.1  # a stage aims at this share of the certified gap: more would be spent on a working set that may be wrong
+SPARE_GROUPS = 10  # groups added to those predicted active, doubled when the prediction was too small
+COPYING = 12.0  # what copying columns costs, in iterations on them: about 20 into fresh memory, 2 into used memory
+SHORT_STAGE = 10  # iterations that a first stage is expected to take; a later one is expected to be like the one before
+IDLE_STAGES = 2  # stages in a row on the same groups, without a gap 1 % smaller, before a fit gives up: it is rounding
 
 WORTH_SHRINKING = 0.7
 """Share of the columns at hand below which a smaller working set is worth a copy and the loss of momentum."""
@@ -398,9 +336,7 @@ class WorkingSet:
     """Which groups are at hand, as ``chosen`` (m,) of bool, and their ``columns``."""
 
     def __init__(self, problem: BallRisk, design: Design, dtype: np.dtype, memory_budget: int) -> None:
-        self._problem = problem
-        self._design = design
-        self._memory_budget = memory_budget
+        self._problem, self._design, self._memory_budget = problem, design, memory_budget
         self._buffer = ColumnBuffer(dtype)
         self._whole: Design | None = design if not isinstance(design, SelectableDesign) else None
         if isinstance(design, DenseDesign) and design.array.dtype == dtype:
@@ -469,8 +405,9 @@ def minimise(
         if descent is None or moved:
             if descent is not None:
                 curvature, width = descent.curvature, descent.width
-            at = Start(working.restrict(values), best.intercept, best.dual, curvature, width)
-            descent = begin_descent(problem, working.columns, at)
+            at = working.restrict(values), best.intercept, curvature, best.dual
+            suited = KinkedDescent if isinstance(problem.loss, KinkedLoss) else BallDescent
+            descent = suited(problem, working.columns, at, width)
         target, before = max(0.7 * tol * scale, STAGE * best.gap), descent.n_iter
         descent.run(target, max_iter - n_iter)
         expected = descent.n_iter - before

@@ -10,7 +10,7 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from keyhole.cli._app import answer_or_exit, app, check_output, refuse
+from keyhole.cli._app import answer_or_exit, app, check_output, refuse, say
 from keyhole.cli._data import Data, Dim, Keys, Missing, Query, SetId, Target, Task, read_data, read_heads, task_of
 from keyhole.lab.report.html import number
 
@@ -48,6 +48,8 @@ def fit(
     overwrite: Annotated[bool, typer.Option(help="Replace MODEL if it is there.")] = False,
 ) -> None:
     """Read, fit, print, save."""
+    import keyhole as kh
+
     check_output(model, [Path(data)])
     if model.exists() and not overwrite:
         refuse(f"a file is not replaced unless asked: {model.name!r} exists. Choose another name, or add --overwrite.")
@@ -66,11 +68,12 @@ def fit(
     console = Console()
     began = time.perf_counter()
     with console.status("fitting …"):
-        estimator = answer_or_exit(lambda: _fit(found.train, kind, options))
+        made: Any = kh.AttentionRegressor if kind == "regression" else kh.AttentionClassifier
+        estimator = answer_or_exit(lambda: made(**options).fit(found.train.sets, found.train.target))
     seconds = time.perf_counter() - began
     _save(estimator, model, found, overwrite)
     _print(console, estimator, found, kind, seconds)
-    console.print(f"wrote {model}", soft_wrap=True, highlight=False, markup=False)
+    say(console, f"wrote {model}")
 
 
 def _law(name: str) -> Any:
@@ -91,13 +94,6 @@ def _alpha(text: str) -> Any:
         refuse(f"--alpha must be a number or loo: got {text!r}.")
 
 
-def _fit(data: Any, kind: str, options: dict[str, Any]) -> Any:
-    import keyhole as kh
-
-    estimator: Any = kh.AttentionRegressor if kind == "regression" else kh.AttentionClassifier
-    return estimator(**options).fit(data.sets, data.target)
-
-
 def _save(estimator: Any, path: Path, data: Any, overwrite: bool) -> None:
     from keyhole.models import Schema, save
 
@@ -109,37 +105,38 @@ def _save(estimator: Any, path: Path, data: Any, overwrite: bool) -> None:
 
 
 def _print(console: Console, estimator: Any, data: Any, kind: str, seconds: float) -> None:
-    def line(text: str) -> None:
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
-
     train = data.train
-    line(f"{data.description}; target {data.target_name or 'without a name'}, {kind}")
+    say(console, f"{data.description}; target {data.target_name or 'without a name'}, {kind}")
     columns = dict(data.columns)
     if columns:
         asked = f"; query: {', '.join(columns['query'])}" if "query" in columns else ""
-        line(f"keys: {', '.join(columns['keys'])}{asked}")
+        say(console, f"keys: {', '.join(columns['keys'])}{asked}")
     if data.left_out:
-        line(f"left out: {'; '.join(data.left_out)}. Name the keys with --keys to choose otherwise.")
+        say(console, f"left out: {'; '.join(data.left_out)}. Name the keys with --keys to choose otherwise.")
     rule, law = estimator.tokens_, estimator.law_
     heads = "the exact kernel" if estimator.solver_ == "kernel" else f"{estimator.n_heads} heads"
-    line(
+    say(
+        console,
         f"{heads}, {law}; α {estimator.alpha_:.3g}; "
-        f"tokens: {rule.scaling}, query: {rule.query}, pooling: {rule.pooling}"
+        f"tokens: {rule.scaling}, query: {rule.query}, pooling: {rule.pooling}",
     )
     if kind == "regression":
         residuals = np.square(train.target - estimator.loo_predictions_)
         share = residuals.mean() / train.target.var() if train.target.var() > 0 else float("nan")
-        line(f"leave-one-out RMSE {number(float(np.sqrt(residuals.mean())))}, R² {1 - share:.3f}")
+        say(console, f"leave-one-out RMSE {number(float(np.sqrt(residuals.mean())))}, R² {1 - share:.3f}")
     else:
         scores = estimator.loo_decision_
         winners = (scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(axis=1)
         wrong = float((estimator.classes_[winners] != train.target).mean())
         error = np.sqrt(wrong * (1 - wrong) / len(train))
-        line(f"leave-one-out accuracy {100 * (1 - wrong):.1f} % ± {100 * error:.1f}, {len(estimator.classes_)} classes")
+        say(
+            console,
+            f"leave-one-out accuracy {100 * (1 - wrong):.1f} % ± {100 * error:.1f}, {len(estimator.classes_)} classes",
+        )
     if getattr(law, "chosen", "") == "learned":
-        line("(the law was learned from all samples: its leave-one-out error flatters a little)")
+        say(console, "(the law was learned from all samples: its leave-one-out error flatters a little)")
     if data.split is not None and len(data.test):
         score = estimator.score(data.test.sets, data.test.target)
         name = "R²" if kind == "regression" else "accuracy"
-        line(f"test {name} {score:.3f} on the {len(data.test)} sets that the data sets apart")
-    line(f"{len(train)} sets in {seconds:.1f} s")
+        say(console, f"test {name} {score:.3f} on the {len(data.test)} sets that the data sets apart")
+    say(console, f"{len(train)} sets in {seconds:.1f} s")

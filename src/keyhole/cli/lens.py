@@ -19,8 +19,7 @@ DATA is a table of sets (Parquet, Arrow, CSV with one row per token, npz), or a 
 Fits learners on pooled input and attention layers side by side within a time budget, and says in plain words whether
 attention pays, whether the query matters, and whether more data or more heads would help.
 """
-REPORT_SECONDS = 9.0
-"""What it takes to draw the charts, with some to spare."""
+REPORT_SECONDS = 9.0  # what it takes to draw the charts, with some to spare
 
 
 @app.command(help=_HELP)
@@ -57,16 +56,20 @@ def lens(
     kind = task_of(found.target, task)
     from keyhole.lab.lens.findings import LensConfig
     from keyhole.lab.lens.look import look
+    from keyhole.lab.lens.page import report_of
+    from keyhole.lab.report.html import as_json as plain
+    from keyhole.lab.report.html import write_report
 
     reserve = min(REPORT_SECONDS, 0.3 * budget) if report else 0.0
     config = LensConfig(kind, budget, heads, activation, pooling, reserve=reserve, seed=seed)
     console = Console(stderr=True)
     with console.status("starting …") as status:
         findings = answer_or_exit(lambda: look(found, config, status.update))
-        files = [] if folder is None else _write(findings, folder, status)
+        files = []
+        if folder is not None:
+            status.update("drawing the report")
+            files = write_report(report_of(findings), folder)
     if as_json:
-        from keyhole.lab.report.html import as_json as plain
-
         echo_json(json.loads(plain(as_data(findings))))
     else:
         _print(Console(), findings)
@@ -86,14 +89,6 @@ def _folder(data: str, out: Path | None, overwrite: bool) -> Path:
         folder = Path("out/lens") / f"{stem}-{k}"
     check_folder(folder)
     return folder
-
-
-def _write(findings: Any, folder: Path, status: Any) -> list[Path]:
-    from keyhole.lab.lens.page import report_of
-    from keyhole.lab.report.html import write_report
-
-    status.update("drawing the report")
-    return write_report(report_of(findings), folder)
 
 
 def as_data(findings: Any) -> dict[str, Any]:

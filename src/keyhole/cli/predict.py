@@ -83,13 +83,7 @@ def _job(model: Path, sets: ParquetSets, copied: list[str], proba: bool) -> dict
     files = sorted(p for p in model.rglob("*") if p.is_file()) if model.is_dir() else [model]
     digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
     inputs = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in sets.paths]
-    return {
-        "model": digest,
-        "input": inputs,
-        "columns": sets.layout.options,
-        "copied": copied,
-        "probabilities": proba,
-    }
+    return {"model": digest, "input": inputs, "columns": sets.layout.options, "copied": copied, "probabilities": proba}
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from keyhole.lab.store import Store
 
 
-LINE_SECONDS = 10.0
-"""Between two lines of progress where there is no terminal."""
+LINE_SECONDS = 10.0  # between two lines of progress where there is no terminal
 
 
 @app.command()
@@ -56,6 +55,7 @@ def reproduce(
 
     Finished cells are kept in OUT/cells.sqlite: stop at any time, and the same command goes on from there.
     """
+    from keyhole.lab.report.html import write_report
     from keyhole.lab.reproduce import TRANSFORMER, build_report, check_names, choose_figures, provenance_of
     from keyhole.lab.runner import Plan, RunError, check_scheduler
     from keyhole.lab.store import Store, StoreError, export
@@ -79,14 +79,16 @@ def reproduce(
         except (RunError, StoreError) as error:
             refuse(str(error))
         except KeyboardInterrupt:
-            _stopped(plan, store, console)
+            kept = f"{len(store.get(plan.cells))} of {len(plan.cells)} cells are finished and kept in {store.path}"
+            say(console, f"stopped: {kept}. The same command goes on from there.")
+            raise typer.Exit(130) from None
         results = answer_or_exit(lambda: store.get(plan.cells))
     tables = export(results, out) if results else []
     command = shlex.join(["keyhole", *sys.argv[1:]])
     provenance = provenance_of(command, seed, preset, time.monotonic() - start, len(plan.cells), len(plan.missing))
     transformer = TRANSFORMER in names
     report = answer_or_exit(lambda: build_report(chosen, results, transformer=transformer, provenance=provenance))
-    files = _write(report, out)
+    files = write_report(report, out)
     _tell(report, [*files[:1], *tables], console)
     if as_json:
         echo_json(_summary(report, plan, files, tables, time.monotonic() - start), indent=None)
@@ -158,22 +160,6 @@ def _line(timer: Timer, figure: str) -> str:
 def _duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
-
-
-def _stopped(plan: Plan, store: Store, console: Console) -> None:
-    done = len(store.get(plan.cells))
-    say(
-        console,
-        f"stopped: {done} of {len(plan.cells)} cells are finished and kept in {store.path}. The same command goes on "
-        "from there.",
-    )
-    raise typer.Exit(130)
-
-
-def _write(report: Report, folder: Path) -> list[Path]:
-    from keyhole.lab.report.html import write_report
-
-    return write_report(report, folder)
 
 
 def _tell(report: Report, files: list[Path], console: Console) -> None:

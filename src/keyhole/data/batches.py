@@ -8,14 +8,7 @@ from typing import Any, NamedTuple
 
 
 class Batch(NamedTuple):
-    """Some samples: ``sets``, and ``y`` and ``weights`` or None.
-
-    Examples
-    --------
-    >>> sets, y, weights = Batch("three sets", [1, 2, 3])
-    >>> weights is None
-    True
-    """
+    """Some samples: ``sets``, and ``y`` and ``weights`` or None."""
 
     sets: Any
     y: Any = None

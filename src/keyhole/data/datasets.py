@@ -26,16 +26,12 @@ from keyhole.data.npz import UNREADABLE, NpzFile, check_pointer
 from keyhole.data.reader import SUFFIXES, read_table
 from keyhole.data.sets import SetBatch, SetGroups
 
-LARGEST = 200_000_000
-"""Bytes of all text files together; more are refused before they are read."""
-MOST_PASSED = 1_000_000_000
-"""Bytes of a tar archive that are decompressed on the way to what is wanted."""
-MOST_MEMBERS = 100_000
-"""Members of a tar archive, wanted or not: each takes a kilobyte of memory."""
+LARGEST = 200_000_000  # bytes of all text files together; more are refused before they are read
+MOST_PASSED = 1_000_000_000  # bytes of a tar archive that are decompressed on the way to what is wanted
+MOST_MEMBERS = 100_000  # members of a tar archive, wanted or not: each takes a kilobyte of memory
 
 DAMAGED = (tarfile.TarError, *UNREADABLE)
-Found = tuple[str, int, Callable[[], bytes]]
-"""Name of a file, its size, and how to read it."""
+Found = tuple[str, int, Callable[[], bytes]]  # name of a file, its size, and how to read it
 
 
 def read_texts(path: Path, wanted: Callable[[str], bool]) -> dict[str, str]:
@@ -158,8 +154,7 @@ def _decode(content: bytes, name: str) -> str:
         ) from None
 
 
-RECENCY = ("2^-k", "2^-k/2", "1/(1+k)")
-"""How recent a sentence is: k is 0 for the newest."""
+RECENCY = ("2^-k", "2^-k/2", "1/(1+k)")  # how recent a sentence is: k is 0 for the newest
 
 
 def babi_tokens(
@@ -523,14 +518,7 @@ def load_digits_sets(position: str = "bumps") -> Dataset:
 
 
 def pixel_set(image: Float[np.ndarray, "h w"], position: str = "bumps") -> Float[np.ndarray, "k d"]:
-    """The inked pixels of one image: position and ink.
-
-    Examples
-    --------
-    >>> pixel_set(np.array([[0.0, 1.0], [0.5, 0.0]]), "plain")
-    array([[-1. ,  1. ,  1. ],
-           [ 1. , -1. ,  0.5]])
-    """
+    """The inked pixels of one image: position and ink."""
     rows, columns = np.nonzero(image)
     ink = image[rows, columns][:, None]
     height, width = image.shape
@@ -603,25 +591,11 @@ def molecule_sets(
     elements: Sequence[int] | np.ndarray | None = None,
     n_radial: int = 12,
 ) -> SetGroups:
-    """The neighbourhoods of all atoms, grouped by molecule.
+    """The neighbourhoods of all atoms, grouped by molecule: molecule i owns atoms ptr[i] to ptr[i+1].
 
     For each atom one set: the query is its element, one-hot; the keys are all atoms of the molecule, itself included,
     each with its element, one-hot, and its element times a radial basis of the distance, so that heads can tell a
-    hydrogen nearby from an oxygen far away.
-
-    Parameters
-    ----------
-    charges, positions : arrays (atoms,), (atoms, 3)
-    ptr : array (molecules + 1,)
-        Molecule i owns atoms ptr[i] to ptr[i+1].
-    elements : sequence of int, optional
-        Nuclear charges to tell apart; those that occur if not given.
-    n_radial : int
-
-    Returns
-    -------
-    SetGroups
-        Tokens have dimension E·(1 + n_radial) for E elements, in float32.
+    hydrogen nearby from an oxygen far away. Tokens have dimension E·(1 + n_radial) for E elements, in float32.
     """
     kinds = np.unique(charges) if elements is None else np.asarray(elements)
     unknown = ~np.isin(charges, kinds)
@@ -872,17 +846,10 @@ NAMES: dict[str, Callable[[], Dataset]] = {"digits": load_digits_sets}
 
 
 def load_data(data: str, **columns: Any) -> Dataset:
-    """Read data by a name that comes with keyhole, or from a file whose suffix says what it is.
+    """Read data by a name that comes with keyhole ("digits"), or from a file whose suffix says what it is.
 
-    Parameters
-    ----------
-    data : str
-        "digits", or a path: a table as `read_table` takes it, time series (.ts), molecules (.xyz).
-    **columns
-        keys, query, target, set_id, missing for tables.
+    A table as `read_table` takes it, with its ``columns`` by name; time series (.ts); molecules (.xyz).
 
-    Examples
-    --------
     >>> load_data("digits")
     Dataset(1797 sets: scikit-learn's digits, 8 × 8 pixels, those with some ink)
     """

@@ -15,8 +15,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from keyhole.data.sets import SetBatch, SetGroups
 
 SET_NAMES = ("set", "set_id", "bag", "bag_id", "id", "group")
-TARGET_NAMES = ("target", "label", "class", "y")
-"""Usual names, "y" last: it may be a coordinate."""
+TARGET_NAMES = ("target", "label", "class", "y")  # usual names, "y" last: it may be a coordinate
 
 
 class SchemaError(ValueError):
@@ -261,12 +260,8 @@ def looks_like(name: str, values: Float[np.ndarray, " r"]) -> str:
     Both its name and its first numbers have to say so: an id is whole numbers; a time is a date or rises through the
     whole table; a split is a few whole numbers. Numbers that count the rows are an id under any name.
 
-    Examples
-    --------
     >>> looks_like("customer_id", np.array([7.0, 9.0, 7.0]))
     'an id, by its name and whole numbers'
-    >>> looks_like("weight", np.array([7.0, 9.0, 7.0]))
-    ''
     """
     values = values[np.isfinite(values)]
     if not len(values):
@@ -320,21 +315,9 @@ def check_columns(schema: pa.Schema, names: Sequence[str], option: str | None, s
 class Layout:
     """How the columns of a table become sets: every column that is read, by its use.
 
-    Attributes
-    ----------
-    keys : tuple of str
-        One column of lists of tokens, one of lists per coordinate, or one of numbers per coordinate.
-    query, target : tuples of str
-        None of them if empty.
-    weight : str or None
-    set_id : str or None
-        With one row per token, the column that says which set a row belongs to; None with one row per set.
-    role : str or None
-        With one row per token, the column that says which rows are queries.
-    dim : int or None
-        Coordinates of a key, where lists are flat or may all be empty.
-    missing : "error" or "drop"
-    left_out : tuple of str
+    ``keys`` is one column of lists of tokens, one of lists per coordinate, or one of numbers per coordinate. With one
+    row per token ``set_id`` says which set a row belongs to, and ``role`` which rows are queries. ``dim`` is the number
+    of coordinates of a key, where lists are flat or may all be empty.
     """
 
     keys: tuple[str, ...]

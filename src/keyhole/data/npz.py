@@ -14,8 +14,7 @@ import numpy as np
 
 GROWTH, TIMES = 2**27, 20
 """Arrays of a file may take 128 MiB and twenty times its size together: deflated zeros claim a thousand times."""
-LONGEST_HEADER = 10_000
-"""Bytes; NumPy's own limit, which it looks at after reading."""
+LONGEST_HEADER = 10_000  # bytes; NumPy's own limit, which it looks at after reading
 
 
 UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, UnicodeDecodeError)
@@ -94,10 +93,7 @@ class NpzFile:
         """Shape, order and type of an array."""
         try:
             version = np.lib.format.read_magic(file)
-            readers = {
-                (1, 0): np.lib.format.read_array_header_1_0,
-                (2, 0): np.lib.format.read_array_header_2_0,
-            }
+            readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
             if version not in readers:
                 raise ValueError(f"format {version}, where 1 and 2 are read")
             shape, turned, dtype = readers[version](_Short(file))

@@ -35,10 +35,8 @@ from keyhole.data.layout import (
 from keyhole.data.npz import npz_table
 
 SUFFIXES = (".parquet", ".pq", ".arrow", ".feather", ".ipc", ".csv", ".tsv", ".npz")
-BATCH_BYTES = 2**25
-"""Bytes of a batch when nobody says how many rows it has."""
-HEAD_ROWS = 1000
-"""Rows that are looked at to say what a column is."""
+BATCH_BYTES = 2**25  # bytes of a batch when nobody says how many rows it has
+HEAD_ROWS = 1000  # rows that are looked at to say what a column is
 AGAIN = "fetch or write it again"
 
 
@@ -242,11 +240,8 @@ def _files(path: Any) -> list[Path]:
 class _Beginnings(NamedTuple):
     """Where sets begin in the groups of a table with one row per token: a set belongs to the group it begins in.
 
-    Attributes
-    ----------
-    rows : rows of each group
-    skip : leading rows of each group that belong to a set of an earlier one
-    sets : sets that begin in each group
+    For each group its ``rows``, the leading ones to ``skip``, of a set of an earlier group, and the ``sets`` that
+    begin.
     """
 
     rows: list[int]
@@ -572,7 +567,6 @@ def read_table(
     (('x', 'y'), ['yes', 'no'])
     """
     path = Path(path)
-    check_names(keys, "keys")
     if path.suffix.lower() not in SUFFIXES and not path.is_dir():
         raise ValueError(
             f"a table is read by its suffix, one of {', '.join(SUFFIXES)}: got {path.name!r}. Rename it, or convert it."
@@ -581,5 +575,4 @@ def read_table(
     return source.whole()
 
 
-PROBED_ROWS = 256
-"""Rows whose size in memory stands for that of the others."""
+PROBED_ROWS = 256  # rows whose size in memory stands for that of the others

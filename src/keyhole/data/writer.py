@@ -95,23 +95,14 @@ OURS = re.compile(r"part-\d{8}\.parquet|(part-\d{8}|joined|job)\.\d+\.draft|job\
 """Names of what we put into the folder of parts: nothing else in it is ever removed."""
 
 
-PREDICTED = ("prediction", "probability_")
-"""How columns begin that a model made."""
+PREDICTED = ("prediction", "probability_")  # how columns begin that a model made
 
 
 class PartedFile:
     """Parts in a folder beside the file, joined when all are there; parts made earlier by the same job are kept.
 
-    Making one looks and refuses, and touches nothing; ``with`` takes the folder for this run alone.
-
-    Parameters
-    ----------
-    path : path
-        The file to make. Never seen half-written.
-    job : dict
-        What the parts are made from, in words and numbers: parts of another job are not mixed with.
-    overwrite : bool
-        Whether an existing file may be replaced, and parts of another job thrown away.
+    Making one looks and refuses, and touches nothing; ``with`` takes the folder for this run alone. ``job`` says what
+    the parts are made from, in words and numbers; with ``overwrite`` an existing file, or parts of another job, may go.
     """
 
     def __init__(self, path: Any, job: dict[str, Any], *, overwrite: bool = False) -> None:

@@ -11,8 +11,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-Values = dict[str, float]
-"""What a cell comes to, by name; every number is finite."""
+Values = dict[str, float]  # what a cell comes to, by name; every number is finite
 
 ARITHMETIC = {"ridge": 1, "fixed": 1, "absolute": 2, "huber": 2}
 """Version of the computation behind each learner, part of every key.
@@ -30,31 +29,23 @@ MODELS = ("attention", "biased", "mlp")
 class Cell:
     """One learner on one target at one size; the first ``n_samples`` sets of a draw of ``most_samples``."""
 
-    model: str
-    """"attention" (heads of mean zero), "biased" (of mean W_0) or "mlp" (width M(d+1))."""
-    target: str
-    """In the notation of `keyhole.theory.notation`."""
+    model: str  # "attention" (heads of mean zero), "biased" (of mean W_0) or "mlp" (width M(d+1))
+    target: str  # in the notation of `keyhole.theory.notation`
     dim: int
     n_keys: int
-    n_heads: int | None
-    """None for infinitely many."""
+    n_heads: int | None  # None for infinitely many
     n_samples: int
-    most_samples: int
-    """Cells that share it share features, Gram matrix and factorisation."""
+    most_samples: int  # cells that share it share features, Gram matrix and factorisation
     n_test: int
     seed: int
-    repetition: int
-    """With the seed it names the draw of sets, heads and noise."""
+    repetition: int  # with the seed it names the draw of sets, heads and noise
     learner: str = "ridge"
     """"ridge" with its penalty chosen by leave-one-out; "fixed", ridge with the penalty ``ridge`` and no intercept;
     "absolute" or "huber", the constrained learner of the theorems with that loss."""
-    noise: float = 0.0
-    """Variance of the noise in the labels, as a share of Var f*."""
-    outliers: float = 0.0
-    """Share of the labels that are off by ± ``outlier_size`` standard deviations of f*."""
+    noise: float = 0.0  # variance of the noise in the labels, as a share of Var f*
+    outliers: float = 0.0  # share of the labels that are off by ± ``outlier_size`` standard deviations of f*
     outlier_size: float = 0.0
-    ridge: float | None = None
-    """λ of the learner "fixed", α = nλ; None for the others, which choose theirs."""
+    ridge: float | None = None  # λ of the learner "fixed", α = nλ; None for the others, which choose theirs
 
     def __post_init__(self) -> None:
         if self.learner not in LEARNERS or self.model not in MODELS:
@@ -79,14 +70,7 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """SHA-256 of the configuration and of the version of the arithmetic behind it.
-
-        Examples
-        --------
-        >>> cell = Cell("attention", "token^2", 8, 8, None, 64, 64, 100, seed=0, repetition=0)
-        >>> len(cell.key)
-        64
-        """
+        """SHA-256 of the configuration and of the version of the arithmetic behind it."""
         text = f"{self.learner}/{ARITHMETIC[self.learner]}\n{self.config}"
         return hashlib.sha256(text.encode()).hexdigest()
 

@@ -3,146 +3,63 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float
+from safetensors import SafetensorError, safe_open
 
 from keyhole._checks import check_count, check_finite
 
-LARGEST_HEADER = 100_000_000
-"""Bytes; the format's own limit."""
-_SIZES = {
-    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "C64": 8, "BOOL": 1,
-    "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1,
-}  # fmt: skip
-_READABLE = ("F64", "F32", "F16", "BF16")
-
-
-class Entry(NamedTuple):
-    """Where a tensor lies in the file."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    stop: int
+_READABLE = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 
 class TensorFile:
-    """The tensors of one file by name.
-
-    Parameters
-    ----------
-    path : Path
-        A file in the safetensors format. Only its header is read here.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> from safetensors.numpy import save_file
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = Path(folder) / "model.safetensors"
-    ...     save_file({"weight": np.eye(2, dtype=np.float16)}, path)
-    ...     file = TensorFile(path)
-    ...     (list(file.entries), file.read("weight").tolist())
-    (['weight'], [[1.0, 0.0], [0.0, 1.0]])
-    """
+    """The tensors of a file in the safetensors format, by name. Only its header is read here."""
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
-        size = self.path.stat().st_size
+        try:
+            with safe_open(str(self.path), framework="numpy"):  # types, shapes and offsets fit each other and the file
+                pass
+        except (SafetensorError, OSError) as error:
+            raise ValueError(
+                f"a checkpoint is a safetensors file, whole and unchanged: {self.path.name} does not read "
+                f"({str(error)[:300]}). It is truncated, damaged or of another format; fetch it again, or convert it."
+            ) from None
         with self.path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            if size < 8 or length > min(size - 8, LARGEST_HEADER):
-                raise ValueError(
-                    f"a safetensors file starts with the length of its header, at most {LARGEST_HEADER:,} and no more "
-                    f"than the file's {size:,} bytes: {self.path.name} says {length:,}. It is truncated or of another "
-                    "format; fetch it again, or convert it to safetensors."
-                )
-            header = _parse(file.read(length), self.path.name)
+            self.entries: dict[str, dict[str, Any]] = json.loads(file.read(length))
+        self.entries.pop("__metadata__", None)
         self._data = 8 + length
-        self.entries: dict[str, Entry] = {
-            name: _entry(name, value, size - self._data, self.path.name)
-            for name, value in header.items()
-            if name != "__metadata__"
-        }
 
     def read(self, name: str) -> np.ndarray:
         """One tensor, finite throughout: float64 as it is, all else as float32, on the way to which nothing is lost."""
         entry = self.entries[name]
-        if entry.dtype not in _READABLE:
+        dtype, (start, stop) = entry["dtype"], entry["data_offsets"]
+        if dtype not in _READABLE:
             raise ValueError(
                 f"weights must be stored as one of {', '.join(_READABLE)}: {name!r} in {self.path.name} is "
-                f"{entry.dtype}. Quantised checkpoints are not read; use the one they were made from."
+                f"{dtype}. Quantised checkpoints are not read; use the one they were made from."
             )
         with self.path.open("rb") as file:
-            file.seek(self._data + entry.start)
-            content = file.read(entry.stop - entry.start)
-        if len(content) != entry.stop - entry.start:
+            file.seek(self._data + start)
+            content = file.read(stop - start)
+        if len(content) != stop - start:
             raise ValueError(
                 f"a tensor's bytes must all be there: {name!r} in {self.path.name} has {len(content):,} of "
-                f"{entry.stop - entry.start:,}. The file shrank while it was read; fetch it again."
+                f"{stop - start:,}. The file shrank while it was read; fetch it again."
             )
-        array = _decode(content, entry.dtype).reshape(entry.shape)
+        array = np.frombuffer(content, _READABLE[dtype])
+        if dtype == "BF16":  # the upper half of a float32, which is why safetensors has no NumPy array for it
+            array = (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        array = array.astype(np.float32 if dtype == "F16" else array.dtype).reshape(entry["shape"])
         check_finite(array, f"{name} in {self.path.name}")
         return array
-
-
-def _decode(content: bytes, dtype: str) -> np.ndarray:
-    if dtype == "BF16":
-        # the upper half of a float32
-        return (np.frombuffer(content, dtype="<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
-    if dtype == "F64":
-        return np.frombuffer(content, dtype="<f8")
-    return np.frombuffer(content, dtype={"F32": "<f4", "F16": "<f2"}[dtype]).astype(np.float32)
-
-
-def _parse(text: bytes, file: str) -> dict[str, Any]:
-    try:
-        header = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(
-            f"the header of a safetensors file must be JSON: that of {file} is not ({error}). "
-            "The file is damaged or of another format; fetch it again, or convert it to safetensors."
-        ) from None
-    if not isinstance(header, dict):
-        raise ValueError(
-            f"the header of a safetensors file must be a JSON object: that of {file} is a {type(header).__name__}. "
-            "The file is damaged; fetch it again."
-        )
-    return header
-
-
-def _entry(name: str, value: Any, size: int, file: str) -> Entry:
-    def whole(numbers: Any) -> bool:
-        return isinstance(numbers, list) and all(type(n) is int and n >= 0 for n in numbers)
-
-    def refuse(rule: str, evidence: Any) -> ValueError:
-        return ValueError(f"{rule}: {name!r} in {file} has {evidence}. The file is damaged; fetch it again.")
-
-    if not isinstance(value, dict):
-        raise refuse("a tensor is described by dtype, shape and data_offsets", f"{value!r:.80}")
-    dtype: Any = value.get("dtype")
-    shape: Any = value.get("shape")
-    offsets: Any = value.get("data_offsets")
-    if not isinstance(dtype, str):
-        raise refuse("a tensor's dtype must be a name", f"{dtype!r:.80}")
-    if not whole(shape):
-        raise refuse("a tensor's shape must be whole numbers", f"{shape!r:.80}")
-    if not whole(offsets) or len(offsets) != 2 or not offsets[0] <= offsets[1] <= size:
-        raise refuse(f"a tensor's data_offsets must lie within the {size:,} bytes of data", f"{offsets!r:.80}")
-    expected = math.prod(shape) * _SIZES.get(dtype, 0)
-    if dtype in _SIZES and expected != offsets[1] - offsets[0]:
-        raise refuse(
-            f"a tensor must be as large as its shape says ({dtype} {shape!r:.60}, {expected:,} bytes)",
-            f"{offsets[1] - offsets[0]:,} bytes",
-        )
-    return Entry(dtype, tuple(shape), *offsets)
 
 
 Storage = Literal["apart", "transposed", "interleaved", "stacked"]
@@ -164,14 +81,9 @@ _SCHEMES = tuple((re.compile(_LAYER + rf"(?P<rest>{rest})"), twin, storage) for 
 _LONGEST_NAME = 500
 # the scale of the layer norm in front of attention, under the layer's own name
 _NORMS_BEFORE = (
-    "ln_1.weight",
-    "input_layernorm.weight",
-    "layer.0.layer_norm.weight",
-    "layer_norm1.weight",
-    "layernorm_before.weight",
-    "attn_norm.weight",
-    "norm_1.weight",
-)
+    "ln_1.weight", "input_layernorm.weight", "layer.0.layer_norm.weight", "layer_norm1.weight",
+    "layernorm_before.weight", "attn_norm.weight", "norm_1.weight",
+)  # fmt: skip
 # where layer norm comes last in a layer, attention sees the norm of the layer below
 _NORMS_AFTER = ("output.LayerNorm.weight", "output_layer_norm.weight")
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads")
@@ -221,11 +133,8 @@ class Checkpoint:
     def layers(self, *, fold_norm: bool = True) -> Iterator[Layer]:
         """Read layer by layer.
 
-        Parameters
-        ----------
-        fold_norm : bool
-            Multiply the weights by the scale γ of the layer norm that attention's input comes from, where there is one:
-            W → diag(γ) W diag(γ), which then acts on tokens of equal scale in every coordinate.
+        With ``fold_norm`` weights are multiplied by the scale γ of the layer norm that attention's input comes from,
+        where there is one: W → diag(γ) W diag(γ), which then acts on tokens of equal scale in every coordinate.
         """
         for place, label in zip(self._places, self.labels, strict=True):
             query, key = self._weights(place)
@@ -265,17 +174,14 @@ class Checkpoint:
                 raise _odd(place, f"{weight.shape[0]} rows are not query, key and value of {heads} heads each")
             parts = weight.reshape(heads, 3, -1, weight.shape[1])
             return parts[:, 0], parts[:, 1]
-        rank = self._rank(weight.shape[0], heads, place)
-        groups = (weight.shape[0] - heads * rank) // (2 * rank)
+        # keys and values may have fewer heads than queries
+        groups = _setting(self.config, ("num_key_value_heads",)) or heads
+        rank, left = divmod(weight.shape[0], heads + 2 * groups)
+        if left:
+            words = f"{heads} heads of queries and {groups} each of keys and values"
+            raise _odd(place, f"{weight.shape[0]} rows are not {words}")
         query, key = weight[: heads * rank], weight[heads * rank : (heads + groups) * rank]
         return _by_head(query, heads, place), _by_groups(key, rank, heads, place)
-
-    def _rank(self, rows: int, heads: int, place: _Place) -> int:
-        """Rows per head where queries, keys and values are stacked; keys and values may have fewer heads."""
-        groups = _setting(self.config, ("num_key_value_heads",)) or heads
-        if rows % (heads + 2 * groups):
-            raise _odd(place, f"{rows} rows are not {heads} heads of queries and {groups} each of keys and values")
-        return rows // (heads + 2 * groups)
 
     def _norm_before(self, place: _Place) -> str | None:
         own, below = f"{place.stack}.{place.index}.", f"{place.stack}.{place.index - 1}."
@@ -298,19 +204,9 @@ class Checkpoint:
 
 
 def open_checkpoint(path: Path, n_heads: int | None = None) -> Checkpoint:
-    """Open a checkpoint: a safetensors file, or a folder with one or with the index of several.
+    """Open a checkpoint: a safetensors file, or a folder with one or with the index of several. Headers only are read.
 
-    Parameters
-    ----------
-    path : Path
-        The file or folder. A config.json beside the weights says how many heads there are.
-    n_heads : int, optional
-        Heads per layer, where config.json is missing or silent.
-
-    Returns
-    -------
-    Checkpoint
-        Nothing but headers has been read.
+    A config.json beside the weights says how many heads a layer has; ``n_heads`` where it is missing or silent.
     """
     path = Path(path)
     files = _tensor_files(path)
@@ -447,33 +343,13 @@ class ModelLean:
 
 
 def lean_of_layer(query: Float[np.ndarray, "h r d"], key: Float[np.ndarray, "g r d"], label: str = "") -> LayerLean:
-    """Measure the heads of a layer.
+    """Measure the heads of a layer, W_h = query[h]ᵀ key[h]; a key may serve several neighbouring heads.
 
-    Parameters
-    ----------
-    query : array (heads, r, d)
-        Query weights of every head, so that W_h = query[h]ᵀ key[h].
-    key : array (groups, r, d)
-        Key weights; where there are fewer than heads (grouped queries), each serves heads/groups neighbouring heads.
-    label : str
-        Name of the layer.
+    `symmetric_share` is the identity's part of the symmetric half of W, (tr W)²/(d |(W + Wᵀ)/2|²). A head whose W is
+    zero leans nowhere: its figures are 0. W is not formed per head: tr W = <Q, K>, |W|² = <QQᵀ, KKᵀ> and tr W² = <KQᵀ,
+    (KQᵀ)ᵀ> need r × r products; the layer's sum of heads is one d × d matrix. Cost O(h r d (r + d)).
 
-    Returns
-    -------
-    LayerLean
-        With z per head and for the layer. `symmetric_share` is the identity's part of the symmetric half of W,
-        (tr W)²/(d |(W + Wᵀ)/2|²). A head whose W is zero leans nowhere: its figures are 0.
-
-    Notes
-    -----
-    W is not formed per head: tr W = <Q, K>, |W|² = <QQᵀ, KKᵀ> and tr W² = <KQᵀ, (KQᵀ)ᵀ> need r × r products. The
-    layer's sum of heads is one d × d matrix. Cost O(h r d (r + d)).
-
-    Examples
-    --------
-    Eight coordinates, and a head that compares the first four of them:
-
-    >>> projection = np.eye(4, 8)[None]
+    >>> projection = np.eye(4, 8)[None]         # eight coordinates, and a head that compares the first four of them
     >>> lean = lean_of_layer(projection, projection)
     >>> float(lean.z[0].round(6)), float(lean.alignment[0].round(6))
     (5.656854, 1.0)

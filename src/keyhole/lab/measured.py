@@ -20,11 +20,8 @@ from keyhole.lab.report.document import Chart, Look, Row, Series, bars
 
 Results = Mapping[Cell, Values]
 
-RESAMPLES = 400
-"""Draws of repetitions behind an uncertainty."""
-
-log_chart = partial(Chart, x_log=True, y_log=True)
-"""A chart with logarithmic axes."""
+RESAMPLES = 400  # draws of repetitions behind an uncertainty
+log_chart = partial(Chart, x_log=True, y_log=True)  # a chart with logarithmic axes
 
 
 @dataclass(frozen=True)
@@ -126,10 +123,8 @@ class Estimate:
     """A number with its uncertainty; ``value`` is None where it lies beyond what was measured."""
 
     value: float | None
-    spread: float = 0.0
-    """Standard error."""
-    low: float = math.nan
-    """End of a 95 % interval by Student's law, whose tails say how few repetitions there are."""
+    spread: float = 0.0  # standard error
+    low: float = math.nan  # end of a 95 % interval by Student's law, whose tails say how few repetitions there are
     high: float = math.nan
 
     @property

@@ -24,19 +24,10 @@ def _without_warnings() -> Iterator[None]:
 
 @_without_warnings()
 def draw_chart(chart: Any, style: Mapping[str, tuple[str, str]]) -> dict[str, bytes]:
-    """Draw the curves of a chart on white.
+    """Draw the curves of a chart on white: pictures by suffix, "svg" and "png"; equal charts give equal bytes.
 
-    Parameters
-    ----------
-    chart : keyhole.lab.report.document.Chart
-        Not named in the signature, because reports are made of drawings and not the other way round.
-    style : mapping
-        Colour and marker of each role; a curve without a role goes by its name.
-
-    Returns
-    -------
-    dict of bytes
-        The pictures by suffix, "svg" and "png"; equal charts give equal bytes.
+    ``chart`` is not named by its type, because reports are made of drawings and not the other way round. ``style`` has
+    colour and marker of each role; a curve without a role goes by its name.
     """
     figure = _figure(5.6, 3.9)
     axis = figure.add_axes((0.125, 0.235, 0.85, 0.675))
@@ -96,15 +87,9 @@ def draw_heat_map(block: Any) -> dict[str, bytes]:
 
 
 _MARKERS = {
-    "circle": "o",
-    "square": "s",
-    "triangle": "^",
-    "down": "v",
-    "diamond": "D",
-    "cross": "P",
-    "pentagon": "p",
-    "star": "*",
-}
+    "circle": "o", "square": "s", "triangle": "^", "down": "v",
+    "diamond": "D", "cross": "P", "pentagon": "p", "star": "*",
+}  # fmt: skip
 
 
 def _draw_legend(axis: Any, handles: Mapping[tuple[str, str], Any]) -> None:

@@ -30,14 +30,12 @@ FIGURES = {
 }
 """Figures made of cells, in the order of the report, and their modules here."""
 
-TRANSFORMER = "transformer"
-"""The figure about a real checkpoint: no cells, one section."""
+TRANSFORMER = "transformer"  # the figure about a real checkpoint: no cells, one section
 
 NAMES = (*FIGURES, TRANSFORMER)
 PRESETS = ("quick", "full")
 
-SHORT = {"d": "dim", "N": "n_keys", "M": "n_heads", "n": "largest"}
-"""Names of the paper for fields of a Config."""
+SHORT = {"d": "dim", "N": "n_keys", "M": "n_heads", "n": "largest"}  # names of the paper for fields of a Config
 
 
 @dataclass(frozen=True)
@@ -76,19 +74,8 @@ def choose_figures(
 ) -> list[Figure]:
     """The figures made of cells among ``names``, with their settings.
 
-    Parameters
-    ----------
-    names : sequence of str
-        As `check_names` returns them.
-    preset : str
-        "quick" or "full".
-    seed : int, optional
-        Of everything drawn; that of the preset by default.
-    overrides : sequence of str
-        "field=value" each, for every figure that has the field: "d=8", "sizes=64,128".
+    ``overrides`` are "field=value" each, for every figure that has the field: "d=8", "sizes=64,128".
 
-    Examples
-    --------
     >>> [figure] = choose_figures(["averages"], "quick", overrides=["d=4", "powers=1,2"])
     >>> figure.config.dim, figure.config.powers
     (4, (1, 2))

@@ -26,11 +26,8 @@ from keyhole.lab.cells import Cell
 from keyhole.lab.jobs import Done, Job, compute, group
 from keyhole.lab.store import Store
 
-CONNECT_SECONDS = 5.0
-"""How long a scheduler may take to pick up."""
-
-POLL_SECONDS = 0.25
-"""How often the store is asked for news."""
+CONNECT_SECONDS = 5.0  # how long a scheduler may take to pick up
+POLL_SECONDS = 0.25  # how often the store is asked for news
 
 SINGLE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
 """One thread for every library in a worker: the cores are shared out between jobs."""
@@ -46,8 +43,7 @@ class Plan:
 
     cells: tuple[Cell, ...]
     missing: frozenset[Cell]
-    jobs: tuple[Job, ...]
-    """Longest first; a job has all its cells, done or not."""
+    jobs: tuple[Job, ...]  # longest first; a job has all its cells, done or not
 
     @classmethod
     def of(cls, cells: Collection[Cell], store: Store) -> Plan:
@@ -162,15 +158,12 @@ class _Pool:
 
 def _begin_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the parent decides
-    threading.Thread(target=_end_with_parent, daemon=True).start()
 
-
-def _end_with_parent() -> None:
-    """End this worker when its parent is gone, even one killed too fast to say goodbye."""
-    parent = parent_process()
-    if parent is not None:
+    def end_with_parent(parent: Any) -> None:  # even with one killed too fast to say goodbye
         connection.wait([parent.sentinel])
         os._exit(1)
+
+    threading.Thread(target=end_with_parent, args=[parent_process()], daemon=True).start()
 
 
 def _here() -> str:

@@ -16,8 +16,7 @@ from keyhole._files import write_whole
 from keyhole.lab.cells import Cell, Values, canonical
 from keyhole.lab.report.html import csv_bytes
 
-BUSY_SECONDS = 60.0
-"""How long a writer waits for another one; a transaction of ours takes milliseconds."""
+BUSY_SECONDS = 60.0  # how long a writer waits for another one; a transaction of ours takes milliseconds
 
 _TABLES = {
     "results": "CREATE TABLE results (key TEXT PRIMARY KEY, config TEXT NOT NULL, result TEXT NOT NULL)",
@@ -34,21 +33,6 @@ class Store:
 
     Several processes may read and write one file at once. A result is written in one transaction and never changed:
     whoever comes second with the same cell has the same bits. Use it as a context manager, or call ``close``.
-
-    Parameters
-    ----------
-    path : Path
-        The file; made with its folder if it is not there.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> cell = Cell("mlp", "token", 4, 4, None, 8, 8, 10, seed=0, repetition=0)
-    >>> with tempfile.TemporaryDirectory() as folder, Store(Path(folder) / "cells.sqlite") as store:
-    ...     store.put(cell, {"error": 0.25}, seconds=0.1)
-    ...     store.put(cell, {"error": 0.25}, seconds=9.9)    # the first result stays
-    ...     store.get([cell])[cell]
-    {'error': 0.25}
     """
 
     def __init__(self, path: Path) -> None:

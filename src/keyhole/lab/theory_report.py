@@ -39,15 +39,12 @@ class TheoryQuestion:
     ridge: float = 1e-5
     noise: float = 0.0
     model: str = "both"
-    error: float | None = None
-    """Squared error for the samples and heads needed; a tenth of Var f* if not given."""
+    error: float | None = None  # squared error for the samples and heads needed; a tenth of Var f* if not given
     delta: float = 0.05
     constant: float = 1.0
     levels: int = 8
-    time_limit: float = 20.0
-    """Seconds that the harmonic parts of the target may take, by estimate."""
-    bias: float = 0.0
-    """The mean c of the attention heads, a multiple of the identity."""
+    time_limit: float = 20.0  # seconds that the harmonic parts of the target may take, by estimate
+    bias: float = 0.0  # the mean c of the attention heads, a multiple of the identity
 
     def law(self, model: str = "attention") -> GaussianHeads | None:
         """The law of the heads of a model; None for zero mean and for the MLP."""
@@ -114,8 +111,8 @@ def run(config: TheoryQuestion) -> dict[str, Any]:
         "risk_bound": [
             row
             for n in config.samples
-            for kind, bound in (("paper", _paper_bound), ("kernel", _kernel_bound))
-            if (row := sheet.ask(f"risk_bound.{kind}", _bound_row, kind, bound, sheet, n)) is not None
+            for kind in ("paper", "kernel")
+            if (row := sheet.ask(f"risk_bound.{kind}", _bound_row, sheet, kind, n)) is not None
         ],
         "needed": _needed(sheet, models),
         "unavailable": sheet.unavailable,
@@ -186,20 +183,15 @@ def _curve_row(sheet: _Sheet, model: str, n: int) -> dict[str, Any]:
     }
 
 
-def _paper_bound(sheet: _Sheet, n: int) -> theory.RiskBound:
-    config = sheet.config
-    if math.isinf(config.n_heads):
+def _bound_row(sheet: _Sheet, kind: str, n: int) -> dict[str, Any]:
+    """The paper's bound, or the one without hidden constants."""
+    config, target = sheet.config, sheet.read.target
+    if kind == "kernel":
+        found = theory.kernel_risk_bound(target, n, config.n_keys, config.delta, config.law())
+    elif math.isinf(config.n_heads):
         raise ValueError("the paper's bound grows with log(dM): it needs finitely many heads. Pass --heads.")
-    return theory.risk_bound(sheet.read.target, n, config.n_heads, config.delta, config.constant)
-
-
-def _kernel_bound(sheet: _Sheet, n: int) -> theory.RiskBound:
-    """The bound without hidden constants."""
-    return theory.kernel_risk_bound(sheet.read.target, n, sheet.config.n_keys, sheet.config.delta, sheet.config.law())
-
-
-def _bound_row(kind: str, bound: Callable[[_Sheet, int], theory.RiskBound], sheet: _Sheet, n: int) -> dict[str, Any]:
-    found = bound(sheet, n)
+    else:
+        found = theory.risk_bound(target, n, config.n_heads, config.delta, config.constant)
     names = ("approximation", "estimation", "total", "constant", "statement")
     return {"kind": kind, "n": n, **{name: getattr(found, name) for name in names}}
 

@@ -25,17 +25,13 @@ from threadpoolctl import threadpool_limits
 from keyhole._array import blocks, run_threads, thread_count
 from keyhole.ridge.matrices import multiply_add, multiply_symmetric
 
-WIDTH = 48
-"""Rows of a block: wide enough for products at speed, narrow enough that a solve with the band is cheap."""
-
-TILE = 256
-"""Columns that one product of the reduction takes: stays in cache between its two uses."""
+WIDTH = 48  # rows of a block: wide enough for products at speed, narrow enough that a solve with the band is cheap
+TILE = 256  # columns that one product of the reduction takes: stays in cache between its two uses
 
 PARTS = 4
 """Into which a product of the reduction is cut. A fixed number, so that sums do not depend on the number of threads."""
 
-ROWS = 128
-"""Samples that one thread carries through the sweep at a time."""
+ROWS = 128  # samples that one thread carries through the sweep at a time
 
 
 @dataclass(frozen=True)

@@ -38,30 +38,6 @@ class DesignMoments:
     Golub and LeVeque 1979), so that a large common offset costs no digits. Merging is associative and
     commutative up to rounding.
 
-    Attributes
-    ----------
-    gram : array (p, p)
-        Σ w (φ − φ̄)(φ − φ̄)ᵀ in float64, Fortran order, lower triangle; φ̄ = 0 without an intercept.
-    cross : array (p, t)
-        Σ w (φ − φ̄)(y − ȳ)ᵀ.
-    squares : array (t,)
-        Σ w (y − ȳ)².
-    means, y_mean : arrays (p,) and (t,)
-        φ̄ and ȳ.
-    weight : float
-        Σ w.
-    count : int
-        Number of samples.
-    y_size : float
-        Largest |y|.
-    rounding : float
-        Unit of rounding of the products.
-    fit_intercept : bool
-        Whether the fit will have an unpenalised intercept.
-
-    Examples
-    --------
-    >>> import numpy as np
     >>> x, y = np.arange(8.0).reshape(4, 2), np.arange(4.0)[:, None]
     >>> first, second = DesignMoments.empty(2, 1), DesignMoments.empty(2, 1)
     >>> first.add_rows(x[:3], y[:3])
@@ -70,15 +46,17 @@ class DesignMoments:
     (np.float64(20.0), 4)
     """
 
-    gram: Float[np.ndarray, "p p"] = field(repr=False)
-    cross: Float[np.ndarray, "p t"] = field(repr=False)
-    squares: Float[np.ndarray, " t"] = field(repr=False)
+    gram: Float[np.ndarray, "p p"] = field(
+        repr=False
+    )  # Σ w (φ − φ̄)(φ − φ̄)ᵀ, Fortran order, lower; φ̄ = 0 without intercept
+    cross: Float[np.ndarray, "p t"] = field(repr=False)  # Σ w (φ − φ̄)(y − ȳ)ᵀ
+    squares: Float[np.ndarray, " t"] = field(repr=False)  # Σ w (y − ȳ)²
     means: Float[np.ndarray, " p"] = field(repr=False)
     y_mean: Float[np.ndarray, " t"]
-    weight: float = 0.0
+    weight: float = 0.0  # Σ w
     count: int = 0
-    y_size: float = 0.0
-    rounding: float = EPS
+    y_size: float = 0.0  # largest |y|
+    rounding: float = EPS  # unit of rounding of the products
     fit_intercept: bool = True
 
     @classmethod
@@ -360,16 +338,12 @@ RowBlocks: TypeAlias = Callable[[], Iterable[np.ndarray]]
 def ridge_rows(row_blocks: RowBlocks, problem: RidgeProblem, *, keep_factor: bool = False) -> RidgeFit:
     """Ridge on a design that is given in blocks of rows, with exact leave-one-out; meant for p < n.
 
-    The same numbers as ``ridge_gram(design @ design.T, …)``, from one p × p eigendecomposition.
+    The same numbers as ``ridge_gram(design @ design.T, …)``, from one p × p eigendecomposition. ``row_blocks`` gives
+    arrays (n_b, p), never modified, and the same every time: called once for the sums, once for the leave-one-out
+    errors, once for the solution. Products are made in the dtype of the block, centred on its own mean, and summed in
+    float64. 3np² + 9p³ operations, then 2np(1 + t) for each penalty; temporaries are a few times the size of a block.
+    ``keep_factor`` lets the fit be solved for other penalties.
 
-    ``row_blocks`` gives arrays (n_b, p), never modified, and the same every time: called once for the sums, once for
-    the leave-one-out errors, once for the solution. Products are made in the dtype of the block, centred on its own
-    mean, and summed in float64. 3np² + 9p³ operations, then 2np(1 + t) for each penalty; temporaries are a few times
-    the size of a block. ``keep_factor`` lets the fit be solved for other penalties.
-
-    Examples
-    --------
-    >>> import numpy as np
     >>> x = np.random.default_rng(0).standard_normal((50, 2))
     >>> fit = ridge_rows(lambda: [x[:30], x[30:]], RidgeProblem.of(x @ [[3.0], [-1.0]] + 2, [1.0, 1e-6]))
     >>> fit.alpha, np.round(fit.coef.ravel(), 4), np.round(fit.intercept, 4)

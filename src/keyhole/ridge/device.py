@@ -1,28 +1,23 @@
 """Ridge with exact leave-one-out from a Gram matrix on a device: Cholesky in float64, in place, tile by tile.
 
-The same steps as `weigh_gram` and `Cholesky` of gram.py. Tiles keep every call to the libraries within 32-bit sizes,
+The steps of `weigh_gram` and `cholesky_route` of gram.py. Tiles keep every call to the libraries within 32-bit sizes,
 and left-looking updates are one long product per tile. A path of penalties is one factorisation each: 2n³/3 operations
 at the rate of matrix products, where one eigendecomposition takes 25 times as long (n = 8192, H200).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
 
 from keyhole._array import MEMORY_BUDGET, blocks
-from keyhole.ridge.gram import Weighing, path_route
-from keyhole.ridge.problem import RidgeFit, RidgeProblem, Solution, leave_one_out, numerical_floor
+from keyhole.ridge.gram import SolvedRoute, Weighing, path_route
+from keyhole.ridge.problem import RidgeFit, RidgeProblem, numerical_floor
 
-SIDE = 2048
-"""Rows of a tile."""
-
-_LANCZOS = 80
-"""Steps towards the largest eigenvalue."""
+SIDE = 2048  # rows of a tile
+_LANCZOS = 80  # steps towards the largest eigenvalue
 
 
 def ridge_device(
@@ -51,7 +46,7 @@ def ridge_device(
             break
         solved.append((found[0].cpu().numpy(), found[1].cpu().numpy()))
     if len(solved) == len(alphas):
-        return problem.fit(DeviceRoute(alphas, floor, rounding, ridge.weighing, solved))
+        return problem.fit(SolvedRoute("device", alphas, floor, rounding, ridge.weighing, solved))
     if above and in_place:
         raise np.linalg.LinAlgError(
             f"the kernel plus alpha = {alphas[0]:g} is not positive definite in float64, and the device is too small "
@@ -62,43 +57,8 @@ def ridge_device(
 
 
 @dataclass(frozen=True)
-class DeviceRoute:
-    """Penalties that a device has factorised: dual coefficients, and 1 − h of every sample, for each."""
-
-    alphas: np.ndarray
-    floor: float
-    rounding: float
-    weighing: Weighing
-    solved: list[tuple[np.ndarray, np.ndarray]]
-    name: ClassVar[str] = "device"
-
-    def left_out(self) -> Iterator[tuple[slice, slice, np.ndarray]]:
-        """Residuals of the fits without each sample, one penalty at a time."""
-        for i in range(len(self.alphas)):
-            yield slice(i, i + 1), slice(None), self.solve(i)[2][None]
-
-    def solve(self, i: int) -> Solution:
-        """Coefficients, intercept, left-out residuals."""
-        dual, complement = self.solved[i]
-        residuals = float(self.alphas[i]) * dual / self.weighing.problem.roots[:, None]
-        return *self.weighing.unscale(dual), leave_one_out(residuals, complement)
-
-
-@dataclass(frozen=True)
 class DeviceRidge:
-    """H S K S H on a device, as `weigh_gram` makes it, and how it was made.
-
-    Attributes
-    ----------
-    matrix : tensor (n, n)
-        float64, both triangles; with an intercept, row and column 0 are zero.
-    y : tensor (n, t)
-        S (y − ȳ).
-    normal : tensor (n,) or None
-        Unit vector of the reflection.
-    weighing : Weighing
-        The same for the host.
-    """
+    """H S K S H on a device, as `weigh_gram` makes it: both triangles, in float64; S (y − ȳ); and how it was made."""
 
     matrix: torch.Tensor
     y: torch.Tensor

@@ -19,27 +19,12 @@ from keyhole._array import MEMORY_BUDGET, block_size, blocks, run_threads
 from keyhole._checks import check_finite
 from keyhole.ridge.banded import Banded, BandedSweep, to_band
 from keyhole.ridge.matrices import factorise_lower, invert_lower, mirror_lower, solve_factor
-from keyhole.ridge.problem import (
-    EPS,
-    RidgeFit,
-    RidgeProblem,
-    Solution,
-    check_gram_size,
-    leave_one_out,
-    numerical_floor,
-)
+from keyhole.ridge.problem import EPS, RidgeFit, RidgeProblem, Solution, check_gram_size, leave_one_out, numerical_floor
 
-TILE = 40_000
-"""Entries (penalties × samples) of a tile of the sweep: fits the second-level cache, dwarfs a call's cost."""
-
-PANEL = 2**25
-"""Bytes of a panel in passes over an n × n matrix: beyond the cache, small beside any matrix that matters."""
-
-IN_CACHE = 2**21
-"""Bytes of a few columns that are gone through several times."""
-
-MIN_ROWS_FOR_A_BAND = 2048
-"""Samples from which a banded form is made sooner than a tridiagonal one."""
+TILE = 40_000  # entries (penalties × samples) of a tile of the sweep: fits the second-level cache, dwarfs a call's cost
+PANEL = 2**25  # bytes of a panel in passes over an n × n matrix: beyond the cache, small beside any matrix that matters
+IN_CACHE = 2**21  # bytes of a few columns that are gone through several times
+MIN_ROWS_FOR_A_BAND = 2048  # samples from which a banded form is made sooner than a tridiagonal one
 
 TINY = float(np.finfo(np.float64).tiny)
 
@@ -66,28 +51,21 @@ def ridge_gram(
     one is below the floor, about 5n³ more and three n × n matrices in all. Eigenvalues below the floor count as exact
     zeros to a penalty below it, so that alpha → 0 is the minimum-norm least-squares fit on the others.
 
-    Examples
-    --------
-    >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> x = rng.standard_normal((40, 3))
     >>> y = x @ [[1.0], [2.0], [-1.0]] + 0.1 * rng.standard_normal((40, 1)) + 5
     >>> fit = ridge_gram(x @ x.T, RidgeProblem.of(y, [100.0, 1.0, 0.01]))
-    >>> fit.alpha, fit.route, fit.selection
-    (0.01, 'tridiagonal', 'loo')
-    >>> bool(abs(fit.intercept[0] - 5) < 0.1), np.round((x.T @ fit.coef).ravel(), 1)
-    (True, array([ 1.,  2., -1.]))
-    >>> ridge_gram(x @ x.T, RidgeProblem.of(y, [0.01])).route
-    'cholesky'
+    >>> fit.alpha, fit.route, fit.selection, np.round((x.T @ fit.coef).ravel(), 1)
+    (0.01, 'tridiagonal', 'loo', array([ 1.,  2., -1.]))
     """
     rounding = float(np.finfo(gram.dtype).eps) if rounding is None else rounding
     if problem.groups is not None:
         return _leave_groups_out(gram, problem, rounding)
     matrix, weighing = weigh_gram(gram, problem, overwrite=overwrite_gram)
-    route: Cholesky | GramRoute | None = None
+    route: SolvedRoute | GramRoute | None = None
     if problem.alphas is not None and len(problem.alphas) == 1:
         dtype = matrix.dtype
-        route = Cholesky.of(matrix, weighing, problem.alphas, rounding, memory_budget)
+        route = cholesky_route(matrix, weighing, problem.alphas, rounding, memory_budget)
     if route is None:
         route = path_route(matrix, weighing, rounding, gram.dtype if dtype is None else np.dtype(dtype), memory_budget)
     return problem.fit(route, keep_factor=keep_factor)
@@ -99,22 +77,12 @@ class Weighing:
 
     With s = √w and S = diag s, the matrix S K S is reflected by H = I − 2uuᵀ, which takes s to the first axis: the
     direction of the intercept is then row and column 0, which are emptied.
-
-    Attributes
-    ----------
-    problem : RidgeProblem
-    normal : array (n,) or None
-        The unit vector u, None without an intercept.
-    gram_mean : array (n,)
-        S K w / Σw, from which the intercept follows.
-    removed : float
-        sᵀ S K S s / Σw, the size of what centring took away and so of the rounding it left.
     """
 
     problem: RidgeProblem
-    normal: Float[np.ndarray, " n"] | None
-    gram_mean: Float[np.ndarray, " n"]
-    removed: float
+    normal: Float[np.ndarray, " n"] | None  # the unit vector u, None without an intercept
+    gram_mean: Float[np.ndarray, " n"]  # S K w / Σw, from which the intercept follows
+    removed: float  # sᵀ S K S s / Σw, the size of what centring took away and so of the rounding it left
 
     def reflect(self, x: Float[np.ndarray, "n t"]) -> Float[np.ndarray, "n t"]:
         """H x; x itself without an intercept."""
@@ -180,65 +148,61 @@ def _reflect_in_place(
 
 
 @dataclass(frozen=True)
-class Cholesky:
-    """One penalty above the numerical floor, factorised in place: dual coefficients, and 1 − h of every sample."""
+class SolvedRoute:
+    """Penalties that were factorised one by one: dual coefficients, and 1 − h of every sample, for each."""
 
+    name: str
     alphas: Float[np.ndarray, " a"]
     floor: float
     rounding: float
     weighing: Weighing
-    dual: Float[np.ndarray, "n t"]
-    complement: Float[np.ndarray, " n"]
-    name: ClassVar[str] = "cholesky"
-
-    @classmethod
-    def of(
-        cls,
-        matrix: Float[np.ndarray, "n n"],
-        weighing: Weighing,
-        alphas: Float[np.ndarray, " a"],
-        rounding: float,
-        memory_budget: int,
-    ) -> Cholesky | None:
-        """Factorise, solve, and invert the factor in its own place for the leverages. 2n³/3 operations.
-
-        None, and the matrix as it was, if the penalty may be below the floor or there is no factor.
-        """
-        # the factorisation works on the lower triangle: the upper one keeps a copy, in case it fails
-        mirror_lower(matrix)
-        # the Frobenius norm bounds λ_max from above, so whatever passes is above the floor
-        squares = sum(float(np.square(matrix[:, part], dtype=np.float64).sum()) for part in blocks(len(matrix), 64))
-        scale = max(np.sqrt(squares), weighing.removed)  # squares may outgrow float32
-        floor, alpha = numerical_floor(scale, len(matrix), rounding), float(alphas[0])
-        if not alpha > 0 or alpha < floor:
-            return None
-        diagonal = matrix.diagonal().copy()
-        np.fill_diagonal(matrix, diagonal + matrix.dtype.type(alpha))
-        if weighing.normal is not None:
-            matrix[0, 0] = 1.0  # the direction of the intercept: decoupled, and left out of every sum below
-        if not factorise_lower(matrix):
-            mirror_lower(matrix.T)
-            np.fill_diagonal(matrix, diagonal)
-            return None
-        target = weighing.reflect(weighing.problem.scaled)
-        if weighing.normal is not None:
-            target[0] = 0.0
-        dual = weighing.reflect(solve_factor(matrix, target).astype(np.float64))
-        invert_lower(matrix)
-        if weighing.normal is not None:
-            matrix[0, 0] = 0.0
-        return cls(
-            alphas, floor, rounding, weighing, dual, alpha * _inverse_diagonal(matrix, weighing.normal, memory_budget)
-        )
+    solved: list[tuple[Float[np.ndarray, "n t"], Float[np.ndarray, " n"]]]
 
     def left_out(self) -> Iterator[tuple[slice, slice, Float[np.ndarray, "1 n t"]]]:
-        """Residuals of the fits without each sample."""
-        yield slice(None), slice(None), self.solve(0)[2][None]
+        """Residuals of the fits without each sample, one penalty at a time."""
+        for i in range(len(self.alphas)):
+            yield slice(i, i + 1), slice(None), self.solve(i)[2][None]
 
     def solve(self, i: int) -> Solution:
         """Coefficients, intercept, left-out residuals."""
-        residuals = float(self.alphas[i]) * self.dual / self.weighing.problem.roots[:, None]
-        return *self.weighing.unscale(self.dual), leave_one_out(residuals, self.complement)
+        dual, complement = self.solved[i]
+        residuals = float(self.alphas[i]) * dual / self.weighing.problem.roots[:, None]
+        return *self.weighing.unscale(dual), leave_one_out(residuals, complement)
+
+
+def cholesky_route(
+    matrix: Float[np.ndarray, "n n"],
+    weighing: Weighing,
+    alphas: Float[np.ndarray, " a"],
+    rounding: float,
+    memory_budget: int,
+) -> SolvedRoute | None:
+    """Factorise for one penalty, solve, and invert the factor in its own place for the leverages. 2n³/3 operations.
+
+    None, and the matrix as it was, if the penalty may be below the floor or there is no factor.
+    """
+    floor, alpha = _floor_bound(matrix, weighing, rounding), float(alphas[0])
+    if not alpha > 0 or alpha < floor:
+        return None
+    # the factorisation works on the lower triangle: the upper one keeps a copy, in case it fails
+    mirror_lower(matrix)
+    diagonal = matrix.diagonal().copy()
+    np.fill_diagonal(matrix, diagonal + matrix.dtype.type(alpha))
+    if weighing.normal is not None:
+        matrix[0, 0] = 1.0  # the direction of the intercept: decoupled, and left out of every sum below
+    if not factorise_lower(matrix):
+        mirror_lower(matrix.T)
+        np.fill_diagonal(matrix, diagonal)
+        return None
+    target = weighing.reflect(weighing.problem.scaled)
+    if weighing.normal is not None:
+        target[0] = 0.0
+    dual = weighing.reflect(solve_factor(matrix, target).astype(np.float64))
+    invert_lower(matrix)
+    if weighing.normal is not None:
+        matrix[0, 0] = 0.0
+    complement = alpha * _inverse_diagonal(matrix, weighing.normal, memory_budget)
+    return SolvedRoute("cholesky", alphas, floor, rounding, weighing, [(dual, complement)])
 
 
 def _inverse_diagonal(
@@ -333,12 +297,11 @@ def path_route(
 
 
 def _floor_bound(matrix: Float[np.ndarray, "n n"], weighing: Weighing, rounding: float) -> float:
-    """A number that the numerical floor cannot exceed, from the Frobenius norm of the lower triangle."""
-    squares = sum(
-        float(np.square(matrix[columns.start :, columns], dtype=np.float64).sum())
-        for columns in blocks(len(matrix), 64)
-    )
-    return numerical_floor(max(np.sqrt(2 * squares), weighing.removed), len(matrix), rounding)
+    """A number that the numerical floor cannot exceed: the Frobenius norm of the lower triangle bounds λ_max."""
+    parts = (np.tril(matrix[columns.start :, columns]) for columns in blocks(len(matrix), 32))
+    lower = sum(float(np.square(part, dtype=np.float64).sum()) for part in parts)  # squares may outgrow float32
+    squares = 2 * lower - float(np.square(matrix.diagonal(), dtype=np.float64).sum())
+    return numerical_floor(max(np.sqrt(squares), weighing.removed), len(matrix), rounding)
 
 
 @dataclass(frozen=True)

@@ -114,19 +114,6 @@ def ridge_cg(
     S = diag √w, C takes the mean off. Primal form solves for p unknowns rather than n, by default if p < n. The number
     of iterations grows like the square root of (λ_{r+1} + alpha)/alpha, λ_{r+1} being what a preconditioner of rank r
     has left.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> x = np.random.default_rng(0).standard_normal((60, 90))
-    >>> class Plain:
-    ...     shape = x.shape
-    ...     matvec, rmatvec = x.__matmul__, x.T.__matmul__
-    ...     gram_product = (x @ x.T).__matmul__
-    >>> problem = RidgeProblem.of(x[:, :1] + 3, [1.0])
-    >>> [fit] = ridge_cg(Plain(), problem, Preconditioner.of_factor(x[:, :20].copy()))
-    >>> fit.route, bool(fit.residual < 1e-8)
-    ('cg', True)
     """
     given, t = problem.alphas, problem.y.shape[1]
     if given is None or given.min() <= 0:

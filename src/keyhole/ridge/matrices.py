@@ -54,11 +54,11 @@ def _lead(block: Block) -> int:
     return max(1, rows, block.strides[1] // block.itemsize if columns > 1 else rows)
 
 
-def multiply_add(total: Block, a: Block, b: Block, *, scale: float = 1.0, keep: float = 1.0, trans: str = "NN") -> None:
-    """total ← keep · total + scale · op(a) op(b), with op transposing where ``trans`` says T."""
+def multiply_add(total: Block, a: Block, b: Block, *, scale: float = 1.0, trans: str = "NN") -> None:
+    """total ← total + scale · op(a) op(b), with op transposing where ``trans`` says T."""
     m, n = total.shape
     k = a.shape[1] if trans[0] == "N" else a.shape[0]
-    sizes = (m, n, k, scale, a, _lead(a), b, _lead(b), keep, total, _lead(total))
+    sizes = (m, n, k, scale, a, _lead(a), b, _lead(b), 1.0, total, _lead(total))
     _call("gemm", total.dtype, trans[0], trans[1], *sizes)
 
 
@@ -68,8 +68,7 @@ def multiply_symmetric(total: Block, a: Block, b: Block) -> None:
     _call("symm", total.dtype, "L", "L", m, n, 1.0, a, _lead(a), b, _lead(b), 1.0, total, _lead(total))
 
 
-TILE = 4096
-"""Order of the float32 tiles that are added to a float64 sum: 64 MiB each."""
+TILE = 4096  # order of the float32 tiles that are added to a float64 sum: 64 MiB each
 
 
 def add_outer(total: Float[np.ndarray, "n n"], factor: Float[np.ndarray, "n k"]) -> None:
@@ -98,14 +97,7 @@ def add_outer(total: Float[np.ndarray, "n n"], factor: Float[np.ndarray, "n k"])
 
 
 def mirror_lower(gram: Float[np.ndarray, "n n"]) -> Float[np.ndarray, "n n"]:
-    """Copy the lower triangle onto the upper, in place and block by block; return the same array.
-
-    Examples
-    --------
-    >>> mirror_lower(np.array([[1.0, 9.0], [2.0, 3.0]]))
-    array([[1., 2.],
-           [2., 3.]])
-    """
+    """Copy the lower triangle onto the upper, in place and block by block; return the same array."""
     n, width = len(gram), 128  # a pair of blocks fits the first-level caches
     for columns in blocks(n, width):
         square = gram[columns, columns]
@@ -116,23 +108,12 @@ def mirror_lower(gram: Float[np.ndarray, "n n"]) -> Float[np.ndarray, "n n"]:
     return gram
 
 
-LARGEST = 8192
-"""Rows up to which LAPACK factorises the whole."""
-
-SIDE = 2048
-"""Rows of a tile."""
+LARGEST = 8192  # rows up to which LAPACK factorises the whole
+SIDE = 2048  # rows of a tile
 
 
 def factorise_lower(matrix: Float[np.ndarray, "n n"]) -> bool:
-    """Replace the lower triangle of a symmetric matrix by its Cholesky factor; False if it has none. n³/3 operations.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> matrix = np.asfortranarray([[4.0, 0.0], [2.0, 5.0]])
-    >>> factorise_lower(matrix), matrix[1, 1]
-    (True, np.float64(2.0))
-    """
+    """Replace the lower triangle of a symmetric matrix by its Cholesky factor; False if it has none. n³/3 flops."""
     (potrf,) = get_lapack_funcs(("potrf",), (matrix,))
     if len(matrix) <= LARGEST:
         _, info = potrf(matrix, lower=1, clean=0, overwrite_a=1)

@@ -17,18 +17,13 @@ class LensConfig:
     """Settings of a look: ``kind`` is "regression" or "classification"."""
 
     kind: str
-    budget: float = 60.0
-    """Seconds for everything."""
-    n_heads: int = 256
-    """Heads of the finite layers."""
+    budget: float = 60.0  # seconds for everything
+    n_heads: int = 256  # heads of the finite layers
     activation: str = "relu"
     pooling: str = "mean"
-    max_samples: int = 2000
-    """Samples used at most."""
-    steps: int = 100
-    """Most steps of a learned law; 0 learns none."""
-    reserve: float = 0.0
-    """Seconds of the budget kept for the report."""
+    max_samples: int = 2000  # samples used at most
+    steps: int = 100  # most steps of a learned law; 0 learns none
+    reserve: float = 0.0  # seconds of the budget kept for the report
     seed: int = 0
 
 
@@ -180,10 +175,8 @@ class Findings:
 BEYOND_DOUBT = 3.0
 """Standard errors from which a difference counts: not two, because the best of several is compared with the best of
 several others."""
-POSSIBLE = 1.5
-"""Standard errors from which it may be there."""
-WORTH_IT = 0.03
-"""Share of an error below which a gain is not worth mentioning, however certain."""
+POSSIBLE = 1.5  # standard errors from which it may be there
+WORTH_IT = 0.03  # share of an error below which a gain is not worth mentioning, however certain
 
 
 def judge(gain: Difference) -> Says:

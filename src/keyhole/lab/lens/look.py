@@ -41,10 +41,8 @@ class LensProblem:
     sets: SetBatch | SetGroups
     columns: Float[np.ndarray, "n t"] = field(repr=False)
     """Regression: the target, centred and of unit variance. Classification: ±1 per class, one column for two."""
-    labels: Int[np.ndarray, " n"] | None = field(repr=False)
-    """Classes by number."""
-    folds: tuple[tuple[np.ndarray, np.ndarray], ...] = field(repr=False)
-    """Row numbers to train on and to test on."""
+    labels: Int[np.ndarray, " n"] | None = field(repr=False)  # classes by number
+    folds: tuple[tuple[np.ndarray, np.ndarray], ...] = field(repr=False)  # row numbers to train on and to test on
 
     def __len__(self) -> int:
         return len(self.columns)
@@ -226,27 +224,23 @@ def spectrum_of(m: Measured, gram: np.ndarray, columns: np.ndarray) -> TargetLoa
     )
 
 
-MOST = 300
-"""Samples that choices are made on."""
+MOST = 300  # samples that choices are made on
 MOST_TOKENS = 8000
-SIZES = (2000, 1500, 1200, 1000, 800, 600, 500, 400, 300, 200, 150, 100)
-"""Numbers of samples to fall back to."""
+SIZES = (2000, 1500, 1200, 1000, 800, 600, 500, 400, 300, 200, 150, 100)  # numbers of samples to fall back to
 STRENGTHS = (1.0, 3.0, 10.0)
 PILOT_HEADS = 64
 
 
-@dataclass
-class Costs:
-    """Seconds of the steps, measured on a small part and scaled up."""
+@dataclass(eq=False)
+class Preparation:
+    """What a small part spoke for, and the seconds that steps take, measured on it and scaled up."""
 
-    pair: float = 0.0
-    """Of the kernel of zero-mean heads, per pair of tokens."""
+    rule: TokenRule
+    strength: float | None = None  # of the identity for biased heads; None where there is no query to resemble
+    pair: float = 0.0  # of the kernel of zero-mean heads, per pair of tokens
     biased_pair: float = 0.0
-    token_head: float = 0.0
-    """Of features, per token, head and coordinate."""
-    solve: float = 0.0
-    """Of a ridge path, per n²."""
-    notes: list[str] = field(default_factory=list)
+    token_head: float = 0.0  # of features, per token, head and coordinate
+    solve: float = 0.0  # of a ridge path, per n²
 
     def kernel(self, tokens: float, biased: bool = False) -> float:
         """A Gram matrix of infinitely many heads."""
@@ -261,37 +255,25 @@ class Costs:
         return max(self.solve * n**2, 2e-10 * n**3) + 0.01
 
 
-@dataclass(frozen=True, eq=False)
-class Preparation:
-    """What the small part spoke for."""
-
-    rule: TokenRule
-    strength: float | None
-    """Of the identity for biased heads; None where there is no query to resemble."""
-    costs: Costs
-
-
 def make_choice(problem: LensProblem, config: LensConfig) -> Preparation:
     """Scaling (and a query made of the keys) by leave-one-out of zero-mean heads; then the strength of a bias."""
     rows = _few(problem, config.seed)
     sets, columns = problem.sets[rows], problem.columns[rows]
     queries = ("given",) if sets.has_own_queries else ("given", "mean")
-    costs = Costs()
     found: list[tuple[float, TokenRule]] = []
     for scaling in SCALINGS:
         for query in queries:
             rule = TokenRule.learn(sets, scaling, query, config.pooling)
             gram = _pilot(rule.apply(sets), GaussianHeads(), config)
             found.append((_loo(gram, columns), rule))
-    _, rule = min(found, key=lambda pair: pair[0])
-    strength = None
-    if problem.has_query or rule.query != "given":
-        ready = rule.apply(sets)
+    choice = Preparation(min(found, key=lambda pair: pair[0])[1])
+    ready = choice.rule.apply(sets)
+    if problem.has_query or choice.rule.query != "given":
         grams = [head_gram(ready, GaussianHeads(c), PILOT_HEADS, config.activation, config.seed) for c in STRENGTHS]
         errors = [_loo(gram, columns) for gram in grams]
-        strength = STRENGTHS[int(np.argmin(errors))]
-    _measure(costs, problem, rows, rule, config)
-    return Preparation(rule, strength, costs)
+        choice.strength = STRENGTHS[int(np.argmin(errors))]
+    _measure(choice, problem, rows, ready, config)
+    return choice
 
 
 def _few(problem: LensProblem, seed: int) -> Int[np.ndarray, " r"]:
@@ -312,10 +294,8 @@ def _loo(gram: Gram, columns: np.ndarray) -> float:
     return ridge_gram(gram.matrix, RidgeProblem.of(columns), rounding=gram.rounding, overwrite_gram=True).error
 
 
-def _measure(costs: Costs, problem: LensProblem, rows: np.ndarray, rule: TokenRule, config: LensConfig) -> None:
+def _measure(costs: Preparation, problem: LensProblem, rows: np.ndarray, ready: Any, config: LensConfig) -> None:
     """Time each kind of step once more, now that everything is compiled."""
-    sets = problem.sets[rows]
-    ready = rule.apply(sets)
     tokens = problem.tokens * len(rows) / len(problem)
     began = time.perf_counter()
     gram = head_gram(ready, GaussianHeads(), PILOT_HEADS, config.activation, config.seed)
@@ -329,7 +309,7 @@ def _measure(costs: Costs, problem: LensProblem, rows: np.ndarray, rule: TokenRu
         began = time.perf_counter()
         kernel_gram(ready[:few], GaussianHeads(1.0), config.activation)
         costs.biased_pair = (time.perf_counter() - began) / (tokens * few / len(rows)) ** 2
-    part = LensProblem(sets, problem.columns[rows], None, ())
+    part = LensProblem(problem.sets[rows], problem.columns[rows], None, ())
     half = np.arange(len(rows))
     began = time.perf_counter()
     held_out_losses(gram, part, half, half[:1])
@@ -343,17 +323,16 @@ def affordable(problem: LensProblem, choice: Preparation, config: LensConfig, sp
     width = problem.batch.dim + 1
     for size in [n, *(s for s in SIZES if s < n)]:
         tokens = problem.tokens * size / n
-        kernels = choice.costs.kernel(tokens) * (3 if problem.has_query else 2)
-        kernels += choice.costs.heads(tokens, size, config.n_heads, width) * (2 + 2 * biased)
+        kernels = choice.kernel(tokens) * (3 if problem.has_query else 2)
+        kernels += choice.heads(tokens, size, config.n_heads, width) * (2 + 2 * biased)
         for folds in (5, 3):
             fits = (7 + biased) * folds + 12
-            if kernels + fits * choice.costs.fit(int(0.8 * size)) < left:
+            if kernels + fits * choice.fit(int(0.8 * size)) < left:
                 return size, folds
     return min(n, SIZES[-1]), 2
 
 
-WIDTH = 1024
-"""Units of the MLP."""
+WIDTH = 1024  # units of the MLP
 MIN_SETS = 40
 
 
@@ -363,15 +342,6 @@ def look(data: Any, config: LensConfig, progress: Callable[[str], None] = lambda
     Every learner is ridge on a Gram matrix, its penalty chosen by leave-one-out inside the training part; errors are
     of five folds that take turns, or of the split that the data brings. Costs are measured on a small part first;
     then the number of samples is chosen so that all fits the budget, and what does not is skipped and named.
-
-    Examples
-    --------
-    >>> import keyhole as kh
-    >>> sets = kh.targets.sphere_sets(120, n_keys=4, dim=3, seed=0)
-    >>> data = kh.datasets.Dataset(sets, kh.targets.TokenPower(2, dim=3)(sets))
-    >>> found = look(data, LensConfig("regression", budget=20, n_heads=32, steps=0))
-    >>> found.answers["query"].says
-    'no'
     """
     began = time.perf_counter()
     n = len(data)
@@ -385,7 +355,7 @@ def look(data: Any, config: LensConfig, progress: Callable[[str], None] = lambda
     if size < len(problem):
         rows = choose_rows(n, size, data.split, config.seed)
         problem = pose(data, config.kind, rows, config.seed)
-    return _Look(data, problem, choice, replace(config), min(n_folds, len(problem.folds)), began, progress).run()
+    return _Look(data, problem, choice, config, min(n_folds, len(problem.folds)), began, progress).run()
 
 
 class _Look:
@@ -451,7 +421,7 @@ class _Look:
         return True
 
     def _fit_cost(self, n_fits: int) -> float:
-        return n_fits * self.choice.costs.fit(self.found.n_train)
+        return n_fits * self.choice.fit(self.found.n_train)
 
     def _evaluate(self, m: Measured, gram: Gram, folds: Any = None) -> Measured:
         began = time.perf_counter()
@@ -496,23 +466,26 @@ class _Look:
             self.found.skipped.append("biased attention: without a query there is nothing for keys to resemble.")
         else:
             laws.append(("biased attention", "biased", GaussianHeads(self.choice.strength)))
-        costs, tokens, n_heads = self.choice.costs, self.problem.tokens, self.config.n_heads
+        costs, tokens, n_heads = self.choice, self.problem.tokens, self.config.n_heads
         for name, role, law in laws:
             seconds = costs.heads(tokens, len(self.problem), n_heads, self.problem.batch.dim + 1)
             if self._afford(f"{name}, {n_heads} heads", seconds + self._fit_cost(len(self.folds))):
                 m = Measured(f"{name}, {n_heads} heads", "attention", role, law, n_heads)
-                self._add(m, lambda law=law: self._head_gram(law))  # type: ignore[misc]
+                self._add(m, lambda law=law: self._gram(law))  # type: ignore[misc]
             if not self.exact:
                 continue
             seconds = costs.kernel(tokens, biased=role == "biased")
             if self._afford(f"{name}, infinite heads", seconds + self._fit_cost(len(self.folds))):
                 m = Measured(f"{name}, infinite heads", "attention", role, law, math.inf)
-                self._add(m, lambda law=law: kernel_gram(self.ready, law, self.config.activation))  # type: ignore[misc]
+                self._add(m, lambda law=law: self._gram(law, infinite=True))  # type: ignore[misc]
         if not self.exact:
             self.found.skipped.append("infinite heads: softmax weights have no kernel in closed form.")
 
-    def _head_gram(self, law: Any) -> Gram:
-        return head_gram(self.ready, law, self.config.n_heads, self.config.activation, self.config.seed)
+    def _gram(self, law: Any, *, infinite: bool = False, ready: Any = None) -> Gram:
+        ready, config = self.ready if ready is None else ready, self.config
+        if infinite:
+            return kernel_gram(ready, law, config.activation)
+        return head_gram(ready, law, config.n_heads, config.activation, config.seed)
 
     def _learned_law(self) -> None:
         """Learn a law on the training part of each of a few folds."""
@@ -532,7 +505,7 @@ class _Look:
             self.progress(f"learning a law on fold {k + 1} ({max(self.left, 0):.0f} s left)")
             began = time.perf_counter()
             m.law[k] = self._learn(self.ready, self.problem.folds[k][0], seconds)
-            gram = self._head_gram(m.law[k])
+            gram = self._gram(m.law[k])
             m.seconds += time.perf_counter() - began
             self._evaluate(m, gram, [k])
         self.found.law = m.law.get(0)
@@ -551,14 +524,14 @@ class _Look:
         )
 
     def _learned_infinite(self, learned: Measured) -> None:
-        seconds = self.choice.costs.kernel(self.problem.tokens, biased=True) + self._fit_cost(1)
+        seconds = self.choice.kernel(self.problem.tokens, biased=True) + self._fit_cost(1)
         if not self.exact or not self._afford("learned law, infinite heads", seconds * len(learned.law)):
             return
         m = Measured("learned law, infinite heads", "attention", "learned", learned.law, math.inf)
         m.seconds = learned.seconds
         for k, law in learned.law.items():
             began = time.perf_counter()
-            gram = kernel_gram(self.ready, law, self.config.activation)
+            gram = self._gram(law, infinite=True)
             m.seconds += time.perf_counter() - began
             self._evaluate(m, gram, [k])
         self.found.learners.append(m)
@@ -583,14 +556,15 @@ class _Look:
         if not self.problem.has_query:
             self._made_query(best)
             return
-        costs, tokens = self.choice.costs, self.problem.tokens
+        costs, tokens = self.choice, self.problem.tokens
         biased = best.role == "biased" and math.isinf(best.heads)
         seconds = costs.kernel(tokens) + costs.kernel(tokens, biased=biased) + 2 * self._fit_cost(len(self.folds))
         if not self._afford("the query taken away, and shuffled", seconds):
             return
         leader = self._learned_leads() or best
-        self.found.query.append(_renamed(leader, "with its query", "with"))
-        bare = self._variant(_with_query(self.problem.sets, None), GaussianHeads(), math.isinf(best.heads))
+        self.found.query.append(replace(leader, name="with its query", role="with"))
+        rule, infinite = self.choice.rule, math.isinf(best.heads)
+        bare = self._gram(GaussianHeads(), infinite=infinite, ready=rule.apply(_with_query(self.problem.sets, None)))
         self.found.query.append(self._evaluate(Measured("without a query", "attention", "without"), bare))
         query = self.problem.batch.query
         assert query is not None  # has_query
@@ -598,7 +572,7 @@ class _Look:
         swapped = _with_query(self.problem.sets, mixed)
         m = Measured("with the query of another set", "attention", "shuffled")
         if leader is best:
-            self._evaluate(m, self._variant(swapped, best.law, math.isinf(best.heads)))
+            self._evaluate(m, self._gram(best.law, infinite=infinite, ready=rule.apply(swapped)))
         else:
             self._relearn(m, swapped, leader)
         if m.losses:
@@ -610,30 +584,23 @@ class _Look:
         if self._afford("a law learned with shuffled queries", seconds):
             ready = self.choice.rule.apply(sets)
             law = self._learn(ready, self.problem.folds[0][0], seconds)
-            gram = head_gram(ready, law, self.config.n_heads, self.config.activation, self.config.seed)
-            self._evaluate(m, gram, [0])
+            self._evaluate(m, self._gram(law, ready=ready), [0])
 
     def _made_query(self, best: Measured) -> None:
         """Where no query was given: whether the mean of the keys makes one."""
         if self.problem.sets.has_own_queries:
             return
         other = replace(self.choice.rule, query="given" if self.choice.rule.query == "mean" else "mean")
-        seconds = self.choice.costs.kernel(self.problem.tokens, biased=False) + self._fit_cost(len(self.folds))
+        seconds = self.choice.kernel(self.problem.tokens, biased=False) + self._fit_cost(len(self.folds))
         if not self._afford("a query made of the keys", seconds):
             return
-        gram = self._variant(self.problem.sets, GaussianHeads(), math.isinf(best.heads), other)
+        gram = self._gram(GaussianHeads(), infinite=math.isinf(best.heads), ready=other.apply(self.problem.sets))
         tried = self._evaluate(Measured("", "attention", ""), gram)
         pairs = {other.query: tried, self.choice.rule.query: best}
         self.found.query += [
-            _renamed(pairs["given"], "without a query", "without"),
-            _renamed(pairs["mean"], "the mean of the keys as query", "made"),
+            replace(pairs["given"], name="without a query", role="without"),
+            replace(pairs["mean"], name="the mean of the keys as query", role="made"),
         ]
-
-    def _variant(self, sets: Any, law: Any, infinite: bool, rule: Any = None) -> Gram:
-        ready = (rule or self.choice.rule).apply(sets)
-        if infinite:
-            return kernel_gram(ready, law, self.config.activation)
-        return head_gram(ready, law, self.config.n_heads, self.config.activation, self.config.seed)
 
     def _heads(self) -> None:
         """The error against the number of heads, for the law that did best."""
@@ -645,7 +612,7 @@ class _Look:
         counts = counts if self.exact else (*counts, 4 * used)
         folds = [k for k in list(self.folds)[:3] if k in leader.losses]
         width = self.problem.batch.dim + 1
-        seconds = self.choice.costs.heads(self.problem.tokens, len(self.problem), counts[-1], width)
+        seconds = self.choice.heads(self.problem.tokens, len(self.problem), counts[-1], width)
         many = len(folds) if leader.role == "learned" else 1
         if not self._afford("the number of heads", many * seconds + self._fit_cost(len(counts) * len(folds))):
             return
@@ -677,11 +644,8 @@ class _Look:
             self.found.curves.append(HeldOutCurve(m.name, "pooled" if m is pooled else m.role, sizes, tuple(losses)))
 
     def _losses_at(self, gram: Gram, size: int, folds: list[int]) -> np.ndarray:
-        parts = [
-            held_out_losses(gram, self.problem, self.problem.folds[k][0][:size], self.problem.folds[k][1])[0]
-            for k in folds
-        ]
-        return np.concatenate(parts)
+        parts = ((self.problem.folds[k][0][:size], self.problem.folds[k][1]) for k in folds)
+        return np.concatenate([held_out_losses(gram, self.problem, *part)[0] for part in parts])
 
     def _learned_curve(self) -> None:
         """Half the samples, and all of them, on the first fold, if the learned law leads: it is learned anew."""
@@ -693,8 +657,7 @@ class _Look:
             return
         train, test = self.problem.folds[0]
         half = train[: len(train) // 2]
-        law = self._learn(self.ready, half, seconds)
-        gram = self._head_gram(law)
+        gram = self._gram(self._learn(self.ready, half, seconds))
         losses = held_out_losses(gram, self.problem, half, test)[0]
         curve = HeldOutCurve(learned.name, "learned", (len(half), len(train)), (losses, learned.losses[0]))
         self.found.curves.insert(0, curve)
@@ -705,10 +668,6 @@ class _Look:
             if m is None or not self._afford(f"spectrum of {m.name}", 4 * self._fit_cost(1)):
                 continue
             self.found.spectra.append(spectrum_of(m, self.grams[m.name].matrix, self.problem.columns))
-
-
-def _renamed(m: Measured, name: str, role: str) -> Measured:
-    return replace(m, name=name, role=role)
 
 
 def _with_query(sets: Any, query: np.ndarray | None) -> Any:

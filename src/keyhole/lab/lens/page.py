@@ -15,8 +15,7 @@ from keyhole.lab.report.document import Chart, HeatMap, Report, Section, Series,
 _STATES: dict[str, Any] = {
     "yes": "holds", "perhaps": "partly", "no": "does not show", "not tested": "not tested",
 }  # fmt: skip
-LARGEST_MAP = 40
-"""Coordinates up to which the mean of a learned law is drawn."""
+LARGEST_MAP = 40  # coordinates up to which the mean of a learned law is drawn
 
 
 def report_of(found: Findings) -> Report:

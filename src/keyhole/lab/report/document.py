@@ -63,8 +63,7 @@ class Chart:
     x_log: bool = False
     y_log: bool = False
     note: str = ""
-    marks: Mapping[str, float] = field(default_factory=dict)
-    """Horizontal levels to mark, by name."""
+    marks: Mapping[str, float] = field(default_factory=dict)  # horizontal levels to mark, by name
 
 
 @dataclass(frozen=True)

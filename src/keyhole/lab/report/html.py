@@ -8,7 +8,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib import resources
@@ -46,12 +46,7 @@ KNOWN: dict[str, Ink] = {
     "null": Ink("#8a929c", "#8a929c", "circle"),
 }
 SPARE = (
-    Ink("#0072b2", "#5ab4f0", "circle"),
-    Ink("#d55e00", "#ff9350", "square"),
-    Ink("#009e73", "#3fd0a4", "diamond"),
-    Ink("#b0578d", "#e59ac6", "down"),
-    Ink("#c98a00", "#f2bd4b", "cross"),
-    Ink("#66707c", "#a3adba", "triangle"),
+    *(KNOWN[role] for role in ("attention", "biased", "kernel", "ridge", "ball", "mlp")),
     Ink("#5b4fc4", "#a9a1ff", "pentagon"),
     Ink("#8c4a1f", "#d69a72", "star"),
 )
@@ -63,32 +58,17 @@ def role_of(series: Series) -> str:
 
 
 def inks_of(report: Report) -> dict[str, Ink]:
-    """The ink of every role in the report.
+    """The ink of every role in the report: known roles have theirs, others take the spare ones as they appear.
 
-    Known roles have theirs; others take the spare ones in the order in which they appear, those first that no known
-    role in the report uses.
-
-    Examples
-    --------
-    >>> from keyhole.lab.report import Section
-    >>> curves = [Series(name, [1.0], [1.0], role=role) for name, role in (("a", "mlp"), ("b", ""), ("c", "attention"))]
-    >>> inks = inks_of(Report("", "", [Section("s", "", "", [Chart("c", "", "", "", curves)])]))
-    >>> inks["mlp"].light, inks["b"].light
-    ('#66707c', '#d55e00')
+    Those spare inks come first that no known role in the report uses.
     """
-    roles = list(dict.fromkeys(role_of(series) for series in _all_series(report)))
+    charts = (block for section in report.sections for block in section.blocks if isinstance(block, Chart))
+    roles = list(dict.fromkeys(role_of(series) for chart in charts for series in chart.series))
     taken = {KNOWN[role].light for role in roles if role in KNOWN}
     free = [ink for ink in SPARE if ink.light not in taken] + [ink for ink in SPARE if ink.light in taken]
     unknown = [role for role in roles if role not in KNOWN]
     given = {role: free[k % len(free)] for k, role in enumerate(unknown)}
     return {role: KNOWN.get(role) or given[role] for role in roles}
-
-
-def _all_series(report: Report) -> Iterable[Series]:
-    for section in report.sections:
-        for block in section.blocks:
-            if isinstance(block, Chart):
-                yield from block.series
 
 
 _SHIFTED = re.compile(r"([_^])\{([^{}<>]{1,40})\}")
@@ -363,10 +343,6 @@ class _Placed:
     block: Chart | HeatMap | Table
     name: str
 
-    @property
-    def suffixes(self) -> tuple[str, ...]:
-        return ("csv",) if isinstance(self.block, Table) else ("svg", "png", "csv")
-
 
 def check_lab(what: str = "a report") -> None:
     """Raise ImportError, in a line that says what to do, where the packages that draw are not installed."""
@@ -376,30 +352,10 @@ def check_lab(what: str = "a report") -> None:
 
 
 def write_report(report: Report, folder: Path) -> list[Path]:
-    """Write ``report.html`` into ``folder``, and ``charts/NAME.svg``, ``.png`` and ``.csv`` beside it.
+    """Write ``report.html`` into ``folder``, and ``charts/NAME.svg``, ``.png`` and ``.csv`` beside it; it comes first.
 
-    Tables have their rows as CSV only. Each file appears whole or not at all; equal reports give equal bytes.
-
-    Parameters
-    ----------
-    report : Report
-        What to write. Text may use ``f_{1,2}``, ``d^{2}`` and backquotes; anything else is shown as it stands.
-    folder : Path
-        Where to; made if it is not there.
-
-    Returns
-    -------
-    list of Path
-        The files written, ``report.html`` first.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> table = Table("sizes", "Sizes", [{"d": 4, "n": 100}])
-    >>> section = Section("first", "A claim", "Small is beautiful.", [table], Verdict("holds", "It is."))
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     [str(path.relative_to(folder)) for path in write_report(Report("Title", "", [section]), Path(folder))]
-    ['report.html', 'charts/sizes.csv']
+    Tables have their rows as CSV only. Each file appears whole or not at all; equal reports give equal bytes. Text may
+    use ``f_{1,2}``, ``d^{2}`` and backquotes; anything else is shown as it stands.
     """
     check_lab()
     inks = inks_of(report)
@@ -492,11 +448,8 @@ def _section(section: Section, anchor: str, k: int, blocks: Sequence[_Placed], i
 
 
 def _verdict(verdict: Verdict) -> str:
-    numbers = _definitions(verdict.numbers)
-    return (
-        f'<div class="verdict" data-state="{verdict.state}">{_badge(verdict)}'
-        f"<p>{as_html(verdict.sentence)}</p>{numbers}</div>"
-    )
+    words = f"{_badge(verdict)}<p>{as_html(verdict.sentence)}</p>{_definitions(verdict.numbers)}"
+    return f'<div class="verdict" data-state="{verdict.state}">{words}</div>'
 
 
 def _badge(verdict: Verdict) -> str:
@@ -598,7 +551,8 @@ def _note(note: str) -> str:
 
 
 def _links(item: _Placed) -> str:
-    links = (f'<a href="charts/{item.name}.{suffix}">{suffix.upper()}</a>' for suffix in item.suffixes)
+    suffixes = ("csv",) if isinstance(item.block, Table) else ("svg", "png", "csv")
+    links = (f'<a href="charts/{item.name}.{suffix}">{suffix.upper()}</a>' for suffix in suffixes)
     return f'<p class="links">{" ".join(links)}</p>'
 
 
