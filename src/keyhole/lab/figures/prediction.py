@@ -279,7 +279,7 @@ def _chart(rows: list[dict[str, Any]], target: str, model: str) -> Chart:
     if own:
         series.append(Series("as predicted", [min(at), max(at)], [1.0, 1.0], look="dashed", role="prediction"))
     return Chart(
-        f"prediction-{model.partition(' ')[0]}-{''.join(c for c in target if c.isdigit())}",
+        f"prediction-{'biased-' * (model == MODELS['biased'])}{''.join(c for c in target if c.isdigit())}",
         f"{target}, {model}",
         "measured test error over Var f*",
         "predicted / measured",
