@@ -17,6 +17,7 @@ from keyhole.estimators.base import LabelScores, SetEstimator, class_scores, mem
 from keyhole.estimators.inputs import (
     LayerPlan,
     as_columns,
+    as_extras_scale,
     as_groups,
     as_heads,
     as_law,
@@ -54,6 +55,7 @@ class _AttentionModel(SetEstimator):
         query: Any = "auto",
         device: Any = None,
         solver: Any = "auto",
+        extras_scale: Any = "loo",
     ) -> None:
         self.n_heads = n_heads
         self.law = law
@@ -67,6 +69,7 @@ class _AttentionModel(SetEstimator):
         self.query = query
         self.device = device
         self.solver = solver
+        self.extras_scale = extras_scale
 
     def _fit_columns(
         self, batch: SetBatch | SetGroups, columns: np.ndarray, weights: np.ndarray | None, groups: Any
@@ -89,7 +92,7 @@ class _AttentionModel(SetEstimator):
         penalties, seed = as_penalties(self.alpha), as_seed(self.random_state)
         auto = isinstance(self.n_heads, str) and self.n_heads == "auto"
         n_heads = cheaper_heads(batch, law, self.query, options) if auto else as_heads(self.n_heads)
-        plan = LayerPlan(n_heads, law, penalties, seed, options)
+        plan = LayerPlan(n_heads, law, penalties, seed, options, as_extras_scale(self.extras_scale))
         fitted = fit_sets(batch, columns, plan, self.scaling, self.query, self.pooling)
         fit, ridge = fitted.fit, fitted.fit.ridge
         self.law_, self.n_heads_ = fitted.law, math.inf if n_heads is None else n_heads
@@ -157,6 +160,10 @@ class AttentionRegressor(StreamedRegressor, MultiOutputMixin, RegressorMixin, _A
         "direct" factorises the smaller of the n × n and p × p Gram matrices, p = M·(d+1). "cg" makes neither: it is
         preconditioned conjugate gradients over heads that are drawn anew in each iteration, for a fixed ``alpha`` or
         a few to choose from on a tenth of the samples. "auto" is "cg" only if the matrix exceeds the memory.
+    extras_scale : "loo" or number
+        For samples with extras z: features become [φ; s·z~], kernels K + s²·<z~, z~'>, z~ being z less its training
+        mean and divided by its standard deviation (without an intercept, divided by its root mean square). s is a number, or that of least leave-one-out error among four, on at most 500 samples; in batches by generalised
+        cross-validation. ``tokens_.extras_scale`` is the one used, ``layer_.extras_values`` are their coefficients.
 
     Attributes
     ----------
@@ -192,8 +199,8 @@ class AttentionRegressor(StreamedRegressor, MultiOutputMixin, RegressorMixin, _A
         What ``alpha_`` was chosen by: "loo", or "gcv" (generalised cross-validation) after a fit in batches that
         were gone through once, or "holdout" after "cg"; then ``gcv_error_`` and ``gcv_errors_``, or
         ``holdout_error_`` and ``holdout_errors_``, stand in the place of the ``loo_`` ones.
-    n_features_in_ : int
-        Token dimension d.
+    n_features_in_, n_query_features_in_, n_extras_in_ : int
+        Token dimension d, that of queries (0 without), and columns of extras.
 
     Notes
     -----
@@ -305,6 +312,7 @@ class AttentionClassifier(StreamedClassifier, LabelScores, ClassifierMixin, _Att
         query: Any = "auto",
         device: Any = None,
         solver: Any = "auto",
+        extras_scale: Any = "loo",
         class_weight: Any = None,
         criterion: Any = "log_loss",
     ) -> None:
@@ -321,6 +329,7 @@ class AttentionClassifier(StreamedClassifier, LabelScores, ClassifierMixin, _Att
             query=query,
             device=device,
             solver=solver,
+            extras_scale=extras_scale,
         )
         self.class_weight = class_weight
         self.criterion = criterion

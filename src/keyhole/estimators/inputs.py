@@ -23,11 +23,38 @@ from keyhole.attention.heads import GaussianHeads, HeadDraw, HeadLaw
 from keyhole.attention.learned import MAX_HEADS_TO_JUDGE, LearnedHeads, improvement
 from keyhole.data.sets import POOLINGS, PooledSets, SetBatch, SetGroups, check_sets, first_occurrences, samples_in
 from keyhole.data.tokens import QUERIES, SCALINGS, TokenRule
-from keyhole.layer import LayerFit, distinct_samples, fit_layer
+from keyhole.layer import LayerFit, choose_extras_scale, distinct_samples, fit_layer
 from keyhole.ridge.calibration import calibrate, class_scores, labels_of
 
 
 def as_sets(estimator: BaseEstimator, X: Any, *, reset: bool) -> SetBatch:
+    """Return ``X`` as a SetBatch, and record (``reset``) or compare its dimensions, queries and extras."""
+    sets = _as_sets(estimator, X, reset=reset)
+    _check_extras(estimator, sets, reset=reset)
+    return sets
+
+
+def _check_extras(estimator: BaseEstimator, samples: SetBatch | SetGroups, *, reset: bool) -> None:
+    """Record, or compare, the number of columns that samples have of their own."""
+    count = 0 if samples.extras is None else samples.extras.shape[1]
+    if reset:
+        estimator.n_extras_in_ = count
+    elif count != estimator.n_extras_in_:
+        raise ValueError(
+            f"X has {count} columns of extras, but {type(estimator).__name__} is expecting {estimator.n_extras_in_}: "
+            "samples must have the extras they had in fit. Pass them as SetBatch(keys, query, extras)."
+        )
+
+
+def as_extras_scale(scale: Any) -> float | None:
+    """Return the scale of extras, or None for one that is chosen by leave-one-out."""
+    if isinstance(scale, str):
+        check_choice(scale, "extras_scale", ("loo",))
+        return None
+    return check_number(scale, "extras_scale", minimum=0.0, exclusive=True)
+
+
+def _as_sets(estimator: BaseEstimator, X: Any, *, reset: bool) -> SetBatch:
     """Return ``X`` as a SetBatch, and record (``reset``) or compare its dimension and whether it has queries.
 
     ``X`` is a SetBatch; or tokens as `SetBatch.from_tokens` takes them; or an (n, d) table, one key per set.
@@ -47,6 +74,7 @@ def as_sets(estimator: BaseEstimator, X: Any, *, reset: bool) -> SetBatch:
     if reset:
         estimator.n_features_in_ = batch.dim
         estimator.has_query_ = has_query
+        estimator.n_query_features_in_ = batch.query_dim if has_query else 0
         return batch
     if batch.dim != estimator.n_features_in_:
         raise ValueError(
@@ -58,6 +86,11 @@ def as_sets(estimator: BaseEstimator, X: Any, *, reset: bool) -> SetBatch:
         raise ValueError(
             f"`X` must carry queries exactly if the training sets did: {type(estimator).__name__} was fitted "
             f"{fitted} queries and got sets {given}. Build both batches the same way."
+        )
+    if has_query and batch.query_dim != estimator.n_query_features_in_:
+        raise ValueError(
+            f"X has queries of {batch.query_dim} features, but {type(estimator).__name__} is expecting "
+            f"{estimator.n_query_features_in_}: queries must have the dimension they had in fit."
         )
     return batch
 
@@ -205,8 +238,10 @@ LONG_FIT = 60.0
 def as_samples(estimator: BaseEstimator, X: Any, *, reset: bool) -> SetBatch | SetGroups:
     """Return ``X`` as sets, or as the groups of sets it is, checked against what `fit` saw unless ``reset``."""
     held: Any = samples_in(X)
-    sets = as_sets(estimator, X if held is None else held.sets, reset=reset)
-    return sets if held is None else held
+    sets = _as_sets(estimator, X if held is None else held.sets, reset=reset)
+    samples: SetBatch | SetGroups = sets if held is None else held
+    _check_extras(estimator, samples, reset=reset)
+    return samples
 
 
 @dataclass(frozen=True)
@@ -221,10 +256,21 @@ class LayerPlan:
     penalties: Float[np.ndarray, " a"] | None = field(repr=False)
     seed: int
     options: dict[str, Any] = field(repr=False)
+    extras_scale: float | None = None
 
-    def heads(self, law: HeadLaw, dim: int) -> HeadDraw | HeadLaw:
-        """The heads of a law, or the law itself for infinitely many."""
-        return law if self.n_heads is None else HeadDraw(law, self.n_heads, dim, self.seed)
+    def heads(self, law: HeadLaw, batch: SetBatch | PooledSets) -> HeadDraw | HeadLaw:
+        """The heads of a law for samples like these, or the law itself for infinitely many."""
+        return law if self.n_heads is None else HeadDraw(law, self.n_heads, batch.dim, self.seed, batch.query_dim)
+
+    def with_extras_scale(self, rule: TokenRule, batch: SetBatch | SetGroups, columns: np.ndarray) -> TokenRule:
+        """The rule with extras of the scale asked for, or of least leave-one-out error under heads around zero."""
+        if batch.extras is None or self.extras_scale is not None:
+            return rule.with_extras_scale(self.extras_scale or 1.0)
+        assert self.law is not None
+        ready, law = rule.apply(batch), GaussianHeads() if hasattr(self.law, "fit") else self.law
+        return rule.with_extras_scale(
+            choose_extras_scale(ready, columns, self.heads(law, ready), self.penalties, **self.options)
+        )
 
     def fitted_law(self, batch: SetBatch | PooledSets, columns: np.ndarray) -> HeadLaw:
         """The law itself, or what its ``fit`` makes of the training set."""
@@ -319,14 +365,16 @@ def fit_sets(
     power = 0 if plan.options["criterion"] == "log_loss" else 2 * units
     with np.errstate(over="ignore", under="ignore"):
         tried = {names: float(np.ldexp(loss, power)) for names, loss in choice.tried.items()}
-    law, fit = choice.law, choice.fit
+    rule, law, fit = choice.rule, choice.law, choice.fit
     if fit is None:
-        ready = choice.rule.apply(batch)
-        law = replace(plan, law=choice.law).fitted_law(ready, columns)
-        heads = plan.heads(law, ready.dim)
+        plan = replace(plan, law=choice.law)
+        rule = plan.with_extras_scale(rule, batch, columns)
+        ready = rule.apply(batch)
+        law = plan.fitted_law(ready, columns)
+        heads = plan.heads(law, ready)
         warn_if_long(ready, heads)
         fit = fit_layer(ready, columns, heads, plan.penalties, **plan.options)
-    return SetFit(fit.in_units(units), choice.rule, law, tried)
+    return SetFit(fit.in_units(units), rule, law, tried)
 
 
 @dataclass(frozen=True)
@@ -361,7 +409,8 @@ def choose_rule(
     weights = plan.options["weights"]
     scalings = _candidates(scaling, "scaling", SCALINGS, SCALINGS)
     queries = _candidates(query, "query", QUERIES, ("given",) if batch.has_own_queries else ("given", "mean"))
-    rules = [TokenRule.learn(batch, s, queries[0], pooling, weights) for s in scalings]
+    learned: dict[str, Any] = {"weights": weights, "fit_intercept": plan.options["fit_intercept"]}
+    rules = [TokenRule.learn(batch, s, queries[0], pooling, **learned) for s in scalings]
     law = GaussianHeads() if plan.law is None or hasattr(plan.law, "fit") else plan.law
     asks = plan.law is None and (batch.sets.query is not None or queries[-1] != "given")
     known = np.arange(len(batch)) if weights is None else np.flatnonzero(weights > 0)
@@ -375,7 +424,8 @@ def choose_rule(
     part = batch[rows]
 
     def draft(rule: TokenRule, law: HeadLaw) -> Draft:
-        fit = fit_layer(rule.apply(part), columns[rows], small.heads(law, batch.dim), None, **options)
+        ready = rule.apply(part)
+        fit = fit_layer(ready, columns[rows], small.heads(law, ready), None, **options)
         losses = _sample_losses(fit, columns[rows], options)
         return Draft(fit, float(np.average(losses, weights=options["weights"])), losses)
 
@@ -388,7 +438,7 @@ def choose_rule(
     best = int(np.argmin([found.loss for found in drafts]))
     rule, found = rules[best], drafts[best]
     for other in queries[1:]:
-        asked = replace(rule, query=other)
+        asked = TokenRule.learn(batch, rule.scaling, other, pooling, **learned)
         answer = draft(asked, law)
         tried[asked.scaling, asked.query] = answer.loss
         if answer.loss < found.loss:
@@ -406,6 +456,7 @@ def choose_rule(
             law, found = GaussianHeads(strength), leader
     whole = len(rows) == len(batch) and small.n_heads == plan.n_heads
     same = plan.penalties is None and plan.options["solver"] != "cg" and not hasattr(plan.law, "fit")
+    same = same and batch.extras is None
     return RuleChoice(rule, law if plan.law is None else plan.law, tried, found.fit if whole and same else None)
 
 

@@ -24,6 +24,7 @@ from keyhole.estimators.inputs import (
     AUTO_HEADS,
     LayerPlan,
     as_columns,
+    as_extras_scale,
     as_heads,
     as_law,
     as_penalties,
@@ -245,21 +246,21 @@ class _Streamed:
         pooling = check_choice(self.pooling, "pooling", POOLINGS)
         scaling, query = self.scaling, self.query
         choice = choose_rule(sets, columns, plan, scaling, query, pooling)
-        heads = plan.heads(choice.law, sets.dim)
-        assert isinstance(heads, HeadDraw)
+        assert plan.n_heads is not None
+        heads = HeadDraw(choice.law, plan.n_heads, sets.dim, plan.seed, choice.rule.query_dim(sets))
         self.law_, self.tokens_ = choice.law, choice.rule
         self.n_heads_: float = heads.n_heads
         self.scaling_errors_ = choice.tried
         given = plan.options
         n_kept = N_KEPT if hasattr(self, "classes_") else 0
-        options = given["activation"], given["dtype"], given["fit_intercept"], given["memory_budget"]
+        options = given["activation"], given["dtype"], given["fit_intercept"], given["memory_budget"], self.n_extras_in_
         return LayerRecipe(heads, choice.rule, columns.shape[1], n_kept, *options)
 
     def _solve_stream(self, source: Iterable[Any] | None = None) -> None:
         """The values from the sums; the penalty by leave-one-out if the source can be read again."""
         stream: Stream = self._stream
         stream.flush()
-        axes = PrincipalAxes.of(stream.sums.moments)
+        axes = self._settle_extras()
         penalties = as_penalties(self.alpha)
         alphas = axes.default_alphas() if penalties is None else penalties
         sums = None
@@ -281,6 +282,14 @@ class _Streamed:
         stream: Stream = self._stream
         kept = stream.sums.kept if getattr(self, "criterion", "squared_error") == "log_loss" else None
         return stream.recipe.fit(axes, alphas, error_sums, kept)
+
+    def _settle_extras(self) -> PrincipalAxes:
+        """The axes of the sums, the extras among them standardised; with their scale the rule for tokens is known."""
+        stream: Stream = self._stream
+        scale = as_extras_scale(self.extras_scale)
+        stream.recipe, axes = stream.recipe.settle(stream.sums.moments, scale)
+        self.tokens_ = stream.recipe.rule
+        return axes
 
     def _finish(self, fit: LayerFit, axes: PrincipalAxes) -> None:
         """Store what a fit from sums found."""
@@ -414,7 +423,7 @@ def resume_stream(model: Any, sums: LayerSums, *, single: bool) -> None:
     """Go on from sums that were saved, of a model whose layer was solved from them."""
     layer = model.layer_
     n_kept = N_KEPT if hasattr(model, "classes_") else 0
-    options = layer.activation, layer.dtype, bool(model.fit_intercept), memory_budget()
+    options = layer.activation, layer.dtype, bool(model.fit_intercept), memory_budget(), model.n_extras_in_
     recipe = LayerRecipe(layer.heads, model.tokens_, len(layer.intercept), n_kept, *options)
     settle = partial(model._settle, None)  # it is settled
     model._stream = Stream(settle, recipe.n_outputs, single, recipe, sums, solved=True)

@@ -46,9 +46,7 @@ class DesignMoments:
     (np.float64(20.0), 4)
     """
 
-    gram: Float[np.ndarray, "p p"] = field(
-        repr=False
-    )  # Σ w (φ − φ̄)(φ − φ̄)ᵀ, Fortran order, lower; φ̄ = 0 without intercept
+    gram: Float[np.ndarray, "p p"] = field(repr=False)  # Σ w (φ − φ̄)(φ − φ̄)ᵀ, Fortran order, lower triangle
     cross: Float[np.ndarray, "p t"] = field(repr=False)  # Σ w (φ − φ̄)(y − ȳ)ᵀ
     squares: Float[np.ndarray, " t"] = field(repr=False)  # Σ w (y − ȳ)²
     means: Float[np.ndarray, " p"] = field(repr=False)
@@ -127,6 +125,13 @@ class DesignMoments:
         total = self.copy()
         total += other
         return total
+
+    def rescale(self, columns: slice, factors: Float[np.ndarray, " c"]) -> None:
+        """Multiply some columns, and count them from their mean if there is an intercept; in place, O(pc)."""
+        self.gram[columns] *= factors[:, None]
+        self.gram[:, columns] *= factors
+        self.cross[columns] *= factors[:, None]
+        self.means[columns] = 0.0
 
     def copy(self) -> DesignMoments:
         """The same moments in memory of their own."""
@@ -357,7 +362,7 @@ def ridge_rows(row_blocks: RowBlocks, problem: RidgeProblem, *, keep_factor: boo
     (1e-06, array([ 3., -1.]), array([2.]))
     """
     moments: DesignMoments | None = None
-    for rows, block in _checked_rows(row_blocks, len(problem.y)):
+    for rows, block in _rows(row_blocks, len(problem.y)):
         if moments is None:
             sizes = block.shape[1], problem.y.shape[1]
             moments = DesignMoments.empty(*sizes, fit_intercept=problem.fit_intercept)
@@ -383,7 +388,7 @@ class RowsRoute:
 
     def left_out(self) -> Iterator[tuple[slice, slice, Float[np.ndarray, "a b t"]]]:
         """Left-out residuals in one pass over the rows; the leverages are kept."""
-        for rows, block in _rows(self.row_blocks):
+        for rows, block in _rows(self.row_blocks, len(self.problem.y)):
             some = self.problem.centred[rows], self.problem.weights[rows]
             self.complements[:, rows], left_out = self.axes.judge_rows(block, *some, self.alphas)
             yield slice(None), rows, left_out
@@ -391,25 +396,19 @@ class RowsRoute:
     def solve(self, i: int) -> Solution:
         """Values, intercept, left-out residuals, in a pass over the rows."""
         coef, means = self.axes.coef(float(self.alphas[i])), self.axes.means
-        fitted = [(block - means.astype(block.dtype)) @ coef for _, block in _rows(self.row_blocks)]
+        blocks = _rows(self.row_blocks, len(self.problem.y))
+        fitted = [(block - means.astype(block.dtype)) @ coef for _, block in blocks]
         residuals = self.problem.centred - np.concatenate(fitted)
         return coef, self.axes.intercept(coef), leave_one_out(residuals, self.complements[i])
 
 
-def _rows(row_blocks: RowBlocks) -> Iterator[tuple[slice, np.ndarray]]:
-    """Blocks with the rows they hold."""
-    start = 0
-    for block in row_blocks():
-        block = check_float_array(block, "row_blocks")
-        yield slice(start, start + len(block)), block
-        start += len(block)
-
-
-def _checked_rows(row_blocks: RowBlocks, n: int) -> Iterator[tuple[slice, np.ndarray]]:
+def _rows(row_blocks: RowBlocks, n: int) -> Iterator[tuple[slice, np.ndarray]]:
     """Blocks with the rows they hold; raises if they do not make up n rows of one width."""
     width, stop = None, 0
-    for rows, block in _rows(row_blocks):
+    for block in row_blocks():
+        block = check_float_array(block, "row_blocks")
         width = block.shape[-1] if width is None else width
+        rows = slice(stop, stop + len(block))
         if block.ndim != 2 or block.shape[1] != width or width == 0:
             raise ValueError(
                 f"every block of rows must have shape (n_b, p) with the same p ≥ 1: the block of rows "
