@@ -23,9 +23,7 @@ def first_sign(bags):
 
 def test_no_settings_is_every_setting_automatic(bags):
     y = np.abs(bags.tokens[bags.offsets[:-1], 0])
-    model = kh.AttentionRegressor(
-        random_state=0, n_heads=512, law=kh.GaussianHeads(), scaling="none", query="given"
-    ).fit(bags, y)
+    model = kh.AttentionRegressor(random_state=0).fit(bags, y)
     named = kh.AttentionRegressor("auto", None, scaling="auto", query="auto", random_state=0).fit(bags, y)
     np.testing.assert_array_equal(model.predict(bags), named.predict(bags))
     assert model.n_heads_ == math.inf
@@ -36,16 +34,9 @@ def test_no_settings_is_every_setting_automatic(bags):
 def test_a_query_that_points_at_keys_makes_the_law_lean_on_the_identity(seed):
     sets = kh.targets.sphere_sets(200, n_keys=5, dim=6, seed=seed)
     y = kh.targets.Correlation(3, dim=6)(sets)
-    assert (
-        kh.AttentionRegressor(random_state=0, n_heads=512, law=kh.GaussianHeads(), scaling="none", query="given")
-        .fit(sets, y)
-        .law_.mean
-        > 0
-    )
+    assert kh.AttentionRegressor(random_state=0).fit(sets, y).law_.mean > 0
     noise = np.random.default_rng(seed).normal(size=200)
-    model = kh.AttentionRegressor(
-        random_state=0, law=kh.GaussianHeads(), n_heads=512, scaling="none", query="given"
-    ).fit(sets, noise)
+    model = kh.AttentionRegressor(random_state=0, law=kh.GaussianHeads()).fit(sets, noise)
     assert model.law_ == kh.GaussianHeads(), "a law that was named is kept"
 
 
@@ -53,9 +44,7 @@ def test_what_all_samples_chose_by_is_not_fitted_again(bags, monkeypatch):
     counted = []
     fit_layer = inputs.fit_layer
     monkeypatch.setattr(inputs, "fit_layer", lambda *a, **k: counted.append(len(a[0])) or fit_layer(*a, **k))
-    model = kh.AttentionClassifier(math.inf, kh.GaussianHeads(), random_state=0, scaling="none", query="given").fit(
-        bags, first_sign(bags)
-    )
+    model = kh.AttentionClassifier(math.inf, kh.GaussianHeads(), random_state=0).fit(bags, first_sign(bags))
     assert counted == [60] * len(model.scaling_errors_) == [60] * 4
 
 
@@ -72,19 +61,15 @@ def test_the_kernel_is_taken_where_it_is_predicted_to_be_cheaper(n, n_keys, dim,
     "options", [{"activation": "softmax"}, {"law": kh.QueryKeyHeads(2)}, {"solver": "cg", "alpha": 1.0}]
 )
 def test_heads_are_finite_where_there_is_no_kernel(bags, options):
-    model = kh.AttentionRegressor(
-        random_state=0, scaling="standard", **{"n_heads": 512, "law": kh.GaussianHeads(), "query": "given", **options}
-    ).fit(bags, bags.lengths.astype(float))
+    model = kh.AttentionRegressor(random_state=0, scaling="standard", **options).fit(bags, bags.lengths.astype(float))
     assert model.n_heads_ == AUTO_HEADS
 
 
 def test_batches_without_settings_settle_on_the_first_samples_and_tell(bags, monkeypatch):
     monkeypatch.setattr(streaming, "MAX_COLUMNS", 40)
     y = first_sign(bags)
-    whole = kh.AttentionClassifier(
-        random_state=0, n_heads=512, law=kh.GaussianHeads(), scaling="none", query="given"
-    ).fit_batches([(bags, y)])
-    parts = kh.AttentionClassifier(random_state=0, n_heads=512, law=kh.GaussianHeads(), scaling="none", query="given")
+    whole = kh.AttentionClassifier(random_state=0).fit_batches([(bags, y)])
+    parts = kh.AttentionClassifier(random_state=0)
     for rows in np.split(np.arange(60), 6):
         parts.partial_fit(bags[rows], y[rows], classes=["down", "up"])
     assert parts.n_heads_ == whole.n_heads_ == 10
@@ -99,9 +84,7 @@ def test_batches_without_settings_settle_on_the_first_samples_and_tell(bags, mon
 
 def test_few_samples_choose_nothing(rng):
     sets = kh.SetBatch(rng.normal(size=(1, 3, 2)))
-    model = kh.AttentionRegressor(alpha=1.0, n_heads=512, law=kh.GaussianHeads(), scaling="none", query="given").fit(
-        sets, [1.0]
-    )
+    model = kh.AttentionRegressor(alpha=1.0).fit(sets, [1.0])
     assert (model.tokens_.scaling, model.tokens_.query, model.scaling_errors_) == ("none", "given", {})
 
 

@@ -150,3 +150,26 @@ def test_missing_tokens_are_an_error_unless_dropped():
 )
 def test_scikit_learns_own_checks(estimator, check):
     check(estimator)
+
+
+def test_windows_cover_a_series_to_its_end_and_can_be_put_together_again(rng):
+    series = [rng.normal(size=(11, 2)), rng.normal(size=(4, 2))]
+    plain = kh.tokens.windows(series, width=4, stride=3, split=False)
+    assert [len(cut) for cut in plain] == [4, 1]
+    np.testing.assert_array_equal(plain[0][-1].reshape(2, 4).T, series[0][-4:])
+    apart = kh.tokens.windows(series, width=4, stride=3)[0].reshape(-1, 2, 6)
+    shape, level, amplitude = apart[:, :, :4], apart[:, :, 4:5], apart[:, :, 5:]
+    np.testing.assert_allclose(shape * amplitude + level, plain[0].reshape(-1, 2, 4))
+    with pytest.raises(ValueError, match=r"T ≥ width = 5: series 1 has shape \(4, 2\)"):
+        kh.tokens.windows(series, width=5)
+
+
+def test_still_windows_have_no_shape():
+    np.testing.assert_array_equal(kh.tokens.windows([np.full(3, 7.0)], width=3), [[[0, 0, 0, 7, 0]]])
+
+
+def test_what_key_and_query_share_needs_one_kind(rng):
+    with pytest.raises(ValueError, match=r"set 0 has shape \(2, 3\), `query` \(1, 2\)"):
+        kh.tokens.with_shared([rng.normal(size=(2, 3))], rng.normal(size=(1, 2)))
+    with pytest.raises(ValueError, match="one row per set: got 2 rows for 1 sets"):
+        kh.tokens.with_shared([rng.normal(size=(2, 3))], rng.normal(size=(2, 3)))
