@@ -309,7 +309,7 @@ def with_ages(keys: Any, n_ages: int) -> list[Float[np.ndarray, "k e"]]:
 def with_shared(keys: Any, query: Any) -> list[Float[np.ndarray, "k e"]]:
     """Append to each key its products, coordinate by coordinate, with the query of its set: what the two share.
 
-    ``query`` is an array (n, d) of the keys' kind. Of zeros and ones, a product is 1 where both have what it stands for.
+    ``query`` is an array (n, d) of the keys' kind. Of zeros and ones a product is 1 where both have what it means.
 
     Examples
     --------
