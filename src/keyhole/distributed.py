@@ -91,7 +91,7 @@ def fit_dask(
         errors = None
         if selection != "gcv":
             errors = _error_pass(cluster, parts, template, recipe, axes, alphas)
-        estimator._finish(recipe.fit(axes, alphas, errors), axes)
+        estimator._finish(estimator._fit_sums(axes, alphas, errors), axes)
     return estimator
 
 

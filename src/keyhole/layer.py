@@ -21,6 +21,7 @@ from keyhole.attention.features import apply_values, attention_features, feature
 from keyhole.attention.heads import DRAWN_BYTES, HeadDraw, HeadLaw
 from keyhole.attention.kernels import attention_kernel, tensor_kernel
 from keyhole.data.sets import PooledSets, SampleBatch, SetBatch, first_occurrences
+from keyhole.ridge.calibration import PathLosses
 from keyhole.ridge.design import ridge_rows
 from keyhole.ridge.gram import ridge_gram
 from keyhole.ridge.iterative import Preconditioner, ResidualWarning, ridge_cg
@@ -308,6 +309,7 @@ def fit_layer(
     dtype: str = "float64",
     device: str | None = None,
     solver: str = "auto",
+    criterion: str = "squared_error",
     hold_out: bool = False,
     memory_budget: int = MEMORY_BUDGET,
 ) -> LayerFit:
@@ -331,6 +333,8 @@ def fit_layer(
         Where torch computes features, kernel and factorisation (in float64).
     solver : "auto", "direct" or "cg"
         "cg" is conjugate gradients; "auto" only if the smaller Gram matrix exceeds the memory.
+    criterion : "squared_error" or "log_loss"
+        What penalties are chosen by, on whatever is left out; the log-loss is that of calibrated scores of classes.
     hold_out : bool
         Whether conjugate gradients predict a tenth of the samples, held out, even if there is nothing to choose.
     memory_budget : int
@@ -352,7 +356,7 @@ def fit_layer(
     options: dict[str, Any] = {"activation": activation, "dtype": dtype, "memory_budget": memory_budget}
     if groups is not None and (device is not None or solver == "cg"):
         # groups are left out on the host; the layer at the penalty they chose is then fitted as asked
-        options |= {"fit_intercept": fit_intercept, "weights": weights}
+        options |= {"fit_intercept": fit_intercept, "weights": weights, "criterion": criterion}
         judged = fit_layer(batch, columns, heads, penalties, groups=groups, solver="direct", **options)
         chosen = np.array([judged.ridge.alpha])
         final = fit_layer(batch, columns, heads, chosen, device=device, solver=solver, **options)
@@ -366,7 +370,7 @@ def fit_layer(
             "count). Give more samples, or one fixed number as `alpha`."
         )
     given: dict[str, Any] = {"fit_intercept": fit_intercept, "weights": samples.weights, "groups": samples.groups}
-    problem = RidgeProblem.of(samples.columns, penalties, **given)
+    problem = RidgeProblem.of(samples.columns, penalties, criterion=criterion, **given)
     task = _Task(samples, heads, problem, device=device, **options)
     if gradients:
         return _fit_by_gradients(task, hold_out)
@@ -387,7 +391,8 @@ def fit_layer(
     if len(samples.weighed) > 1:
         predictions[known] = (samples.columns - ridge.left_out)[samples.owner[known]]
     else:
-        ridge = replace(ridge, errors=np.full(ridge.errors.shape, np.nan))
+        unknown = np.full(ridge.errors.shape, np.nan)
+        ridge = replace(ridge, errors=unknown, log_losses=None if ridge.log_losses is None else unknown)
     if not known.all():  # a sample of weight 0, without copies and siblings, is left out already
         predictions[~known] = layer.predict(batch[~known], memory_budget=memory_budget)
     return LayerFit(layer, ridge, predictions, route)
@@ -727,6 +732,7 @@ def _fit_by_gradients(task: _Task, hold_out: bool) -> LayerFit:
             "heads can say which: the penalty means the same at every number of heads."
         )
     errors, best = np.full(len(penalties), np.nan), 0
+    losses = errors.copy() if task.problem.criterion == "log_loss" else None
     predictions = np.full((len(samples.owner), samples.columns.shape[1]), np.nan)
     if len(penalties) > 1 or hold_out:
         order = np.random.default_rng(1).permutation(len(samples.batch))
@@ -738,7 +744,11 @@ def _fit_by_gradients(task: _Task, hold_out: bool) -> LayerFit:
         guesses = np.split(outputs, len(penalties), axis=1)
         w = task.problem.weights[held]
         errors = np.array([w @ np.square(samples.columns[held] - g).mean(axis=1) / w.sum() for g in guesses])
-        best = int(np.argmin(errors))
+        if losses is not None:
+            judged = PathLosses(samples.columns[held], w, len(penalties))
+            judged.put(slice(None), slice(None), samples.columns[held] - np.array(guesses))
+            losses = judged.losses()
+        best = int(np.argmin(errors if losses is None else losses))
         place = np.full(len(samples.batch), -1)
         place[held] = np.arange(len(held))
         seen = (samples.owner >= 0) & (place[samples.owner] >= 0)
@@ -752,7 +762,9 @@ def _fit_by_gradients(task: _Task, hold_out: bool) -> LayerFit:
             ResidualWarning,
             stacklevel=2,
         )
-    return LayerFit(layer, replace(ridge, alphas=penalties, errors=errors, best=best), predictions, "cg")
+    return LayerFit(
+        layer, replace(ridge, alphas=penalties, errors=errors, best=best, log_losses=losses), predictions, "cg"
+    )
 
 
 def _solve_by_gradients(

@@ -903,9 +903,9 @@ def _fits(name: str, value: Any, estimator: Any) -> bool:
             return isinstance(value, (float, np.floating)) and bool(value >= 0)
         case "alphas_":
             return _is_array(value, "f", (None,)) and bool((value >= 0).all())
-        case "loo_errors_" | "gcv_errors_" | "holdout_errors_":
+        case "loo_errors_" | "gcv_errors_" | "holdout_errors_" | "log_losses_":
             return _is_array(value, "f", estimator.alphas_.shape)
-        case "loo_error_" | "gcv_error_" | "holdout_error_" | "residual_" | "objective_" | "duality_gap_":
+        case "loo_error_" | "gcv_error_" | "holdout_error_" | "log_loss_" | "residual_" | "objective_" | "duality_gap_":
             return isinstance(value, (float, np.floating))  # NaN where there was nothing to leave out
         case "n_iter_" | "n_samples_seen_":
             return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(value >= 0)

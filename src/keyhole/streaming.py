@@ -19,6 +19,7 @@ from keyhole.attention.heads import HeadDraw
 from keyhole.data.sets import SetBatch, SetGroups, concatenate, hash_samples
 from keyhole.data.tokens import TokenRule
 from keyhole.layer import EXTRAS_SCALES, FiniteLayer, LayerFit, beside, extras_unit
+from keyhole.ridge.calibration import PathLosses
 from keyhole.ridge.design import DesignMoments, PrincipalAxes
 
 BLOCK = 2**27  # bytes of a block of features: enough rows that the symmetric update runs at full speed, and no more
@@ -204,9 +205,20 @@ class LayerRecipe:
         axes: PrincipalAxes,
         alphas: Float[np.ndarray, " a"] | None,
         error_sums: Float[np.ndarray, "a t"] | None = None,
+        kept: KeptSamples | None = None,
     ) -> LayerFit:
-        """The layer at the penalty of least error: leave-one-out if its sums are given, else generalised."""
-        ridge = axes.fit(alphas, error_sums)
+        """The layer at the penalty of least error: leave-one-out if its sums are given, else generalised.
+
+        If samples ``kept`` of classes are given, that of least log-loss of their exact leave-one-out scores.
+        """
+        alphas = axes.default_alphas() if alphas is None else alphas
+        losses = None
+        if kept is not None and len(kept.columns):
+            judged = PathLosses(kept.columns, kept.weights, len(alphas))
+            for rows, left_out in self._left_out(axes, kept, alphas):
+                judged.put(slice(None), rows, left_out)
+            losses = judged.losses()
+        ridge = axes.fit(alphas, error_sums, losses)
         p = self.n_columns - self.n_extras
         values = ridge.coef[:p].reshape(self.heads.n_heads, self.heads.dim + 1, -1)
         extras = np.ascontiguousarray(ridge.coef[p:]) if self.n_extras else None
@@ -215,14 +227,17 @@ class LayerRecipe:
 
     def left_out(self, axes: PrincipalAxes, kept: KeptSamples, alpha: float) -> Float[np.ndarray, "k t"]:
         """Exact leave-one-out predictions for the samples kept."""
+        pieces = [loo[0] for _, loo in self._left_out(axes, kept, np.array([alpha]))]
+        return kept.columns - np.concatenate(pieces)
+
+    def _left_out(
+        self, axes: PrincipalAxes, kept: KeptSamples, alphas: Float[np.ndarray, " a"]
+    ) -> Iterator[tuple[slice, Float[np.ndarray, "a b t"]]]:
+        """Exact leave-one-out residuals of the samples kept, some rows at a time."""
         assert kept.sets is not None
         left = kept.columns - axes.y_mean
-        pieces = []
         for rows in blocks(len(kept.columns), self._rows(copies=5)):
-            block = self.features(kept.sets[rows])
-            _, loo = axes.judge_rows(block, left[rows], kept.weights[rows], np.array([alpha]))
-            pieces.append(kept.columns[rows] - loo[0])
-        return np.concatenate(pieces)
+            yield rows, axes.judge_rows(self.features(kept.sets[rows]), left[rows], kept.weights[rows], alphas)[1]
 
     def _rows(self, copies: int) -> int:
         """Rows of features whose copies fit the budget."""

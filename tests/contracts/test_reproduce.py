@@ -188,7 +188,7 @@ def stand_in(monkeypatch):
         seen.append(report)
         return [folder / "report.html"]
 
-    monkeypatch.setattr("keyhole.cli.reproduce._write", write)
+    monkeypatch.setattr("keyhole.lab.report.html.write_report", write)
     return seen
 
 

@@ -256,11 +256,12 @@ def _check_arguments(
 
 
 def _check_overflow(out: Any, activation: str) -> Any:
-    """Return ``out``, which is finite unless the moments of exp outgrew float64."""
+    """Return ``out``, which is finite unless the moments of exp outgrew its precision."""
     if activation == "exp" and not bool((abs(out) < np.inf).all()):
         raise OverflowError(
-            "the kernel of activation 'exp' exceeds the range of float64: E[exp(u + v)] grows with the exponential of "
-            "the variance scale² |x~_0|² |x~_i|². Scale the tokens down, or use a smaller law.scale."
+            f"the kernel of activation 'exp' exceeds the range of {str(out.dtype).removeprefix('torch.')}: E[exp(u + "
+            "v)] grows with the exponential of the variance scale² |x~_0|² |x~_i|². Scale the tokens down, or use a "
+            "smaller law.scale."
         )
     return out
 

@@ -116,34 +116,24 @@ def _run(
 @contextmanager
 def _progress(timer: Timer, figures: dict[str, set[str]], console: Console) -> Iterator[OnFinished]:
     """A bar on a terminal, a line now and then elsewhere."""
-    if not console.is_terminal:
-        yield _lines(timer, figures, console)
-        say(console, _line(timer, ""))
-        return
+    terminal, last = console.is_terminal, time.monotonic()
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[words]}"))
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Progress(*columns, console=console, transient=True, disable=not terminal) as bar:
         task = bar.add_task("starting …", total=timer.total, words="")
 
         def report(keys: Collection[str]) -> None:
+            nonlocal last
             timer.finish(keys)
             name = _figure_of(keys, figures)
             description = f"figure {name}" if name else bar.tasks[0].description
             bar.update(task, completed=timer.done, description=description, words=_line(timer, ""))
+            if not terminal and time.monotonic() - last >= LINE_SECONDS:
+                last = time.monotonic()
+                say(console, _line(timer, name))
 
         yield report
-
-
-def _lines(timer: Timer, figures: dict[str, set[str]], console: Console) -> OnFinished:
-    last = time.monotonic()
-
-    def report(keys: Collection[str]) -> None:
-        nonlocal last
-        timer.finish(keys)
-        if time.monotonic() - last >= LINE_SECONDS:
-            last = time.monotonic()
-            say(console, _line(timer, _figure_of(keys, figures)))
-
-    return report
+    if not terminal:
+        say(console, _line(timer, ""))
 
 
 def _figure_of(keys: Collection[str], figures: dict[str, set[str]]) -> str:

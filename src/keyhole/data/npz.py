@@ -47,62 +47,37 @@ class NpzFile:
             raise ValueError(f"the arrays of an npz file must read back: {words}. {_REMEDY}") from None
 
     def _read(self, name: str) -> np.ndarray:
+        def wrong(rule: str, evidence: str, remedy: str = _REMEDY) -> ValueError:
+            return ValueError(f"{rule}: {name!r} of {self.path.name!r} {evidence}. {remedy}")
+
         info = self._zip.getinfo(f"{name}.npy")
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise ValueError(
-                f"arrays must be stored as NumPy does: {name!r} of {self.path.name!r} is compressed by other means. "
-                f"{_REMEDY}"
-            )
+            raise wrong("arrays must be stored as NumPy does", "is compressed by other means")
         if info.compress_size > self.path.stat().st_size:  # as much would be allocated before a byte is read
             raise zipfile.BadZipFile("it is said to be larger than the file")
         with self._zip.open(info) as file:
-            shape, turned, dtype = self._header(name, file)
+            try:
+                shape, turned, dtype = _header(file)
+            except (ValueError, TypeError, SyntaxError, tokenize.TokenError, RecursionError, MemoryError) as error:
+                words = f"does not ({str(error)[:100] or type(error).__name__})"
+                raise wrong("an array must begin with its shape and type", words) from None
             rest = info.file_size - file.tell()
             size = math.prod(shape) * dtype.itemsize
-            if dtype.hasobject:
-                raise ValueError(
-                    f"arrays must hold numbers or text: {name!r} of {self.path.name!r} holds objects. "
-                    "Save it as numbers."
-                )
             if dtype.kind not in "biufcSU" or not dtype.itemsize:
-                raise ValueError(
-                    f"arrays must hold numbers or text: {name!r} of {self.path.name!r} holds {dtype}. "
-                    "Save it as numbers."
-                )
+                held = "objects" if dtype.hasobject else dtype
+                raise wrong("arrays must hold numbers or text", f"holds {held}", "Save it as numbers.")
             if size != rest or min(shape, default=0) < 0:
-                raise ValueError(
-                    f"an array must be as large as its shape says: {name!r} of {self.path.name!r} has shape {shape} of "
-                    f"{dtype}, {size:,} bytes, and {rest:,} are there. {_REMEDY}"
-                )
+                words = f"has shape {shape} of {dtype}, {size:,} bytes, and {rest:,} are there"
+                raise wrong("an array must be as large as its shape says", words)
             self._take_room(name, math.prod(shape) * max(dtype.itemsize, 8))  # numbers become floats
             content = bytearray(file.read(rest + 1))  # writable, as an array of one's own is
         if len(content) != size:
-            raise ValueError(
-                f"all bytes of an array must be there: {name!r} has {len(content):,} of {size:,}. {_REMEDY}"
-            )
+            raise wrong("all bytes of an array must be there", f"has {len(content):,} of {size:,}")
         try:
             flat = np.frombuffer(content, dtype)
             return flat.reshape(shape[::-1]).T if turned else flat.reshape(shape)
         except ValueError as error:  # no bytes, or an axis too long for NumPy
-            raise ValueError(
-                f"an array must have a shape that NumPy knows: {name!r} of {self.path.name!r} has {shape} ({error}). "
-                f"{_REMEDY}"
-            ) from None
-
-    def _header(self, name: str, file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-        """Shape, order and type of an array."""
-        try:
-            version = np.lib.format.read_magic(file)
-            readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-            if version not in readers:
-                raise ValueError(f"format {version}, where 1 and 2 are read")
-            shape, turned, dtype = readers[version](_Short(file))
-        except (ValueError, TypeError, SyntaxError, tokenize.TokenError, RecursionError, MemoryError) as error:
-            raise ValueError(
-                f"an array must begin with its shape and type: {name!r} of {self.path.name!r} does not "
-                f"({str(error)[:100] or type(error).__name__}). {_REMEDY}"
-            ) from None
-        return tuple(int(length) for length in shape), bool(turned), dtype
+            raise wrong("an array must have a shape that NumPy knows", f"has {shape} ({error})") from None
 
     def _take_room(self, name: str, size: int) -> None:
         if size > self._room:
@@ -112,6 +87,16 @@ class NpzFile:
                 "what it should be, save it uncompressed, by np.savez."
             )
         self._room -= size
+
+
+def _header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, order and type of an array."""
+    version = np.lib.format.read_magic(file)
+    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    if version not in readers:
+        raise ValueError(f"format {version}, where 1 and 2 are read")
+    shape, turned, dtype = readers[version](_Short(file))
+    return tuple(int(length) for length in shape), bool(turned), dtype
 
 
 class _Short:

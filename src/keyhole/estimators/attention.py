@@ -27,10 +27,12 @@ from keyhole.estimators.inputs import (
     check_layer_options,
     class_weights,
     fit_sets,
-    fit_temperature,
 )
-from keyhole.estimators.streaming import StreamedClassifier, StreamedRegressor, forget_stream
+from keyhole.estimators.streaming import StreamedClassifier, StreamedRegressor, forget_stream, store_log_losses
 from keyhole.layer import KernelLayer, LayerFit, pick_device
+from keyhole.ridge.calibration import fit_temperature
+
+CRITERIA = ("squared_error", "log_loss")
 
 
 class _AttentionModel(SetEstimator):
@@ -81,6 +83,7 @@ class _AttentionModel(SetEstimator):
             "device": pick_device(self.device, batch.sets),
             "solver": check_choice(self.solver, "solver", ("auto", "direct", "cg")),
             "hold_out": isinstance(self, ClassifierMixin),
+            "criterion": check_choice(getattr(self, "criterion", "squared_error"), "criterion", CRITERIA),
             "memory_budget": memory_budget(),
         }
         law, penalties, seed = as_law(self.law), as_penalties(self.alpha), as_seed(self.random_state)
@@ -98,6 +101,7 @@ class _AttentionModel(SetEstimator):
         self.selection_ = "loo" if ridge.selection == "groups" else ridge.selection
         setattr(self, f"{self.selection_}_errors_", ridge.errors)
         setattr(self, f"{self.selection_}_error_", ridge.error)
+        store_log_losses(self, ridge)
         if fit.route == "cg":
             self.residual_, self.n_iter_ = ridge.residual, ridge.n_iter
         return fit
@@ -148,8 +152,9 @@ class AttentionRegressor(StreamedRegressor, MultiOutputMixin, RegressorMixin, _A
         a few to choose from on a tenth of the samples. "auto" is "cg" only if the matrix exceeds the memory.
     extras_scale : "loo" or number
         For samples with extras z: features become [φ; s·z~], kernels K + s²·<z~, z~'>, z~ being z less its training
-        mean and divided by its standard deviation (without an intercept, divided by its root mean square). s is a number, or that of least leave-one-out error among four, on at most 500 samples; in batches by generalised
-        cross-validation. ``tokens_.extras_scale`` is the one used, ``layer_.extras_values`` are their coefficients.
+        mean and divided by its standard deviation (without an intercept, divided by its root mean square). s is this
+        number, or the one of least leave-one-out squared error among four, on at most 500 samples; in batches by
+        generalised cross-validation. ``tokens_.extras_scale`` is s, ``layer_.extras_values`` are the coefficients.
 
     Attributes
     ----------
@@ -244,6 +249,10 @@ class AttentionClassifier(StreamedClassifier, LabelScores, ClassifierMixin, _Att
         As for `AttentionRegressor`.
     class_weight : None, "balanced" or dict
         Weight of the samples of each class; "balanced" gives every class the same total.
+    criterion : "log_loss" or "squared_error"
+        What the penalty, and all else that is automatic, is chosen by: the log-loss of the calibrated left-out
+        scores, or the squared error of the ±1 columns. Fits in batches have the log-loss of the samples they keep for
+        calibration. `LearnedHeads` descends the squared error, whose gradient is exact, in either case.
 
     Attributes
     ----------
@@ -255,6 +264,10 @@ class AttentionClassifier(StreamedClassifier, LabelScores, ClassifierMixin, _Att
         Leave-one-out decision function of the training samples.
     temperature_ : float
         c.
+    log_loss_, log_losses_ : float and array (a,)
+        With ``criterion="log_loss"``: mean log-loss of left-out samples at ``alpha_``, and at every penalty tried, each
+        at the temperature that suits it. Left out is what ``selection_`` says: one sample or group ("loo"), or a tenth
+        ("holdout"); after a fit in batches, one of some 2000 samples.
     alpha_, alphas_, loo_errors_, intercept_, values_, heads_, dual_coef_, solver_, n_features_in_, law_, tokens_
         As for `AttentionRegressor`; outputs are the columns.
 
@@ -289,6 +302,7 @@ class AttentionClassifier(StreamedClassifier, LabelScores, ClassifierMixin, _Att
         solver: Any = "auto",
         extras_scale: Any = "loo",
         class_weight: Any = None,
+        criterion: Any = "log_loss",
     ) -> None:
         super().__init__(
             n_heads,
@@ -306,6 +320,7 @@ class AttentionClassifier(StreamedClassifier, LabelScores, ClassifierMixin, _Att
             extras_scale=extras_scale,
         )
         self.class_weight = class_weight
+        self.criterion = criterion
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, *, groups: Any = None) -> AttentionClassifier:
         """Fit the values and the temperature; ``sample_weight`` and ``groups`` as for `AttentionRegressor.fit`."""

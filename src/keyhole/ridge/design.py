@@ -46,9 +46,7 @@ class DesignMoments:
     (np.float64(20.0), 4)
     """
 
-    gram: Float[np.ndarray, "p p"] = field(
-        repr=False
-    )  # Σ w (φ − φ̄)(φ − φ̄)ᵀ, Fortran order, lower; φ̄ = 0 without intercept
+    gram: Float[np.ndarray, "p p"] = field(repr=False)  # Σ w (φ − φ̄)(φ − φ̄)ᵀ, Fortran order, lower triangle
     cross: Float[np.ndarray, "p t"] = field(repr=False)  # Σ w (φ − φ̄)(y − ȳ)ᵀ
     squares: Float[np.ndarray, " t"] = field(repr=False)  # Σ w (y − ȳ)²
     means: Float[np.ndarray, " p"] = field(repr=False)
@@ -262,9 +260,15 @@ class PrincipalAxes:
         return np.asarray([weights @ np.square(part) for part in left_out])
 
     def fit(
-        self, alphas: Float[np.ndarray, " a"] | None, error_sums: Float[np.ndarray, "a t"] | None = None
+        self,
+        alphas: Float[np.ndarray, " a"] | None,
+        error_sums: Float[np.ndarray, "a t"] | None = None,
+        log_losses: Float[np.ndarray, " a"] | None = None,
     ) -> RidgeFit:
-        """The fit at the penalty of least error: leave-one-out if its sums are given, else generalised."""
+        """The fit at the penalty of least log-loss, if they are given, or error.
+
+        Errors are those of leave-one-out if their sums are given, else generalised.
+        """
         alphas = self.default_alphas() if alphas is None else alphas
         if self.count < 1 or (self.count < 2 and len(alphas) > 1):
             raise ValueError(
@@ -277,9 +281,10 @@ class PrincipalAxes:
         else:
             selection, resolution = "loo", self.resolution
             errors = error_sums.mean(axis=1) / self.weight
-        best = choose(alphas, errors, resolution)
+        best = choose(alphas, errors, resolution) if log_losses is None else choose(alphas, log_losses)
         coef = self.coef(float(alphas[best]))
-        return RidgeFit(alphas, errors, best, coef, self.intercept(coef), None, "design", selection, self.floor)
+        known = alphas, errors, best, coef, self.intercept(coef), None, "design", selection, self.floor
+        return RidgeFit(*known, log_losses=log_losses)
 
     def generalised_errors(self, alphas: Float[np.ndarray, " a"]) -> Float[np.ndarray, "a t"]:
         """Generalised cross-validation, exact from the moments alone: Σ w r² / Σ w over (1 − tr H / n)².
@@ -357,7 +362,7 @@ def ridge_rows(row_blocks: RowBlocks, problem: RidgeProblem, *, keep_factor: boo
     (1e-06, array([ 3., -1.]), array([2.]))
     """
     moments: DesignMoments | None = None
-    for rows, block in _checked_rows(row_blocks, len(problem.y)):
+    for rows, block in _rows(row_blocks, len(problem.y)):
         if moments is None:
             sizes = block.shape[1], problem.y.shape[1]
             moments = DesignMoments.empty(*sizes, fit_intercept=problem.fit_intercept)
@@ -383,7 +388,7 @@ class RowsRoute:
 
     def left_out(self) -> Iterator[tuple[slice, slice, Float[np.ndarray, "a b t"]]]:
         """Left-out residuals in one pass over the rows; the leverages are kept."""
-        for rows, block in _rows(self.row_blocks):
+        for rows, block in _rows(self.row_blocks, len(self.problem.y)):
             some = self.problem.centred[rows], self.problem.weights[rows]
             self.complements[:, rows], left_out = self.axes.judge_rows(block, *some, self.alphas)
             yield slice(None), rows, left_out
@@ -391,25 +396,19 @@ class RowsRoute:
     def solve(self, i: int) -> Solution:
         """Values, intercept, left-out residuals, in a pass over the rows."""
         coef, means = self.axes.coef(float(self.alphas[i])), self.axes.means
-        fitted = [(block - means.astype(block.dtype)) @ coef for _, block in _rows(self.row_blocks)]
+        blocks = _rows(self.row_blocks, len(self.problem.y))
+        fitted = [(block - means.astype(block.dtype)) @ coef for _, block in blocks]
         residuals = self.problem.centred - np.concatenate(fitted)
         return coef, self.axes.intercept(coef), leave_one_out(residuals, self.complements[i])
 
 
-def _rows(row_blocks: RowBlocks) -> Iterator[tuple[slice, np.ndarray]]:
-    """Blocks with the rows they hold."""
-    start = 0
-    for block in row_blocks():
-        block = check_float_array(block, "row_blocks")
-        yield slice(start, start + len(block)), block
-        start += len(block)
-
-
-def _checked_rows(row_blocks: RowBlocks, n: int) -> Iterator[tuple[slice, np.ndarray]]:
+def _rows(row_blocks: RowBlocks, n: int) -> Iterator[tuple[slice, np.ndarray]]:
     """Blocks with the rows they hold; raises if they do not make up n rows of one width."""
     width, stop = None, 0
-    for rows, block in _rows(row_blocks):
+    for block in row_blocks():
+        block = check_float_array(block, "row_blocks")
         width = block.shape[-1] if width is None else width
+        rows = slice(stop, stop + len(block))
         if block.ndim != 2 or block.shape[1] != width or width == 0:
             raise ValueError(
                 f"every block of rows must have shape (n_b, p) with the same p ≥ 1: the block of rows "
