@@ -82,6 +82,7 @@ def models() -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """Small models of every kind, as document and arrays."""
     sets, plain = sets_like(DIM, True, 8), sets_like(DIM, False, 8)
     groups = SetGroups(sets, np.array([2, 1, 3, 2]))
+    wide = kh.SetBatch([one.tokens for one in sets], np.ones((8, 3)) * np.arange(8.0)[:, None], np.eye(8)[:, :2])
     y, two = sets.query[:, 0], np.stack([sets.query[:, 0], sets.query[:, 1]], axis=1)
     words, signs = np.array(["no", "yes", "häh", "no"] * 2), y > 0
     heads = {"n_heads": 3, "random_state": 1}
@@ -102,6 +103,11 @@ def models() -> list[tuple[dict[str, Any], dict[str, Any]]]:
         kh.AttentionFeatures(**heads).fit(sets),
         kh.NormBallRegressor(**heads).fit(sets, y),
         kh.NormBallClassifier(**heads).fit(plain, words),
+        # queries of another dimension, and columns of the samples themselves
+        kh.AttentionRegressor(**heads, scaling="standard", law=kh.GaussianHeads(1.0, pairs=[(2, 1)])).fit(wide, y),
+        kh.AttentionRegressor(**kernel, law=kh.IdentityHeads(n_heads=4)).fit(wide, two),
+        kh.AttentionClassifier(**heads).partial_fit(wide, words, classes=np.unique(words)),
+        kh.NormBallRegressor(**heads).fit(wide, y),
     ]
     found = []
     with tempfile.TemporaryDirectory() as folder:

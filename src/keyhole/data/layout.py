@@ -465,7 +465,8 @@ class Layout:
         """The options of `read_table` that give this layout."""
         target: Any = self.target[0] if len(self.target) == 1 else self.target
         every = (("set_id", self.set_id), ("keys", self.keys), ("query", self.query), ("target", target),
-                 ("extras", self.extras), ("dim", self.dim), ("missing", self.missing if self.missing != "error" else None))  # fmt: skip
+                 ("extras", self.extras),
+                 ("dim", self.dim), ("missing", self.missing if self.missing != "error" else None))  # fmt: skip
         return tuple((option, value) for option, value in every if value)
 
     def read(self, table: Any, place: Place, copied: Sequence[str] = ()) -> tuple[Dataset, dict[str, Any]]:
@@ -605,7 +606,7 @@ class Layout:
         return known
 
     def _vectors(self, table: Any, place: Place, names: tuple[str, ...], what: str) -> Float[np.ndarray, "n d"] | None:
-        """One vector for each row, from a column of lists or a column of numbers per coordinate; None for no columns."""
+        """One vector for each row, from a column of lists or one of numbers per coordinate; None for no columns."""
         if not names:
             return None
         first = table.column(names[0])
