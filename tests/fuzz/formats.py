@@ -507,7 +507,9 @@ def check_sets(sets: kh.SetBatch) -> None:
     assert tokens.ndim == 2, f"tokens of shape {tokens.shape}"
     assert tokens.shape[1] >= 1, f"tokens of shape {tokens.shape}"
     assert np.isfinite(tokens).all(), "tokens not finite"
-    assert sets.query is None or (sets.query.shape == (len(sets), sets.dim) and np.isfinite(sets.query).all()), "query"
+    for name in ("query", "extras"):
+        found = getattr(sets, name)
+        assert found is None or (found.ndim == 2 and len(found) == len(sets) and np.isfinite(found).all()), name
 
 
 def read_a_table(folder: Path, options: dict[str, Any]) -> None:

@@ -35,8 +35,8 @@ CHOICES = {
     "outputs": ("one", "two", "two classes", "three classes", "balanced classes"),
     "penalty": ("fixed", "several", "loo"),
 }
-"""What is drawn from, each option by itself; repeated where it should be drawn more often. ``asked`` is the dimension of
-queries, 0 for that of the keys."""
+"""What is drawn from, each option by itself; repeated where it should be drawn more often. ``asked`` is the dimension
+of queries, 0 for that of the keys."""
 
 EXTRAS_SCALE = 1.5
 """Of extras, which a configuration names: one that is chosen is a matter of rounding where two are as good."""
