@@ -227,18 +227,23 @@ def model_finish(rng: Random, state: dict[str, Any]) -> Case:
 def read_load(folder: Path, options: dict[str, Any]) -> None:
     path = folder / "m.keyhole"
     loaded = kh.load(path)
-    if not 1 <= loaded.n_features_in_ <= 64 or not moderate(path.read_bytes()):
+    widths = (loaded.n_features_in_, loaded.n_query_features_in_, loaded.n_extras_in_)
+    if widths[0] < 1 or max(widths) > 64 or not moderate(path.read_bytes()):
         return
-    sets = sets_like(loaded.n_features_in_, loaded.has_query_)
+    sets = sets_like(widths[0], loaded.has_query_)
+    own = np.ones((len(sets), widths[2])) if widths[2] else None
+    if loaded.has_query_:
+        sets = sets.with_query(np.ones((len(sets), widths[1])))
     methods = [m for m in ("predict", "predict_proba", "decision_function", "transform") if hasattr(loaded, m)]
     if "transform" in methods and loaded.heads_.n_heads > 10_000:
         return
     with after_reading():
         for method in methods:
             try:
-                made = np.asarray(getattr(loaded, method)(sets))
+                made = np.asarray(getattr(loaded, method)(sets.with_extras(own)))
             except ValueError:  # fitted to samples of several sets?
-                made = np.asarray(getattr(loaded, method)(SetGroups(sets, np.array([2, 1, 2]))))
+                groups = SetGroups(sets, np.array([2, 1, 2]), None if own is None else own[:3])
+                made = np.asarray(getattr(loaded, method)(groups))
             assert len(made) in (len(sets), 3), f"{len(made)} predictions of {len(sets)} sets"
             assert made.dtype.kind != "f" or np.isfinite(made).all(), f"{method} gives {made.ravel()[:5]}"
 
