@@ -232,8 +232,13 @@ def estimator(config, alpha):
     if config.route.startswith("torch"):
         options["device"] = "cpu"
     if "classes" not in config.outputs:
-        return kh.AttentionRegressor(**options)
-    return kh.AttentionClassifier(**options, class_weight="balanced" if "balanced" in config.outputs else None)
+        return kh.AttentionRegressor(
+            **{"n_heads": 512, "law": kh.GaussianHeads(), "scaling": "none", "query": "given", **options}
+        )
+    return kh.AttentionClassifier(
+        **{"n_heads": 512, "law": kh.GaussianHeads(), "scaling": "none", "query": "given", **options},
+        class_weight="balanced" if "balanced" in config.outputs else None,
+    )
 
 
 def fit(problem, alpha):

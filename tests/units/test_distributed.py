@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("default")
 
 SETS = kh.targets.sphere_sets(240, n_keys=4, dim=3, seed=0)
 Y = kh.targets.TokenPower(2, 3)(SETS) + 0.1 * np.random.default_rng(0).standard_normal(240)
-MODEL = kh.AttentionRegressor(8, random_state=0)
+MODEL = kh.AttentionRegressor(8, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given")
 
 
 def same(a, b, relative=1e-9):
@@ -107,7 +107,7 @@ def test_every_kind_of_collection(here):
 
 def test_a_classifier_finds_its_classes(here, path):
     label = np.where(np.median(Y) < Y, "high", "low")
-    model = kh.AttentionClassifier(8, random_state=0, alpha=0.1)
+    model = kh.AttentionClassifier(8, random_state=0, alpha=0.1, law=kh.GaussianHeads(), scaling="none", query="given")
     whole = clone(model).fit(SETS, label)
     pieces = [(SETS[i : i + 60], label[i : i + 60]) for i in range(0, 240, 60)]
     fitted = fit_dask(clone(model), pieces, here)

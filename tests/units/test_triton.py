@@ -110,7 +110,8 @@ def test_regressor(rng, n_heads, dtype, tolerance):
     y = kh.targets.TokenPower(2, dim=5)(sets)
     extras = rng.standard_normal((400, 2))
     sets, y = kh.SetBatch(sets.tokens.reshape(400, 6, 5), sets.query[:, :3], extras), y + 0.1 * extras[:, 0]
-    options = {"n_heads": n_heads, "alpha": 1e-2, "random_state": 0, "extras_scale": 1.0}
+    options = {"n_heads": n_heads, "law": kh.GaussianHeads(), "scaling": "none", "alpha": 1e-2, "random_state": 0}
+    options |= {"extras_scale": 1.0}
     here = kh.AttentionRegressor(**options).fit(sets, y)
     there = kh.AttentionRegressor(**options, device="cuda", dtype=dtype).fit(sets, y)
     assert math.isclose(here.loo_error_, there.loo_error_, rel_tol=tolerance)
