@@ -287,3 +287,27 @@ def test_extras_are_the_last_groups_of_a_streamed_design(rng):
         )
     shown = dense.take(np.array([5]))[:, :2] / math.sqrt(5)
     np.testing.assert_allclose(shown, sets.extras - sets.extras.mean(axis=0), rtol=1e-9)
+
+
+def test_tables_carry_extras(rng, tmp_path):
+    sets, y = draw(rng, 20)
+    kh.data.write_parquet(tmp_path / "sets.parquet", [(sets, y)])
+    data = kh.read_table(tmp_path / "sets.parquet")
+    assert np.array_equal(data.sets.extras, sets.extras)
+    assert data.names == ("keys[0]", "keys[1]", "keys[2]")
+    parts = list(kh.data.ParquetSets(tmp_path / "sets.parquet", batch_size=7))
+    assert np.array_equal(np.concatenate([batch.sets.extras for batch in parts]), sets.extras)
+    rows = "set,x,y,age,rating,target\nu,1,2,30,1,5\nu,3,4,30,1,5\nv,5,6,40,0,6\n"
+    (tmp_path / "rows.csv").write_text(rows)
+    table = kh.read_table(tmp_path / "rows.csv", extras="age,rating", target="target")
+    assert table.names == ("x", "y")
+    assert table.sets.extras.tolist() == [[30, 1], [40, 0]]
+    assert dict(table.columns)["extras"] == ("age", "rating")
+    (tmp_path / "bad.csv").write_text(rows.replace("3,4,30", "3,4,31"))
+    with pytest.raises(ValueError, match="column 'age, rating' must be the same in all rows of a set"):
+        kh.read_table(tmp_path / "bad.csv", extras="age,rating", target="target")
+    (tmp_path / "gap.csv").write_text(rows.replace("30,1", ",1"))
+    with pytest.raises(ValueError, match="extras must be known: 'age' is missing in row 0"):
+        kh.read_table(tmp_path / "gap.csv", extras="age,rating", target="target")
+    np.savez(tmp_path / "sets.npz", keys=np.zeros((3, 2, 1)), extras=np.ones((3, 4)))
+    assert kh.read_table(tmp_path / "sets.npz").sets.extras.shape == (3, 4)

@@ -160,3 +160,15 @@ def test_a_scheduler_and_a_worker_from_the_command_line(path, tmp_path):
             process.terminate()
             process.wait(30)
     same(model.predict(SETS), clone(MODEL).fit(SETS, Y).predict(SETS))
+
+
+def test_queries_of_their_own_kind_and_extras(here, rng, tmp_path):
+    wide = kh.SetBatch(SETS.tokens.reshape(240, 4, 3), rng.normal(size=(240, 5)), 50 + rng.normal(size=(240, 2)))
+    y = Y + wide.extras @ [0.3, -0.2]
+    write_parquet(tmp_path / "wide.parquet", [(wide, y)], row_group_size=40)
+    model = kh.AttentionRegressor(8, random_state=0, law=kh.GaussianHeads(1.0), scaling="none", alpha=0.1)
+    for options in ({}, {"extras_scale": 0.7}):
+        dask_fit = fit_dask(clone(model).set_params(**options), tmp_path / "wide.parquet", here)
+        batches = clone(model).set_params(**options).fit_batches(tmp_path / "wide.parquet")
+        same(dask_fit.predict(wide), batches.predict(wide), 1e-7)
+        assert dask_fit.tokens_.extras_scale == pytest.approx(batches.tokens_.extras_scale)

@@ -11,7 +11,20 @@ import typer
 from rich.console import Console
 
 from keyhole.cli._app import answer_or_exit, app, check_output, refuse, say
-from keyhole.cli._data import Data, Dim, Keys, Missing, Query, SetId, Target, Task, read_data, read_heads, task_of
+from keyhole.cli._data import (
+    Data,
+    Dim,
+    Extras,
+    Keys,
+    Missing,
+    Query,
+    SetId,
+    Target,
+    Task,
+    read_data,
+    read_heads,
+    task_of,
+)
 from keyhole.lab.report.html import number
 
 _HELP = """Fit one attention layer to a table of sets and save it.
@@ -29,6 +42,7 @@ def fit(
     keys: Keys = None,
     query: Query = None,
     target: Target = None,
+    extras: Extras = None,
     set_id: SetId = None,
     missing: Missing = "error",
     dim: Dim = None,
@@ -64,7 +78,8 @@ def fit(
         "random_state": seed,
     }
     options = {name: value for name, value in named.items() if value is not None}  # the rest is the estimator's
-    found = read_data(data, keys=keys, query=query, target=target, set_id=set_id, missing=missing, dim=dim)
+    columns = {"keys": keys, "query": query, "target": target, "extras": extras, "set_id": set_id}
+    found = read_data(data, **columns, missing=missing, dim=dim)
     kind = task_of(found.target, task)
     console = Console()
     began = time.perf_counter()
@@ -117,7 +132,8 @@ def _print(console: Console, estimator: Any, data: Any, kind: str, seconds: floa
     columns = dict(data.columns)
     if columns:
         asked = f"; query: {', '.join(columns['query'])}" if "query" in columns else ""
-        say(console, f"keys: {', '.join(columns['keys'])}{asked}")
+        own = f"; extras: {', '.join(columns['extras'])}" if "extras" in columns else ""
+        say(console, f"keys: {', '.join(columns['keys'])}{asked}{own}")
     if data.left_out:
         say(console, f"left out: {'; '.join(data.left_out)}. Name the keys with --keys to choose otherwise.")
     rule, law = estimator.tokens_, estimator.law_

@@ -162,9 +162,9 @@ class AttentionRegressor(StreamedRegressor, MultiOutputMixin, RegressorMixin, _A
         a few to choose from on a tenth of the samples. "auto" is "cg" only if the matrix exceeds the memory.
     extras_scale : "loo" or number
         For samples with extras z: features become [φ; s·z~], kernels K + s²·<z~, z~'>, z~ being z less its training
-        mean and divided by its standard deviation (without an intercept, divided by its root mean square). s is a
-        number, or that of least leave-one-out error among four, on at most 500 samples; in batches by generalised
-        cross-validation. ``tokens_.extras_scale`` is the one used, ``layer_.extras_values`` are their coefficients.
+        mean and divided by its standard deviation (without an intercept, divided by its root mean square). s is this
+        number, or the one of least leave-one-out squared error among four, on at most 500 samples; in batches by
+        generalised cross-validation. ``tokens_.extras_scale`` is s, ``layer_.extras_values`` are the coefficients.
 
     Attributes
     ----------
