@@ -39,7 +39,7 @@ from keyhole.theory.moments import harmonic_ratios, log_moment, pair_eigenvalues
 from keyhole.theory.targets import PAIR, QUERY, Polynomial, Term, crossed_joinings, monomial
 
 ACCURACY = 1e-2
-"""Error of a block, in operator norm, against the eigenvalues (D+1, 0) and (0, D+1) of zero-mean heads."""
+"""What the series of a block may leave out, against the eigenvalues (D+1, 0) and (0, D+1) of zero-mean heads."""
 
 SHOWS = 3e-15
 """Where the rounding of numbers near one may show: blocks that must be more accurate are made more carefully."""
@@ -218,15 +218,14 @@ class _Series:
 def _series(dim: int, bias: Bias, reach: float, allowed: float) -> _Series:
     """The series in k and in polynomials of u, cut where what is left is below ``allowed``.
 
-    Terms beyond K are positive and add at most 2 Σ_{k>K} sup h_k²/k! · j_k j_{k+1} to the norm of a block, where by
-    Cramér's inequality and, beyond n = k−2 > m², by the amplitude of Hermite functions h_k²/k! ≤ min(1.19,
-    0.96 n^{−1/2}) / (2π k (k−1)). Polynomials of higher degree change singular values by at most the root of
-    2 Σ_k (Σ_m |η_km|)² j_k j_{k+1}, m over what is left out: this is kept below a thousandth of √allowed.
+    Terms beyond K are positive and add at most 2 Σ_{k>K} sup h_k²/k! · j_k j_{k+1} to the norm of a block, where
+    h_k²/k! ≤ (2/πn)^{1/2} / (2π k (k−1)), n = k−2 ≥ 1, by the amplitude of Hermite functions at 0. Polynomials of
+    higher degree change singular values by at most the root of 2 Σ_k (Σ_m |η_km|)² j_k j_{k+1}, m over what is left
+    out: this is kept below a thousandth of √allowed.
     """
     order = np.arange(MOST_TERMS + 1.0)
     weights = 2 * np.exp(log_moment(order, dim) + log_moment(order + 1, dim))
-    n, largest = np.maximum(order - 2, 1.0), abs(bias.slope) * reach + abs(bias.corner)
-    envelope = np.where(n > largest**2, np.minimum(1.19, 0.96 / np.sqrt(n)), 1.19)
+    envelope = np.sqrt(2 / (math.pi * np.maximum(order - 2, 1.0)))
     terms = weights * envelope / (2 * math.pi * np.maximum(order * (order - 1), 1.0))
     left = np.concatenate([np.cumsum(terms[::-1])[::-1][1:], [0.0]])
     last = min(max(int(np.argmax(left <= allowed)), 2), MOST_TERMS)
@@ -335,7 +334,11 @@ def single_block(dim: int, bias: Bias, label: tuple[int, int], degree: int) -> B
 
 
 def _made_blocks(dim: int, bias: Bias, wanted: list[tuple[tuple[int, int], int]], allowed: float) -> Iterator[Block]:
-    """Blocks with the given labels and highest degrees, each wrong by at most ``allowed`` in operator norm."""
+    """Blocks with the given labels and highest degrees.
+
+    What is left out of their series lowers an eigenvalue λ by at most ``allowed``, polynomials that stand for h_k move
+    it by at most 2e-3 (allowed · λ)^{1/2}.
+    """
     series, top = _reach(dim, bias, max(degree for _, degree in wanted), allowed)
     states = [block_states(dim, *label, top) for label, _ in wanted]
     pairs, places = np.unique(np.abs(np.concatenate(states)), axis=0, return_inverse=True)
