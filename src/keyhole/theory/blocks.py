@@ -336,8 +336,8 @@ def single_block(dim: int, bias: Bias, label: tuple[int, int], degree: int) -> B
 def _made_blocks(dim: int, bias: Bias, wanted: list[tuple[tuple[int, int], int]], allowed: float) -> Iterator[Block]:
     """Blocks with the given labels and highest degrees.
 
-    What is left out of their series lowers an eigenvalue λ by at most ``allowed``, polynomials that stand for h_k move
-    it by at most 2e-3 (allowed · λ)^{1/2}.
+    What is left out of the series lowers an eigenvalue λ by at most ``allowed``, and what stands for h_k moves it by
+    less than a hundredth of (allowed · λ)^{1/2}.
     """
     series, top = _reach(dim, bias, max(degree for _, degree in wanted), allowed)
     states = [block_states(dim, *label, top) for label, _ in wanted]
@@ -353,8 +353,9 @@ def _made_blocks(dim: int, bias: Bias, wanted: list[tuple[tuple[int, int], int]]
 def _reach(dim: int, bias: Bias, degree: int, allowed: float) -> tuple[_Series, int]:
     """The series, and the highest degree of states between the factors h_k(cJ) that does matter.
 
-    States beyond it are reached by polynomials of degree m and more in u only, so that leaving them out takes
-    at most 2 Σ_k (Σ_{i>m} |η_ki|)² g_k(p) g_{k+1}(q) from the norm of a block.
+    States beyond it are reached by polynomials of degree m and more in u only, and lead back to a state within by
+    those of still higher degree. What all of them add to a block, 2 Σ_k (Σ_i |η_ki|)² g_k(p) g_{k+1}(q) for i > m or
+    more, by the degree of the state, is kept below ``allowed``. The bound is far from sharp.
     """
     margin, series = 0, None
     while True:
@@ -363,8 +364,9 @@ def _reach(dim: int, bias: Bias, degree: int, allowed: float) -> tuple[_Series, 
         if series is None or reach > series.reach:
             series = _series(dim, bias, min(1.0, 1.2 * reach), allowed)
         order = np.arange(len(series.weights), dtype=np.float64)
-        query, key = harmonic_ratios(order, dim, top + 1)[-1], harmonic_ratios(order + 1, dim, top + 1)[-1]
-        lost = max(float(series.tails(margin) ** 2 * series.weights @ ratio) for ratio in (query, key))
+        ratios = np.maximum(harmonic_ratios(order, dim, top + 1), harmonic_ratios(order + 1, dim, top + 1))
+        steps = [degree + 2 * margin + 1 - state for state in range(top + 2)]
+        lost = sum(size @ series.tails(step) ** 2 for size, step in zip(ratios * series.weights, steps, strict=True))
         if lost <= allowed:
             return series, top
         margin += 1
