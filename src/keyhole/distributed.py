@@ -84,13 +84,14 @@ def fit_dask(
         leaves = [_delayed(_summarise)(template, recipe, part) for part in parts]
         stream.sums = _gather(cluster, [_tree(leaves, merge)])[0]
         estimator.n_samples_seen_ = stream.sums.moments.count
-        axes = PrincipalAxes.of(stream.sums.moments)
+        axes = estimator._settle_extras()
+        recipe = stream.recipe
         penalties = as_penalties(estimator.alpha)
         alphas = axes.default_alphas() if penalties is None else penalties
         errors = None
         if selection != "gcv":
             errors = _error_pass(cluster, parts, template, recipe, axes, alphas)
-        estimator._finish(recipe.fit(axes, alphas, errors), axes)
+        estimator._finish(estimator._fit_sums(axes, alphas, errors), axes)
     return estimator
 
 

@@ -85,7 +85,7 @@ def test_a_model_is_not_replaced_unless_asked(tables):
         (("sets.csv", "--target", "labl"), "'labl' is not in the table"),
         (("sets.csv", "--keys", "x,label"), "'label' must hold numbers"),
         (("sets.csv", "--set", "sack"), "'sack' is not in the table"),
-        (("sets.csv", "--keys", "x,y", "--query", "x"), "1 query columns"),
+        (("sets.csv", "--keys", "x,y", "--query", "x"), "'x' must be the same in all rows of a set"),
         (("sets.csv", "--missing", "guess"), "`missing` must be one of"),
         (("sets.csv", "--task", "ranking"), "auto, regression, classification"),
         (("sets.csv", "--target", "label", "--task", "regression"), "target of numbers"),

@@ -172,6 +172,8 @@ def pose(config):
         if config.weights == "zeros":
             weights[rng.permutation(np.arange(3, n))[: rng.integers(1, n - 3)]] = 0.0
             weights[np.flatnonzero(source == source[0])[1:]] = 0.0
+            if not weights[1:].any():  # nothing would be left to learn from without it
+                weights[np.flatnonzero(source != source[0])[0]] = 1.0
     return Problem(config, _batch(samples, many), y, weights, groups, _batch(drawn[n:], many))
 
 

@@ -139,7 +139,7 @@ def test_gradient_in_the_scales(activation, rng):
         spread = np.outer(*np.exp(move))
         return gradient_in_law(task, means, spread * noise, 0.05, dtype="float64").left_out.error
 
-    np.testing.assert_allclose(np.sum(found * direction), slope(error, direction), rtol=1e-4, atol=1e-7)
+    np.testing.assert_allclose(found @ direction.ravel(), slope(error, direction), rtol=1e-4, atol=1e-7)
 
 
 def test_broken_twin_residuals_in_the_place_of_the_gradient_are_seen(rng):

@@ -8,7 +8,7 @@ from sklearn.metrics import log_loss
 
 import keyhole as kh
 from keyhole.attention.heads import HeadDraw
-from keyhole.estimators.inputs import fit_temperature
+from keyhole.ridge.calibration import fit_temperature
 
 
 @pytest.fixture

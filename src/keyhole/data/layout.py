@@ -394,12 +394,6 @@ class Layout:
                 f"{', '.join(schema.names[:30])} of {source}{why}. Name them with `keys` (--keys)."
             )
         check_columns(schema, query, "query", source)
-        if query and len(query) != len(keys):
-            raise SchemaError(
-                f"a query has the coordinates of a key: got {len(query)} query columns ({', '.join(query[:10])}) for "
-                f"{len(keys)} key columns ({', '.join(keys[:10])}). Name as many, in the same order; add a column of "
-                "zeros where one of them has none."
-            )
         return cls(keys, query, set_id=set_id, role=role, left_out=left_out)
 
     @classmethod
@@ -500,11 +494,6 @@ class Layout:
             what += "" if self.set_id else f", {place.row(empty[0])} has none in column {self.keys[0]!r}"
             raise SchemaError(f"every set must have at least one key: {what}. Drop such sets.")
         if query is not None:
-            if query.shape[1] != tokens.shape[1]:
-                raise SchemaError(
-                    f"a query has the coordinates of a key: {', '.join(self.query[:10])} has {query.shape[1]} and keys "
-                    f"have {tokens.shape[1]}{place.inside}. Pad the shorter with zeros."
-                )
             both = np.result_type(tokens, query)
             tokens, query = tokens.astype(both, copy=False), query.astype(both, copy=False)
         return SetBatch._from_flat(tokens, offsets.astype(np.int64, copy=False), query)

@@ -78,7 +78,7 @@ def _table(batch: Batch, extra: dict[str, Any], start: int) -> Any:
     flat = pa.FixedSizeListArray.from_arrays(pa.array(sets.tokens.reshape(-1)), sets.dim)
     columns = {"keys": pa.LargeListArray.from_arrays(pa.array(sets.offsets), flat)}
     if sets.query is not None:
-        columns["query"] = pa.FixedSizeListArray.from_arrays(pa.array(sets.query.reshape(-1), number), sets.dim)
+        columns["query"] = pa.FixedSizeListArray.from_arrays(pa.array(sets.query.reshape(-1), number), sets.query_dim)
     for name, values in (("y", batch.y), ("weight", batch.weights)):
         if values is None:
             continue

@@ -16,6 +16,7 @@ from keyhole.estimators.base import LabelScores, SetEstimator, class_scores, mem
 from keyhole.estimators.inputs import (
     LayerPlan,
     as_columns,
+    as_extras_scale,
     as_groups,
     as_heads,
     as_law,
@@ -26,10 +27,12 @@ from keyhole.estimators.inputs import (
     check_layer_options,
     class_weights,
     fit_sets,
-    fit_temperature,
 )
-from keyhole.estimators.streaming import StreamedClassifier, StreamedRegressor, forget_stream
+from keyhole.estimators.streaming import StreamedClassifier, StreamedRegressor, forget_stream, store_log_losses
 from keyhole.layer import KernelLayer, LayerFit, pick_device
+from keyhole.ridge.calibration import fit_temperature
+
+CRITERIA = ("squared_error", "log_loss")
 
 
 class _AttentionModel(SetEstimator):
@@ -50,6 +53,7 @@ class _AttentionModel(SetEstimator):
         query: Any = "given",
         device: Any = None,
         solver: Any = "auto",
+        extras_scale: Any = "loo",
     ) -> None:
         self.n_heads = n_heads
         self.law = law
@@ -63,6 +67,7 @@ class _AttentionModel(SetEstimator):
         self.query = query
         self.device = device
         self.solver = solver
+        self.extras_scale = extras_scale
 
     def _fit_columns(
         self, batch: SetBatch | SetGroups, columns: np.ndarray, weights: np.ndarray | None, groups: Any
@@ -78,10 +83,12 @@ class _AttentionModel(SetEstimator):
             "device": pick_device(self.device, batch.sets),
             "solver": check_choice(self.solver, "solver", ("auto", "direct", "cg")),
             "hold_out": isinstance(self, ClassifierMixin),
+            "criterion": check_choice(getattr(self, "criterion", "squared_error"), "criterion", CRITERIA),
             "memory_budget": memory_budget(),
         }
         law, penalties, seed = as_law(self.law), as_penalties(self.alpha), as_seed(self.random_state)
-        plan = LayerPlan(as_heads(self.n_heads), law, penalties, seed, options)
+        scale = as_extras_scale(self.extras_scale)
+        plan = LayerPlan(as_heads(self.n_heads), law, penalties, seed, options, scale)
         fitted = fit_sets(batch, columns, plan, self.scaling, self.query, self.pooling)
         fit, ridge = fitted.fit, fitted.fit.ridge
         self.law_ = fitted.law
@@ -94,6 +101,7 @@ class _AttentionModel(SetEstimator):
         self.selection_ = "loo" if ridge.selection == "groups" else ridge.selection
         setattr(self, f"{self.selection_}_errors_", ridge.errors)
         setattr(self, f"{self.selection_}_error_", ridge.error)
+        store_log_losses(self, ridge)
         if fit.route == "cg":
             self.residual_, self.n_iter_ = ridge.residual, ridge.n_iter
         return fit
@@ -142,6 +150,10 @@ class AttentionRegressor(StreamedRegressor, MultiOutputMixin, RegressorMixin, _A
         "direct" factorises the smaller of the n × n and p × p Gram matrices, p = M·(d+1). "cg" makes neither: it is
         preconditioned conjugate gradients over heads that are drawn anew in each iteration, for a fixed ``alpha`` or
         a few to choose from on a tenth of the samples. "auto" is "cg" only if the matrix exceeds the memory.
+    extras_scale : "loo" or number
+        For samples with extras z: features become [φ; s·z~], kernels K + s²·<z~, z~'>, z~ being z less its training
+        mean and divided by its standard deviation (without an intercept, divided by its root mean square). s is a number, or that of least leave-one-out error among four, on at most 500 samples; in batches by generalised
+        cross-validation. ``tokens_.extras_scale`` is the one used, ``layer_.extras_values`` are their coefficients.
 
     Attributes
     ----------
@@ -175,8 +187,8 @@ class AttentionRegressor(StreamedRegressor, MultiOutputMixin, RegressorMixin, _A
         What ``alpha_`` was chosen by: "loo", or "gcv" (generalised cross-validation) after a fit in batches that
         were gone through once, or "holdout" after "cg"; then ``gcv_error_`` and ``gcv_errors_``, or
         ``holdout_error_`` and ``holdout_errors_``, stand in the place of the ``loo_`` ones.
-    n_features_in_ : int
-        Token dimension d.
+    n_features_in_, n_query_features_in_, n_extras_in_ : int
+        Token dimension d, that of queries (0 without), and columns of extras.
 
     Notes
     -----
@@ -236,6 +248,10 @@ class AttentionClassifier(StreamedClassifier, LabelScores, ClassifierMixin, _Att
         As for `AttentionRegressor`.
     class_weight : None, "balanced" or dict
         Weight of the samples of each class; "balanced" gives every class the same total.
+    criterion : "log_loss" or "squared_error"
+        What the penalty, and all else that is automatic, is chosen by: the log-loss of the calibrated left-out
+        scores, or the squared error of the ±1 columns. Fits in batches have the log-loss of the samples they keep for
+        calibration. `LearnedHeads` descends the squared error, whose gradient is exact, in either case.
 
     Attributes
     ----------
@@ -247,6 +263,10 @@ class AttentionClassifier(StreamedClassifier, LabelScores, ClassifierMixin, _Att
         Leave-one-out decision function of the training samples.
     temperature_ : float
         c.
+    log_loss_, log_losses_ : float and array (a,)
+        With ``criterion="log_loss"``: mean log-loss of left-out samples at ``alpha_``, and at every penalty tried, each
+        at the temperature that suits it. Left out is what ``selection_`` says: one sample or group ("loo"), or a tenth
+        ("holdout"); after a fit in batches, one of some 2000 samples.
     alpha_, alphas_, loo_errors_, intercept_, values_, heads_, dual_coef_, solver_, n_features_in_, law_, tokens_
         As for `AttentionRegressor`; outputs are the columns.
 
@@ -279,7 +299,9 @@ class AttentionClassifier(StreamedClassifier, LabelScores, ClassifierMixin, _Att
         query: Any = "given",
         device: Any = None,
         solver: Any = "auto",
+        extras_scale: Any = "loo",
         class_weight: Any = None,
+        criterion: Any = "log_loss",
     ) -> None:
         super().__init__(
             n_heads,
@@ -294,8 +316,10 @@ class AttentionClassifier(StreamedClassifier, LabelScores, ClassifierMixin, _Att
             query=query,
             device=device,
             solver=solver,
+            extras_scale=extras_scale,
         )
         self.class_weight = class_weight
+        self.criterion = criterion
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, *, groups: Any = None) -> AttentionClassifier:
         """Fit the values and the temperature; ``sample_weight`` and ``groups`` as for `AttentionRegressor.fit`."""

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
 from collections.abc import Callable, Sized
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
-from scipy.optimize import brentq
-from scipy.special import softmax
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_array, check_random_state
 from sklearn.utils.class_weight import compute_sample_weight
@@ -25,78 +22,37 @@ from keyhole.attention.heads import GaussianHeads, HeadDraw, HeadLaw
 from keyhole.attention.learned import MAX_HEADS_TO_JUDGE, LearnedHeads
 from keyhole.data.sets import POOLINGS, PooledSets, SetBatch, SetGroups, check_sets, samples_in
 from keyhole.data.tokens import QUERIES, SCALINGS, TokenRule
-from keyhole.layer import LayerFit, distinct_samples, fit_layer
-
-
-def fit_temperature(
-    scores: Float[np.ndarray, "n c"], labels: Int[np.ndarray, " n"], weights: Float[np.ndarray, " n"] | None = None
-) -> float:
-    """Find the c > 0 that makes softmax(c · scores) the likeliest probabilities of the labels.
-
-    The scores must be held out, such as leave-one-out predictions: scores of the data a model was fitted to are
-    too sure of themselves, and so would c be. The log-loss is convex in c. As in Platt's scaling a sample of class
-    k counts as (n_k + 1)/(n_k + 2) of that class and the rest spread over the others, n_k being the weight of the
-    class, so that separable scores give a finite c.
-
-    Parameters
-    ----------
-    scores : array (n, classes)
-        A row that is not finite, of a sample whose leverage is 1 within rounding, tells nothing and is left out; if
-        every row is, c is 1 and a warning says so.
-    labels : integer array (n,)
-        Column of the true class.
-    weights : array (n,), optional
-
-    Returns
-    -------
-    float
-        c. Where the scores tell nothing of the labels it is tiny but positive, so that the likeliest class stays
-        the one with the highest score.
-
-    Notes
-    -----
-    O(n · classes) per evaluation and some 50 of them.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> scores = np.array([[1.0, -1.0], [1.0, -1.0], [-1.0, 1.0], [1.0, -1.0]])
-    >>> round(fit_temperature(scores, np.array([0, 0, 1, 1])), 3)  # three of four right, each label trusted 3:1
-    0.255
-    """
-    weights = np.ones(len(scores)) if weights is None else weights
-    known = np.isfinite(scores).all(axis=1)
-    if not known.any():
-        warnings.warn(
-            "probabilities are not calibrated: every sample is fitted exactly within rounding, so that leave-one-out "
-            "says nothing of it. Use a larger penalty, or alpha='loo'.",
-            stacklevel=3,
-        )
-        return 1.0
-    scores, labels, weights = scores[known], labels[known], weights[known]
-    n, n_classes = scores.shape
-    spread = float(np.ptp(scores, axis=1).max())
-    if spread == 0.0:
-        return 1.0
-    counts = np.bincount(labels, weights=weights, minlength=n_classes)
-    doubt = 1.0 / (counts[labels] + 2.0)
-    truth = np.repeat((doubt / (n_classes - 1))[:, None], n_classes, axis=1)
-    truth[np.arange(n), labels] = 1.0 - doubt
-    wanted = weights @ (truth * scores).sum(axis=1)
-
-    def slope(c: float) -> float:
-        expected = (softmax(c * scores, axis=1) * scores).sum(axis=1)
-        return float(weights @ expected - wanted)
-
-    low, high = 1e-6 / spread, 1.0 / spread
-    if slope(low) >= 0.0:
-        return low
-    while slope(high) < 0.0 and high < 1e12 / spread:
-        high *= 4.0
-    return float(brentq(slope, low, high, rtol=1e-12)) if slope(high) > 0.0 else high
+from keyhole.layer import LayerFit, choose_extras_scale, distinct_samples, fit_layer
 
 
 def as_sets(estimator: BaseEstimator, X: Any, *, reset: bool) -> SetBatch:
+    """Return ``X`` as a SetBatch, and record (``reset``) or compare its dimensions, queries and extras."""
+    sets = _as_sets(estimator, X, reset=reset)
+    _check_extras(estimator, sets, reset=reset)
+    return sets
+
+
+def _check_extras(estimator: BaseEstimator, samples: SetBatch | SetGroups, *, reset: bool) -> None:
+    """Record, or compare, the number of columns that samples have of their own."""
+    count = 0 if samples.extras is None else samples.extras.shape[1]
+    if reset:
+        estimator.n_extras_in_ = count
+    elif count != estimator.n_extras_in_:
+        raise ValueError(
+            f"X has {count} columns of extras, but {type(estimator).__name__} is expecting {estimator.n_extras_in_}: "
+            "samples must have the extras they had in fit. Pass them as SetBatch(keys, query, extras)."
+        )
+
+
+def as_extras_scale(scale: Any) -> float | None:
+    """Return the scale of extras, or None for one that is chosen by leave-one-out."""
+    if isinstance(scale, str):
+        check_choice(scale, "extras_scale", ("loo",))
+        return None
+    return check_number(scale, "extras_scale", minimum=0.0, exclusive=True)
+
+
+def _as_sets(estimator: BaseEstimator, X: Any, *, reset: bool) -> SetBatch:
     """Return ``X`` as a SetBatch, and record (``reset``) or compare its dimension and whether it has queries.
 
     ``X`` is a SetBatch; or tokens as `SetBatch.from_tokens` takes them; or an (n, d) table, one key per set.
@@ -116,6 +72,7 @@ def as_sets(estimator: BaseEstimator, X: Any, *, reset: bool) -> SetBatch:
     if reset:
         estimator.n_features_in_ = batch.dim
         estimator.has_query_ = has_query
+        estimator.n_query_features_in_ = batch.query_dim if has_query else 0
         return batch
     if batch.dim != estimator.n_features_in_:
         raise ValueError(
@@ -127,6 +84,11 @@ def as_sets(estimator: BaseEstimator, X: Any, *, reset: bool) -> SetBatch:
         raise ValueError(
             f"`X` must carry queries exactly if the training sets did: {type(estimator).__name__} was fitted "
             f"{fitted} queries and got sets {given}. Build both batches the same way."
+        )
+    if has_query and batch.query_dim != estimator.n_query_features_in_:
+        raise ValueError(
+            f"X has queries of {batch.query_dim} features, but {type(estimator).__name__} is expecting "
+            f"{estimator.n_query_features_in_}: queries must have the dimension they had in fit."
         )
     return batch
 
@@ -259,8 +221,10 @@ well be exchanged (on digits "standard" and "none" are, and a thousand samples d
 def as_samples(estimator: BaseEstimator, X: Any, *, reset: bool) -> SetBatch | SetGroups:
     """Return ``X`` as sets, or as the groups of sets it is, checked against what `fit` saw unless ``reset``."""
     held: Any = samples_in(X)
-    sets = as_sets(estimator, X if held is None else held.sets, reset=reset)
-    return sets if held is None else held
+    sets = _as_sets(estimator, X if held is None else held.sets, reset=reset)
+    samples: SetBatch | SetGroups = sets if held is None else held
+    _check_extras(estimator, samples, reset=reset)
+    return samples
 
 
 @dataclass(frozen=True)
@@ -275,10 +239,20 @@ class LayerPlan:
     penalties: Float[np.ndarray, " a"] | None = field(repr=False)
     seed: int
     options: dict[str, Any] = field(repr=False)
+    extras_scale: float | None = None
 
-    def heads(self, law: HeadLaw, dim: int) -> HeadDraw | HeadLaw:
-        """The heads of a law, or the law itself for infinitely many."""
-        return law if self.n_heads is None else HeadDraw(law, self.n_heads, dim, self.seed)
+    def heads(self, law: HeadLaw, batch: SetBatch | PooledSets) -> HeadDraw | HeadLaw:
+        """The heads of a law for samples like these, or the law itself for infinitely many."""
+        return law if self.n_heads is None else HeadDraw(law, self.n_heads, batch.dim, self.seed, batch.query_dim)
+
+    def with_extras_scale(self, rule: TokenRule, batch: SetBatch | SetGroups, columns: np.ndarray) -> TokenRule:
+        """The rule with extras of the scale asked for, or of least leave-one-out error under heads around zero."""
+        if batch.extras is None or self.extras_scale is not None:
+            return rule.with_extras_scale(self.extras_scale or 1.0)
+        ready, law = rule.apply(batch), GaussianHeads() if hasattr(self.law, "fit") else self.law
+        return rule.with_extras_scale(
+            choose_extras_scale(ready, columns, self.heads(law, ready), self.penalties, **self.options)
+        )
 
     def fitted_law(self, batch: SetBatch | PooledSets, columns: np.ndarray) -> HeadLaw:
         """The law itself, or what its ``fit`` makes of the training set."""
@@ -348,7 +322,7 @@ def fit_sets(
     if not batch.is_plain or not as_given or plan.options["groups"] is not None or hasattr(plan.law, "fit"):
         batch = batch.numpy()  # tokens are prepared, and laws learned, in NumPy
     rules = [
-        TokenRule.learn(batch, s, q, pooling, weights)
+        TokenRule.learn(batch, s, q, pooling, weights, fit_intercept=plan.options["fit_intercept"])
         for s in _candidates(scaling, "scaling", SCALINGS, SCALINGS)
         for q in _candidates(query, "query", QUERIES, _queries_worth_trying(batch))
     ]
@@ -357,20 +331,22 @@ def fit_sets(
         # a law that is learned is learned once, under the rule that suits heads around zero
         law = GaussianHeads() if hasattr(plan.law, "fit") else plan.law
         rows, options = plan.draft(len(batch))
-        part, heads = batch[rows], plan.heads(law, batch.dim)
+        part = batch[rows]
         for candidate in rules:
-            fit = fit_layer(candidate.apply(part), columns[rows], heads, None, **options)
+            drafted = candidate.apply(part)
+            fit = fit_layer(drafted, columns[rows], plan.heads(law, drafted), None, **options)
             with np.errstate(over="ignore", under="ignore"):
                 tried[candidate.scaling, candidate.query] = float(np.ldexp(fit.ridge.error, 2 * units))
             if best is None or fit.ridge.error < best.ridge.error:
                 best, rule = fit, candidate
-        draft = len(rows) < len(batch) or plan.penalties is not None or law is not plan.law
+        draft = len(rows) < len(batch) or plan.penalties is not None or law is not plan.law or batch.extras is not None
         if draft or plan.options["solver"] == "cg":
             best = None
     if best is None:
+        rule = plan.with_extras_scale(rule, batch, columns)
         ready = rule.apply(batch)
         law = plan.fitted_law(ready, columns)
-        best = fit_layer(ready, columns, plan.heads(law, ready.dim), plan.penalties, **plan.options)
+        best = fit_layer(ready, columns, plan.heads(law, ready), plan.penalties, **plan.options)
     return SetFit(best.in_units(units), rule, law, tried)
 
 

@@ -21,6 +21,7 @@ from keyhole.data.tokens import QUERIES, SCALINGS, TokenRule
 from keyhole.estimators.base import memory_budget, outputs
 from keyhole.estimators.inputs import (
     as_columns,
+    as_extras_scale,
     as_heads,
     as_law,
     as_penalties,
@@ -31,10 +32,11 @@ from keyhole.estimators.inputs import (
     check_layer_options,
     check_lengths,
     class_weights,
-    fit_temperature,
 )
 from keyhole.layer import LayerFit
+from keyhole.ridge.calibration import class_scores, fit_temperature, labels_of
 from keyhole.ridge.design import PrincipalAxes
+from keyhole.ridge.problem import RidgeFit
 from keyhole.streaming import LayerRecipe, LayerSums
 
 N_KEPT = 2048
@@ -46,7 +48,7 @@ N_PENDING = 1024
 SOLVED = (
     "layer_", "alpha_", "alphas_", "selection_", "solver_", "values_", "heads_", "intercept_", "temperature_",
     "loo_error_", "loo_errors_", "gcv_error_", "gcv_errors_", "holdout_error_", "holdout_errors_",
-    "loo_predictions_", "loo_decision_", "residual_", "n_iter_",
+    "loo_predictions_", "loo_decision_", "residual_", "n_iter_", "log_loss_", "log_losses_",
 )  # fmt: skip
 """What follows from the sums; computed when first asked for."""
 
@@ -230,7 +232,7 @@ class _Streamed:
         """The values from the sums; the penalty by leave-one-out if the source can be read again."""
         stream: Stream = self._stream
         stream.flush()
-        axes = PrincipalAxes.of(stream.sums.moments)
+        axes = self._settle_extras()
         penalties = as_penalties(self.alpha)
         alphas = axes.default_alphas() if penalties is None else penalties
         sums = None
@@ -245,7 +247,21 @@ class _Streamed:
                     f"{self.n_samples_seen_} the first time and {count} the second. Use selection='gcv', which needs "
                     "one pass."
                 )
-        self._finish(stream.recipe.fit(axes, alphas, sums), axes)
+        self._finish(self._fit_sums(axes, alphas, sums), axes)
+
+    def _fit_sums(self, axes: PrincipalAxes, alphas: np.ndarray, error_sums: np.ndarray | None) -> LayerFit:
+        """The layer at the penalty that the criterion prefers; its log-loss is that of the samples kept."""
+        stream: Stream = self._stream
+        kept = stream.sums.kept if getattr(self, "criterion", "squared_error") == "log_loss" else None
+        return stream.recipe.fit(axes, alphas, error_sums, kept)
+
+    def _settle_extras(self) -> PrincipalAxes:
+        """The axes of the sums, the extras among them standardised; with their scale the rule for tokens is known."""
+        stream: Stream = self._stream
+        scale = as_extras_scale(self.extras_scale)
+        stream.recipe, axes = stream.recipe.settle(stream.sums.moments, scale)
+        self.tokens_ = stream.recipe.rule
+        return axes
 
     def _finish(self, fit: LayerFit, axes: PrincipalAxes) -> None:
         """Store what a fit from sums found."""
@@ -255,6 +271,7 @@ class _Streamed:
         self.alpha_, self.alphas_, self.selection_ = ridge.alpha, ridge.alphas, ridge.selection
         setattr(self, f"{ridge.selection}_errors_", ridge.errors)
         setattr(self, f"{ridge.selection}_error_", ridge.error)
+        store_log_losses(self, ridge)
         self.solver_, self.heads_ = fit.route, self.layer_.heads
         self.values_ = outputs(self.layer_.values, stream.single)
         self._finish_outputs(fit, axes)
@@ -367,20 +384,24 @@ class StreamedClassifier(_Streamed):
 
     def _finish_outputs(self, fit: LayerFit, axes: PrincipalAxes) -> None:
         self.intercept_ = fit.layer.intercept
-        kept, single = self._stream.sums.kept, self._stream.single
-        scores = self._stream.recipe.left_out(axes, kept, fit.ridge.alpha)
-        labels = (kept.columns[:, 0] > 0).astype(int) if single else kept.columns.argmax(axis=1)
-        scores = np.concatenate([-scores, scores], axis=1) if single else scores
-        self.temperature_ = fit_temperature(scores, labels, kept.weights)
+        kept = self._stream.sums.kept
+        scores = class_scores(self._stream.recipe.left_out(axes, kept, fit.ridge.alpha))
+        self.temperature_ = fit_temperature(scores, labels_of(kept.columns), kept.weights)
 
 
 def resume_stream(model: Any, sums: LayerSums, *, single: bool) -> None:
     """Go on from sums that were saved, of a model whose layer was solved from them."""
     layer = model.layer_
     n_kept = N_KEPT if hasattr(model, "classes_") else 0
-    options = layer.activation, layer.dtype, bool(model.fit_intercept), memory_budget()
+    options = layer.activation, layer.dtype, bool(model.fit_intercept), memory_budget(), model.n_extras_in_
     recipe = LayerRecipe(layer.heads, model.tokens_, len(layer.intercept), n_kept, *options)
     model._stream = Stream(recipe, sums, single, solved=True)
+
+
+def store_log_losses(model: Any, ridge: RidgeFit) -> None:
+    """What a classifier that chooses by the log-loss chose by."""
+    if ridge.log_losses is not None:
+        model.log_losses_, model.log_loss_ = ridge.log_losses, float(ridge.log_losses[ridge.best])
 
 
 def forget_stream(model: Any) -> None:
@@ -405,9 +426,11 @@ def _recipe(model: Any, batch: SetBatch | SetGroups, n_outputs: int, n_kept: int
     reason = refusal(model)
     if reason is not None or n_heads is None:
         raise ValueError(reason)
-    rule = TokenRule.learn(batch, scaling, query, check_choice(model.pooling, "pooling", POOLINGS))
-    heads = HeadDraw(law, n_heads, batch.dim, as_seed(model.random_state))
-    recipe = LayerRecipe(heads, rule, n_outputs, n_kept, activation, dtype, bool(model.fit_intercept), memory_budget())
+    pooling = check_choice(model.pooling, "pooling", POOLINGS)
+    rule = TokenRule.learn(batch, scaling, query, pooling, fit_intercept=bool(model.fit_intercept))
+    heads = HeadDraw(law, n_heads, batch.dim, as_seed(model.random_state), rule.query_dim(batch))
+    options = activation, dtype, bool(model.fit_intercept), memory_budget(), model.n_extras_in_
+    recipe = LayerRecipe(heads, rule, n_outputs, n_kept, *options)
     # four p × p matrices: the sums, and their eigendecomposition
     needed = 4 * 8 * recipe.n_columns**2
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else needed

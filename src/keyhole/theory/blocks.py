@@ -28,8 +28,10 @@ import numpy as np
 from jaxtyping import Float, Int
 from scipy.fft import dct
 from scipy.linalg import solve_triangular
+from scipy.linalg.lapack import dpocon, dpotrf
 from scipy.sparse import csr_array
 from scipy.special import gammaln, ndtr
+from threadpoolctl import threadpool_limits
 
 from keyhole._array import block_size, blocks
 from keyhole.attention.heads import GaussianHeads
@@ -316,7 +318,10 @@ def biased_blocks(dim: int, bias: Bias, degree: int) -> Blocks:
     # one degree more where b = 0: there are the largest entries beyond the listed states, for any mean
     wanted = [(label, degree + (label[1] == 0)) for label in block_labels(dim, degree)]
     listed, edges = [], {True: 0.0, False: 0.0}
-    for block in _made_blocks(dim, bias, wanted, allowed):
+    # many small matrices: threads of BLAS would spend their time waiting, minutes of it where others use the cores too
+    with threadpool_limits(1, user_api="blas"):
+        made = list(_made_blocks(dim, bias, wanted, allowed))
+    for block in made:
         inside = np.abs(block.states).max(axis=1) <= degree
         sizes = np.square(block.factor[:, ~inside]).sum(axis=0)
         for of_query in edges:
@@ -330,7 +335,8 @@ def biased_blocks(dim: int, bias: Bias, degree: int) -> Blocks:
 def single_block(dim: int, bias: Bias, label: tuple[int, int], degree: int) -> Block:
     """One block, accurate down to its smallest eigenvalues."""
     smallest = pair_eigenvalues(dim, degree)[degree, degree]
-    return next(_made_blocks(dim, bias, [(label, degree)], 0.1 * smallest))
+    with threadpool_limits(1, user_api="blas"):
+        return next(_made_blocks(dim, bias, [(label, degree)], 0.1 * smallest))
 
 
 def _made_blocks(dim: int, bias: Bias, wanted: list[tuple[tuple[int, int], int]], allowed: float) -> Iterator[Block]:
@@ -390,11 +396,19 @@ def _state_roots(
 
 
 def _root(tall: Float[np.ndarray, "*batch n m"], allowed: float) -> Float[np.ndarray, "*batch r m"]:
-    """R with RᵀR = tallᵀ tall, rows by falling length: from the product itself where rounding may show in it.
+    """R with RᵀR = tallᵀ tall, from the product itself, rows by falling length, where its rounding cannot show.
 
-    Otherwise by Householder's reflections, which keep the relative accuracy of every column, however small.
+    Otherwise the relative accuracy of every column, however small, has to be kept: by the product of columns of unit
+    length, or by Householder's reflections where that is too near to singular.
     """
     if allowed < SHOWS:
+        if tall.ndim == 2 and tall.shape[0] > tall.shape[1]:
+            lengths = np.sqrt(np.square(tall).sum(axis=0)) + 1e-300
+            unit = tall / lengths
+            product = unit.T @ unit
+            triangle, failed = dpotrf(product)
+            if not failed and dpocon(triangle, np.abs(product).sum(axis=0).max())[0] > 1e-10:
+                return np.asarray(triangle * lengths)
         return np.asarray(np.linalg.qr(tall, mode="r"))
     squares, vectors = np.linalg.eigh(tall.swapaxes(-1, -2) @ tall)
     roots = np.sqrt(np.maximum(squares, 0.0))[..., None] * vectors.swapaxes(-1, -2)
@@ -405,13 +419,12 @@ def _columns(
     u: csr_array, kept: Int[np.ndarray, " kept"], roots: Float[np.ndarray, "s m r"]
 ) -> Float[np.ndarray, "sr kept"]:
     """Σ_m <s| T_m(u) |kept> L_mr for all s and r: A between the kept states is the product of this with itself."""
-    current = np.zeros((u.shape[0], len(kept)))
-    current[kept, np.arange(len(kept))] = 1.0
-    powers, before = [current], current
+    powers = np.zeros((u.shape[0], roots.shape[1], len(kept)))
+    powers[kept, 0, np.arange(len(kept))] = 1.0
     for m in range(1, roots.shape[1]):
-        before, current = current, u @ current if m == 1 else 2 * (u @ current) - before
-        powers.append(current)
-    return np.asarray((np.stack(powers, axis=2) @ roots).transpose(0, 2, 1).reshape(-1, len(kept)))
+        raised = u @ powers[:, m - 1]
+        powers[:, m] = raised if m == 1 else 2 * raised - powers[:, m - 2]
+    return np.asarray(roots.swapaxes(1, 2) @ powers).reshape(-1, len(kept))
 
 
 def target_vectors(target: Polynomial, degree: int) -> dict[tuple[int, int], Float[np.ndarray, "states v"]]:

@@ -29,7 +29,7 @@ from keyhole.theory.blocks import Bias, bias_of, biased_blocks, target_vectors
 from keyhole.theory.harmonics import pair_powers
 from keyhole.theory.mlp import highest_total_degree, mlp_eigenvalue, mlp_level_powers, mlp_levels, mlp_spectrum
 from keyhole.theory.moments import pair_eigenvalues
-from keyhole.theory.spectrum import MAX_BIASED_DEGREE, Spectrum, attention_levels, degree_ladder, mean_diagonal
+from keyhole.theory.spectrum import MAX_BIASED_DEGREE, Spectrum, attention_levels, biased_levels, degree_ladder
 from keyhole.theory.targets import Polynomial
 
 
@@ -97,14 +97,9 @@ def problems(target: Polynomial, n_keys: int, model: str, law: GaussianHeads | N
 
 @lru_cache(maxsize=32)
 def _biased_problem(target: Polynomial, n_keys: int, bias: Bias, degree: int) -> EigenProblem:
-    vectors = target_vectors(target, degree)
-    blocks = biased_blocks(target.dim, bias.unit, degree)
-    parts = [(block.dimension, *block.levels(n_keys, vectors.get(block.label))) for block in blocks.listed]
-    values = bias.gain * np.concatenate([found for _, found, _ in parts])
-    counts = np.concatenate([np.full(len(found), float(dimension)) for dimension, found, _ in parts])
-    rest = mean_diagonal(target.dim, n_keys, bias) - float(values @ counts)
-    edge = bias.gain * blocks.edge(n_keys)
-    return EigenProblem(values, counts, np.concatenate([power for _, _, power in parts]), max(rest, 0.0), edge)
+    spectrum, powers = biased_levels(target.dim, n_keys, bias, degree, target_vectors(target, degree))
+    edge = bias.gain * biased_blocks(target.dim, bias.unit, degree).edge(n_keys)
+    return EigenProblem(spectrum.eigenvalues, spectrum.multiplicities, powers, spectrum.remainder, edge)
 
 
 @lru_cache(maxsize=32)
