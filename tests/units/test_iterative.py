@@ -74,6 +74,29 @@ def test_the_certificate_bounds_the_error(rng, n, p, primal):
         assert np.linalg.norm(off) <= (fit.residual + 1e-10) * spread
 
 
+@pytest.mark.parametrize("alpha", [0.04, 9.0])
+def test_the_certificate_is_the_residual_of_the_system(rng, alpha):
+    """|r| / (2 √alpha |√w (y − ȳ)|) for p unknowns, |r| / |√w (y − ȳ)| for n; the worst of the outputs."""
+    design, y, weights = rng.standard_normal((30, 12)), rng.standard_normal((30, 3)), rng.uniform(0.2, 2.0, 30)
+    y[:, 2] = 5.0  # constant: nothing to solve for, and nothing to divide by
+    roots = np.sqrt(weights)[:, None]
+    centred = roots * (y - np.average(y, axis=0, weights=weights))
+    phi = roots * (design - np.average(design, axis=0, weights=weights))
+    sizes = np.linalg.norm(centred[:, :2], axis=0)
+    problem = RidgeProblem.of(y, [alpha], weights=weights)
+    [fit] = ridge_cg(Plain(design), problem, no_preconditioner(12), primal=True, max_iter=3)
+    left = phi.T @ centred - (phi.T @ phi + alpha * np.eye(12)) @ fit.coef
+    want = (np.linalg.norm(left[:, :2], axis=0) / (2 * np.sqrt(alpha) * sizes)).max()
+    assert fit.n_iter == 3
+    assert fit.residual == pytest.approx(want, rel=1e-6)
+    [fit] = ridge_cg(Plain(design), problem, no_preconditioner(30), primal=False, max_iter=3)
+    # what is known of the dual solution is Φᵀa, and Φ times the residual: Φᵀ r = Φᵀ y − (ΦᵀΦ + alpha) v
+    left = phi.T @ centred - (phi.T @ phi + alpha * np.eye(12)) @ fit.coef
+    least = (np.linalg.norm(left[:, :2], axis=0) / np.linalg.norm(phi, 2) / sizes).max()
+    assert least * (1 - 1e-9) <= fit.residual <= 1.0
+    assert (fit.coef[:, 2] == 0).all()
+
+
 def test_a_preconditioner_saves_iterations(rng):
     design = rng.standard_normal((200, 300)) @ np.diag(np.geomspace(10, 1e-2, 300))
     problem = RidgeProblem.of(rng.standard_normal((200, 1)), [1.0])

@@ -95,3 +95,38 @@ def test_monotone_roots_where_newton_fails():
 
     roots = monotone_roots(slopes, np.array([0.0, 1e6, 0.0]), 1e-15)
     np.testing.assert_allclose(roots, [5.0, 2.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("name", "y", "edge", "outward"),
+    [
+        ("absolute", [3.0], [1.0], [1.0]),
+        ("absolute", [3.0], [-1.0], [-1.0]),
+        ("huber", [3.0], [1.0], [1.0]),
+        ("huber", [3.0], [-1.0], [-1.0]),
+        ("hinge", [1.0], [0.0], [1.0]),
+        ("hinge", [1.0], [-1.0], [-1.0]),
+        ("logistic", [1.0], [0.0], [1.0]),
+        ("logistic", [1.0], [-1.0], [-1.0]),
+        ("logistic", [-1.0], [1.0], [1.0]),
+        ("multinomial", [1.0, 0.0], [0.0, 0.0], [1.0, -1.0]),
+        ("multinomial", [1.0, 0.0], [-1.0, 1.0], [-1.0, 1.0]),
+        ("multinomial", [0.5, 0.5], [0.0, 0.0], [1.0, 1.0]),
+        ("multinomial", [0.5, 0.5], [0.0, 0.0], [-1.0, -1.0]),
+    ],
+)
+def test_a_conjugate_is_infinite_outside_its_domain_but_not_for_rounding(name, y, edge, outward):
+    """At the edge it is continuous from within; 1e-12 beyond is rounding, more is not."""
+    loss, y, edge, outward = LOSSES[name], np.array([y]), np.array([edge]), np.array([outward])
+    at = {step: float(loss.conjugate(y, edge + step * outward)[0]) for step in (-1e-9, 0.0, 5e-13, 5e-12)}
+    assert at[0.0] == pytest.approx(at[-1e-9] if name != "multinomial" or y.max() == 1.0 else -math.log(2), abs=1e-6)
+    assert at[5e-13] == pytest.approx(at[0.0], abs=1e-9)
+    assert at[5e-12] == math.inf
+
+
+def test_the_conjugate_of_one_output_outside_is_that_of_all():
+    y, dual = np.array([[0.0, 0.0], [0.0, 0.0]]), np.array([[0.5, 2.0], [0.5, 0.5]])
+    for name in ("absolute", "huber"):
+        found = LOSSES[name].conjugate(y, dual)
+        assert found[0] == math.inf
+        assert found[1] == pytest.approx(0.25 if name == "huber" else 0.0)
