@@ -5,7 +5,14 @@ import math
 import numpy as np
 import pytest
 
-from keyhole.theory.harmonics import _harmonic_transform, gegenbauer, harmonic_count, pair_powers
+from keyhole.theory.harmonics import (
+    _closed_products,
+    _harmonic_transform,
+    _term_products,
+    gegenbauer,
+    harmonic_count,
+    pair_powers,
+)
 from keyhole.theory.targets import (
     Correlation,
     QueryPower,
@@ -50,6 +57,42 @@ def standard_errors_off(target, powers, rng):
 def test_closed_forms_agree_with_joinings(dim):
     for target in (QueryPower(3, dim), TokenPower(4, dim), Correlation(1, dim), Correlation(4, dim)):
         np.testing.assert_allclose(pair_powers(target), general_powers(target), rtol=1e-9, atol=1e-16)
+
+
+@pytest.mark.parametrize("dim", [2, 3, 7])
+def test_closed_products_of_two_terms_agree_with_joinings(dim, rng):
+    """Directions of any length and angle, of the query and of the key, and correlations, each against each."""
+    b, c = 0.3 * rng.standard_normal((2, dim))
+    targets = [TokenPower(0, dim), TokenPower(2, dim, b), TokenPower(3, dim, c), TokenPower(4, dim, 5 * c)]
+    targets += [QueryPower(2, dim, b), QueryPower(4, dim, c), QueryPower(3, dim, c), QueryPower(3, dim, 4 * b)]
+    targets += [monomial(dim, 1.0, [(None, q)], [(beta, 1)]) for q, beta in ((1, b), (2, c), (3, 3 * c), (4, b))]
+    compared = 0
+    for first in targets:
+        for second in targets:
+            (one,), (other,) = first.terms, second.terms
+            (r, s), (r2, s2) = one.degrees, other.degrees
+            found = _closed_products(one, other, dim)
+            if found is None or (r - r2) % 2 or (s - s2) % 2:
+                continue
+            sums = joinings(one, other, dim)
+            want = _harmonic_transform(r, r2, dim) @ sums.T @ _harmonic_transform(s, s2, dim).T
+            assert found.shape <= want.shape
+            padded = np.zeros(want.shape)
+            padded[: found.shape[0], : found.shape[1]] = found
+            np.testing.assert_allclose(padded, want, rtol=1e-9, atol=1e-12 * np.abs(want).max())
+            compared += 1
+    assert compared >= 20
+
+
+def test_the_size_of_a_product_is_that_of_everything_added_up_for_it(rng):
+    A = rng.standard_normal((3, 3))
+    (term,) = monomial(3, 1.0, [(A, 2)], [(np.ones(3), 1)]).terms
+    product, size = _term_products(term, term, 3)
+    query, sums, key = _harmonic_transform(2, 2, 3), joinings(term, term, 3), _harmonic_transform(3, 3, 3)
+    addends = query[:, None, :, None] * sums.T[None, None] * key[None, :, None, :]
+    np.testing.assert_allclose(product, addends.sum(axis=(2, 3)), atol=1e-12)
+    np.testing.assert_allclose(size, np.abs(addends).sum(axis=(2, 3)))
+    assert (addends < 0).any()
 
 
 def test_powers_are_kernel_averages(rng):
