@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 
 from keyhole.theory.harmonics import (
+    MATRIX_STEPS,
+    STEP_SECONDS,
     _closed_products,
     _harmonic_transform,
     _term_products,
     gegenbauer,
     harmonic_count,
     pair_powers,
+    pair_powers_seconds,
 )
 from keyhole.theory.targets import (
     Correlation,
@@ -139,3 +142,18 @@ def test_rounding_is_reported_not_returned():
     target = monomial(3, 1.0, [(None, 1)], [(np.ones(3), 2)]) - monomial(3, 1.0, [(nearly, 1)], [(np.ones(3), 2)])
     with pytest.raises(ValueError, match=r"cannot be told from rounding.*rkhs_norm_bound"):
         pair_powers(target)
+
+
+def test_the_cost_is_counted_by_the_states_of_the_joinings():
+    """(Π (power+1) over all factors · over pairs)² · (1 + pairs of ends), dearer with two matrices; parities apart."""
+    b, unit = np.array([0.0, 1.0, 0.0]), STEP_SECONDS
+    mixed = monomial(3, 1.0, [(None, 2)], [(b, 1)], [(b, 1)])  # 3·2·2 states, 3 walks, two vectors of each
+    assert math.isclose(pair_powers_seconds(mixed), unit * 36**2 * 11)
+    matrix = monomial(3, 1.0, [(np.diag([1.0, 2.0, 3.0]), 1)], [(b, 1)], [(b, 2)])  # 2·2·3 states, 2 walks
+    assert math.isclose(pair_powers_seconds(matrix), unit * 24**2 * 11)
+    dear = 1 + MATRIX_STEPS * 27
+    # degrees (3, 3) and (3, 2): each with itself alone
+    assert math.isclose(pair_powers_seconds(mixed + matrix), unit * 11 * (36**2 + 24**2))
+    other = monomial(3, 1.0, [(np.diag([1.0, 2.0, 3.0]), 1)], [(b, 2)], [(b, 2)])  # 2·3·3 states, 2 walks
+    assert math.isclose(pair_powers_seconds(mixed + other), unit * 11 * (36**2 + 36**2 + dear * 36**2))
+    assert pair_powers_seconds(TokenPower(3, 3) + QueryPower(2, 3) + Correlation(3, 3)) == 0.0  # closed forms

@@ -16,7 +16,9 @@ from keyhole.theory.blocks import (
     ACCURACY,
     Bias,
     Block,
+    _block_products,
     _contracted_vectors,
+    _fischer_products,
     _refined_coefficients,
     _series,
     bias_of,
@@ -419,6 +421,36 @@ def test_contractions_take_a_target_apart_as_its_closed_form_does(target):
     for label, vectors in _contracted_vectors(target, 5).items():
         want = closed[label] @ closed[label].T if label in closed else 0.0
         np.testing.assert_allclose(vectors @ vectors.T, want, atol=1e-11 * pair_powers(target).max())
+
+
+@pytest.mark.parametrize("target", [Correlation(1, 4), Correlation(2, 5), monomial(3, pairs=[(None, 3)])], ids=repr)
+def test_products_of_operators_are_the_same_in_the_blocks_and_by_joinings(target):
+    """[O F, O' F] for every pair of operators, from the closed form of the parts of F and from its contractions."""
+    dim, (r, s) = target.dim, target.degrees
+    raised = [target]
+    for _ in range(min(r, s)):
+        raised.append(raised[-1].pairwise(monomial(dim, pairs=[(None, 1)])))
+    want = {
+        (n, k, *place): value
+        for n, first in enumerate(raised)
+        for k, second in enumerate(raised[n:], start=n)
+        for place, value in _fischer_products(first, second).items()
+    }
+    assert {k - n for n, k, *_ in want} == set(
+        range(0, min(r, s) + 1, 2)
+    )  # odd ones have none
+    assert {e for _, _, e, _, _ in want} == {0, 1}
+    found, sizes = dict.fromkeys(want, 0.0), dict.fromkeys(want, 0.0)
+    for label, vectors in target_vectors(target, max(r, s)).items():
+        states = block_states(dim, *label, max(r, s))
+        upper = np.triu_indices(len(states))
+        products = (vectors @ vectors.T)[upper]
+        for key, row in _block_products(target, label, states, list(want)).items():
+            found[key] += row @ products
+            sizes[key] += np.abs(row) @ np.abs(products)
+    for key, value in want.items():
+        assert value == pytest.approx(found[key], rel=1e-9, abs=1e-12 * sizes[key]), key
+        assert sizes[key] > 0
 
 
 def turned(dim, gamma, power):
