@@ -523,7 +523,7 @@ ESTIMATORS: dict[str, type] = {
 }
 _NOTE = re.compile(r"[a-z][a-z0-9_]{0,60}_|_single")  # names of fitted attributes
 LARGEST_TRIAL = 4_000_000  # entries of a head drawn while loading
-_BUILT = {"layer_", "values_", "heads_", "dual_coef_", "active_heads_"}
+_BUILT = {"layer_", "values_", "heads_", "n_heads_", "dual_coef_", "active_heads_"}
 """Attributes that are parts of the layer: stored once, as the layer."""
 
 
@@ -749,12 +749,13 @@ def _attach_layer(estimator: Any, described: Any, unpacker: Unpacker) -> None:
         estimator.layer_ = layer
         if isinstance(layer, FiniteLayer):
             _check_heads(layer.heads, estimator)
-            estimator.heads_ = layer.heads
+            estimator.heads_, estimator.n_heads_ = layer.heads, layer.heads.n_heads
             estimator.values_ = layer.values[..., 0] if single else layer.values
         elif isinstance(layer, KernelLayer):
             _check_training_sets(estimator, layer.sets)
             if not _law_fits(layer.law, (layer.sets.query_dim + 1, layer.sets.dim + 1)):
                 raise ValueError(f"a kernel that does not fit tokens of dimension {estimator.n_features_in_}")
+            estimator.n_heads_ = math.inf
             estimator.dual_coef_ = layer.dual[..., 0] if single else layer.dual
         else:
             raise ValueError("no layer")

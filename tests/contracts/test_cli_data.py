@@ -91,7 +91,7 @@ def test_a_model_is_not_replaced_unless_asked(tables):
         (("sets.csv", "--target", "label", "--task", "regression"), "target of numbers"),
         (("sets.parquet", "--heads", "many"), "--heads"),
         (("sets.parquet", "--heads", "0"), "--heads"),
-        (("sets.parquet", "--law", "martial"), "zero, biased, identity, learned"),
+        (("sets.parquet", "--law", "martial"), "auto, zero, biased, identity, learned"),
         (("sets.parquet", "--alpha", "x"), "--alpha"),
         (("sets.parquet", "--alpha", "-1"), "alpha"),
         (("sets.parquet", "--activation", "tanh"), "activation"),

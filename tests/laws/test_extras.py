@@ -51,7 +51,15 @@ def fit(route, sets, y, **options):
     if route.startswith("torch"):
         pytest.importorskip("torch", reason="the torch route is tested where torch is installed")
     weights = options.pop("weights", None)
-    model = kh.AttentionRegressor(**{**ROUTES[route], "random_state": 0, **options})
+    model = kh.AttentionRegressor(
+        **{
+            "n_heads": 512,
+            "law": kh.GaussianHeads(),
+            "scaling": "none",
+            "query": "given",
+            **{**ROUTES[route], "random_state": 0, **options},
+        }
+    )
     if route != "stream":
         return model.fit(sets, y, sample_weight=weights)
     for rows in (slice(0, 13), slice(13, 30), slice(30, None)):
@@ -110,7 +118,9 @@ def test_leave_one_out_is_refits(route, rng):
     sets, y = draw(rng, 24)
     together = np.arange(24) // 2 if route == "groups" else None
     options = {**ROUTES["dual" if route == "groups" else route], "random_state": 0, "alpha": 0.5}
-    model = kh.AttentionRegressor(**options, extras_scale=1.3).fit(sets, y, groups=together)
+    model = kh.AttentionRegressor(
+        **{"n_heads": 512, "law": kh.GaussianHeads(), "scaling": "none", "query": "given", **options}, extras_scale=1.3
+    ).fit(sets, y, groups=together)
     # the refits have to scale the columns as all samples do
     z = 1.3 * standardised(sets.extras)
     bare = sets.with_extras(None)
@@ -132,7 +142,9 @@ def test_leave_one_out_is_refits(route, rng):
 @pytest.mark.parametrize("n_heads", [30, math.inf])
 def test_the_scale_is_that_of_least_leave_one_out_error(n_heads, rng):
     sets, y = draw(rng)
-    model = kh.AttentionRegressor(n_heads, random_state=0).fit(sets, y)
+    model = kh.AttentionRegressor(n_heads, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given").fit(
+        sets, y
+    )
     bare = sets.with_extras(None)
     if n_heads == 30:
         features = kh.attention_features(bare, model.heads_)
@@ -141,12 +153,18 @@ def test_the_scale_is_that_of_least_leave_one_out_error(n_heads, rng):
         gram = kh.attention_kernel(bare)
     unit = math.sqrt((np.trace(gram) - gram.sum() / N) / (2 * N))  # extras vary as much as features
     errors = {
-        unit * r: kh.AttentionRegressor(n_heads, random_state=0, extras_scale=unit * r).fit(sets, y).loo_error_
+        unit * r: kh.AttentionRegressor(
+            n_heads, random_state=0, extras_scale=unit * r, law=kh.GaussianHeads(), scaling="none", query="given"
+        )
+        .fit(sets, y)
+        .loo_error_
         for r in EXTRAS_SCALES
     }
     assert model.tokens_.extras_scale == pytest.approx(min(errors, key=errors.get), rel=1e-9)
     assert model.loo_error_ == pytest.approx(min(errors.values()), rel=1e-6)
-    alone = kh.AttentionRegressor(n_heads, random_state=0).fit(bare, y)
+    alone = kh.AttentionRegressor(n_heads, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given").fit(
+        bare, y
+    )
     assert model.loo_error_ < 0.5 * alone.loo_error_
 
 
@@ -171,7 +189,12 @@ def test_sizes_are_offered(rng):
     keys = [rng.normal(size=(int(rng.integers(1, 9)), 2)) for _ in range(N)]
     sets, y = kh.SetBatch(keys), np.array([len(k) for k in keys], float)
     assert np.array_equal(kh.tokens.with_size(sets).extras[:, 0], y)
-    assert kh.AttentionRegressor(20, random_state=0).fit(kh.tokens.with_size(sets), y).loo_error_ < 1e-3 * y.var()
+    assert (
+        kh.AttentionRegressor(20, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given")
+        .fit(kh.tokens.with_size(sets), y)
+        .loo_error_
+        < 1e-3 * y.var()
+    )
 
 
 def test_mistakes_are_named(rng):
@@ -186,20 +209,30 @@ def test_mistakes_are_named(rng):
         kh.concatenate([sets, sets.with_extras(None)])
     with pytest.raises(ValueError, match="extras belong to samples, which are groups of sets here"):
         kh.SetGroups(sets, [60])
-    model = kh.AttentionRegressor(5, random_state=0).fit(sets, y)
+    model = kh.AttentionRegressor(5, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given").fit(sets, y)
     with pytest.raises(ValueError, match="X has 0 columns of extras, but AttentionRegressor is expecting 2"):
         model.predict(sets.with_extras(None))
     with pytest.raises(ValueError, match="`extras_scale` must be larger than 0"):
-        kh.AttentionRegressor(5, extras_scale=0.0).fit(sets, y)
+        kh.AttentionRegressor(5, extras_scale=0.0, law=kh.GaussianHeads(), scaling="none", query="given").fit(sets, y)
     with pytest.raises(ValueError, match="`extras_scale` must be one of"):
-        kh.AttentionRegressor(5, extras_scale="many").fit(sets, y)
+        kh.AttentionRegressor(5, extras_scale="many", law=kh.GaussianHeads(), scaling="none", query="given").fit(
+            sets, y
+        )
 
 
 SAVED = {
-    "dual": lambda: kh.AttentionRegressor(30, random_state=0, scaling="standard"),
-    "kernel": lambda: kh.AttentionRegressor(math.inf, extras_scale=2.0),
-    "learned": lambda: kh.AttentionRegressor(16, law=kh.LearnedHeads(steps=2, n_heads=8), random_state=0),
-    "identity": lambda: kh.AttentionRegressor(16, law=kh.IdentityHeads(n_heads=8), random_state=0),
+    "dual": lambda: kh.AttentionRegressor(
+        30, random_state=0, scaling="standard", law=kh.GaussianHeads(), query="given"
+    ),
+    "kernel": lambda: kh.AttentionRegressor(
+        math.inf, extras_scale=2.0, law=kh.GaussianHeads(), scaling="none", query="given"
+    ),
+    "learned": lambda: kh.AttentionRegressor(
+        16, law=kh.LearnedHeads(steps=2, n_heads=8), random_state=0, scaling="none", query="given"
+    ),
+    "identity": lambda: kh.AttentionRegressor(
+        16, law=kh.IdentityHeads(n_heads=8), random_state=0, scaling="none", query="given"
+    ),
     "ball": lambda: kh.NormBallRegressor(8, group_radius=20.0, ball_radius=20.0, random_state=0),
     "features": lambda: kh.AttentionFeatures(8, random_state=0),
 }
@@ -223,8 +256,12 @@ def test_streams_go_on_after_loading(rng, tmp_path):
     sets, y = draw(rng)
     labels = np.where(y > np.median(y), "high", "low")
     options = {"n_heads": 4, "random_state": 0, "alpha": 0.1, "extras_scale": 1.0}
-    whole = kh.AttentionClassifier(**options).fit(sets, labels)
-    stream = kh.AttentionClassifier(**options).partial_fit(sets[:25], labels[:25], classes=["high", "low"])
+    whole = kh.AttentionClassifier(
+        **{"n_heads": 512, "law": kh.GaussianHeads(), "scaling": "none", "query": "given", **options}
+    ).fit(sets, labels)
+    stream = kh.AttentionClassifier(
+        **{"n_heads": 512, "law": kh.GaussianHeads(), "scaling": "none", "query": "given", **options}
+    ).partial_fit(sets[:25], labels[:25], classes=["high", "low"])
     kh.save(stream, tmp_path / "model")
     again = kh.load(tmp_path / "model").partial_fit(sets[25:], labels[25:])
     np.testing.assert_allclose(again.decision_function(sets), whole.decision_function(sets), rtol=1e-7, atol=1e-9)
@@ -245,6 +282,32 @@ def test_extras_are_the_last_groups_of_a_streamed_design(rng):
     dense, streamed = (head_design(sets, heads, "relu", "float64", budget, centre=True) for budget in (2**30, 10))
     assert dense.shape == streamed.shape == (N, 4 * 6)
     for groups in ([0, 3, 5], [5], [1, 2]):
-        np.testing.assert_allclose(streamed.take(np.array(groups)), dense.take(np.array(groups)), rtol=1e-12, atol=1e-14)
+        np.testing.assert_allclose(
+            streamed.take(np.array(groups)), dense.take(np.array(groups)), rtol=1e-12, atol=1e-14
+        )
     shown = dense.take(np.array([5]))[:, :2] / math.sqrt(5)
     np.testing.assert_allclose(shown, sets.extras - sets.extras.mean(axis=0), rtol=1e-9)
+
+
+def test_tables_carry_extras(rng, tmp_path):
+    sets, y = draw(rng, 20)
+    kh.data.write_parquet(tmp_path / "sets.parquet", [(sets, y)])
+    data = kh.read_table(tmp_path / "sets.parquet")
+    assert np.array_equal(data.sets.extras, sets.extras)
+    assert data.names == ("keys[0]", "keys[1]", "keys[2]")
+    parts = list(kh.data.ParquetSets(tmp_path / "sets.parquet", batch_size=7))
+    assert np.array_equal(np.concatenate([batch.sets.extras for batch in parts]), sets.extras)
+    rows = "set,x,y,age,rating,target\nu,1,2,30,1,5\nu,3,4,30,1,5\nv,5,6,40,0,6\n"
+    (tmp_path / "rows.csv").write_text(rows)
+    table = kh.read_table(tmp_path / "rows.csv", extras="age,rating", target="target")
+    assert table.names == ("x", "y")
+    assert table.sets.extras.tolist() == [[30, 1], [40, 0]]
+    assert dict(table.columns)["extras"] == ("age", "rating")
+    (tmp_path / "bad.csv").write_text(rows.replace("3,4,30", "3,4,31"))
+    with pytest.raises(ValueError, match="column 'age, rating' must be the same in all rows of a set"):
+        kh.read_table(tmp_path / "bad.csv", extras="age,rating", target="target")
+    (tmp_path / "gap.csv").write_text(rows.replace("30,1", ",1"))
+    with pytest.raises(ValueError, match="extras must be known: 'age' is missing in row 0"):
+        kh.read_table(tmp_path / "gap.csv", extras="age,rating", target="target")
+    np.savez(tmp_path / "sets.npz", keys=np.zeros((3, 2, 1)), extras=np.ones((3, 4)))
+    assert kh.read_table(tmp_path / "sets.npz").sets.extras.shape == (3, 4)

@@ -106,12 +106,16 @@ def classes_of(rng, n, labels="abc"):
 @pytest.mark.parametrize("n_heads", [float("inf"), 8, 40])
 def test_a_classifier_tells_the_log_loss_it_chose_by(rng, n_heads):
     sets, y = classes_of(rng, 60)
-    model = kh.AttentionClassifier(n_heads, random_state=0).fit(sets, y)
+    model = kh.AttentionClassifier(n_heads, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given").fit(
+        sets, y
+    )
     chances = log_softmax(model.loo_decision_ * model.temperature_, axis=1)
     told = -chances[np.arange(60), np.searchsorted(model.classes_, y)].mean()
     assert model.log_loss_ == pytest.approx(told, rel=1e-6)
     assert model.log_loss_ == model.log_losses_.min()
-    squared = kh.AttentionClassifier(n_heads, random_state=0, criterion="squared_error").fit(sets, y)
+    squared = kh.AttentionClassifier(
+        n_heads, random_state=0, criterion="squared_error", law=kh.GaussianHeads(), scaling="none", query="given"
+    ).fit(sets, y)
     assert squared.loo_error_ == squared.loo_errors_.min()
     assert not hasattr(squared, "log_loss_")
     np.testing.assert_allclose(squared.loo_errors_, model.loo_errors_, rtol=1e-9)
@@ -120,15 +124,19 @@ def test_a_classifier_tells_the_log_loss_it_chose_by(rng, n_heads):
 def test_batches_and_hold_out_choose_by_the_same_measure(rng):
     sets, y = classes_of(rng, 80)
     options = {"n_heads": 8, "alpha": ALPHAS, "random_state": 0}
-    whole = kh.AttentionClassifier(**options).fit(sets, y)
+    whole = kh.AttentionClassifier(
+        **{"n_heads": 512, "law": kh.GaussianHeads(), "scaling": "none", "query": "given", **options}
+    ).fit(sets, y)
     for selection in ("loo", "gcv"):
-        model = kh.AttentionClassifier(**options).fit_batches(
-            [(sets[:50], y[:50]), (sets[50:], y[50:])], selection=selection
-        )
+        model = kh.AttentionClassifier(
+            **{"n_heads": 512, "law": kh.GaussianHeads(), "scaling": "none", "query": "given", **options}
+        ).fit_batches([(sets[:50], y[:50]), (sets[50:], y[50:])], selection=selection)
         assert model.selection_ == selection
         np.testing.assert_allclose(model.log_losses_, whole.log_losses_, rtol=1e-6)
         assert model.alpha_ == whole.alpha_
-    held = kh.AttentionClassifier(**options, solver="cg").fit(sets, y)
+    held = kh.AttentionClassifier(
+        **{"n_heads": 512, "law": kh.GaussianHeads(), "scaling": "none", "query": "given", **options}, solver="cg"
+    ).fit(sets, y)
     assert held.selection_ == "holdout"
     assert held.log_loss_ == held.log_losses_.min() < np.log(3)
 
@@ -136,7 +144,9 @@ def test_batches_and_hold_out_choose_by_the_same_measure(rng):
 def test_very_many_samples_are_judged_by_some_of_them(rng, monkeypatch):
     sets, y = classes_of(rng, 90)
     monkeypatch.setattr(calibration, "MAX_SCORES", 30 * 30 * 3)
-    model = kh.AttentionClassifier(8, random_state=0).fit(sets, y)
+    model = kh.AttentionClassifier(8, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given").fit(
+        sets, y
+    )
     scores = model.loo_decision_[::3]
     labels = np.searchsorted(model.classes_, y)[::3]
     _, losses = calibrate(scores[None], labels, np.ones(30))

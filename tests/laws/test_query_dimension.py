@@ -187,15 +187,29 @@ def candidates(rng, n=60):
 
 
 ESTIMATORS = {
-    "primal": lambda: kh.AttentionRegressor(4, random_state=0),
-    "dual": lambda: kh.AttentionRegressor(40, random_state=0, scaling="standard"),
-    "kernel": lambda: kh.AttentionRegressor(math.inf, law=kh.GaussianHeads(mean=1.0, pairs=[(4, 1)])),
-    "cg": lambda: kh.AttentionRegressor(30, random_state=0, solver="cg", alpha=1e-2, scaling="sphere"),
-    "made of keys": lambda: kh.AttentionRegressor(20, random_state=0, query="mean", scaling="standard"),
-    "each": lambda: kh.AttentionRegressor(math.inf, query="each", scaling="standard"),
-    "identity": lambda: kh.AttentionRegressor(30, law=kh.IdentityHeads(n_heads=16, pairs=[(4, 1)]), random_state=0),
-    "learned": lambda: kh.AttentionRegressor(16, law=kh.LearnedHeads(n_means=2, steps=2, n_heads=8), random_state=0),
-    "query-key": lambda: kh.AttentionRegressor(16, law=kh.QueryKeyHeads(2), random_state=0),
+    "primal": lambda: kh.AttentionRegressor(4, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"),
+    "dual": lambda: kh.AttentionRegressor(
+        40, random_state=0, scaling="standard", law=kh.GaussianHeads(), query="given"
+    ),
+    "kernel": lambda: kh.AttentionRegressor(
+        math.inf, law=kh.GaussianHeads(mean=1.0, pairs=[(4, 1)]), scaling="none", query="given"
+    ),
+    "cg": lambda: kh.AttentionRegressor(
+        30, random_state=0, solver="cg", alpha=1e-2, scaling="sphere", law=kh.GaussianHeads(), query="given"
+    ),
+    "made of keys": lambda: kh.AttentionRegressor(
+        20, random_state=0, query="mean", scaling="standard", law=kh.GaussianHeads()
+    ),
+    "each": lambda: kh.AttentionRegressor(math.inf, query="each", scaling="standard", law=kh.GaussianHeads()),
+    "identity": lambda: kh.AttentionRegressor(
+        30, law=kh.IdentityHeads(n_heads=16, pairs=[(4, 1)]), random_state=0, scaling="none", query="given"
+    ),
+    "learned": lambda: kh.AttentionRegressor(
+        16, law=kh.LearnedHeads(n_means=2, steps=2, n_heads=8), random_state=0, scaling="none", query="given"
+    ),
+    "query-key": lambda: kh.AttentionRegressor(
+        16, law=kh.QueryKeyHeads(2), random_state=0, scaling="none", query="given"
+    ),
     "ball": lambda: kh.NormBallRegressor(8, group_radius=1.0, ball_radius=1.0, random_state=0),
 }
 
@@ -218,22 +232,31 @@ def test_streamed_is_whole(groups, rng):
     if groups:
         sets, y = kh.SetGroups(sets, [2] * 30), y[::2]
     options = {"law": kh.GaussianHeads(mean=1.0), "alpha": 0.01, "random_state": 3, "scaling": "sphere"}
-    whole = kh.AttentionRegressor(6, **options).fit(sets, y)
-    stream = kh.AttentionRegressor(6, **options)
+    whole = kh.AttentionRegressor(6, **{"law": kh.GaussianHeads(), "scaling": "none", "query": "given", **options}).fit(
+        sets, y
+    )
+    stream = kh.AttentionRegressor(6, **{"law": kh.GaussianHeads(), "scaling": "none", "query": "given", **options})
     for rows in (slice(0, 11), slice(11, 20), slice(20, None)):
         stream.partial_fit(sets[rows], y[rows])
     np.testing.assert_allclose(stream.predict(sets), whole.predict(sets), rtol=1e-8, atol=1e-10)
-    kernel = kh.AttentionRegressor(math.inf, law=kh.GaussianHeads(mean=1.0), alpha=0.01).fit(sets, y)
-    heads = kh.AttentionRegressor(3000, law=kh.GaussianHeads(mean=1.0), alpha=0.01, random_state=1).fit(sets, y)
+    kernel = kh.AttentionRegressor(
+        math.inf, law=kh.GaussianHeads(mean=1.0), alpha=0.01, scaling="none", query="given"
+    ).fit(sets, y)
+    heads = kh.AttentionRegressor(
+        3000, law=kh.GaussianHeads(mean=1.0), alpha=0.01, random_state=1, scaling="none", query="given"
+    ).fit(sets, y)
     assert np.std(kernel.predict(sets) - heads.predict(sets)) < 0.2 * np.std(y)
 
 
 def test_queries_are_scaled_on_their_own(rng):
     sets, y = candidates(rng)
     moved = kh.SetBatch([one.tokens * [1, 10, 3] for one in sets], sets.query * 100 + 7)
-    fits = [kh.AttentionRegressor(math.inf, scaling="standard").fit(x, y).predict(x) for x in (sets, moved)]
+    fits = [
+        kh.AttentionRegressor(math.inf, scaling="standard", law=kh.GaussianHeads(), query="given").fit(x, y).predict(x)
+        for x in (sets, moved)
+    ]
     np.testing.assert_allclose(fits[1], fits[0], rtol=1e-7, atol=1e-9)
-    rule = kh.AttentionRegressor(9, scaling="standard").fit(moved, y).tokens_
+    rule = kh.AttentionRegressor(9, scaling="standard", law=kh.GaussianHeads(), query="given").fit(moved, y).tokens_
     np.testing.assert_allclose(rule.query_centre, moved.query.mean(axis=0))
     np.testing.assert_allclose(rule.query_spread, moved.query.std(axis=0) * math.sqrt(ASKED))
 

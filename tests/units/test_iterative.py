@@ -152,7 +152,12 @@ def test_products_of_heads_are_those_of_their_features(sets, rng):
 @pytest.mark.parametrize("n_heads", [12, 60])
 def test_the_estimator_predicts_what_the_direct_one_does(sets, y, rng, n_heads, options):
     weights = rng.integers(0, 3, size=120)
-    model = kh.AttentionRegressor(n_heads, alpha=0.05, random_state=0, **options)
+    model = kh.AttentionRegressor(
+        n_heads,
+        alpha=0.05,
+        random_state=0,
+        **{"law": kh.GaussianHeads(), "scaling": "none", "query": "given", **options},
+    )
     direct = clone(model).fit(sets, y, sample_weight=weights)
     large = clone(model).set_params(solver="cg").fit(sets, y, sample_weight=weights)
     assert (large.solver_, large.selection_) == ("cg", "holdout")
@@ -164,20 +169,24 @@ def test_the_estimator_predicts_what_the_direct_one_does(sets, y, rng, n_heads, 
 
 
 def test_a_few_penalties_are_chosen_on_held_out_samples(sets, y):
-    model = kh.AttentionRegressor(60, alpha=[1e-3, 0.1, 1e4], random_state=0, solver="cg").fit(sets, y)
+    model = kh.AttentionRegressor(
+        60, alpha=[1e-3, 0.1, 1e4], random_state=0, solver="cg", law=kh.GaussianHeads(), scaling="none", query="given"
+    ).fit(sets, y)
     assert model.alpha_ == model.alphas_[np.argmin(model.holdout_errors_)] != 1e4
     assert model.holdout_error_ == model.holdout_errors_.min()
     with pytest.raises(ValueError, match=r"alpha='loo' needs an n × n or a p × p matrix"):
-        kh.AttentionRegressor(60, solver="cg").fit(sets, y)
+        kh.AttentionRegressor(60, solver="cg", law=kh.GaussianHeads(), scaling="none", query="given").fit(sets, y)
     with pytest.raises(ValueError, match="finitely many heads"):
-        kh.AttentionRegressor(float("inf"), solver="cg", alpha=1.0).fit(sets, y)
+        kh.AttentionRegressor(
+            float("inf"), solver="cg", alpha=1.0, law=kh.GaussianHeads(), scaling="none", query="given"
+        ).fit(sets, y)
     with pytest.raises(ValueError, match="`solver` must be one of"):
-        kh.AttentionRegressor(60, solver="magic").fit(sets, y)
+        kh.AttentionRegressor(60, solver="magic", law=kh.GaussianHeads(), scaling="none", query="given").fit(sets, y)
 
 
 def test_a_classifier_calibrates_on_held_out_samples(sets, y):
     label = np.where(y > np.median(y), "high", "low")
-    model = kh.AttentionClassifier(60, alpha=0.1, random_state=0)
+    model = kh.AttentionClassifier(60, alpha=0.1, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given")
     direct, large = clone(model).fit(sets, label), clone(model).set_params(solver="cg").fit(sets, label)
     np.testing.assert_allclose(large.decision_function(sets), direct.decision_function(sets), atol=1e-6)
     assert 0 < large.temperature_ < np.inf
@@ -185,8 +194,19 @@ def test_a_classifier_calibrates_on_held_out_samples(sets, y):
 
 
 def test_float32_reaches_its_own_tolerance(sets, y):
-    model = kh.AttentionRegressor(60, alpha=0.5, random_state=0, solver="cg", dtype="float32").fit(sets, y)
-    exact = kh.AttentionRegressor(60, alpha=0.5, random_state=0).fit(sets, y)
+    model = kh.AttentionRegressor(
+        60,
+        alpha=0.5,
+        random_state=0,
+        solver="cg",
+        dtype="float32",
+        law=kh.GaussianHeads(),
+        scaling="none",
+        query="given",
+    ).fit(sets, y)
+    exact = kh.AttentionRegressor(
+        60, alpha=0.5, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"
+    ).fit(sets, y)
     assert model.residual_ <= 1e-6
     assert np.abs(model.predict(sets) - exact.predict(sets)).max() < 1e-4 * np.ptp(y)
 
@@ -194,15 +214,29 @@ def test_float32_reaches_its_own_tolerance(sets, y):
 def test_a_residual_that_stays_is_told(sets, y, monkeypatch):
     monkeypatch.setattr(large_layer, "TOLERANCE", {"float64": 1e-30})
     with pytest.warns(ResidualWarning, match="relative residual of"):
-        kh.AttentionRegressor(30, alpha=0.1, random_state=0, solver="cg").fit(sets, y)
+        kh.AttentionRegressor(
+            30, alpha=0.1, random_state=0, solver="cg", law=kh.GaussianHeads(), scaling="none", query="given"
+        ).fit(sets, y)
 
 
 def test_memory_decides_when_nobody_does(sets, y, monkeypatch):
     assert not large_layer.exceeds_memory(1000, 10**7, "float64")
     assert large_layer.exceeds_memory(10**6, 10**6, "float32")
     monkeypatch.setattr(large_layer, "exceeds_memory", lambda *_: True)
-    assert kh.AttentionRegressor(30, alpha=0.1, random_state=0).fit(sets, y).solver_ == "cg"
-    assert kh.AttentionRegressor(30, alpha=0.1, random_state=0, solver="direct").fit(sets, y).solver_ == "dual"
+    assert (
+        kh.AttentionRegressor(30, alpha=0.1, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given")
+        .fit(sets, y)
+        .solver_
+        == "cg"
+    )
+    assert (
+        kh.AttentionRegressor(
+            30, alpha=0.1, random_state=0, solver="direct", law=kh.GaussianHeads(), scaling="none", query="given"
+        )
+        .fit(sets, y)
+        .solver_
+        == "dual"
+    )
 
 
 @pytest.mark.parametrize("fit_intercept", [True, False])
@@ -211,7 +245,11 @@ def test_one_distinct_sample_is_enough_for_a_penalty(sets, n_heads, fit_intercep
     copies = sets[[0, 0, 0]]
     options = {"alpha": 0.5, "random_state": 0, "fit_intercept": fit_intercept}
     direct, large = (
-        kh.AttentionRegressor(n_heads, solver=solver, **options).fit(copies, [2.0, 2.0, 2.0]).predict(copies)
+        kh.AttentionRegressor(
+            n_heads, solver=solver, **{"law": kh.GaussianHeads(), "scaling": "none", "query": "given", **options}
+        )
+        .fit(copies, [2.0, 2.0, 2.0])
+        .predict(copies)
         for solver in ("direct", "cg")
     )
     np.testing.assert_allclose(large, direct, rtol=1e-7)

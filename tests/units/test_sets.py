@@ -330,7 +330,11 @@ def test_bad_tokens_are_named(x, message):
 
 def test_a_list_of_batches_is_pointed_to_concatenate():
     batch = kh.SetBatch(np.ones((2, 3, 4)))
-    for make in (kh.SetBatch, kh.SetBatch.from_tokens, lambda X: kh.AttentionRegressor(4).fit(X, np.ones(4))):
+    for make in (
+        kh.SetBatch,
+        kh.SetBatch.from_tokens,
+        lambda X: kh.AttentionRegressor(4, law=kh.GaussianHeads(), scaling="none", query="given").fit(X, np.ones(4)),
+    ):
         with pytest.raises(TypeError, match=r"must hold arrays: \w+\[0\] is a batch. Join batches with kh.concatenate"):
             make([batch, batch])
 

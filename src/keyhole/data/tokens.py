@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from keyhole._array import unit_exponent
-from keyhole._checks import check_float_array
+from keyhole._checks import check_count, check_float_array
 from keyhole.data.sets import PooledSets, SampleBatch, SetBatch
 
 SCALINGS = ("none", "sphere", "standard")
@@ -234,3 +234,100 @@ def drop_missing(keys: Any) -> list[Float[np.ndarray, "k d"]]:
         tokens = tokens[~np.isnan(tokens).any(axis=1)]
         kept.append(tokens if len(tokens) else np.zeros((1, tokens.shape[1]), tokens.dtype))
     return kept
+
+
+def windows(series: Any, width: int, stride: int = 1, *, split: bool = True) -> list[Float[np.ndarray, "k e"]]:
+    """Cut series into overlapping windows, the keys of a set each: what happens, wherever it does.
+
+    Parameters
+    ----------
+    series : sequence of n arrays (T_i,) or (T_i, channels)
+        At least ``width`` steps each.
+    width, stride : int
+        Steps of a window, and from one window to the next; the last window ends with the series.
+    split : bool
+        Whether level (mean) and amplitude (standard deviation) of each channel are split off: a token is then the
+        shape, of mean 0 and length √width (zeros where nothing varies), followed by level and amplitude.
+
+    Returns
+    -------
+    list of n arrays (windows, width · channels), or (windows, (width + 2) · channels) if split
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> windows([np.arange(5.0)], width=3, stride=2, split=False)[0]
+    array([[0., 1., 2.],
+           [2., 3., 4.]])
+    >>> windows([np.array([0.0, 4.0, 0.0, 4.0])], width=2, stride=2)[0]
+    array([[-1.,  1.,  2.,  2.],
+           [-1.,  1.,  2.,  2.]])
+    """
+    width, stride = check_count(width, "width"), check_count(stride, "stride")
+    made = []
+    for i in range(len(series)):
+        steps = check_float_array(series[i], f"series[{i}]").astype(np.float64)
+        if steps.ndim not in (1, 2) or len(steps) < width:
+            raise ValueError(
+                f"every series must have shape (T,) or (T, channels) with T ≥ width = {width}: series {i} has shape "
+                f"{steps.shape}. Use a smaller width, or leave it out."
+            )
+        steps = steps.reshape(len(steps), -1)
+        starts = np.unique(np.append(np.arange(0, len(steps) - width + 1, stride), len(steps) - width))
+        cut = steps[starts[:, None] + np.arange(width)].transpose(0, 2, 1)
+        if split:
+            level, amplitude = cut.mean(axis=2, keepdims=True), cut.std(axis=2, keepdims=True)
+            shape = (cut - level) / np.where(amplitude > 0, amplitude, 1.0)
+            cut = np.concatenate([shape, level, amplitude], axis=2)
+        made.append(cut.reshape(len(cut), -1))
+    return made
+
+
+def with_ages(keys: Any, n_ages: int) -> list[Float[np.ndarray, "k e"]]:
+    """Append to each key its age as one of ``n_ages`` zeros and ones, the last key being of age 0: sets with an order.
+
+    Keys of age ``n_ages − 1`` and above share the last column.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> with_ages([np.array([[7.0], [8.0], [9.0]])], n_ages=2)[0]
+    array([[7., 0., 1.],
+           [8., 0., 1.],
+           [9., 1., 0.]])
+    """
+    n_ages, made = check_count(n_ages, "n_ages"), []
+    for i in range(len(keys)):
+        tokens = check_float_array(keys[i], f"keys[{i}]")
+        if tokens.ndim != 2:
+            raise ValueError(f"each set must have shape (N_i, d): set {i} has shape {tokens.shape}.")
+        ages = np.minimum(np.arange(len(tokens))[::-1], n_ages - 1)
+        made.append(np.concatenate([tokens, np.eye(n_ages, dtype=tokens.dtype)[ages]], axis=1))
+    return made
+
+
+def with_shared(keys: Any, query: Any) -> list[Float[np.ndarray, "k e"]]:
+    """Append to each key its products, coordinate by coordinate, with the query of its set: what the two share.
+
+    ``query`` is an array (n, d) of the keys' kind. Of zeros and ones a product is 1 where both have what it means.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> with_shared([np.array([[1.0, 0.0], [1.0, 1.0]])], np.array([[0.0, 1.0]]))[0]
+    array([[1., 0., 0., 0.],
+           [1., 1., 0., 1.]])
+    """
+    asked = check_float_array(query, "query")
+    if len(asked) != len(keys):
+        raise ValueError(f"`query` must have one row per set: got {len(asked)} rows for {len(keys)} sets.")
+    made = []
+    for i in range(len(keys)):
+        tokens = check_float_array(keys[i], f"keys[{i}]")
+        if tokens.ndim != 2 or tokens.shape[1:] != asked.shape[1:]:
+            raise ValueError(
+                f"keys and query must have coordinates of one kind: set {i} has shape {tokens.shape}, `query` "
+                f"{asked.shape}. Choose the columns they have in common."
+            )
+        made.append(np.concatenate([tokens, tokens * asked[i]], axis=1))
+    return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from keyhole.estimators.inputs import (
     as_samples,
     as_seed,
     as_weights,
+    cheaper_heads,
     check_layer_options,
     class_weights,
     fit_sets,
@@ -40,7 +42,7 @@ class _AttentionModel(SetEstimator):
 
     def __init__(
         self,
-        n_heads: Any = 512,
+        n_heads: Any = "auto",
         law: Any = None,
         alpha: Any = "loo",
         activation: Any = "relu",
@@ -49,8 +51,8 @@ class _AttentionModel(SetEstimator):
         *,
         dtype: Any = "float64",
         pooling: Any = "mean",
-        scaling: Any = "none",
-        query: Any = "given",
+        scaling: Any = "auto",
+        query: Any = "auto",
         device: Any = None,
         solver: Any = "auto",
         extras_scale: Any = "loo",
@@ -86,12 +88,14 @@ class _AttentionModel(SetEstimator):
             "criterion": check_choice(getattr(self, "criterion", "squared_error"), "criterion", CRITERIA),
             "memory_budget": memory_budget(),
         }
-        law, penalties, seed = as_law(self.law), as_penalties(self.alpha), as_seed(self.random_state)
-        scale = as_extras_scale(self.extras_scale)
-        plan = LayerPlan(as_heads(self.n_heads), law, penalties, seed, options, scale)
+        law = None if self.law is None else as_law(self.law)
+        penalties, seed = as_penalties(self.alpha), as_seed(self.random_state)
+        auto = isinstance(self.n_heads, str) and self.n_heads == "auto"
+        n_heads = cheaper_heads(batch, law, self.query, options) if auto else as_heads(self.n_heads)
+        plan = LayerPlan(n_heads, law, penalties, seed, options, as_extras_scale(self.extras_scale))
         fitted = fit_sets(batch, columns, plan, self.scaling, self.query, self.pooling)
         fit, ridge = fitted.fit, fitted.fit.ridge
-        self.law_ = fitted.law
+        self.law_, self.n_heads_ = fitted.law, math.inf if n_heads is None else n_heads
         self.tokens_ = fitted.rule
         self.scaling_errors_ = fitted.tried
         self.layer_ = fit.layer
@@ -117,14 +121,18 @@ class AttentionRegressor(StreamedRegressor, MultiOutputMixin, RegressorMixin, _A
 
     The layer is f(x) = Σ_m <v_m, φ_m(x)> + b with features φ_m of M random heads; v minimises
     Σ_i (y_i − f(x_i))² + α|v|², the intercept b being free. Primal if M·(d+1) < n, dual otherwise, the exact
-    kernel if ``n_heads=math.inf``; the same numbers by all three.
+    kernel if ``n_heads=math.inf``; the same numbers by all three. Without settings everything is chosen on the training
+    set; the paper's layer is ``n_heads=512, law=kh.GaussianHeads(), scaling="none", query="given"``.
 
     Parameters
     ----------
-    n_heads : int or math.inf
-        M, or infinity for the exact kernel of infinitely many heads.
+    n_heads : int, math.inf or "auto"
+        M, or infinity for the exact kernel of infinitely many heads. "auto" is the exact kernel where it is predicted,
+        from the sizes of the training set alone, to take less time than 512 heads, and 512 heads where it is not; in
+        batches, as many as make 2048 columns, 512 at most.
     law : law of the heads, optional
-        ``kh.GaussianHeads()`` if None. ``kh.GaussianHeads(mean=1.0)`` favours targets that depend on <x_0, x_i>.
+        ``kh.GaussianHeads(mean=1.0)`` favours targets that depend on <x_0, x_i>. None is ``kh.GaussianHeads()``, or a
+        multiple of the identity as its mean where there is a query and the left-out loss is lower beyond doubt.
     alpha : "loo", number or sequence of numbers
         Ridge penalty; "loo" chooses from an automatic grid, a sequence from itself, both by exact leave-one-out.
     activation : str
@@ -139,10 +147,12 @@ class AttentionRegressor(StreamedRegressor, MultiOutputMixin, RegressorMixin, _A
         grow with the set.
     scaling : "none", "sphere", "standard" or "auto"
         What is done to tokens first, learned on the training sets: each to length one; or every coordinate centred
-        and divided by √d times its standard deviation; "auto" takes the one of least leave-one-out error.
+        and divided by √d times its standard deviation; "auto" takes the one of least leave-one-out loss, on 128 to
+        500 samples, so that choosing takes about as long as one fit.
     query : "given", "mean", "each" or "auto"
         The query of each set, or the constant one; the mean of its keys; each key in turn, features pooled over
-        queries. "auto" tries "given" and "mean" on sets without a query.
+        queries. "auto" tries "given" and "mean" on sets without a query. In batches all that is automatic is settled
+        on the first 1024 samples, or on fewer if values are asked for before that, and kept.
     device : None, "auto", "cuda", "cuda:1", … or "cpu"
         Where torch fits and predicts (docs/gpu.md); "auto" is the first GPU, if any. None follows ``X``: torch where it
         holds tensors, NumPy otherwise. Fitted attributes and predictions are NumPy arrays always.
@@ -152,8 +162,9 @@ class AttentionRegressor(StreamedRegressor, MultiOutputMixin, RegressorMixin, _A
         a few to choose from on a tenth of the samples. "auto" is "cg" only if the matrix exceeds the memory.
     extras_scale : "loo" or number
         For samples with extras z: features become [φ; s·z~], kernels K + s²·<z~, z~'>, z~ being z less its training
-        mean and divided by its standard deviation (without an intercept, divided by its root mean square). s is a number, or that of least leave-one-out error among four, on at most 500 samples; in batches by generalised
-        cross-validation. ``tokens_.extras_scale`` is the one used, ``layer_.extras_values`` are their coefficients.
+        mean and divided by its standard deviation (without an intercept, divided by its root mean square). s is this
+        number, or the one of least leave-one-out squared error among four, on at most 500 samples; in batches by
+        generalised cross-validation. ``tokens_.extras_scale`` is s, ``layer_.extras_values`` are the coefficients.
 
     Attributes
     ----------
@@ -162,7 +173,9 @@ class AttentionRegressor(StreamedRegressor, MultiOutputMixin, RegressorMixin, _A
     tokens_ : TokenRule
         Scaling, query and pooling used.
     scaling_errors_ : dict
-        Leave-one-out error of every (scaling, query) tried; empty if there was nothing to choose.
+        Leave-one-out loss of every (scaling, query) tried; empty if there was nothing to choose.
+    n_heads_ : int or math.inf
+        Heads used; infinity for the exact kernel.
     alpha_ : float
         The penalty used.
     loo_error_ : float
@@ -251,7 +264,8 @@ class AttentionClassifier(StreamedClassifier, LabelScores, ClassifierMixin, _Att
     criterion : "log_loss" or "squared_error"
         What the penalty, and all else that is automatic, is chosen by: the log-loss of the calibrated left-out
         scores, or the squared error of the ±1 columns. Fits in batches have the log-loss of the samples they keep for
-        calibration. `LearnedHeads` descends the squared error, whose gradient is exact, in either case.
+        calibration. `IdentityHeads` and `LearnedHeads` are fitted by the squared error, whose gradient is exact, in
+        either case: laws know nothing of classes.
 
     Attributes
     ----------
@@ -286,7 +300,7 @@ class AttentionClassifier(StreamedClassifier, LabelScores, ClassifierMixin, _Att
 
     def __init__(
         self,
-        n_heads: Any = 512,
+        n_heads: Any = "auto",
         law: Any = None,
         alpha: Any = "loo",
         activation: Any = "relu",
@@ -295,8 +309,8 @@ class AttentionClassifier(StreamedClassifier, LabelScores, ClassifierMixin, _Att
         *,
         dtype: Any = "float64",
         pooling: Any = "mean",
-        scaling: Any = "none",
-        query: Any = "given",
+        scaling: Any = "auto",
+        query: Any = "auto",
         device: Any = None,
         solver: Any = "auto",
         extras_scale: Any = "loo",

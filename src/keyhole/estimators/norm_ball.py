@@ -627,7 +627,7 @@ class _NormBallModel(SetEstimator):
         return fit
 
     def _with_extras_scaled(self, batch: SetBatch, columns: np.ndarray, heads: HeadDraw, options: Any) -> SetBatch:
-        """The samples with standardised extras, of the scale of least leave-one-out error in ridge; the rule is kept."""
+        """The samples with extras standardised, at the scale that ridge would choose; the rule is kept."""
         fit_intercept, weights = bool(self.fit_intercept), options["weights"]
         rule = TokenRule.learn(batch, "none", weights=weights, fit_intercept=fit_intercept)
         if batch.extras is not None:

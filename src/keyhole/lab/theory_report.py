@@ -19,10 +19,10 @@ from keyhole.attention.heads import GaussianHeads
 from keyhole.lab.jobs import target_variance
 from keyhole.lab.report.document import Chart, Series, Table
 from keyhole.lab.report.html import number
-from keyhole.theory.blocks import bias_of, target_vectors
+from keyhole.theory.blocks import bias_of
+from keyhole.theory.curves import target_levels
 from keyhole.theory.harmonics import pair_powers, pair_powers_seconds
 from keyhole.theory.notation import Notation, parse_target
-from keyhole.theory.spectrum import biased_levels
 
 MODELS = {"attention": ("attention",), "mlp": ("mlp",), "both": ("attention", "mlp")}
 
@@ -146,16 +146,8 @@ def _levels(sheet: _Sheet, model: str) -> dict[str, Any]:
     config, target, attention = sheet.config, sheet.read.target, model == "attention"
     degree = max(4, *(part + 1 for part in target.degrees)) if attention else 4
     powers: Any = None
-    if attention and config.bias:
-        bias = bias_of(config.law(), config.dim)
-        vectors = target_vectors(target, degree)
-        spectrum, powers = biased_levels(config.dim, config.n_keys, bias, degree, vectors)
-    elif attention:
-        spectrum = theory.attention_spectrum(config.dim, config.n_keys, degree)
-        known, (k, l) = pair_powers(target), spectrum.degrees.T  # noqa: E741
-        parts = np.zeros((degree + 1, degree + 1))
-        parts[: known.shape[0], : known.shape[1]] = known
-        powers = parts[k, l] / np.where(l > 0, config.n_keys, 1)
+    if attention:
+        spectrum, powers = target_levels(target, config.n_keys, bias_of(config.law(), config.dim), degree)
     else:
         spectrum = theory.mlp_spectrum(config.dim, config.n_keys, degree)
     levels = [

@@ -25,11 +25,15 @@ def class_scores(scores: Float[np.ndarray, "*a t"]) -> Float[np.ndarray, "*a c"]
 
 
 def calibrate(
-    scores: Float[np.ndarray, "a n c"], labels: Int[np.ndarray, " n"], weights: Float[np.ndarray, " n"]
+    scores: Float[np.ndarray, "a n c"],
+    labels: Int[np.ndarray, " n"],
+    weights: Float[np.ndarray, " n"],
+    tolerance: float = 1e-12,
 ) -> tuple[Float[np.ndarray, " a"], Float[np.ndarray, "a n"]]:
     """The likeliest temperature of every stack of finite scores, and the log-loss of every sample at it.
 
-    All stacks at once, by Newton's method on the slope in c, kept between bounds that close in. O(a·n·c) a step.
+    All stacks at once, by Newton's method on the slope in c, kept between bounds that close in. O(a·n·c) a step. A
+    ``tolerance`` of the temperature is, squared, that of the mean loss.
     """
     n_classes = scores.shape[2]
     every = np.arange(len(labels))
@@ -49,8 +53,10 @@ def calibrate(
         z, now = below[active], c[active]
         chances = np.exp(now[:, None, None] * z)
         total = chances.sum(axis=2)
-        first = np.einsum("anc,anc->an", chances, z) / total
-        second = np.einsum("anc,anc,anc->an", chances, z, z) / total
+        chances *= z
+        first = chances.sum(axis=2) / total
+        chances *= z
+        second = chances.sum(axis=2) / total
         slope, curvature = first @ weights - wanted[active], (second - np.square(first)) @ weights
         low[active] = np.where(slope < 0, now, low[active])
         high[active] = np.where(slope < 0, high[active], now)
@@ -62,7 +68,7 @@ def calibrate(
         # the least c stands for scores that tell nothing; so does the most for those that tell all
         ended = ((slope >= 0) & (now <= _LEAST)) | (slope == 0) | (now >= _MOST / _GROWTH)
         c[active] = np.where(ended, now, new)
-        active = active[~ended & (np.abs(new - now) > 1e-12 * now)]
+        active = active[~ended & (np.abs(new - now) > tolerance * now)]
     losses = np.log(np.exp(c[:, None, None] * below).sum(axis=2)) - c[:, None] * below[:, every, labels]
     return c / np.where(spread > 0, spread, 1.0), losses
 
@@ -138,6 +144,6 @@ class PathLosses:
         result = np.full(len(self.scores), np.inf)
         known = np.flatnonzero(np.isfinite(self.scores[:, heard]).all(axis=(1, 2)))
         if len(known):
-            _, losses = calibrate(class_scores(self.scores[np.ix_(known, heard)]), labels, weights)
+            _, losses = calibrate(class_scores(self.scores[np.ix_(known, heard)]), labels, weights, 1e-6)
             result[known] = losses @ weights / weights.sum()
         return result
