@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from keyhole.ball.losses import LOSSES, monotone_roots, weighted_quantile
+from keyhole.ball.losses import LOSSES, ScalarLoss, Smoothed, monotone_roots, weighted_quantile
 
 
 def column(*numbers):
@@ -130,3 +130,16 @@ def test_the_conjugate_of_one_output_outside_is_that_of_all():
         found = LOSSES[name].conjugate(y, dual)
         assert found[0] == math.inf
         assert found[1] == pytest.approx(0.25 if name == "huber" else 0.0)
+
+
+def test_means_of_derivatives_are_those_of_the_derivatives(rng):
+    """What is found once for both, against the two by themselves; and the second by differences of the first."""
+    y, z, weights = rng.choice([-1.0, 1.0], (30, 2)), 2 * rng.standard_normal((30, 2)), rng.dirichlet(np.ones(30))
+    losses = [loss for loss in LOSSES.values() if isinstance(loss, ScalarLoss)]
+    losses += [Smoothed(LOSSES[name], y, 0.7, np.full((30, 2), 0.1) * -y) for name in ("absolute", "hinge")]
+    for loss in losses:
+        first, second = loss.mean_derivatives(y, z, weights)
+        assert first == pytest.approx(weights @ loss.gradient(y, z), abs=1e-15)
+        assert second == pytest.approx(weights @ loss.curvature(y, z), abs=1e-15)
+        rise = loss.mean_derivatives(y, z + 1e-6, weights)[0] - loss.mean_derivatives(y, z - 1e-6, weights)[0]
+        assert second == pytest.approx(rise / 2e-6, abs=1e-6)
