@@ -520,7 +520,7 @@ class Marks:
 
     def __init__(self, path: Path) -> None:
         table = tomllib.loads(path.read_text())
-        self.marks: list[dict[str, str]] = table.get("equivalent", [])
+        self.marks: list[dict[str, Any]] = table.get("equivalent", [])
         for mark in [*self.marks, *table.get("left_out", [])]:
             if not mark.get("reason"):
                 raise SystemExit(f"{path.name}: no reason is given for {mark}.")
@@ -534,10 +534,11 @@ class Marks:
 
     def reason(self, mutant: Mutant) -> str | None:
         for i, mark in enumerate(self.marks):
-            same = mark["function"] == mutant.function and mark["line"] == mutant.line
-            if same and mark.get("change", mutant.change) == mutant.change:
+            changes = mark.get("change", [mutant.change])
+            known = mutant.change in ([changes] if isinstance(changes, str) else changes)
+            if known and mark["function"] == mutant.function and mark["line"] == mutant.line:
                 self.used.add(i)
-                return mark["reason"]
+                return str(mark["reason"])
         return None
 
 

@@ -194,6 +194,13 @@ def test_arrays_are_pointed_to_set_batches():
         check_sets(np.zeros((2, 3)), "a")
 
 
+@pytest.mark.parametrize("exponent", [-700.0, -400.0, 0.0, 400.0, 700.0, 708.7])
+def test_exponentials_are_right_as_long_as_they_fit(exponent):
+    one = kh.SetBatch(np.ones((1, 1, 1)), np.ones((1, 1)))  # a score of mean c, the identity's strength
+    kernel = kh.attention_kernel(one, None, kh.GaussianHeads(exponent / 2, 1e-9), "exp")
+    np.testing.assert_allclose(kernel, [[2.0 * np.exp(exponent)]], rtol=1e-11)
+
+
 def test_an_exponential_that_overflows_says_so(rng):
     with pytest.raises(OverflowError, match=r"exceeds the range of float64.*Scale the tokens down"):
         kh.attention_kernel(ragged(rng, [2, 3], 3, size=20.0), activation="exp")

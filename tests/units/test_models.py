@@ -12,9 +12,27 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import keyhole as kh
-from keyhole.attention.heads import FittedHeads
-from keyhole.data.sets import SetGroups
-from keyhole.models import Schema, _check_record, read_container, read_model, write_container
+from keyhole.attention.heads import FittedHeads, HeadDraw, Step
+from keyhole.data.sets import PooledSets, SetGroups
+from keyhole.data.tokens import TokenRule
+from keyhole.layer import FiniteLayer, KernelLayer
+from keyhole.models import (
+    Schema,
+    _check_kept,
+    _check_labels,
+    _check_law,
+    _check_moments,
+    _check_record,
+    _check_training_sets,
+    _fits,
+    _option,
+    _resume,
+    _sets,
+    law_width,
+    read_container,
+    read_model,
+    write_container,
+)
 
 DIM = 3
 N_RANDOM = 25
@@ -591,3 +609,361 @@ def test_a_model_fitted_on_a_device_is_saved_and_predicts_without_it(n_heads, es
 def test_the_file_is_plain_safetensors(saved):
     arrays = load_file(saved)
     assert all(array.dtype.kind in "fiub" for array in arrays.values())
+
+
+# --- every check on its own: one thing wrong at a time, with what is said about it ------------------------------------
+
+
+def spoiled(record, **wrong):
+    """A copy that holds what its own constructor would not take."""
+    other = copy.copy(record)
+    for name, value in wrong.items():
+        object.__setattr__(other, name, value)
+    return other
+
+
+LAW = FittedHeads(np.zeros((2, 4, 4)), 0.5, history=(Step(0, 1.0, math.nan),), query_scales_=np.ones(4),
+                  key_scales_=np.ones(4))  # fmt: skip
+PLAIN = kh.SetBatch(np.ones((3, 2, 3)))
+LAYER = FiniteLayer(HeadDraw(kh.GaussianHeads(), 2, 3, 0), np.zeros((2, 4, 1)), np.zeros(1), "softmax", "float32")
+KERNEL = KernelLayer(kh.GaussianHeads(), PLAIN, np.zeros((3, 2)), np.zeros(2), "relu")
+STANDARD = TokenRule("standard", "given", "mean", np.zeros(3), np.ones(3))
+POOLED = PooledSets(SetGroups(PLAIN, [1, 2]), "sum")
+RIGHT = [
+    STANDARD, TokenRule("none", "each", "sum"), Step(0, 1.0, 2.0), LAW, spoiled(LAW, query_scales_=None, key_scales_=None),
+    POOLED, PooledSets(PLAIN, "mean", True), LAYER, KERNEL, spoiled(KERNEL, sets=PooledSets(PLAIN, "sum")),
+    spoiled(KERNEL, law=spoiled(LAW, query_scales_=None, key_scales_=None)),
+]  # fmt: skip
+WRONG = [
+    (STANDARD, {"scaling": "minmax"}, "scaling"),
+    (STANDARD, {"query": "last"}, "query"),
+    (STANDARD, {"pooling": "max"}, "pooling"),
+    (STANDARD, {"centre": np.zeros((3, 1))}, "centre that are not an array of numbers with 1 axes"),
+    (STANDARD, {"spread": None}, "spread that are not"),
+    (STANDARD, {"spread": np.ones(2)}, "centre and spread do not fit"),
+    (STANDARD, {"spread": np.array([1.0, 0.0, 1.0])}, "centre and spread do not fit"),
+    (STANDARD, {"spread": -np.ones(3)}, "centre and spread do not fit"),
+    (STANDARD, {"scaling": "sphere", "spread": None}, "with a centre, and the scaling 'sphere'"),
+    (STANDARD, {"scaling": "none", "centre": None}, "with a centre, and the scaling 'none'"),
+    (Step(0, 1.0, 2.0), {"step": -1}, "`step` must be at least 0"),
+    (Step(0, 1.0, 2.0), {"loo_error": 1}, "errors are no numbers"),
+    (Step(0, 1.0, 2.0), {"held_out_error": "x"}, "errors are no numbers"),
+    (LAW, {"means_": np.zeros((4, 4))}, "means_ that are not"),
+    (LAW, {"means_": np.zeros((0, 4, 4))}, "means of shape"),
+    (LAW, {"means_": np.zeros((2, 4, 3))}, "means of shape"),
+    (LAW, {"scale": 0.0}, "a scale of 0.0"),
+    (LAW, {"scale": math.inf}, "a scale of inf"),
+    (LAW, {"scale": 1}, "a scale of 1"),
+    (LAW, {"key_scales_": None}, "and not of both"),
+    (LAW, {"query_scales_": None}, "and not of both"),
+    (LAW, {"query_scales_": np.ones((4, 1))}, "query_scales_ that are not"),
+    (LAW, {"query_scales_": np.ones(3)}, "query_scales_ that do not fit"),
+    (LAW, {"key_scales_": np.array([1.0, 1.0, 0.0, 1.0])}, "key_scales_ that do not fit"),
+    (LAW, {"chosen": "best"}, "chosen"),
+    (LAW, {"strength": math.nan}, "strength"),
+    (LAW, {"steps": -1}, "`steps` must be at least 0"),
+    (LAW, {"reason": None}, "no reason in words"),
+    (LAW, {"history": [Step(0, 1.0, 2.0)]}, "something else than steps"),
+    (LAW, {"history": (Step(0, 1.0, 2.0), 3)}, "something else than steps"),
+    (POOLED, {"pooling": "max"}, "pooling"),
+    (POOLED, {"each": 0}, "pooled sets that are none"),
+    (POOLED, {"each": True}, "pooled sets that are none"),
+    (POOLED, {"base": None}, "pooled sets that are none"),
+    (LAYER, {"values": np.zeros((2, 4))}, "values that are not"),
+    (LAYER, {"values": np.full((2, 4, 1), np.nan)}, "values that are not finite"),
+    (LAYER, {"intercept": np.zeros((1, 1))}, "intercept that are not"),
+    (LAYER, {"heads": np.zeros((2, 4, 4))}, "a layer without heads"),
+    (LAYER, {"activation": "tanh"}, "activation"),
+    (LAYER, {"dtype": "float16"}, "dtype"),
+    (LAYER, {"values": np.zeros((3, 4, 1))}, r"values of shape \(3, 4, 1\), which should be \(2, 4, 1\)"),
+    (LAYER, {"values": np.zeros((2, 3, 1))}, "values of shape"),
+    (LAYER, {"intercept": np.zeros(2)}, "values of shape"),
+    (KERNEL, {"dual": np.zeros(3)}, "dual that are not"),
+    (KERNEL, {"intercept": 0.0}, "intercept that are not"),
+    (KERNEL, {"sets": SetGroups(PLAIN, [3])}, "without its training sets"),
+    (KERNEL, {"activation": "softmax"}, "softmax"),
+    (KERNEL, {"law": kh.QueryKeyHeads(2)}, "a kernel of a law that has none"),
+    (KERNEL, {"law": LAW}, "a kernel of a law that has none"),
+    (KERNEL, {"dual": np.zeros((2, 2))}, "dual coefficients of shape"),
+    (KERNEL, {"intercept": np.zeros(1)}, "dual coefficients of shape"),
+]
+
+
+@pytest.mark.parametrize("record", RIGHT, ids=lambda record: type(record).__name__)
+def test_what_is_right_is_not_refused(record):
+    _check_record(type(record).__name__, record)
+
+
+@pytest.mark.parametrize(("record", "wrong", "words"), WRONG, ids=lambda x: type(x).__name__)
+def test_records_are_refused_for_one_wrong_part(record, wrong, words):
+    with pytest.raises((ValueError, TypeError), match=words):
+        _check_record(type(record).__name__, spoiled(record, **wrong))
+
+
+def streamed(rng):
+    sets, y, _ = parts_of(rng)
+    model = kh.AttentionClassifier(4, random_state=0).partial_fit(sets, y > 0, classes=[False, True])
+    assert model.layer_ is not None  # adds up what waits
+    return model, model._stream.sums
+
+
+def of_diagonal(gram, factor):
+    """The Gram matrix with one product of columns this often the product of their sizes."""
+    other = gram.copy()
+    other[1, 0] = other[0, 1] = factor * np.sqrt(gram[0, 0] * gram[1, 1])
+    return other
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("gram", lambda a: a[0], "gram that are not an array of numbers with 2 axes"),
+        ("cross", lambda a: a.astype(np.float32), "cross of single precision"),
+        ("y_mean", lambda a: np.append(a, 0.0), "do not fit each other"),
+        ("squares", lambda a: np.append(a, 1.0), "do not fit each other"),
+        ("means", lambda a: a[1:], "do not fit each other"),
+        ("gram", lambda a: a[1:], "do not fit each other"),
+        ("gram", lambda a: of_diagonal(a, 1.01), "no sums of squares"),
+        ("gram", lambda a: of_diagonal(a, -1.01), "no sums of squares"),
+        ("gram", lambda a: np.where(np.eye(len(a), dtype=bool), -a, a), "no sums of squares"),
+        ("squares", lambda a: a - 2 * a, "no sums of squares"),
+        ("count", lambda a: 0, "`count` must be at least 1"),
+        ("weight", lambda a: 0.0, "`weight` must be larger than 0"),
+        ("y_size", lambda a: -1e-300, "`y_size` must be"),
+        ("rounding", lambda a: 0.0, "`rounding` must be larger than 0"),
+        ("rounding", lambda a: 2.0**-22, "products rounded to"),
+        ("fit_intercept", lambda a: 1, "no word about an intercept"),
+    ],
+)
+def test_sums_are_refused_for_one_wrong_part(name, change, words, rng):
+    moments = streamed(rng)[1].moments
+    _check_moments(moments)
+    _check_moments(spoiled(moments, gram=of_diagonal(moments.gram, -0.999), rounding=2.0**-23, y_size=0.0, count=1))
+    with pytest.raises(ValueError, match=words):
+        _check_moments(spoiled(moments, **{name: change(getattr(moments, name))}))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"limit": -1}, "`limit` must be at least 0"),
+        ({"limit": 59}, "or too many"),
+        ({"hashes": None}, "no increasing numbers"),
+        ({"hashes": np.zeros((60, 1), np.uint64)}, "no increasing numbers"),
+        ({"hashes": np.arange(60)}, "no increasing numbers"),
+        ({"hashes": np.arange(60, dtype=np.uint64) // np.uint64(2)}, "no increasing numbers"),
+        ({"columns": np.zeros(60)}, "columns that are not"),
+        ({"columns": np.zeros((59, 1))}, "without outputs, or of no weight"),
+        ({"weights": np.zeros((60, 1))}, "weights that are not"),
+        ({"weights": np.ones(59)}, "without outputs, or of no weight"),
+        ({"weights": np.zeros(60)}, "without outputs, or of no weight"),
+        ({"sets": None}, "kept without their sets"),
+        ({"sets": PLAIN}, "kept without their sets"),
+    ],
+)
+def test_kept_samples_are_refused_for_one_wrong_part(wrong, words, rng):
+    kept = streamed(rng)[1].kept
+    _check_kept(spoiled(kept, limit=60, sets=SetGroups(kept.sets, np.ones(60, int))))
+    nothing = {"hashes": kept.hashes[:0], "columns": kept.columns[:0], "weights": kept.weights[:0]}
+    _check_kept(spoiled(kept, limit=0, sets=None, **nothing))
+    with pytest.raises(ValueError, match="kept without their sets"):
+        _check_kept(spoiled(kept, **nothing))
+    with pytest.raises(ValueError, match=words):
+        _check_kept(spoiled(kept, **wrong))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"tokens": np.zeros((5, 2, 1))}, "tokens that are not"),
+        ({"tokens": np.zeros((5, 2), int)}, "tokens that are not"),
+        ({"tokens": np.zeros((5, 2), np.float16)}, "tokens of half precision"),
+        ({"tokens": np.full((5, 2), np.inf)}, "tokens that are not finite"),
+        ({"offsets": [0, 2, 5]}, "sets without offsets"),
+        ({"offsets": np.array([0, 2, 5], np.int32)}, "sets without offsets"),
+        ({"offsets": np.array([[0, 2, 5]])}, "sets without offsets"),
+        ({"offsets": np.array([5])}, "sets without offsets"),
+        ({"offsets": np.array([1, 2, 5])}, "do not share out the tokens"),
+        ({"offsets": np.array([0, 2, 4])}, "do not share out the tokens"),
+        ({"offsets": np.array([0, 2, 6])}, "do not share out the tokens"),
+        ({"offsets": np.array([0, 0, 5])}, "do not share out the tokens"),
+        ({"offsets": np.array([0, 7, 5])}, "do not share out the tokens"),
+        ({"query": np.zeros(2)}, "query that are not"),
+        ({"query": np.zeros((3, 2))}, "queries of shape"),
+        ({"query": np.zeros((2, 1))}, "queries of shape"),
+        ({"query": np.zeros((2, 2), np.float32)}, "queries of shape"),
+    ],
+)
+def test_sets_are_refused_for_one_wrong_part(wrong, words):
+    right = {"tokens": np.zeros((5, 2)), "offsets": np.array([0, 2, 5]), "query": np.zeros((2, 2))}
+    assert len(_sets(**right)) == len(_sets(**{**right, "query": None})) == 2
+    assert len(_sets(np.zeros((1, 2)), np.array([0, 1]), None)) == 1
+    with pytest.raises(ValueError, match=words):
+        _sets(**{**right, **wrong})
+
+
+NUMBERS = {"good": [0.0, 1.5, np.float32(2.0)], "bad": [-1.0, "1", None, 1]}
+FITS = {
+    "alpha_": {**NUMBERS, "bad": [*NUMBERS["bad"], math.inf, math.nan]},
+    "temperature_": {**NUMBERS, "bad": [*NUMBERS["bad"], math.inf, math.nan]},
+    "group_radius_": {**NUMBERS, "good": [*NUMBERS["good"], math.inf], "bad": [*NUMBERS["bad"], math.nan]},
+    "ball_radius_": {**NUMBERS, "good": [*NUMBERS["good"], math.inf], "bad": [*NUMBERS["bad"], math.nan]},
+    "alphas_": {"good": [np.zeros(2), np.ones(5)], "bad": [-np.ones(2), np.ones((2, 1)), np.ones(2, int), [1.0]]},
+    "loo_errors_": {"good": [np.ones(3), np.full(3, np.nan)], "bad": [np.ones(2), np.ones((3, 1)), None]},
+    "gcv_errors_": {"good": [np.ones(3)], "bad": [np.ones(4)]},
+    "holdout_errors_": {"good": [np.ones(3)], "bad": [np.ones(3, int)]},
+    "loo_error_": {"good": [math.nan, 1.0, np.float64(2.0)], "bad": [1, None, np.ones(1)]},
+    "objective_": {"good": [-1.0], "bad": ["-1.0"]},
+    "n_iter_": {"good": [0, 7, np.int64(3)], "bad": [-1, True, 1.0]},
+    "n_samples_seen_": {"good": [0, 7], "bad": [-1, False, 1.0]},
+    "solver_": {"good": ["primal", "dual", "cg"], "bad": ["kernel", "", 3]},
+    "selection_": {"good": ["loo", "gcv", "holdout"], "bad": ["groups", None]},
+    "loo_predictions_": {"good": [np.zeros(5)], "bad": [np.zeros((5, 1)), np.zeros(5, int), None]},
+    "feature_names_in_": {"good": [np.array(["a", "b", "c"]), np.array(["a", "b", "c"], object)],
+                          "bad": [np.array(["a", "b"]), ["a", "b", "c"], np.arange(3)]},
+    "scaling_errors_": {"good": [{}, {("none", "mean"): 1.0}], "bad": [{("none", "mean"): 1}, [1.0]]},
+    "cv_results_": {"good": [{}, {"a": np.ones(2)}], "bad": [{"a": [1.0]}, []]},
+    "tokens_": {"good": [STANDARD, TokenRule("none", "given", "mean")],
+                "bad": [spoiled(STANDARD, centre=np.zeros(2)), None, "none"]},
+    "note_": {"good": [3, None], "bad": []},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_fitted_attributes_have_their_type_and_range(name, rng):
+    model = kh.AttentionRegressor(3, alpha=[0.1, 1.0, 10.0], random_state=0).fit(sets_of(rng, 12), rng.normal(size=12))
+    for value in FITS[name]["good"]:
+        assert _fits(name, value, model), value
+    for value in FITS[name]["bad"]:
+        assert not _fits(name, value, model), value
+
+
+def test_fitted_attributes_fit_their_layer(rng):
+    sets, y = sets_of(rng, 12), rng.normal(size=(12, 2))
+    one = kh.AttentionRegressor(3, random_state=0).fit(sets, y[:, 0])
+    two = kh.AttentionRegressor(3, random_state=0).fit(sets, y)
+    exact = kh.AttentionRegressor(math.inf, random_state=0).fit(sets, y)
+    value = float(one.layer_.intercept[0])
+    assert _fits("intercept_", value, one)
+    for wrong in (value + 1.0, np.array([value]), str(value), None):
+        assert not _fits("intercept_", wrong, one)
+    one.layer_ = replace(one.layer_, intercept=np.array([value, value]), values=np.zeros((3, 4, 2)))
+    assert not _fits("intercept_", value, one)
+    assert _fits("intercept_", two.layer_.intercept.copy(), two)
+    for wrong in (two.layer_.intercept + 1.0, two.layer_.intercept[:1], 3.0, np.zeros(2, int)):
+        assert not _fits("intercept_", wrong, two)
+    assert _fits("loo_predictions_", np.zeros((5, 2)), two)
+    assert not _fits("loo_predictions_", np.zeros((5, 3)), two)
+    assert not _fits("loo_predictions_", np.zeros(5), two)
+    assert _fits("solver_", "kernel", exact)
+    assert not _fits("solver_", "dual", exact)
+    assert _fits("law_", kh.GaussianHeads(), two)
+    for law in (kh.GaussianHeads(1.0), kh.GaussianHeads(0), kh.GaussianHeads(scale=0.4), kh.QueryKeyHeads(1), None):
+        assert not _fits("law_", law, two), law
+    assert _fits("law_", kh.GaussianHeads(), exact)
+    assert not _fits("law_", kh.GaussianHeads(1.0), exact)
+    assert not _fits("predict", 3, two), "hides a method"
+
+
+@pytest.mark.parametrize(
+    ("law", "words"),
+    [
+        (kh.GaussianHeads(scale=0.0), "`scale` must be larger than 0"),
+        (kh.GaussianHeads(math.nan), "`mean`"),
+        (kh.GaussianHeads(np.zeros(4)), "mean that are not an array of numbers with 2 axes"),
+        (kh.GaussianHeads(np.full((4, 4), "a")), "mean that are not"),
+        (kh.QueryKeyHeads(0), "`rank` must be at least 1"),
+        (kh.QueryKeyHeads(10**9), "heads of rank 1,000,000,000"),
+    ],
+)
+def test_laws_are_refused_for_one_wrong_part(law, words):
+    for right in (kh.GaussianHeads(2), kh.GaussianHeads(np.ones((4, 4), int)), kh.QueryKeyHeads(3), kh.LearnedHeads(0)):
+        _check_law(right)
+    with pytest.raises((ValueError, TypeError), match=words):
+        _check_law(law)
+
+
+def test_the_width_of_a_law_is_that_of_its_mean():
+    assert law_width(LAW) == 4
+    assert law_width(kh.GaussianHeads(np.ones((5, 5)))) == 5
+    assert law_width(kh.GaussianHeads(np.ones((5, 4)))) == -1
+    assert law_width(kh.GaussianHeads(3.0)) is law_width(kh.QueryKeyHeads(2)) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda sums, model: None, "sums that are none"),
+        (lambda sums, model: replace(sums, moments=spoiled(sums.moments, cross=np.zeros((3, 1)))), "not those of the layer"),
+        (lambda sums, model: replace(sums, moments=spoiled(sums.moments, cross=np.zeros((16, 2)))), "not those of the layer"),
+        (lambda sums, model: replace(sums, moments=spoiled(sums.moments, fit_intercept=False)), "without an intercept"),
+        (lambda sums, model: replace(sums, moments=spoiled(sums.moments, count=61)), "sums over 61 samples, of which 60"),
+        (lambda sums, model: replace(sums, kept=spoiled(sums.kept, limit=3)), "samples kept that are not"),
+        (lambda sums, model: replace(sums, kept=spoiled(sums.kept, columns=np.ones((60, 2)))), "samples kept that are not"),
+        (lambda sums, model: replace(sums, kept=spoiled(sums.kept, sets=None)), "no samples to calibrate on"),
+        (lambda sums, model: replace(sums, kept=spoiled(sums.kept, columns=np.zeros((60, 1)))), "other labels"),
+        (lambda sums, model: replace(sums, kept=spoiled(sums.kept, sets=kh.SetBatch(np.ones((60, 1, 2))))), "another dim"),
+        (lambda sums, model: replace(sums, kept=spoiled(sums.kept, sets=sums.kept.sets.with_query(None))), "with queries"),
+    ],
+)  # fmt: skip
+def test_sums_must_be_those_of_the_model(change, words, rng):
+    model, sums = streamed(rng)
+    _resume(model, sums)
+    _resume(model, replace(sums, moments=spoiled(sums.moments, count=1)))
+    with pytest.raises(ValueError, match=words):
+        _resume(model, change(sums, model))
+    with pytest.raises(ValueError, match="of an estimator that has none"):
+        _resume(model_of("ball", rng)[0], sums)
+
+
+@pytest.mark.parametrize("groups", [False, True])
+@pytest.mark.parametrize("rule", [("given", "mean"), ("given", "sum"), ("mean", "mean"), ("each", "sum")])
+@pytest.mark.parametrize("with_query", [True, False])
+def test_training_sets_must_be_what_the_rule_makes_of_new_ones(groups, rule, with_query, rng):
+    query, pooling = rule
+    if groups and query != "given":
+        return
+    batch = sets_of(rng, 12, query=with_query)
+    batch = SetGroups(batch, [1, 2, 3] * 2) if groups else batch
+    model = kh.AttentionRegressor(math.inf, query=query, pooling=pooling).fit(batch, rng.normal(size=len(batch)))
+    right = model.layer_.sets
+    _check_training_sets(model, right)
+    for other_query, other_pooling in [("given", "mean"), ("given", "sum"), ("mean", "mean"), ("each", "sum")]:
+        if groups and other_query != "given":
+            continue
+        made = TokenRule("none", other_query, other_pooling).apply(batch)
+        if (made.pooling, made.each, made.query is None) == (right.pooling, right.each, right.query is None):
+            _check_training_sets(model, made)
+        else:
+            with pytest.raises(ValueError, match="pooled or queried otherwise"):
+                _check_training_sets(model, made)
+    base = right.sets.with_query(None if right.sets.query is not None else np.zeros((len(right.sets), DIM)))
+    with pytest.raises(ValueError, match="pooled or queried otherwise"):
+        _check_training_sets(model, right.with_sets(base))
+    with pytest.raises(ValueError, match="does not fit the tokens"):
+        _check_training_sets(model, PLAIN.with_sets(kh.SetBatch(np.ones((2, 2, 2)))))
+    model.tokens_ = None
+    with pytest.raises(ValueError, match="no rule for tokens"):
+        _check_training_sets(model, right)
+
+
+def test_labels_are_sorted_and_as_many_as_scores(rng):
+    model = kh.AttentionClassifier(3, random_state=0).fit(sets_of(rng, 12), np.arange(12) % 3)
+    _check_labels(model)
+    cases = [(None, "no labels"), (np.zeros((3, 1)), "no labels"), (np.array([1]), "no labels"),
+             (np.array([0.0, 1.0, np.inf]), "not finite"), (np.array([0, 2, 1]), "not sorted"),
+             (np.array([0, 1, 1]), "not all different"), (np.array([0, 1]), "3 scores for 2 labels"),
+             (np.arange(4), "3 scores for 4 labels")]  # fmt: skip
+    for classes, words in cases:
+        model.classes_ = classes
+        with pytest.raises(ValueError, match=words):
+            _check_labels(model)
+
+
+def test_options_for_reading_tables_are_names_or_numbers():
+    assert _option("a") == "a"
+    assert _option(["a", "b"]) == ("a", "b")
+    assert _option(3) == 3
+    for wrong in ([], ["a", 1], True, 1.5, None, {}):
+        with pytest.raises(ValueError, match="an option .* for reading tables"):
+            _option(wrong)
