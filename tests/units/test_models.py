@@ -17,18 +17,25 @@ from keyhole.data.sets import PooledSets, SetGroups
 from keyhole.data.tokens import TokenRule
 from keyhole.layer import FiniteLayer, KernelLayer
 from keyhole.models import (
+    FORMAT,
+    VERSION,
+    Packer,
     Schema,
+    Unpacker,
     _check_kept,
     _check_labels,
     _check_law,
     _check_moments,
     _check_record,
     _check_training_sets,
+    _digest,
     _fits,
     _option,
     _resume,
     _sets,
+    from_lower_triangle,
     law_width,
+    lower_triangle,
     read_container,
     read_model,
     write_container,
@@ -630,7 +637,8 @@ KERNEL = KernelLayer(kh.GaussianHeads(), PLAIN, np.zeros((3, 2)), np.zeros(2), "
 STANDARD = TokenRule("standard", "given", "mean", np.zeros(3), np.ones(3))
 POOLED = PooledSets(SetGroups(PLAIN, [1, 2]), "sum")
 RIGHT = [
-    STANDARD, TokenRule("none", "each", "sum"), Step(0, 1.0, 2.0), LAW, spoiled(LAW, query_scales_=None, key_scales_=None),
+    STANDARD, TokenRule("none", "each", "sum"), Step(0, 1.0, 2.0), LAW,
+    spoiled(LAW, query_scales_=None, key_scales_=None),
     POOLED, PooledSets(PLAIN, "mean", True), LAYER, KERNEL, spoiled(KERNEL, sets=PooledSets(PLAIN, "sum")),
     spoiled(KERNEL, law=spoiled(LAW, query_scales_=None, key_scales_=None)),
 ]  # fmt: skip
@@ -891,27 +899,28 @@ def test_the_width_of_a_law_is_that_of_its_mean():
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("part", "change", "words"),
     [
-        (lambda sums, model: None, "sums that are none"),
-        (lambda sums, model: replace(sums, moments=spoiled(sums.moments, cross=np.zeros((3, 1)))), "not those of the layer"),
-        (lambda sums, model: replace(sums, moments=spoiled(sums.moments, cross=np.zeros((16, 2)))), "not those of the layer"),
-        (lambda sums, model: replace(sums, moments=spoiled(sums.moments, fit_intercept=False)), "without an intercept"),
-        (lambda sums, model: replace(sums, moments=spoiled(sums.moments, count=61)), "sums over 61 samples, of which 60"),
-        (lambda sums, model: replace(sums, kept=spoiled(sums.kept, limit=3)), "samples kept that are not"),
-        (lambda sums, model: replace(sums, kept=spoiled(sums.kept, columns=np.ones((60, 2)))), "samples kept that are not"),
-        (lambda sums, model: replace(sums, kept=spoiled(sums.kept, sets=None)), "no samples to calibrate on"),
-        (lambda sums, model: replace(sums, kept=spoiled(sums.kept, columns=np.zeros((60, 1)))), "other labels"),
-        (lambda sums, model: replace(sums, kept=spoiled(sums.kept, sets=kh.SetBatch(np.ones((60, 1, 2))))), "another dim"),
-        (lambda sums, model: replace(sums, kept=spoiled(sums.kept, sets=sums.kept.sets.with_query(None))), "with queries"),
+        ("moments", {"cross": np.zeros((3, 1))}, "not those of the layer"),
+        ("moments", {"cross": np.zeros((16, 2))}, "not those of the layer"),
+        ("moments", {"fit_intercept": False}, "without an intercept"),
+        ("moments", {"count": 61}, "sums over 61 samples, of which 60 were seen"),
+        ("kept", {"limit": 3}, "samples kept that are not"),
+        ("kept", {"columns": np.ones((60, 2))}, "samples kept that are not"),
+        ("kept", {"sets": None}, "no samples to calibrate on"),
+        ("kept", {"columns": np.zeros((60, 1))}, "other labels"),
+        ("kept", {"sets": kh.SetBatch(np.ones((60, 1, 2)))}, "of another dimension"),
+        ("kept", {"sets": kh.SetBatch(np.ones((60, 1, 3)))}, "with queries and training sets without"),
     ],
-)  # fmt: skip
-def test_sums_must_be_those_of_the_model(change, words, rng):
+)
+def test_sums_must_be_those_of_the_model(part, change, words, rng):
     model, sums = streamed(rng)
     _resume(model, sums)
     _resume(model, replace(sums, moments=spoiled(sums.moments, count=1)))
     with pytest.raises(ValueError, match=words):
-        _resume(model, change(sums, model))
+        _resume(model, spoiled(sums, **{part: spoiled(getattr(sums, part), **change)}))
+    with pytest.raises(ValueError, match="sums that are none"):
+        _resume(model, None)
     with pytest.raises(ValueError, match="of an estimator that has none"):
         _resume(model_of("ball", rng)[0], sums)
 
@@ -965,5 +974,167 @@ def test_options_for_reading_tables_are_names_or_numbers():
     assert _option(["a", "b"]) == ("a", "b")
     assert _option(3) == 3
     for wrong in ([], ["a", 1], True, 1.5, None, {}):
-        with pytest.raises(ValueError, match="an option .* for reading tables"):
+        with pytest.raises(ValueError, match=r"an option .* for reading tables"):
             _option(wrong)
+
+
+VALUES = [
+    None, True, "x", 3, -(2**63), 2**63, -(10**40), 0.5, math.inf, -math.inf, [1, (2, "a")], {"a": 1, (1, 2): [None]},
+    np.int32(3), np.bool_(True), np.float32(0.25), np.arange(6.0).reshape(2, 3),
+    np.asfortranarray(np.arange(6.0).reshape(2, 3)), np.arange(3.0, dtype=">f8"), np.array([["a", "bcd"]]),
+    np.array(["a", "bcd"], dtype=object), np.zeros((0, 2)), np.zeros(0, dtype=str), np.array(True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", VALUES, ids=repr)
+def test_values_are_packed_and_unpacked(value):
+    packer = Packer()
+    described = json.loads(json.dumps(packer.pack(value, "it"), allow_nan=False))
+    found = Unpacker(packer.arrays).unpack(described)
+    if isinstance(value, (np.ndarray, np.generic)):
+        assert np.array_equal(found, value)
+        assert found.dtype == value.dtype
+        assert found.shape == value.shape
+        assert value.ndim < 2 or found.flags.f_contiguous == value.flags.f_contiguous
+    else:
+        assert type(found) is type(value)
+        assert found == value
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (np.array(["a", 3], dtype=object), "it is an array of object"),
+        (np.zeros(2, complex), "it is an array of complex128"),
+        ([0, {1}], r"it\[1\] is a set"),
+        ({"k": {1}}, r"it\['k'\] is a set"),
+    ],
+)
+def test_what_is_no_data_is_not_packed(value, words):
+    with pytest.raises(ValueError, match=words):
+        Packer().pack(value, "it")
+
+
+@pytest.mark.parametrize(
+    "described",
+    [
+        [1], {"number": 3}, {"number": "x"}, {"number": "9" * 1000}, {"list": 3}, {"array": "1", "turned": False},
+        {"array": "0", "turned": 1}, {"strings": ["a", 3], "shape": [2], "as": "object"},
+        {"strings": ["a"], "shape": [2], "as": "text"}, {"strings": ["a"], "shape": [1], "as": "bytes"},
+        {"object": "Popen", "with": {}}, {"object": "Step", "with": {"step": 0, "loo_error": 1.0}},
+        {"object": "Step", "with": {"step": 0, "loo_error": 1.0, "held_out_error": 1.0, "more": 1}},
+        {"object": "HeadDraw", "with": {"law": {"object": "GaussianHeads", "with": {}}, "n_heads": 10**9 + 1, "dim": 2,
+                                        "seed": 0}},
+        {"object": "FiniteLayer", "with": {"device": "cpu"}},
+    ],
+)  # fmt: skip
+def test_what_describes_nothing_is_refused(described):
+    with pytest.raises((ValueError, KeyError)):
+        Unpacker({"0": np.zeros(2)}).unpack(described)
+
+
+def test_the_most_heads_that_a_file_may_name_can_be_named():
+    law = {"object": "GaussianHeads", "with": {}}
+    draw = {"object": "HeadDraw", "with": {"law": law, "n_heads": 10**9, "dim": 2, "seed": 0}}
+    assert Unpacker({}).unpack(draw).n_heads == 10**9
+
+
+def test_a_triangle_holds_half_of_a_symmetric_matrix(rng):
+    for size in (1, 2, 5):
+        square = rng.normal(size=(size, size))
+        square += square.T
+        np.testing.assert_array_equal(from_lower_triangle(lower_triangle(square)), np.tril(square))
+    for wrong in (np.zeros(0), np.zeros(2), np.zeros(7)):
+        with pytest.raises(ValueError, match="make no triangle"):
+            from_lower_triangle(wrong)
+    with pytest.raises(ValueError, match="sums of products that are not"):
+        from_lower_triangle(np.zeros((3, 1)))
+
+
+def at(path, *where):
+    """What stands there in the document of a file."""
+    found, _ = read_container(path)
+    for key in where:
+        found = found[key]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("where", "junk", "words"),
+    [
+        (("layer", "active"), None, "a layer without values"),
+        (("layer", "values"), {"strings": ["a"], "shape": [1], "as": "object"}, "'m' has"),
+        (("layer", "values"), np.full((3, 4, 3), np.nan), "a layer without values"),
+        (("layer", "values"), np.ones((2, 4, 3)), r"values of shape \(2, 4, 3\) for 3 heads of width 4"),
+        (("layer", "values"), np.ones((3, 3, 3)), "values of shape"),
+        (("layer", "values"), np.ones((3, 4, 3, 1)), "values of shape"),
+        (("layer", "values"), np.ones((3, 4, 0)), "values of shape"),
+        (("layer", "values"), np.ones((3, 4, 3), int), "values of shape"),
+        (("layer", "intercept"), np.ones(2), "an intercept that does not fit"),
+        (("layer", "intercept"), np.ones((3, 1)), "an intercept that does not fit"),
+        (("layer", "intercept"), np.ones(3, int), "an intercept that does not fit"),
+        (("layer", "intercept"), np.full(3, np.inf), "a layer without values"),
+        (("layer", "activation"), "tanh", "activation"),
+        (("layer", "dtype"), "float16", "dtype"),
+        (("layer", "heads", "with", "dim"), 2, "heads that do not fit tokens of dimension 3"),
+        (("layer", "heads"), None, "heads that do not fit"),
+        (("layer", "heads", "with", "law"), {"object": "LearnedHeads", "with": {}}, "a law that was never fitted"),
+        (("layer", "heads", "with", "law", "with", "scale"), 1.7e308, "heads that are not finite"),
+        (("fitted", "has_query_"), 1, "no word about queries"),
+        (("fitted", "n_features_in_"), 3.0, "no token dimension"),
+        (("fitted", "n_features_in_"), 0, "tokens of dimension 0"),
+        (("fitted", "layer_"), 3, "a fitted attribute 'layer_'"),
+        (("fitted", "Note_"), 3, "a fitted attribute 'Note_'"),
+        (("fitted", "note"), 3, "a fitted attribute 'note'"),
+        (("fitted", "n" * 62 + "_"), 3, "a fitted attribute 'n"),
+        (("schema", "columns"), [["set", [1]]], "an option"),
+    ],
+)
+def test_layers_of_norm_balls_are_refused_for_one_wrong_part(where, junk, words, rng, tmp_path):
+    model = model_of("ball", rng)[0]
+    kh.save(model, tmp_path / "m")
+
+    def change(document, arrays):
+        place = document
+        for key in where[:-1]:
+            place = place[key]
+        if isinstance(junk, np.ndarray):
+            arrays["junk"] = junk
+        place[where[-1]] = {"array": "junk", "turned": False} if isinstance(junk, np.ndarray) else junk
+
+    rewrite(tmp_path / "m", change)
+    with pytest.raises(ValueError, match=words), np.errstate(over="ignore"):
+        kh.load(tmp_path / "m")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"{", "must be JSON"), (b"[1]", "must be a JSON object: 'm' has a list"), (b"[" * 10_000, "must be JSON")],
+    ids=["broken", "a list", "deep"],
+)
+def test_a_description_with_a_good_digest_is_a_json_object(content, words, tmp_path):
+    arrays = {"0": np.zeros(2)}
+    text = content.decode()
+    metadata = {"format": FORMAT, "version": str(VERSION), "document": text, "sha256": _digest(text, arrays)}
+    save_file(arrays, tmp_path / "m", metadata)
+    with pytest.raises(ValueError, match=words):
+        read_container(tmp_path / "m")
+
+
+@pytest.mark.parametrize("name", ["law_", "tokens_", "alpha_", "solver_", "selection_", "intercept_", "classes_",
+                                  "temperature_", "n_features_in_", "has_query_"])  # fmt: skip
+def test_no_fitted_attribute_may_be_missing(name, saved):
+    rewrite(saved, lambda document, _: document["fitted"].pop(name))
+    with pytest.raises(ValueError, match=rf"'model' has .*{name.strip('_')}"):
+        kh.load(saved)
+
+
+def test_a_dtype_and_a_generator_are_stored_by_name_and_seed(rng, tmp_path):
+    state = np.random.default_rng(5)
+    model = kh.AttentionRegressor(3, dtype=np.float32, random_state=state).fit(sets_of(rng, 12), rng.normal(size=12))
+    kh.save(model, tmp_path / "m")
+    assert at(tmp_path / "m", "parameters", "dtype") == "float32"
+    assert at(tmp_path / "m", "parameters", "random_state") == model.heads_.seed
+    exact = kh.AttentionRegressor(math.inf, random_state=state).fit(sets_of(rng, 12), rng.normal(size=12))
+    kh.save(exact, tmp_path / "exact")
+    assert at(tmp_path / "exact", "parameters", "random_state") is None
