@@ -1,5 +1,6 @@
 """The surface of the kernels: formulas against a double loop, shapes, precision, budgets, messages."""
 
+import mpmath
 import numpy as np
 import pytest
 
@@ -112,6 +113,39 @@ def test_keys_at_the_origin_and_opposite_keys():
     std = 0.5 * np.sqrt(2) * np.sqrt(1 + 1e12)
     expected = std**2 * (1 - 1e12) * np.sqrt(2) * 2 / (3 * 2 * np.pi) * gap**1.5
     assert abs(kernel[0, 1] / expected - 1) < 1e-9
+
+
+def exact_arc(a, b, activation):
+    """The kernel around mean zero of two sets of one key, in 40 digits."""
+    with mpmath.workdps(40):
+        x, y, x0, y0 = (
+            mpmath.matrix(v[0].tolist())
+            for v in (a.extended_keys(), b.extended_keys(), a.extended_query(), b.extended_query())
+        )
+        inner, sizes = (x.T * y)[0], [mpmath.norm(v) for v in (x, y, x0, y0)]
+        rho = inner * (x0.T * y0)[0] / mpmath.fprod(sizes)
+        angle = mpmath.acos(rho)
+        if activation == "step":
+            return float(inner * (1 - angle / mpmath.pi) / 2)
+        arc = (mpmath.sin(angle) + (mpmath.pi - angle) * rho) / (2 * mpmath.pi)
+        return float(inner * mpmath.fprod(sizes) * arc / 4)
+
+
+@pytest.mark.parametrize("activation", ["relu", "step"])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("apart", [0.05, 1e-3, 1e-5, 1e-8])
+def test_near_copies_and_near_opposites_keep_their_digits(activation, sign, apart, rng):
+    """1 − |ρ| is made of what keys and queries differ by, each; far out, opposite tokens make ρ nearly −1."""
+    key, query = rng.normal(size=(2, 3))
+    for far in ("keys", "queries"):
+        size = 1e5 if sign < 0 else 1.0
+        noise = apart * rng.normal(size=(2, 2, 3))
+        x = key * (size if far == "keys" else 1.0) * np.array([[1.0], [sign if far == "keys" else 1.0]])
+        q = query * (size if far == "queries" else 1.0) * np.array([[1.0], [sign if far == "queries" else 1.0]])
+        x, q = x + noise[0] * np.linalg.norm(x[0]), q + noise[1] * np.linalg.norm(q[0])
+        sets = kh.SetBatch(x[:, None], q)
+        found = kh.attention_kernel(sets, activation=activation)[0, 1]
+        assert found == pytest.approx(exact_arc(sets[0], sets[1], activation), rel=1e-9, abs=0)
 
 
 def test_no_temporary_holds_all_pairs(rng):
