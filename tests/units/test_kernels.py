@@ -148,6 +148,18 @@ def test_near_copies_and_near_opposites_keep_their_digits(activation, sign, apar
         assert found == pytest.approx(exact_arc(sets[0], sets[1], activation), rel=1e-9, abs=0)
 
 
+@pytest.mark.parametrize("activation", ["relu", "step"])
+@pytest.mark.parametrize("other", [-1.0, -0.2, 0.5, 2.0])
+def test_a_series_in_one_correlation_has_terms_enough_for_it(activation, other):
+    """One pair alone decides how many: with [3; 1] these keys have a cosine of −0.4, 0.1, 0.7 and 0.99."""
+    a, b = (kh.SetBatch(np.array([[[x]]]), np.ones((1, 1))) for x in (3.0, other))
+    for strength in (0.3, -0.3):
+        law = kh.GaussianHeads(strength, 0.4)
+        np.testing.assert_allclose(
+            kh.attention_kernel(a, b, law, activation), looped_kernel(a, b, law, activation), rtol=1e-12
+        )
+
+
 def test_no_temporary_holds_all_pairs(rng):
     import tracemalloc
 
