@@ -1,11 +1,14 @@
 """Saved models: the same to the last bit, refused with a message when anything about the file is wrong."""
 
+import base64
 import copy
 import json
 import math
 import os
 import tracemalloc
+import zlib
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -30,11 +33,11 @@ from keyhole.models import (
     _check_training_sets,
     _digest,
     _fits,
+    _law_fits,
     _option,
     _resume,
     _sets,
     from_lower_triangle,
-    law_width,
     lower_triangle,
     read_container,
     read_model,
@@ -922,11 +925,15 @@ def test_laws_are_refused_for_one_wrong_part(law, words):
         _check_law(law)
 
 
-def test_the_width_of_a_law_is_that_of_its_mean():
-    assert law_width(LAW) == 4
-    assert law_width(kh.GaussianHeads(np.ones((5, 5)))) == 5
-    assert law_width(kh.GaussianHeads(np.ones((5, 4)))) == -1
-    assert law_width(kh.GaussianHeads(3.0)) is law_width(kh.QueryKeyHeads(2)) is None
+def test_a_law_fits_heads_of_the_shape_of_its_mean():
+    assert _law_fits(LAW, (4, 4))
+    assert not _law_fits(LAW, (5, 5))
+    assert _law_fits(kh.GaussianHeads(np.ones((5, 4))), (5, 4))
+    assert not _law_fits(kh.GaussianHeads(np.ones((5, 4))), (4, 5))
+    assert _law_fits(kh.GaussianHeads(3.0), (2, 7))
+    assert _law_fits(kh.QueryKeyHeads(2), (2, 7))
+    assert _law_fits(kh.GaussianHeads(3.0, pairs=[(0, 5)]), (2, 7))
+    assert not _law_fits(kh.GaussianHeads(3.0, pairs=[(1, 5)]), (2, 7))
 
 
 @pytest.mark.parametrize(
@@ -1169,3 +1176,36 @@ def test_a_dtype_and_a_generator_are_stored_by_name_and_seed(rng, tmp_path):
     exact = kh.AttentionRegressor(math.inf, random_state=state).fit(sets_of(rng, 12), rng.normal(size=12))
     kh.save(exact, tmp_path / "exact")
     assert at(tmp_path / "exact", "parameters", "random_state") is None
+
+
+def test_a_file_from_before_extras_and_defaults_that_choose_loads_and_predicts(rng, tmp_path):
+    held = json.loads((Path(__file__).parents[1] / "fuzz/corpus/model-read-1.json").read_text())
+    (tmp_path / "m").write_bytes(zlib.decompress(base64.b85decode(held["files"]["m.keyhole"])))
+    document, arrays = read_container(tmp_path / "m")
+    assert not {"n_heads_", "n_extras_in_", "n_query_features_in_", "log_losses_"} & set(document["fitted"])
+    assert "extras_values" not in document["layer"]["with"]
+    model = kh.load(tmp_path / "m")
+    assert (model.n_heads_, model.n_query_features_in_, model.n_extras_in_) == (3, 2, 0)
+    sets = kh.SetBatch([rng.normal(size=(k, 2)) for k in (1, 4, 2)], rng.normal(size=(3, 2)))
+    centre, spread = model.tokens_.centre, model.tokens_.spread
+    ready = kh.SetBatch([(one.tokens - centre) / spread for one in sets], (sets.query - centre) / spread)
+    drawn = kh.GaussianHeads(arrays["8"], 0.5).sample(3, 2, 1)
+    scores = kh.attention_features(ready, drawn) @ arrays["9"].reshape(9, -1) + arrays["10"]
+    np.testing.assert_allclose(model.predict(sets), scores, rtol=1e-12)
+    kh.save(model, tmp_path / "again")
+    np.testing.assert_array_equal(kh.load(tmp_path / "again").predict(sets), model.predict(sets))
+
+
+@pytest.mark.parametrize("kind", [kh.AttentionFeatures, kh.NormBallRegressor])
+def test_a_file_from_before_token_options_has_tokens_as_they_are(kind, rng, tmp_path):
+    sets = sets_of(rng)
+    model = kind(3, random_state=0).fit(sets, sets.query[:, 0])
+    kh.save(model, tmp_path / "new")
+    document, arrays = read_container(tmp_path / "new")
+    for name in ("scaling", "query"):
+        del document["parameters"][name]
+    del document["fitted"]["tokens_"]
+    write_container(tmp_path / "old", document, arrays, overwrite=False)
+    old, apply = kh.load(tmp_path / "old"), "transform" if kind is kh.AttentionFeatures else "predict"
+    np.testing.assert_array_equal(getattr(old, apply)(sets), getattr(model, apply)(sets))
+    assert (old.scaling, old.query, old.tokens_) == ("none", "given", TokenRule("none", "given", "mean"))
