@@ -183,7 +183,10 @@ DATA: dict[str, Callable[[Path, str], Problem]] = {
     "japanese_vowels": japanese_vowels,
     "qm7": qm7,
     **dict.fromkeys((f"japanese_vowels {kind}" for kind in ("frames", "windows 3", "windows 5")), vowel_windows),
-    **dict.fromkeys((f"qa01 words{more}" for more in ("", " shared", " ages", " shared ages")), story_words),
+    **dict.fromkeys(
+        (f"{task} words{more}" for task in ("qa01", "qa06") for more in ("", " shared", " ages", " shared ages")),
+        story_words,
+    ),
 }
 
 
