@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import tracemalloc
 import warnings
 
 import cvxpy as cp
@@ -250,6 +251,16 @@ def test_products_of_a_streamed_design_are_those_of_its_columns(rng):
     np.testing.assert_allclose(dense.matvec(values), exact @ values, rtol=1e-12, atol=1e-14)
     np.testing.assert_allclose(dense.rmatvec(residuals), exact.T @ residuals, rtol=1e-12, atol=1e-14)
     np.testing.assert_array_equal(dense.take(np.array([2, 0])), array[:, [6, 7, 8, 0, 1, 2]])
+
+
+def test_products_of_float32_make_no_float64_copy_of_the_design(rng):
+    design = DenseDesign(rng.standard_normal((1000, 300)).astype(np.float32), 3, memory_budget=2**16)
+    for product, operand in ((design.matvec, np.ones((300, 1))), (design.rmatvec, np.ones((1000, 1)))):
+        tracemalloc.start()
+        product(operand)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 0.2 * design.array.nbytes
 
 
 @pytest.mark.parametrize("fit_intercept", [True, False])
