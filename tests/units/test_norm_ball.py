@@ -255,12 +255,15 @@ def test_products_of_a_streamed_design_are_those_of_its_columns(rng):
 
 def test_products_of_float32_make_no_float64_copy_of_the_design(rng):
     design = DenseDesign(rng.standard_normal((1000, 300)).astype(np.float32), 3, memory_budget=2**16)
-    for product, operand in ((design.matvec, np.ones((300, 1))), (design.rmatvec, np.ones((1000, 1)))):
+    exact = design.array.astype(np.float64)
+    cases = ((design.matvec, np.ones((300, 1)), exact), (design.rmatvec, np.ones((1000, 1)), exact.T))
+    for product, operand, matrix in cases:
         tracemalloc.start()
-        product(operand)
+        found = product(operand)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak < 0.2 * design.array.nbytes
+        np.testing.assert_allclose(found, matrix @ operand, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("fit_intercept", [True, False])
