@@ -172,3 +172,12 @@ def test_broken_twin_residuals_in_the_place_of_the_gradient_are_seen(rng):
     values = features.T @ fit.coef
     held = attention_pullback(batch, heads, -2 * fit.left_out @ values.T / 20, n_means=1)
     assert abs(np.sum(held * direction) - slope(error, direction)) > 1e-3 * abs(slope(error, direction))
+
+
+def test_softmax_is_pulled_back_however_large_the_scores(rng):
+    """One number added to all scores of a set changes no weight: here 1e4, whose exponential overflows."""
+    batch, heads = sets(rng), 0.3 * rng.normal(size=(5, 4, 4))
+    cotangent, higher = rng.normal(size=(12, 20)), heads.copy()
+    higher[:, -1, -1] += 1e4
+    found = attention_pullback(batch, higher, cotangent, "softmax")
+    np.testing.assert_allclose(found, attention_pullback(batch, heads, cotangent, "softmax"), atol=1e-9)

@@ -436,9 +436,7 @@ def test_products_of_operators_are_the_same_in_the_blocks_and_by_joinings(target
         for k, second in enumerate(raised[n:], start=n)
         for place, value in _fischer_products(first, second).items()
     }
-    assert {k - n for n, k, *_ in want} == set(
-        range(0, min(r, s) + 1, 2)
-    )  # odd ones have none
+    assert {k - n for n, k, *_ in want} == set(range(0, min(r, s) + 1, 2))  # odd ones have none
     assert {e for _, _, e, _, _ in want} == {0, 1}
     found, sizes = dict.fromkeys(want, 0.0), dict.fromkeys(want, 0.0)
     for label, vectors in target_vectors(target, max(r, s)).items():

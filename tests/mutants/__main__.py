@@ -194,8 +194,8 @@ class Mutants:
         }
         # what is known so far, should somebody lose patience
         (self.options.out / "summary.json").write_text(json.dumps({"tried": list(self.results.values())}))
-        if outcome == "survived":
-            say(f"{mutant.place(ROOT)}  {mutant.function}: {mutant.change}")
+        if outcome != "caught":
+            say(f"{mutant.place(ROOT)}  {mutant.function}: {mutant.change}" + " (broke here)" * (outcome == "error"))
         if len(self.results) % 25 == 0:
             say(f"… {len(self.results)} of {len(self.sample)} mutants after {time.monotonic() - self.begun:.0f} s")
 
@@ -520,7 +520,7 @@ class Marks:
 
     def __init__(self, path: Path) -> None:
         table = tomllib.loads(path.read_text())
-        self.marks: list[dict[str, str]] = table.get("equivalent", [])
+        self.marks: list[dict[str, Any]] = table.get("equivalent", [])
         for mark in [*self.marks, *table.get("left_out", [])]:
             if not mark.get("reason"):
                 raise SystemExit(f"{path.name}: no reason is given for {mark}.")
@@ -534,10 +534,11 @@ class Marks:
 
     def reason(self, mutant: Mutant) -> str | None:
         for i, mark in enumerate(self.marks):
-            same = mark["function"] == mutant.function and mark["line"] == mutant.line
-            if same and mark.get("change", mutant.change) == mutant.change:
+            changes = mark.get("change", [mutant.change])
+            known = mutant.change in ([changes] if isinstance(changes, str) else changes)
+            if known and mark["function"] == mutant.function and mark["line"] == mutant.line:
                 self.used.add(i)
-                return mark["reason"]
+                return str(mark["reason"])
         return None
 
 
@@ -608,7 +609,8 @@ def conclude(drawn: list[Mutant], results: list[Result], options: argparse.Names
         "caught": counts["caught"],
         "caught_by_time": by_time,
         "equivalent": equivalent,
-        "survived": len(results) - counts["caught"],
+        "survived": counts["survived"],
+        "never_tried": counts["error"],  # the trial itself broke
         "share": share,
         "seconds": round(seconds),
         "tried": results,
@@ -620,8 +622,11 @@ def conclude(drawn: list[Mutant], results: list[Result], options: argparse.Names
             say(f"    {result['by'] or 'passes ' + str(result['tests']) + ' tests'}")
     say(
         f"\n{len(drawn)} mutants: {counts['caught']} caught ({by_time} of them never ended), {equivalent} equivalent, "
-        f"{summary['survived']} survived. {share:.1%}, at least {ENOUGH:.0%} asked for; {seconds:.0f} s."
+        f"{counts['survived']} survived. {share:.1%}, at least {ENOUGH:.0%} asked for; {seconds:.0f} s."
     )
+    if counts["error"]:
+        say(f"{counts['error']} were never tried, for the trial itself broke: the traces above say where.")
+        return 2
     return 0 if share >= ENOUGH else 1
 
 

@@ -1,7 +1,8 @@
 """What may be changed in a source file, one operator, constant or statement at a time.
 
 Left alone, because a change there is no wrong number: text (docstrings, messages, f-strings), annotations, decorators,
-imports and `assert`, which only tells a type checker what holds anyway. And whatever `equivalent.toml` names by rule.
+imports, `assert`, which only tells a type checker what holds anyway, and `raise NotImplementedError`, which only names
+what others answer. And whatever `equivalent.toml` names by rule.
 """
 
 from __future__ import annotations
@@ -221,7 +222,7 @@ def _is_for_type_checkers(node: ast.AST) -> bool:
 
 
 def _options(node: ast.AST, in_function: bool) -> Iterator[ast.AST]:
-    if isinstance(node, DROPPED) and not (isinstance(node, ast.Expr) and isinstance(node.value, BARE)):
+    if isinstance(node, DROPPED) and not _says_nothing(node):
         yield ast.Pass()
     if isinstance(node, ast.Assign) and any(isinstance(t, (ast.Subscript, ast.Attribute)) for t in node.targets):
         yield ast.Pass()
@@ -246,6 +247,12 @@ def _options(node: ast.AST, in_function: bool) -> Iterator[ast.AST]:
             yield _with(node, test=ast.UnaryOp(ast.Not(), node.test))
     elif isinstance(node, ast.Call):
         yield from _calls(node)
+
+
+def _says_nothing(node: Any) -> bool:
+    if isinstance(node, ast.Raise):
+        return isinstance(node.exc, ast.Name) and node.exc.id == "NotImplementedError"
+    return isinstance(node, ast.Expr) and isinstance(node.value, BARE)
 
 
 def _is_text(node: ast.AST) -> bool:

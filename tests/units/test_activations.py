@@ -168,6 +168,18 @@ def test_normal_parts_are_accurate_in_both_tails(rng):
                     assert abs(ours / value - 1) < 3e-13
 
 
+def test_beyond_forty_deviations_nothing_is_left_of_a_tail():
+    from keyhole.attention.compiled_moments import normal_parts
+
+    assert normal_parts(-41.0) == (0.0, 0.0, 0.0, 0.0)
+    assert normal_parts(41.0) == (0.0, 1.0, 41.0, 1.0 + 41.0**2)
+
+
+def test_a_known_score_of_zero_is_not_positive():
+    assert gaussian_moment("step", 0.0, 1.0, 0.0, 1.0, 0.0) == 0.0
+    assert gaussian_moment("step", 1e-300, 1.0, 0.0, 0.0, 0.0) == 1.0
+
+
 def test_vector_exp_agrees_with_libm(rng):
     from keyhole.attention.compiled_moments import EXP_HIGHEST, EXP_LOWEST, vector_exp
 

@@ -1,6 +1,6 @@
 import numpy as np
 
-from keyhole.data.sets import SetBatch, first_occurrences
+from keyhole.data.sets import SetBatch, first_occurrences, hash_samples
 
 
 def test_the_order_of_keys_does_not_hide_a_duplicate(rng):
@@ -39,3 +39,34 @@ def test_colliding_hashes_hide_no_label_query_or_length(rng, monkeypatch):
     )
     labels = np.array([[0.0], [1.0], [0.0], [0.0], [0.0]])
     assert first_occurrences(sets, labels).tolist() == [0, 1, 2, 3, 0]
+
+
+def test_minus_zero_is_zero():
+    keys, query, labels = np.zeros((2, 1, 2)), np.zeros((2, 2)), np.zeros((2, 1))
+    for array in (keys, query, labels):
+        assert first_occurrences(SetBatch(keys, query), labels).tolist() == [0, 0]
+        array[1] = -0.0
+        assert first_occurrences(SetBatch(keys, query), labels).tolist() == [0, 0]
+
+
+def test_hashes_tell_samples_apart_and_fill_their_range(rng):
+    keys, query, labels = rng.normal(size=(50, 3, 2)), rng.normal(size=(50, 2)), rng.normal(size=(50, 2))
+    swapped = keys.copy()
+    swapped[:, :, [0, 1]] = keys[:, :, [1, 0]]
+    every = [
+        hash_samples(SetBatch(keys), labels),
+        hash_samples(SetBatch(keys, query), labels),
+        hash_samples(SetBatch(keys), np.zeros((50, 1))),
+        hash_samples(SetBatch(keys, query[:, ::-1]), labels),
+        hash_samples(SetBatch(keys, query), labels[:, ::-1]),
+        hash_samples(SetBatch(keys, labels), query),
+        hash_samples(SetBatch(swapped, query), labels),
+        hash_samples(SetBatch(keys[:, :2], query), labels),
+        hash_samples(SetBatch(np.nextafter(keys, 9.0), query), labels),
+    ]
+    hashes = np.concatenate(every)
+    assert len(set(hashes.tolist())) == len(hashes)
+    # the least hashes are a fair sample only if every bit is as often 0 as 1
+    bits = (hashes[:, None] >> np.arange(64, dtype=np.uint64)) & np.uint64(1)
+    assert (np.abs(bits.mean(axis=0) - 0.5) * 2 * np.sqrt(len(hashes)) < 5).all()
+    np.testing.assert_array_equal(hash_samples(SetBatch(keys[:, ::-1], query), labels), every[1])

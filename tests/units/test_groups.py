@@ -7,7 +7,7 @@ import keyhole as kh
 from keyhole.attention.features import apply_values, attention_features, feature_blocks
 from keyhole.attention.heads import HeadDraw
 from keyhole.attention.kernels import attention_kernel
-from keyhole.data.sets import PooledSets, SetGroups
+from keyhole.data.sets import PooledSets, SetGroups, check_sets, samples_in
 
 
 @pytest.fixture
@@ -33,7 +33,45 @@ def test_groups_say_how_many_sets_their_samples_have(groups):
     assert repr(groups[2:]).startswith("SetGroups(2 samples, 3 sets each, of SetBatch(")
 
 
-@pytest.mark.parametrize("counts", [[2, 0, 7], [4, 4], [[9]], [4.5, 4.5]])
+def test_no_groups_are_shown_as_none(groups):
+    assert repr(groups[:0]).startswith("SetGroups(0 samples, 0 sets each, of SetBatch(0 sets")
+
+
+def test_groups_have_queries_of_their_own(groups, rng):
+    """Given or constant: none are made of their keys, even where that is what one may choose."""
+    without = SetGroups(kh.SetBatch(rng.normal(size=(9, 2, 3))), groups.counts)
+    assert groups.has_own_queries
+    assert without.has_own_queries
+    model = kh.AttentionRegressor(8, query="auto", random_state=0).fit(without, rng.normal(size=4))
+    assert model.tokens_.query == "given"
+
+
+def test_where_one_set_per_sample_is_needed_groups_are_pointed_to_their_sets(groups, sets):
+    check_sets(sets, "X")
+    for batch in (groups, PooledSets(sets, "sum")):
+        with pytest.raises(TypeError, match=rf"`X` must be .* got {type(batch).__name__}. Its sets are `X.sets`"):
+            check_sets(batch, "X")
+
+
+def test_cells_of_samples_are_put_together_again(groups, sets):
+    for batch in (groups, sets, PooledSets(groups, "sum")):
+        assert samples_in(batch) is batch
+    cells = np.asarray(groups)
+    chosen = samples_in(cells[[2, 0]][:, [1, 2]])
+    np.testing.assert_array_equal(chosen.sets.tokens, groups[[2, 0]].sets.tokens[:, 1:])
+    np.testing.assert_array_equal(chosen.sets.query, groups[[2, 0]].sets.query[:, 1:])
+    assert chosen.counts.tolist() == [3, 2]
+    mixed = cells.copy()
+    mixed[1, 1] = 3.0
+    for other in (mixed, cells[0], cells[:0], cells[None], cells.tolist(), np.ones((2, 2)), np.ones((2, 2), object)):
+        assert samples_in(other) is None
+    wrong = cells.copy()
+    wrong[2, 1] = cells[0, 1]
+    with pytest.raises(ValueError, match=r"of one size: sample 2 has .* keys in coordinate 0 and .* in coordinate 1"):
+        samples_in(wrong)
+
+
+@pytest.mark.parametrize("counts", [[2, 0, 7], [4, 4], [[9]], [4.5, 4.5], [], [-1, 10], [10, -1], np.zeros(0, int)])
 def test_counts_must_fit(counts, sets):
     with pytest.raises(ValueError, match="must"):
         SetGroups(sets, counts)

@@ -7,6 +7,7 @@ from sklearn.base import clone
 
 import keyhole as kh
 from keyhole import layer as large_layer
+from keyhole.attention.heads import HeadDraw
 from keyhole.layer import HeadDesign
 from keyhole.ridge.iterative import Preconditioner, ResidualWarning, ridge_cg
 from keyhole.ridge.problem import RidgeProblem
@@ -136,8 +137,6 @@ def y(sets, rng):
 
 
 def test_products_of_heads_are_those_of_their_features(sets, rng):
-    from keyhole.attention.heads import HeadDraw
-
     draw = HeadDraw(kh.GaussianHeads(), 50, 3, 0)
     centre = rng.standard_normal(200)
     phi = kh.attention_features(sets, draw) - centre
@@ -253,3 +252,130 @@ def test_one_distinct_sample_is_enough_for_a_penalty(sets, n_heads, fit_intercep
         for solver in ("direct", "cg")
     )
     np.testing.assert_allclose(large, direct, rtol=1e-7)
+
+
+def fitted(sets, y, penalties, n_heads=5, **options):
+    heads = HeadDraw(kh.GaussianHeads(), n_heads, 3, 0)
+    return large_layer.fit_layer(sets, y[:, None], heads, np.array(penalties), **options)
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+def test_a_tenth_is_predicted_by_a_fit_to_the_rest(sets, y, rng, weighted):
+    rows = np.append(np.arange(40), [5, 6, 7])  # copies are held out together
+    weights = np.append(rng.uniform(0.5, 2.0, 40), [1.0, 0.0, 2.0]) if weighted else None
+    penalties = [10.0, 1.0, 0.1]
+    found = fitted(sets[rows], y[rows], penalties, solver="cg", weights=weights)
+    order = np.random.default_rng(1).permutation(40)
+    held, rest = np.sort(order[::10]), np.sort(np.delete(order, np.s_[::10]))
+    joint = np.ones(43) if weights is None else weights
+    joint = np.bincount(rows, weights=joint)
+    errors, guesses = [], []
+    for alpha in penalties:
+        part = fitted(sets[rest], y[rest], [alpha], solver="direct", weights=joint[rest])
+        guesses.append(part.layer.predict(sets[held])[:, 0])
+        errors.append(np.average((y[held] - guesses[-1]) ** 2, weights=joint[held]))
+    np.testing.assert_allclose(found.ridge.errors, errors, rtol=1e-4)
+    best = int(np.argmin(errors))
+    assert found.ridge.best == best
+    assert found.ridge.alpha == penalties[best]
+    wanted = np.full(40, np.nan)
+    wanted[held] = guesses[best]
+    np.testing.assert_allclose(found.predictions[:, 0], wanted[rows], rtol=1e-4, atol=1e-5)
+    alone = fitted(sets[rows], y[rows], [penalties[best]], solver="cg", weights=weights)
+    assert np.isnan(alone.predictions).all()
+    assert np.isnan(alone.ridge.errors).all()
+    np.testing.assert_allclose(found.layer.predict(sets), alone.layer.predict(sets), atol=1e-6)
+    asked = fitted(sets[rows], y[rows], [penalties[best]], solver="cg", weights=weights, hold_out=True)
+    np.testing.assert_allclose(asked.predictions, found.predictions, rtol=1e-4, atol=1e-5)
+
+
+def test_a_tenth_of_one_sample_is_none(sets, y):
+    with pytest.raises(ValueError, match="holding out a tenth needs at least two samples"):
+        fitted(sets[[0, 0]], y[[0, 0]], [0.1, 1.0], solver="cg")
+    assert np.isfinite(fitted(sets[[0, 1]], y[[0, 1]], [0.1, 1.0], solver="cg").ridge.errors).all()
+
+
+@pytest.mark.parametrize("n_heads", [1, 30])
+def test_one_sample_has_a_layer_and_nothing_to_leave_out(sets, y, n_heads):
+    found = fitted(sets[[0, 0]], y[[0, 0]], [0.1], n_heads)
+    np.testing.assert_allclose(found.layer.predict(sets[:1]), y[:1, None], rtol=1e-9)
+    assert np.isnan(found.predictions).all()
+    assert np.isnan(found.ridge.errors).all()
+    for penalties in ([0.1, 1.0], None):
+        with pytest.raises(ValueError, match="leave-one-out needs at least two samples: got 1 sample"):
+            large_layer.fit_layer(
+                sets[[0, 0]], y[[0, 0], None], HeadDraw(kh.GaussianHeads(), n_heads, 3, 0),
+                None if penalties is None else np.array(penalties),
+            )  # fmt: skip
+
+
+@pytest.mark.parametrize(("n", "p", "dtype", "needed"), [
+    (100, 10, "float64", 4 * 100 * 8), (100, 10, "float32", 4 * 100 * 4), (10, 100, "float64", 1.5 * 100 * 8),
+    (10, 10, "float64", 1.5 * 100 * 8),
+])  # fmt: skip
+def test_a_gram_matrix_and_its_factors_may_take_four_fifths_of_the_memory(n, p, dtype, needed, monkeypatch):
+    for memory, exceeds in ((needed / 0.8 * 1.001, False), (needed / 0.8 * 0.999, True)):
+        asked = {"SC_PHYS_PAGES": memory / 4096, "SC_PAGE_SIZE": 4096}
+        monkeypatch.setattr(large_layer.os, "sysconf", asked.__getitem__)
+        assert large_layer.exceeds_memory(n, p, dtype) is exceeds
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_features_are_centred_by_the_mean_of_some_samples(sets, dtype):
+    heads = HeadDraw(kh.GaussianHeads(1.0), 9, 3, 0)
+    features = kh.attention_features(sets, heads, dtype=dtype).astype(np.float64)
+    samples = large_layer.distinct_samples(sets, np.zeros((120, 1)), None)
+    task = large_layer._Task(samples, heads, RidgeProblem.of(samples.columns, [1.0]), "relu", dtype, None, 2**30)
+    found = large_layer.mean_feature(sets, heads, task)
+    assert (found == found.astype(dtype)).all(), "as it is in the precision of the features"
+    off = np.abs(found - features.mean(axis=0))
+    assert (off < features.std(axis=0)).all()
+    np.testing.assert_allclose(large_layer.mean_feature(sets[:5], heads, task), features[:5].mean(axis=0), rtol=1e-6)
+
+
+def test_fewer_heads_have_a_larger_centre(sets, rng):
+    draw, some = HeadDraw(kh.GaussianHeads(), 50, 3, 0), HeadDraw(kh.GaussianHeads(), 9, 3, 0)
+    centre = rng.standard_normal(200)
+    design = HeadDesign(sets, draw, "relu", "float64", 10_000, centre)
+    for heads in (draw, some):
+        share = np.sqrt(50 / heads.n_heads)
+        wanted = kh.attention_features(sets, heads) - share * centre[: heads.n_heads * 4]
+        found = np.full_like(wanted, np.nan)
+        for columns, block in design.column_blocks(None if heads is draw else heads):
+            found[:, columns] = block
+        np.testing.assert_allclose(found, wanted, atol=1e-12)
+    assert design.shape == (120, 200)
+
+
+def test_units_of_a_fit(sets, y):
+    for heads in (HeadDraw(kh.GaussianHeads(), 5, 3, 0), kh.GaussianHeads()):
+        fit = large_layer.fit_layer(sets, y[:, None], heads, np.array([0.1]))
+        larger = fit.in_units(3)
+        np.testing.assert_allclose(larger.layer.predict(sets), 8 * fit.layer.predict(sets), rtol=1e-12)
+        np.testing.assert_array_equal(larger.predictions, 8 * fit.predictions)
+        np.testing.assert_allclose(larger.ridge.errors, 64 * fit.ridge.errors)
+
+
+def test_copies_are_joined_and_what_has_no_weight_is_dropped(sets):
+    rows = np.array([0, 1, 0, 2, 3, 3])
+    columns = rows[:, None] * 1.0
+    plain = large_layer.distinct_samples(sets[rows], columns, None)
+    assert plain.owner.tolist() == [0, 1, 0, 2, 3, 3]
+    assert plain.weights.tolist() == [2.0, 1.0, 1.0, 2.0]
+    assert plain.columns.tolist() == [[0.0], [1.0], [2.0], [3.0]]
+    weighed = large_layer.distinct_samples(sets[rows], columns, np.array([0.0, 0.0, 3.0, 1.0, 0.5, 0.5]))
+    assert weighed.owner.tolist() == [0, -1, 0, 1, 2, 2]
+    assert weighed.weights.tolist() == [3.0, 1.0, 1.0]
+    assert weighed.weighed.tolist() == [0, 1, 2]
+    np.testing.assert_array_equal(weighed.batch.tokens, sets[[0, 2, 3]].tokens)
+    single = large_layer.distinct_samples(sets[:3], np.zeros((3, 1)), np.ones(3))
+    assert single.weights is None
+    grouped = large_layer.grouped_samples(
+        sets[:5], np.arange(5.0)[:, None], np.array([0.0, 1.0, 0.0, 2.0, 0.0]), np.array([7, 7, 8, 9, 9])
+    )
+    assert grouped.owner.tolist() == [0, 1, -1, 2, 3]
+    assert grouped.groups.tolist() == [7, 7, 9, 9]
+    assert grouped.columns.ravel().tolist() == [0.0, 1.0, 3.0, 0.0]
+    assert grouped.weights.tolist() == [0.0, 1.0, 2.0, 0.0]
+    assert grouped.weighed.tolist() == [1, 2]
+    np.testing.assert_array_equal(grouped.batch.tokens, sets[[0, 1, 3, 4]].tokens)

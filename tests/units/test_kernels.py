@@ -1,5 +1,6 @@
 """The surface of the kernels: formulas against a double loop, shapes, precision, budgets, messages."""
 
+import mpmath
 import numpy as np
 import pytest
 
@@ -114,6 +115,51 @@ def test_keys_at_the_origin_and_opposite_keys():
     assert abs(kernel[0, 1] / expected - 1) < 1e-9
 
 
+def exact_arc(a, b, activation):
+    """The kernel around mean zero of two sets of one key, in 40 digits."""
+    with mpmath.workdps(40):
+        x, y, x0, y0 = (
+            mpmath.matrix(v[0].tolist())
+            for v in (a.extended_keys(), b.extended_keys(), a.extended_query(), b.extended_query())
+        )
+        inner, sizes = (x.T * y)[0], [mpmath.norm(v) for v in (x, y, x0, y0)]
+        rho = inner * (x0.T * y0)[0] / mpmath.fprod(sizes)
+        angle = mpmath.acos(rho)
+        if activation == "step":
+            return float(inner * (1 - angle / mpmath.pi) / 2)
+        arc = (mpmath.sin(angle) + (mpmath.pi - angle) * rho) / (2 * mpmath.pi)
+        return float(inner * mpmath.fprod(sizes) * arc / 4)
+
+
+@pytest.mark.parametrize("activation", ["relu", "step"])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("apart", [0.05, 1e-3, 1e-5, 1e-8])
+def test_near_copies_and_near_opposites_keep_their_digits(activation, sign, apart, rng):
+    """1 − |ρ| is made of what keys and queries differ by, each; far out, opposite tokens make ρ nearly −1."""
+    key, query = rng.normal(size=(2, 3))
+    for far in ("keys", "queries"):
+        size = 1e5 if sign < 0 else 1.0
+        noise = apart * rng.normal(size=(2, 2, 3))
+        x = key * (size if far == "keys" else 1.0) * np.array([[1.0], [sign if far == "keys" else 1.0]])
+        q = query * (size if far == "queries" else 1.0) * np.array([[1.0], [sign if far == "queries" else 1.0]])
+        x, q = x + noise[0] * np.linalg.norm(x[0]), q + noise[1] * np.linalg.norm(q[0])
+        sets = kh.SetBatch(x[:, None], q)
+        found = kh.attention_kernel(sets, activation=activation)[0, 1]
+        assert found == pytest.approx(exact_arc(sets[0], sets[1], activation), rel=1e-9, abs=0)
+
+
+@pytest.mark.parametrize("activation", ["relu", "step"])
+@pytest.mark.parametrize("other", [-1.0, -0.2, 0.5, 2.0])
+def test_a_series_in_one_correlation_has_terms_enough_for_it(activation, other):
+    """One pair alone decides how many: with [3; 1] these keys have a cosine of −0.4, 0.1, 0.7 and 0.99."""
+    a, b = (kh.SetBatch(np.array([[[x]]]), np.ones((1, 1))) for x in (3.0, other))
+    for strength in (0.3, -0.3):
+        law = kh.GaussianHeads(strength, 0.4)
+        np.testing.assert_allclose(
+            kh.attention_kernel(a, b, law, activation), looped_kernel(a, b, law, activation), rtol=1e-12
+        )
+
+
 def test_no_temporary_holds_all_pairs(rng):
     import tracemalloc
 
@@ -192,6 +238,13 @@ def test_the_mlp_needs_one_number_of_keys(rng):
 def test_arrays_are_pointed_to_set_batches():
     with pytest.raises(TypeError, match=r"`a` must be a SetBatch: got ndarray. Wrap arrays in kh.SetBatch"):
         check_sets(np.zeros((2, 3)), "a")
+
+
+@pytest.mark.parametrize("exponent", [-700.0, -400.0, 0.0, 400.0, 700.0, 708.7])
+def test_exponentials_are_right_as_long_as_they_fit(exponent):
+    one = kh.SetBatch(np.ones((1, 1, 1)), np.ones((1, 1)))  # a score of mean c, the identity's strength
+    kernel = kh.attention_kernel(one, None, kh.GaussianHeads(exponent / 2, 1e-9), "exp")
+    np.testing.assert_allclose(kernel, [[2.0 * np.exp(exponent)]], rtol=1e-11)
 
 
 def test_an_exponential_that_overflows_says_so(rng):

@@ -1,11 +1,23 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import keyhole as kh
-from keyhole.attention.heads import FittedHeads, HeadLaw, Step
-from keyhole.attention.learned import held_out_parts, improvement
+from keyhole.attention.heads import FittedHeads, HeadLaw, Step, standard_normals
+from keyhole.attention.learned import (
+    Adam,
+    Judgement,
+    LawDescent,
+    Task,
+    _search,
+    choose_identity,
+    gradient_in_law,
+    held_out_parts,
+    improvement,
+    judge,
+)
 
 
 @pytest.fixture
@@ -293,3 +305,339 @@ def test_threads_change_no_bit(task, monkeypatch):
         monkeypatch.setenv("OMP_NUM_THREADS", threads)
         found.append(kh.LearnedHeads(**FAST).fit(sets, y, activation="softmax").means_)
     np.testing.assert_array_equal(*found)
+
+
+# ---- the descent, step by step -----------------------------------------------------------------------------
+
+
+def plan_of(n=100, dim=2, seed=3, meant_for=None, **options):
+    return kh.LearnedHeads(**options)._plan(n, dim, seed, meant_for)
+
+
+def test_a_plan_is_the_parameters_and_their_documented_defaults():
+    plan = plan_of()
+    assert (plan.n_means, plan.scale, plan.steps, plan.learn_scales) == (1, 0.25, 100, True)
+    assert (plan.rate, plan.shrinkage, plan.strengths) == (0.1, 0.0, [0.0, 1.0, 3.0])
+    assert (plan.validation, plan.max_samples, plan.deadline, plan.seconds) == (0.2, 1000, math.inf, math.inf)
+    assert plan.scales() == [0.5, 0.25, 0.1]
+    assert plan_of(scale=0.1).scales() == [0.5, 0.1], "each once"
+    assert not plan_of(covariance="none").learn_scales
+    assert plan_of(seconds=7.0).seconds == 7.0
+
+
+@pytest.mark.parametrize(
+    ("n", "options", "meant_for", "heads"),
+    [
+        (10, {}, None, (32, 32)),  # never fewer than 32
+        (100, {}, None, (67, 67)),  # twice as many features as samples, rounded up
+        (100, {}, 100, (67, 100)),  # judged with as many as the layer will have
+        (100, {}, 1000, (67, 256)),
+        (5000, {}, 10, (256, 256)),
+        (5000, {"max_samples": 90}, None, (60, 60)),
+        (10, {"n_means": 40}, None, (40, 40)),
+        (100, {"n_heads": 9, "n_means": 9}, 5, (9, 9)),
+    ],
+)
+def test_heads_of_a_step_follow_the_samples(n, options, meant_for, heads):
+    plan = plan_of(n, meant_for=meant_for, **options)
+    assert (plan.n_heads, plan.judge_heads) == heads
+
+
+def test_several_means_start_a_little_apart(rng):
+    base = FittedHeads(rng.normal(size=(1, 3, 3)), 0.5)
+    np.testing.assert_array_equal(plan_of().start(base), base.means_)
+    own = standard_normals(3, 9, 3 + 1).reshape(3, 3, 3)
+    found = plan_of(n_means=3, learning_rate=0.2).start(base)
+    np.testing.assert_allclose(found, base.means_ + 0.2 * own, rtol=1e-13)
+
+
+def textbook_adam(rate, gradients):
+    """Where Adam goes along these gradients, from zero."""
+    first = second = place = 0.0
+    for t, gradient in enumerate(gradients, start=1):
+        first = 0.9 * first + (1 - 0.9) * gradient
+        second = 0.99 * second + (1 - 0.99) * gradient**2
+        place = place - rate * (first / (1 - 0.9**t)) / (np.sqrt(second / (1 - 0.99**t)) + 1e-12)
+    return place
+
+
+def test_adam_is_the_textbook_one(rng):
+    gradients = rng.normal(size=(4, 3)) * 10.0 ** rng.uniform(-8, 8, size=3)
+    adam = Adam(0.3)
+    moved = sum(adam.move(gradient) for gradient in gradients)
+    np.testing.assert_allclose(moved, textbook_adam(0.3, gradients), rtol=1e-12)
+    assert (Adam(0.3).move(np.zeros(2)) == 0).all(), "nowhere to go"
+    # the floor under the size of a gradient: half way at a gradient as small as that
+    np.testing.assert_allclose(Adam(0.3).move(np.array([1e-12])), -0.15, rtol=1e-12)
+
+
+@pytest.mark.parametrize("covariance", ["diagonal", "none"])
+def test_a_descent_is_adam_on_fresh_heads_and_fresh_samples(covariance, task, rng):
+    sets, y = task
+    weights, options = rng.uniform(0.5, 2.0, 80), {"learning_rate": 0.05, "shrinkage": 0.4, "max_samples": 30}
+    plan = plan_of(80, 3, seed=5, n_heads=6, n_means=2, scale=0.3, covariance=covariance, **options)
+    whole = Task.of(sets, y[:, None], weights, "relu", True)
+    start = rng.normal(size=(2, 4, 4))
+    descent = LawDescent(whole, start, 0.7, plan)
+    means, scales, log_alpha = start.copy(), np.zeros((2, 4)), math.log(0.7)
+    average, average_scales = np.zeros_like(means), np.zeros((2, 4))
+    of_means, of_scales, of_alpha = Adam(0.05), Adam(0.05), Adam(0.1)
+    for count in range(7):
+        noise = 0.3 * standard_normals(6, 16, 5, start=6 * count).reshape(6, 4, 4)
+        noise *= np.exp(scales[0])[:, None] * np.exp(scales[1])
+        part = whole.at_most(30, 5 + count)
+        assert len(part) == 30
+        found = gradient_in_law(part, means, noise, math.exp(log_alpha), scales=covariance == "diagonal")
+        assert descent.step() == found.left_out.error
+        means += of_means.move(found.means)
+        means -= 0.05 * 0.4 * (means - start)
+        if covariance == "diagonal":
+            scales += of_scales.move(found.scales)
+            scales *= 1 - 0.05 * 0.4
+        log_alpha += float(of_alpha.move(np.array(found.left_out.log_alpha)))
+        # the mean of all steps so far, later of about five
+        share = max(0.2, 1 / (count + 1))
+        average += share * (means - average)
+        average_scales += share * (scales - average_scales)
+        np.testing.assert_allclose(descent.means, means, rtol=1e-9)
+        assert descent.log_alpha == pytest.approx(log_alpha, rel=1e-9)
+    law = descent.law(steps=7)
+    assert (law.scale, law.steps) == (0.3, 7)
+    np.testing.assert_allclose(law.means_, average, rtol=1e-9)
+    if covariance == "none":
+        assert law.query_scales_ is None
+    else:
+        np.testing.assert_allclose([law.query_scales_, law.key_scales_], np.exp(average_scales), rtol=1e-9)
+
+
+def test_a_penalty_that_float32_cannot_carry_is_raised(task, monkeypatch):
+    sets, y = task
+    whole = Task.of(sets, y[:, None], None, "relu", True)
+    tried = []
+
+    def refuse(part, means, noise, alpha, scales):
+        tried.append(alpha)
+        raise np.linalg.LinAlgError
+
+    monkeypatch.setattr("keyhole.attention.learned.gradient_in_law", refuse)
+    with pytest.raises(ValueError, match=r"not finite in float32, so a law cannot be descended on"):
+        LawDescent(whole, np.zeros((1, 4, 4)), 1e-20, plan_of(80, 3, n_heads=4)).step()
+    np.testing.assert_allclose(tried, 1e-20 * np.exp(np.arange(60)), rtol=1e-9)
+
+
+@pytest.mark.parametrize("with_groups", [False, True])
+@pytest.mark.parametrize("fit_intercept", [True, False])
+def test_a_law_is_judged_by_a_fit_of_its_heads(with_groups, fit_intercept, task, rng):
+    sets, y = task
+    y = y + 3.0
+    weights, groups = rng.uniform(0.5, 2.0, 80), np.arange(80) // 2 if with_groups else None
+    whole = Task.of(sets, np.stack([y, y**2], axis=1), weights, "relu", fit_intercept, groups)
+    seen, unseen = whole.take(np.arange(60)), whole.take(np.arange(60, 80))
+    found = judge(seen, kh.GaussianHeads(1.0), 5, 2, unseen)
+    options = {"alpha": found.alpha, "fit_intercept": fit_intercept, "random_state": 2}
+    model = kh.AttentionRegressor(5, kh.GaussianHeads(1.0), **options)
+    model.fit(seen.batch, seen.columns, seen.weights, groups=seen.groups)
+    left_out = np.square(seen.columns - model.loo_predictions_).mean(axis=1)
+    np.testing.assert_allclose(found.loo, left_out, rtol=2e-2, atol=2e-3)
+    ahead = np.square(unseen.columns - model.predict(unseen.batch)).mean(axis=1)
+    np.testing.assert_allclose(found.held_out, ahead, rtol=2e-2, atol=2e-3)
+    assert judge(seen, kh.GaussianHeads(1.0), 5, 2).held_out.size == 0
+
+
+def test_a_task_is_centred_scaled_and_without_samples_of_no_weight(task, rng):
+    sets, y = task
+    weights = np.where(np.arange(80) % 4, rng.uniform(0.5, 2.0, 80), 0.0)
+    kept = weights > 0
+    columns = np.stack([y, 2 * y + 7], axis=1)
+    found = Task.of(sets, columns, weights, "relu", True, np.arange(80))
+    assert found.groups.tolist() == np.flatnonzero(kept).tolist()
+    np.testing.assert_array_equal(found.batch.tokens, sets[kept].tokens)
+    np.testing.assert_allclose(np.average(found.columns, axis=0, weights=found.weights), 0.0, atol=1e-12)
+    assert np.average(np.square(found.columns).mean(axis=1), weights=found.weights) == pytest.approx(1.0)
+    np.testing.assert_allclose(found.columns[:, 1], 2 * found.columns[:, 0], atol=1e-9)
+    plain = Task.of(sets, columns, None, "relu", False)
+    assert len(plain) == 80
+    np.testing.assert_allclose(plain.columns, columns / np.sqrt(np.square(columns).mean()), rtol=1e-12)
+    assert (Task.of(sets, np.ones((80, 1)), None, "relu", True).columns == 0).all(), "nothing to scale"
+    part = found.at_most(20, 1)
+    assert part.groups.tolist() == sorted(part.groups) != found.at_most(20, 2).groups.tolist()
+    assert found.at_most(len(found), 1) is found
+
+
+# ---- the search, with fits that are told what to find ------------------------------------------------------
+
+
+class Told:
+    """A search whose looks find the held-out errors that they are told, and whose steps take a second each."""
+
+    def __init__(self, monkeypatch, errors):
+        self.clock, self.errors, self.steps = 100.0, errors, []
+        monkeypatch.setattr("keyhole.attention.learned.time", self)
+        monkeypatch.setattr("keyhole.attention.learned.judge", self.judge)
+        monkeypatch.setattr("keyhole.attention.learned.LawDescent", self.descent)
+
+    def monotonic(self):
+        return self.clock
+
+    def descent(self, task, start, alpha, plan):
+        self.steps.append(0)
+        return Followed(self, len(self.steps) - 1)
+
+    def judge(self, task, law, n_heads, seed, held_out=None):
+        if law.chosen != "told":  # the incumbent: errors 1 and 3 in turn
+            return Judgement(np.full(len(task), 0.5), 2.0 + np.resize([-1.0, 1.0], len(held_out)), 1.0)
+        error = self.errors[-(-self.steps[law.steps] // 5)]
+        return Judgement(np.full(len(task), 0.25), error + np.resize([-0.5, 0.5], len(held_out)), 1.0)
+
+
+class Followed:
+    def __init__(self, told, number):
+        self.told, self.number = told, number
+
+    def step(self):
+        self.told.clock += 1.0
+        self.told.steps[self.number] += 1
+
+    def law(self):
+        return FittedHeads(np.zeros((1, 4, 4)), 0.5, chosen="told", steps=self.number)
+
+
+def search(told, task, parts=1, **options):
+    plan = replace(plan_of(80, 3, **options), deadline=100.0 + options.get("seconds", math.inf))
+    pairs = [(task.take(np.arange(40)), task.take(np.arange(40, 80)))] * parts
+    return _search(pairs, FittedHeads(np.zeros((1, 4, 4)), 0.5), np.zeros((1, 4, 4)), 1.0, plan)
+
+
+def test_a_search_ends_after_five_looks_without_gain(task, monkeypatch):
+    sets, y = task
+    errors = [2.0, 1.9, 1.5, 1.6, 1.7, 1.2, 1.3, 1.2, 1.4, 1.9, 1.21, 1.0]
+    whole = Task.of(sets, y[:, None], None, "relu", True)
+    history, gain, error = search(Told(monkeypatch, errors), whole)
+    assert [step.step for step in history] == list(range(0, 51, 5))
+    np.testing.assert_allclose([step.held_out_error for step in history], errors[:11])
+    assert [step.loo_error for step in history] == [0.5] + [0.25] * 10
+    # the gain is that of the best look, the first of its error
+    assert gain == pytest.approx(2.0 - 1.2)
+    assert error == pytest.approx(0.5 / math.sqrt(40))
+
+
+def test_a_search_without_gain_says_so(task, monkeypatch):
+    whole = Task.of(task[0], task[1][:, None], None, "relu", True)
+    history, gain, error = search(Told(monkeypatch, [2.0] * 20), whole)
+    assert (len(history), gain, error) == (6, 0.0, 0.0)
+
+
+def test_a_search_looks_at_its_last_step(task, monkeypatch):
+    whole = Task.of(task[0], task[1][:, None], None, "relu", True)
+    history, gain, _ = search(Told(monkeypatch, [2.0, 1.9, 1.8, 1.7]), whole, steps=12)
+    assert [step.step for step in history] == [0, 5, 10, 12]
+    assert gain == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize(
+    ("parts", "seconds", "last"), [(1, 20.5, 11), (1, 18.0, 10), (5, 18.0, 4), (5, 18.0 - 1e-6, 3)]
+)
+def test_a_search_leaves_time_for_the_descent_on_all_samples(parts, seconds, last, task, monkeypatch):
+    """A round of five descents takes five seconds here, and the descent on all samples one more for each round."""
+    whole = Task.of(task[0], task[1][:, None], None, "relu", True)
+    history, _, _ = search(Told(monkeypatch, [2.0 - 0.1 * k for k in range(20)]), whole, parts, seconds=seconds)
+    assert history[-1].step == last
+
+
+def test_weights_count_in_what_a_search_says(task, monkeypatch, rng):
+    weights = rng.uniform(0.5, 2.0, 80)
+    whole = Task.of(task[0], task[1][:, None], weights, "relu", True, np.arange(80) // 4)
+    history, gain, error = search(Told(monkeypatch, [2.0, 1.5] + [3.0] * 9), whole)
+    signs, w = np.resize([-1.0, 1.0], 40), weights[40:]
+    assert history[0].held_out_error == pytest.approx(np.average(2.0 + signs, weights=w))
+    assert (gain, error) == pytest.approx(improvement(2.0 + signs, 1.5 + signs / 2, w, np.arange(40) // 4))
+
+
+# ---- the choice without learning ---------------------------------------------------------------------------
+
+
+def chosen_from(monkeypatch, losses, weights=None, groups=None):
+    """What is chosen of c = 0, 1 and scale 0.5, 0.2 where the leave-one-out errors of each are these."""
+    sets = kh.SetBatch(np.ones((4, 1, 1)))
+    whole = Task(sets, np.zeros((4, 1)), weights, "relu", True, groups)
+
+    def told(task, law, n_heads, seed):
+        assert (n_heads, seed) == (6, 9)
+        return Judgement(np.array(losses[law.mean, law.scale]), np.zeros(0), law.mean + law.scale)
+
+    monkeypatch.setattr("keyhole.attention.learned.judge", told)
+    return choose_identity(whole, [0.0, 1.0], [0.5, 0.2], 6, 9)
+
+
+def test_another_pair_is_chosen_beyond_a_standard_error_only(monkeypatch):
+    first = [1.0, 1.0, 1.0, 1.0]
+    losses = {(0.0, 0.5): first, (1.0, 0.5): [0.9] * 4, (0.0, 0.2): [0.8] * 4, (1.0, 0.2): [0.2, 0.2, 1.0, 1.0]}
+    law, judged = chosen_from(monkeypatch, losses)
+    assert (law.strength, law.scale, law.chosen, judged.alpha) == (1.0, 0.2, "identity", 1.2)
+    np.testing.assert_array_equal(law.means_, [[[1.0, 0.0], [0.0, 0.0]]])
+    assert law.reason == "leave-one-out error 0.6 of the variance, 1 for c = 0, scale 0.5"
+    losses[1.0, 0.2] = [9.0] * 4
+    law, _ = chosen_from(monkeypatch, losses)
+    assert (law.strength, law.scale, law.chosen) == (0.0, 0.2, "zero-mean")
+    # a gain of 0.4 with a standard error of 0.3, or of 0.42 where the samples come in pairs
+    losses = dict.fromkeys(losses, first)
+    losses[0.0, 0.2] = [0.0, 0.0, 1.2, 1.2]
+    assert chosen_from(monkeypatch, losses)[0].scale == 0.2
+    assert chosen_from(monkeypatch, losses, groups=np.array([0, 0, 1, 1]))[0].scale == 0.5
+    losses[0.0, 0.2] = [0.25, 0.25, 1.25, 1.25]  # a gain of 1/4, and an error of 1/4
+    assert chosen_from(monkeypatch, losses)[0].scale == 0.5
+    # weights: what is better for the light samples only is worse
+    losses[0.0, 0.2] = [0.0, 0.0, 1.2, 1.2]
+    weights = np.array([1.0, 1.0, 10.0, 10.0])
+    assert chosen_from(monkeypatch, losses, weights)[0].scale == 0.5
+
+
+def test_the_choice_is_made_with_documented_numbers():
+    law = kh.IdentityHeads()
+    assert law.get_params() == {
+        "strengths": (0.0, 1.0, 3.0, 10.0, 30.0), "scales": (0.5,), "n_heads": 128, "max_samples": 1000,
+    }  # fmt: skip
+
+
+def test_a_part_of_the_samples_is_enough_to_choose(task):
+    sets, y = task
+    law = kh.IdentityHeads(max_samples=30, n_heads=7).fit(sets, y, seed=4)
+    part = Task.of(sets, y[:, None], None, "relu", True).at_most(30, 4)
+    assert law.reason == choose_identity(part, [0.0, 1.0, 3.0, 10.0, 30.0], [0.5], 7, 4)[0].reason
+
+
+def test_every_sample_is_held_out_in_turn_where_there_are_few(monkeypatch, seed):
+    def found(pairs, *_):
+        seen.append([(len(a), len(b)) for a, b in pairs])
+        return [Step(0, 1.0, 1.0)], 0.0, 0.0
+
+    monkeypatch.setattr("keyhole.attention.learned._search", found)
+    seen = []
+    for n in (49, 50, 249, 250):
+        sets = kh.targets.sphere_sets(n, n_keys=2, dim=2, seed=seed)
+        kh.LearnedHeads(**FAST).fit(sets, kh.targets.Correlation(2, 2)(sets))
+    assert [sum(out for _, out in pairs) for pairs in seen] == [50, 249, 50]
+    assert [len(pairs) for pairs in seen] == [5, 5, 1]
+    assert all(left + out == n for n, pairs in zip((50, 249, 250), seen, strict=True) for left, out in pairs)
+
+
+def test_what_is_learned_is_told_with_the_law(monkeypatch, task):
+    """The descent on all samples takes the steps of the best look, from where the search started."""
+    sets, y = task
+    history = [Step(0, 1.0, 1.0), Step(1, 0.9, 0.9), Step(3, 0.8, 0.2), Step(5, 0.7, 0.3)]
+    monkeypatch.setattr("keyhole.attention.learned._search", lambda *_: (history, 0.8, 0.1))
+    law = kh.LearnedHeads(**FAST, strengths=(2.0,)).fit(sets, y, seed=1)
+    assert (law.steps, law.history, law.strength, law.chosen) == (3, tuple(history), 2.0, "learned")
+    assert law.reason == "held-out error fell by 0.8 ± 0.1 of the variance in 3 steps"
+    whole = Task.of(sets, y[:, None], None, "relu", True)
+    plan = plan_of(80, 3, seed=1, strengths=(2.0,), **FAST)
+    base, judged = choose_identity(whole, [2.0], plan.scales(), 8, 1)
+    descent = LawDescent(whole, plan.start(base), judged.alpha, plan)
+    for _ in range(3):
+        descent.step()
+    np.testing.assert_array_equal(law.means_, descent.law().means_)
+
+
+def test_a_gradient_is_in_the_means_alone_unless_scales_are_asked_for(task, rng):
+    whole = Task.of(task[0], task[1][:, None], None, "relu", True)
+    assert gradient_in_law(whole, np.zeros((1, 4, 4)), rng.normal(size=(5, 4, 4)), 1.0).scales is None

@@ -12,9 +12,34 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import keyhole as kh
-from keyhole.attention.heads import FittedHeads
-from keyhole.data.sets import SetGroups
-from keyhole.models import Schema, _check_record, read_container, read_model, write_container
+from keyhole.attention.heads import FittedHeads, HeadDraw, Step
+from keyhole.data.sets import PooledSets, SetGroups
+from keyhole.data.tokens import TokenRule
+from keyhole.layer import FiniteLayer, KernelLayer
+from keyhole.models import (
+    FORMAT,
+    VERSION,
+    Packer,
+    Schema,
+    Unpacker,
+    _check_kept,
+    _check_labels,
+    _check_law,
+    _check_moments,
+    _check_record,
+    _check_training_sets,
+    _digest,
+    _fits,
+    _option,
+    _resume,
+    _sets,
+    from_lower_triangle,
+    law_width,
+    lower_triangle,
+    read_container,
+    read_model,
+    write_container,
+)
 
 DIM = 3
 N_RANDOM = 25
@@ -622,3 +647,525 @@ def test_a_model_fitted_on_a_device_is_saved_and_predicts_without_it(n_heads, es
 def test_the_file_is_plain_safetensors(saved):
     arrays = load_file(saved)
     assert all(array.dtype.kind in "fiub" for array in arrays.values())
+
+
+# --- every check on its own: one thing wrong at a time, with what is said about it ------------------------------------
+
+
+def spoiled(record, **wrong):
+    """A copy that holds what its own constructor would not take."""
+    other = copy.copy(record)
+    for name, value in wrong.items():
+        object.__setattr__(other, name, value)
+    return other
+
+
+LAW = FittedHeads(np.zeros((2, 4, 4)), 0.5, history=(Step(0, 1.0, math.nan),), query_scales_=np.ones(4),
+                  key_scales_=np.ones(4))  # fmt: skip
+PLAIN = kh.SetBatch(np.ones((3, 2, 3)))
+LAYER = FiniteLayer(HeadDraw(kh.GaussianHeads(), 2, 3, 0), np.zeros((2, 4, 1)), np.zeros(1), "softmax", "float32")
+KERNEL = KernelLayer(kh.GaussianHeads(), PLAIN, np.zeros((3, 2)), np.zeros(2), "relu")
+STANDARD = TokenRule("standard", "given", "mean", np.zeros(3), np.ones(3))
+POOLED = PooledSets(SetGroups(PLAIN, [1, 2]), "sum")
+RIGHT = [
+    STANDARD, TokenRule("none", "each", "sum"), Step(0, 1.0, 2.0), LAW,
+    spoiled(LAW, query_scales_=None, key_scales_=None),
+    POOLED, PooledSets(PLAIN, "mean", True), LAYER, KERNEL, spoiled(KERNEL, sets=PooledSets(PLAIN, "sum")),
+    spoiled(KERNEL, law=spoiled(LAW, query_scales_=None, key_scales_=None)),
+]  # fmt: skip
+WRONG = [
+    (STANDARD, {"scaling": "minmax"}, "scaling"),
+    (STANDARD, {"query": "last"}, "query"),
+    (STANDARD, {"pooling": "max"}, "pooling"),
+    (STANDARD, {"centre": np.zeros((3, 1))}, "centre that are not an array of numbers with 1 axes"),
+    (STANDARD, {"spread": None}, "spread that are not"),
+    (STANDARD, {"spread": np.ones(2)}, "centre and spread do not fit"),
+    (STANDARD, {"spread": np.array([1.0, 0.0, 1.0])}, "centre and spread do not fit"),
+    (STANDARD, {"spread": -np.ones(3)}, "centre and spread do not fit"),
+    (STANDARD, {"scaling": "sphere", "spread": None}, "with a centre, and the scaling 'sphere'"),
+    (STANDARD, {"scaling": "none", "centre": None}, "with a centre, and the scaling 'none'"),
+    (Step(0, 1.0, 2.0), {"step": -1}, "`step` must be at least 0"),
+    (Step(0, 1.0, 2.0), {"loo_error": 1}, "errors are no numbers"),
+    (Step(0, 1.0, 2.0), {"held_out_error": "x"}, "errors are no numbers"),
+    (LAW, {"means_": np.zeros((4, 4))}, "means_ that are not"),
+    (LAW, {"means_": np.zeros((0, 4, 4))}, "means of shape"),
+    (LAW, {"means_": np.zeros((2, 4, 3))}, "means of shape"),
+    (LAW, {"scale": 0.0}, "a scale of 0.0"),
+    (LAW, {"scale": math.inf}, "a scale of inf"),
+    (LAW, {"scale": 1}, "a scale of 1"),
+    (LAW, {"key_scales_": None}, "and not of both"),
+    (LAW, {"query_scales_": None}, "and not of both"),
+    (LAW, {"query_scales_": np.ones((4, 1))}, "query_scales_ that are not"),
+    (LAW, {"query_scales_": np.ones(3)}, "query_scales_ that do not fit"),
+    (LAW, {"key_scales_": np.array([1.0, 1.0, 0.0, 1.0])}, "key_scales_ that do not fit"),
+    (LAW, {"chosen": "best"}, "chosen"),
+    (LAW, {"strength": math.nan}, "strength"),
+    (LAW, {"steps": -1}, "`steps` must be at least 0"),
+    (LAW, {"reason": None}, "no reason in words"),
+    (LAW, {"history": [Step(0, 1.0, 2.0)]}, "something else than steps"),
+    (LAW, {"history": (Step(0, 1.0, 2.0), 3)}, "something else than steps"),
+    (POOLED, {"pooling": "max"}, "pooling"),
+    (POOLED, {"each": 0}, "pooled sets that are none"),
+    (POOLED, {"each": True}, "pooled sets that are none"),
+    (POOLED, {"base": None}, "pooled sets that are none"),
+    (LAYER, {"values": np.zeros((2, 4))}, "values that are not"),
+    (LAYER, {"values": np.full((2, 4, 1), np.nan)}, "values that are not finite"),
+    (LAYER, {"intercept": np.zeros((1, 1))}, "intercept that are not"),
+    (LAYER, {"heads": np.zeros((2, 4, 4))}, "a layer without heads"),
+    (LAYER, {"activation": "tanh"}, "activation"),
+    (LAYER, {"dtype": "float16"}, "dtype"),
+    (LAYER, {"values": np.zeros((3, 4, 1))}, r"values of shape \(3, 4, 1\), which should be \(2, 4, 1\)"),
+    (LAYER, {"values": np.zeros((2, 3, 1))}, "values of shape"),
+    (LAYER, {"intercept": np.zeros(2)}, "values of shape"),
+    (KERNEL, {"dual": np.zeros(3)}, "dual that are not"),
+    (KERNEL, {"intercept": 0.0}, "intercept that are not"),
+    (KERNEL, {"sets": SetGroups(PLAIN, [3])}, "without its training sets"),
+    (KERNEL, {"activation": "softmax"}, "softmax"),
+    (KERNEL, {"law": kh.QueryKeyHeads(2)}, "a kernel of a law that has none"),
+    (KERNEL, {"law": LAW}, "a kernel of a law that has none"),
+    (KERNEL, {"dual": np.zeros((2, 2))}, "dual coefficients of shape"),
+    (KERNEL, {"intercept": np.zeros(1)}, "dual coefficients of shape"),
+]
+
+
+@pytest.mark.parametrize("record", RIGHT, ids=lambda record: type(record).__name__)
+def test_what_is_right_is_not_refused(record):
+    _check_record(type(record).__name__, record)
+
+
+@pytest.mark.parametrize(("record", "wrong", "words"), WRONG, ids=lambda x: type(x).__name__)
+def test_records_are_refused_for_one_wrong_part(record, wrong, words):
+    with pytest.raises((ValueError, TypeError), match=words):
+        _check_record(type(record).__name__, spoiled(record, **wrong))
+
+
+def streamed(rng):
+    sets, y, _ = parts_of(rng)
+    model = kh.AttentionClassifier(4, random_state=0).partial_fit(sets, y > 0, classes=[False, True])
+    assert model.layer_ is not None  # adds up what waits
+    return model, model._stream.sums
+
+
+def of_diagonal(gram, factor):
+    """The Gram matrix with one product of columns this often the product of their sizes."""
+    other = gram.copy()
+    other[1, 0] = other[0, 1] = factor * np.sqrt(gram[0, 0] * gram[1, 1])
+    return other
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("gram", lambda a: a[0], "gram that are not an array of numbers with 2 axes"),
+        ("cross", lambda a: a.astype(np.float32), "cross of single precision"),
+        ("y_mean", lambda a: np.append(a, 0.0), "do not fit each other"),
+        ("squares", lambda a: np.append(a, 1.0), "do not fit each other"),
+        ("means", lambda a: a[1:], "do not fit each other"),
+        ("gram", lambda a: a[1:], "do not fit each other"),
+        ("gram", lambda a: of_diagonal(a, 1.01), "no sums of squares"),
+        ("gram", lambda a: of_diagonal(a, -1.01), "no sums of squares"),
+        ("gram", lambda a: np.where(np.eye(len(a), dtype=bool), -a, a), "no sums of squares"),
+        ("squares", lambda a: a - 2 * a, "no sums of squares"),
+        ("count", lambda a: 0, "`count` must be at least 1"),
+        ("weight", lambda a: 0.0, "`weight` must be larger than 0"),
+        ("y_size", lambda a: -1e-300, "`y_size` must be"),
+        ("rounding", lambda a: 0.0, "`rounding` must be larger than 0"),
+        ("rounding", lambda a: 2.0**-22, "products rounded to"),
+        ("fit_intercept", lambda a: 1, "no word about an intercept"),
+    ],
+)
+def test_sums_are_refused_for_one_wrong_part(name, change, words, rng):
+    moments = streamed(rng)[1].moments
+    _check_moments(moments)
+    _check_moments(spoiled(moments, gram=of_diagonal(moments.gram, -0.999), rounding=2.0**-23, y_size=0.0, count=1))
+    with pytest.raises(ValueError, match=words):
+        _check_moments(spoiled(moments, **{name: change(getattr(moments, name))}))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"limit": -1}, "`limit` must be at least 0"),
+        ({"limit": 59}, "or too many"),
+        ({"hashes": None}, "no increasing numbers"),
+        ({"hashes": np.zeros((60, 1), np.uint64)}, "no increasing numbers"),
+        ({"hashes": np.arange(60)}, "no increasing numbers"),
+        ({"hashes": np.arange(60, dtype=np.uint64) // np.uint64(2)}, "no increasing numbers"),
+        ({"columns": np.zeros(60)}, "columns that are not"),
+        ({"columns": np.zeros((59, 1))}, "without outputs, or of no weight"),
+        ({"weights": np.zeros((60, 1))}, "weights that are not"),
+        ({"weights": np.ones(59)}, "without outputs, or of no weight"),
+        ({"weights": np.zeros(60)}, "without outputs, or of no weight"),
+        ({"sets": None}, "kept without their sets"),
+        ({"sets": PLAIN}, "kept without their sets"),
+    ],
+)
+def test_kept_samples_are_refused_for_one_wrong_part(wrong, words, rng):
+    kept = streamed(rng)[1].kept
+    _check_kept(spoiled(kept, limit=60, sets=SetGroups(kept.sets, np.ones(60, int))))
+    nothing = {"hashes": kept.hashes[:0], "columns": kept.columns[:0], "weights": kept.weights[:0]}
+    _check_kept(spoiled(kept, limit=0, sets=None, **nothing))
+    with pytest.raises(ValueError, match="kept without their sets"):
+        _check_kept(spoiled(kept, **nothing))
+    with pytest.raises(ValueError, match=words):
+        _check_kept(spoiled(kept, **wrong))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"tokens": np.zeros((5, 2, 1))}, "tokens that are not"),
+        ({"tokens": np.zeros((5, 2), int)}, "tokens that are not"),
+        ({"tokens": np.zeros((5, 2), np.float16)}, "tokens of half precision"),
+        ({"tokens": np.full((5, 2), np.inf)}, "tokens that are not finite"),
+        ({"offsets": [0, 2, 5]}, "sets without offsets"),
+        ({"offsets": np.array([0, 2, 5], np.int32)}, "sets without offsets"),
+        ({"offsets": np.array([[0, 2, 5]])}, "sets without offsets"),
+        ({"offsets": np.array([5])}, "sets without offsets"),
+        ({"offsets": np.array([1, 2, 5])}, "do not share out the tokens"),
+        ({"offsets": np.array([0, 2, 4])}, "do not share out the tokens"),
+        ({"offsets": np.array([0, 2, 6])}, "do not share out the tokens"),
+        ({"offsets": np.array([0, 0, 5])}, "do not share out the tokens"),
+        ({"offsets": np.array([0, 7, 5])}, "do not share out the tokens"),
+        ({"query": np.zeros(2)}, "query that are not"),
+        ({"query": np.zeros((3, 2))}, "queries of shape"),
+        ({"query": np.zeros((2, 1))}, "queries of shape"),
+        ({"query": np.zeros((2, 2), np.float32)}, "queries of shape"),
+    ],
+)
+def test_sets_are_refused_for_one_wrong_part(wrong, words):
+    right = {"tokens": np.zeros((5, 2)), "offsets": np.array([0, 2, 5]), "query": np.zeros((2, 2))}
+    assert len(_sets(**right)) == len(_sets(**{**right, "query": None})) == 2
+    assert len(_sets(np.zeros((1, 2)), np.array([0, 1]), None)) == 1
+    with pytest.raises(ValueError, match=words):
+        _sets(**{**right, **wrong})
+
+
+NUMBERS = {"good": [0.0, 1.5, np.float32(2.0)], "bad": [-1.0, "1", None, 1]}
+FITS = {
+    "alpha_": {**NUMBERS, "bad": [*NUMBERS["bad"], math.inf, math.nan]},
+    "temperature_": {**NUMBERS, "bad": [*NUMBERS["bad"], math.inf, math.nan]},
+    "group_radius_": {**NUMBERS, "good": [*NUMBERS["good"], math.inf], "bad": [*NUMBERS["bad"], math.nan]},
+    "ball_radius_": {**NUMBERS, "good": [*NUMBERS["good"], math.inf], "bad": [*NUMBERS["bad"], math.nan]},
+    "alphas_": {"good": [np.zeros(2), np.ones(5)], "bad": [-np.ones(2), np.ones((2, 1)), np.ones(2, int), [1.0]]},
+    "loo_errors_": {"good": [np.ones(3), np.full(3, np.nan)], "bad": [np.ones(2), np.ones((3, 1)), None]},
+    "gcv_errors_": {"good": [np.ones(3)], "bad": [np.ones(4)]},
+    "holdout_errors_": {"good": [np.ones(3)], "bad": [np.ones(3, int)]},
+    "loo_error_": {"good": [math.nan, 1.0, np.float64(2.0)], "bad": [1, None, np.ones(1)]},
+    "objective_": {"good": [-1.0], "bad": ["-1.0"]},
+    "n_iter_": {"good": [0, 7, np.int64(3)], "bad": [-1, True, 1.0]},
+    "n_samples_seen_": {"good": [0, 7], "bad": [-1, False, 1.0]},
+    "solver_": {"good": ["primal", "dual", "cg"], "bad": ["kernel", "", 3]},
+    "selection_": {"good": ["loo", "gcv", "holdout"], "bad": ["groups", None]},
+    "loo_predictions_": {"good": [np.zeros(5)], "bad": [np.zeros((5, 1)), np.zeros(5, int), None]},
+    "feature_names_in_": {"good": [np.array(["a", "b", "c"]), np.array(["a", "b", "c"], object)],
+                          "bad": [np.array(["a", "b"]), ["a", "b", "c"], np.arange(3)]},
+    "scaling_errors_": {"good": [{}, {("none", "mean"): 1.0}], "bad": [{("none", "mean"): 1}, [1.0]]},
+    "cv_results_": {"good": [{}, {"a": np.ones(2)}], "bad": [{"a": [1.0]}, []]},
+    "tokens_": {"good": [STANDARD, TokenRule("none", "given", "mean")],
+                "bad": [spoiled(STANDARD, centre=np.zeros(2)), None, "none"]},
+    "note_": {"good": [3, None], "bad": []},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_fitted_attributes_have_their_type_and_range(name, rng):
+    model = kh.AttentionRegressor(3, alpha=[0.1, 1.0, 10.0], random_state=0).fit(sets_of(rng, 12), rng.normal(size=12))
+    for value in FITS[name]["good"]:
+        assert _fits(name, value, model), value
+    for value in FITS[name]["bad"]:
+        assert not _fits(name, value, model), value
+
+
+def test_fitted_attributes_fit_their_layer(rng):
+    sets, y = sets_of(rng, 12), rng.normal(size=(12, 2))
+    one = kh.AttentionRegressor(3, random_state=0).fit(sets, y[:, 0])
+    two = kh.AttentionRegressor(3, random_state=0).fit(sets, y)
+    exact = kh.AttentionRegressor(math.inf, random_state=0).fit(sets, y)
+    value = float(one.layer_.intercept[0])
+    assert _fits("intercept_", value, one)
+    for wrong in (value + 1.0, np.array([value]), str(value), None):
+        assert not _fits("intercept_", wrong, one)
+    one.layer_ = replace(one.layer_, intercept=np.array([value, value]), values=np.zeros((3, 4, 2)))
+    assert not _fits("intercept_", value, one)
+    assert _fits("intercept_", two.layer_.intercept.copy(), two)
+    for wrong in (two.layer_.intercept + 1.0, two.layer_.intercept[:1], 3.0, np.zeros(2, int)):
+        assert not _fits("intercept_", wrong, two)
+    assert _fits("loo_predictions_", np.zeros((5, 2)), two)
+    assert not _fits("loo_predictions_", np.zeros((5, 3)), two)
+    assert not _fits("loo_predictions_", np.zeros(5), two)
+    assert _fits("solver_", "kernel", exact)
+    assert not _fits("solver_", "dual", exact)
+    assert _fits("law_", kh.GaussianHeads(), two)
+    for law in (kh.GaussianHeads(1.0), kh.GaussianHeads(0), kh.GaussianHeads(scale=0.4), kh.QueryKeyHeads(1), None):
+        assert not _fits("law_", law, two), law
+    assert _fits("law_", kh.GaussianHeads(), exact)
+    assert not _fits("law_", kh.GaussianHeads(1.0), exact)
+    assert not _fits("predict", 3, two), "hides a method"
+
+
+@pytest.mark.parametrize(
+    ("law", "words"),
+    [
+        (kh.GaussianHeads(scale=0.0), "`scale` must be larger than 0"),
+        (kh.GaussianHeads(math.nan), "`mean`"),
+        (kh.GaussianHeads(np.zeros(4)), "mean that are not an array of numbers with 2 axes"),
+        (kh.GaussianHeads(np.full((4, 4), "a")), "mean that are not"),
+        (kh.QueryKeyHeads(0), "`rank` must be at least 1"),
+        (kh.QueryKeyHeads(10**9), "heads of rank 1,000,000,000"),
+    ],
+)
+def test_laws_are_refused_for_one_wrong_part(law, words):
+    for right in (kh.GaussianHeads(2), kh.GaussianHeads(np.ones((4, 4), int)), kh.QueryKeyHeads(3), kh.LearnedHeads(0)):
+        _check_law(right)
+    with pytest.raises((ValueError, TypeError), match=words):
+        _check_law(law)
+
+
+def test_the_width_of_a_law_is_that_of_its_mean():
+    assert law_width(LAW) == 4
+    assert law_width(kh.GaussianHeads(np.ones((5, 5)))) == 5
+    assert law_width(kh.GaussianHeads(np.ones((5, 4)))) == -1
+    assert law_width(kh.GaussianHeads(3.0)) is law_width(kh.QueryKeyHeads(2)) is None
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "words"),
+    [
+        ("moments", {"cross": np.zeros((3, 1))}, "not those of the layer"),
+        ("moments", {"cross": np.zeros((16, 2))}, "not those of the layer"),
+        ("moments", {"fit_intercept": False}, "without an intercept"),
+        ("moments", {"count": 61}, "sums over 61 samples, of which 60 were seen"),
+        ("kept", {"limit": 3}, "samples kept that are not"),
+        ("kept", {"columns": np.ones((60, 2))}, "samples kept that are not"),
+        ("kept", {"sets": None}, "no samples to calibrate on"),
+        ("kept", {"columns": np.zeros((60, 1))}, "other labels"),
+        ("kept", {"sets": kh.SetBatch(np.ones((60, 1, 2)))}, "of another dimension"),
+        ("kept", {"sets": kh.SetBatch(np.ones((60, 1, 3)))}, "with queries and training sets without"),
+    ],
+)
+def test_sums_must_be_those_of_the_model(part, change, words, rng):
+    model, sums = streamed(rng)
+    _resume(model, sums)
+    _resume(model, replace(sums, moments=spoiled(sums.moments, count=1)))
+    with pytest.raises(ValueError, match=words):
+        _resume(model, spoiled(sums, **{part: spoiled(getattr(sums, part), **change)}))
+    with pytest.raises(ValueError, match="sums that are none"):
+        _resume(model, None)
+    with pytest.raises(ValueError, match="of an estimator that has none"):
+        _resume(model_of("ball", rng)[0], sums)
+
+
+@pytest.mark.parametrize("groups", [False, True])
+@pytest.mark.parametrize("rule", [("given", "mean"), ("given", "sum"), ("mean", "mean"), ("each", "sum")])
+@pytest.mark.parametrize("with_query", [True, False])
+def test_training_sets_must_be_what_the_rule_makes_of_new_ones(groups, rule, with_query, rng):
+    query, pooling = rule
+    if groups and query != "given":
+        return
+    batch = sets_of(rng, 12, query=with_query)
+    batch = SetGroups(batch, [1, 2, 3] * 2) if groups else batch
+    model = kh.AttentionRegressor(math.inf, query=query, pooling=pooling).fit(batch, rng.normal(size=len(batch)))
+    right = model.layer_.sets
+    _check_training_sets(model, right)
+    for other_query, other_pooling in [("given", "mean"), ("given", "sum"), ("mean", "mean"), ("each", "sum")]:
+        if groups and other_query != "given":
+            continue
+        made = TokenRule("none", other_query, other_pooling).apply(batch)
+        if (made.pooling, made.each, made.query is None) == (right.pooling, right.each, right.query is None):
+            _check_training_sets(model, made)
+        else:
+            with pytest.raises(ValueError, match="pooled or queried otherwise"):
+                _check_training_sets(model, made)
+    base = right.sets.with_query(None if right.sets.query is not None else np.zeros((len(right.sets), DIM)))
+    with pytest.raises(ValueError, match="pooled or queried otherwise"):
+        _check_training_sets(model, right.with_sets(base))
+    with pytest.raises(ValueError, match="does not fit the tokens"):
+        _check_training_sets(model, PLAIN.with_sets(kh.SetBatch(np.ones((2, 2, 2)))))
+    model.tokens_ = None
+    with pytest.raises(ValueError, match="no rule for tokens"):
+        _check_training_sets(model, right)
+
+
+def test_labels_are_sorted_and_as_many_as_scores(rng):
+    model = kh.AttentionClassifier(3, random_state=0).fit(sets_of(rng, 12), np.arange(12) % 3)
+    _check_labels(model)
+    cases = [(None, "no labels"), (np.zeros((3, 1)), "no labels"), (np.array([1]), "no labels"),
+             (np.array([0.0, 1.0, np.inf]), "not finite"), (np.array([0, 2, 1]), "not sorted"),
+             (np.array([0, 1, 1]), "not all different"), (np.array([0, 1]), "3 scores for 2 labels"),
+             (np.arange(4), "3 scores for 4 labels")]  # fmt: skip
+    for classes, words in cases:
+        model.classes_ = classes
+        with pytest.raises(ValueError, match=words):
+            _check_labels(model)
+
+
+def test_options_for_reading_tables_are_names_or_numbers():
+    assert _option("a") == "a"
+    assert _option(["a", "b"]) == ("a", "b")
+    assert _option(3) == 3
+    for wrong in ([], ["a", 1], True, 1.5, None, {}):
+        with pytest.raises(ValueError, match=r"an option .* for reading tables"):
+            _option(wrong)
+
+
+VALUES = [
+    None, True, "x", 3, -(2**63), 2**63, -(10**40), 0.5, math.inf, -math.inf, [1, (2, "a")], {"a": 1, (1, 2): [None]},
+    np.int32(3), np.bool_(True), np.float32(0.25), np.arange(6.0).reshape(2, 3),
+    np.asfortranarray(np.arange(6.0).reshape(2, 3)), np.arange(3.0, dtype=">f8"), np.array([["a", "bcd"]]),
+    np.array(["a", "bcd"], dtype=object), np.zeros((0, 2)), np.zeros(0, dtype=str), np.array(True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", VALUES, ids=repr)
+def test_values_are_packed_and_unpacked(value):
+    packer = Packer()
+    described = json.loads(json.dumps(packer.pack(value, "it"), allow_nan=False))
+    found = Unpacker(packer.arrays).unpack(described)
+    if isinstance(value, (np.ndarray, np.generic)):
+        assert np.array_equal(found, value)
+        assert found.dtype == value.dtype
+        assert found.shape == value.shape
+        assert value.ndim < 2 or found.flags.f_contiguous == value.flags.f_contiguous
+    else:
+        assert type(found) is type(value)
+        assert found == value
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (np.array(["a", 3], dtype=object), "it is an array of object"),
+        (np.zeros(2, complex), "it is an array of complex128"),
+        ([0, {1}], r"it\[1\] is a set"),
+        ({"k": {1}}, r"it\['k'\] is a set"),
+    ],
+)
+def test_what_is_no_data_is_not_packed(value, words):
+    with pytest.raises(ValueError, match=words):
+        Packer().pack(value, "it")
+
+
+@pytest.mark.parametrize(
+    "described",
+    [
+        [1], {"number": 3}, {"number": "x"}, {"number": "9" * 1000}, {"list": 3}, {"array": "1", "turned": False},
+        {"array": "0", "turned": 1}, {"strings": ["a", 3], "shape": [2], "as": "object"},
+        {"strings": ["a"], "shape": [2], "as": "text"}, {"strings": ["a"], "shape": [1], "as": "bytes"},
+        {"object": "Popen", "with": {}}, {"object": "Step", "with": {"step": 0, "loo_error": 1.0}},
+        {"object": "Step", "with": {"step": 0, "loo_error": 1.0, "held_out_error": 1.0, "more": 1}},
+        {"object": "HeadDraw", "with": {"law": {"object": "GaussianHeads", "with": {}}, "n_heads": 10**9 + 1, "dim": 2,
+                                        "seed": 0}},
+        {"object": "FiniteLayer", "with": {"device": "cpu"}},
+    ],
+)  # fmt: skip
+def test_what_describes_nothing_is_refused(described):
+    with pytest.raises((ValueError, KeyError)):
+        Unpacker({"0": np.zeros(2)}).unpack(described)
+
+
+def test_the_most_heads_that_a_file_may_name_can_be_named():
+    law = {"object": "GaussianHeads", "with": {}}
+    draw = {"object": "HeadDraw", "with": {"law": law, "n_heads": 10**9, "dim": 2, "seed": 0}}
+    assert Unpacker({}).unpack(draw).n_heads == 10**9
+
+
+def test_a_triangle_holds_half_of_a_symmetric_matrix(rng):
+    for size in (1, 2, 5):
+        square = rng.normal(size=(size, size))
+        square += square.T
+        np.testing.assert_array_equal(from_lower_triangle(lower_triangle(square)), np.tril(square))
+    for wrong in (np.zeros(0), np.zeros(2), np.zeros(7)):
+        with pytest.raises(ValueError, match="make no triangle"):
+            from_lower_triangle(wrong)
+    with pytest.raises(ValueError, match="sums of products that are not"):
+        from_lower_triangle(np.zeros((3, 1)))
+
+
+def at(path, *where):
+    """What stands there in the document of a file."""
+    found, _ = read_container(path)
+    for key in where:
+        found = found[key]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("where", "junk", "words"),
+    [
+        (("layer", "active"), None, "a layer without values"),
+        (("layer", "values"), {"strings": ["a"], "shape": [1], "as": "object"}, "'m' has"),
+        (("layer", "values"), np.full((3, 4, 3), np.nan), "a layer without values"),
+        (("layer", "values"), np.ones((2, 4, 3)), r"values of shape \(2, 4, 3\) for 3 heads of width 4"),
+        (("layer", "values"), np.ones((3, 3, 3)), "values of shape"),
+        (("layer", "values"), np.ones((3, 4, 3, 1)), "values of shape"),
+        (("layer", "values"), np.ones((3, 4, 0)), "values of shape"),
+        (("layer", "values"), np.ones((3, 4, 3), int), "values of shape"),
+        (("layer", "intercept"), np.ones(2), "an intercept that does not fit"),
+        (("layer", "intercept"), np.ones((3, 1)), "an intercept that does not fit"),
+        (("layer", "intercept"), np.ones(3, int), "an intercept that does not fit"),
+        (("layer", "intercept"), np.full(3, np.inf), "a layer without values"),
+        (("layer", "activation"), "tanh", "activation"),
+        (("layer", "dtype"), "float16", "dtype"),
+        (("layer", "heads", "with", "dim"), 2, "heads that do not fit tokens of dimension 3"),
+        (("layer", "heads"), None, "heads that do not fit"),
+        (("layer", "heads", "with", "law"), {"object": "LearnedHeads", "with": {}}, "a law that was never fitted"),
+        (("layer", "heads", "with", "law", "with", "scale"), 1.7e308, "heads that are not finite"),
+        (("fitted", "has_query_"), 1, "no word about queries"),
+        (("fitted", "n_features_in_"), 3.0, "no token dimension"),
+        (("fitted", "n_features_in_"), 0, "tokens of dimension 0"),
+        (("fitted", "layer_"), 3, "a fitted attribute 'layer_'"),
+        (("fitted", "Note_"), 3, "a fitted attribute 'Note_'"),
+        (("fitted", "note"), 3, "a fitted attribute 'note'"),
+        (("fitted", "n" * 62 + "_"), 3, "a fitted attribute 'n"),
+        (("schema", "columns"), [["set", [1]]], "an option"),
+    ],
+)
+def test_layers_of_norm_balls_are_refused_for_one_wrong_part(where, junk, words, rng, tmp_path):
+    model = model_of("ball", rng)[0]
+    kh.save(model, tmp_path / "m")
+
+    def change(document, arrays):
+        place = document
+        for key in where[:-1]:
+            place = place[key]
+        if isinstance(junk, np.ndarray):
+            arrays["junk"] = junk
+        place[where[-1]] = {"array": "junk", "turned": False} if isinstance(junk, np.ndarray) else junk
+
+    rewrite(tmp_path / "m", change)
+    with pytest.raises(ValueError, match=words), np.errstate(over="ignore"):
+        kh.load(tmp_path / "m")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"{", "must be JSON"), (b"[1]", "must be a JSON object: 'm' has a list"), (b"[" * 10_000, "must be JSON")],
+    ids=["broken", "a list", "deep"],
+)
+def test_a_description_with_a_good_digest_is_a_json_object(content, words, tmp_path):
+    arrays = {"0": np.zeros(2)}
+    text = content.decode()
+    metadata = {"format": FORMAT, "version": str(VERSION), "document": text, "sha256": _digest(text, arrays)}
+    save_file(arrays, tmp_path / "m", metadata)
+    with pytest.raises(ValueError, match=words):
+        read_container(tmp_path / "m")
+
+
+@pytest.mark.parametrize("name", ["law_", "tokens_", "alpha_", "solver_", "selection_", "intercept_", "classes_",
+                                  "temperature_", "n_features_in_", "has_query_"])  # fmt: skip
+def test_no_fitted_attribute_may_be_missing(name, saved):
+    rewrite(saved, lambda document, _: document["fitted"].pop(name))
+    with pytest.raises(ValueError, match=rf"'model' has .*{name.strip('_')}"):
+        kh.load(saved)
+
+
+def test_a_dtype_and_a_generator_are_stored_by_name_and_seed(rng, tmp_path):
+    state = np.random.default_rng(5)
+    model = kh.AttentionRegressor(3, dtype=np.float32, random_state=state).fit(sets_of(rng, 12), rng.normal(size=12))
+    kh.save(model, tmp_path / "m")
+    assert at(tmp_path / "m", "parameters", "dtype") == "float32"
+    assert at(tmp_path / "m", "parameters", "random_state") == model.heads_.seed
+    exact = kh.AttentionRegressor(math.inf, random_state=state).fit(sets_of(rng, 12), rng.normal(size=12))
+    kh.save(exact, tmp_path / "exact")
+    assert at(tmp_path / "exact", "parameters", "random_state") is None

@@ -28,6 +28,7 @@ def test_a_long_set_costs_the_others_nothing(rng):
     lengths = [4] * 99 + [1000]
     batch = SetBatch([rng.normal(size=(k, 8)) for k in lengths])
     assert batch.nbytes == sum(lengths) * 8 * 8 + 101 * 8
+    assert batch.with_query(np.zeros((100, 8))).nbytes == batch.nbytes + 100 * 8 * 8
 
 
 def test_an_array_is_not_copied(rng):

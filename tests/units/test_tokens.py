@@ -39,6 +39,31 @@ def test_a_coordinate_that_never_moves_becomes_zero():
     np.testing.assert_allclose(np.square(found).sum(axis=1).mean(), 1.0)
 
 
+@pytest.mark.parametrize(("width", "moves"), [(3e-12, True), (1.5e-12, False)])
+def test_a_coordinate_moves_if_its_deviation_is_a_trillionth_of_its_size(width, moves):
+    tokens = np.array([[[-1.0, 0.0]], [[-1.0 - width, 2.0]]])  # of deviation width/2 and 1
+    rule = TokenRule.learn(kh.SetBatch(tokens), "standard")
+    found = rule.apply(kh.SetBatch(tokens)).tokens
+    np.testing.assert_allclose(rule.spread[1], np.sqrt(2.0) if moves else 1.0)
+    np.testing.assert_allclose(np.abs(found[:, 1]), np.sqrt(0.5) if moves else 1.0)
+    np.testing.assert_allclose(np.abs(found[:, 0]), np.sqrt(0.5) if moves else 0.0, rtol=1e-3, atol=1e-9)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-300, 1e300])
+def test_the_mean_of_keys_is_the_same_bits_in_any_order(scale, rng):
+    keys = -np.abs(rng.normal(size=(31, 2))) * 10.0 ** rng.uniform(-12, 0, size=(31, 2)) * scale
+    keys[7] *= -0.5
+    orders = [rng.permutation(31) for _ in range(8)]
+    rule = TokenRule("none", "mean", "mean")
+    found = rule.apply(kh.SetBatch([keys[order] for order in orders] + [keys[:1]])).query
+    assert (found[:-1] == found[0]).all()
+    np.testing.assert_array_equal(found[-1], keys[0])
+    exact = [math.fsum(column / scale) / 31 * scale for column in keys.T]
+    np.testing.assert_allclose(found[0], exact, rtol=4e-16)
+    small = np.array([[1.0, -3.0], [-1.0, 1.0], [3e-18, 2.0]])  # what is left of a sum is not lost
+    np.testing.assert_allclose(rule.apply(kh.SetBatch(small[None])).query, [[1e-18, 0.0]], rtol=1e-10)
+
+
 def test_weights_scale_as_copies_do(sets):
     counts = np.arange(40) % 3
     rows = np.repeat(np.arange(40), counts)

@@ -4,6 +4,7 @@ import math
 import subprocess
 import sys
 
+import mpmath
 import numpy as np
 import pytest
 from ridges import gram_fixed
@@ -123,6 +124,51 @@ def test_moments_equal_those_of_arrays(activation, correlation):
     power = 1 if activation == "relu" else 0
     found = rectified_moment(power, torch.from_numpy(h), torch.from_numpy(k), rho, 1.0 - rho.abs()).numpy()
     assert np.abs(found - expected).max() <= 1e-13 * np.abs(expected).max()
+
+
+def test_parts_of_the_moments_are_accurate_relative_to_their_size():
+    from scipy.special import owens_t
+
+    from keyhole.attention import torch_gram as room
+
+    def tensors(*arrays):
+        return (torch.from_numpy(np.asarray(x, dtype=float)) for x in arrays)
+
+    h = np.array([-30.0, -8.0, -1.0, -1e-3, 0.0, 0.5, 3.0, 12.0])
+    (points,) = tensors(h)
+    exact = [float(mpmath.npdf(x) + x * mpmath.ncdf(x)) for x in map(mpmath.mpf, h)]
+    np.testing.assert_allclose(room.rectified_mean(points).numpy()[1:], exact[1:], rtol=2e-14)
+    np.testing.assert_allclose(room.rectified_mean(points).numpy()[0], exact[0], rtol=1e-10)
+    gap = np.array([0.0, 1e-12, 1e-4, 0.3, 1.0])
+    for sign in (1.0, -1.0):
+        with mpmath.workdps(40):
+            rhos = [sign * (1 - mpmath.mpf(g)) for g in gap]
+            angles = [mpmath.acos(r) for r in rhos]
+            step = [float((mpmath.pi - t) / (2 * mpmath.pi)) for t in angles]
+            relu = [
+                float((mpmath.sin(t) + (mpmath.pi - t) * r) / (2 * mpmath.pi))
+                for t, r in zip(angles, rhos, strict=True)
+            ]
+        rho, gaps = tensors([float(r) for r in rhos], gap)
+        np.testing.assert_allclose(room.step_arc(rho, gaps).numpy(), step, rtol=1e-14, atol=1e-30)
+        # as ρ → −1 what remains is a difference of numbers of the size of the angle
+        np.testing.assert_allclose(room.relu_arc(rho, gaps).numpy(), relu, rtol=1e-14, atol=1e-17)
+    a, y = (x.ravel() for x in np.meshgrid([-3.0, -0.5, 1e-9, 0.7, 4.0], [-5.0, -0.7, 0.0, 0.2, 0.7, 3.0]))
+    np.testing.assert_allclose(room._owen(*tensors(a, y)).numpy(), owens_t(a, y / a), rtol=1e-13, atol=1e-17)
+
+
+@pytest.mark.parametrize("strength", [0.0, 0.1])
+@pytest.mark.parametrize("activation", ["relu", "step"])
+@pytest.mark.parametrize("apart", [0.05, 1e-3, 1e-6])
+def test_near_copies_and_near_opposites_equal_those_of_arrays(rng, activation, apart, strength):
+    keys, query = rng.normal(size=(3, 1, 3)), rng.normal(size=(3, 3))
+    near = [keys, keys + apart * rng.normal(size=keys.shape), -1e4 * keys, 1e4 * keys * (1 + apart)]
+    queries = [query, query + apart * rng.normal(size=query.shape)] * 2
+    batch, law = kh.SetBatch(np.concatenate(near), np.concatenate(queries)), kh.GaussianHeads(strength)
+    expected = kh.attention_kernel(batch, None, law, activation)
+    size = np.sqrt(np.outer(np.diag(expected), np.diag(expected)))
+    found = kh.attention_kernel(batch.to("cpu"), None, law, activation).numpy()
+    assert np.max(np.abs(found - expected) / np.maximum(size, np.abs(expected))) <= 1e-11
 
 
 @pytest.mark.parametrize("query", [True, False])
@@ -315,3 +361,26 @@ def test_heads_may_be_tensors_wherever_the_sets_are(rng):
         np.testing.assert_array_equal(
             kh.attention_features(sets, torch.tensor(heads)), kh.attention_features(sets.numpy(), heads)
         )
+
+
+@pytest.mark.parametrize("n_heads", [3, 30])
+def test_a_device_without_room_leaves_the_gram_matrix_to_the_host(rng, n_heads, monkeypatch):
+    """Three matrices of n × n numbers, of which the device has to hold all."""
+    from keyhole import layer
+
+    batch, y, asked = draw_sets(rng), rng.standard_normal(24), []
+    for name in ("_fit_primal", "_fit_dual"):
+
+        def noted(task, name=name, plain=getattr(layer, name)):
+            asked.append(name)
+            return plain(task)
+
+        monkeypatch.setattr(layer, name, noted)
+    model = kh.AttentionRegressor(n_heads, alpha=0.1, random_state=0)
+    expected = clone(model).fit(batch, y).predict(batch)
+    for room, route in ((24 * 24**2, []), (24 * 24**2 - 1, ["_fit_primal" if n_heads == 3 else "_fit_dual"])):
+        monkeypatch.setattr("keyhole._tensors.free_bytes", lambda device, room=room: room)
+        asked.clear()
+        found = clone(model).set_params(device="cpu").fit(batch, y)
+        assert asked == route
+        np.testing.assert_allclose(found.predict(batch), expected, atol=1e-9)
