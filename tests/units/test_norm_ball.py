@@ -336,6 +336,20 @@ def test_float32_says_when_it_has_no_more_digits(rng):
         )
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("loss", ["huber", "squared", "absolute"])
+def test_a_tolerance_below_rounding_ends_at_rounding_and_soon(loss, dtype, rng, monkeypatch):
+    """It neither gives up while the gap still falls nor goes on for all of its iterations once it does not."""
+    monkeypatch.setattr(central_path, "LARGEST_SYSTEM", 0)
+    design = rng.standard_normal((20, 15))
+    targets = design[:, :5] @ rng.standard_normal(5) + rng.standard_normal(20)
+    remedy = "rounding has the last word" if dtype == "float64" else "float32 has no more digits"
+    with pytest.warns(SolverWarning, match=remedy):
+        fit = fit_norm_ball(design, targets, group_size=5, group_radius=0.5, loss=loss, tol=1e-18, dtype=dtype)
+    assert fit.n_iter < 15_000  # of 20,000
+    assert fit.duality_gap < (1e-12 if dtype == "float64" else 1e-5) * fit.objective
+
+
 def test_stopping_early_warns_with_the_number_and_the_remedy(rng):
     design, targets, _ = random_problem(rng, "huber", n=60, n_groups=40)
     with pytest.warns(SolverWarning, match=r"after 3 iterations at a relative duality gap of .*raise `max_iter`"):
