@@ -328,3 +328,8 @@ def test_blocks_of_heads_and_of_samples_give_the_layer_of_all(sets, y, n_heads):
         np.testing.assert_allclose(part.layer.values, whole.layer.values, atol=1e-9)
         np.testing.assert_allclose(part.layer.intercept, whole.layer.intercept, atol=1e-9)
         np.testing.assert_allclose(part.predictions, whole.predictions, atol=1e-9)
+
+
+def test_the_smaller_gram_matrix_is_factorised(sets, y):
+    routes = [fitted(sets[:40], y[:40], [0.1], n_heads).route for n_heads in (1, 9, 10, 11)]
+    assert routes == ["primal", "primal", "dual", "dual"]  # 4, 36, 40 and 44 columns
