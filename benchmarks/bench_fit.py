@@ -38,8 +38,18 @@ def path_rows(train: kh.SetBatch, test: kh.SetBatch, y: np.ndarray, n_heads: int
     heads = kh.GaussianHeads().sample(n_heads, 16, 0)
     ready, ready_test = kh.attention_features(train, heads), kh.attention_features(test, heads)
     models = {
-        "float64": kh.AttentionRegressor(n_heads, alpha=ALPHAS, random_state=0),
-        "float32": kh.AttentionRegressor(n_heads, alpha=ALPHAS, random_state=0, dtype="float32"),
+        "float64": kh.AttentionRegressor(
+            n_heads, alpha=ALPHAS, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"
+        ),
+        "float32": kh.AttentionRegressor(
+            n_heads,
+            alpha=ALPHAS,
+            random_state=0,
+            dtype="float32",
+            law=kh.GaussianHeads(),
+            scaling="none",
+            query="given",
+        ),
     }
     rival = RidgeCV(alphas=ALPHAS)
     seconds = harness.interleaved_seconds(
@@ -77,7 +87,9 @@ def fixed_rows(train: kh.SetBatch, test: kh.SetBatch, y: np.ndarray, n_heads: in
     for dtype in ("float64", "float32"):
         ready = kh.attention_features(train, heads, dtype=dtype)
         ready_test = kh.attention_features(test, heads, dtype=dtype)
-        model = kh.AttentionRegressor(n_heads, alpha=1.0, random_state=0, dtype=dtype)
+        model = kh.AttentionRegressor(
+            n_heads, alpha=1.0, random_state=0, dtype=dtype, law=kh.GaussianHeads(), scaling="none", query="given"
+        )
         rival = Ridge(alpha=1.0)
         target = y.astype(dtype)
         seconds = harness.interleaved_seconds(

@@ -320,14 +320,26 @@ def bench_ridge(n: int, seed: int) -> None:
     generator = np.random.default_rng(seed)
     y = kh.targets.Correlation(2, dim=DIM)(sets) + 0.01 * generator.standard_normal(n + 1)
     options: Row = {"n_heads": math.inf, "alpha": 1.0, "device": "cuda", "dtype": "float32"}
-    small = kh.AttentionRegressor(**options).fit(sets[:1000], y[:1000])  # compile, and make handles
-    host = kh.AttentionRegressor(**{**options, "device": None, "dtype": "float64"}).fit(sets[:1000], y[:1000])
+    small = kh.AttentionRegressor(
+        **{"n_heads": 512, "law": kh.GaussianHeads(), "scaling": "none", "query": "given", **options}
+    ).fit(sets[:1000], y[:1000])  # compile, and make handles
+    host = kh.AttentionRegressor(
+        **{
+            "n_heads": 512,
+            "law": kh.GaussianHeads(),
+            "scaling": "none",
+            "query": "given",
+            **{**options, "device": None, "dtype": "float64"},
+        }
+    ).fit(sets[:1000], y[:1000])
     difference = np.abs(small.loo_predictions_ - host.loo_predictions_).max() / np.abs(y).max()
     report("n = 1000: leave-one-out against NumPy in float64", error=float(difference))
     torch.cuda.reset_peak_memory_stats()
     poison(n, n, torch.float64)
     start = time.perf_counter()
-    model = kh.AttentionRegressor(**options).fit(sets[:n], y[:n])
+    model = kh.AttentionRegressor(
+        **{"n_heads": 512, "law": kh.GaussianHeads(), "scaling": "none", "query": "given", **options}
+    ).fit(sets[:n], y[:n])
     seconds = time.perf_counter() - start
     peak = torch.cuda.max_memory_allocated() / 2**30
     start = time.perf_counter()
@@ -346,7 +358,9 @@ def bench_ridge(n: int, seed: int) -> None:
     report("  prediction of one set", predict_ms, error_of_it=float(abs(predicted[0] - y[n]) / y.std()))
     stages(sets[:n], y[:n])
     without = np.setdiff1d(np.arange(n), [7])
-    refit = kh.AttentionRegressor(**options).fit(sets[without], y[without])
+    refit = kh.AttentionRegressor(
+        **{"n_heads": 512, "law": kh.GaussianHeads(), "scaling": "none", "query": "given", **options}
+    ).fit(sets[without], y[without])
     left_out = refit.predict(sets[7:8])[0]
     report("  one set left out and refitted", error=float(abs(left_out - model.loo_predictions_[7]) / np.abs(y).max()))
     require(residual < 1e-5, f"optimality: {residual:.3g} at most 1e-5")
@@ -385,7 +399,9 @@ def bench_path(n: int, seed: int) -> None:
     sets = sphere(n, seed).numpy()
     y = kh.targets.Correlation(2, dim=DIM)(sets)
     start = time.perf_counter()
-    model = kh.AttentionRegressor(n_heads=math.inf, device="cuda", dtype="float32").fit(sets, y)
+    model = kh.AttentionRegressor(
+        n_heads=math.inf, device="cuda", dtype="float32", law=kh.GaussianHeads(), scaling="none", query="given"
+    ).fit(sets, y)
     report("30 Cholesky factorisations, kernel included", 1e3 * (time.perf_counter() - start), alpha=model.alpha_)
     gram = kh.attention_kernel(sets.to("cuda")).double()
     torch.cuda.synchronize()

@@ -108,13 +108,20 @@ def make_data(path: Path, sets: int, keys: int = 16, dim: int = 16) -> None:
 
 
 def estimator(given: argparse.Namespace, **options: Any) -> kh.AttentionRegressor:
-    return kh.AttentionRegressor(given.heads, random_state=0, dtype=given.dtype, **options)
+    return kh.AttentionRegressor(
+        given.heads,
+        random_state=0,
+        dtype=given.dtype,
+        **{"law": kh.GaussianHeads(), "scaling": "none", "query": "given", **options},
+    )
 
 
 def load_loops(given: argparse.Namespace) -> None:
     """Compiled loops are loaded, or compiled, before anything is timed."""
     batch = kh.targets.sphere_sets(100, 16, 16, seed=0)
-    model = kh.AttentionRegressor(8, random_state=0, dtype=given.dtype).partial_fit(batch, batch.query[:, 0])
+    model = kh.AttentionRegressor(
+        8, random_state=0, dtype=given.dtype, law=kh.GaussianHeads(), scaling="none", query="given"
+    ).partial_fit(batch, batch.query[:, 0])
     model.predict(batch)
 
 
@@ -219,11 +226,27 @@ def child_cg(given: argparse.Namespace) -> dict[str, Any]:
     train = kh.targets.sphere_sets(given.cg_sets, 16, 16, seed=0)
     y = kh.targets.TokenPower(2, 16)(train) + 0.1 * np.random.default_rng(0).standard_normal(given.cg_sets)
     test = kh.targets.sphere_sets(500, 16, 16, seed=1)
-    small = kh.AttentionRegressor(64, alpha=1.0, random_state=0, dtype=given.dtype, solver="cg").fit(
-        train[:200], y[:200]
-    )
+    small = kh.AttentionRegressor(
+        64,
+        alpha=1.0,
+        random_state=0,
+        dtype=given.dtype,
+        solver="cg",
+        law=kh.GaussianHeads(),
+        scaling="none",
+        query="given",
+    ).fit(train[:200], y[:200])
     del small
-    model = kh.AttentionRegressor(given.cg_heads, alpha=1.0, random_state=0, dtype=given.dtype, solver="cg")
+    model = kh.AttentionRegressor(
+        given.cg_heads,
+        alpha=1.0,
+        random_state=0,
+        dtype=given.dtype,
+        solver="cg",
+        law=kh.GaussianHeads(),
+        scaling="none",
+        query="given",
+    )
     start = time.perf_counter()
     model.fit(train, y)
     seconds = time.perf_counter() - start
@@ -237,7 +260,16 @@ def child_direct(given: argparse.Namespace) -> dict[str, Any]:
     y = kh.targets.TokenPower(2, 16)(train) + 0.1 * np.random.default_rng(0).standard_normal(given.cg_sets)
     test = kh.targets.sphere_sets(500, 16, 16, seed=1)
     start = time.perf_counter()
-    model = kh.AttentionRegressor(given.cg_heads, alpha=1.0, random_state=0, dtype=given.dtype, solver="direct")
+    model = kh.AttentionRegressor(
+        given.cg_heads,
+        alpha=1.0,
+        random_state=0,
+        dtype=given.dtype,
+        solver="direct",
+        law=kh.GaussianHeads(),
+        scaling="none",
+        query="given",
+    )
     model.fit(train, y)
     seconds = time.perf_counter() - start
     found, direct = np.load(given.folder / "cg.npy"), model.predict(test)
@@ -268,7 +300,9 @@ def child_dask(given: argparse.Namespace) -> dict[str, Any]:
 
     path = data_path(given, given.dask_sets, 1024)
     make_long_sets(path, given.dask_sets)
-    model = kh.AttentionRegressor(256, alpha=1.0, random_state=0, dtype=given.dtype)
+    model = kh.AttentionRegressor(
+        256, alpha=1.0, random_state=0, dtype=given.dtype, law=kh.GaussianHeads(), scaling="none", query="given"
+    )
     answer: dict[str, Any] = {}
     for workers in (1, 2):
         options = {"n_workers": workers, "threads_per_worker": 1, "processes": True, "dashboard_address": ":0"}
@@ -307,7 +341,15 @@ def child_slopes(given: argparse.Namespace) -> dict[str, Any]:
     for name in ("base", "n", "N", "d", "M"):
         size = {**base, **({name: 2 * base[name]} if name in base else {})}
         batch = kh.targets.sphere_sets(size["n"], size["N"], size["d"], seed=0).astype(given.dtype)
-        model = kh.AttentionRegressor(size["M"], alpha=1.0, random_state=0, dtype=given.dtype)
+        model = kh.AttentionRegressor(
+            size["M"],
+            alpha=1.0,
+            random_state=0,
+            dtype=given.dtype,
+            law=kh.GaussianHeads(),
+            scaling="none",
+            query="given",
+        )
         recipe_of = model.partial_fit(batch[:64], np.zeros(64))._stream.recipe
         answer[f"features {name}"] = best_of(lambda recipe=recipe_of, batch=batch: recipe.features(batch))
         phi, y = recipe_of.features(batch), np.ones((size["n"], 1))
@@ -338,13 +380,19 @@ def child_accuracy(given: argparse.Namespace) -> dict[str, Any]:
     found = {}
     start = time.perf_counter()
     for dtype in ("float64", "float32"):
-        model = kh.AttentionRegressor(32, alpha=1.0, random_state=0, dtype=dtype)
+        model = kh.AttentionRegressor(
+            32, alpha=1.0, random_state=0, dtype=dtype, law=kh.GaussianHeads(), scaling="none", query="given"
+        )
         for part in range(0, 20_000, 2000):
             model.partial_fit(batch[part : part + 2000], y[part : part + 2000])
         found[dtype] = (np.tril(model._stream.sums.moments.gram), model.predict(batch[:1000]))
     seconds = time.perf_counter() - start
     (exact, direct), (gram, predictions) = found["float64"], found["float32"]
-    whole = kh.AttentionRegressor(32, alpha=1.0, random_state=0).fit(batch, y).predict(batch[:1000])
+    whole = (
+        kh.AttentionRegressor(32, alpha=1.0, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given")
+        .fit(batch, y)
+        .predict(batch[:1000])
+    )
     largest = np.linalg.eigvalsh(exact)[-1]
     return {
         "seconds": seconds,

@@ -113,7 +113,7 @@ def summary(name: str, rows: list[dict[str, Any]]) -> None:
     if not known:
         return
     off = np.abs([row["ratio"] - 1 for row in known])
-    noise = np.median([row["standard_error"] / row["measured"] for row in known])
+    noise = np.nanmedian([row["standard_error"] / row["measured"] for row in known])
     low, high = np.quantile([row["ratio"] for row in known], (0.05, 0.95))
     print(
         f"{name:34} {len(rows):5} cells, {len(rows) - len(known):4} refused; median {np.median(off):6.1%}, 90 % "

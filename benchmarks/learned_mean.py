@@ -39,7 +39,16 @@ def main() -> None:
     args = parser.parse_args()
     problem = babi(Path(args.data), args.task)
     train, test = next(problem.splits(0))
-    model = kh.AttentionClassifier(256, kh.LearnedHeads(), activation="softmax", random_state=0, dtype="float32")
+    model = kh.AttentionClassifier(
+        256,
+        kh.LearnedHeads(),
+        activation="softmax",
+        random_state=0,
+        dtype="float32",
+        scaling="none",
+        query="given",
+        criterion="squared_error",
+    )
     began = time.perf_counter()
     model.fit(problem.X[train], problem.y[train], groups=problem.groups[train])
     print(f"{time.perf_counter() - began:.1f} s; test accuracy {model.score(problem.X[test], problem.y[test]):.3f}")

@@ -31,6 +31,8 @@ def cases(device: str | None) -> dict[str, Callable[[], Work]]:
     """Name → setup, which returns the work that is timed. Runs inside a work tree."""
     import keyhole as kh
 
+    paper = {"law": kh.GaussianHeads(), "scaling": "none", "query": "given"}
+
     def sets(n: int, ragged: bool = False) -> Any:
         if not ragged:
             return kh.targets.sphere_sets(n, n_keys=16, dim=16, seed=0)
@@ -54,24 +56,25 @@ def cases(device: str | None) -> dict[str, Callable[[], Work]]:
     def fit(n: int, n_heads: float, **options: Any) -> Work:
         batch = sets(n)
         y = target(batch)
-        return lambda: kh.AttentionRegressor(n_heads, random_state=0, **options).fit(batch, y)
+        return lambda: kh.AttentionRegressor(n_heads, random_state=0, **(paper | options)).fit(batch, y)
 
     def predict(n_heads: float, **options: Any) -> Work:
         batch, new = sets(500), sets(4000 if n_heads < math.inf else 1000)
-        model = kh.AttentionRegressor(n_heads, alpha=1.0, random_state=0, **options).fit(batch, target(batch))
+        model = kh.AttentionRegressor(n_heads, alpha=1.0, random_state=0, **(paper | options))
+        model.fit(batch, target(batch))
         return lambda: model.predict(new)
 
     def grouped() -> Work:
         batch = sets(1000)
         y, groups = target(batch), np.arange(1000) // 5
-        return lambda: kh.AttentionRegressor(100, random_state=0).fit(batch, y, groups=groups)
+        return lambda: kh.AttentionRegressor(100, random_state=0, **paper).fit(batch, y, groups=groups)
 
     def streamed() -> Work:
         batch = sets(8000)
         y = target(batch)
 
         def work() -> None:
-            model = kh.AttentionRegressor(60, alpha=1.0, random_state=0)
+            model = kh.AttentionRegressor(60, alpha=1.0, random_state=0, **paper)
             for start in range(0, 8000, 1000):
                 model.partial_fit(batch[start : start + 1000], y[start : start + 1000])
 
@@ -89,13 +92,16 @@ def cases(device: str | None) -> dict[str, Callable[[], Work]]:
     def classes() -> Work:
         batch = sets(1500)
         y = (target(batch) * 30).astype(int) % 4
-        return lambda: kh.AttentionClassifier(200, random_state=0).fit(batch, y)
+        model = kh.AttentionClassifier(200, random_state=0, **paper)
+        if "criterion" in model.get_params():  # trees before it had this one alone
+            model.set_params(criterion="squared_error")
+        return lambda: model.fit(batch, y)
 
     def learned() -> Work:
         batch = sets(300)
         y = target(batch)
-        law = kh.LearnedHeads(steps=10)
-        return lambda: kh.AttentionRegressor(32, law=law, random_state=0).fit(batch, y)
+        named = paper | {"law": kh.LearnedHeads(steps=10)}
+        return lambda: kh.AttentionRegressor(32, random_state=0, **named).fit(batch, y)
 
     def curve() -> Work:
         wanted = kh.targets.Correlation(2, 64)
@@ -103,7 +109,9 @@ def cases(device: str | None) -> dict[str, Callable[[], Work]]:
 
     def stored() -> Work:
         batch = sets(500)
-        model = kh.AttentionRegressor(500, random_state=0).fit(batch, target(batch))
+        model = kh.AttentionRegressor(500, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given").fit(
+            batch, target(batch)
+        )
         path = Path(tempfile.mkdtemp()) / "model.keyhole"
 
         def work() -> None:

@@ -170,7 +170,19 @@ def load(name: str, data: Path) -> Problem:
 
 def attention(problem: Problem, seed: int, law: Any, **changes: Any) -> Any:
     kind = kh.AttentionRegressor if problem.regression else kh.AttentionClassifier
-    return kind(law=law, random_state=seed, **{**(problem.options or {}), **changes})
+    plain = {"scaling": "none", "query": "given"} | ({} if problem.regression else {"criterion": "squared_error"})
+    return kind(law=law, random_state=seed, **{**plain, **(problem.options or {}), **changes})
+
+
+def no_settings(problem: Problem, seed: int) -> Any:
+    return (kh.AttentionRegressor if problem.regression else kh.AttentionClassifier)(random_state=seed)
+
+
+def former_default(problem: Problem, seed: int) -> Any:
+    """512 zero-mean heads on tokens as they are, as the paper has it: what no settings meant before they chose."""
+    return attention(
+        Problem("", None, problem.y, problem.splits, problem.regression), seed, kh.GaussianHeads(), n_heads=512
+    )
 
 
 METHODS: dict[str, Callable[[Problem, int], Any]] = {
@@ -182,6 +194,8 @@ METHODS: dict[str, Callable[[Problem, int], Any]] = {
     "statistics RBF": lambda p, s: Pooled("rbf", "statistics", p.regression, s),
     "Fourier mean ridge": lambda p, s: FourierMean(p.regression, s),
     "attention, zero mean": lambda p, s: attention(p, s, kh.GaussianHeads()),
+    "no settings": no_settings,
+    "former default": former_default,
     "attention, identity": lambda p, s: attention(p, s, kh.IdentityHeads()),
     "attention, learned": lambda p, s: None if p.regression else attention(p, s, kh.LearnedHeads()),
     "attention, 4 means": lambda p, s: attention(p, s, kh.LearnedHeads(n_means=4)) if p.name in BABI else None,
@@ -215,7 +229,10 @@ def warm_up() -> None:
     sets, codes = kh.targets.sphere_sets(30, 4, 3, seed=0), np.arange(30) % 2
     for n_heads, activation in ((8, "relu"), (8, "softmax"), (math.inf, "relu")):
         for dtype in ("float32", "float64"):
-            kh.AttentionClassifier(n_heads, activation=activation, dtype=dtype, random_state=0).fit(sets, codes)
+            options: dict[str, Any] = {"activation": activation, "dtype": dtype, "random_state": 0}
+            kh.AttentionClassifier(n_heads, kh.GaussianHeads(), scaling="none", query="given", **options).fit(
+                sets, codes
+            )
     Network("deepsets", False, 0, epochs=1).fit(sets, codes)
 
 
@@ -240,6 +257,9 @@ def describe(model: Any) -> str:
     if not hasattr(model, "tokens_"):
         return ""
     law = model.law_
+    heads = f"M={model.n_heads_} c={law.mean:g}" if np.ndim(getattr(law, "mean", ())) == 0 else ""
+    if heads:
+        return f"{model.tokens_.scaling}/{model.tokens_.query} {heads}"
     chosen = f"{law.chosen} c={law.strength:g} {law.steps} steps" if hasattr(law, "chosen") else ""
     return f"{model.tokens_.scaling}/{model.tokens_.query} {chosen}".strip()
 

@@ -31,7 +31,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         X = kh.SetBatch(sets)
-        model = kh.AttentionRegressor(random_state=0).fit(X, y)
+        model = kh.AttentionRegressor(
+            random_state=0, n_heads=512, law=kh.GaussianHeads(), scaling="none", query="given"
+        ).fit(X, y)
         kh.save(model, folder / "a.keyhole")
         assert np.array_equal(kh.load(folder / "a.keyhole").predict(X), model.predict(X))
         rows = ["set,a,b,c,y", *(f"{i},{','.join(map(str, token))},{y[i]}" for i, s in enumerate(sets) for token in s)]

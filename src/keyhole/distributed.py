@@ -21,7 +21,7 @@ from keyhole.data.batches import Batch, as_batch
 from keyhole.data.layout import frame_dataset
 from keyhole.data.reader import ParquetSets
 from keyhole.estimators.inputs import as_penalties
-from keyhole.estimators.streaming import forget_stream, gathered
+from keyhole.estimators.streaming import N_PENDING, PendingBatches, forget_stream, gathered
 from keyhole.ridge.design import PrincipalAxes
 from keyhole.streaming import LayerRecipe, LayerSums, merge
 
@@ -76,21 +76,25 @@ def fit_dask(
             classes = np.unique(np.concatenate(found))
         if classes is not None:
             estimator._begin_classes(None, classes, again=True)
-        first = _gather(cluster, [_delayed(_peek)(parts[0])])[0]
+        first, *more = _gather(cluster, [_delayed(_peek)(parts[0])])[0]
         samples, single = estimator._checked(first, first=True)
         estimator._open(samples, single)
-        stream, template = estimator._stream, light(estimator)
+        stream = estimator._stream
+        seen = PendingBatches([samples, *(estimator._checked(batch, first=False)[0] for batch in more)])
+        stream.recipe = stream.settle(seen.flush()[0])
         recipe: LayerRecipe = stream.recipe
+        template = light(estimator)
         leaves = [_delayed(_summarise)(template, recipe, part) for part in parts]
         stream.sums = _gather(cluster, [_tree(leaves, merge)])[0]
         estimator.n_samples_seen_ = stream.sums.moments.count
-        axes = PrincipalAxes.of(stream.sums.moments)
+        axes = estimator._settle_extras()
+        recipe = stream.recipe
         penalties = as_penalties(estimator.alpha)
         alphas = axes.default_alphas() if penalties is None else penalties
         errors = None
         if selection != "gcv":
             errors = _error_pass(cluster, parts, template, recipe, axes, alphas)
-        estimator._finish(recipe.fit(axes, alphas, errors), axes)
+        estimator._finish(estimator._fit_sums(axes, alphas, errors), axes)
     return estimator
 
 
@@ -164,10 +168,15 @@ def _batches(part: Any) -> Iterator[Batch]:
         yield as_batch(part)
 
 
-def _peek(part: Any) -> Batch:
-    """The first sample, which says what all are like."""
-    sets, y, weights = next(_batches(part))
-    return Batch(sets[:1], y[:1], None if weights is None else np.ones(1))
+def _peek(part: Any) -> list[Batch]:
+    """The first samples, which say what all are like, and choose what is automatic."""
+    held: list[Batch] = []
+    for sets, y, weights in _batches(part):
+        left = N_PENDING - sum(len(batch.y) for batch in held)
+        held.append(Batch(sets[:left], y[:left], None if weights is None else weights[:left]))
+        if len(y) >= left:
+            break
+    return held
 
 
 def _labels(part: Any) -> np.ndarray:

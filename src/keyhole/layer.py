@@ -18,9 +18,10 @@ from jaxtyping import Float, Int
 
 from keyhole._array import MEMORY_BUDGET, block_size, blocks, narrowed, unit_exponent
 from keyhole.attention.features import apply_values, attention_features, feature_blocks
-from keyhole.attention.heads import HeadDraw, HeadLaw
+from keyhole.attention.heads import DRAWN_BYTES, HeadDraw, HeadLaw
 from keyhole.attention.kernels import attention_kernel, tensor_kernel
-from keyhole.data.sets import PooledSets, SetBatch, first_occurrences
+from keyhole.data.sets import PooledSets, SampleBatch, SetBatch, first_occurrences
+from keyhole.ridge.calibration import PathLosses
 from keyhole.ridge.design import ridge_rows
 from keyhole.ridge.gram import ridge_gram
 from keyhole.ridge.iterative import Preconditioner, ResidualWarning, ridge_cg
@@ -58,6 +59,11 @@ def _finite(predictions: Float[np.ndarray, "n t"]) -> Float[np.ndarray, "n t"]:
     return predictions
 
 
+def of_extras(layer: Any, batch: SampleBatch) -> Any:
+    """What the extras of samples, scaled as they were in the fit, add to the outputs of a layer; 0 without."""
+    return 0.0 if layer.extras_values is None else batch.extras @ layer.extras_values
+
+
 @dataclass(frozen=True)
 class FiniteLayer:
     """A layer of M heads, regenerated from their seed as needed.
@@ -79,17 +85,18 @@ class FiniteLayer:
     activation: str
     dtype: str
     device: str | None = None
+    extras_values: Float[np.ndarray, "c t"] | None = field(default=None, repr=False)
 
     def predict(self, batch: SetBatch | PooledSets, *, memory_budget: int = MEMORY_BUDGET) -> Float[np.ndarray, "n t"]:
         """Return f on every set of ``batch``. O(tokens · M · D) and no temporary beyond the budget."""
         if self.device is not None:
-            return self._predict_on_device(plain_sets(batch), memory_budget)
+            return self._predict_on_device(plain_sets(batch), memory_budget) + of_extras(self, batch)
         # values have the units of y, which may be beyond the range of float32
         units = unit_exponent(self.values, axis=(0, 1))
         values = np.ldexp(self.values, -units)
         scores = apply_values(batch, self.heads, values, self.activation, dtype=self.dtype, memory_budget=memory_budget)
         with np.errstate(over="ignore"):
-            return _finite(np.ldexp(scores.astype(np.float64), units) + self.intercept)
+            return _finite(np.ldexp(scores.astype(np.float64), units) + self.intercept + of_extras(self, batch))
 
     def _predict_on_device(self, batch: SetBatch, memory_budget: int) -> Float[np.ndarray, "n t"]:
         """The same in blocks of sets."""
@@ -104,7 +111,9 @@ class FiniteLayer:
 
     def in_units(self, exponent: int) -> FiniteLayer:
         """The layer of outputs 2^exponent times as large."""
-        return replace(self, values=np.ldexp(self.values, exponent), intercept=np.ldexp(self.intercept, exponent))
+        extras = None if self.extras_values is None else np.ldexp(self.extras_values, exponent)
+        values, intercept = np.ldexp(self.values, exponent), np.ldexp(self.intercept, exponent)
+        return replace(self, values=values, intercept=intercept, extras_values=extras)
 
 
 @dataclass(frozen=True)
@@ -131,16 +140,17 @@ class KernelLayer:
     activation: str
     device: str | None = None
     dtype: str = "float64"
+    extras_values: Float[np.ndarray, "c t"] | None = field(default=None, repr=False)
 
     def predict(self, batch: SetBatch | PooledSets, *, memory_budget: int = MEMORY_BUDGET) -> Float[np.ndarray, "n t"]:
         """Return f on every set of ``batch``, in blocks of rows of the kernel."""
         if self.device is not None:
-            return self._predict_on_device(plain_sets(batch), memory_budget)
+            return self._predict_on_device(plain_sets(batch), memory_budget) + of_extras(self, batch)
         scores = np.empty((len(batch), self.dual.shape[1]))
         for rows in blocks(len(batch), block_size(8 * len(self.sets), memory_budget)):
             kernel = attention_kernel(batch[rows], self.sets, self.law, self.activation, memory_budget=memory_budget)
             scores[rows] = kernel @ self.dual
-        return _finite(scores + self.intercept)
+        return _finite(scores + self.intercept + of_extras(self, batch))
 
     def _predict_on_device(self, batch: SetBatch, memory_budget: int) -> Float[np.ndarray, "n t"]:
         from keyhole._tensors import as_array, to_device
@@ -156,7 +166,9 @@ class KernelLayer:
 
     def in_units(self, exponent: int) -> KernelLayer:
         """The layer of outputs 2^exponent times as large."""
-        return replace(self, dual=np.ldexp(self.dual, exponent), intercept=np.ldexp(self.intercept, exponent))
+        extras = None if self.extras_values is None else np.ldexp(self.extras_values, exponent)
+        dual, intercept = np.ldexp(self.dual, exponent), np.ldexp(self.intercept, exponent)
+        return replace(self, dual=dual, intercept=intercept, extras_values=extras)
 
 
 @dataclass(frozen=True)
@@ -266,10 +278,22 @@ class _Task:
     memory_budget: int
 
     def layer(self, values: np.ndarray, intercept: np.ndarray) -> FiniteLayer:
-        """The layer of these values (p, t)."""
+        """The layer of these values (p, t), those of extras last."""
         assert isinstance(self.heads, HeadDraw)
-        values = values.reshape(self.heads.n_heads, self.heads.dim + 1, -1)
-        return FiniteLayer(self.heads, values, intercept, self.activation, self.dtype, self.device)
+        shape = (self.heads.n_heads, self.heads.dim + 1, values.shape[1])
+        p = shape[0] * shape[1]
+        options = (self.activation, self.dtype, self.device)
+        return FiniteLayer(self.heads, values[:p].reshape(shape), intercept, *options, self.of_extras(values[p:]))
+
+    @property
+    def extras(self) -> Float[np.ndarray, "n c"]:
+        """Columns of the samples themselves, none of them perhaps."""
+        extras = self.samples.batch.extras
+        return np.zeros((len(self.samples.batch), 0)) if extras is None else extras
+
+    def of_extras(self, values: Float[np.ndarray, "c t"]) -> Float[np.ndarray, "c t"] | None:
+        """The values of extras, None where there are none."""
+        return np.ascontiguousarray(values) if len(values) else None
 
 
 def fit_layer(
@@ -285,6 +309,7 @@ def fit_layer(
     dtype: str = "float64",
     device: str | None = None,
     solver: str = "auto",
+    criterion: str = "squared_error",
     hold_out: bool = False,
     memory_budget: int = MEMORY_BUDGET,
 ) -> LayerFit:
@@ -293,6 +318,7 @@ def fit_layer(
     Parameters
     ----------
     batch, columns : n samples, and their outputs (n, t)
+        Extras of the samples are further columns of the features, as they are.
     heads : HeadDraw or law of heads
         M heads; or the law of infinitely many, whose exact kernel is used.
     penalties : array (a,), optional
@@ -307,6 +333,8 @@ def fit_layer(
         Where torch computes features, kernel and factorisation (in float64).
     solver : "auto", "direct" or "cg"
         "cg" is conjugate gradients; "auto" only if the smaller Gram matrix exceeds the memory.
+    criterion : "squared_error" or "log_loss"
+        What penalties are chosen by, on whatever is left out; the log-loss is that of calibrated scores of classes.
     hold_out : bool
         Whether conjugate gradients predict a tenth of the samples, held out, even if there is nothing to choose.
     memory_budget : int
@@ -323,11 +351,12 @@ def fit_layer(
     if device is not None:
         batch = plain_sets(batch).numpy()
     n_columns = heads.n_heads * (heads.dim + 1) if isinstance(heads, HeadDraw) else 0
+    n_columns += 0 if batch.extras is None else batch.extras.shape[1]
     large = solver == "cg" or (solver == "auto" and finite and exceeds_memory(len(batch), n_columns, dtype))
     options: dict[str, Any] = {"activation": activation, "dtype": dtype, "memory_budget": memory_budget}
     if groups is not None and (device is not None or solver == "cg"):
         # groups are left out on the host; the layer at the penalty they chose is then fitted as asked
-        options |= {"fit_intercept": fit_intercept, "weights": weights}
+        options |= {"fit_intercept": fit_intercept, "weights": weights, "criterion": criterion}
         judged = fit_layer(batch, columns, heads, penalties, groups=groups, solver="direct", **options)
         chosen = np.array([judged.ridge.alpha])
         final = fit_layer(batch, columns, heads, chosen, device=device, solver=solver, **options)
@@ -341,7 +370,7 @@ def fit_layer(
             "count). Give more samples, or one fixed number as `alpha`."
         )
     given: dict[str, Any] = {"fit_intercept": fit_intercept, "weights": samples.weights, "groups": samples.groups}
-    problem = RidgeProblem.of(samples.columns, penalties, **given)
+    problem = RidgeProblem.of(samples.columns, penalties, criterion=criterion, **given)
     task = _Task(samples, heads, problem, device=device, **options)
     if gradients:
         return _fit_by_gradients(task, hold_out)
@@ -362,29 +391,92 @@ def fit_layer(
     if len(samples.weighed) > 1:
         predictions[known] = (samples.columns - ridge.left_out)[samples.owner[known]]
     else:
-        ridge = replace(ridge, errors=np.full(ridge.errors.shape, np.nan))
+        unknown = np.full(ridge.errors.shape, np.nan)
+        ridge = replace(ridge, errors=unknown, log_losses=None if ridge.log_losses is None else unknown)
     if not known.all():  # a sample of weight 0, without copies and siblings, is left out already
         predictions[~known] = layer.predict(batch[~known], memory_budget=memory_budget)
     return LayerFit(layer, ridge, predictions, route)
+
+
+def beside(features: Float[np.ndarray, "n p"], extras: Float[np.ndarray, "n c"]) -> Float[np.ndarray, "n q"]:
+    """Features and extras side by side; the features themselves where there are no extras."""
+    return np.concatenate([features, extras], axis=1, dtype=features.dtype) if extras.shape[1] else features
+
+
+MAX_SAMPLES_FOR_EXTRAS = 500
+"""Samples that the scale of extras is chosen by: one Gram matrix of so many serves every scale."""
+
+EXTRAS_SCALES = (0.1, 1.0, 10.0, 100.0)
+"""Scales tried, in units in which extras vary as much as the features of sets do."""
+
+
+def extras_unit(spread: float, size: float, extras: float) -> float:
+    """The scale at which extras vary as much as features, from sums of squares; 1 where one of them does not vary."""
+    return math.sqrt(spread / extras) if spread > 1e-12 * size and extras > 0 else 1.0
+
+
+def choose_extras_scale(
+    batch: SetBatch | PooledSets,
+    columns: Float[np.ndarray, "n t"],
+    heads: HeadDraw | HeadLaw,
+    penalties: Float[np.ndarray, " a"] | None,
+    *,
+    activation: str,
+    fit_intercept: bool,
+    weights: Float[np.ndarray, " n"] | None,
+    groups: Int[np.ndarray, " n"] | None,
+    memory_budget: int = MEMORY_BUDGET,
+    **_: Any,
+) -> float:
+    """The scale of least leave-one-out squared error for extras that are standardised: K + scale²·ZZᵀ.
+
+    K is that of at most `MAX_SAMPLES_FOR_EXTRAS` samples, and made once; each scale then has a path of penalties, the
+    ones given if these are all samples.
+    """
+    samples = grouped_samples(batch, columns, weights, groups)
+    rows = np.sort(np.random.default_rng(0).permutation(samples.weighed)[:MAX_SAMPLES_FOR_EXTRAS])
+    if len(rows) < 2:
+        return 1.0
+    part = samples.batch[rows].numpy()
+    options: dict[str, Any] = {"fit_intercept": fit_intercept}
+    options |= {
+        n: None if a is None else a[rows] for n, a in (("weights", samples.weights), ("groups", samples.groups))
+    }
+    whole = len(rows) == len(samples.weighed)
+    problem = RidgeProblem.of(samples.columns[rows], penalties if whole else None, **options)
+    if isinstance(heads, HeadDraw):
+        most = min(heads.n_heads, block_size(8 * len(rows) * (heads.dim + 1), memory_budget // 4))
+        few = HeadDraw(heads.law, most, heads.dim, heads.seed, heads.query_dim)
+        features = attention_features(part, few, activation)
+        gram = features @ features.T
+    else:
+        gram = attention_kernel(part, None, heads, activation, memory_budget=memory_budget)
+    extras = part.extras
+    linear = extras @ extras.T
+    spread = float(np.trace(gram) - gram.sum() / len(gram)) if fit_intercept else float(np.trace(gram))
+    unit = extras_unit(spread, float(np.trace(gram)), float(np.trace(linear)))
+    fits = [ridge_gram(gram + (r * unit) ** 2 * linear, problem) for r in EXTRAS_SCALES]
+    return unit * EXTRAS_SCALES[int(np.argmin([fit.error for fit in fits]))]
 
 
 def _fit_primal(task: _Task) -> tuple[FiniteLayer, RidgeFit]:
     """Sum ΦᵀΦ over rows, then pass over the rows again for leave-one-out."""
     batch, heads, n = task.samples.batch, task.heads, len(task.samples.batch)
     assert isinstance(heads, HeadDraw)
-    row_bytes = heads.n_heads * (heads.dim + 1) * np.dtype(task.dtype).itemsize
+    extras = task.extras.astype(task.dtype)
+    row_bytes = (heads.n_heads * (heads.dim + 1) + extras.shape[1]) * np.dtype(task.dtype).itemsize
     # the solver makes a few temporaries of the size of a block
     size = block_size(6 * row_bytes, task.memory_budget)
     whole = None
     if n * row_bytes <= task.memory_budget:
-        whole = attention_features(batch, heads, task.activation, dtype=task.dtype)
+        whole = beside(attention_features(batch, heads, task.activation, dtype=task.dtype), extras)
 
     def row_blocks() -> Iterator[np.ndarray]:
         for rows in blocks(n, size):
             if whole is not None:
                 yield whole[rows]
             else:
-                yield attention_features(batch[rows], heads, task.activation, dtype=task.dtype)
+                yield beside(attention_features(batch[rows], heads, task.activation, dtype=task.dtype), extras[rows])
 
     ridge = ridge_rows(row_blocks, task.problem)
     return task.layer(ridge.coef, ridge.intercept), ridge
@@ -394,7 +486,8 @@ def _fit_dual(task: _Task) -> tuple[FiniteLayer, RidgeFit]:
     """Sum ΦΦᵀ over blocks of heads, solve, then v = Φᵀa over the blocks again."""
     assert isinstance(task.heads, HeadDraw)
     batch, budget = task.samples.batch, task.memory_budget
-    n, heads, width = len(batch), task.heads.stored(budget // 4), task.heads.dim + 1
+    n, width = len(batch), task.heads.dim + 1
+    heads = task.heads.seen_by(query=batch.has_query).stored(budget // 4)
     centre = mean_feature(batch, heads, task) if task.problem.fit_intercept else None
     # all features in one block if they fit; blocks of half the budget are as fast, and leave the rest to the solver
     fits = n * heads.n_heads * width * np.dtype(task.dtype).itemsize <= 0.9 * budget
@@ -408,6 +501,8 @@ def _fit_dual(task: _Task) -> tuple[FiniteLayer, RidgeFit]:
         if part == slice(0, heads.n_heads):
             kept.append((part, block))
         add_outer(gram, block)
+    if task.extras.shape[1]:
+        add_outer(gram, np.asfortranarray(task.extras.astype(task.dtype)))
     if task.problem.groups is not None:
         mirror_lower(gram)
     ridge = ridge_gram(gram, task.problem, overwrite_gram=True, memory_budget=budget)
@@ -417,7 +512,7 @@ def _fit_dual(task: _Task) -> tuple[FiniteLayer, RidgeFit]:
         values[part.start * width : part.stop * width] = block.T @ narrow
     values = np.ldexp(values, units)
     intercept = ridge.intercept if centre is None else ridge.intercept - centre @ values
-    return task.layer(values, intercept), ridge
+    return task.layer(np.concatenate([values, task.extras.T @ ridge.coef]), intercept), ridge
 
 
 def mean_feature(batch: Any, heads: HeadDraw, task: _Task) -> Float[np.ndarray, " p"]:
@@ -441,24 +536,39 @@ def _fit_kernel(task: _Task) -> tuple[KernelLayer, RidgeFit]:
     options: dict[str, Any] = {"memory_budget": task.memory_budget}
     if task.device is None:
         gram = attention_kernel(samples.batch, None, law, task.activation, **options)
+        for rows in blocks(len(gram) if task.extras.shape[1] else 0, block_size(8 * len(gram), task.memory_budget)):
+            gram[rows] += task.extras[rows] @ task.extras.T
         if samples.groups is not None:
             mirror_lower(gram)
         ridge = ridge_gram(gram, task.problem, overwrite_gram=True, **options)
     else:
         sets = samples.batch.astype(task.dtype).to(task.device)
         gram = tensor_kernel(sets, law, task.activation, "float64", task.memory_budget)
+        _add_extras_on_device(gram, task)
         ridge = _ridge_on_device(gram, task, float(np.finfo(task.dtype).eps))
     kept = samples.weighed
     sets = samples.batch if len(kept) == len(samples.batch) else samples.batch[kept]
-    return KernelLayer(law, sets, ridge.coef[kept], ridge.intercept, task.activation, task.device, task.dtype), ridge
+    values = task.of_extras(task.extras.T @ ridge.coef)
+    sets = sets if values is None else sets.with_extras(None)  # their part is in the values
+    outputs = (ridge.coef[kept], ridge.intercept, task.activation, task.device, task.dtype, values)
+    return KernelLayer(law, sets, *outputs), ridge
+
+
+def _add_extras_on_device(gram: Any, task: _Task) -> None:
+    """Add the linear kernel of the extras to a float64 Gram matrix on a device."""
+    from keyhole._tensors import to_device
+
+    if task.extras.shape[1]:
+        extras = to_device(np.ascontiguousarray(task.extras), str(gram.device))
+        gram.addmm_(extras, extras.T)
 
 
 def _fit_dual_on_device(task: _Task) -> tuple[FiniteLayer, RidgeFit]:
     """ΦΦᵀ summed in float64 on a device, then v = Φᵀa; on the host if n × n matrices do not fit the device."""
     from keyhole._tensors import as_array, astype, free_bytes, to_device, zeros
 
-    heads, device = task.heads, str(task.device)
-    assert isinstance(heads, HeadDraw)
+    assert isinstance(task.heads, HeadDraw)
+    heads, device = task.heads.seen_by(query=task.samples.batch.has_query), str(task.device)
     n, width = len(task.samples.batch), heads.dim + 1
     if 3 * 8 * n * n > free_bytes(device):
         host = replace(task, device=None)
@@ -475,12 +585,14 @@ def _fit_dual_on_device(task: _Task) -> tuple[FiniteLayer, RidgeFit]:
     gram = zeros(n, n, device)
     for _, block in made():
         gram.addmm_(block, block.T)
+    _add_extras_on_device(gram, task)
     ridge = _ridge_on_device(gram, task, EPS)
     dual = to_device(ridge.coef, device)
     values = np.empty((heads.n_heads, width, dual.shape[1]))
     for part, block in made():
         values[part] = as_array(block.T @ dual).reshape(-1, width, dual.shape[1])
-    return task.layer(values, ridge.intercept), ridge
+    every = np.concatenate([values.reshape(-1, dual.shape[1]), task.extras.T @ ridge.coef])
+    return task.layer(every, ridge.intercept), ridge
 
 
 def _ridge_on_device(gram: Any, task: _Task, rounding: float) -> RidgeFit:
@@ -512,9 +624,15 @@ class HeadDesign:
     centre: Float[np.ndarray, " p"] | None = None
 
     @property
+    def extras(self) -> Float[np.ndarray, "n c"]:
+        """The last columns of the design, in its precision; none of them perhaps."""
+        extras = self.batch.extras
+        return np.zeros((len(self.batch), 0), self.dtype) if extras is None else extras.astype(self.dtype)
+
+    @property
     def shape(self) -> tuple[int, int]:
         """(n, p)."""
-        return len(self.batch), self.heads.n_heads * (self.heads.dim + 1)
+        return len(self.batch), self.heads.n_heads * (self.heads.dim + 1) + self.extras.shape[1]
 
     def column_blocks(self, heads: HeadDraw | None = None) -> Iterator[tuple[slice, np.ndarray]]:
         """Columns and features of a block of heads at a time, overwritten by the next."""
@@ -522,7 +640,8 @@ class HeadDesign:
         width = heads.dim + 1
         # at least 16 heads, so that a block of few samples is not all overhead
         row = len(self.batch) * width * np.dtype(self.dtype).itemsize
-        budget = min(self.memory_budget, max(IN_CACHE, 16 * (row + 40 * width**2)))
+        entries = heads.seen_by(query=self.batch.has_query).entries
+        budget = min(self.memory_budget, max(IN_CACHE, 16 * (row + DRAWN_BYTES * entries)))
         options: dict[str, Any] = {"dtype": self.dtype, "memory_budget": budget, "reuse_buffer": True}
         # the centre is that of all heads; of fewer, scaled by their own number, it is larger
         centre = self.centre
@@ -530,6 +649,10 @@ class HeadDesign:
             centre = centre[: heads.n_heads * width] * math.sqrt(self.heads.n_heads / heads.n_heads)
         for part, block in feature_blocks(self.batch, heads, self.activation, centre=centre, **options):
             yield slice(part.start * width, part.stop * width), block
+        extras = self.extras
+        if extras.shape[1]:
+            first = heads.n_heads * width
+            yield slice(first, first + extras.shape[1]), extras
 
     def gram_product(self, dual: Float[np.ndarray, "n c"]) -> Float[np.ndarray, "n c"]:
         """ΦΦᵀ a in one pass: every block is made once and used twice."""
@@ -548,8 +671,11 @@ class HeadDesign:
     def matvec(self, values: Float[np.ndarray, "p c"]) -> Float[np.ndarray, "n c"]:
         """Φ v."""
         options: dict[str, Any] = {"dtype": self.dtype, "memory_budget": self.memory_budget}
-        outputs = apply_values(self.batch, self.heads, values, self.activation, **options).astype(np.float64)
-        return outputs if self.centre is None else outputs - self.centre @ values
+        extras = self.extras
+        p = len(values) - extras.shape[1]
+        outputs = apply_values(self.batch, self.heads, values[:p], self.activation, **options).astype(np.float64)
+        outputs += extras @ values[p:]
+        return outputs if self.centre is None else outputs - self.centre @ values[:p]
 
     def preconditioner(self, weights: Float[np.ndarray, " n"] | None, *, primal: bool) -> Preconditioner:
         """Nyström on some samples and the first heads in dual form, the features of some samples in primal form."""
@@ -563,7 +689,8 @@ class HeadDesign:
         roots = np.ones(n) if weights is None else np.sqrt(weights)
         chosen = np.sort(np.random.default_rng(0).choice(n, rank, replace=False))
         if primal:
-            factor = attention_features(self.batch[chosen], self.heads, self.activation, dtype=self.dtype)
+            features = attention_features(self.batch[chosen], self.heads, self.activation, dtype=self.dtype)
+            factor = beside(features, self.extras[chosen])
             factor *= (roots[chosen] * math.sqrt(n / rank))[:, None].astype(factor.dtype)
             if self.centre is not None:
                 factor -= factor.mean(axis=0)
@@ -579,9 +706,10 @@ class HeadDesign:
         """ΦΦ_Sᵀ of as many of the heads as take about the time of two passes: it stands for that of all."""
         lengths = self.batch.token_counts
         width = self.heads.dim + 1
-        pass_cost = self.heads.n_heads * (2 * width**2 + 4 * width * float(lengths.mean()))
+        entries = self.heads.seen_by(query=self.batch.has_query).entries
+        pass_cost = self.heads.n_heads * (2 * entries + 4 * width * float(lengths.mean()))
         few = int(min(self.heads.n_heads, max(64, PRODUCTS_PER_PASS * pass_cost / (2 * width * len(chosen)))))
-        heads = HeadDraw(self.heads.law, few, self.heads.dim, self.heads.seed)
+        heads = HeadDraw(self.heads.law, few, self.heads.dim, self.heads.seed, self.heads.query_dim)
         columns = np.zeros((len(self.batch), len(chosen)), self.dtype)
         for _, block in self.column_blocks(heads):
             columns += block @ block[chosen].T
@@ -604,6 +732,7 @@ def _fit_by_gradients(task: _Task, hold_out: bool) -> LayerFit:
             "heads can say which: the penalty means the same at every number of heads."
         )
     errors, best = np.full(len(penalties), np.nan), 0
+    losses = errors.copy() if task.problem.criterion == "log_loss" else None
     predictions = np.full((len(samples.owner), samples.columns.shape[1]), np.nan)
     if len(penalties) > 1 or hold_out:
         order = np.random.default_rng(1).permutation(len(samples.batch))
@@ -615,7 +744,11 @@ def _fit_by_gradients(task: _Task, hold_out: bool) -> LayerFit:
         guesses = np.split(outputs, len(penalties), axis=1)
         w = task.problem.weights[held]
         errors = np.array([w @ np.square(samples.columns[held] - g).mean(axis=1) / w.sum() for g in guesses])
-        best = int(np.argmin(errors))
+        if losses is not None:
+            judged = PathLosses(samples.columns[held], w, len(penalties))
+            judged.put(slice(None), slice(None), samples.columns[held] - np.array(guesses))
+            losses = judged.losses()
+        best = int(np.argmin(errors if losses is None else losses))
         place = np.full(len(samples.batch), -1)
         place[held] = np.arange(len(held))
         seen = (samples.owner >= 0) & (place[samples.owner] >= 0)
@@ -629,7 +762,9 @@ def _fit_by_gradients(task: _Task, hold_out: bool) -> LayerFit:
             ResidualWarning,
             stacklevel=2,
         )
-    return LayerFit(layer, replace(ridge, alphas=penalties, errors=errors, best=best), predictions, "cg")
+    return LayerFit(
+        layer, replace(ridge, alphas=penalties, errors=errors, best=best, log_losses=losses), predictions, "cg"
+    )
 
 
 def _solve_by_gradients(
@@ -648,7 +783,8 @@ def _solve_by_gradients(
     preconditioner = design.preconditioner(weights, primal=primal)
     fits = ridge_cg(design, problem, preconditioner, primal=primal, tol=TOLERANCE[task.dtype])
     values, intercept = np.hstack([fit.coef for fit in fits]), np.concatenate([fit.intercept for fit in fits])
-    return task.layer(values, intercept if centre is None else intercept - centre @ values), fits[0]
+    p = heads.n_heads * (heads.dim + 1)
+    return task.layer(values, intercept if centre is None else intercept - centre @ values[:p]), fits[0]
 
 
 def pick_device(device: Any, batch: SetBatch) -> str | None:

@@ -224,10 +224,12 @@ class Packer:
         kind = type(value).__name__
         if isinstance(value, SetBatch):
             held: dict[str, Any] = {"tokens": value.tokens, "offsets": value.offsets, "query": value.query}
+            held["extras"] = value.extras
         elif isinstance(value, SetGroups):
-            held = {"sets": value.sets, "counts": value.counts}
+            held = {"sets": value.sets, "counts": value.counts, "extras": value.extras}
         elif isinstance(value, HeadDraw):
             held = {"law": value.law, "n_heads": value.n_heads, "dim": value.dim, "seed": value.seed}
+            held["query_dim"] = value.query_dim
         elif known(RECORDS, value):
             held = {f.name: getattr(value, f.name) for f in fields(value) if f.name not in UNSAVED.get(kind, ())}
             if isinstance(value, DesignMoments):
@@ -316,10 +318,11 @@ def _build(kind: str, held: dict[str, Any]) -> Any:
     if kind == "SetBatch":
         return _sets(**held)
     if kind == "SetGroups":
-        return SetGroups(held["sets"], held["counts"])
+        return SetGroups(held["sets"], held["counts"], held.get("extras"))
     if kind == "HeadDraw":
         refuse_if(held["n_heads"] > MOST_HEADS, f"{held['n_heads']:,} heads, of which {MOST_HEADS:,} are allowed")
-        return HeadDraw(held["law"], held["n_heads"], held["dim"], held["seed"])
+        # files of 0.1.0 say nothing of queries: they have the dimension of keys
+        return HeadDraw(held["law"], held["n_heads"], held["dim"], held["seed"], held.get("query_dim"))
     if kind in RECORDS:
         record = RECORDS[kind]
         wanted = {f.name for f in fields(record) if f.default is MISSING and f.default_factory is MISSING}
@@ -351,18 +354,18 @@ def _check_law(law: Any) -> None:
         _check_array(law.mean, 2, "mean", kinds="fiub")
 
 
-def law_width(law: Any) -> int | None:
-    """D of the heads of a law that has them for one D only."""
+def _law_fits(law: Any, shape: tuple[int, int]) -> bool:
+    """Whether a law has heads of shape (D_q, D)."""
     if isinstance(law, FittedHeads):
-        return int(law.means_.shape[1])
+        return bool(law.means_.shape[1:] == shape)
+    if isinstance(law, GaussianHeads) and np.ndim(law.mean) == 0 and law.pairs is not None:
+        stated = np.asarray(law.pairs)
+        return stated.ndim == 2 and stated.dtype.kind in "iu" and bool(((stated >= 0) & (stated + 1 < shape)).all())
     mean = getattr(law, "mean", None)
-    if mean is None or np.ndim(mean) == 0:
-        return None
-    rows, columns = np.shape(mean)
-    return int(rows) if rows == columns else -1
+    return mean is None or np.ndim(mean) == 0 or np.shape(mean) == shape
 
 
-def _sets(tokens: Any, offsets: Any, query: Any) -> SetBatch:
+def _sets(tokens: Any, offsets: Any, query: Any, extras: Any = None) -> SetBatch:
     _check_array(tokens, 2, "tokens")
     if not isinstance(offsets, np.ndarray) or offsets.dtype != np.int64 or offsets.ndim != 1 or len(offsets) < 2:
         raise ValueError("sets without offsets")
@@ -370,9 +373,13 @@ def _sets(tokens: Any, offsets: Any, query: Any) -> SetBatch:
         raise ValueError("sets whose offsets do not share out the tokens")
     if query is not None:
         _check_array(query, 2, "query")
-        if query.shape != (len(offsets) - 1, tokens.shape[1]) or query.dtype != tokens.dtype:
+        if len(query) != len(offsets) - 1 or not query.shape[1] or query.dtype != tokens.dtype:
             raise ValueError(f"queries of shape {query.shape} for {len(offsets) - 1} sets")
-    return SetBatch._from_flat(tokens, offsets, query)
+    if extras is not None:
+        _check_array(extras, 2, "extras")
+        if len(extras) != len(offsets) - 1 or not extras.shape[1] or extras.dtype != np.float64:
+            raise ValueError(f"extras of shape {extras.shape} for {len(offsets) - 1} sets")
+    return SetBatch._from_flat(tokens, offsets, query, extras)
 
 
 def _check_record(kind: str, built: Any) -> None:
@@ -387,7 +394,21 @@ def _check_record(kind: str, built: Any) -> None:
                 _check_array(built.spread, 1, "spread")
                 if built.centre.shape != built.spread.shape or not (built.spread > 0).all():
                     raise ValueError("a token rule whose centre and spread do not fit")
-            elif built.centre is not None or built.spread is not None:
+            of_query = (built.query_centre, built.query_spread)
+            if built.scaling == "standard" and any(array is not None for array in of_query):
+                _check_array(built.query_centre, 1, "query_centre")
+                _check_array(built.query_spread, 1, "query_spread")
+                if of_query[0].shape != of_query[1].shape or not (of_query[1] > 0).all() or built.query != "given":
+                    raise ValueError("a token rule whose centre and spread of queries do not fit")
+            check_number(built.extras_scale, "extras_scale", minimum=0.0, exclusive=True)
+            of_extras = (built.extras_centre, built.extras_spread)
+            if any(array is not None for array in of_extras):
+                _check_array(built.extras_centre, 1, "extras_centre")
+                _check_array(built.extras_spread, 1, "extras_spread")
+                if of_extras[0].shape != of_extras[1].shape or not (of_extras[1] > 0).all():
+                    raise ValueError("a token rule whose centre and spread of extras do not fit")
+            every = (built.centre, built.spread, *of_query)
+            if built.scaling != "standard" and any(array is not None for array in every):
                 raise ValueError(f"a token rule with a centre, and the scaling {built.scaling!r}")
         case "Step":
             check_count(built.step, "step", minimum=0)
@@ -395,7 +416,7 @@ def _check_record(kind: str, built: Any) -> None:
                 raise ValueError("a step whose errors are no numbers")
         case "FittedHeads":
             _check_array(built.means_, 3, "means_")
-            if not len(built.means_) or built.means_.shape[1] != built.means_.shape[2]:
+            if 0 in built.means_.shape:
                 raise ValueError(f"means of shape {built.means_.shape}")
             if not (isinstance(built.scale, float) and built.scale > 0 and math.isfinite(built.scale)):
                 raise ValueError(f"a scale of {built.scale!r:.40}")
@@ -405,7 +426,8 @@ def _check_record(kind: str, built: Any) -> None:
                     raise ValueError("scales of the query or of the key, and not of both")
                 if scales is not None:
                     _check_array(scales, 1, name)
-                    if scales.shape != built.means_.shape[1:2] or not (scales > 0).all():
+                    axis = 1 if name == "query_scales_" else 2
+                    if len(scales) != built.means_.shape[axis] or not (scales > 0).all():
                         raise ValueError(f"{name} that do not fit the means")
             check_choice(built.chosen, "chosen", CHOICES)
             check_number(built.strength, "strength")
@@ -418,6 +440,7 @@ def _check_record(kind: str, built: Any) -> None:
             known = isinstance(built.base, SetBatch if built.each else SetBatch | SetGroups)
             refuse_if(type(built.each) is not bool or not known, "pooled sets that are none")
         case "FiniteLayer":
+            _check_extras_values(built)
             _check_array(built.values, 3, "values")
             _check_array(built.intercept, 1, "intercept")
             refuse_if(not isinstance(built.heads, HeadDraw), "a layer without heads")
@@ -426,6 +449,7 @@ def _check_record(kind: str, built: Any) -> None:
             shape = (built.heads.n_heads, built.heads.dim + 1, len(built.intercept))
             refuse_if(built.values.shape != shape, f"values of shape {built.values.shape}, which should be {shape}")
         case "KernelLayer":
+            _check_extras_values(built)
             _check_array(built.dual, 2, "dual")
             _check_array(built.intercept, 1, "intercept")
             refuse_if(not isinstance(built.sets, (SetBatch, PooledSets)), "a kernel without its training sets")
@@ -442,6 +466,13 @@ def _check_record(kind: str, built: Any) -> None:
             _check_moments(built)
         case "KeptSamples":
             _check_kept(built)
+
+
+def _check_extras_values(layer: Any) -> None:
+    if layer.extras_values is not None:
+        _check_array(layer.extras_values, 2, "extras_values")
+        if layer.extras_values.shape[1:] != layer.intercept.shape or not len(layer.extras_values):
+            raise ValueError(f"values of extras of shape {layer.extras_values.shape}")
 
 
 def _check_moments(moments: DesignMoments) -> None:
@@ -492,7 +523,7 @@ ESTIMATORS: dict[str, type] = {
 }
 _NOTE = re.compile(r"[a-z][a-z0-9_]{0,60}_|_single")  # names of fitted attributes
 LARGEST_TRIAL = 4_000_000  # entries of a head drawn while loading
-_BUILT = {"layer_", "values_", "heads_", "dual_coef_", "active_heads_"}
+_BUILT = {"layer_", "values_", "heads_", "n_heads_", "dual_coef_", "active_heads_"}
 """Attributes that are parts of the layer: stored once, as the layer."""
 
 
@@ -642,6 +673,7 @@ def _pack_layer(packer: Packer, estimator: Any) -> Any:
             "active": packer.pack(layer.active, "active_heads_"),
             "values": packer.pack(estimator.values_, "values_"),
             "intercept": packer.pack(layer.intercept, "intercept_"),
+            "extras_values": packer.pack(layer.extras_values, "extras_values"),
             "activation": layer.activation,
             "dtype": layer.dtype,
         }
@@ -658,7 +690,27 @@ def _restore(document: dict[str, Any], unpacker: Unpacker) -> SavedModel:
     if type(estimator.n_features_in_) is not int or type(estimator.has_query_) is not bool:
         raise ValueError("no token dimension, or no word about queries")
     refuse_if(estimator.n_features_in_ < 1, f"tokens of dimension {estimator.n_features_in_}")
+    if not hasattr(estimator, "n_query_features_in_"):  # a file of 0.1.0: queries have the dimension of keys
+        estimator.n_query_features_in_ = estimator.n_features_in_ if estimator.has_query_ else 0
+    asked = estimator.n_query_features_in_
+    if type(asked) is not int or (asked > 0) != estimator.has_query_ or asked < 0:
+        raise ValueError(f"queries of dimension {asked!r:.40}")
+    if not hasattr(estimator, "n_extras_in_"):
+        estimator.n_extras_in_ = 0
+    if not hasattr(estimator, "tokens_") and kind is not AttentionFeatures:
+        estimator.tokens_ = TokenRule("none", "given", "mean")
+    count = estimator.n_extras_in_
+    refuse_if(type(count) is not int or count < 0, f"{count!r:.40} columns of extras")
     _attach_layer(estimator, document["layer"], unpacker)
+    values, rule = (
+        getattr(getattr(estimator, "layer_", None), "extras_values", None),
+        getattr(estimator, "tokens_", None),
+    )
+    centre = None if rule is None else rule.extras_centre
+    if not isinstance(estimator, AttentionFeatures) and any(
+        (0 if a is None else len(a)) != count for a in (values, centre)
+    ):
+        raise ValueError(f"values or a rule that do not fit {count} columns of extras")
     _check_fitted(estimator, list(document["fitted"]))
     if "stream" in document:
         _resume(estimator, unpacker.unpack(document["stream"]))
@@ -697,12 +749,13 @@ def _attach_layer(estimator: Any, described: Any, unpacker: Unpacker) -> None:
         estimator.layer_ = layer
         if isinstance(layer, FiniteLayer):
             _check_heads(layer.heads, estimator)
-            estimator.heads_ = layer.heads
+            estimator.heads_, estimator.n_heads_ = layer.heads, layer.heads.n_heads
             estimator.values_ = layer.values[..., 0] if single else layer.values
         elif isinstance(layer, KernelLayer):
             _check_training_sets(estimator, layer.sets)
-            if law_width(layer.law) not in (None, estimator.n_features_in_ + 1):
+            if not _law_fits(layer.law, (layer.sets.query_dim + 1, layer.sets.dim + 1)):
                 raise ValueError(f"a kernel that does not fit tokens of dimension {estimator.n_features_in_}")
+            estimator.n_heads_ = math.inf
             estimator.dual_coef_ = layer.dual[..., 0] if single else layer.dual
         else:
             raise ValueError("no layer")
@@ -714,7 +767,8 @@ def _resume(estimator: Any, sums: Any) -> None:
         raise ValueError("sums that are none, or of an estimator that has none")
     layer, moments, kept = estimator.layer_, sums.moments, sums.kept
     labelled = isinstance(estimator, AttentionClassifier)
-    if not isinstance(layer, FiniteLayer) or moments.cross.shape != (layer.values[..., 0].size, len(layer.intercept)):
+    n_columns = layer.values[..., 0].size + estimator.n_extras_in_ if isinstance(layer, FiniteLayer) else -1
+    if moments.cross.shape != (n_columns, len(layer.intercept)):
         raise ValueError(f"sums of shape {moments.cross.shape}, which are not those of the layer")
     if moments.fit_intercept != bool(estimator.fit_intercept):
         raise ValueError("sums about the mean without an intercept, or the other way round")
@@ -725,8 +779,10 @@ def _resume(estimator: Any, sums: Any) -> None:
     if labelled:
         if kept.sets is None or kept.sets.dim != estimator.n_features_in_ or not (np.abs(kept.columns) == 1).all():
             raise ValueError("no samples to calibrate on, or of another dimension or other labels")
-        if (kept.sets.query is not None) != estimator.has_query_:
+        if (kept.sets.query_dim if kept.sets.query is not None else 0) != estimator.n_query_features_in_:
             raise ValueError("samples to calibrate on with queries and training sets without, or the other way round")
+        if (0 if kept.sets.extras is None else kept.sets.extras.shape[1]) != estimator.n_extras_in_:
+            raise ValueError("samples to calibrate on with other extras than the training sets")
     resume_stream(estimator, sums, single=_is_single(estimator))
 
 
@@ -736,9 +792,11 @@ def _check_training_sets(estimator: Any, sets: SetBatch | PooledSets) -> None:
     refuse_if(not isinstance(rule, TokenRule), "no rule for tokens")
     base = sets.unpooled
     plain = base.is_plain
+    refuse_if(base.extras is not None, "training sets with extras, whose part is in the values")
     refuse_if(sets.dim != estimator.n_features_in_, "a kernel that does not fit the tokens")
     fits = sets.pooling == rule.pooling and sets.each == (plain and rule.query == "each")
     has_query = rule.query == "mean" or (estimator.has_query_ and rule.query == "given")
+    fits = fits and base.query_dim == _query_dim(estimator)
     if not fits or (not plain and rule.query != "given") or (base.query is not None) != has_query:
         raise ValueError("training sets pooled or queried otherwise than new ones")
 
@@ -760,16 +818,30 @@ def _attach_pruned(estimator: Any, parts: dict[str, Any]) -> None:
     if intercept.shape != kept.shape[2:] or intercept.dtype.kind != "f":
         raise ValueError("an intercept that does not fit the values")
     estimator.heads_, estimator.active_heads_, estimator.values_ = heads, active, values
-    estimator.layer_ = PrunedLayer(heads, active, kept[active], intercept, activation, dtype)
+    estimator.layer_ = PrunedLayer(
+        heads, active, kept[active], intercept, activation, dtype, parts.get("extras_values")
+    )
+    _check_extras_values(estimator.layer_)
+
+
+def _query_dim(estimator: Any) -> int:
+    """The dimension of the queries that the layer sees: those given, or made of keys."""
+    rule = getattr(estimator, "tokens_", None)
+    given = estimator.has_query_ and (rule is None or rule.query == "given")
+    return int(estimator.n_query_features_in_ if given else estimator.n_features_in_)
 
 
 def _check_heads(heads: Any, estimator: Any) -> None:
-    width = estimator.n_features_in_ + 1
-    if not isinstance(heads, HeadDraw) or heads.dim + 1 != width or law_width(heads.law) not in (None, width):
+    shape = (_query_dim(estimator) + 1, estimator.n_features_in_ + 1)
+    if (
+        not isinstance(heads, HeadDraw)
+        or (heads.query_dim + 1, heads.dim + 1) != shape
+        or not _law_fits(heads.law, shape)
+    ):
         raise ValueError(f"heads that do not fit tokens of dimension {estimator.n_features_in_}")
     refuse_if(isinstance(heads.law, UnfittedLaw), "heads of a law that was never fitted")
     # a law that cannot be drawn from says so; a small file must not make us draw a large matrix
-    small = width * (width + 2 * getattr(heads.law, "rank", 0)) <= LARGEST_TRIAL
+    small = math.prod(shape) + sum(shape) * getattr(heads.law, "rank", 0) <= LARGEST_TRIAL
     refuse_if(small and not np.isfinite(heads.block(0, 1)).all(), "heads that are not finite")
 
 
@@ -809,15 +881,18 @@ def _check_fitted(estimator: Any, names: Collection[str]) -> None:
 def _fits(name: str, value: Any, estimator: Any) -> bool:
     """Whether a fitted attribute has the type, the shape and the range that it has after a fit."""
     match name:
-        case "n_features_in_" | "has_query_" | "_single" | "classes_":
+        case "n_features_in_" | "n_query_features_in_" | "n_extras_in_" | "has_query_" | "_single" | "classes_":
             return True  # checked before the layer, or with it
         case "feature_names_in_":
             return _is_array(value, "OU", (estimator.n_features_in_,))
         case "law_":
             return _same_law(value, getattr(estimator, "heads_", estimator.layer_).law)
         case "tokens_":
-            centre = getattr(value, "centre", None)
-            return isinstance(value, TokenRule) and (centre is None or len(centre) == estimator.n_features_in_)
+            if not isinstance(value, TokenRule):
+                return False
+            asked = estimator.n_features_in_ if value.query_centre is None else len(value.query_centre)
+            fits = value.query != "given" or not estimator.has_query_ or asked == estimator.n_query_features_in_
+            return value.centre is None or (len(value.centre) == estimator.n_features_in_ and fits)
         case "intercept_":
             intercept = estimator.layer_.intercept
             if getattr(estimator, "_single", False):
@@ -829,9 +904,9 @@ def _fits(name: str, value: Any, estimator: Any) -> bool:
             return isinstance(value, (float, np.floating)) and bool(value >= 0)
         case "alphas_":
             return _is_array(value, "f", (None,)) and bool((value >= 0).all())
-        case "loo_errors_" | "gcv_errors_" | "holdout_errors_":
+        case "loo_errors_" | "gcv_errors_" | "holdout_errors_" | "log_losses_":
             return _is_array(value, "f", estimator.alphas_.shape)
-        case "loo_error_" | "gcv_error_" | "holdout_error_" | "residual_" | "objective_" | "duality_gap_":
+        case "loo_error_" | "gcv_error_" | "holdout_error_" | "log_loss_" | "residual_" | "objective_" | "duality_gap_":
             return isinstance(value, (float, np.floating))  # NaN where there was nothing to leave out
         case "n_iter_" | "n_samples_seen_":
             return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(value >= 0)

@@ -6,8 +6,9 @@ the partitions of a cluster.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from jaxtyping import Float, UInt64
@@ -17,7 +18,8 @@ from keyhole.attention.features import attention_features
 from keyhole.attention.heads import HeadDraw
 from keyhole.data.sets import SetBatch, SetGroups, concatenate, hash_samples
 from keyhole.data.tokens import TokenRule
-from keyhole.layer import FiniteLayer, LayerFit
+from keyhole.layer import EXTRAS_SCALES, FiniteLayer, LayerFit, beside, extras_unit
+from keyhole.ridge.calibration import PathLosses
 from keyhole.ridge.design import DesignMoments, PrincipalAxes
 
 BLOCK = 2**27  # bytes of a block of features: enough rows that the symmetric update runs at full speed, and no more
@@ -109,11 +111,12 @@ class LayerRecipe:
     dtype: str = "float64"
     fit_intercept: bool = True
     memory_budget: int = MEMORY_BUDGET
+    n_extras: int = 0
 
     @property
     def n_columns(self) -> int:
-        """p = M·D."""
-        return self.heads.n_heads * (self.heads.dim + 1)
+        """p = M·D, and one for each column of extras."""
+        return self.heads.n_heads * (self.heads.dim + 1) + self.n_extras
 
     def empty(self) -> LayerSums:
         """The sums of no samples."""
@@ -155,31 +158,86 @@ class LayerRecipe:
         return total
 
     def features(self, batch: SetBatch | SetGroups) -> Float[np.ndarray, "n p"]:
-        """Φ of some samples."""
-        return attention_features(self.rule.apply(batch), self.heads, self.activation, dtype=self.dtype)
+        """Φ of some samples, and their extras beside it."""
+        ready = self.rule.apply(batch)
+        features = attention_features(ready, self.heads, self.activation, dtype=self.dtype)
+        return features if ready.extras is None else beside(features, ready.extras)
+
+    def settle(self, moments: DesignMoments, scale: float | None) -> tuple[LayerRecipe, PrincipalAxes]:
+        """Standardise the extras behind some moments, in place, and choose their scale by generalised cross-validation.
+
+        ``scale`` is used as it is if given. The recipe makes extras as they then are: its rule counts them from the
+        mean of all samples so far, in their standard deviations. Without extras nothing happens.
+        """
+        centre, spread = self.rule.extras_centre, self.rule.extras_spread
+        if not self.n_extras or centre is None or spread is None:
+            return self, PrincipalAxes.of(moments)
+        own = slice(self.n_columns - self.n_extras, None)
+        squares = moments.gram.diagonal()
+        deviation = np.sqrt(np.maximum(squares[own] / moments.weight, 0.0))
+        deviation = np.where(deviation > 0, deviation, 1.0)
+        mean = moments.means[own].copy()
+        moments.rescale(own, 1.0 / deviation)
+        features = float(squares[: own.start].sum())
+        unit = extras_unit(features, features + moments.weight * float(np.square(moments.means).sum()),
+                           float(squares[own].sum()))  # fmt: skip
+        scales = [unit * r for r in EXTRAS_SCALES] if scale is None else [scale]
+        best, before, found = math.inf, 1.0, []
+        for tried in scales:
+            moments.rescale(own, np.full(self.n_extras, tried / before))
+            before = tried
+            axes = PrincipalAxes.of(moments)
+            error = float(axes.generalised_errors(axes.default_alphas()).mean(axis=1).min()) if len(scales) > 1 else 0.0
+            if error < best:
+                best, found = error, [(tried, axes)]
+        chosen, axes = found[0] if found else (before, axes)
+        moments.rescale(own, np.full(self.n_extras, chosen / before))
+        rule = replace(
+            self.rule,
+            extras_centre=centre + spread * mean,
+            extras_spread=spread * deviation / chosen,
+            extras_scale=chosen,
+        )
+        return replace(self, rule=rule), axes
 
     def fit(
         self,
         axes: PrincipalAxes,
         alphas: Float[np.ndarray, " a"] | None,
         error_sums: Float[np.ndarray, "a t"] | None = None,
+        kept: KeptSamples | None = None,
     ) -> LayerFit:
-        """The layer at the penalty of least error: leave-one-out if its sums are given, else generalised."""
-        ridge = axes.fit(alphas, error_sums)
-        values = ridge.coef.reshape(self.heads.n_heads, self.heads.dim + 1, -1)
-        layer = FiniteLayer(self.heads, values, ridge.intercept, self.activation, self.dtype)
+        """The layer at the penalty of least error: leave-one-out if its sums are given, else generalised.
+
+        If samples ``kept`` of classes are given, that of least log-loss of their exact leave-one-out scores.
+        """
+        alphas = axes.default_alphas() if alphas is None else alphas
+        losses = None
+        if kept is not None and len(kept.columns):
+            judged = PathLosses(kept.columns, kept.weights, len(alphas))
+            for rows, left_out in self._left_out(axes, kept, alphas):
+                judged.put(slice(None), rows, left_out)
+            losses = judged.losses()
+        ridge = axes.fit(alphas, error_sums, losses)
+        p = self.n_columns - self.n_extras
+        values = ridge.coef[:p].reshape(self.heads.n_heads, self.heads.dim + 1, -1)
+        extras = np.ascontiguousarray(ridge.coef[p:]) if self.n_extras else None
+        layer = FiniteLayer(self.heads, values, ridge.intercept, self.activation, self.dtype, extras_values=extras)
         return LayerFit(layer, ridge, np.empty((0, self.n_outputs)), "primal")
 
     def left_out(self, axes: PrincipalAxes, kept: KeptSamples, alpha: float) -> Float[np.ndarray, "k t"]:
         """Exact leave-one-out predictions for the samples kept."""
+        pieces = [loo[0] for _, loo in self._left_out(axes, kept, np.array([alpha]))]
+        return kept.columns - np.concatenate(pieces)
+
+    def _left_out(
+        self, axes: PrincipalAxes, kept: KeptSamples, alphas: Float[np.ndarray, " a"]
+    ) -> Iterator[tuple[slice, Float[np.ndarray, "a b t"]]]:
+        """Exact leave-one-out residuals of the samples kept, some rows at a time."""
         assert kept.sets is not None
         left = kept.columns - axes.y_mean
-        pieces = []
         for rows in blocks(len(kept.columns), self._rows(copies=5)):
-            block = self.features(kept.sets[rows])
-            _, loo = axes.judge_rows(block, left[rows], kept.weights[rows], np.array([alpha]))
-            pieces.append(kept.columns[rows] - loo[0])
-        return np.concatenate(pieces)
+            yield rows, axes.judge_rows(self.features(kept.sets[rows]), left[rows], kept.weights[rows], alphas)[1]
 
     def _rows(self, copies: int) -> int:
         """Rows of features whose copies fit the budget."""

@@ -8,9 +8,16 @@ import pytest
 import keyhole as kh
 
 MODELS = [
-    pytest.param(kh.AttentionRegressor(8, random_state=0), id="regressor"),
-    pytest.param(kh.AttentionRegressor(math.inf), id="kernel regressor"),
-    pytest.param(kh.AttentionClassifier(8, random_state=0), id="classifier"),
+    pytest.param(
+        kh.AttentionRegressor(8, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"), id="regressor"
+    ),
+    pytest.param(
+        kh.AttentionRegressor(math.inf, law=kh.GaussianHeads(), scaling="none", query="given"), id="kernel regressor"
+    ),
+    pytest.param(
+        kh.AttentionClassifier(8, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"),
+        id="classifier",
+    ),
 ]
 
 
@@ -81,22 +88,26 @@ def test_wrong_lengths_name_both(model, sets, labels):
 
 def test_one_sample_cannot_be_left_out_but_can_be_fitted(sets):
     with pytest.raises(ValueError, match="at least two samples: got 1 sample"):
-        kh.AttentionRegressor(8).fit(sets[:1], [3.0])
-    model = kh.AttentionRegressor(8, alpha=1.0, random_state=0).fit(sets[:1], [3.0])
+        kh.AttentionRegressor(8, law=kh.GaussianHeads(), scaling="none", query="given").fit(sets[:1], [3.0])
+    model = kh.AttentionRegressor(
+        8, alpha=1.0, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"
+    ).fit(sets[:1], [3.0])
     np.testing.assert_allclose(model.predict(sets), 3.0)
     assert math.isnan(model.loo_error_)
 
 
 @pytest.mark.parametrize("n_heads", [8, math.inf])
 def test_a_constant_target_is_predicted_exactly(n_heads, sets):
-    model = kh.AttentionRegressor(n_heads, random_state=0).fit(sets, np.full(12, 2.5))
+    model = kh.AttentionRegressor(n_heads, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given").fit(
+        sets, np.full(12, 2.5)
+    )
     np.testing.assert_allclose(model.predict(sets), 2.5, rtol=1e-12)
     assert model.loo_error_ < 1e-20
 
 
 def test_one_class_is_refused(sets):
     with pytest.raises(ValueError, match="at least two classes: got 1 class, 'a', in 12 samples"):
-        kh.AttentionClassifier(8).fit(sets, ["a"] * 12)
+        kh.AttentionClassifier(8, law=kh.GaussianHeads(), scaling="none", query="given").fit(sets, ["a"] * 12)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -107,7 +118,7 @@ def test_no_target_is_refused(model, sets):
 
 def test_integers_and_objects_are_numbers_too(rng, labels):
     counts = rng.integers(-3, 4, size=(12, 5, 3))
-    model = kh.AttentionRegressor(8, alpha=1.0, random_state=0)
+    model = kh.AttentionRegressor(8, alpha=1.0, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given")
     expected = model.fit(counts.astype(float), labels).predict(counts.astype(float))
     np.testing.assert_array_equal(model.fit(counts, labels).predict(counts), expected)
     np.testing.assert_array_equal(model.fit(counts.astype(object), labels).predict(counts), expected)
@@ -133,7 +144,9 @@ def test_integers_and_objects_are_numbers_too(rng, labels):
 @pytest.mark.parametrize("n_heads", [8, math.inf])
 def test_a_penalty_is_not_negative(alpha, words, n_heads, sets, labels):
     with pytest.raises(ValueError, match=words):
-        kh.AttentionRegressor(n_heads, alpha=alpha).fit(sets, labels)
+        kh.AttentionRegressor(n_heads, alpha=alpha, law=kh.GaussianHeads(), scaling="none", query="given").fit(
+            sets, labels
+        )
 
 
 @pytest.mark.parametrize(
@@ -147,7 +160,10 @@ def test_a_penalty_is_not_negative(alpha, words, n_heads, sets, labels):
     ],
 )
 def test_heads_are_counted(n_heads, error, words, sets, labels):
-    for model in (kh.AttentionRegressor(n_heads), kh.AttentionClassifier(n_heads)):
+    for model in (
+        kh.AttentionRegressor(n_heads, law=kh.GaussianHeads(), scaling="none", query="given"),
+        kh.AttentionClassifier(n_heads, law=kh.GaussianHeads(), scaling="none", query="given"),
+    ):
         with pytest.raises(error, match=words):
             model.fit(sets, labels)
     with pytest.raises(error, match=words):
@@ -161,9 +177,11 @@ def test_infinitely_many_heads_have_no_features(sets):
 
 def test_kernels_that_do_not_exist_name_the_remedy(sets, labels):
     with pytest.raises(ValueError, match=r"softmax.*finite"):
-        kh.AttentionRegressor(math.inf, activation="softmax").fit(sets, labels)
+        kh.AttentionRegressor(
+            math.inf, activation="softmax", law=kh.GaussianHeads(), scaling="none", query="given"
+        ).fit(sets, labels)
     with pytest.raises((TypeError, ValueError), match=r"closed.form"):
-        kh.AttentionRegressor(math.inf, law=kh.QueryKeyHeads(2)).fit(sets, labels)
+        kh.AttentionRegressor(math.inf, law=kh.QueryKeyHeads(2), scaling="none", query="given").fit(sets, labels)
 
 
 @pytest.mark.parametrize(
@@ -180,6 +198,9 @@ def test_kernels_that_do_not_exist_name_the_remedy(sets, labels):
     ],
 )
 def test_options_are_checked_before_any_work(options, error, words, sets, labels):
-    for model in (kh.AttentionRegressor(8), kh.AttentionClassifier(8)):
+    for model in (
+        kh.AttentionRegressor(8, law=kh.GaussianHeads(), scaling="none", query="given"),
+        kh.AttentionClassifier(8, law=kh.GaussianHeads(), scaling="none", query="given"),
+    ):
         with pytest.raises(error, match=words):
             model.set_params(**options).fit(sets, labels)

@@ -103,6 +103,28 @@ def test_json_says_what_the_functions_say():
     assert "finitely many heads" in answer["unavailable"]["risk_bound.paper"]
 
 
+def test_a_bias_is_asked_of_the_same_functions():
+    import keyhole as kh
+    from keyhole import theory
+    from keyhole.theory.targets import Correlation
+
+    sizes = ("--dim", 8, "--keys", 8, "--samples", "100,1000")
+    answer = report("--target", "corr^2 * token", *sizes, "--bias", 1.0)
+    plain = report("--target", "corr^2 * token", *sizes)
+    target, law = Correlation(2, 8), kh.GaussianHeads(mean=1.0)
+    curve = theory.learning_curve(target, [100, 1000], 8, 1e-5, law=law)
+    assert [row["error"] for row in answer["learning_curve"]["attention"]] == curve.tolist()
+    assert answer["learning_curve"]["mlp"] == plain["learning_curve"]["mlp"]
+    assert answer["needed"]["samples"]["attention"] < plain["needed"]["samples"]["attention"]
+    levels = answer["spectrum"]["attention"]["levels"]
+    spectrum = theory.attention_spectrum(8, 8, 4, law=law)
+    assert [level["eigenvalue"] for level in levels] == pytest.approx(spectrum.eigenvalues[:8], rel=1e-6)
+    assert levels[1]["degrees"] == [1, 0]
+    assert levels[1]["target_power"] > 0 == levels[0]["target_power"]
+    refused = invoke("theory", "--bias", "nan", code=2)
+    assert "mean" in refused.output
+
+
 def test_tables_name_every_part():
     output = invoke("theory", "--target", "corr * token", "--dim", 4, "--keys", 4, "--heads", 50).output
     for words in (

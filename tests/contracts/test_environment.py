@@ -99,7 +99,9 @@ sys.stdout.write(hashlib.sha256(model.predict(sets).tobytes() + model.loo_predic
 def fingerprint():
     """What `FIT` prints, made here."""
     sets = kh.targets.sphere_sets(40, n_keys=3, dim=2, seed=5)
-    model = kh.AttentionRegressor(6, random_state=0).fit(sets, sets.query[:, 0])
+    model = kh.AttentionRegressor(6, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given").fit(
+        sets, sets.query[:, 0]
+    )
     return hashlib.sha256(model.predict(sets).tobytes() + model.loo_predictions_.tobytes()).hexdigest()
 
 
@@ -128,7 +130,12 @@ def files(tmp_path):
     """A model, and a table to predict in ten row groups."""
     sets = kh.targets.sphere_sets(200, n_keys=3, dim=2, seed=0)
     write_parquet(tmp_path / "in.parquet", [sets], row_group_size=20, extra={"y": sets.query[:, 0]})
-    kh.save(kh.AttentionRegressor(6, random_state=0).fit(sets, sets.query[:, 0]), tmp_path / "model")
+    kh.save(
+        kh.AttentionRegressor(6, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given").fit(
+            sets, sets.query[:, 0]
+        ),
+        tmp_path / "model",
+    )
     return tmp_path, sets
 
 
@@ -152,7 +159,9 @@ def test_a_full_disk_is_a_sentence_and_leaves_nothing_half_written(files):
     """A limit on the size of files stands for the disk: what was there stays as it was."""
     folder, sets = files
     kept = (folder / "model").read_bytes()
-    many = kh.AttentionRegressor(4000, alpha=1.0, random_state=0).fit(sets[:20], sets.query[:20, 0])
+    many = kh.AttentionRegressor(
+        4000, alpha=1.0, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"
+    ).fit(sets[:20], sets.query[:20, 0])
     before = sorted(folder.iterdir())
     # Python leaves the signal of this limit at "ignore", so that writing fails with an OSError, as on a full disk
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -27,7 +27,9 @@ def sets(seed):
 def files(sets, tmp_path):
     """An input of four row groups, and a model."""
     write_parquet(tmp_path / "in.parquet", [sets], row_group_size=25, extra={"id": np.arange(90) + 1000})
-    model = kh.AttentionRegressor(10, random_state=0).fit(sets, sets.query[:, 0])
+    model = kh.AttentionRegressor(10, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given").fit(
+        sets, sets.query[:, 0]
+    )
     kh.save(model, tmp_path / "model")
     return model, tmp_path
 
@@ -87,7 +89,9 @@ def test_parts_of_another_model_are_not_mixed_in(files, sets, monkeypatch):
     monkeypatch.setattr(type(model), "predict", lambda m, x: plain(m, x) if len(x) == 1 else interrupt())
     invoke(folder, code=130)
     monkeypatch.undo()
-    other = kh.AttentionRegressor(11, random_state=0).fit(sets, sets.query[:, 0])
+    other = kh.AttentionRegressor(11, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given").fit(
+        sets, sets.query[:, 0]
+    )
     kh.save(other, folder / "model", overwrite=True)
     assert "model changed since" in invoke(folder, code=2).stderr
     invoke(folder, "--overwrite")
@@ -96,7 +100,9 @@ def test_parts_of_another_model_are_not_mixed_in(files, sets, monkeypatch):
 def test_classes_have_probabilities(files, sets):
     _, folder = files
     label = np.where(sets.query[:, 0] > 0, "up", "down")
-    model = kh.AttentionClassifier(10, random_state=0).fit(sets, label)
+    model = kh.AttentionClassifier(10, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given").fit(
+        sets, label
+    )
     assert "--proba needs a classifier" in invoke(folder, "--proba", code=2).stderr
     kh.save(model, folder / "model", overwrite=True)
     invoke(folder, "--proba")
@@ -120,10 +126,18 @@ def test_copied_columns_are_not_lost_to_predictions(files, sets):
     assert not (folder / "out.parquet.parts").exists()
     invoke(folder, "--id", "prediction_1", "--id", "probability_up")
     assert pq.read_table(folder / "out.parquet").schema.names == ["prediction_1", "probability_up", "prediction"]
-    kh.save(kh.AttentionRegressor(10).fit(sets, sets.query[:, :2]), folder / "model", overwrite=True)
+    kh.save(
+        kh.AttentionRegressor(10, law=kh.GaussianHeads(), scaling="none", query="given").fit(sets, sets.query[:, :2]),
+        folder / "model",
+        overwrite=True,
+    )
     assert "--id 'prediction_1' is also" in invoke(folder, "--overwrite", "--id", "prediction_1", code=2).stderr
     label = np.where(sets.query[:, 0] > 0, "up", "down")
-    kh.save(kh.AttentionClassifier(10).fit(sets, label), folder / "model", overwrite=True)
+    kh.save(
+        kh.AttentionClassifier(10, law=kh.GaussianHeads(), scaling="none", query="given").fit(sets, label),
+        folder / "model",
+        overwrite=True,
+    )
     chosen = ("--overwrite", "--proba", "--id", "probability_up")
     assert "--id 'probability_up' is also" in invoke(folder, *chosen, code=2).stderr
 

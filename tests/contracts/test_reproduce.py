@@ -286,12 +286,3 @@ def test_overrides_reach_every_figure_that_has_the_field():
     assert heads.sizes == (8, 16)
     assert complexity.targets == ("token",)
     assert {config.seed for config in (averages, heads, complexity)} == {7}
-
-
-@pytest.mark.parametrize("preset", ["quick", "full"])
-def test_presets_share_their_jobs(preset):
-    """Figures 2 and 3 ask for the same draws: their cells are computed together."""
-    from keyhole.lab.jobs import group
-
-    second, third = (figure.cells() for figure in choose_figures(["correlation", "rotation"], preset))
-    assert len(group(second + third)) == len(group(second))

@@ -61,7 +61,9 @@ def walks(monkeypatch):
 )
 def test_a_fit_reaches_lapack_in_eight_frames(walks, n_heads, alpha, route, routines):
     sets = kh.targets.sphere_sets(60, n_keys=3, dim=3, seed=0)
-    model = kh.AttentionRegressor(n_heads, alpha=alpha, random_state=0).fit(sets, np.arange(60.0))
+    model = kh.AttentionRegressor(
+        n_heads, alpha=alpha, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"
+    ).fit(sets, np.arange(60.0))
     assert model.solver_ == route
     assert routines <= set(walks)
     for routine in routines:
@@ -73,7 +75,9 @@ def test_a_fit_reaches_lapack_in_eight_frames(walks, n_heads, alpha, route, rout
 @pytest.mark.parametrize("n_heads", [40, 4, math.inf])
 def test_a_prediction_is_made_in_eight_frames(n_heads):
     sets = kh.targets.sphere_sets(60, n_keys=3, dim=3, seed=0)
-    model = kh.AttentionRegressor(n_heads, alpha=1.0, random_state=0).fit(sets, np.arange(60.0))
+    model = kh.AttentionRegressor(
+        n_heads, alpha=1.0, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"
+    ).fit(sets, np.arange(60.0))
     walk = []
 
     def watch(frame, event, _):

@@ -82,6 +82,7 @@ def models() -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """Small models of every kind, as document and arrays."""
     sets, plain = sets_like(DIM, True, 8), sets_like(DIM, False, 8)
     groups = SetGroups(sets, np.array([2, 1, 3, 2]))
+    wide = kh.SetBatch([one.tokens for one in sets], np.ones((8, 3)) * np.arange(8.0)[:, None], np.eye(8)[:, :2])
     y, two = sets.query[:, 0], np.stack([sets.query[:, 0], sets.query[:, 1]], axis=1)
     words, signs = np.array(["no", "yes", "häh", "no"] * 2), y > 0
     heads = {"n_heads": 3, "random_state": 1}
@@ -102,6 +103,11 @@ def models() -> list[tuple[dict[str, Any], dict[str, Any]]]:
         kh.AttentionFeatures(**heads).fit(sets),
         kh.NormBallRegressor(**heads).fit(sets, y),
         kh.NormBallClassifier(**heads).fit(plain, words),
+        # queries of another dimension, and columns of the samples themselves
+        kh.AttentionRegressor(**heads, scaling="standard", law=kh.GaussianHeads(1.0, pairs=[(2, 1)])).fit(wide, y),
+        kh.AttentionRegressor(**kernel, law=kh.IdentityHeads(n_heads=4)).fit(wide, two),
+        kh.AttentionClassifier(**heads).partial_fit(wide, words, classes=np.unique(words)),
+        kh.NormBallRegressor(**heads).fit(wide, y),
     ]
     found = []
     with tempfile.TemporaryDirectory() as folder:
@@ -221,18 +227,23 @@ def model_finish(rng: Random, state: dict[str, Any]) -> Case:
 def read_load(folder: Path, options: dict[str, Any]) -> None:
     path = folder / "m.keyhole"
     loaded = kh.load(path)
-    if not 1 <= loaded.n_features_in_ <= 64 or not moderate(path.read_bytes()):
+    widths = (loaded.n_features_in_, loaded.n_query_features_in_, loaded.n_extras_in_)
+    if widths[0] < 1 or max(widths) > 64 or not moderate(path.read_bytes()):
         return
-    sets = sets_like(loaded.n_features_in_, loaded.has_query_)
+    sets = sets_like(widths[0], loaded.has_query_)
+    own = np.ones((len(sets), widths[2])) if widths[2] else None
+    if loaded.has_query_:
+        sets = sets.with_query(np.ones((len(sets), widths[1])))
     methods = [m for m in ("predict", "predict_proba", "decision_function", "transform") if hasattr(loaded, m)]
     if "transform" in methods and loaded.heads_.n_heads > 10_000:
         return
     with after_reading():
         for method in methods:
             try:
-                made = np.asarray(getattr(loaded, method)(sets))
+                made = np.asarray(getattr(loaded, method)(sets.with_extras(own)))
             except ValueError:  # fitted to samples of several sets?
-                made = np.asarray(getattr(loaded, method)(SetGroups(sets, np.array([2, 1, 2]))))
+                groups = SetGroups(sets, np.array([2, 1, 2]), None if own is None else own[:3])
+                made = np.asarray(getattr(loaded, method)(groups))
             assert len(made) in (len(sets), 3), f"{len(made)} predictions of {len(sets)} sets"
             assert made.dtype.kind != "f" or np.isfinite(made).all(), f"{method} gives {made.ravel()[:5]}"
 
@@ -501,7 +512,9 @@ def check_sets(sets: kh.SetBatch) -> None:
     assert tokens.ndim == 2, f"tokens of shape {tokens.shape}"
     assert tokens.shape[1] >= 1, f"tokens of shape {tokens.shape}"
     assert np.isfinite(tokens).all(), "tokens not finite"
-    assert sets.query is None or (sets.query.shape == (len(sets), sets.dim) and np.isfinite(sets.query).all()), "query"
+    for name in ("query", "extras"):
+        found = getattr(sets, name)
+        assert found is None or (found.ndim == 2 and len(found) == len(sets) and np.isfinite(found).all()), name
 
 
 def read_a_table(folder: Path, options: dict[str, Any]) -> None:

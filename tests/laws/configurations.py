@@ -22,6 +22,8 @@ CHOICES = {
     "dtype": ("float64", "float64", "float32"),
     "container": ("sets", "sets", "groups of sets"),
     "queries": (True, False),
+    "asked": (0, 0, 1, 2, 4),
+    "extras": (False, False, True),
     "query": ("given", "given", "mean", "each", "auto"),
     "scaling": ("none", "none", "sphere", "standard", "auto"),
     "pooling": ("mean", "sum"),
@@ -33,7 +35,11 @@ CHOICES = {
     "outputs": ("one", "two", "two classes", "three classes", "balanced classes"),
     "penalty": ("fixed", "several", "loo"),
 }
-"""What is drawn from, each option by itself; repeated where it should be drawn more often."""
+"""What is drawn from, each option by itself; repeated where it should be drawn more often. ``asked`` is the dimension
+of queries, 0 for that of the keys."""
+
+EXTRAS_SCALE = 1.5
+"""Of extras, which a configuration names: one that is chosen is a matter of rounding where two are as good."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,8 @@ class Configuration:
     dtype: str
     container: str
     queries: bool
+    asked: int
+    extras: bool
     query: str
     scaling: str
     pooling: str
@@ -155,13 +163,15 @@ def pose(config):
     rng = np.random.default_rng(config.seed)
     n, d = config.n, config.dim
     many = config.container == "groups of sets"
-    drawn = [_sample(rng, d, many, config.queries) for _ in range(n + 4)]
+    drawn = [_sample(rng, d, many, config.queries, config.asked or d) for _ in range(n + 4)]
     first = n - config.copies
     source = np.concatenate([np.arange(first), rng.integers(0, first, config.copies)])
     samples = [_shuffled(rng, drawn[i]) if k >= first else drawn[i] for k, i in enumerate(source)]
     y = _outputs(rng, config.outputs, first)[source]
     order = rng.permutation(n)
     samples, y, source = [samples[i] for i in order], y[order], source[order]
+    extras = rng.standard_normal((n + 4, 2)) * [1.0, 5.0] + [0.5, -3.0] if config.extras else None
+    own = (None, None) if extras is None else (extras[source], extras[n:])
     groups = None
     if config.groups:
         groups = rng.integers(0, max(3, n // 3), n)
@@ -172,14 +182,16 @@ def pose(config):
         if config.weights == "zeros":
             weights[rng.permutation(np.arange(3, n))[: rng.integers(1, n - 3)]] = 0.0
             weights[np.flatnonzero(source == source[0])[1:]] = 0.0
-    return Problem(config, _batch(samples, many), y, weights, groups, _batch(drawn[n:], many))
+            if not weights[1:].any():  # nothing would be left to learn from without it
+                weights[np.flatnonzero(source != source[0])[0]] = 1.0
+    return Problem(config, _batch(samples, many, own[0]), y, weights, groups, _batch(drawn[n:], many, own[1]))
 
 
-def _sample(rng, d, many, queries):
+def _sample(rng, d, many, queries, asked):
     """A sample: a list of (query or None, keys)."""
     count = int(rng.integers(1, 4)) if many else 1
     return [
-        (rng.standard_normal(d) if queries else None, rng.standard_normal((int(rng.integers(1, 5)), d)) + 0.5)
+        (rng.standard_normal(asked) if queries else None, rng.standard_normal((int(rng.integers(1, 5)), d)) + 0.5)
         for _ in range(count)
     ]
 
@@ -189,11 +201,11 @@ def _shuffled(rng, sample):
     return [(q, keys[rng.permutation(len(keys))]) for q, keys in (sample[i] for i in rng.permutation(len(sample)))]
 
 
-def _batch(samples, many):
+def _batch(samples, many, extras):
     flat = [pair for sample in samples for pair in sample]
     query = None if flat[0][0] is None else np.stack([q for q, _ in flat])
     sets = kh.SetBatch([keys for _, keys in flat], query=query)
-    return kh.SetGroups(sets, [len(sample) for sample in samples]) if many else sets
+    return (kh.SetGroups(sets, [len(sample) for sample in samples]) if many else sets).with_extras(extras)
 
 
 def _outputs(rng, kind, n):
@@ -213,14 +225,20 @@ def estimator(config, alpha):
     """The estimator of a configuration, not fitted."""
     options = {name: getattr(config, name) for name in ("activation", "fit_intercept", "dtype", "pooling", "scaling")}
     options |= {"query": config.query, "law": law_of(config), "alpha": alpha, "random_state": config.seed % 1000}
+    options["extras_scale"] = EXTRAS_SCALE
     options["n_heads"] = math.inf if "kernel" in config.route else config.n_heads
     if config.route == "cg":
         options["solver"] = "cg"
     if config.route.startswith("torch"):
         options["device"] = "cpu"
     if "classes" not in config.outputs:
-        return kh.AttentionRegressor(**options)
-    return kh.AttentionClassifier(**options, class_weight="balanced" if "balanced" in config.outputs else None)
+        return kh.AttentionRegressor(
+            **{"n_heads": 512, "law": kh.GaussianHeads(), "scaling": "none", "query": "given", **options}
+        )
+    return kh.AttentionClassifier(
+        **{"n_heads": 512, "law": kh.GaussianHeads(), "scaling": "none", "query": "given", **options},
+        class_weight="balanced" if "balanced" in config.outputs else None,
+    )
 
 
 def fit(problem, alpha):
@@ -293,18 +311,33 @@ class Plain:
         scaling = config.scaling if scaling is None else scaling
         query = config.query if query is None else query
         pairs = [_pairs(batch) for batch in (problem.sets, problem.new)]
-        scale = _scaling(pairs[0], self.weights, scaling)
-        samples = [_ready(sample, scale, query, config.pooling) for sample in (*pairs[0], *pairs[1])]
+        scale, of_query = _scalings(pairs[0], self.weights, scaling)
+        samples = [_ready(sample, scale, of_query, query, config.pooling) for sample in (*pairs[0], *pairs[1])]
         self.copies = _copies(samples[: config.n], problem.columns)
         self.undecided = False
         if "kernel" in config.route:
             self._kernel(samples)
         else:
             self._features(samples)
+        if config.extras:
+            self._add_extras()
+
+    def _add_extras(self):
+        """The columns of samples beside their features: K + s² ZZᵀ."""
+        config = self.config
+        extras = np.concatenate([self.problem.sets.extras, self.problem.new.extras]).astype(LONG)
+        share = self.weights.astype(LONG) / self.weights.sum()
+        centre = share @ extras[: config.n] if config.fit_intercept else np.zeros(2, LONG)
+        factor = EXTRAS_SCALE / np.sqrt(share @ np.square(extras[: config.n] - centre))
+        columns = (extras - centre) * factor
+        self.gram = self.gram + columns @ columns.T
+        reach = (np.abs(extras) + np.abs(centre)) * factor
+        self.sizes = np.sqrt(np.square(self.sizes) + np.square(reach).sum(axis=1))
 
     def _features(self, samples):
         config = self.config
-        heads = law_of(config).sample(config.n_heads, config.dim, config.seed % 1000).astype(LONG)
+        asked = len(samples[0][0][0]) - 1
+        heads = law_of(config).sample(config.n_heads, config.dim, config.seed % 1000, asked).astype(LONG)
         rows, sizes = [], []
         for sample in samples:
             row, size = 0, 0
@@ -431,21 +464,30 @@ def _pairs(batch):
     return [list(zip(queries[a:b], keys[a:b], strict=True)) for a, b in itertools.pairwise(ends)]
 
 
-def _scaling(samples, weights, scaling):
-    """tokens → scaled tokens."""
+def _scalings(samples, weights, scaling):
+    """tokens → scaled tokens, for keys and for queries, which are scaled on their own if they are of another kind."""
     if scaling == "none":
-        return lambda x: x
+        return (lambda x: x,) * 2
     if scaling == "sphere":
-        return lambda x: x / np.sqrt(np.square(x).sum(axis=-1, keepdims=True))
-    tokens = np.concatenate([keys for sample in samples for _, keys in sample])
-    share = np.repeat(weights, [sum(len(keys) for _, keys in sample) for sample in samples]).astype(LONG)
-    share = share / share.sum()
+        return (lambda x: x / np.sqrt(np.square(x).sum(axis=-1, keepdims=True)),) * 2
+    keys = [np.concatenate([keys for _, keys in sample]) for sample in samples]
+    of_keys = _standard(keys, weights)
+    first = samples[0][0][0]
+    if first is None or len(first) == keys[0].shape[1]:
+        return of_keys, of_keys
+    return of_keys, _standard([np.stack([q for q, _ in sample]) for sample in samples], weights)
+
+
+def _standard(tokens, weights):
+    """tokens → tokens of mean zero and length one on average, over those of the samples given."""
+    share = np.repeat(weights, [len(some) for some in tokens]).astype(LONG)
+    share, tokens = share / share.sum(), np.concatenate(tokens)
     mean = share @ tokens
     spread = np.sqrt(share @ np.square(tokens - mean))
     return lambda x: (x - mean) / (spread * np.sqrt(LONG(len(mean))))
 
 
-def _ready(sample, scale, query, pooling):
+def _ready(sample, scale, scale_query, query, pooling):
     """(x~_0, x~ keys, coefficient of the sum over keys) of every set that a sample stands for."""
     sets = []
     for q, keys in sample:
@@ -459,7 +501,7 @@ def _ready(sample, scale, query, pooling):
         elif q is None:
             queries = [np.append(np.zeros(keys.shape[1], LONG), np.sqrt(LONG(2)))]
         else:
-            queries = [np.append(scale(q), 1)]
+            queries = [np.append(scale_query(q), 1)]
         sets += [(one, tilde) for one in queries]
     if pooling == "sum":
         return [(q, tilde, LONG(1)) for q, tilde in sets]

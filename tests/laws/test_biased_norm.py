@@ -69,6 +69,7 @@ def test_the_function_behind_the_bound_has_that_norm_and_that_error(q, seed):
     batch = sphere_sets(n, 1, dim, seed)
     mu = np.einsum("nd,nd->n", batch.query, batch.tokens)
     functions = fitted_functions(group, mu, dim, mean=1.0)
+    assert functions.any(axis=(1, 2)).tolist() == [True] * (q + 3)  # μ^a Q for a up to two more than F has
     y = np.einsum("ak,akn->n", weights, functions) * batch.tokens[:, 0]
     squares = (y - target(batch)) ** 2
     assert squares.mean() < allowed + 6 * squares.std() / math.sqrt(n)

@@ -5,7 +5,17 @@ import math
 import numpy as np
 import pytest
 
-from keyhole.theory.harmonics import _harmonic_transform, gegenbauer, harmonic_count, pair_powers
+from keyhole.theory.harmonics import (
+    MATRIX_STEPS,
+    STEP_SECONDS,
+    _closed_products,
+    _harmonic_transform,
+    _term_products,
+    gegenbauer,
+    harmonic_count,
+    pair_powers,
+    pair_powers_seconds,
+)
 from keyhole.theory.targets import (
     Correlation,
     QueryPower,
@@ -52,6 +62,42 @@ def test_closed_forms_agree_with_joinings(dim):
         np.testing.assert_allclose(pair_powers(target), general_powers(target), rtol=1e-9, atol=1e-16)
 
 
+@pytest.mark.parametrize("dim", [2, 3, 7])
+def test_closed_products_of_two_terms_agree_with_joinings(dim, rng):
+    """Directions of any length and angle, of the query and of the key, and correlations, each against each."""
+    b, c = 0.3 * rng.standard_normal((2, dim))
+    targets = [TokenPower(0, dim), TokenPower(2, dim, b), TokenPower(3, dim, c), TokenPower(4, dim, 5 * c)]
+    targets += [QueryPower(2, dim, b), QueryPower(4, dim, c), QueryPower(3, dim, c), QueryPower(3, dim, 4 * b)]
+    targets += [monomial(dim, 1.0, [(None, q)], [(beta, 1)]) for q, beta in ((1, b), (2, c), (3, 3 * c), (4, b))]
+    compared = 0
+    for first in targets:
+        for second in targets:
+            (one,), (other,) = first.terms, second.terms
+            (r, s), (r2, s2) = one.degrees, other.degrees
+            found = _closed_products(one, other, dim)
+            if found is None or (r - r2) % 2 or (s - s2) % 2:
+                continue
+            sums = joinings(one, other, dim)
+            want = _harmonic_transform(r, r2, dim) @ sums.T @ _harmonic_transform(s, s2, dim).T
+            assert found.shape <= want.shape
+            padded = np.zeros(want.shape)
+            padded[: found.shape[0], : found.shape[1]] = found
+            np.testing.assert_allclose(padded, want, rtol=1e-9, atol=1e-12 * np.abs(want).max())
+            compared += 1
+    assert compared >= 20
+
+
+def test_the_size_of_a_product_is_that_of_everything_added_up_for_it(rng):
+    A = rng.standard_normal((3, 3))
+    (term,) = monomial(3, 1.0, [(A, 2)], [(np.ones(3), 1)]).terms
+    product, size = _term_products(term, term, 3)
+    query, sums, key = _harmonic_transform(2, 2, 3), joinings(term, term, 3), _harmonic_transform(3, 3, 3)
+    addends = query[:, None, :, None] * sums.T[None, None] * key[None, :, None, :]
+    np.testing.assert_allclose(product, addends.sum(axis=(2, 3)), atol=1e-12)
+    np.testing.assert_allclose(size, np.abs(addends).sum(axis=(2, 3)))
+    assert (addends < 0).any()
+
+
 def test_powers_are_kernel_averages(rng):
     target = mixed_target(rng, 3)
     assert standard_errors_off(target, pair_powers(target), rng).max() < 6
@@ -96,3 +142,18 @@ def test_rounding_is_reported_not_returned():
     target = monomial(3, 1.0, [(None, 1)], [(np.ones(3), 2)]) - monomial(3, 1.0, [(nearly, 1)], [(np.ones(3), 2)])
     with pytest.raises(ValueError, match=r"cannot be told from rounding.*rkhs_norm_bound"):
         pair_powers(target)
+
+
+def test_the_cost_is_counted_by_the_states_of_the_joinings():
+    """(Π (power+1) over all factors · over pairs)² · (1 + pairs of ends), dearer with two matrices; parities apart."""
+    b, unit = np.array([0.0, 1.0, 0.0]), STEP_SECONDS
+    mixed = monomial(3, 1.0, [(None, 2)], [(b, 1)], [(b, 1)])  # 3·2·2 states, 3 walks, two vectors of each
+    assert math.isclose(pair_powers_seconds(mixed), unit * 36**2 * 11)
+    matrix = monomial(3, 1.0, [(np.diag([1.0, 2.0, 3.0]), 1)], [(b, 1)], [(b, 2)])  # 2·2·3 states, 2 walks
+    assert math.isclose(pair_powers_seconds(matrix), unit * 24**2 * 11)
+    dear = 1 + MATRIX_STEPS * 27
+    # degrees (3, 3) and (3, 2): each with itself alone
+    assert math.isclose(pair_powers_seconds(mixed + matrix), unit * 11 * (36**2 + 24**2))
+    other = monomial(3, 1.0, [(np.diag([1.0, 2.0, 3.0]), 1)], [(b, 2)], [(b, 2)])  # 2·3·3 states, 2 walks
+    assert math.isclose(pair_powers_seconds(mixed + other), unit * 11 * (36**2 + 36**2 + dear * 36**2))
+    assert pair_powers_seconds(TokenPower(3, 3) + QueryPower(2, 3) + Correlation(3, 3)) == 0.0  # closed forms

@@ -139,7 +139,21 @@ def test_gradient_in_the_scales(activation, rng):
         spread = np.outer(*np.exp(move))
         return gradient_in_law(task, means, spread * noise, 0.05, dtype="float64").left_out.error
 
-    np.testing.assert_allclose(np.sum(found * direction), slope(error, direction), rtol=1e-4, atol=1e-7)
+    np.testing.assert_allclose(found @ direction.ravel(), slope(error, direction), rtol=1e-4, atol=1e-7)
+
+
+def test_gradient_with_queries_of_their_own_kind_and_extras(rng):
+    batch = sets(rng, n=20)
+    batch = batch.with_query(rng.normal(size=(20, 5))).with_extras(rng.normal(size=(20, 2)))
+    task = Task.of(batch, batch.extras[:, :1] + rng.normal(size=(20, 2)), None, "relu", True)
+    means, noise, direction = (rng.normal(size=(k, 6, 4)) for k in (2, 5, 2))
+    found = gradient_in_law(task, means, noise, 0.05, dtype="float64", scales=True)
+    assert found.scales.shape == (6 + 4,)
+
+    def error(move):
+        return gradient_in_law(task, means + move, noise, 0.05, dtype="float64").left_out.error
+
+    np.testing.assert_allclose(np.sum(found.means * direction), slope(error, direction), rtol=1e-4, atol=1e-7)
 
 
 def test_broken_twin_residuals_in_the_place_of_the_gradient_are_seen(rng):

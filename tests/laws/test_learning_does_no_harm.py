@@ -16,7 +16,7 @@ def errors(target, law, seed, n=200, noise=0.3):
     y = target(train) + noise * truth.std() * rng.standard_normal(n)
     found = []
     for chosen in (kh.GaussianHeads(), law):
-        model = kh.AttentionRegressor(64, law=chosen, random_state=seed).fit(train, y)
+        model = kh.AttentionRegressor(64, law=chosen, random_state=seed, scaling="none", query="given").fit(train, y)
         found.append(np.mean((model.predict(test) - truth) ** 2))
     return found, model.law_
 
@@ -53,7 +53,9 @@ def test_a_law_is_learned_where_there_is_one(seed):
     (train, y), (test, truth) = draw(300), draw(500)
     scores = {}
     for name, law in (("zero", kh.GaussianHeads()), ("learned", kh.LearnedHeads(steps=30, n_heads=32))):
-        model = kh.AttentionRegressor(100, law=law, activation="softmax", random_state=seed).fit(train, y)
+        model = kh.AttentionRegressor(
+            100, law=law, activation="softmax", random_state=seed, scaling="none", query="given"
+        ).fit(train, y)
         scores[name] = np.mean((model.predict(test) - truth) ** 2)
     assert model.law_.chosen == "learned"
     assert scores["learned"] < 0.7 * scores["zero"]

@@ -3,21 +3,30 @@
 import itertools
 import math
 
+import mpmath
 import numpy as np
 import pytest
 from scipy.special import roots_jacobi
 
+from keyhole.attention.activations import gaussian_moment
 from keyhole.attention.heads import GaussianHeads
 from keyhole.attention.kernels import attention_kernel
 from keyhole.theory.biased import biased_norm_bound, hermite_moments
 from keyhole.theory.blocks import (
+    ACCURACY,
     Bias,
+    Block,
+    _block_products,
     _contracted_vectors,
+    _fischer_products,
+    _refined_coefficients,
+    _series,
     bias_of,
     biased_blocks,
     block_labels,
     block_states,
     correlation_matrix,
+    correlation_norm,
     irrep_dimension,
     single_block,
     target_vectors,
@@ -101,6 +110,152 @@ def test_a_block_is_its_quadrature(dim, mean):
     assert np.linalg.norm((entries[3] * diagonal[:, 3]) @ entries[3].T, 2) > pair_eigenvalues(dim, 6)[6, 6]
 
 
+def block_by_spectrum(dim, bias, label, degree, margin, terms):
+    """A_ab by its formula: every h_k(cJ + c_0) from the eigenvectors of J on many more states."""
+    states = block_states(dim, *label, degree + margin)
+    places, turn = np.linalg.eigh(correlation_matrix(dim, *label, states).toarray())
+    kept = np.abs(states).max(axis=1) <= degree
+    moments = hermite_moments(bias.slope * places + bias.corner, terms)
+    between = np.einsum("ai,ki,si->ksa", turn[kept], moments, turn, optimize=True)
+    (p, q), order = np.abs(states).T, np.arange(terms, dtype=float)
+    weights = 2 * np.exp(log_moment(order, dim) + log_moment(order + 1, dim))
+    query, key = (harmonic_ratios(order + i, dim, degree + margin) for i in (0, 1))
+    return states[kept], np.einsum("ksa,sk,ksb->ab", between, weights * query[p] * key[q], between, optimize=True)
+
+
+@pytest.mark.parametrize(
+    ("dim", "bias", "degree", "margin", "terms"),
+    [
+        (2, Bias(0.7, -0.3), 1, 10, 300),
+        (3, Bias(-1.0, 0.4), 1, 12, 200),
+        (4, Bias(5.0, -1.0), 2, 20, 100),
+        (6, Bias(1.5, 0.2), 2, 12, 60),
+        (20, Bias(6.0), 1, 24, 60),
+        (40, Bias(1.0), 2, 8, 60),
+    ],
+)
+def test_blocks_are_their_formula(dim, bias, degree, margin, terms):
+    """All blocks to the accuracy they claim, and the largest diagonal entries of all that lie beyond them."""
+    found = biased_blocks(dim, bias, degree)
+    listed = {block.label: block for block in found.listed}
+    beyond = pair_eigenvalues(dim, degree + 1)
+    allowed = ACCURACY * min(beyond[degree + 1, 0], beyond[0, degree + 1])
+    query_edge = key_edge = 0.0
+    for label in block_labels(dim, degree + 1):
+        states, form = block_by_spectrum(dim, bias, label, degree + 1, margin, terms)
+        inside, of_query = np.abs(states).max(axis=1) <= degree, states[:, 1] == 0
+        query_edge = max(query_edge, form.diagonal()[~inside & of_query].max(initial=0.0))
+        key_edge = max(key_edge, form.diagonal()[~inside & ~of_query].max(initial=0.0))
+        if not inside.any():
+            assert label not in listed
+            continue
+        block, want = listed.pop(label), form[np.ix_(inside, inside)]
+        assert block.dimension == irrep_dimension(dim, *label)
+        np.testing.assert_array_equal(block.states, states[inside])
+        got, values = block.factor.T @ block.factor, np.linalg.eigvalsh(want)
+        near = allowed + 1e-2 * np.sqrt(allowed * values)
+        assert (np.abs(np.linalg.eigvalsh(got) - values) <= near).all()
+        assert np.linalg.norm(got - want, 2) <= near[-1]
+        # broken twin: the states beyond cut off at once
+        _, short = block_by_spectrum(dim, bias, label, degree, 0, terms)
+        assert label != (0, 0) or np.linalg.norm(short - want, 2) > near[-1]
+    assert not listed
+    assert math.isclose(found.query_edge, query_edge, rel_tol=0.01)
+    assert math.isclose(found.key_edge, key_edge, rel_tol=0.01)
+    for n_keys in (1, 10**9):
+        assert found.edge(n_keys) == max(found.query_edge, found.key_edge / n_keys)
+
+
+@pytest.mark.parametrize("dim", [2, 3, 9])
+def test_terms_are_left_out_when_their_sum_is_small(dim):
+    """2 Σ_{k>K} sup h_k²/k! j_k j_{k+1} is below what is allowed, and not far below: K is no larger than it must be."""
+    scores = np.concatenate([np.linspace(0, 0.3, 1001), np.linspace(0.3, 8, 1000)])
+    order = np.arange(1000.0)
+    weights = 2 * np.exp(log_moment(order, dim) + log_moment(order + 1, dim))
+    terms = weights * np.square(hermite_moments(scores, len(order))).max(axis=1)
+    for allowed in (1e-3, 1e-5):
+        series = _series(dim, Bias(1.0, 0.2), 1.0, allowed)
+        left = terms[len(series.weights) :].sum()
+        assert left <= allowed
+        assert left + terms[len(series.weights) - 1] > 0.7 * allowed
+        np.testing.assert_allclose(series.weights, weights[: len(series.weights)])
+
+
+@pytest.mark.parametrize("bias", [Bias(0.4, 0.3), Bias(-0.3, -0.2)])
+def test_coefficients_keep_their_digits_as_they_shrink(bias):
+    """Of T_m in h_k(cu + c_0)/√k!, u = x · reach, by the same cosine sum in 60 digits."""
+    reach, nodes, terms = 0.6, 40, 5
+    with mpmath.workdps(60):
+        angles = [mpmath.pi * (i + 0.5) / nodes for i in range(nodes)]
+        scores = [bias.slope * reach * mpmath.cos(angle) + bias.corner for angle in angles]
+        density = [mpmath.npdf(m) for m in scores]
+        rows = [[m * mpmath.ncdf(m) + f for m, f in zip(scores, density, strict=True)], [*map(mpmath.ncdf, scores)]]
+        for k in range(2, terms):
+            # He_j(m) = 2^{−j/2} H_j(m/√2)
+            hermite = [mpmath.hermite(k - 2, m / mpmath.sqrt(2)) / mpmath.sqrt(2) ** (k - 2) for m in scores]
+            rows.append([(-1) ** k * he * f for he, f in zip(hermite, density, strict=True)])
+        want = np.array(
+            [
+                [
+                    float(
+                        (1 if m == 0 else 2)
+                        * mpmath.fsum(h * mpmath.cos(m * angle) for h, angle in zip(row, angles, strict=True))
+                        / nodes
+                        / mpmath.sqrt(mpmath.factorial(k))
+                    )
+                    for m in range(14)
+                ]
+                for k, row in enumerate(rows)
+            ]
+        )
+    rough = want + 1e-17 * np.sign(bias.slope)
+    got = _refined_coefficients(rough, bias, reach)
+    np.testing.assert_allclose(got, want, rtol=1e-12)
+    # broken twin: as they come from sums of numbers near one
+    assert np.abs(rough / want - 1).max() > 1e-3
+    np.testing.assert_array_equal(_refined_coefficients(want, Bias(30.0, 0.5), 1.0), want)  # cancels: left as it was
+
+
+@pytest.mark.parametrize("dim", [2, 3, 4, 9, 60, 500])
+def test_the_norm_of_the_correlation_is_bounded(dim):
+    for degree in (1, 3, 6):
+        norms = [
+            np.abs(np.linalg.eigvalsh(correlation_matrix(dim, a, b, block_states(dim, a, b, degree)).toarray())).max()
+            for a, b in block_labels(dim, degree)
+        ]
+        assert max(norms) <= correlation_norm(dim, degree) <= 1.0
+        assert correlation_norm(dim, degree) < 4 * max(norms)
+
+
+def test_the_norm_of_the_correlation_in_many_dimensions():
+    """Entries are at most [(k+1)/d]^{1/2} up and (2k+1)/2d aside, twice each in a row."""
+    for degree, dim in ((1, 10**8), (100, 10**6)):
+        want = 2 * math.sqrt((degree + 1) / dim) + (2 * degree + 1) / dim
+        assert math.isclose(correlation_norm(dim, degree), want, rel_tol=1e-3)
+
+
+def test_levels_and_forms_of_a_block_are_those_of_its_matrix(rng):
+    states = block_states(5, 1, 0, 2)
+    factor, vectors = rng.standard_normal((9, len(states))), rng.standard_normal((len(states), 2))
+    block, form = Block((1, 0), states, 5, factor), factor.T @ factor
+    scale = np.diag(np.where(states[:, 1] == 0, 1.0, 0.5))  # four keys
+    values, turn = np.linalg.eigh(scale @ form @ scale)
+    for given, power in ((None, np.zeros(len(states))), (vectors, np.square(turn.T @ scale @ vectors).sum(axis=1))):
+        got, of_target = block.levels(4, given)
+        np.testing.assert_allclose(got[::-1], values)
+        np.testing.assert_allclose(of_target[::-1], power, atol=1e-12)
+    want = np.trace(vectors.T @ np.linalg.solve(form, vectors))
+    assert math.isclose(block.inverse_form(vectors), want, rel_tol=1e-9)
+
+
+def test_the_largest_diagonal_is_that_of_the_largest_score():
+    z, weights = np.polynomial.legendre.leggauss(200)
+    z, weights = 6 * z + 4.2, 6 * weights  # from the corner at −1.8 on
+    want = float(weights @ (2 * (1.8 + z) ** 2 * np.exp(-z * z / 2))) / math.sqrt(2 * math.pi)
+    for slope in (1.5, -1.5):
+        assert math.isclose(Bias(slope, 0.3, gain=3.0).largest_diagonal, 3 * want, rel_tol=1e-9)
+
+
 @pytest.mark.parametrize("dim", [2, 3, 5, 64])
 def test_without_a_mean_it_is_the_spectrum_of_zero_mean_heads(dim):
     """At c = 0 the level (k, l) splits into its irreps, eigenvalues unchanged; small c changes them little."""
@@ -138,29 +293,31 @@ def test_the_scale_only_multiplies():
 
 
 def mean_diagonal_by_quadrature(dim, mean, corner):
-    """E K(x,x) for two keys: (1/2) of E 2σ(m+z)², and of κ over two keys of one query, a triple integral."""
-    u, wu = roots_jacobi(24, (dim - 3) / 2, (dim - 3) / 2)
-    v, wv = roots_jacobi(200, (dim - 4) / 2, (dim - 4) / 2)
+    """E K(x,x) for two keys: half of E 2σ(m+z)², and half of the closed moment over two keys of one query."""
+    u, wu = roots_jacobi(40, (dim - 3) / 2, (dim - 3) / 2)
+    v, wv = roots_jacobi(60, (dim - 4) / 2, (dim - 4) / 2)
     wu, wv = wu / wu.sum(), wv / wv.sum()
-    z, wz = np.polynomial.hermite_e.hermegauss(200)
-    wz = wz / wz.sum()
-    alone = wu @ (2 * np.maximum(mean * u[:, None] + corner + z, 0.0) ** 2 @ wz)
-    order = np.arange(400)
-    moments = hermite_moments(mean * u + corner, 400)
-    between = 0.0
-    for i, x in enumerate(u):
-        for j, y in enumerate(u):
-            t = x * y + math.sqrt((1 - x * x) * (1 - y * y)) * v
-            series = ((1 + t[:, None]) / 2) ** order @ (moments[:, i] * moments[:, j])
-            between += wu[i] * wu[j] * (wv @ (series * (1 + t)))
-    return (alone + between) / 2
+    # from the kink of σ on: −m … 12
+    z, wz = np.polynomial.legendre.leggauss(80)
+    m = mean * u[:, None] + corner
+    z, wz = -m + (12 + m) * (1 + z) / 2, (12 + m) / 2 * wz
+    alone = wu @ np.sum(wz * 2 * (m + z) ** 2 * np.exp(-z * z / 2), axis=1) / math.sqrt(2 * math.pi)
+    x, y, other = np.meshgrid(u, u, v, indexing="ij")
+    t = x * y + np.sqrt((1 - x * x) * (1 - y * y)) * other
+    moments = gaussian_moment("relu", mean * x + corner, mean * y + corner, 1.0, 1.0, np.minimum((1 + t) / 2, 1.0))
+    return (alone + np.einsum("i,j,k,ijk", wu, wu, wv, moments * (1 + t))) / 2
 
 
 @pytest.mark.parametrize(("dim", "mean", "corner"), [(4, 1.0, 0.0), (6, 2.0, 0.3)])
 def test_the_trace_is_the_mean_diagonal(dim, mean, corner):
-    """To 1e-4: kinks of σ limit the quadrature it is compared with; the limits below are exact."""
-    law = GaussianHeads(mean=np.diag([mean] * dim + [corner]))
-    assert math.isclose(attention_trace(dim, 2, law), mean_diagonal_by_quadrature(dim, mean, corner), rel_tol=1e-4)
+    """To 1e-8, levels and remainder together; broken twin: half a percent more of a mean."""
+    law, other = (GaussianHeads(mean=np.diag([mean * more] * dim + [corner])) for more in (1.0, 1.005))
+    want = mean_diagonal_by_quadrature(dim, mean, corner)
+    assert math.isclose(attention_trace(dim, 2, law), want, rel_tol=1e-8)
+    assert not math.isclose(attention_trace(dim, 2, other), want, rel_tol=1e-5)
+    spectrum = attention_spectrum(dim, 2, max_degree=4, law=law)
+    listed = float(spectrum.eigenvalues @ spectrum.multiplicities)
+    assert math.isclose(listed + spectrum.remainder, want, rel_tol=1e-8)
 
 
 @pytest.mark.parametrize("dim", [2, 3, 8])
@@ -264,6 +421,34 @@ def test_contractions_take_a_target_apart_as_its_closed_form_does(target):
     for label, vectors in _contracted_vectors(target, 5).items():
         want = closed[label] @ closed[label].T if label in closed else 0.0
         np.testing.assert_allclose(vectors @ vectors.T, want, atol=1e-11 * pair_powers(target).max())
+
+
+@pytest.mark.parametrize("target", [Correlation(1, 4), Correlation(2, 5), monomial(3, pairs=[(None, 3)])], ids=repr)
+def test_products_of_operators_are_the_same_in_the_blocks_and_by_joinings(target):
+    """[O F, O' F] for every pair of operators, from the closed form of the parts of F and from its contractions."""
+    dim, (r, s) = target.dim, target.degrees
+    raised = [target]
+    for _ in range(min(r, s)):
+        raised.append(raised[-1].pairwise(monomial(dim, pairs=[(None, 1)])))
+    want = {
+        (n, k, *place): value
+        for n, first in enumerate(raised)
+        for k, second in enumerate(raised[n:], start=n)
+        for place, value in _fischer_products(first, second).items()
+    }
+    assert {k - n for n, k, *_ in want} == set(range(0, min(r, s) + 1, 2))  # odd ones have none
+    assert {e for _, _, e, _, _ in want} == {0, 1}
+    found, sizes = dict.fromkeys(want, 0.0), dict.fromkeys(want, 0.0)
+    for label, vectors in target_vectors(target, max(r, s)).items():
+        states = block_states(dim, *label, max(r, s))
+        upper = np.triu_indices(len(states))
+        products = (vectors @ vectors.T)[upper]
+        for key, row in _block_products(target, label, states, list(want)).items():
+            found[key] += row @ products
+            sizes[key] += np.abs(row) @ np.abs(products)
+    for key, value in want.items():
+        assert value == pytest.approx(found[key], rel=1e-9, abs=1e-12 * sizes[key]), key
+        assert sizes[key] > 0
 
 
 def turned(dim, gamma, power):

@@ -1,5 +1,7 @@
 """Sums over samples add: any cut, any order, any bracketing gives the moments, and the fit, of all samples at once."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from ridges import design_path
@@ -50,6 +52,27 @@ def test_moments_add_in_any_order_and_bracketing(rng, fit_intercept, weighted):
     nothing = DesignMoments.empty(9, 2, fit_intercept=fit_intercept)
     assert difference(nothing + a, a) == 0.0
     assert difference(a + nothing, a) == 0.0
+
+
+def test_only_moments_of_one_kind_add():
+    one = DesignMoments.empty(3, 2)
+    for other in (DesignMoments.empty(4, 2), DesignMoments.empty(3, 1), DesignMoments.empty(3, 2, fit_intercept=False)):
+        with pytest.raises(ValueError, match=r"same features and outputs, with or without an intercept alike: got \(p"):
+            one += other
+
+
+def test_the_size_of_outputs_and_the_coarsest_rounding_are_remembered(rng):
+    """What the resolution of errors is made of: the largest |y| of any batch, the largest unit of any dtype."""
+    first, second = DesignMoments.empty(2, 1), DesignMoments.empty(2, 1)
+    rows = rng.standard_normal((3, 2))
+    first.add_rows(rows, np.array([[1.0], [-7.0], [2.0]]))
+    first.add_rows(rows, np.array([[5.0], [0.0], [2.0]]))
+    second.add_rows(rows.astype(np.float32), np.array([[0.5], [0.5], [0.0]]))
+    assert (first.y_size, second.y_size) == (7.0, 0.5)
+    assert (first.rounding, second.rounding) == (2.0**-52, 2.0**-23)
+    for total in (first + second, second + first):
+        assert (total.y_size, total.rounding, total.count, total.weight) == (7.0, 2.0**-23, 9, 9.0)
+        assert PrincipalAxes.of(total).resolution == (4 * 2.0**-23 * 7.0) ** 2
 
 
 @pytest.mark.parametrize("forgotten", ["the scatter between", "the weights of the means"])
@@ -124,6 +147,28 @@ def test_generalised_cross_validation_is_its_definition(rng, n, p, fit_intercept
         assert (np.abs(got - wanted) < 1e-9 * wanted + allowed).all()
         forgetful = np.square(residual).sum(axis=0) / weights.sum()  # the residuals of a fit flatter it
         assert (np.abs(forgetful / wanted - 1) > 1e-3).all()
+
+
+def test_generalised_errors_have_room_for_the_rounding_of_their_sums(rng):
+    """ε (4 Σ w (y − ȳ)² + 3 λ_max |v|²) is added to the residual sum; where n − tr H is lost to it, nothing is said."""
+    design, y, weights = problem(rng)
+    plain = PrincipalAxes.of(moments_of(design, y, weights, np.arange(120)))
+    alphas, exact = np.array([0.1, 10.0]), replace(plain, rounding=0.0)
+    rough = replace(plain, rounding=1e-4)
+    coefs = [plain.coef(float(alpha)) for alpha in alphas]
+    room = [4 * plain.squares + 3 * plain.largest * np.square(coef).sum(axis=0) for coef in coefs]
+    freedom = [120 - 1 - (plain.values / (plain.values + alpha)).sum() for alpha in alphas]
+    want = [1e-4 * r / plain.weight / (f / 120) ** 2 for r, f in zip(room, freedom, strict=True)]
+    added = rough.generalised_errors(alphas) - exact.generalised_errors(alphas)
+    np.testing.assert_allclose(added, want, rtol=1e-6)
+    # n − tr H is about 110 of 120: known to more than 4 · 9 units of it, or not
+    assert np.isfinite(replace(plain, rounding=0.025).generalised_errors(alphas)).all()
+    assert np.isinf(replace(plain, rounding=0.026).generalised_errors(alphas[:1])).all()
+    assert plain.generalised_resolution() == max(
+        plain.resolution, 8 * plain.rounding * plain.squares.mean() / plain.weight
+    )
+    huge = replace(plain, y_size=1e12)
+    assert huge.generalised_resolution() == huge.resolution == (4 * huge.rounding * 1e12) ** 2
 
 
 def test_a_perfect_fit_is_not_preferred_for_its_rounding(rng):

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("default")
 
 SETS = kh.targets.sphere_sets(240, n_keys=4, dim=3, seed=0)
 Y = kh.targets.TokenPower(2, 3)(SETS) + 0.1 * np.random.default_rng(0).standard_normal(240)
-MODEL = kh.AttentionRegressor(8, random_state=0)
+MODEL = kh.AttentionRegressor(8, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given")
 
 
 def same(a, b, relative=1e-9):
@@ -107,7 +107,7 @@ def test_every_kind_of_collection(here):
 
 def test_a_classifier_finds_its_classes(here, path):
     label = np.where(np.median(Y) < Y, "high", "low")
-    model = kh.AttentionClassifier(8, random_state=0, alpha=0.1)
+    model = kh.AttentionClassifier(8, random_state=0, alpha=0.1, law=kh.GaussianHeads(), scaling="none", query="given")
     whole = clone(model).fit(SETS, label)
     pieces = [(SETS[i : i + 60], label[i : i + 60]) for i in range(0, 240, 60)]
     fitted = fit_dask(clone(model), pieces, here)
@@ -160,3 +160,15 @@ def test_a_scheduler_and_a_worker_from_the_command_line(path, tmp_path):
             process.terminate()
             process.wait(30)
     same(model.predict(SETS), clone(MODEL).fit(SETS, Y).predict(SETS))
+
+
+def test_queries_of_their_own_kind_and_extras(here, rng, tmp_path):
+    wide = kh.SetBatch(SETS.tokens.reshape(240, 4, 3), rng.normal(size=(240, 5)), 50 + rng.normal(size=(240, 2)))
+    y = Y + wide.extras @ [0.3, -0.2]
+    write_parquet(tmp_path / "wide.parquet", [(wide, y)], row_group_size=40)
+    model = kh.AttentionRegressor(8, random_state=0, law=kh.GaussianHeads(1.0), scaling="none", alpha=0.1)
+    for options in ({}, {"extras_scale": 0.7}):
+        dask_fit = fit_dask(clone(model).set_params(**options), tmp_path / "wide.parquet", here)
+        batches = clone(model).set_params(**options).fit_batches(tmp_path / "wide.parquet")
+        same(dask_fit.predict(wide), batches.predict(wide), 1e-7)
+        assert dask_fit.tokens_.extras_scale == pytest.approx(batches.tokens_.extras_scale)

@@ -154,17 +154,23 @@ def test_the_kernel_of_shared_means_is_the_average(sets, rng):
 def test_an_estimator_takes_groups(groups, rng):
     y = rng.normal(size=4)
     for n_heads in (8, math.inf):
-        model = kh.AttentionRegressor(n_heads, pooling="sum", alpha=1e-8, random_state=0).fit(groups, y)
+        model = kh.AttentionRegressor(
+            n_heads, pooling="sum", alpha=1e-8, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"
+        ).fit(groups, y)
         np.testing.assert_allclose(model.predict(groups[1:3]), y[1:3], atol=1e-3)
     with pytest.raises(ValueError, match="'given' for SetGroups"):
-        kh.AttentionRegressor(8, query="mean").fit(groups, y)
+        kh.AttentionRegressor(8, query="mean", law=kh.GaussianHeads(), scaling="none").fit(groups, y)
 
 
 def test_copies_of_a_group_are_one_sample(groups, rng):
     y = rng.normal(size=4)
     twice = groups[[0, 1, 2, 3, 0]]
-    repeated = kh.AttentionRegressor(8, random_state=0, alpha=0.1).fit(twice, y[[0, 1, 2, 3, 0]])
-    weighted = kh.AttentionRegressor(8, random_state=0, alpha=0.1).fit(groups, y, sample_weight=[2, 1, 1, 1])
+    repeated = kh.AttentionRegressor(
+        8, random_state=0, alpha=0.1, law=kh.GaussianHeads(), scaling="none", query="given"
+    ).fit(twice, y[[0, 1, 2, 3, 0]])
+    weighted = kh.AttentionRegressor(
+        8, random_state=0, alpha=0.1, law=kh.GaussianHeads(), scaling="none", query="given"
+    ).fit(groups, y, sample_weight=[2, 1, 1, 1])
     np.testing.assert_allclose(repeated.loo_predictions_[:4], weighted.loo_predictions_, atol=1e-9)
 
 
@@ -173,7 +179,9 @@ def test_copies_of_a_group_are_one_sample(groups, rng):
 def test_a_set_among_groups_is_a_group_of_one(n_heads, pooling, groups, sets, rng):
     alone = SetGroups(sets, np.ones(9, dtype=int))
     for training, y in ((groups, rng.normal(size=4)), (sets, rng.normal(size=9))):
-        model = kh.AttentionRegressor(n_heads, alpha=0.1, pooling=pooling, random_state=0).fit(training, y)
+        model = kh.AttentionRegressor(
+            n_heads, alpha=0.1, pooling=pooling, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"
+        ).fit(training, y)
         np.testing.assert_allclose(model.predict(sets), model.predict(alone), rtol=1e-12)
 
 
@@ -187,13 +195,17 @@ def siblings(rng):
 @pytest.mark.parametrize("n_heads", [4, 40, math.inf])
 def test_groups_do_not_change_the_fit_however_small_the_penalty(n_heads, alpha, siblings):
     sets, y, groups = siblings
-    model = kh.AttentionRegressor(n_heads, alpha=alpha, random_state=0)
+    model = kh.AttentionRegressor(
+        n_heads, alpha=alpha, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"
+    )
     wanted = model.fit(sets, y).predict(sets)
     model.fit(sets, y, groups=groups)
     np.testing.assert_allclose(model.predict(sets), wanted, atol=1e-6)
     for group in (0, 5):
         rest = groups != group
-        refit = kh.AttentionRegressor(n_heads, alpha=alpha, random_state=0).fit(sets[rest], y[rest])
+        refit = kh.AttentionRegressor(
+            n_heads, alpha=alpha, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"
+        ).fit(sets[rest], y[rest])
         left = model.loo_predictions_[~rest]
         np.testing.assert_allclose(left, refit.predict(sets[~rest]), atol=1e-5 * (1 + np.abs(left).max()))
 
@@ -201,7 +213,9 @@ def test_groups_do_not_change_the_fit_however_small_the_penalty(n_heads, alpha, 
 def test_groups_of_one_are_leave_one_out(siblings):
     sets, y, _ = siblings
     for alpha in (0.0, 0.1):
-        model = kh.AttentionRegressor(40, alpha=alpha, random_state=0)
+        model = kh.AttentionRegressor(
+            40, alpha=alpha, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"
+        )
         wanted = model.fit(sets, y).loo_predictions_
         found = model.fit(sets, y, groups=np.arange(36)).loo_predictions_
         np.testing.assert_allclose(found, wanted, atol=1e-6 * np.abs(wanted).max())
@@ -214,7 +228,15 @@ def test_members_of_weight_zero_are_predicted_without_their_group(n_heads, fit_i
     weights = rng.uniform(0.5, 2.0, 36)
     weights[[0, 7, 8, 9, 10, 11]] = 0.0  # one of group 0, two of group 2, all of group 3
     y = np.where(weights > 0, y, 1e300)
-    model = kh.AttentionRegressor(n_heads, alpha=0.1, random_state=0, fit_intercept=fit_intercept)
+    model = kh.AttentionRegressor(
+        n_heads,
+        alpha=0.1,
+        random_state=0,
+        fit_intercept=fit_intercept,
+        law=kh.GaussianHeads(),
+        scaling="none",
+        query="given",
+    )
     model.fit(sets, y, sample_weight=weights, groups=groups)
     found, error = model.loo_predictions_, model.loo_error_
     assert error == pytest.approx(np.average(np.square(np.where(weights > 0, y - found, 0)), weights=weights))
@@ -233,8 +255,12 @@ def test_a_copy_of_weight_zero_is_predicted_without_its_copies(n_heads, siblings
     weights = np.ones(38)
     weights[[5, 37]] = 0.0  # the first of one pair of copies, the second of another
     twice = kh.SetBatch(sets.tokens.reshape(36, 3, 3)[rows])
-    model = kh.AttentionRegressor(n_heads, alpha=0.1, random_state=0).fit(twice, y[rows], sample_weight=weights)
-    plain = kh.AttentionRegressor(n_heads, alpha=0.1, random_state=0).fit(sets, y)
+    model = kh.AttentionRegressor(
+        n_heads, alpha=0.1, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"
+    ).fit(twice, y[rows], sample_weight=weights)
+    plain = kh.AttentionRegressor(
+        n_heads, alpha=0.1, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"
+    ).fit(sets, y)
     np.testing.assert_allclose(model.predict(sets), plain.predict(sets), atol=1e-9)
     np.testing.assert_allclose(model.loo_predictions_, plain.loo_predictions_[rows], atol=1e-9)
 
@@ -242,4 +268,6 @@ def test_a_copy_of_weight_zero_is_predicted_without_its_copies(n_heads, siblings
 def test_groups_without_weight_do_not_count(siblings):
     sets, y, groups = siblings
     with pytest.raises(ValueError, match=r"at least two groups.*got 0 for all 3 samples of positive weight"):
-        kh.AttentionRegressor(8).fit(sets, y, sample_weight=(groups == 0).astype(float), groups=groups)
+        kh.AttentionRegressor(8, law=kh.GaussianHeads(), scaling="none", query="given").fit(
+            sets, y, sample_weight=(groups == 0).astype(float), groups=groups
+        )

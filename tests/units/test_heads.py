@@ -152,10 +152,10 @@ def test_any_law_with_sample_can_be_drawn_from():
 
 def test_parameters_can_be_read_and_set():
     law = GaussianHeads(mean=1.0)
-    assert law.get_params() == {"mean": 1.0, "scale": 0.5}
+    assert law.get_params() == {"mean": 1.0, "scale": 0.5, "pairs": None}
     assert law.set_params(scale=0.25) is law
     assert law == GaussianHeads(1.0, 0.25)
-    with pytest.raises(ValueError, match="GaussianHeads has no parameter 'rank': it has mean, scale"):
+    with pytest.raises(ValueError, match="GaussianHeads has no parameter 'rank': it has mean, pairs, scale"):
         law.set_params(rank=3)
 
 

@@ -75,6 +75,29 @@ def test_the_certificate_bounds_the_error(rng, n, p, primal):
         assert np.linalg.norm(off) <= (fit.residual + 1e-10) * spread
 
 
+@pytest.mark.parametrize("alpha", [0.04, 9.0])
+def test_the_certificate_is_the_residual_of_the_system(rng, alpha):
+    """|r| / (2 √alpha |√w (y − ȳ)|) for p unknowns, |r| / |√w (y − ȳ)| for n; the worst of the outputs."""
+    design, y, weights = rng.standard_normal((30, 12)), rng.standard_normal((30, 3)), rng.uniform(0.2, 2.0, 30)
+    y[:, 2] = 5.0  # constant: nothing to solve for, and nothing to divide by
+    roots = np.sqrt(weights)[:, None]
+    centred = roots * (y - np.average(y, axis=0, weights=weights))
+    phi = roots * (design - np.average(design, axis=0, weights=weights))
+    sizes = np.linalg.norm(centred[:, :2], axis=0)
+    problem = RidgeProblem.of(y, [alpha], weights=weights)
+    [fit] = ridge_cg(Plain(design), problem, no_preconditioner(12), primal=True, max_iter=3)
+    left = phi.T @ centred - (phi.T @ phi + alpha * np.eye(12)) @ fit.coef
+    want = (np.linalg.norm(left[:, :2], axis=0) / (2 * np.sqrt(alpha) * sizes)).max()
+    assert fit.n_iter == 3
+    assert fit.residual == pytest.approx(want, rel=1e-6)
+    [fit] = ridge_cg(Plain(design), problem, no_preconditioner(30), primal=False, max_iter=3)
+    # what is known of the dual solution is Φᵀa, and Φ times the residual: Φᵀ r = Φᵀ y − (ΦᵀΦ + alpha) v
+    left = phi.T @ centred - (phi.T @ phi + alpha * np.eye(12)) @ fit.coef
+    least = (np.linalg.norm(left[:, :2], axis=0) / np.linalg.norm(phi, 2) / sizes).max()
+    assert least * (1 - 1e-9) <= fit.residual <= 1.0
+    assert (fit.coef[:, 2] == 0).all()
+
+
 def test_a_preconditioner_saves_iterations(rng):
     design = rng.standard_normal((200, 300)) @ np.diag(np.geomspace(10, 1e-2, 300))
     problem = RidgeProblem.of(rng.standard_normal((200, 1)), [1.0])
@@ -128,7 +151,12 @@ def test_products_of_heads_are_those_of_their_features(sets, rng):
 @pytest.mark.parametrize("n_heads", [12, 60])
 def test_the_estimator_predicts_what_the_direct_one_does(sets, y, rng, n_heads, options):
     weights = rng.integers(0, 3, size=120)
-    model = kh.AttentionRegressor(n_heads, alpha=0.05, random_state=0, **options)
+    model = kh.AttentionRegressor(
+        n_heads,
+        alpha=0.05,
+        random_state=0,
+        **{"law": kh.GaussianHeads(), "scaling": "none", "query": "given", **options},
+    )
     direct = clone(model).fit(sets, y, sample_weight=weights)
     large = clone(model).set_params(solver="cg").fit(sets, y, sample_weight=weights)
     assert (large.solver_, large.selection_) == ("cg", "holdout")
@@ -140,20 +168,24 @@ def test_the_estimator_predicts_what_the_direct_one_does(sets, y, rng, n_heads, 
 
 
 def test_a_few_penalties_are_chosen_on_held_out_samples(sets, y):
-    model = kh.AttentionRegressor(60, alpha=[1e-3, 0.1, 1e4], random_state=0, solver="cg").fit(sets, y)
+    model = kh.AttentionRegressor(
+        60, alpha=[1e-3, 0.1, 1e4], random_state=0, solver="cg", law=kh.GaussianHeads(), scaling="none", query="given"
+    ).fit(sets, y)
     assert model.alpha_ == model.alphas_[np.argmin(model.holdout_errors_)] != 1e4
     assert model.holdout_error_ == model.holdout_errors_.min()
     with pytest.raises(ValueError, match=r"alpha='loo' needs an n × n or a p × p matrix"):
-        kh.AttentionRegressor(60, solver="cg").fit(sets, y)
+        kh.AttentionRegressor(60, solver="cg", law=kh.GaussianHeads(), scaling="none", query="given").fit(sets, y)
     with pytest.raises(ValueError, match="finitely many heads"):
-        kh.AttentionRegressor(float("inf"), solver="cg", alpha=1.0).fit(sets, y)
+        kh.AttentionRegressor(
+            float("inf"), solver="cg", alpha=1.0, law=kh.GaussianHeads(), scaling="none", query="given"
+        ).fit(sets, y)
     with pytest.raises(ValueError, match="`solver` must be one of"):
-        kh.AttentionRegressor(60, solver="magic").fit(sets, y)
+        kh.AttentionRegressor(60, solver="magic", law=kh.GaussianHeads(), scaling="none", query="given").fit(sets, y)
 
 
 def test_a_classifier_calibrates_on_held_out_samples(sets, y):
     label = np.where(y > np.median(y), "high", "low")
-    model = kh.AttentionClassifier(60, alpha=0.1, random_state=0)
+    model = kh.AttentionClassifier(60, alpha=0.1, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given")
     direct, large = clone(model).fit(sets, label), clone(model).set_params(solver="cg").fit(sets, label)
     np.testing.assert_allclose(large.decision_function(sets), direct.decision_function(sets), atol=1e-6)
     assert 0 < large.temperature_ < np.inf
@@ -161,8 +193,19 @@ def test_a_classifier_calibrates_on_held_out_samples(sets, y):
 
 
 def test_float32_reaches_its_own_tolerance(sets, y):
-    model = kh.AttentionRegressor(60, alpha=0.5, random_state=0, solver="cg", dtype="float32").fit(sets, y)
-    exact = kh.AttentionRegressor(60, alpha=0.5, random_state=0).fit(sets, y)
+    model = kh.AttentionRegressor(
+        60,
+        alpha=0.5,
+        random_state=0,
+        solver="cg",
+        dtype="float32",
+        law=kh.GaussianHeads(),
+        scaling="none",
+        query="given",
+    ).fit(sets, y)
+    exact = kh.AttentionRegressor(
+        60, alpha=0.5, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"
+    ).fit(sets, y)
     assert model.residual_ <= 1e-6
     assert np.abs(model.predict(sets) - exact.predict(sets)).max() < 1e-4 * np.ptp(y)
 
@@ -170,15 +213,29 @@ def test_float32_reaches_its_own_tolerance(sets, y):
 def test_a_residual_that_stays_is_told(sets, y, monkeypatch):
     monkeypatch.setattr(large_layer, "TOLERANCE", {"float64": 1e-30})
     with pytest.warns(ResidualWarning, match="relative residual of"):
-        kh.AttentionRegressor(30, alpha=0.1, random_state=0, solver="cg").fit(sets, y)
+        kh.AttentionRegressor(
+            30, alpha=0.1, random_state=0, solver="cg", law=kh.GaussianHeads(), scaling="none", query="given"
+        ).fit(sets, y)
 
 
 def test_memory_decides_when_nobody_does(sets, y, monkeypatch):
     assert not large_layer.exceeds_memory(1000, 10**7, "float64")
     assert large_layer.exceeds_memory(10**6, 10**6, "float32")
     monkeypatch.setattr(large_layer, "exceeds_memory", lambda *_: True)
-    assert kh.AttentionRegressor(30, alpha=0.1, random_state=0).fit(sets, y).solver_ == "cg"
-    assert kh.AttentionRegressor(30, alpha=0.1, random_state=0, solver="direct").fit(sets, y).solver_ == "dual"
+    assert (
+        kh.AttentionRegressor(30, alpha=0.1, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given")
+        .fit(sets, y)
+        .solver_
+        == "cg"
+    )
+    assert (
+        kh.AttentionRegressor(
+            30, alpha=0.1, random_state=0, solver="direct", law=kh.GaussianHeads(), scaling="none", query="given"
+        )
+        .fit(sets, y)
+        .solver_
+        == "dual"
+    )
 
 
 @pytest.mark.parametrize("fit_intercept", [True, False])
@@ -187,7 +244,11 @@ def test_one_distinct_sample_is_enough_for_a_penalty(sets, n_heads, fit_intercep
     copies = sets[[0, 0, 0]]
     options = {"alpha": 0.5, "random_state": 0, "fit_intercept": fit_intercept}
     direct, large = (
-        kh.AttentionRegressor(n_heads, solver=solver, **options).fit(copies, [2.0, 2.0, 2.0]).predict(copies)
+        kh.AttentionRegressor(
+            n_heads, solver=solver, **{"law": kh.GaussianHeads(), "scaling": "none", "query": "given", **options}
+        )
+        .fit(copies, [2.0, 2.0, 2.0])
+        .predict(copies)
         for solver in ("direct", "cg")
     )
     np.testing.assert_allclose(large, direct, rtol=1e-7)

@@ -41,7 +41,12 @@ def test_the_result_is_determined_by_data_parameters_and_seed(task):
     first, second = (kh.LearnedHeads(**FAST).fit(sets, y, seed=3) for _ in range(2))
     np.testing.assert_array_equal(first.means_, second.means_)
     assert first.history == second.history
-    models = [kh.AttentionRegressor(16, law=kh.LearnedHeads(**FAST), random_state=1).fit(sets, y) for _ in range(2)]
+    models = [
+        kh.AttentionRegressor(16, law=kh.LearnedHeads(**FAST), random_state=1, scaling="none", query="given").fit(
+            sets, y
+        )
+        for _ in range(2)
+    ]
     np.testing.assert_array_equal(*(model.predict(sets) for model in models))
 
 
@@ -98,7 +103,9 @@ def test_budgets_progress_and_callbacks(task, capsys):
 def test_estimators_fit_the_law_first(activation, n_means, task):
     sets, y = task
     law = kh.LearnedHeads(n_means=n_means, **FAST)
-    model = kh.AttentionRegressor(16, law=law, activation=activation, random_state=0).fit(sets, y)
+    model = kh.AttentionRegressor(
+        16, law=law, activation=activation, random_state=0, scaling="none", query="given"
+    ).fit(sets, y)
     assert model.law is law, "the parameter is left alone"
     assert isinstance(model.law_, FittedHeads)
     np.testing.assert_array_equal(model.heads_.block(0, 16), model.law_.sample(16, 3, 0))
@@ -107,7 +114,9 @@ def test_estimators_fit_the_law_first(activation, n_means, task):
 
 def test_infinite_heads_take_a_learned_law(task):
     sets, y = task
-    model = kh.AttentionRegressor(math.inf, law=kh.LearnedHeads(n_means=2, **FAST), random_state=0).fit(sets, y)
+    model = kh.AttentionRegressor(
+        math.inf, law=kh.LearnedHeads(n_means=2, **FAST), random_state=0, scaling="none", query="given"
+    ).fit(sets, y)
     assert np.isfinite(model.predict(sets)).all()
 
 
@@ -116,8 +125,12 @@ def test_weights_are_copies_for_a_law_too(task):
     counts = np.arange(80) % 2 + 1
     rows = np.repeat(np.arange(80), counts)
     law = kh.LearnedHeads(**FAST)
-    weighted = kh.AttentionRegressor(16, law=law, random_state=0).fit(sets, y, sample_weight=counts)
-    repeated = kh.AttentionRegressor(16, law=law, random_state=0).fit(sets[rows], y[rows])
+    weighted = kh.AttentionRegressor(16, law=law, random_state=0, scaling="none", query="given").fit(
+        sets, y, sample_weight=counts
+    )
+    repeated = kh.AttentionRegressor(16, law=law, random_state=0, scaling="none", query="given").fit(
+        sets[rows], y[rows]
+    )
     np.testing.assert_allclose(weighted.law_.means_, repeated.law_.means_, atol=1e-6)
 
 
@@ -144,12 +157,18 @@ def test_groups_are_held_out_whole(rng):
 def test_estimators_leave_groups_out(n_heads, task):
     sets, y = task
     groups = np.array(list("abcde"))[np.repeat([0, 1, 2, 3, 4, 2], [20, 20, 17, 2, 20, 1])]  # sizes differ
-    model = kh.AttentionRegressor(n_heads, alpha=[0.01, 1.0], random_state=0).fit(sets, y, groups=groups)
-    plain = kh.AttentionRegressor(n_heads, alpha=model.alpha_, random_state=0).fit(sets, y)
+    model = kh.AttentionRegressor(
+        n_heads, alpha=[0.01, 1.0], random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"
+    ).fit(sets, y, groups=groups)
+    plain = kh.AttentionRegressor(
+        n_heads, alpha=model.alpha_, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"
+    ).fit(sets, y)
     np.testing.assert_allclose(model.predict(sets), plain.predict(sets), atol=1e-8)
     for group in "abcde":
         others = groups != group
-        refit = kh.AttentionRegressor(n_heads, alpha=model.alpha_, random_state=0).fit(sets[others], y[others])
+        refit = kh.AttentionRegressor(
+            n_heads, alpha=model.alpha_, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"
+        ).fit(sets[others], y[others])
         np.testing.assert_allclose(model.loo_predictions_[~others], refit.predict(sets[~others]), atol=1e-8)
     np.testing.assert_allclose(model.loo_error_, np.mean((y - model.loo_predictions_) ** 2))
     assert model.alpha_ == model.alphas_[np.argmin(model.loo_errors_)]
@@ -164,7 +183,12 @@ def test_scales_of_coordinates(rng):
     options = {"steps": 20, "scale": 0.5, "n_heads": 64}
     fits = {
         covariance: kh.AttentionRegressor(
-            100, kh.LearnedHeads(covariance=covariance, **options), activation="softmax", random_state=0
+            100,
+            kh.LearnedHeads(covariance=covariance, **options),
+            activation="softmax",
+            random_state=0,
+            scaling="none",
+            query="given",
         ).fit(sets[:300], y[:300])
         for covariance in ("none", "diagonal")
     }
@@ -177,11 +201,15 @@ def test_scales_of_coordinates(rng):
     measured = heads.std(axis=0) / (law.scale * np.outer(law.query_scales_, law.key_scales_))
     np.testing.assert_allclose(measured, 1.0, rtol=0.1)
     with pytest.raises(ValueError, match="infinitely many heads need noise of one scale"):
-        kh.AttentionRegressor(math.inf, kh.LearnedHeads(covariance="diagonal")).fit(sets, y)
-    infinite = kh.AttentionRegressor(math.inf, kh.LearnedHeads(steps=5), random_state=0).fit(sets[:100], y[:100])
+        kh.AttentionRegressor(math.inf, kh.LearnedHeads(covariance="diagonal"), scaling="none", query="given").fit(
+            sets, y
+        )
+    infinite = kh.AttentionRegressor(
+        math.inf, kh.LearnedHeads(steps=5), random_state=0, scaling="none", query="given"
+    ).fit(sets[:100], y[:100])
     assert infinite.law_.query_scales_ is None, "auto"
     with pytest.raises(ValueError, match="noise of one scale"):
-        kh.AttentionRegressor(math.inf, law).fit(sets, y)
+        kh.AttentionRegressor(math.inf, law, scaling="none", query="given").fit(sets, y)
 
 
 def test_weights_of_zero_and_wrong_groups(task):
@@ -189,13 +217,21 @@ def test_weights_of_zero_and_wrong_groups(task):
     groups = np.arange(80) // 4
     weights = (np.arange(80) >= 8).astype(float)
     law = kh.LearnedHeads(**FAST)
-    found = kh.AttentionRegressor(16, law, random_state=0).fit(sets, y, weights, groups=groups)
-    expected = kh.AttentionRegressor(16, law, random_state=0).fit(sets[8:], y[8:], groups=groups[8:])
+    found = kh.AttentionRegressor(16, law, random_state=0, scaling="none", query="given").fit(
+        sets, y, weights, groups=groups
+    )
+    expected = kh.AttentionRegressor(16, law, random_state=0, scaling="none", query="given").fit(
+        sets[8:], y[8:], groups=groups[8:]
+    )
     np.testing.assert_allclose(found.predict(sets), expected.predict(sets), atol=1e-7)
     with pytest.raises(ValueError, match="at least two groups"):
-        kh.AttentionRegressor(16).fit(sets, y, groups=np.zeros(80))
+        kh.AttentionRegressor(16, law=kh.GaussianHeads(), scaling="none", query="given").fit(
+            sets, y, groups=np.zeros(80)
+        )
     with pytest.raises(ValueError, match="`groups` must have one entry per set"):
-        kh.AttentionRegressor(16).fit(sets, y, groups=np.arange(3))
+        kh.AttentionRegressor(16, law=kh.GaussianHeads(), scaling="none", query="given").fit(
+            sets, y, groups=np.arange(3)
+        )
 
 
 def test_siblings_do_not_fool_the_penalty(rng):
@@ -204,8 +240,12 @@ def test_siblings_do_not_fool_the_penalty(rng):
     groups = np.repeat(np.arange(40), 4)
     sets = kh.SetBatch((families[groups] + 0.01 * rng.normal(size=(160, 3)))[:, None, :])
     y = rng.normal(size=40)[groups]  # a family's own number: nothing to learn
-    plain = kh.AttentionRegressor(50, random_state=0).fit(sets, y)
-    grouped = kh.AttentionRegressor(50, random_state=0).fit(sets, y, groups=groups)
+    plain = kh.AttentionRegressor(50, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given").fit(
+        sets, y
+    )
+    grouped = kh.AttentionRegressor(50, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given").fit(
+        sets, y, groups=groups
+    )
     assert plain.loo_error_ < 0.5 * y.var()
     assert grouped.loo_error_ > 0.8 * y.var()
     assert grouped.alpha_ > plain.alpha_

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from keyhole.ball.losses import LOSSES, monotone_roots, weighted_quantile
+from keyhole.ball.losses import LOSSES, ScalarLoss, Smoothed, monotone_roots, weighted_quantile
 
 
 def column(*numbers):
@@ -95,3 +95,51 @@ def test_monotone_roots_where_newton_fails():
 
     roots = monotone_roots(slopes, np.array([0.0, 1e6, 0.0]), 1e-15)
     np.testing.assert_allclose(roots, [5.0, 2.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("name", "y", "edge", "outward"),
+    [
+        ("absolute", [3.0], [1.0], [1.0]),
+        ("absolute", [3.0], [-1.0], [-1.0]),
+        ("huber", [3.0], [1.0], [1.0]),
+        ("huber", [3.0], [-1.0], [-1.0]),
+        ("hinge", [1.0], [0.0], [1.0]),
+        ("hinge", [1.0], [-1.0], [-1.0]),
+        ("logistic", [1.0], [0.0], [1.0]),
+        ("logistic", [1.0], [-1.0], [-1.0]),
+        ("logistic", [-1.0], [1.0], [1.0]),
+        ("multinomial", [1.0, 0.0], [0.0, 0.0], [1.0, -1.0]),
+        ("multinomial", [1.0, 0.0], [-1.0, 1.0], [-1.0, 1.0]),
+        ("multinomial", [0.5, 0.5], [0.0, 0.0], [1.0, 1.0]),
+        ("multinomial", [0.5, 0.5], [0.0, 0.0], [-1.0, -1.0]),
+    ],
+)
+def test_a_conjugate_is_infinite_outside_its_domain_but_not_for_rounding(name, y, edge, outward):
+    """At the edge it is continuous from within; 1e-12 beyond is rounding, more is not."""
+    loss, y, edge, outward = LOSSES[name], np.array([y]), np.array([edge]), np.array([outward])
+    at = {step: float(loss.conjugate(y, edge + step * outward)[0]) for step in (-1e-9, 0.0, 5e-13, 5e-12)}
+    assert at[0.0] == pytest.approx(at[-1e-9] if name != "multinomial" or y.max() == 1.0 else -math.log(2), abs=1e-6)
+    assert at[5e-13] == pytest.approx(at[0.0], abs=1e-9)
+    assert at[5e-12] == math.inf
+
+
+def test_the_conjugate_of_one_output_outside_is_that_of_all():
+    y, dual = np.array([[0.0, 0.0], [0.0, 0.0]]), np.array([[0.5, 2.0], [0.5, 0.5]])
+    for name in ("absolute", "huber"):
+        found = LOSSES[name].conjugate(y, dual)
+        assert found[0] == math.inf
+        assert found[1] == pytest.approx(0.25 if name == "huber" else 0.0)
+
+
+def test_means_of_derivatives_are_those_of_the_derivatives(rng):
+    """What is found once for both, against the two by themselves; and the second by differences of the first."""
+    y, z, weights = rng.choice([-1.0, 1.0], (30, 2)), 2 * rng.standard_normal((30, 2)), rng.dirichlet(np.ones(30))
+    losses = [loss for loss in LOSSES.values() if isinstance(loss, ScalarLoss)]
+    losses += [Smoothed(LOSSES[name], y, 0.7, np.full((30, 2), 0.1) * -y) for name in ("absolute", "hinge")]
+    for loss in losses:
+        first, second = loss.mean_derivatives(y, z, weights)
+        assert first == pytest.approx(weights @ loss.gradient(y, z), abs=1e-15)
+        assert second == pytest.approx(weights @ loss.curvature(y, z), abs=1e-15)
+        rise = loss.mean_derivatives(y, z + 1e-6, weights)[0] - loss.mean_derivatives(y, z - 1e-6, weights)[0]
+        assert second == pytest.approx(rise / 2e-6, abs=1e-6)

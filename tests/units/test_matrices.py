@@ -35,6 +35,13 @@ def test_an_indefinite_matrix_has_no_factor(sizes, positive):
     assert not matrices.factorise_lower(np.asfortranarray(positive))
 
 
+@pytest.mark.parametrize("place", [0, 9, 16])
+def test_a_matrix_that_has_overflowed_has_no_factor(sizes, positive, place):
+    """LAPACK takes the root of infinity for a pivot like any other."""
+    positive[place, place] = np.inf
+    assert not matrices.factorise_lower(np.asfortranarray(positive))
+
+
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_tiles_add_up_to_the_whole(dtype, order, rng, monkeypatch):

@@ -84,7 +84,9 @@ def test_regressors_are_the_same_to_the_last_bit(law, heads, rng, tmp_path):
     if heads == math.inf and law == "product":
         pytest.skip("no kernel in closed form")
     train, test = sets_of(rng, 60), sets_of(rng)
-    model = kh.AttentionRegressor(heads, law=LAWS[law], random_state=3).fit(train, rng.normal(size=(60, 2)))
+    model = kh.AttentionRegressor(heads, law=LAWS[law], random_state=3, scaling="none", query="given").fit(
+        train, rng.normal(size=(60, 2))
+    )
     loaded = assert_same(model, tmp_path / "m", test)
     assert loaded.get_params().keys() == model.get_params().keys()
     assert loaded.law == LAWS[law]
@@ -95,7 +97,9 @@ def test_scales_of_coordinates_are_kept(rng, tmp_path):
     width = train.dim + 1
     scales = {"query_scales_": rng.uniform(0.5, 2.0, width), "key_scales_": rng.uniform(0.5, 2.0, width)}
     law = FittedHeads(rng.normal(size=(2, width, width)), 0.3, **scales)
-    model = kh.AttentionRegressor(7, law=law, random_state=3).fit(train, rng.normal(size=60))
+    model = kh.AttentionRegressor(7, law=law, random_state=3, scaling="none", query="given").fit(
+        train, rng.normal(size=60)
+    )
     loaded = assert_same(model, tmp_path / "m", test)
     np.testing.assert_array_equal(loaded.law_.key_scales_, law.key_scales_)
     for wrong in ({"key_scales_": None}, {"query_scales_": np.zeros(width)}, {"key_scales_": np.full(width, np.nan)}):
@@ -112,7 +116,9 @@ def test_scales_of_coordinates_are_kept(rng, tmp_path):
 def test_classifiers_keep_their_labels(labels, heads, rng, tmp_path):
     train, test = sets_of(rng, query=False), sets_of(rng, query=False)
     y = labels[np.arange(40) % len(labels)]
-    model = kh.AttentionClassifier(heads, random_state=0).fit(train, y)
+    model = kh.AttentionClassifier(heads, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given").fit(
+        train, y
+    )
     loaded = assert_same(model, tmp_path / "m", test)
     assert loaded.classes_.dtype == labels.dtype
     assert loaded.temperature_ == model.temperature_
@@ -123,7 +129,9 @@ def test_classifiers_keep_their_labels(labels, heads, rng, tmp_path):
 def test_token_rules_travel_with_the_model(scaling, query, pooling, rng, tmp_path):
     train, y = sets_of(rng, query=False), rng.normal(size=40)
     for heads in (6, math.inf):
-        model = kh.AttentionRegressor(heads, scaling=scaling, query=query, pooling=pooling, random_state=0)
+        model = kh.AttentionRegressor(
+            heads, scaling=scaling, query=query, pooling=pooling, random_state=0, law=kh.GaussianHeads()
+        )
         assert_same(model.fit(train, y), tmp_path / f"{heads}", sets_of(rng, query=False))
 
 
@@ -131,7 +139,9 @@ def test_groups_and_single_precision(rng, tmp_path):
     sets = sets_of(rng, 40, dtype=np.float32)
     groups = SetGroups(sets, [1, 3] * 10)
     for heads in (6, math.inf):
-        model = kh.AttentionRegressor(heads, dtype="float32", pooling="sum", random_state=0)
+        model = kh.AttentionRegressor(
+            heads, dtype="float32", pooling="sum", random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"
+        )
         assert_same(model.fit(groups, rng.normal(size=20)), tmp_path / f"{heads}", groups)
 
 
@@ -151,7 +161,9 @@ def test_norm_balls_and_features(law, rng, tmp_path):
 
 @pytest.fixture
 def saved(rng, tmp_path):
-    model = kh.AttentionClassifier(4, random_state=0).fit(sets_of(rng), np.array(["a", "b"])[np.arange(40) % 2])
+    model = kh.AttentionClassifier(4, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given").fit(
+        sets_of(rng), np.array(["a", "b"])[np.arange(40) % 2]
+    )
     kh.save(model, tmp_path / "model", schema=Schema(DIM, True, ("x", "y", "z"), "label", (("set", "id"),)))
     return tmp_path / "model"
 
@@ -427,13 +439,23 @@ def model_of(kind, rng):
     ball = {"group_radius": 5.0, "ball_radius": 2.0, "tol": 0.1, "random_state": 0}
     if kind == "groups":
         groups = SetGroups(sets, [1, 3, 2] * 2)
-        return kh.AttentionRegressor(math.inf, pooling="sum", random_state=0).fit(groups, y[:6]), groups
+        return kh.AttentionRegressor(
+            math.inf, pooling="sum", random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"
+        ).fit(groups, y[:6]), groups
     model = {
-        "finite": lambda: kh.AttentionRegressor(3, scaling="standard", random_state=0).fit(sets, y[:, None]),
-        "kernel": lambda: kh.AttentionClassifier(math.inf, query="each", random_state=0).fit(sets, words),
-        "learned": lambda: kh.AttentionClassifier(3, law=LAWS["chosen"], random_state=0).fit(sets, words != "a"),
+        "finite": lambda: kh.AttentionRegressor(
+            3, scaling="standard", random_state=0, law=kh.GaussianHeads(), query="given"
+        ).fit(sets, y[:, None]),
+        "kernel": lambda: kh.AttentionClassifier(
+            math.inf, query="each", random_state=0, law=kh.GaussianHeads(), scaling="none"
+        ).fit(sets, words),
+        "learned": lambda: kh.AttentionClassifier(
+            3, law=LAWS["chosen"], random_state=0, scaling="none", query="given"
+        ).fit(sets, words != "a"),
         "ball": lambda: kh.NormBallClassifier(3, **ball).fit(sets, words),
-        "streamed": lambda: kh.AttentionClassifier(3, random_state=0).partial_fit(sets, words, classes=["a", "b", "c"]),
+        "streamed": lambda: kh.AttentionClassifier(
+            3, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"
+        ).partial_fit(sets, words, classes=["a", "b", "c"]),
         "features": lambda: kh.AttentionFeatures(3, law=LAWS["array"], random_state=0).fit(sets),
     }[kind]()
     return model, sets
@@ -519,7 +541,9 @@ def test_a_streamed_model_goes_on_after_loading_where_it_was(kind, first, rng, t
 
 def test_the_lean_file_predicts_and_refuses_to_go_on(rng, tmp_path):
     sets, y, _ = parts_of(rng)
-    model = kh.AttentionRegressor(8, random_state=0).partial_fit(sets, y)
+    model = kh.AttentionRegressor(8, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given").partial_fit(
+        sets, y
+    )
     kh.save(model, tmp_path / "all")
     kh.save(model, tmp_path / "lean", keep="predict")
     lean = kh.load(tmp_path / "lean")
@@ -529,7 +553,9 @@ def test_the_lean_file_predicts_and_refuses_to_go_on(rng, tmp_path):
         lean.partial_fit(sets, y)
     assert lean.n_samples_seen_ == 60
     assert lean.fit_batches([(sets, y)]).n_samples_seen_ == 60  # a new start is no continuation
-    fitted = kh.AttentionRegressor(3, random_state=0).fit(sets, y)
+    fitted = kh.AttentionRegressor(3, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given").fit(
+        sets, y
+    )
     kh.save(fitted, tmp_path / "fitted", keep="predict")
     assert not hasattr(kh.load(tmp_path / "fitted"), "loo_predictions_")
     with pytest.raises(ValueError, match="`keep` must be one of 'all', 'predict': got 'some'"):
@@ -537,7 +563,9 @@ def test_the_lean_file_predicts_and_refuses_to_go_on(rng, tmp_path):
 
 
 def test_what_could_not_be_loaded_is_not_saved(rng, tmp_path):
-    model = kh.AttentionClassifier(4, random_state=0).fit(sets_of(rng), np.arange(40) % 2)
+    model = kh.AttentionClassifier(4, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given").fit(
+        sets_of(rng), np.arange(40) % 2
+    )
     model.temperature_ = math.nan
     with pytest.raises(ValueError, match=r"saved only if it can be loaded.*temperature_"):
         kh.save(model, tmp_path / "m")
@@ -577,7 +605,10 @@ KEPT = ("stream", "with", "kept", "with")
 def test_every_sum_is_checked_at_load(where, junk, rng, tmp_path):
     sets, y, _ = parts_of(rng)
     kh.save(
-        kh.AttentionClassifier(4, random_state=0).partial_fit(sets, y > 0, classes=[False, True]), tmp_path / "model"
+        kh.AttentionClassifier(4, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given").partial_fit(
+            sets, y > 0, classes=[False, True]
+        ),
+        tmp_path / "model",
     )
 
     def change(document, arrays):

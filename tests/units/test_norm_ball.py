@@ -10,8 +10,10 @@ import pytest
 
 from keyhole.ball import central_path
 from keyhole.ball.design import DenseDesign, StreamedDesign
+from keyhole.ball.losses import LOSSES as LOSS
 from keyhole.ball.norm_ball import fit_norm_ball
-from keyhole.ball.solver import SolverWarning
+from keyhole.ball.projection import NormBall
+from keyhole.ball.solver import BallRisk, SolverWarning, certify
 
 LOSSES = ("absolute", "huber", "squared", "logistic", "hinge", "multinomial")
 N_PROBLEMS = 20
@@ -227,6 +229,54 @@ def test_every_kind_of_design_gives_the_same_solution(rng):
     assert max(calls) <= 30
 
 
+def test_products_of_a_streamed_design_are_those_of_its_columns(rng):
+    """Also with groups that are zero in part, or altogether; in blocks of one group, of two and of all."""
+    array, values = rng.standard_normal((7, 12)).astype(np.float32), rng.standard_normal((12, 2))
+    values[3:6], values[6], values[9:11] = 0.0, 0.0, 0.0
+    residuals = rng.standard_normal((7, 2))
+
+    def columns(groups):
+        return array.reshape(7, 4, 3)[:, groups].reshape(7, -1)
+
+    exact = array.astype(np.float64)
+    for groups_per_block in (1, 2, 4):
+        streamed = StreamedDesign(columns, 7, 4, 3, memory_budget=8 * 7 * 3 * groups_per_block)
+        for outputs in (1, 2):
+            product = streamed.matvec(values[:, :outputs])
+            np.testing.assert_allclose(product, exact @ values[:, :outputs], rtol=1e-12, atol=1e-14)
+            product = streamed.rmatvec(residuals[:, :outputs])
+            np.testing.assert_allclose(product, exact.T @ residuals[:, :outputs], rtol=1e-12, atol=1e-14)
+    dense = DenseDesign(array, 3, memory_budget=8 * 12 * 2)
+    np.testing.assert_allclose(dense.matvec(values), exact @ values, rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(dense.rmatvec(residuals), exact.T @ residuals, rtol=1e-12, atol=1e-14)
+    np.testing.assert_array_equal(dense.take(np.array([2, 0])), array[:, [6, 7, 8, 0, 1, 2]])
+
+
+@pytest.mark.parametrize("fit_intercept", [True, False])
+def test_a_certificate_leaves_room_for_the_rounding_of_what_it_subtracts(rng, fit_intercept):
+    """64 units of all that is added: loss, bound, and the products a(Φv + b) and a·y that cancel between them."""
+    design, weights = rng.standard_normal((6, 4)), rng.dirichlet(np.ones(6))
+    targets = 100.0 + rng.standard_normal((6, 2))
+    problem = BallRisk(targets, weights, LOSS["squared"], NormBall(1.0, 0.8), 2, fit_intercept)
+    values, dual = 0.1 * rng.standard_normal((4, 2)), rng.standard_normal((6, 2))
+    found = certify(problem, DenseDesign(design, 2), values, dual, np.zeros(2))
+    b = weights @ (targets - design @ values) if fit_intercept else np.zeros(2)
+    z = design @ values + b
+    a = problem.feasible(dual)
+    weighted = weights[:, None] * a
+    objective = 0.5 * weights @ np.square(z - targets).sum(axis=1)
+    scores = np.linalg.norm((design.T @ weighted).reshape(2, 4), axis=1)
+    bound = -weights @ (a * (targets + 0.5 * a)).sum(axis=1) - problem.ball.support(scores)[0]
+    size = abs(objective) + abs(bound) + np.abs(weighted * z).sum() + np.abs(weighted * targets).sum()
+    assert found.objective == pytest.approx(objective, rel=1e-14)
+    np.testing.assert_allclose(found.scores, scores)
+    np.testing.assert_allclose(found.intercept, b)
+    room = bound - found.lower_bound
+    imbalance = 2 * np.abs(weighted.sum(axis=0) * b).sum()
+    assert room == pytest.approx(64 * np.finfo(float).eps * size + imbalance, rel=0.1)
+    assert found.gap == found.objective - found.lower_bound
+
+
 def test_memory_stays_within_its_budget(rng):
     """A budget too small for the working set falls back on the streamed design, block by block."""
     design, targets, _ = random_problem(rng, "huber", n=50, n_groups=40)
@@ -333,6 +383,7 @@ GOOD = {"group_size": 2, "group_radius": 1.0}
         ({"group_size": 3}, r"whole groups of 3 columns: got shape \(4, 8\)"),
         ({"loss": "cubic"}, r"`loss` must be one of 'absolute', 'huber', .*: got 'cubic'"),
         ({"sample_weight": np.zeros(4)}, r"not all zero: the smallest is 0 and they sum to 0"),
+        ({"sample_weight": np.array([1.0, 1.0, -0.5, 1.0])}, r"nonnegative and not all zero: the smallest is -0.5 and"),
         ({"sample_weight": np.ones(3)}, r"`sample_weight` must have shape \(4,\)"),
         ({"start": np.zeros((2, 2))}, r"`start` must have the shape of the values, \(4, 2\): got \(2, 2\)"),
         ({"tol": 0.0}, r"`tol` must be larger than 0"),

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keyhole.theory.notation import HIGHEST, LONGEST, NotationError, parse_target
+from keyhole.theory import notation
+from keyhole.theory.notation import DEEPEST, HIGHEST, LONGEST, NotationError, parse_target
 from keyhole.theory.targets import Correlation, QueryPower, RotatedCorrelation, TokenPower, sphere_sets
 
 DIM = 4
@@ -68,7 +69,7 @@ def test_examples_can_be_read(text):
         ("rotated(0.5, 1.5)", 14, "whole number"),
         ("1e999 * token", 1, "too large"),
         ("1e300 * 1e300", 7, "too large"),
-        ("(1 + token + query + corr)^64", 27, "terms"),
+        ("(1 + token + query + corr)^64", 27, "more than 500 terms"),
         ("token^60 * token^60", 10, "degree above"),
         ("(" * 60 + "corr" + ")" * 60, 41, "brackets within brackets"),
         ("1+" * 600, 1001, "characters"),
@@ -86,6 +87,36 @@ def test_a_slip_is_shown_where_it_is(text, character, words):
     assert caret.strip() == "^"
     if character <= len(text) and character < 60:
         assert line[caret.index("^")] == text[character - 1]
+
+
+@pytest.mark.parametrize(
+    ("within", "beyond"),
+    [
+        (f"corr^{HIGHEST}", f"corr^{HIGHEST + 1}"),
+        (f"corr^{HIGHEST - 1} * corr", f"corr^{HIGHEST} * corr"),
+        ("(" * DEEPEST + "corr" + ")" * DEEPEST, "(" * (DEEPEST + 1) + "corr" + ")" * (DEEPEST + 1)),
+        ("+".join(["(corr)"] * (2 * DEEPEST)), "+".join(["((corr)"] * (DEEPEST + 1))),
+        ("corr".ljust(LONGEST), "corr".ljust(LONGEST + 1)),
+        ("rotated(0.5, 123456789012345678)", "rotated(0.5, 1234567890123456789)"),
+        ("(1 + token)^41", "(1 + token)^42"),
+        ("(1 + token)^19 * (1 + token)^20", "(1 + token)^20 * (1 + token)^21"),  # 420 products, 462
+    ],
+)
+def test_limits_are_where_they_are_said_to_be(within, beyond, monkeypatch):
+    monkeypatch.setattr(notation, "MOST_TERMS", 42)
+    assert parse_target(within, DIM).target.terms
+    with pytest.raises(NotationError):
+        parse_target(beyond, DIM)
+
+
+def test_a_message_shows_what_stands_around_the_slip():
+    text = "corr + " * 20 + "oops" + " + corr" * 10
+    with pytest.raises(NotationError) as caught:
+        parse_target(text, DIM)
+    line, caret = str(caught.value).splitlines()[1:3]
+    assert caught.value.position == 140
+    assert line == "    " + text[80:160]
+    assert caret == " " * 64 + "^"
 
 
 def test_a_rotation_of_a_huge_dimension_is_refused():

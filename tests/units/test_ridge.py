@@ -9,7 +9,7 @@ from ridges import design_path, gram_fixed, gram_path
 from keyhole.ridge import gram as tridiagonal
 from keyhole.ridge.design import ridge_rows
 from keyhole.ridge.matrices import add_outer, mirror_lower
-from keyhole.ridge.problem import RidgeProblem, choose, default_alphas, numerical_floor
+from keyhole.ridge.problem import RidgeProblem, check_weights, choose, default_alphas, numerical_floor
 
 
 @pytest.fixture
@@ -74,6 +74,15 @@ class TestRefusals:
             gram_path(gram, y, [1.0], weights=weights)
         with pytest.raises(ValueError, match="must be positive"):
             design_path(design, y, [1.0], weights=-weights)
+
+    def test_weights_must_be_one_per_sample(self, y):
+        with pytest.raises(ValueError, match=r"one entry per sample: got shape \(29,\) for 30 samples"):
+            check_weights(np.ones(29), 30)
+        with pytest.raises(ValueError, match="`weights` must be finite"):
+            RidgeProblem.of(y, [1.0], weights=np.full(30, np.nan))
+        wrong = np.where(np.arange(30) == 2, -1.0, 1.0)
+        with pytest.raises(ValueError, match="`weights` must be positive: got -1 for sample 2"):
+            RidgeProblem.of(y, [1.0], weights=wrong, groups=np.arange(30))
 
     def test_blocks_must_fit(self, design, y):
         with pytest.raises(ValueError, match="one row per output: got 20 rows for 30 outputs"):

@@ -294,13 +294,10 @@ def test_keys_of_the_wrong_type_are_named(keys, message):
 @pytest.mark.parametrize(
     ("query", "message"),
     [
-        (
-            np.ones((3, 3)),
-            r"must share their last axis .*: got query \(3, 3\) and keys of dimension 4. If only one",
-        ),
+        (np.ones((3, 0)), r"`query` must have shape \(n, d_q\), one query per set: got shape \(3, 0\)"),
         (np.ones((2, 4)), "`query` must have one row per set: got 2 rows for 3 sets"),
-        (np.ones(4), r"`query` must have shape \(n, d\), one query per set: got shape \(4,\) for 3 sets"),
-        (np.ones((3, 1, 4)), r"`query` must have shape \(n, d\).*got shape \(3, 1, 4\)"),
+        (np.ones(4), r"`query` must have shape \(n, d_q\), one query per set: got shape \(4,\) for 3 sets"),
+        (np.ones((3, 1, 4)), r"`query` must have shape \(n, d_q\).*got shape \(3, 1, 4\)"),
         (np.full((3, 4), np.nan), r"`query` must be finite: found NaN .* at index \(0, 0\), 12 such"),
         (np.full((3, 4), np.inf), "`query` must be finite: found infinity"),
         (np.full((3, 4), "a"), "`query` must hold numbers: got dtype <U1"),
@@ -334,7 +331,11 @@ def test_bad_tokens_are_named(x, message):
 
 def test_a_list_of_batches_is_pointed_to_concatenate():
     batch = kh.SetBatch(np.ones((2, 3, 4)))
-    for make in (kh.SetBatch, kh.SetBatch.from_tokens, lambda X: kh.AttentionRegressor(4).fit(X, np.ones(4))):
+    for make in (
+        kh.SetBatch,
+        kh.SetBatch.from_tokens,
+        lambda X: kh.AttentionRegressor(4, law=kh.GaussianHeads(), scaling="none", query="given").fit(X, np.ones(4)),
+    ):
         with pytest.raises(TypeError, match=r"must hold arrays: \w+\[0\] is a batch. Join batches with kh.concatenate"):
             make([batch, batch])
 

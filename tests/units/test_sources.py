@@ -168,10 +168,7 @@ def test_errors_name_column_type_and_remedy(sets, path, tmp_path):
         ParquetSets(path, keys="bags")
     with pytest.raises(SchemaError, match="'y' must hold sets of keys: found type double"):
         whole(ParquetSets(path, keys="y"))
-    with pytest.raises(
-        SchemaError, match="a query has the coordinates of a key: y has 1 and keys have 3 in row group 0"
-    ):
-        whole(ParquetSets(path, query="y"))
+    assert whole(ParquetSets(path, query="y", target=()))[0].query_dim == 1, "queries may be of another dimension"
     rewrite(path, y=pa.array([None, *range(49)]))
     with pytest.raises(
         SchemaError, match=r"'y' must be known in every row: row 0 of row group 0 of sets\.parquet is empty"

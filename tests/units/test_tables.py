@@ -135,7 +135,6 @@ CSV_ERRORS = {
     "set,x,target\na,1,p\na,2,q\n": ({}, r"'target' must be the same in all rows of a set: row 1 says q"),
     "set,x,name\na,1,p\n": ({"keys": "x,name"}, r"'name' must hold numbers: it holds string"),
     "set,name\na,p\n": ({}, r"a column of numbers for the keys"),
-    "set,x,w,target\na,1,2,3\n": ({"keys": "x", "query": "w,target"}, r"2 query columns.*for 1 key columns"),
     "set,role,x\na,key,1\nb,query,1\nb,key,2\n": ({}, r"one row whose role is 'query'.*set number 0 has 0"),
     "set,role,x\na,value,1\n": ({}, r"'role' must say 'key' or 'query'"),
     "set,role,x\na,query,1\n": ({}, r"set 0 has no keys"),
@@ -163,7 +162,6 @@ LIST_ERRORS = [
     ({"keys": [[[1.0]], None]}, r"a list in every row: row 1"),
     ({"keys": [[["a"]]]}, r"lists of numbers: it holds lists of string"),
     ({"a": [[1.0, 2.0]], "b": [[1.0]]}, r"in row 0 column 'a' has 2 and 'b' has 1"),
-    ({"keys": [[[1.0]]], "query": [[1.0, 2.0]]}, r"query has 2 and keys have 1"),
     ({"keys": [[[float("nan")]]]}, r"'keys\[0\]' is missing in row 0, 1 such"),
     ({"keys": [[[1.0]]], "y": [None]}, r"target column 'y'"),
 ]
@@ -185,7 +183,6 @@ def test_errors_of_npz(tmp_path):
         ({"Z": np.zeros((3, 2))}, "must hold 'X': it holds 'Z'"),
         ({"keys": np.zeros((3, 2, 1)), "y": np.zeros(2)}, "one number or text per set"),
         ({"keys": np.array([["a"]])}, "must hold numbers"),
-        ({"keys": np.zeros((3, 2, 1)), "query": np.zeros((3, 2))}, "query has 2 and keys have 1"),
     ):
         np.savez(path, **arrays)
         with pytest.raises(ValueError, match=words):

@@ -1,8 +1,11 @@
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from keyhole.attention.heads import GaussianHeads
+from keyhole.theory import complexity
 from keyhole.theory.complexity import kernel_coefficient, mlp_norm, paper_complexity, rkhs_norm, rkhs_norm_bound
 from keyhole.theory.targets import Correlation, Polynomial, QueryPower, RotatedCorrelation, TokenPower, monomial
 
@@ -73,3 +76,43 @@ def test_general_polynomials_have_norms_too(rng):
     A, b, g = rng.standard_normal((5, 5)), rng.standard_normal(5), rng.standard_normal(5)
     target = monomial(5, 1.0, [(A, 1), (None, 1)], [(b, 1)], [(g, 2)]) + Polynomial(5, Correlation(1, 5).terms)
     assert 0 < rkhs_norm(target) < rkhs_norm_bound(target)
+
+
+@pytest.fixture
+def norms_by_degree(monkeypatch):
+    """Let the norm of biased heads be any function of the degree D of its blocks."""
+
+    def pretend(norm, smallest=1.0):
+        def single_block(dim, bias, label, degree):
+            assert bias.gain == 1.0
+            return SimpleNamespace(inverse_form=lambda vectors: 4 * norm(degree))
+
+        monkeypatch.setattr(complexity, "single_block", single_block)
+        monkeypatch.setattr(complexity, "target_vectors", lambda target, degree: {(0, 0): np.zeros((1, 1))})
+        monkeypatch.setattr(complexity, "pair_eigenvalues", lambda dim, degree: smallest * np.eye(degree + 1))
+        return rkhs_norm(TokenPower(1, 4), GaussianHeads(mean=1.0, scale=1.0))  # the scale divides by 4
+
+    return pretend
+
+
+def test_a_norm_that_rises_geometrically_is_continued_to_its_limit(norms_by_degree):
+    """Two rises of which the second is at most half the first tell the limit, once it lies within a thousandth."""
+    asked = []
+
+    def norm(degree):
+        asked.append(degree)
+        return 7.0 - 0.5 * 0.25 ** (degree / 8)
+
+    assert math.isclose(norms_by_degree(norm), 7.0, rel_tol=1e-12)
+    assert asked == [8, 16, 24, 32]  # 2e-3 · 0.25/0.75 of 7 was too much at 24
+    assert norms_by_degree(lambda degree: 3.0 + 2e-5 * (degree > 8)) == 3.0 + 2e-5  # settled: no rise worth a name
+    assert math.isclose(norms_by_degree(lambda degree: 7.0 - 2e-3 * 0.5 ** (degree / 8)), 7.0, rel_tol=1e-12)
+    for slow in (lambda d: 7.0 - 0.02 * 0.6 ** (d / 8), lambda d: 7.0 + 1e-3 * d, lambda d: 7.0 - 1e-3 * d):
+        with pytest.raises(ValueError, match=r"does not settle: it is .* at degrees 8, 16, 24, 32, 40, where"):
+            norms_by_degree(slow)
+
+
+def test_degrees_beyond_floating_point_are_not_asked_for(norms_by_degree):
+    with pytest.raises(ValueError, match=r"does not settle: it is none at degrees none, where floating point ends"):
+        norms_by_degree(lambda degree: 1.0, smallest=1e-36)
+    assert norms_by_degree(lambda degree: 1.0, smallest=1.1e-36) == 1.0

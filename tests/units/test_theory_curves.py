@@ -5,6 +5,7 @@ import pytest
 
 from keyhole.theory.curves import (
     EigenProblem,
+    _crossing,
     best_ridge_curve,
     curve_from_spectrum,
     empirical_curve,
@@ -84,6 +85,28 @@ def test_least_squares_in_closed_form():
     ):
         got = float(curve_from_spectrum(one, 50 * one, one, n, 0.0, noise))
         assert got == pytest.approx(want, rel=1e-9)
+
+
+def test_least_squares_with_as_many_features_as_directions_and_with_a_direction_out_of_reach():
+    one = np.ones(1)
+    assert float(curve_from_spectrum(one, 50 * one, one, 100, 0.0, 1.0, n_features=50)) == pytest.approx(2.0)
+    # an eigenvalue 0: its power is noise to the others
+    got = curve_from_spectrum([1.0, 0.0], [50.0, 1.0], [1.0, 0.25], [75, 100], 0.0)
+    np.testing.assert_allclose(got, [0.75, 0.5])
+
+
+def test_a_handicap_begins_where_errors_cross_those_without_a_bias():
+    """Between two means by the logarithms of the errors."""
+    means = np.array([0.0, 1.0, 3.0, 4.0])
+    for errors, want in (
+        ([1.0, 0.5, 2.0, 4.0], 2.0),
+        ([2.0, 1.0, 1.5, 2 * 4**0.25], 3.0 + math.log(4 / 3) / math.log(4**0.25 / 0.75)),
+        ([1.0, 2.0, 3.0, 4.0], 0.0),
+        ([1.0, 2.0, 1.0, 4.0], 3.0),
+        ([0.0, 0.0, 1.0, 2.0], 1.0),
+    ):
+        assert _crossing(means, np.array(errors)) == pytest.approx(want)
+    assert math.isnan(_crossing(means, np.array([1.0, 2.0, 3.0, 0.9])))
 
 
 def test_infinite_data_leaves_the_approximation_error_of_the_features():

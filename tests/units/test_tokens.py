@@ -77,16 +77,22 @@ def test_weights_scale_as_copies_do(sets):
 @pytest.mark.parametrize("scaling", ["sphere", "standard"])
 @pytest.mark.parametrize("query", ["given", "mean"])
 def test_options_are_what_one_would_do_by_hand(n_heads, scaling, query, sets, y):
-    model = kh.AttentionRegressor(n_heads, scaling=scaling, query=query, alpha=0.1, random_state=0).fit(sets, y)
+    model = kh.AttentionRegressor(
+        n_heads, scaling=scaling, query=query, alpha=0.1, random_state=0, law=kh.GaussianHeads()
+    ).fit(sets, y)
     scaled = model.tokens_.apply(sets)
     if query == "mean":
         np.testing.assert_allclose(scaled.query[3], scaled[3].tokens.mean(axis=0))
-    by_hand = kh.AttentionRegressor(n_heads, alpha=0.1, random_state=0).fit(scaled, y)
+    by_hand = kh.AttentionRegressor(
+        n_heads, alpha=0.1, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"
+    ).fit(scaled, y)
     np.testing.assert_allclose(model.predict(sets), by_hand.predict(scaled), atol=1e-10)
 
 
 def test_defaults_change_nothing(sets, y):
-    model = kh.AttentionRegressor(20, random_state=0).fit(sets, y)
+    model = kh.AttentionRegressor(20, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given").fit(
+        sets, y
+    )
     assert model.tokens_.apply(sets) is sets
     assert model.scaling_errors_ == {}
     assert model.law_ == kh.GaussianHeads()
@@ -96,7 +102,9 @@ def test_sums_learn_what_grows_with_the_set(rng):
     X = kh.SetBatch([rng.normal(size=(rng.integers(1, 9), 3)) for _ in range(200)])
     y = np.add.reduceat(np.square(X.tokens).sum(axis=1), X.offsets[:-1])
     total, mean = (
-        kh.AttentionRegressor(60, pooling=how, random_state=0).fit(X[:150], y[:150]).score(X[150:], y[150:])
+        kh.AttentionRegressor(60, pooling=how, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given")
+        .fit(X[:150], y[:150])
+        .score(X[150:], y[150:])
         for how in ("sum", "mean")
     )
     assert total > 0.9 > mean
@@ -106,12 +114,19 @@ def test_sums_learn_what_grows_with_the_set(rng):
 def test_automatic_choice_takes_the_least_leave_one_out_error(n_heads, rng):
     X = kh.SetBatch([rng.normal(size=(rng.integers(1, 6), 3)) * 5 for _ in range(40)])
     y = rng.normal(size=40)
-    model = kh.AttentionRegressor(n_heads, scaling="auto", query="auto", random_state=0).fit(X, y)
-    assert len(model.scaling_errors_) == 6
+    model = kh.AttentionRegressor(n_heads, scaling="auto", query="auto", random_state=0, law=kh.GaussianHeads()).fit(
+        X, y
+    )
+    # the query is tried under the scaling that won
+    assert len(model.scaling_errors_) == 4
     assert (model.tokens_.scaling, model.tokens_.query) == min(model.scaling_errors_, key=model.scaling_errors_.get)
     assert model.loo_error_ == pytest.approx(min(model.scaling_errors_.values()))
     with_query = kh.SetBatch([X[i].tokens for i in range(40)], rng.normal(size=(40, 3)))
-    tried = kh.AttentionRegressor(20, scaling="auto", query="auto", random_state=0).fit(with_query, y).scaling_errors_
+    tried = (
+        kh.AttentionRegressor(20, scaling="auto", query="auto", random_state=0, law=kh.GaussianHeads())
+        .fit(with_query, y)
+        .scaling_errors_
+    )
     assert {query for _, query in tried} == {"given"}, "a query that was given is meant"
 
 
@@ -120,8 +135,12 @@ def test_class_weights_are_sample_weights(sets, rng):
     for class_weight, by_class in (("balanced", {"a": 2.0, "b": 2 / 3}), ({"a": 3.0, "b": 1.0}, {"a": 3.0, "b": 1.0})):
         weights = np.array([by_class[label] for label in y])
         own = rng.uniform(0.5, 1.5, size=40)
-        by_option = kh.AttentionClassifier(20, class_weight=class_weight, random_state=0).fit(sets, y, own)
-        by_weight = kh.AttentionClassifier(20, random_state=0).fit(sets, y, own * weights)
+        by_option = kh.AttentionClassifier(
+            20, class_weight=class_weight, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"
+        ).fit(sets, y, own)
+        by_weight = kh.AttentionClassifier(
+            20, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"
+        ).fit(sets, y, own * weights)
         np.testing.assert_allclose(by_option.decision_function(sets), by_weight.decision_function(sets))
 
 
@@ -131,7 +150,9 @@ def test_class_weights_are_sample_weights(sets, rng):
 def test_unknown_options_are_named(option, value, sets):
     y = np.arange(40) % 2
     with pytest.raises(ValueError, match=option):
-        kh.AttentionClassifier(8, **{option: value}).fit(sets, y)
+        kh.AttentionClassifier(
+            8, **{"law": kh.GaussianHeads(), "scaling": "none", "query": "given", **{option: value}}
+        ).fit(sets, y)
 
 
 def test_missing_tokens_are_an_error_unless_dropped():
@@ -144,11 +165,36 @@ def test_missing_tokens_are_an_error_unless_dropped():
 
 @parametrize_with_checks(
     [
-        kh.AttentionRegressor(n_heads=3, alpha=0.1, pooling="sum", scaling="standard", query="mean"),
-        kh.AttentionRegressor(n_heads=math.inf, alpha=0.1, scaling="sphere", query="each"),
-        kh.AttentionClassifier(n_heads=8, scaling="auto", query="auto"),
-        kh.AttentionClassifier(n_heads=8, law=kh.LearnedHeads(steps=2, n_heads=4)),
+        kh.AttentionRegressor(
+            n_heads=3, alpha=0.1, pooling="sum", scaling="standard", query="mean", law=kh.GaussianHeads()
+        ),
+        kh.AttentionRegressor(n_heads=math.inf, alpha=0.1, scaling="sphere", query="each", law=kh.GaussianHeads()),
+        kh.AttentionClassifier(n_heads=8, scaling="auto", query="auto", law=kh.GaussianHeads()),
+        kh.AttentionClassifier(n_heads=8, law=kh.LearnedHeads(steps=2, n_heads=4), scaling="none", query="given"),
     ]
 )
 def test_scikit_learns_own_checks(estimator, check):
     check(estimator)
+
+
+def test_windows_cover_a_series_to_its_end_and_can_be_put_together_again(rng):
+    series = [rng.normal(size=(11, 2)), rng.normal(size=(4, 2))]
+    plain = kh.tokens.windows(series, width=4, stride=3, split=False)
+    assert [len(cut) for cut in plain] == [4, 1]
+    np.testing.assert_array_equal(plain[0][-1].reshape(2, 4).T, series[0][-4:])
+    apart = kh.tokens.windows(series, width=4, stride=3)[0].reshape(-1, 2, 6)
+    shape, level, amplitude = apart[:, :, :4], apart[:, :, 4:5], apart[:, :, 5:]
+    np.testing.assert_allclose(shape * amplitude + level, plain[0].reshape(-1, 2, 4))
+    with pytest.raises(ValueError, match=r"T ≥ width = 5: series 1 has shape \(4, 2\)"):
+        kh.tokens.windows(series, width=5)
+
+
+def test_still_windows_have_no_shape():
+    np.testing.assert_array_equal(kh.tokens.windows([np.full(3, 7.0)], width=3), [[[0, 0, 0, 7, 0]]])
+
+
+def test_what_key_and_query_share_needs_one_kind(rng):
+    with pytest.raises(ValueError, match=r"set 0 has shape \(2, 3\), `query` \(1, 2\)"):
+        kh.tokens.with_shared([rng.normal(size=(2, 3))], rng.normal(size=(1, 2)))
+    with pytest.raises(ValueError, match="one row per set: got 2 rows for 1 sets"):
+        kh.tokens.with_shared([rng.normal(size=(2, 3))], rng.normal(size=(2, 3)))

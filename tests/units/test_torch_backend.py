@@ -239,12 +239,18 @@ def test_regressor_on_a_device_gives_the_same_numbers(rng, n_heads, alpha):
     weights = rng.integers(0, 3, 80).astype(float)
     weights[2:4] = 1.0
     options = {"n_heads": n_heads, "alpha": alpha, "random_state": 0, "law": kh.GaussianHeads(mean=1.0)}
-    there = kh.AttentionRegressor(**options, device="cpu").fit(sets, y, sample_weight=weights)
+    there = kh.AttentionRegressor(
+        **{"n_heads": 512, "law": kh.GaussianHeads(), "scaling": "none", "query": "given", **options}, device="cpu"
+    ).fit(sets, y, sample_weight=weights)
     if alpha == "loo":  # the grid begins at the floor of rounding, which depends on how a matrix was summed
-        own = kh.AttentionRegressor(**options).fit(sets, y, sample_weight=weights)
+        own = kh.AttentionRegressor(
+            **{"n_heads": 512, "law": kh.GaussianHeads(), "scaling": "none", "query": "given", **options}
+        ).fit(sets, y, sample_weight=weights)
         np.testing.assert_allclose(np.log(own.alphas_), np.log(there.alphas_), atol=3.0)
         options["alpha"] = there.alphas_
-    here = kh.AttentionRegressor(**options).fit(sets, y, sample_weight=weights)
+    here = kh.AttentionRegressor(
+        **{"n_heads": 512, "law": kh.GaussianHeads(), "scaling": "none", "query": "given", **options}
+    ).fit(sets, y, sample_weight=weights)
     assert math.isclose(here.alpha_, there.alpha_, rel_tol=1e-8)
     assert math.isclose(here.loo_error_, there.loo_error_, rel_tol=1e-8)
     scale = np.abs(here.predict(sets)).max()
@@ -257,12 +263,18 @@ def test_regressor_on_a_device_gives_the_same_numbers(rng, n_heads, alpha):
 def test_classifier_follows_its_tensors(rng):
     sets = kh.targets.sphere_sets(90, 5, 4, seed=0)
     label = (kh.targets.TokenPower(2, dim=4)(sets) > 0.25).astype(int)
-    here = kh.AttentionClassifier(n_heads=math.inf, alpha=0.1).fit(sets, label)
-    there = kh.AttentionClassifier(n_heads=math.inf, alpha=0.1).fit(sets.to("cpu"), label)
+    here = kh.AttentionClassifier(
+        n_heads=math.inf, alpha=0.1, law=kh.GaussianHeads(), scaling="none", query="given"
+    ).fit(sets, label)
+    there = kh.AttentionClassifier(
+        n_heads=math.inf, alpha=0.1, law=kh.GaussianHeads(), scaling="none", query="given"
+    ).fit(sets.to("cpu"), label)
     assert there.layer_.device == "cpu"
     assert np.abs(here.predict_proba(sets) - there.predict_proba(sets)).max() <= 1e-8
     tokens = torch.tensor(np.concatenate([sets.query[:, None], sets.tokens.reshape(90, 5, 4)], axis=1))
-    again = kh.AttentionClassifier(n_heads=math.inf, alpha=0.1).fit(tokens, label)
+    again = kh.AttentionClassifier(
+        n_heads=math.inf, alpha=0.1, law=kh.GaussianHeads(), scaling="none", query="given"
+    ).fit(tokens, label)
     assert np.abs(here.predict_proba(sets) - again.predict_proba(sets)).max() <= 1e-8
 
 
@@ -270,8 +282,12 @@ def test_classifier_follows_its_tensors(rng):
 def test_classifier_on_a_device_gives_the_same_labels(rng, n_heads):
     sets = kh.SetBatch(rng.normal(size=(60, 4, 3)))
     label = np.array(["a", "b", "c"])[np.arange(60) % 3]
-    here = kh.AttentionClassifier(n_heads, alpha=0.1, random_state=0).fit(sets, label)
-    there = kh.AttentionClassifier(n_heads, alpha=0.1, random_state=0, device="cpu").fit(sets, label)
+    here = kh.AttentionClassifier(
+        n_heads, alpha=0.1, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"
+    ).fit(sets, label)
+    there = kh.AttentionClassifier(
+        n_heads, alpha=0.1, random_state=0, device="cpu", law=kh.GaussianHeads(), scaling="none", query="given"
+    ).fit(sets, label)
     assert there.layer_.device == "cpu"
     np.testing.assert_allclose(there.decision_function(sets), here.decision_function(sets), rtol=0, atol=1e-9)
     np.testing.assert_allclose(there.predict_proba(sets), here.predict_proba(sets), rtol=0, atol=1e-6)
@@ -281,9 +297,13 @@ def test_classifier_on_a_device_gives_the_same_labels(rng, n_heads):
 def test_a_device_that_is_not_there_is_named():
     sets = kh.targets.sphere_sets(10, 3, 4, seed=0)
     with pytest.raises(ValueError, match="`device` must be 'cpu', 'cuda' or 'cuda:i', or None: got 'gpu'"):
-        kh.AttentionRegressor(device="gpu").fit(sets, np.arange(10.0))
+        kh.AttentionRegressor(device="gpu", n_heads=512, law=kh.GaussianHeads(), scaling="none", query="given").fit(
+            sets, np.arange(10.0)
+        )
     with pytest.raises(ValueError, match="`device` must be one that torch sees here: got 'cuda:77'"):
-        kh.AttentionRegressor(device="cuda:77").fit(sets, np.arange(10.0))
+        kh.AttentionRegressor(device="cuda:77", n_heads=512, law=kh.GaussianHeads(), scaling="none", query="given").fit(
+            sets, np.arange(10.0)
+        )
 
 
 def test_auto_is_numpy_without_a_gpu():
@@ -309,8 +329,12 @@ def test_norm_balls_and_batches_take_tensors_to_the_host(rng):
     for model, target, extra in (
         (kh.NormBallRegressor(5, group_radius=1.0, ball_radius=1.0, random_state=0), y, {}),
         (kh.NormBallClassifier(5, group_radius=1.0, ball_radius=1.0, random_state=0), label, {}),
-        (kh.AttentionRegressor(5, random_state=0), y, {}),
-        (kh.AttentionClassifier(5, random_state=0), label, {"classes": [False, True]}),
+        (kh.AttentionRegressor(5, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"), y, {}),
+        (
+            kh.AttentionClassifier(5, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"),
+            label,
+            {"classes": [False, True]},
+        ),
     ):
         fit = getattr(model, "partial_fit", model.fit)
         wanted = fit(batch, target, **extra).predict(batch)
@@ -319,9 +343,14 @@ def test_norm_balls_and_batches_take_tensors_to_the_host(rng):
         assert isinstance(found, np.ndarray)
         np.testing.assert_array_equal(found, wanted)
     alone = kh.SetGroups(moved, np.ones(30, dtype=int))
-    model = kh.AttentionRegressor(5, random_state=0).partial_fit(alone, y)
+    model = kh.AttentionRegressor(5, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given").partial_fit(
+        alone, y
+    )
     np.testing.assert_allclose(
-        model.predict(alone), kh.AttentionRegressor(5, random_state=0).partial_fit(batch, y).predict(batch)
+        model.predict(alone),
+        kh.AttentionRegressor(5, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given")
+        .partial_fit(batch, y)
+        .predict(batch),
     )
 
 

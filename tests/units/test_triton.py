@@ -11,10 +11,11 @@ torch = pytest.importorskip("torch", reason="fused kernels are tested where torc
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="fused kernels need a CUDA device")
 
 
-def draw_sets(rng, n, n_keys, dim, *, query=True, ragged=False, size=1.0):
+def draw_sets(rng, n, n_keys, dim, *, query=True, ragged=False, size=1.0, asked=None):
     lengths = rng.integers(1, 2 * n_keys, n) if ragged else np.full(n, n_keys)
     keys = [size * rng.standard_normal((k, dim)) / math.sqrt(dim) for k in lengths]
-    return kh.SetBatch(keys, rng.standard_normal((n, dim)) / math.sqrt(dim) if query else None)
+    asked = asked or dim
+    return kh.SetBatch(keys, rng.standard_normal((n, asked)) / math.sqrt(asked) if query else None)
 
 
 def kernel_error(found, expected, rows, columns):
@@ -32,6 +33,9 @@ CASES = {
     "wide": {"n": 70, "n_keys": 3, "dim": 100, "ragged": True},
     "large": {"n": 70, "n_keys": 5, "dim": 8, "size": 20.0},
     "small": {"n": 70, "n_keys": 5, "dim": 8, "size": 1e-3},
+    "narrow queries": {"n": 71, "n_keys": 5, "dim": 6, "ragged": True, "asked": 2},
+    "wide queries": {"n": 71, "n_keys": 5, "dim": 6, "ragged": True, "asked": 40},
+    "both wide": {"n": 40, "n_keys": 3, "dim": 70, "asked": 35},
 }
 
 
@@ -68,7 +72,7 @@ def test_kernel_streams_to_another_place_and_type(rng, mean, monkeypatch):
 @pytest.mark.parametrize("case", CASES)
 def test_features(rng, case):
     batch = draw_sets(rng, **CASES[case]).astype("float32")
-    heads = kh.GaussianHeads(mean=1.0).sample(37, batch.dim, 0)
+    heads = kh.GaussianHeads(mean=1.0).sample(37, batch.dim, 0, batch.query_dim)
     exact = kh.attention_features(batch.astype("float64").to("cuda"), heads)
     fused = kh.attention_features(batch.to("cuda"), heads)
     assert fused.dtype == torch.float32
@@ -104,7 +108,10 @@ def test_features_of_tokens_at_odd_addresses(rng):
 def test_regressor(rng, n_heads, dtype, tolerance):
     sets = kh.targets.sphere_sets(400, 6, 5, seed=0)
     y = kh.targets.TokenPower(2, dim=5)(sets)
-    options = {"n_heads": n_heads, "alpha": 1e-2, "random_state": 0}
+    extras = rng.standard_normal((400, 2))
+    sets, y = kh.SetBatch(sets.tokens.reshape(400, 6, 5), sets.query[:, :3], extras), y + 0.1 * extras[:, 0]
+    options = {"n_heads": n_heads, "law": kh.GaussianHeads(), "scaling": "none", "alpha": 1e-2, "random_state": 0}
+    options |= {"extras_scale": 1.0}
     here = kh.AttentionRegressor(**options).fit(sets, y)
     there = kh.AttentionRegressor(**options, device="cuda", dtype=dtype).fit(sets, y)
     assert math.isclose(here.loo_error_, there.loo_error_, rel_tol=tolerance)

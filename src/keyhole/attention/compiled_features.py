@@ -274,7 +274,7 @@ class Workspace(NamedTuple):
 
 
 def workspace(heads: np.ndarray) -> Workspace:
-    """Return a workspace for tiles of heads (T, D, D, width)."""
+    """Return a workspace for tiles of heads (T, D_q, D, width)."""
     D, width = heads.shape[2:]
     shapes = ((GROUP, D, width), (CHUNK, width), (D * width,), (width,), (width,), (width,))
     # every row starts on a cache line: width is a whole number of vectors
@@ -347,10 +347,11 @@ def _attend(keys, start, stop, slot, code, scale, work):
 
 @_compiled
 def _project(queries, first, count, heads, work):
-    """x~_0ᵀ W of ``count`` sets for one tile of heads. Queries are flat."""
-    D = heads.shape[0]
-    columns = D * heads.shape[2]
-    _multiply(queries, first * D, D, 1, heads.reshape(D, columns), work.queries.reshape(GROUP, columns), count, 0)
+    """x~_0ᵀ W of ``count`` sets for one tile of heads (D_q, D, width). Queries are flat."""
+    rows, columns = heads.shape[0], heads.shape[1] * heads.shape[2]
+    _multiply(
+        queries, first * rows, rows, 1, heads.reshape(rows, columns), work.queries.reshape(GROUP, columns), count, 0
+    )
 
 
 @_compiled
@@ -391,13 +392,13 @@ def _subtract(total, centre):
 def write_features(heads, queries, keys, offsets, sets, tiles, n_heads, code, scale, centre, out, first, row, work):
     """Write Φ for a range of sets and of tiles of heads.
 
-    heads (T, D, D, width), heads last and zeros after the last of ``n_heads``; queries flat (n · D), or one
-    shared by all sets (D); keys flat (Σ N_i · D); ``sets`` and ``tiles`` (first, last). The features of set i
+    heads (T, D_q, D, width), heads last and zeros after the last of ``n_heads``; queries flat (n · D_q), or one
+    shared by all sets (D_q); keys flat (Σ N_i · D); ``sets`` and ``tiles`` (first, last). The features of set i
     go to the flat ``out`` from ``first + i·row`` on, less ``centre`` (T, D · width), or (T, 0) for nothing. Returns
     the first set with a feature that is not finite, or −1.
     """
     D, width = heads.shape[2], heads.shape[3]
-    shared = len(queries) == D
+    shared = len(queries) == heads.shape[1]
     wrong = -1
     # sets outside, so that a row of the output is written from left to right
     for group in range(sets[0], sets[1], GROUP):
@@ -424,7 +425,7 @@ def _inner(x, y):
 @_compiled
 def add_outputs(heads, values, queries, keys, offsets, sets, code, scale, out, work):
     """Add Φ·values for a range of sets to ``out`` (n, t); values (T, t, D · width), zeros after all heads."""
-    shared = len(queries) == heads.shape[2]
+    shared = len(queries) == heads.shape[1]
     for group in range(sets[0], sets[1], GROUP):
         count = min(GROUP, sets[1] - group)
         for t in range(heads.shape[0]):

@@ -269,7 +269,7 @@ class Panel(NamedTuple):
     """What the loops need of a batch. Unit vectors hold the appended one first, then d coordinates and zeros."""
 
     unit: np.ndarray  # (t, 1 + 4⌈d/4⌉) extended keys, scaled to unit length
-    query: np.ndarray  # (n, 1 + 4⌈d/4⌉) extended queries, scaled to unit length
+    query: np.ndarray  # (n, 1 + 4⌈d_q/4⌉) extended queries, scaled to unit length
     weight: np.ndarray  # (t,) what multiplies c·m: lengths, standard deviations and 1/N
     shift: np.ndarray  # (t,) mean/std of the score; for exp, mean + std²/2
     std: np.ndarray  # (t,) standard deviation of the score
@@ -307,10 +307,10 @@ def _aligned(count):
 
 
 @njit(**OPTIONS)
-def _buffers(width, biased):
+def _buffers(width, query_width, biased):
     order, block = (0, 0) if biased is None else (ORDER, BLOCK)
-    r = _aligned(2 * width + 24 + order)
-    k = 2 * width
+    k = width + query_width
+    r = _aligned(k + 24 + order)
     return Buffers(
         r[:width], r[width:k], r[k : k + 4], r[k + 4 : k + 8], r[k + 8 : k + 12], r[k + 12 : k + 16],
         r[k + 16 : k + 20], r[k + 20 : k + 24], np.empty(WIDTH), r[k + 24 :], _aligned(block),
@@ -407,7 +407,7 @@ def _compile_with(stamp):
         None otherwise: None is a type of its own, so that the longer code for means is compiled by those who use it.
         """
         _ = stamp
-        buffers = _buffers(a.unit.shape[1], biased)
+        buffers = _buffers(a.unit.shape[1], a.query.shape[1], biased)
         power = 1 if code == RELU else 0
         for block in range(a.offsets[first], a.offsets[last], BLOCK):
             block_stop = min(block + BLOCK, a.offsets[last])

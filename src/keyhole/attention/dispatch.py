@@ -86,7 +86,7 @@ def attention_features(
     tokens, width = batch.tokens, batch.dim + 1
     out = torch.empty(len(batch), len(heads) * width, dtype=tokens.dtype, device=tokens.device)
     scale = 1.0 / math.sqrt(len(heads))
-    for part, block in heads.blocks(block_size(DRAWN_BYTES * width**2, memory_budget)):
+    for part, block in heads.blocks(block_size(DRAWN_BYTES * heads.entries, memory_budget)):
         columns = out[:, part.start * width : part.stop * width]
         sets = (tokens, batch.offsets, batch.query, as_tensor(block, tokens))
         if is_fused(tokens, activation):

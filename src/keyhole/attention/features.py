@@ -39,8 +39,8 @@ class TiledLayer:
         """Check the arguments that all attention features share."""
         batch, activation, number = batch.numpy(), check_activation(activation), check_dtype(dtype)
         tokens = narrow(batch, number)
-        # sets without a query share one, which is then projected once for a group of them
-        queries = (tokens if batch.query is not None else tokens[:1]).extended_query().reshape(-1)
+        # sets without a query share one, of one coordinate, which is then projected once for a group of them
+        queries = (tokens if batch.query is not None else tokens[:1]).seen_query().reshape(-1)
         keys = tokens.extended_keys().reshape(-1)
         # a copy, because read-only arrays are another type to compile for, and a batch read from a pickle
         # has writable ones
@@ -52,24 +52,29 @@ class TiledLayer:
         return self.batch.dim + 1
 
     @property
+    def entries(self) -> int:
+        """D_q·D, the numbers of one head: D_q = d_q + 1, or 1 without a query."""
+        return self.heads.entries
+
+    @property
     def weighting(self) -> tuple[int, float]:
         """The code of σ in the compiled loops, and M^{-1/2}, M being all heads and not those of one block."""
         return (*POINTWISE, SOFTMAX).index(self.activation), 1.0 / math.sqrt(len(self.heads))
 
     def head_blocks(
         self, memory_budget: int, bytes_per_head: int = 0, *, in_cache: bool = False
-    ) -> Iterator[tuple[slice, Float[np.ndarray, "m e e"]]]:
+    ) -> Iterator[tuple[slice, Float[np.ndarray, "m f e"]]]:
         """Cut the heads so that a block, with what it takes to draw and pack it, fits the budget."""
-        size = block_size(bytes_per_head + DRAWN_BYTES * self.width**2, memory_budget)
+        size = block_size(bytes_per_head + DRAWN_BYTES * self.entries, memory_budget)
         if in_cache:
-            size = min(size, block_size(self.width**2 * self.dtype.itemsize, _CACHE))
+            size = min(size, block_size(self.entries * self.dtype.itemsize, _CACHE))
         return self.heads.blocks(size)
 
     def write(
         self,
         out: Float[np.ndarray, "n p"],
         column: int,
-        block: Float[np.ndarray, "m e e"],
+        block: Float[np.ndarray, "m f e"],
         rows: slice,
         centre: Float[np.ndarray, "m e"] | None = None,
     ) -> None:
@@ -105,7 +110,7 @@ class TiledLayer:
     def add_outputs(
         self,
         out: Float[np.ndarray, "n t"],
-        block: Float[np.ndarray, "m e e"],
+        block: Float[np.ndarray, "m f e"],
         values: Float[np.ndarray, "m e t"],
     ) -> None:
         """Add the outputs of a block of heads to ``out``."""
@@ -125,7 +130,7 @@ class TiledLayer:
 
     def overflow(self, i: int) -> ValueError:
         """Return the error that says that set ``i`` has features that are not finite."""
-        query = self.batch[i].extended_query().astype(np.float64)
+        query = self.batch[i].seen_query().astype(np.float64)
         keys = self.batch[i].extended_keys().astype(np.float64)
         with np.errstate(all="ignore"):
             peaks = [np.abs(query @ block @ keys.T).max() for _, block in self.head_blocks(MEMORY_BUDGET)]
@@ -140,19 +145,19 @@ class TiledLayer:
             f"{self.activation!r}, with scores of size up to {peak:.3g}. {remedy}."
         )
 
-    def _pack(self, block: Float[np.ndarray, "m e e"]) -> Float[np.ndarray, "tiles e e lanes"]:
+    def _pack(self, block: Float[np.ndarray, "m f e"]) -> Float[np.ndarray, "tiles f e lanes"]:
         """Tiles of heads of equal width, small enough for the cache and a whole number of vectors wide."""
         from keyhole.attention.compiled_features import VECTOR_BYTES
 
         lanes = VECTOR_BYTES // self.dtype.itemsize
-        most = lanes * min(8, max(1, _TILE // (VECTOR_BYTES * self.width**2)))
+        most = lanes * min(8, max(1, _TILE // (VECTOR_BYTES * self.entries)))
         n_tiles = -(-len(block) // most)
         return _heads_last(block, lanes * -(-len(block) // (n_tiles * lanes)), self.dtype)
 
     def _set_ranges(self, rows: slice, n_heads: int) -> list[tuple[int, int]]:
-        """Cut sets into ranges of equal work: 4MD·N_i operations for scores and values, 2MD² for a query."""
+        """Cut sets into ranges of equal work: 4MD·N_i operations for scores and values, 2MD_qD for a query."""
         offsets = self.offsets[rows.start : rows.stop + 1]
-        cost = offsets - offsets[0] + self.width / 2 * np.arange(len(offsets))
+        cost = offsets - offsets[0] + self.entries / self.width / 2 * np.arange(len(offsets))
         n_parts = min(8 * thread_count(), 1 + int(4 * n_heads * self.width * cost[-1] / _TASK))
         return _ranges(rows.start + np.searchsorted(cost, np.linspace(0, cost[-1], n_parts + 1)))
 
@@ -218,8 +223,9 @@ def attention_features(
     batch : SetBatch
         n sets of keys of dimension d. Sets without a query have the constant query x~_0 = [0; √2]. For `SetGroups`
         the features of a sample are the mean of those of its sets, by NumPy wherever they live.
-    heads : array (M, D, D) or HeadDraw
-        The frozen W_m, D = d + 1. A ``HeadDraw`` is regenerated block by block, never stored whole.
+    heads : array (M, D_q, D) or HeadDraw
+        The frozen W_m, D = d + 1 and D_q = d_q + 1, D where there is no query. A ``HeadDraw`` is regenerated block by
+        block, never stored whole.
     activation : {"relu", "linear", "square", "step", "exp", "softmax"}
         σ; "step" is 1 for positive scores.
     dtype : "float64" or "float32", optional
@@ -232,8 +238,9 @@ def attention_features(
 
     Notes
     -----
-    Cost: 2MD² + 4MD·N_i operations for a set of N_i keys, whatever the lengths of the others. The features of
-    a set are computed in the same order whatever else is in the batch: slicing it changes no bit of them.
+    Cost: 2MD_qD + 4MD·N_i operations for a set of N_i keys, whatever the lengths of the others; without a query
+    4MD·N_i, and of a ``HeadDraw`` the last rows are drawn, MD numbers (benchmarks/bench_wide.py). The features of a
+    set are computed in the same order whatever else is in the batch: slicing it changes no bit of them.
 
     Examples
     --------
@@ -245,7 +252,7 @@ def attention_features(
     (2, 40)
     """
     check_samples(batch, "batch")
-    heads = check_heads(heads, batch.dim, keep_tensor=batch.is_plain and batch.device is not None)
+    heads = heads_seen_by(batch, heads, keep_tensor=batch.is_plain and batch.device is not None)
     if not batch.is_plain:
         return _pooled_features(batch, heads, activation, dtype)
     if batch.device is not None:
@@ -258,6 +265,11 @@ def attention_features(
     for part, block in layer.head_blocks(MEMORY_BUDGET):
         layer.write(out, part.start * layer.width, block, slice(0, len(batch)))
     return out
+
+
+def heads_seen_by(batch: SampleBatch, heads: Any, *, keep_tensor: bool = False) -> HeadDraw | HeadArray:
+    """The heads, checked against the samples; of heads for samples without a query, the last rows."""
+    return check_heads(heads, batch.dim, batch.query_dim, query=batch.has_query, keep_tensor=keep_tensor)
 
 
 _TOKENS = 200_000
@@ -304,7 +316,7 @@ def feature_blocks(
     """
     # checked here and not in the generators, so that a mistake shows where it is made
     check_samples(batch, "batch")
-    heads, memory_budget = check_heads(heads, batch.dim), check_count(memory_budget, "memory_budget")
+    heads, memory_budget = heads_seen_by(batch, heads), check_count(memory_budget, "memory_budget")
     if centre is not None:
         centre = np.asarray(centre).reshape(len(heads), batch.dim + 1)
     if not batch.is_plain:
@@ -357,7 +369,7 @@ def apply_values(
     ``values`` is (M·D, t) or (M, D, t). Cost: that of the features without writing them, and 2MD·t operations per set.
     """
     check_samples(batch, "batch")
-    heads, memory_budget = check_heads(heads, batch.dim), check_count(memory_budget, "memory_budget")
+    heads, memory_budget = heads_seen_by(batch, heads), check_count(memory_budget, "memory_budget")
     table = _check_values(values, len(heads), batch.dim + 1)
     if not batch.is_plain:
         pooled = np.empty((len(batch), table.shape[2]))
@@ -413,14 +425,14 @@ DIFFERENTIABLE = ("relu", "softmax", "linear", "square", "exp")
 
 def attention_pullback(
     batch: SampleBatch,
-    heads: Float[np.ndarray, "m e e"],
+    heads: Float[np.ndarray, "m f e"],
     cotangent: Float[np.ndarray, "n p"],
     activation: str = "relu",
     *,
     n_means: int | None = None,
     memory_budget: int = MEMORY_BUDGET,
-) -> Float[np.ndarray, "k e e"]:
-    """Return the gradient (K, D, D) of Σ <cotangent, Φ> in the means U, where W_m = U_k + noise with k = m mod K.
+) -> Float[np.ndarray, "k f e"]:
+    """Return the gradient (K, D_q, D) of Σ <cotangent, Φ> in the means U, where W_m = U_k + noise with k = m mod K.
 
     With a_m = cotangent_m / √M and g_mi = <a_m, x~_i>, the gradient in the score s_mi is σ'(s_mi) g_mi / N, or
     w_mi (g_mi − Σ_j w_mj g_mj) for softmax weights w; that in W_m is Σ_i ∂s_mi x~_0 x~_iᵀ, summed over sets. K = M
@@ -428,11 +440,10 @@ def attention_pullback(
     of equal length are stacked, so nothing is padded.
     """
     check_choice(activation, "activation", DIFFERENTIABLE)
-    n_heads, width = heads.shape[:2]
-    n_means = n_heads if n_means is None else n_means
+    n_means = len(heads) if n_means is None else n_means
     if batch.is_plain:
         return _sets_pullback(batch.sets, heads, cotangent, activation, n_means, memory_budget)
-    pooled = np.zeros((n_means, width, width), heads.dtype)
+    pooled = np.zeros((n_means, *heads.shape[1:]), heads.dtype)
     for rows, written in _written_blocks(batch, cotangent.shape[1] * cotangent.itemsize):
         spread = written.spread(cotangent[rows])
         pooled += _sets_pullback(written.sets, heads, spread, activation, n_means, memory_budget)
@@ -441,14 +452,14 @@ def attention_pullback(
 
 def _sets_pullback(
     batch: SetBatch,
-    heads: Float[np.ndarray, "m e e"],
+    heads: Float[np.ndarray, "m f e"],
     cotangent: Float[np.ndarray, "n p"],
     activation: str,
     n_means: int,
     memory_budget: int,
-) -> Float[np.ndarray, "k e e"]:
-    n_heads, width = heads.shape[:2]
-    wide = np.ascontiguousarray(heads.transpose(1, 0, 2)).reshape(width, n_heads * width)
+) -> Float[np.ndarray, "k f e"]:
+    n_heads, rows_of_a_head, width = heads.shape
+    wide = np.ascontiguousarray(heads.transpose(1, 0, 2)).reshape(rows_of_a_head, n_heads * width)
     parts = list(_stacks(batch, n_heads, width, heads.itemsize, memory_budget // 16))
     keys, queries = batch.extended_keys().astype(heads.dtype), batch.extended_query().astype(heads.dtype)
     # one place for each part, summed in their order: the same bits whichever thread is done first
@@ -470,7 +481,7 @@ def _sets_pullback(
 
     run_threads(work, range(len(parts)))
     total = np.sum(totals, axis=0) / math.sqrt(n_heads)
-    return np.ascontiguousarray(total.reshape(width, n_means, width).transpose(1, 0, 2))
+    return np.ascontiguousarray(total.reshape(rows_of_a_head, n_means, width).transpose(1, 0, 2))
 
 
 def _stacks(batch: SetBatch, n_heads: int, width: int, itemsize: int, budget: int) -> Iterator[Int[np.ndarray, " b"]]:
@@ -587,7 +598,7 @@ def check_equal_lengths(batches: dict[str, SetBatch]) -> int:
 
 def flatten_sets(batch: SetBatch) -> Float[np.ndarray, "n z"]:
     """Return z = [x_0; x_1; …; x_N; 1] of every set, with zeros for x_0 where there is no query."""
-    n, dim = batch.shape
+    n, dim = len(batch), batch.query_dim
     keys = batch.tokens.reshape(n, -1)
     flat = np.ones((n, dim + keys.shape[1] + 1), batch.dtype)
     flat[:, :dim] = 0 if batch.query is None else batch.query
@@ -610,7 +621,7 @@ def _check_overflow(flat: Float[np.ndarray, "n z"], weights: Float[np.ndarray, "
 def _check_weights(weights: np.ndarray, batch: SetBatch, dtype: np.dtype[Any]) -> Float[np.ndarray, "p z"]:
     n_keys = check_equal_lengths({"batch": batch})
     weights = check_float_array(weights, "weights")
-    columns = (n_keys + 1) * batch.dim + 1
+    columns = batch.query_dim + n_keys * batch.dim + 1
     if weights.ndim != 2 or weights.shape[1] != columns or len(weights) == 0:
         raise ValueError(
             f"`weights` must have shape (p, (N+1)·d + 1) = (p, {columns}) for sets of {n_keys} keys of "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 from collections.abc import Iterator, Sequence
@@ -18,9 +19,12 @@ from keyhole._checks import check_count, check_finite, check_float_array, check_
 
 @runtime_checkable
 class HeadLaw(Protocol):
-    """A law of W: anything with this method can be passed as ``law``."""
+    """A law of W: anything with this method can be passed as ``law``.
 
-    def sample(self, n_heads: int, dim: int, seed: int, *, start: int = 0) -> Float[np.ndarray, "m e e"]:
+    For queries of another dimension than the keys it is called with ``query_dim`` as well.
+    """
+
+    def sample(self, n_heads: int, dim: int, seed: int, *, start: int = 0) -> Float[np.ndarray, "m f e"]:
         """Draw heads ``start … start + n_heads − 1`` of the infinite sequence that ``seed`` names."""
         ...
 
@@ -43,6 +47,8 @@ class _Params:
     def __repr__(self) -> str:
         shown = []
         for name, value in self.get_params().items():
+            if name == "pairs" and value is None:
+                continue
             if isinstance(value, np.ndarray):
                 value = f"array{value.shape}"
             shown.append(f"{name}={value}")
@@ -65,10 +71,13 @@ class GaussianHeads(_Params):
 
     Parameters
     ----------
-    mean : float or array (D, D)
-        A number c means c·W_0 with W_0 = [[I_d, 0], [0, 0]]; an array is the mean itself, D = d + 1.
+    mean : float or array (D_q, D)
+        A number c means c·W_0 with W_0 = [[I, 0], [0, 0]], so that coordinate i of the query meets coordinate i of the
+        key, for as many as both have; an array is the mean itself, D_q = d_q + 1 and D = d + 1.
     scale : float
         Standard deviation of the entries.
+    pairs : sequence of (query coordinate, key coordinate), optional
+        What W_0 pairs instead, for queries of another kind than the keys.
 
     Examples
     --------
@@ -77,40 +86,58 @@ class GaussianHeads(_Params):
     (4, 4, 4)
     >>> bool((law.sample(2, 3, seed=0) == law.sample(4, 3, seed=0)[:2]).all())   # draws nest
     True
+    >>> law.sample(n_heads=4, dim=3, seed=0, query_dim=6).shape                  # queries of their own kind
+    (4, 7, 4)
     """
 
-    def __init__(self, mean: Any = 0.0, scale: Any = 0.5) -> None:
+    def __init__(self, mean: Any = 0.0, scale: Any = 0.5, pairs: Any = None) -> None:
         self.mean = mean
         self.scale = scale
+        self.pairs = pairs
 
-    def sample(self, n_heads: int, dim: int, seed: int, *, start: int = 0) -> Float[np.ndarray, "m e e"]:
+    def sample(
+        self, n_heads: int, dim: int, seed: int, query_dim: int | None = None, *, start: int = 0
+    ) -> Float[np.ndarray, "m f e"]:
         """Draw heads ``start … start + n_heads − 1`` of the sequence that ``seed`` names; D = dim + 1.
 
         Returns
         -------
-        array (n_heads, D, D)
-            The same heads whatever the block size: ``sample(M, …)[a:b]`` equals ``sample(b−a, …, start=a)``.
+        array (n_heads, D_q, D)
+            D_q = query_dim + 1, D unless given. The same heads whatever the block size: ``sample(M, …)[a:b]`` equals
+            ``sample(b−a, …, start=a)``.
         """
-        mean, scale = self.moments(dim)
-        width = dim + 1
-        noise = standard_normals(n_heads, width * width, seed, start=start).reshape(n_heads, width, width)
+        mean, scale = self.moments(dim, query_dim)
+        noise = head_normals(n_heads, dim, seed, query_dim, start=start)
         noise *= scale
         if mean is not None:
             noise += mean
         return noise
 
-    def moments(self, dim: int) -> tuple[Float[np.ndarray, "e e"] | None, float]:
+    def last_rows(self, n_heads: int, dim: int, seed: int, *, start: int = 0) -> Float[np.ndarray, "m 1 e"]:
+        """The last rows of the heads of ``sample(n_heads, dim, seed)``, and nothing else drawn."""
+        mean, scale = self.moments(dim)
+        noise = head_normals(n_heads, dim, seed, start=start, last_row=True)
+        noise *= scale
+        if mean is not None:
+            noise += mean[-1:]
+        return noise
+
+    def moments(self, dim: int, query_dim: int | None = None) -> tuple[Float[np.ndarray, "f e"] | None, float]:
         """Return the mean matrix (None when it is zero) and the standard deviation of the entries, checked."""
         dim = check_count(dim, "dim")
+        asked = dim if query_dim is None else check_count(query_dim, "query_dim", minimum=0)
         scale = check_number(self.scale, "scale", minimum=0.0, exclusive=True)
         if np.ndim(self.mean) == 0:
             strength = check_number(self.mean, "mean")
-            return (None if strength == 0 else strength * identity_mean(dim)), scale
+            return (None if strength == 0 else strength * identity_mean(dim, asked, self.pairs)), scale
         mean = check_float_array(self.mean, "mean").astype(np.float64)
-        if mean.shape != (dim + 1, dim + 1):
+        if mean.shape != (asked + 1, dim + 1):
+            shape = f"(D, D) matrix with D = d + 1: got shape {mean.shape} for tokens of dimension {dim}, so D = "
+            if asked != dim:
+                shape = f"(D_q, D) matrix with D = d + 1: got shape {mean.shape} for queries of dimension {asked} and "
+                shape += f"keys of dimension {dim}, so D_q = {asked + 1} and D = "
             raise ValueError(
-                f"`mean` must be a number or a (D, D) matrix with D = d + 1: got shape {mean.shape} for tokens of "
-                f"dimension {dim}, so D = {dim + 1}. The last row and column belong to the appended one."
+                f"`mean` must be a number or a {shape}{dim + 1}. The last row and column belong to the appended one."
             )
         check_finite(mean, "mean")
         return (mean if mean.any() else None), scale
@@ -139,13 +166,17 @@ class QueryKeyHeads(_Params):
         self.rank = rank
         self.scale = scale
 
-    def sample(self, n_heads: int, dim: int, seed: int, *, start: int = 0) -> Float[np.ndarray, "m e e"]:
+    def sample(
+        self, n_heads: int, dim: int, seed: int, query_dim: int | None = None, *, start: int = 0
+    ) -> Float[np.ndarray, "m f e"]:
         """Draw heads ``start … start + n_heads − 1`` of the sequence that ``seed`` names; D = dim + 1."""
         rank = check_count(self.rank, "rank")
         scale = check_number(self.scale, "scale", minimum=0.0, exclusive=True)
         width = check_count(dim, "dim") + 1
-        factors = standard_normals(n_heads, 2 * rank * width, seed, start=start)
-        query, key = np.moveaxis(factors.reshape(n_heads, 2, rank, width), 1, 0)
+        rows = width if query_dim is None else check_count(query_dim, "query_dim", minimum=0) + 1
+        factors = standard_normals(n_heads, rank * (rows + width), seed, start=start)
+        query = factors[:, : rank * rows].reshape(n_heads, rank, rows)
+        key = factors[:, rank * rows :].reshape(n_heads, rank, width)
         heads: np.ndarray = np.matmul(query.transpose(0, 2, 1), key)
         heads *= scale / math.sqrt(rank)  # entries of QᵀK are sums of `rank` products, of variance 1 each
         return heads
@@ -156,14 +187,21 @@ DRAWN_BYTES = 40
 
 
 class HeadDraw:
-    """M heads of a law under one seed, (D, D) with D = dim + 1 each, regenerated block by block instead of stored.
+    """M heads of a law under one seed, (D_q, D) with D = dim + 1 each, regenerated block by block instead of stored.
+
+    ``query_dim``, by default ``dim``, is that of the queries, D_q = query_dim + 1.
 
     >>> draw = HeadDraw(GaussianHeads(), n_heads=1000, dim=3, seed=0)
     >>> draw.block(10, 30).shape
     (20, 4, 4)
+    >>> draw.seen_by(query=False).block(10, 30).shape
+    (20, 1, 4)
     """
 
-    def __init__(self, law: Any, n_heads: Any, dim: Any, seed: Any) -> None:
+    last_row: bool = False
+    """Whether only the last row of each head is drawn."""
+
+    def __init__(self, law: Any, n_heads: Any, dim: Any, seed: Any, query_dim: Any = None) -> None:
         if isinstance(law, type) or not isinstance(law, HeadLaw):
             raise TypeError(
                 f"`law` must be a law of heads, with a method sample(n_heads, dim, seed): got {law!r}. "
@@ -173,26 +211,49 @@ class HeadDraw:
         self.n_heads = check_count(n_heads, "n_heads")
         self.dim = check_count(dim, "dim")
         self.seed = check_seed(seed)
+        self.query_dim = self.dim if query_dim is None else check_count(query_dim, "query_dim", minimum=0)
 
     def __len__(self) -> int:
         return self.n_heads
 
-    def block(self, start: int, stop: int) -> Float[np.ndarray, "m e e"]:
+    @property
+    def entries(self) -> int:
+        """Numbers of one head that are drawn."""
+        return (1 if self.last_row else self.query_dim + 1) * (self.dim + 1)
+
+    def seen_by(self, *, query: bool) -> HeadDraw:
+        """The same heads as sets with a query see them; those without one see the last rows, and no others are drawn.
+
+        Their query is x~_0 = [0; √2].
+        """
+        if query or self.last_row:
+            return self
+        twin = copy.copy(self)
+        twin.last_row = True
+        return twin
+
+    def block(self, start: int, stop: int) -> Float[np.ndarray, "m f e"]:
         """Heads ``start … stop − 1``."""
         if not 0 <= start < stop <= self.n_heads:
             raise IndexError(
                 f"block {start}:{stop} must be a part of heads 0 … {self.n_heads - 1}, and not empty. "
                 "A longer draw with the same seed begins with the same heads."
             )
-        return self.law.sample(stop - start, self.dim, self.seed, start=start)
+        options: dict[str, Any] = {} if self.query_dim == self.dim else {"query_dim": self.query_dim}
+        rows = getattr(self.law, "last_rows", None)
+        if self.last_row and rows is not None and not options:
+            drawn: np.ndarray = rows(stop - start, self.dim, self.seed, start=start)
+            return drawn
+        heads = self.law.sample(stop - start, self.dim, self.seed, start=start, **options)
+        return heads[:, -1:] if self.last_row else heads
 
-    def blocks(self, size: int) -> Iterator[tuple[slice, Float[np.ndarray, "m e e"]]]:
+    def blocks(self, size: int) -> Iterator[tuple[slice, Float[np.ndarray, "m f e"]]]:
         """All heads, at most ``size`` at a time."""
         return ((part, self.block(part.start, part.stop)) for part in blocks(self.n_heads, size))
 
     def stored(self, memory_budget: int) -> HeadDraw:
         """The same heads, drawn once and kept if drawing them takes no more than the budget; else these."""
-        taken = DRAWN_BYTES * self.n_heads * (self.dim + 1) ** 2
+        taken = DRAWN_BYTES * self.n_heads * self.entries
         return _StoredDraw(self) if taken <= memory_budget else self
 
 
@@ -200,15 +261,22 @@ class _StoredDraw(HeadDraw):
     """Heads that are needed several times, kept."""
 
     def __init__(self, draw: HeadDraw) -> None:
-        super().__init__(draw.law, draw.n_heads, draw.dim, draw.seed)
+        super().__init__(draw.law, draw.n_heads, draw.dim, draw.seed, draw.query_dim)
+        self.last_row = draw.last_row
         self._heads = super().block(0, draw.n_heads)
 
-    def block(self, start: int, stop: int) -> Float[np.ndarray, "m e e"]:
+    def seen_by(self, *, query: bool) -> HeadDraw:
+        twin: Any = super().seen_by(query=query)
+        if twin is not self:
+            twin._heads = self._heads[:, -1:]
+        return twin
+
+    def block(self, start: int, stop: int) -> Float[np.ndarray, "m f e"]:
         return self._heads[start:stop]
 
 
 class HeadArray:
-    """Heads (M, D, D) that somebody holds, as an array or a tensor, handed out in blocks as a `HeadDraw` is."""
+    """Heads (M, D_q, D) that somebody holds, as an array or a tensor, handed out in blocks as a `HeadDraw` is."""
 
     def __init__(self, heads: Any) -> None:
         self.heads = heads
@@ -216,22 +284,42 @@ class HeadArray:
     def __len__(self) -> int:
         return len(self.heads)
 
-    def blocks(self, size: int) -> Iterator[tuple[slice, Float[Any, "m e e"]]]:
+    @property
+    def entries(self) -> int:
+        """Numbers of one head."""
+        return int(self.heads.shape[1] * self.heads.shape[2])
+
+    def seen_by(self, *, query: bool) -> HeadArray:
+        """The same heads; for sets without a query their last rows."""
+        return self if query else HeadArray(self.heads[:, -1:])
+
+    def blocks(self, size: int) -> Iterator[tuple[slice, Float[Any, "m f e"]]]:
         """All heads, at most ``size`` at a time."""
         return ((part, self.heads[part]) for part in blocks(len(self.heads), size))
 
 
-def check_heads(heads: Any, dim: int, *, keep_tensor: bool = False) -> HeadDraw | HeadArray:
-    """Return a draw, or an array (M, D, D), that fits tokens of dimension ``dim``; a tensor stays one if asked to."""
+def check_heads(
+    heads: Any, dim: int, query_dim: int | None = None, *, query: bool = True, keep_tensor: bool = False
+) -> HeadDraw | HeadArray:
+    """Return what sets see of a draw, or of an array (M, D_q, D), that fits keys of dimension ``dim``.
+
+    ``query`` says whether the sets have a query, ``query_dim`` of which dimension; a tensor stays one if asked to.
+    """
     if isinstance(heads, HeadArray):
-        return heads
+        return heads.seen_by(query=query)
+    asked = dim if query_dim is None else query_dim
     if isinstance(heads, HeadDraw):
+        if query and heads.dim == dim and heads.query_dim != asked:
+            raise ValueError(
+                f"`heads` must be drawn for the dimension of the queries: the draw is for {heads.query_dim}, the "
+                f"queries have {asked}. Draw them with HeadDraw(law, n_heads, dim={dim}, seed=…, query_dim={asked})."
+            )
         if heads.dim != dim:
             raise ValueError(
                 f"`heads` must be drawn for the dimension of the tokens: the draw is for {heads.dim}, the "
                 f"tokens have {dim}. Draw them with HeadDraw(law, n_heads, dim={dim}, seed=…)."
             )
-        return heads
+        return heads.seen_by(query=query)
     if is_tensor(heads):
         from keyhole._tensors import as_array, check_float_tensor
 
@@ -239,27 +327,49 @@ def check_heads(heads: Any, dim: int, *, keep_tensor: bool = False) -> HeadDraw 
         heads = heads if keep_tensor else as_array(heads)
     else:
         heads = check_float_array(heads, "heads")
-    if heads.ndim != 3 or tuple(heads.shape[1:]) != (dim + 1, dim + 1) or len(heads) == 0:
+    allowed = [asked + 1] if query else [asked + 1, 1]
+    if heads.ndim != 3 or heads.shape[1] not in allowed or heads.shape[2] != dim + 1 or len(heads) == 0:
+        shape, more = f"(M, D, D) with M ≥ 1 and D = d + 1 = {dim + 1} for tokens of dimension {dim}", ""
+        if asked != dim:
+            shape = f"(M, {asked + 1}, {dim + 1}) with M ≥ 1 for queries of dimension {asked} and keys of {dim}"
+            more = f", query_dim={asked}"
         raise ValueError(
-            f"`heads` must have shape (M, D, D) with M ≥ 1 and D = d + 1 = {dim + 1} for tokens of dimension "
-            f"{dim}: got shape {tuple(heads.shape)}. The last row and column belong to the appended one; "
-            f"law.sample(n_heads, dim={dim}, seed=…) draws such heads."
+            f"`heads` must have shape {shape}: got shape {tuple(heads.shape)}. The last row and column belong to the "
+            f"appended one; law.sample(n_heads, dim={dim}, seed=…{more}) draws such heads."
         )
     if not is_tensor(heads):  # to look for NaN among tensors would be to wait for the device
         check_finite(heads, "heads")
-    return HeadArray(heads)
+    return HeadArray(heads).seen_by(query=query)
 
 
-def identity_mean(dim: int) -> Float[np.ndarray, "e e"]:
-    """W_0 = [[I_d, 0], [0, 0]], for which the mean score is <x_0, x_i>.
+def identity_mean(dim: int, query_dim: int | None = None, pairs: Any = None) -> Float[np.ndarray, "f e"]:
+    """W_0 = [[I, 0], [0, 0]], for which the mean score is <x_0, x_i>, or the sum over stated pairs of coordinates.
 
     >>> identity_mean(2)
     array([[1., 0., 0.],
            [0., 1., 0.],
            [0., 0., 0.]])
+    >>> identity_mean(2, query_dim=1, pairs=[(0, 1)])
+    array([[0., 1., 0.],
+           [0., 0., 0.]])
     """
-    mean = np.eye(dim + 1)
-    mean[-1, -1] = 0.0
+    asked = dim if query_dim is None else query_dim
+    mean = np.zeros((asked + 1, dim + 1))
+    both = np.arange(min(asked, dim))
+    rows, columns = both, both
+    if pairs is not None:
+        stated = np.asarray(pairs)
+        if stated.ndim != 2 or stated.shape[1] != 2 or stated.dtype.kind not in "iu" or not len(stated):
+            raise ValueError(f"`pairs` must be (query coordinate, key coordinate) pairs of integers: got {pairs!r}.")
+        outside = (stated < 0) | (stated >= [asked, dim])
+        if outside.any():
+            wrong = tuple(stated[outside.any(axis=1)][0].tolist())
+            raise ValueError(
+                f"`pairs` must name coordinates that are there: got {wrong} for queries of dimension {asked} and keys "
+                f"of dimension {dim}. Coordinates count from 0."
+            )
+        rows, columns = stated.T
+    mean[rows, columns] = 1.0
     return mean
 
 
@@ -272,8 +382,24 @@ def sample_mlp_weights(width: int, n_keys: int, dim: int, seed: int, *, start: i
     return standard_normals(width, (n_keys + 1) * dim + 1, seed, start=start) / math.sqrt(n_keys + 2)
 
 
-def standard_normals(n_items: int, n_entries: int, seed: int, *, start: int = 0) -> Float[np.ndarray, "m z"]:
-    """Draw items ``start … start + n_items − 1`` of an infinite sequence of Gaussian vectors.
+def head_normals(
+    n_heads: int, dim: int, seed: int, query_dim: int | None = None, *, start: int = 0, last_row: bool = False
+) -> Float[np.ndarray, "m f e"]:
+    """The noise G of heads: (M, D_q, D), or the last rows of these alone."""
+    width = dim + 1
+    rows = width if query_dim is None else query_dim + 1
+    skip = (rows - 1) * width if last_row else 0
+    return standard_normals(n_heads, rows * width, seed, start=start, skip=skip).reshape(n_heads, -1, width)
+
+
+WORTH_A_JUMP = 256
+"""Entries of an item from which on it pays to jump over them rather than to draw them."""
+
+
+def standard_normals(
+    n_items: int, n_entries: int, seed: int, *, start: int = 0, skip: int = 0
+) -> Float[np.ndarray, "m z"]:
+    """Draw items ``start … start + n_items − 1`` of an infinite sequence of Gaussian vectors; ``skip`` entries are not.
 
     Item m is a function of (seed, m, n_entries) alone. The bits are Philox counters, which NumPy keeps stable
     between versions and which can start anywhere; the normal is the inverse distribution function of 52 of them.
@@ -284,7 +410,16 @@ def standard_normals(n_items: int, n_entries: int, seed: int, *, start: int = 0)
     generator = np.random.Philox(key=key)
     counters_per_item = -(-n_entries // 4)  # one counter gives four 64-bit words
     generator.advance(start * counters_per_item)
-    bits = generator.random_raw(n_items * counters_per_item * 4).reshape(n_items, -1)[:, :n_entries]
+    jumped = skip // 4 if skip >= WORTH_A_JUMP else 0
+    words = 4 * (counters_per_item - jumped)
+    if jumped:
+        bits = np.empty((n_items, words), np.uint64)
+        for item in bits:
+            generator.advance(jumped)
+            item[:] = generator.random_raw(words)
+    else:
+        bits = generator.random_raw(n_items * words).reshape(n_items, -1)
+    bits = bits[:, skip - 4 * jumped : n_entries - 4 * jumped]
     # midpoints of 2^52 cells: never 0 or 1, so never infinite
     normals: np.ndarray = ndtri(((bits >> np.uint64(12)) + 0.5) * 2.0**-52)
     return normals
@@ -305,11 +440,11 @@ class FittedHeads:
 
     Attributes
     ----------
-    means_ : array (K, D, D)
+    means_ : array (K, D_q, D)
         The means; head m has mean number m mod K.
     scale : float
         Standard deviation of the entries around them.
-    query_scales_, key_scales_ : arrays (D,) or None
+    query_scales_, key_scales_ : arrays (D_q,) and (D,), or None
         What it is multiplied by for coordinate i of the query and j of the key; None means ones.
     chosen : str
         "zero-mean", "identity" or "learned": which law the training set spoke for.
@@ -330,30 +465,40 @@ class FittedHeads:
     True
     """
 
-    means_: Float[np.ndarray, "k e e"] = field(repr=False)
+    means_: Float[np.ndarray, "k f e"] = field(repr=False)
     scale: float
     chosen: str = "learned"
     strength: float = 0.0
     steps: int = 0
     history: tuple[Step, ...] = field(default=(), repr=False)
     reason: str = field(default="", repr=False)
-    query_scales_: Float[np.ndarray, " e"] | None = field(default=None, repr=False)
+    query_scales_: Float[np.ndarray, " f"] | None = field(default=None, repr=False)
     key_scales_: Float[np.ndarray, " e"] | None = field(default=None, repr=False)
 
-    def sample(self, n_heads: int, dim: int, seed: int, *, start: int = 0) -> Float[np.ndarray, "m e e"]:
+    def sample(
+        self, n_heads: int, dim: int, seed: int, query_dim: int | None = None, *, start: int = 0
+    ) -> Float[np.ndarray, "m f e"]:
         """Draw heads ``start … start + n_heads − 1`` of the sequence that ``seed`` names; D = dim + 1."""
+        self._check_dim(dim, query_dim)
+        return self._around_means(head_normals(n_heads, dim, seed, query_dim, start=start), start)
+
+    def last_rows(self, n_heads: int, dim: int, seed: int, *, start: int = 0) -> Float[np.ndarray, "m 1 e"]:
+        """The last rows of the heads of ``sample(n_heads, dim, seed)``, and nothing else drawn."""
         self._check_dim(dim)
-        width = self.means_.shape[1]
-        heads = standard_normals(n_heads, width * width, seed, start=start).reshape(n_heads, width, width)
+        return self._around_means(head_normals(n_heads, dim, seed, start=start, last_row=True), start)
+
+    def _around_means(self, heads: Float[np.ndarray, "m g e"], start: int) -> Float[np.ndarray, "m g e"]:
+        """The last rows of heads, as many as there are of noise; which is overwritten."""
+        rows = heads.shape[1]
         heads *= self.scale
         if self.query_scales_ is not None and self.key_scales_ is not None:
-            heads *= np.outer(self.query_scales_, self.key_scales_)
-        heads += self.means_[(start + np.arange(n_heads)) % len(self.means_)]
+            heads *= np.outer(self.query_scales_[-rows:], self.key_scales_)
+        heads += self.means_[(start + np.arange(len(heads))) % len(self.means_), -rows:]
         return heads
 
-    def components(self, dim: int) -> tuple[GaussianHeads, ...]:
+    def components(self, dim: int, query_dim: int | None = None) -> tuple[GaussianHeads, ...]:
         """The K Gaussian laws that the heads are shared out among; their kernels average to that of this law."""
-        self._check_dim(dim)
+        self._check_dim(dim, query_dim)
         if self.query_scales_ is not None:
             raise ValueError(
                 "the kernel of infinitely many heads is known for noise of one scale: this law has a scale for each "
@@ -361,10 +506,12 @@ class FittedHeads:
             )
         return tuple(GaussianHeads(mean, self.scale) for mean in self.means_)
 
-    def strongest_pairs(self, names: Sequence[str], count: int = 10, *, mean: int = 0) -> list[tuple[str, str, float]]:
+    def strongest_pairs(
+        self, names: Sequence[str], count: int = 10, *, mean: int = 0, query_names: Sequence[str] | None = None
+    ) -> list[tuple[str, str, float]]:
         """The (query name, key name, entry) of one mean of largest size; ``names`` are those of the d coordinates.
 
-        The appended one is called "1".
+        The appended one is called "1". ``query_names`` are those of a query of another kind than the keys.
 
         >>> import numpy as np
         >>> law = FittedHeads(np.array([[[0.0, 2.0, 0.0], [0.0, 0.0, 0.0], [0.0, -3.0, 0.0]]]), scale=0.25)
@@ -372,17 +519,26 @@ class FittedHeads:
         [('1', 'where', -3.0), ('who', 'where', 2.0)]
         """
         matrix = self.means_[mean]
-        labels = [*names, "1"]
-        if len(labels) != len(matrix):
-            raise ValueError(f"`names` must name the {len(matrix) - 1} coordinates of a token: got {len(names)} names.")
+        labels, asked = [*names, "1"], [*(names if query_names is None else query_names), "1"]
+        for given, option, size in ((labels, "names", matrix.shape[1]), (asked, "query_names", matrix.shape[0])):
+            if len(given) != size:
+                what = "query" if option == "query_names" and query_names is not None else "token"
+                raise ValueError(
+                    f"`{option}` must name the {size - 1} coordinates of a {what}: got {len(given) - 1} names."
+                )
         order = np.argsort(-np.abs(matrix), axis=None, kind="stable")[: check_count(count, "count")]
         rows, columns = np.unravel_index(order, matrix.shape)
-        return [(labels[i], labels[j], float(matrix[i, j])) for i, j in zip(rows, columns, strict=True)]
+        return [(asked[i], labels[j], float(matrix[i, j])) for i, j in zip(rows, columns, strict=True)]
 
-    def _check_dim(self, dim: int) -> None:
-        width = self.means_.shape[1]
-        if dim + 1 != width:
+    def _check_dim(self, dim: int, query_dim: int | None = None) -> None:
+        rows, width = self.means_.shape[1:]
+        asked = dim if query_dim is None else query_dim
+        if (asked + 1, dim + 1) != (rows, width):
+            fitted = f"tokens of dimension {width - 1}"
+            if rows != width:
+                fitted = f"queries of dimension {rows - 1} and keys of dimension {width - 1}"
+            got = f"dim {dim}" if asked == dim else f"dim {dim} and query_dim {asked}"
             raise ValueError(
-                f"this law was fitted to tokens of dimension {width - 1}, and its heads are {width} × {width}: got "
-                f"dim {dim}. Fit a law to these tokens."
+                f"this law was fitted to {fitted}, and its heads are {rows} × {width}: got {got}. Fit a law to these "
+                "tokens."
             )

@@ -84,7 +84,7 @@ def attention_kernel(
     elif b is not None:
         check_samples(b, "b")
     parts = getattr(law, "components", None)
-    components = (law,) if parts is None else parts(a.dim)
+    components = (law,) if parts is None else parts(*_dims(a))
     kernel = _sets_kernel if a.is_plain and (b is None or b.is_plain) else _pooled_kernel
     total = kernel(a, b, components[0], activation, memory_budget)
     for component in components[1:]:
@@ -212,11 +212,21 @@ def tensor_kernel(a: SetBatch, law: HeadLaw | None, activation: str, dtype: str,
     return _check_overflow(attention_gram(a, None, mean, scale, activation, memory_budget, out), activation)
 
 
+def _dims(batch: SampleBatch) -> tuple[int, ...]:
+    """d, and d_q where it is another."""
+    return (batch.dim,) if batch.query_dim == batch.dim else (batch.dim, batch.query_dim)
+
+
 def _check_alike(a: SetBatch, b: SetBatch) -> None:
     if a.dim != b.dim:
         raise ValueError(
             f"`a` and `b` must share their token dimension: got {a.dim} and {b.dim}. "
             "A kernel compares sets from one space."
+        )
+    if a.query_dim != b.query_dim:
+        raise ValueError(
+            f"`a` and `b` must share the dimension of their queries: got {a.query_dim} and {b.query_dim} (that of the "
+            "keys for sets without a query). A kernel compares sets from one space."
         )
     if a.device != b.device:
         raise ValueError(
@@ -241,23 +251,24 @@ def _check_arguments(
             "form is known. Use finite heads with it: attention_features(batch, law.sample(n_heads, dim, seed)), or "
             "n_heads=512 in an estimator."
         )
-    mean, scale = law.moments(a.dim)
+    mean, scale = law.moments(*_dims(a))
     return code, mean, scale
 
 
 def _check_overflow(out: Any, activation: str) -> Any:
-    """Return ``out``, which is finite unless the moments of exp outgrew float64."""
+    """Return ``out``, which is finite unless the moments of exp outgrew its precision."""
     if activation == "exp" and not bool((abs(out) < np.inf).all()):
         raise OverflowError(
-            "the kernel of activation 'exp' exceeds the range of float64: E[exp(u + v)] grows with the exponential of "
-            "the variance scale² |x~_0|² |x~_i|². Scale the tokens down, or use a smaller law.scale."
+            f"the kernel of activation 'exp' exceeds the range of {str(out.dtype).removeprefix('torch.')}: E[exp(u + "
+            "v)] grows with the exponential of the variance scale² |x~_0|² |x~_i|². Scale the tokens down, or use a "
+            "smaller law.scale."
         )
     return out
 
 
 def _panels(batch: SetBatch, memory_budget: int) -> list[slice]:
     """Cut a batch into slices of consecutive sets whose prepared copies fit the budget, at least one set each."""
-    bytes_per_key = 8 * (1 + 4 * -(-batch.dim // 4) + 5)
+    bytes_per_key = 8 * (1 + 4 * -(-max(batch.dim, batch.query_dim) // 4) + 5)
     return set_blocks(batch.offsets, block_size(4 * bytes_per_key, memory_budget))
 
 
@@ -274,8 +285,8 @@ def _prepare(batch: SetBatch, mean: np.ndarray | None, scale: float, code: int) 
     shift = np.zeros_like(std)
     if mean is not None:
         # x~ with its one first, to match the packed layout
-        first = np.roll(np.arange(batch.dim + 1), 1)
-        pulled = query[:, : batch.dim + 1] @ mean[np.ix_(first, first)] / scale
+        rows, columns = (np.roll(np.arange(size), 1) for size in mean.shape)
+        pulled = query[:, : len(rows)] @ mean[np.ix_(rows, columns)] / scale
         shift = np.einsum("te,te->t", pulled[owner], unit[:, : batch.dim + 1])
     name = POINTWISE[code]
     power = {"relu": 1, "linear": 1, "square": 2}.get(name, 0)

@@ -14,7 +14,16 @@ from jaxtyping import Bool, Float, Int
 
 from keyhole._checks import check_choice, check_count, check_number, check_seed
 from keyhole.attention.features import DIFFERENTIABLE, attention_features, attention_pullback
-from keyhole.attention.heads import FittedHeads, GaussianHeads, HeadLaw, Step, _Params, identity_mean, standard_normals
+from keyhole.attention.heads import (
+    FittedHeads,
+    GaussianHeads,
+    HeadDraw,
+    HeadLaw,
+    Step,
+    _Params,
+    head_normals,
+    identity_mean,
+)
 from keyhole.data.sets import SampleBatch
 from keyhole.ridge.gradient import LooGradient, loo_gradient
 from keyhole.ridge.gram import ridge_gram
@@ -75,7 +84,13 @@ class Task:
             return self
         return self.take(np.sort(np.random.default_rng([seed, count]).permutation(len(self))[:count]))
 
-    def features(self, heads: Float[np.ndarray, "m e e"]) -> Float[np.ndarray, "n p"]:
+    @property
+    def extras(self) -> Float[np.ndarray, "n c"]:
+        """Columns of the samples themselves in float32, none of them perhaps."""
+        extras = self.batch.extras
+        return (np.zeros((len(self), 0)) if extras is None else extras).astype(np.float32)
+
+    def features(self, heads: Float[np.ndarray, "m f e"]) -> Float[np.ndarray, "n p"]:
         """Features in float32: an error only steers the search, and the values are fitted afresh afterwards."""
         return attention_features(self.batch, heads, self.activation, dtype=np.float32)
 
@@ -118,12 +133,13 @@ def judge(task: Task, law: HeadLaw, n_heads: int, seed: int, held_out: Task | No
 
     O(n²p + n³) with p = n_heads · D.
     """
-    heads = law.sample(n_heads, task.batch.dim, seed)
+    heads = HeadDraw(law, n_heads, task.batch.dim, seed, task.batch.query_dim).block(0, n_heads)
     features = task.features(heads)
     centre = features.mean(axis=0) if task.fit_intercept else np.zeros(features.shape[1], features.dtype)
     features -= centre
     options: dict[str, Any] = {"fit_intercept": task.fit_intercept, "weights": task.weights, "groups": task.groups}
     gram = features @ features.T
+    gram += task.extras @ task.extras.T
     few = None
     if task.groups is not None:
         # a few, from what float32 carries up, will do to compare laws
@@ -134,6 +150,7 @@ def judge(task: Task, law: HeadLaw, n_heads: int, seed: int, held_out: Task | No
     if held_out is not None:
         values = features.T @ fit.coef.astype(features.dtype)
         predicted = (held_out.features(heads) - centre) @ values + fit.intercept
+        predicted = predicted + held_out.extras @ (task.extras.T @ fit.coef)
         ahead = np.square(held_out.columns - predicted).mean(axis=1)
     return Judgement(np.square(fit.left_out).mean(axis=1), ahead, fit.alpha)
 
@@ -157,7 +174,9 @@ def improvement(
 class UnfittedLaw(_Params):
     """A law that a training set has to choose first, by ``fit``."""
 
-    def sample(self, n_heads: int, dim: int, seed: int, *, start: int = 0) -> Float[np.ndarray, "m e e"]:
+    def sample(
+        self, n_heads: int, dim: int, seed: int, query_dim: int | None = None, *, start: int = 0
+    ) -> Float[np.ndarray, "m f e"]:
         """Raise: there is no law before a training set has spoken."""
         name = type(self).__name__
         raise ValueError(
@@ -183,6 +202,8 @@ class IdentityHeads(UnfittedLaw):
         Heads drawn to compare with.
     max_samples : int
         Samples used to compare, a random part if there are more.
+    pairs : sequence of (query coordinate, key coordinate), optional
+        What W_0 pairs: by default coordinate i of both, for as many as both have.
 
     Examples
     --------
@@ -200,7 +221,9 @@ class IdentityHeads(UnfittedLaw):
         scales: Any = (0.5,),
         n_heads: Any = 128,
         max_samples: Any = 1000,
+        pairs: Any = None,
     ) -> None:
+        self.pairs = pairs
         self.strengths = strengths
         self.scales = scales
         self.n_heads = n_heads
@@ -227,27 +250,28 @@ class IdentityHeads(UnfittedLaw):
             _numbers(self.scales, "scales"),
             check_count(self.n_heads, "n_heads"),
             seed,
+            self.pairs,
         )[0]
 
 
 def choose_identity(
-    task: Task, strengths: Sequence[float], scales: Sequence[float], n_heads: int, seed: int
+    task: Task, strengths: Sequence[float], scales: Sequence[float], n_heads: int, seed: int, pairs: Any = None
 ) -> tuple[FittedHeads, Judgement]:
     """The pair of least leave-one-out error if that is beyond doubt, else the first pair."""
     laws = [(c, s) for s in scales for c in strengths]
-    judged = [judge(task, GaussianHeads(c, s), n_heads, seed) for c, s in laws]
+    judged = [judge(task, GaussianHeads(c, s, pairs), n_heads, seed) for c, s in laws]
     best = int(np.argmin([np.average(j.loo, weights=task.weights) for j in judged]))
     gain, error = improvement(judged[0].loo, judged[best].loo, task.weights, task.groups)
     if gain <= error:
         best = 0
     strength, scale = laws[best]
-    dim = task.batch.dim
+    identity = identity_mean(task.batch.dim, task.batch.query_dim, pairs)
     reason = (
         f"leave-one-out error {np.average(judged[best].loo, weights=task.weights):.3g} of the variance, "
         f"{np.average(judged[0].loo, weights=task.weights):.3g} for c = {laws[0][0]:g}, scale {laws[0][1]:g}"
     )
     chosen = "identity" if strength else "zero-mean"
-    law = FittedHeads(strength * identity_mean(dim)[None], scale, chosen, strength, reason=reason)
+    law = FittedHeads(strength * identity[None], scale, chosen, strength, reason=reason)
     return law, judged[best]
 
 
@@ -269,18 +293,18 @@ _MAX_RAISES = 60
 class LawGradient:
     """The leave-one-out error of some heads, and its gradient in their law.
 
-    ``means`` is (K, D, D); ``scales`` (2, D), in the logarithms of the scales of query and key, or None.
+    ``means`` is (K, D_q, D); ``scales`` (D_q + D,), in the logarithms of the scales of query and key, or None.
     """
 
     left_out: LooGradient
-    means: Float[np.ndarray, "k e e"] = field(repr=False)
-    scales: Float[np.ndarray, "2 e"] | None = field(repr=False)
+    means: Float[np.ndarray, "k f e"] = field(repr=False)
+    scales: Float[np.ndarray, " g"] | None = field(repr=False)
 
 
 def gradient_in_law(
     task: Task,
-    means: Float[np.ndarray, "k e e"],
-    noise: Float[np.ndarray, "m e e"],
+    means: Float[np.ndarray, "k f e"],
+    noise: Float[np.ndarray, "m f e"],
     alpha: float,
     dtype: str = "float32",
     *,
@@ -297,6 +321,7 @@ def gradient_in_law(
     if task.fit_intercept:  # the intercept makes up for it, and float32 keeps its digits
         features -= features.mean(axis=0)
     gram = features @ features.T
+    gram += (task.extras @ task.extras.T).astype(dtype)
     options: dict[str, Any] = {"fit_intercept": task.fit_intercept, "weights": task.weights, "groups": task.groups}
     found = loo_gradient(gram, task.columns, alpha, **options)
     cotangent = found.gram.astype(dtype) @ features
@@ -308,7 +333,7 @@ def gradient_in_law(
     moved = pulled * noise
     in_means = np.zeros(means.shape)
     np.add.at(in_means, np.arange(len(heads)) % len(means), pulled)
-    return LawGradient(found, in_means, np.stack([moved.sum(axis=(0, 2)), moved.sum(axis=(0, 1))]))
+    return LawGradient(found, in_means, np.concatenate([moved.sum(axis=(0, 2)), moved.sum(axis=(0, 1))]))
 
 
 @dataclass
@@ -337,10 +362,10 @@ class LawDescent:
     of some heads of it.
     """
 
-    def __init__(self, task: Task, start: Float[np.ndarray, "k e e"], alpha: float, plan: LearningPlan) -> None:
+    def __init__(self, task: Task, start: Float[np.ndarray, "k f e"], alpha: float, plan: LearningPlan) -> None:
         self.task, self.plan, self.means, self.anchor = task, plan, start.copy(), start
         self.log_alpha = math.log(alpha)
-        self.scales = np.zeros((2, start.shape[1]))  # logarithms, of the query's and of the key's coordinates
+        self.scales = np.zeros(sum(start.shape[1:]))  # logarithms, of the query's and of the key's coordinates
         self.adam, self.adam_of_scales, self.penalty = Adam(plan.rate), Adam(plan.rate), Adam(0.1)
         self.count = 0
         self.average = start.copy()
@@ -348,15 +373,20 @@ class LawDescent:
 
     def law(self, **about: Any) -> FittedHeads:
         """The law of the running averages."""
-        query, key = np.exp(self.average_scales) if self.plan.learn_scales else (None, None)
+        query, key = self._parts(self.average_scales) if self.plan.learn_scales else (None, None)
         return FittedHeads(self.average, self.plan.scale, **about, query_scales_=query, key_scales_=key)
+
+    def _parts(self, scales: Float[np.ndarray, " g"]) -> tuple[np.ndarray, np.ndarray]:
+        """The scales of the query and of the key, out of their logarithms."""
+        rows = self.means.shape[1]
+        return np.exp(scales[:rows]), np.exp(scales[rows:])
 
     def step(self) -> float:
         """One step; returns the leave-one-out error before it."""
-        plan, width = self.plan, self.means.shape[1]
-        noise = standard_normals(plan.n_heads, width * width, plan.seed, start=self.count * plan.n_heads)
-        noise = plan.scale * noise.reshape(plan.n_heads, width, width)
-        noise *= np.outer(*np.exp(self.scales))
+        plan, batch = self.plan, self.task.batch
+        start = self.count * plan.n_heads
+        noise = plan.scale * head_normals(plan.n_heads, batch.dim, plan.seed, batch.query_dim, start=start)
+        noise *= np.outer(*self._parts(self.scales))
         part = self.task.at_most(plan.max_samples, plan.seed + self.count)
         found = self._gradient(part, noise)
         self.count += 1
@@ -596,11 +626,10 @@ class LearningPlan:
 
     def start(self, base: FittedHeads) -> np.ndarray:
         """The base mean for all; several need a little of their own to part ways."""
-        width = base.means_.shape[1]
+        rows, width = base.means_.shape[1:]
         start = np.repeat(base.means_, self.n_means, axis=0)
         if self.n_means > 1:
-            own = standard_normals(self.n_means, width * width, self.seed + 1)
-            start += self.rate * own.reshape(start.shape)
+            start += self.rate * head_normals(self.n_means, width - 1, self.seed + 1, rows - 1)
         return start
 
 

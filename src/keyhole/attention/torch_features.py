@@ -11,19 +11,16 @@ from keyhole._array import block_size, blocks
 from keyhole._tensors import as_tensor
 
 
-def extended_query(query: torch.Tensor | None, n: int, like: torch.Tensor) -> torch.Tensor:
-    """[x_0; 1] of every set, or the constant query [0; √2]."""
+def seen_query(query: torch.Tensor | None, n: int, like: torch.Tensor) -> torch.Tensor:
+    """[x_0; 1] of every set, or the constant query without its zeros, [√2]."""
     if query is not None:
         return torch.nn.functional.pad(query.to(like.dtype), (0, 1), value=1.0)
-    constant = torch.zeros(n, like.shape[1] + 1, dtype=like.dtype, device=like.device)
-    constant[:, -1] = math.sqrt(2.0)
-    return constant
+    return torch.full((n, 1), math.sqrt(2.0), dtype=like.dtype, device=like.device)
 
 
 def project_queries(query: torch.Tensor, heads: torch.Tensor, out: torch.Tensor) -> None:
     """out[s, m·D + e] = Σ_d x~_0[s, d] W_m[d, e], straight into ``out`` (n, M·D)."""
-    width = heads.shape[1]
-    torch.mm(query, heads.permute(1, 0, 2).reshape(width, -1), out=out)
+    torch.mm(query, heads.permute(1, 0, 2).reshape(heads.shape[1], -1), out=out)
 
 
 def weigh(activation: str, scores: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
@@ -54,13 +51,14 @@ def fill_features(
     out: torch.Tensor,
     memory_budget: int,
 ) -> torch.Tensor:
-    """Fill ``out`` (n, M·D) with scale · Σ_i weight_i x~_i, all in the type of ``out``.
+    """Fill ``out`` (n, M·D) with scale · Σ_i weight_i x~_i, all in the type of ``out``; heads (M, D_q, D).
 
-    Cost: 2MD² + 4MD·L operations for a set in a block whose longest set has L keys; blocks hold sets of similar length.
+    Cost: 2MD_qD + 4MD·L operations for a set in a block whose longest set has L keys; blocks hold sets of similar
+    length.
     """
-    n, width, n_heads = len(offsets) - 1, heads.shape[1], len(heads)
+    n, width, n_heads = len(offsets) - 1, heads.shape[2], len(heads)
     tokens, lengths = tokens.to(out.dtype), np.diff(offsets)
-    queries = extended_query(query, n, tokens)
+    queries = seen_query(query, n, tokens)
     heads = heads.to(out)
     order = np.argsort(lengths, kind="stable")
     start = 0
@@ -92,7 +90,7 @@ def _fill_block(
     longest: int,
     heads_at_once: int,
 ) -> None:
-    width = heads.shape[1]
+    width = heads.shape[2]
     lengths = offsets[rows + 1] - offsets[rows]
     index = as_tensor(offsets[rows, None] + np.minimum(np.arange(longest), lengths[:, None] - 1), tokens)
     present = as_tensor(np.arange(longest) < lengths[:, None], tokens)
@@ -100,7 +98,8 @@ def _fill_block(
     where = as_tensor(rows, tokens)
     for part in blocks(len(heads), heads_at_once):
         block = heads[part]
-        projected = (queries[where] @ block.permute(1, 0, 2).reshape(width, -1)).view(len(rows), len(block), width)
+        flat = block.permute(1, 0, 2).reshape(block.shape[1], -1)
+        projected = (queries[where] @ flat).view(len(rows), len(block), width)
         weights = weigh(activation, projected @ keys.transpose(1, 2), present)
         features = (weights @ keys).mul_(scale)
         out[where, part.start * width : part.stop * width] = features.reshape(len(rows), -1)

@@ -128,7 +128,7 @@ class TensorPanel:
     """What the tiles need of some sets: the fields of ``keyhole.attention.compiled_gram.Panel``, as float64 tensors."""
 
     unit: torch.Tensor  # (t, D) extended keys, scaled to unit length
-    query: torch.Tensor  # (n, D) extended queries, scaled to unit length
+    query: torch.Tensor  # (n, D_q) extended queries, scaled to unit length
     weight: torch.Tensor  # (t,) what multiplies c·m: lengths, standard deviations and 1/N
     shift: torch.Tensor  # (t,) mean/std of the score; for exp, mean + std²/2
     std: torch.Tensor  # (t,) standard deviation of the score

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from keyhole._tensors import as_tensor
-from keyhole.attention.torch_features import extended_query, project_queries
+from keyhole.attention.torch_features import project_queries, seen_query
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,assignment,misc,operator,var-annotated"
 
@@ -54,25 +54,25 @@ def fill_in_registers(
     tokens = tokens.contiguous()  # the kernel counts addresses itself
     length = int(offsets[1] - offsets[0])
     equal = int(offsets[-1]) == n * length and not (np.diff(offsets) != length).any()
-    # without a query x~_0 = [0; √2]: the last row of W_m, a query of no coordinates
-    queries, asked, last = (tokens, 0, 2.0**0.5) if query is None else (query.to(torch.float32).contiguous(), dim, 1.0)
+    # without a query x~_0 = [√2]: heads are their last rows, a query of no coordinates
+    queries, last = (tokens, 2.0**0.5) if query is None else (query.to(torch.float32).contiguous(), 1.0)
     step = step or next(k for k in (4, 2, 1) if dim % k == 0 and tokens.data_ptr() % (4 * k) == 0)
     at_once = sets_at_once or min(4, max(1, 34 // (dim + 1)))
     relu_in_registers[(-(-n // at_once), -(-len(heads) // _WARP))](
         out, tokens, tokens if equal else as_tensor(offsets.astype(np.int64), tokens), queries, in_warps(heads),
         length if equal else 0, n, len(heads), out.stride(0), scale, last,
-        EQUAL=equal, DIM=dim, ASKED=asked, LOG=(dim - 1).bit_length(), HEADS=_WARP,
+        EQUAL=equal, DIM=dim, ASKED=heads.shape[1] - 1, LOG=(dim - 1).bit_length(), HEADS=_WARP,
         SETS=at_once, STEP=step, num_warps=1,
     )  # fmt: skip
     return out
 
 
 def in_warps(heads: torch.Tensor) -> torch.Tensor:
-    """W as (warps, D, D, 32): every offset within a warp is known. Beyond the last head stands whatever stood there."""
-    n_heads, width = heads.shape[:2]
+    """W as (warps, D_q, D, 32): every offset in a warp is known. Beyond the last head stands whatever stood there."""
+    n_heads, rows, width = heads.shape
     whole = n_heads // _WARP
-    turned = torch.empty(-(-n_heads // _WARP), width, width, _WARP, dtype=heads.dtype, device=heads.device)
-    turned[:whole] = heads[: whole * _WARP].reshape(whole, _WARP, width, width).permute(0, 2, 3, 1)
+    turned = torch.empty(-(-n_heads // _WARP), rows, width, _WARP, dtype=heads.dtype, device=heads.device)
+    turned[:whole] = heads[: whole * _WARP].reshape(whole, _WARP, rows, width).permute(0, 2, 3, 1)
     if n_heads % _WARP:
         turned[whole, :, :, : n_heads % _WARP] = heads[whole * _WARP :].permute(1, 2, 0)
     return turned
@@ -107,20 +107,23 @@ def relu_in_registers(
     EQUAL: tl.constexpr, DIM: tl.constexpr, ASKED: tl.constexpr, LOG: tl.constexpr, HEADS: tl.constexpr,
     SETS: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """Features of SETS sets and HEADS heads. Tuples hold coordinate e of set s at e·SETS + s, each a value per head."""
+    """Features of SETS sets and HEADS heads. Tuples hold coordinate e of set s at e·SETS + s, each a value per head.
+
+    Queries have ASKED coordinates, and heads one row more.
+    """
     WIDTH: tl.constexpr = DIM + 1
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     here = head < n_heads
-    column = weights + tl.program_id(1).to(tl.int64) * (WIDTH * WIDTH * HEADS) + tl.arange(0, HEADS)
+    column = weights + tl.program_id(1).to(tl.int64) * ((ASKED + 1) * WIDTH * HEADS) + tl.arange(0, HEADS)
     projected = ()
     for e in tl.static_range(WIDTH):
-        row = tl.load(column + (DIM * WIDTH + e) * HEADS) * last
+        row = tl.load(column + (ASKED * WIDTH + e) * HEADS) * last
         for _ in tl.static_range(SETS):
             projected = projected + (row,)
     for a in range(ASKED):
         asked = ()
         for s in tl.static_range(SETS):
-            asked = asked + (tl.load(query + min(tl.program_id(0) * SETS + s, n_sets - 1).to(tl.int64) * DIM + a),)
+            asked = asked + (tl.load(query + min(tl.program_id(0) * SETS + s, n_sets - 1).to(tl.int64) * ASKED + a),)
         moved = ()
         for e in tl.static_range(WIDTH):
             w = tl.load(column + (a * WIDTH + e) * HEADS)
@@ -196,7 +199,7 @@ def fill_in_tiles(
 ) -> torch.Tensor:
     """Project all queries into ``out``, then replace them tile by tile: three passes over ``out``."""
     n, dim = len(offsets) - 1, tokens.shape[1]
-    project_queries(extended_query(query, n, tokens), heads, out)
+    project_queries(seen_query(query, n, tokens), heads, out)
     keys = min(64, _power_of_two(int(np.diff(offsets).max())))
     relu_in_tiles[(n, -(-len(heads) // heads_at_once))](
         out, tokens, as_tensor(offsets.astype(np.int64), tokens), len(heads), out.stride(0), scale,

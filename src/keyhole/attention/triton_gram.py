@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import Any
 
@@ -536,12 +536,24 @@ def launch(
     )  # fmt: skip
 
 
+def _of_one_width(panel: TensorPanel) -> TensorPanel:
+    """The panel with zeros before the appended one of keys or queries, whichever are narrower: no cosine changes."""
+    short = panel.unit.shape[1] - panel.query.shape[1]
+    if short == 0:
+        return panel
+    vectors = panel.query if short > 0 else panel.unit
+    zeros = torch.zeros(len(vectors), abs(short), dtype=vectors.dtype, device=vectors.device)
+    padded = torch.cat([vectors[:, :-1], zeros, vectors[:, -1:]], dim=1)
+    return replace(panel, query=padded) if short > 0 else replace(panel, unit=padded)
+
+
 def fused_gram(
     left: TensorPanel, right: TensorPanel | None, biased: bool, out: torch.Tensor, tiling: Tiling | None = None
 ) -> torch.Tensor:
     """Fill ``out`` (n, m), float32 on CUDA, with the ReLU kernel; without ``right`` exactly symmetric."""
     symmetric = right is None
-    columns = left if right is None else right
+    left = _of_one_width(left)
+    columns = left if right is None else _of_one_width(right)
     tiling = Tiling() if tiling is None else tiling
     a, b = operand(left, right=False, biased=biased), operand(columns, right=True, biased=biased)
     if not biased:

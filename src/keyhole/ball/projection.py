@@ -110,7 +110,7 @@ def norm_ball_support(norms: Float[np.ndarray, " m"], group_radius: float, ball_
     if float(norms.sum()) <= ratio * length:
         return ball_radius * length, 0.0
     depth = top - norms
-    if ratio <= 1.0 or ratio**2 <= np.count_nonzero(depth == 0.0):
+    if ratio**2 <= np.count_nonzero(depth == 0.0):
         return group_radius * top, top
     reach = min(_ratio_depth(depth, ratio), top)
     rest = float(np.linalg.norm(np.maximum(reach - depth, 0.0)))

@@ -12,12 +12,14 @@ from keyhole.cli._app import refuse
 
 KEYS_HELP = "Columns of the coordinates of a key, with commas [default: column keys, or all columns left]."
 QUERY_HELP = "Columns of the query, with commas [default: column query, or rows whose role is query]."
+EXTRAS_HELP = "Columns of the sample itself, with commas, solved for beside the sets [default: column extras]."
 TARGET_HELP = "Column to predict [default: target, label, class or y]."
 SET_HELP = "Column that says which set a row belongs to, where a row is a token [default: set, bag, id, …]."
 Data = Annotated[str, typer.Argument(help="A table of sets (Parquet, Arrow, CSV, npz), .ts, .xyz, or: digits.")]
 Keys = Annotated[str | None, typer.Option(help=KEYS_HELP)]
 Query = Annotated[str | None, typer.Option(help=QUERY_HELP)]
 Target = Annotated[str | None, typer.Option(help=TARGET_HELP)]
+Extras = Annotated[str | None, typer.Option(help=EXTRAS_HELP)]
 SetId = Annotated[str | None, typer.Option("--set", help=SET_HELP)]
 Missing = Annotated[str, typer.Option(help="error, or drop tokens with a gap.")]
 Dim = Annotated[int | None, typer.Option(help="Coordinates of a key, if its column is flat.", min=1)]

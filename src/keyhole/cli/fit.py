@@ -11,7 +11,20 @@ import typer
 from rich.console import Console
 
 from keyhole.cli._app import answer_or_exit, app, check_output, refuse, say
-from keyhole.cli._data import Data, Dim, Keys, Missing, Query, SetId, Target, Task, read_data, read_heads, task_of
+from keyhole.cli._data import (
+    Data,
+    Dim,
+    Extras,
+    Keys,
+    Missing,
+    Query,
+    SetId,
+    Target,
+    Task,
+    read_data,
+    read_heads,
+    task_of,
+)
 from keyhole.lab.report.html import number
 
 _HELP = """Fit one attention layer to a table of sets and save it.
@@ -19,7 +32,7 @@ _HELP = """Fit one attention layer to a table of sets and save it.
 DATA is a table with one row per set (list columns) or one row per token, or a name that comes with keyhole, such as
 digits. MODEL is the file to write, for kh.load and keyhole predict. The leave-one-out error is printed.
 """
-LAWS = ("zero", "biased", "identity", "learned")
+LAWS = ("auto", "zero", "biased", "identity", "learned")
 
 
 @app.command(help=_HELP)
@@ -29,21 +42,22 @@ def fit(
     keys: Keys = None,
     query: Query = None,
     target: Target = None,
+    extras: Extras = None,
     set_id: SetId = None,
     missing: Missing = "error",
     dim: Dim = None,
     task: Task = "auto",
-    heads: Annotated[str, typer.Option(help="Heads M, a number or inf for the exact kernel.")] = "512",
+    heads: Annotated[str | None, typer.Option(help="Heads M: a number, inf for the exact kernel, or auto.")] = None,
     law: Annotated[
-        str, typer.Option(help="Of the heads: zero, biased, identity (its strength by leave-one-out) or learned.")
-    ] = "identity",
-    alpha: Annotated[str, typer.Option(help="Ridge penalty, a number or loo.")] = "loo",
-    activation: Annotated[str, typer.Option(help="relu, softmax, linear, square, step or exp.")] = "relu",
-    pooling: Annotated[str, typer.Option(help="mean, or sum for targets that grow with the set.")] = "mean",
-    scaling: Annotated[str, typer.Option(help="Of tokens: none, sphere, standard or auto.")] = "auto",
+        str | None, typer.Option(help="Of the heads: auto, zero, biased, identity (its strength chosen) or learned.")
+    ] = None,
+    alpha: Annotated[str | None, typer.Option(help="Ridge penalty, a number or loo.")] = None,
+    activation: Annotated[str | None, typer.Option(help="relu, softmax, linear, square, step or exp.")] = None,
+    pooling: Annotated[str | None, typer.Option(help="mean, or sum for targets that grow with the set.")] = None,
+    scaling: Annotated[str | None, typer.Option(help="Of tokens: none, sphere, standard or auto.")] = None,
     make_query: Annotated[
-        str, typer.Option(help="given; mean of the keys; each key in turn; auto tries given and mean.")
-    ] = "auto",
+        str | None, typer.Option(help="given; mean of the keys; each key in turn; auto tries given and mean.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the heads.", min=0)] = 0,
     overwrite: Annotated[bool, typer.Option(help="Replace MODEL if it is there.")] = False,
 ) -> None:
@@ -53,17 +67,19 @@ def fit(
     check_output(model, [Path(data)])
     if model.exists() and not overwrite:
         refuse(f"a file is not replaced unless asked: {model.name!r} exists. Choose another name, or add --overwrite.")
-    options = {
-        "n_heads": read_heads(heads),
-        "law": _law(law),
-        "alpha": _alpha(alpha),
+    named = {
+        "n_heads": heads if heads in (None, "auto") else read_heads(heads),
+        "law": None if law is None else _law(law),
+        "alpha": None if alpha is None else _alpha(alpha),
         "activation": activation,
         "pooling": pooling,
         "scaling": scaling,
         "query": make_query,
         "random_state": seed,
     }
-    found = read_data(data, keys=keys, query=query, target=target, set_id=set_id, missing=missing, dim=dim)
+    options = {name: value for name, value in named.items() if value is not None}  # the rest is the estimator's
+    columns = {"keys": keys, "query": query, "target": target, "extras": extras, "set_id": set_id}
+    found = read_data(data, **columns, missing=missing, dim=dim)
     kind = task_of(found.target, task)
     console = Console()
     began = time.perf_counter()
@@ -81,7 +97,13 @@ def _law(name: str) -> Any:
 
     if name not in LAWS:
         refuse(f"--law must be one of {', '.join(LAWS)}: got {name!r}.")
-    laws: tuple[Any, ...] = (kh.GaussianHeads, lambda: kh.GaussianHeads(1.0), kh.IdentityHeads, kh.LearnedHeads)
+    laws: tuple[Any, ...] = (
+        lambda: None,
+        kh.GaussianHeads,
+        lambda: kh.GaussianHeads(1.0),
+        kh.IdentityHeads,
+        kh.LearnedHeads,
+    )
     return dict(zip(LAWS, laws, strict=True))[name]()
 
 
@@ -110,11 +132,12 @@ def _print(console: Console, estimator: Any, data: Any, kind: str, seconds: floa
     columns = dict(data.columns)
     if columns:
         asked = f"; query: {', '.join(columns['query'])}" if "query" in columns else ""
-        say(console, f"keys: {', '.join(columns['keys'])}{asked}")
+        own = f"; extras: {', '.join(columns['extras'])}" if "extras" in columns else ""
+        say(console, f"keys: {', '.join(columns['keys'])}{asked}{own}")
     if data.left_out:
         say(console, f"left out: {'; '.join(data.left_out)}. Name the keys with --keys to choose otherwise.")
     rule, law = estimator.tokens_, estimator.law_
-    heads = "the exact kernel" if estimator.solver_ == "kernel" else f"{estimator.n_heads} heads"
+    heads = "the exact kernel" if estimator.solver_ == "kernel" else f"{estimator.n_heads_} heads"
     say(
         console,
         f"{heads}, {law}; α {estimator.alpha_:.3g}; "

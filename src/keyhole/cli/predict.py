@@ -75,7 +75,7 @@ def predict(
     typer.echo(f"wrote {out}: {rows} predictions")
 
 
-READ_OPTIONS = ("keys", "query", "set_id", "missing", "dim")
+READ_OPTIONS = ("keys", "query", "extras", "set_id", "missing", "dim")
 
 
 def _job(model: Path, sets: ParquetSets, copied: list[str], proba: bool) -> dict[str, Any]:

@@ -37,6 +37,7 @@ def theory(
     error: Annotated[
         float | None, typer.Option(help="Squared error for the sizes needed [default: a tenth of Var f*].")
     ] = None,
+    bias: Annotated[float, typer.Option(help="Mean c of the attention heads, times the identity.")] = 0.0,
     time_limit: Annotated[
         float, typer.Option(help="Seconds that multiplying out the target may take, by estimate.", min=0.0)
     ] = 20.0,
@@ -45,6 +46,7 @@ def theory(
 ) -> None:
     """Print complexity, spectrum, learning curve, bounds and sizes needed."""
     from keyhole.lab import theory_report as experiment
+    from keyhole.theory.blocks import bias_of
 
     if model not in experiment.MODELS:
         refuse(f"--model must be one of {', '.join(experiment.MODELS)}: got {model!r}.")
@@ -54,7 +56,8 @@ def theory(
         check_folder(out)
     sizes, n_heads = _read_sizes(samples), read_heads(heads)
     sizing = (dim, keys, sizes, n_heads, ridge, noise)
-    config = experiment.TheoryQuestion(target, *sizing, model, error, time_limit=time_limit)
+    config = experiment.TheoryQuestion(target, *sizing, model, error, time_limit=time_limit, bias=bias)
+    answer_or_exit(lambda: bias_of(config.law(), dim))
     report = answer_or_exit(lambda: experiment.run(config))
     console = Console()
     if as_json:

@@ -229,6 +229,9 @@ def _values(column: Any, name: str, place: Place, what: str) -> Shaped[np.ndarra
     return values
 
 
+_PLURALS = {"token": "tokens", "query": "queries", "target": "targets", "extra": "extras"}
+
+
 def _refuse_gaps(values: np.ndarray, names: Sequence[str], place: Place, what: str, owner: Any = None) -> None:
     """Raise if numbers are missing or infinite; ``owner`` is the row of each if that is not its place."""
     finite = np.isfinite(values)
@@ -238,7 +241,7 @@ def _refuse_gaps(values: np.ndarray, names: Sequence[str], place: Place, what: s
     missing = np.isnan(values[i, column])
     drop = ", or drop the tokens that have one with missing='drop' (--missing drop)" if what == "token" else ""
     raise SchemaError(
-        f"{'tokens' if what == 'token' else 'queries' if what == 'query' else 'targets'} must be known: "
+        f"{_PLURALS[what]} must be known: "
         f"{names[min(column, len(names) - 1)]!r} is {'missing' if missing else 'infinite'} in "
         f"{place.row(i if owner is None else owner[i])}, {int((~finite).sum())} such entries in all. Fill them in"
         f"{drop if missing else ''}."
@@ -323,6 +326,7 @@ class Layout:
     keys: tuple[str, ...]
     query: tuple[str, ...] = ()
     target: tuple[str, ...] = ()
+    extras: tuple[str, ...] = ()
     weight: str | None = None
     set_id: str | None = None
     role: str | None = None
@@ -340,6 +344,7 @@ class Layout:
         keys: str | Sequence[str] | None = None,
         query: str | Sequence[str] | None = None,
         target: str | Sequence[str] | None = None,
+        extras: str | Sequence[str] | None = None,
         weight: str | None = None,
         set_id: str | None = None,
         dim: int | None = None,
@@ -359,10 +364,15 @@ class Layout:
         targets = tuple(found) if target is None else (target,) if isinstance(target, str) else tuple(target)
         check_columns(schema, targets, "target", source)
         lists = [f.name for f in schema if is_list(f.type)]
+        own = _names(extras, schema) or ()
+        if extras is None and "extras" in lists and "extras" not in {*(named or ()), *asked, *targets}:
+            own = ("extras",)
+        check_columns(schema, own, "extras", source)
         settle = cls._by_set if set_id is None and (named[0] in lists if named else lists) else cls._by_token
-        used = {*asked, *(targets or found), weight}
+        used = {*asked, *(targets or found), *own, weight}
         made = settle(schema, head, source, named, asked, used, set_id)
-        return replace(made, target=targets, weight=weight, missing=missing, dim=dim)._with_width(schema, head, source)
+        made = replace(made, target=targets, extras=own, weight=weight, missing=missing, dim=dim)
+        return made._with_width(schema, head, source)
 
     @classmethod
     def _by_token(
@@ -394,12 +404,6 @@ class Layout:
                 f"{', '.join(schema.names[:30])} of {source}{why}. Name them with `keys` (--keys)."
             )
         check_columns(schema, query, "query", source)
-        if query and len(query) != len(keys):
-            raise SchemaError(
-                f"a query has the coordinates of a key: got {len(query)} query columns ({', '.join(query[:10])}) for "
-                f"{len(keys)} key columns ({', '.join(keys[:10])}). Name as many, in the same order; add a column of "
-                "zeros where one of them has none."
-            )
         return cls(keys, query, set_id=set_id, role=role, left_out=left_out)
 
     @classmethod
@@ -454,13 +458,14 @@ class Layout:
     def columns(self, more: Sequence[str] = ()) -> list[str]:
         """Names of the columns it reads, and of some more."""
         single = filter(None, (self.weight, self.set_id, self.role))
-        return list(dict.fromkeys([*self.keys, *self.query, *self.target, *single, *more]))
+        return list(dict.fromkeys([*self.keys, *self.query, *self.target, *self.extras, *single, *more]))
 
     @property
     def options(self) -> tuple[tuple[str, Any], ...]:
         """The options of `read_table` that give this layout."""
         target: Any = self.target[0] if len(self.target) == 1 else self.target
         every = (("set_id", self.set_id), ("keys", self.keys), ("query", self.query), ("target", target),
+                 ("extras", self.extras),
                  ("dim", self.dim), ("missing", self.missing if self.missing != "error" else None))  # fmt: skip
         return tuple((option, value) for option, value in every if value)
 
@@ -500,11 +505,6 @@ class Layout:
             what += "" if self.set_id else f", {place.row(empty[0])} has none in column {self.keys[0]!r}"
             raise SchemaError(f"every set must have at least one key: {what}. Drop such sets.")
         if query is not None:
-            if query.shape[1] != tokens.shape[1]:
-                raise SchemaError(
-                    f"a query has the coordinates of a key: {', '.join(self.query[:10])} has {query.shape[1]} and keys "
-                    f"have {tokens.shape[1]}{place.inside}. Pad the shorter with zeros."
-                )
             both = np.result_type(tokens, query)
             tokens, query = tokens.astype(both, copy=False), query.astype(both, copy=False)
         return SetBatch._from_flat(tokens, offsets.astype(np.int64, copy=False), query)
@@ -518,9 +518,10 @@ class Layout:
                 f"`dim` is {self.dim}, and the keys of {', '.join(self.keys[:5])} have {tokens.shape[1]} coordinates"
                 f"{place.inside}."
             )
-        query = self._list_query(table, place)
+        query = self._vectors(table, place, self.query, "query")
         lengths = np.diff(offsets)
         sets = self._sets(tokens, offsets, query, names, place, lambda: np.repeat(np.arange(len(lengths)), lengths))
+        sets = sets.with_extras(self._vectors(table, place, self.extras, "extra"))
         data = self._dataset(sets, self.targets(table, place), names, weights=self._weights(table, place))
         return data, {name: table.column(name) for name in copied}
 
@@ -604,15 +605,16 @@ class Layout:
                 )
         return known
 
-    def _list_query(self, table: Any, place: Place) -> Float[np.ndarray, "n d"] | None:
-        if not self.query:
+    def _vectors(self, table: Any, place: Place, names: tuple[str, ...], what: str) -> Float[np.ndarray, "n d"] | None:
+        """One vector for each row, from a column of lists or one of numbers per coordinate; None for no columns."""
+        if not names:
             return None
-        first = table.column(self.query[0])
-        if len(self.query) == 1 and is_list(first.type):
-            found = matrix(first, self.query[0], place, "queries")
+        first = table.column(names[0])
+        if len(names) == 1 and is_list(first.type):
+            found = matrix(first, names[0], place, _PLURALS[what])
         else:
-            found = np.stack([numbers(table.column(name), name, place) for name in self.query], axis=1)
-        _refuse_gaps(found, self.query, place, "query")
+            found = np.stack([numbers(table.column(name), name, place) for name in names], axis=1)
+        _refuse_gaps(found, names, place, what)
         return found
 
     def targets(self, table: Any, place: Place) -> np.ndarray | None:
@@ -648,6 +650,9 @@ class Layout:
         elif self.query:
             query = np.stack([constant(numbers(table.column(n), n, place), n) for n in self.query], axis=1)
             _refuse_gaps(query, self.query, place, "query", first)
+        extras = self._vectors(table, place, self.extras, "extra")
+        if extras is not None:
+            extras = constant(extras, ", ".join(self.extras))
         every = self.targets(table, place)
         y = None if every is None else constant(every, ", ".join(self.target))
         weights = self._weights(table, place)
@@ -655,7 +660,7 @@ class Layout:
         order = rows[np.argsort(owner[rows], kind="stable")]
         ends = np.cumsum(np.bincount(owner[order], minlength=len(first)))
         offsets = np.concatenate([[0], ends])
-        sets = self._sets(tokens[order], offsets, query, self.keys, place, lambda: order)
+        sets = self._sets(tokens[order], offsets, query, self.keys, place, lambda: order).with_extras(extras)
         if weights is not None:
             weights = constant(weights, str(self.weight))
         data = self._dataset(sets, y, self.keys, ids=ids[first], weights=weights)

@@ -114,15 +114,18 @@ class _Short:
 _REMEDY = "The file is damaged or of another kind; fetch or write it again."
 
 
-def npz_table(path: Path, keys: tuple[str, ...] | None, query: tuple[str, ...] | None, target: Any) -> tuple[Any, Any]:
+def npz_table(
+    path: Path, keys: tuple[str, ...] | None, query: tuple[str, ...] | None, target: Any, extras: Any = None
+) -> tuple[Any, Any]:
     """The arrays of an npz file as a table of one row per set, and its split or None. Names are those of the arrays."""
     import pyarrow as pa
 
     file = NpzFile(path)
     keys_name = keys[0] if keys else "keys" if "keys" in file else "X"
     query_name = query[0] if query else "query" if "query" in file else None
+    extras_name = extras[0] if extras else "extras" if "extras" in file else None
     targets = [next((n for n in ("y", "target") if n in file), None)] if target is None else list(target)
-    for name in (keys_name, *filter(None, (query_name, *targets))):
+    for name in (keys_name, *filter(None, (query_name, extras_name, *targets))):
         _check_name(file, name)
     tokens = _floats(file[keys_name], keys_name)
     if tokens.ndim == 3:
@@ -134,14 +137,16 @@ def npz_table(path: Path, keys: tuple[str, ...] | None, query: tuple[str, ...] |
         ptr = _pointer(file, tokens, keys_name)
     n = len(ptr) - 1
     columns = {keys_name: pa.LargeListArray.from_arrays(pa.array(ptr), _rows(tokens))}
-    if query_name is not None:
-        found = _floats(file[query_name], query_name)
+    for vectors, what in ((query_name, "query"), (extras_name, "row of extras")):
+        if vectors is None:
+            continue
+        found = _floats(file[vectors], vectors)
         if found.ndim != 2 or len(found) != n or not found.shape[1]:
             raise ValueError(
-                f"array {query_name!r} must have one query per set, ({n}, d): its shape is {found.shape}. Save one row "
+                f"array {vectors!r} must have one {what} per set, ({n}, d): its shape is {found.shape}. Save one row "
                 "for each set."
             )
-        columns[query_name] = _rows(found)
+        columns[vectors] = _rows(found)
     for name in filter(None, targets):
         try:
             columns[name] = pa.array(_target(file[name], name, n))

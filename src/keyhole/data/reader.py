@@ -195,11 +195,11 @@ class _ArrowFile:
             yield table.slice(start, batch_size), start
 
 
-def _open(path: Path, keys: Any, query: Any, target: Any) -> _ParquetFile | _ArrowFile:
+def _open(path: Path, keys: Any, query: Any, target: Any, extras: Any) -> _ParquetFile | _ArrowFile:
     """A file by its suffix if that is of a kind that is read whole, else by the bytes it begins with."""
     suffix = path.suffix.lower()
     if suffix == ".npz":
-        return _ArrowFile.table(path, *npz_table(path, keys, query, target))
+        return _ArrowFile.table(path, *npz_table(path, keys, query, target, extras))
     if suffix in (".csv", ".tsv"):
         with reading(path):
             options = csv.ParseOptions(delimiter="\t" if suffix == ".tsv" else ",")
@@ -270,6 +270,9 @@ class ParquetSets:
     target : str or sequence of str, optional
         Column or columns of outputs or labels, () for none; by default the first of target, label, class, y. With one
         row per token it is the same in all rows of a set.
+    extras : column name or names, optional
+        Columns of the sample itself: one column of lists, or one column of numbers each; by default the column of lists
+        ``extras``. With one row per token they are the same in all rows of a set.
     weight : str, optional
         Column of sample weights.
     set_id : str, optional
@@ -305,6 +308,7 @@ class ParquetSets:
         keys: str | Sequence[str] | None = None,
         query: str | Sequence[str] | None = None,
         target: str | Sequence[str] | None = None,
+        extras: str | Sequence[str] | None = None,
         weight: str | None = None,
         set_id: str | None = None,
         missing: str = "error",
@@ -316,10 +320,11 @@ class ParquetSets:
         check_choice(missing, "missing", ("error", "drop"))
         check_names(keys, "keys")
         check_names(query, "query")
+        check_names(extras, "extras")
         dim = None if dim is None else check_count(dim, "dim")
         self.batch_size = None if batch_size is None else check_count(batch_size, "batch_size")
         self.paths = _files(path)
-        named: dict[str, Any] = {"keys": keys, "query": query, "target": target}
+        named: dict[str, Any] = {"keys": keys, "query": query, "target": target, "extras": extras}
         self._arrays = {k: (v,) if isinstance(v, str) else None if v is None else tuple(v) for k, v in named.items()}
         self._held: list[_ParquetFile | _ArrowFile] = []
         first = self._file(0)
@@ -532,6 +537,7 @@ def read_table(
     keys: str | Sequence[str] | None = None,
     query: str | Sequence[str] | None = None,
     target: str | Sequence[str] | None = None,
+    extras: str | Sequence[str] | None = None,
     set_id: str | None = None,
     missing: str = "error",
     dim: int | None = None,
@@ -546,7 +552,7 @@ def read_table(
     ----------
     path : str or Path
         A file, or a folder of Parquet files.
-    keys, query, target, set_id, missing, dim
+    keys, query, target, extras, set_id, missing, dim
         As in `keyhole.data.ParquetSets`, which reads the same tables in parts.
 
     Returns
@@ -571,8 +577,8 @@ def read_table(
         raise ValueError(
             f"a table is read by its suffix, one of {', '.join(SUFFIXES)}: got {path.name!r}. Rename it, or convert it."
         )
-    source = ParquetSets(path, keys=keys, query=query, target=target, set_id=set_id, missing=missing, dim=dim)
-    return source.whole()
+    named: dict[str, Any] = {"keys": keys, "query": query, "target": target, "extras": extras}
+    return ParquetSets(path, **named, set_id=set_id, missing=missing, dim=dim).whole()
 
 
 PROBED_ROWS = 256  # rows whose size in memory stands for that of the others

@@ -73,9 +73,29 @@ class SampleBatch:
         return self.sets.dim
 
     @property
-    def query(self) -> Float[Any, "s d"] | None:
+    def query(self) -> Float[Any, "s q"] | None:
         """The queries of all sets, or None."""
         return self.sets.query
+
+    @property
+    def has_query(self) -> bool:
+        """Whether sets have a query once they are written out: given with them, or made of their keys."""
+        return self.each or self.sets.query is not None
+
+    @property
+    def query_dim(self) -> int:
+        """The dimension d_q of a query; that of a key where queries are constant, or are keys."""
+        query = None if self.each else self.sets.query
+        return self.dim if query is None else int(query.shape[1])
+
+    @property
+    def extras(self) -> Float[np.ndarray, "n c"] | None:
+        """Columns of the samples themselves, in float64 and in host memory always; None if there are none."""
+        raise NotImplementedError
+
+    def with_extras(self, extras: Any) -> Any:
+        """The same samples with other columns of their own, (n, c); or without, for None."""
+        raise NotImplementedError
 
     @property
     def device(self) -> str | None:
@@ -164,7 +184,10 @@ class SampleBatch:
             )
         cells = np.empty(self.shape, dtype=object)
         for j in range(self.dim):
-            column = self.with_sets(self.sets.mapped(itemgetter((slice(None), slice(j, j + 1)))))
+            # queries may have more coordinates than keys, or fewer: the last column has the rest of theirs
+            own = slice(j, j + 1 if j + 1 < self.dim or self.query_dim <= self.dim else None)
+            query = None if self.sets.query is None else self.sets.query[:, own]
+            column = self.with_sets(self.sets.mapped(itemgetter((slice(None), slice(j, j + 1)))).with_query(query))
             for i in range(len(self)):
                 cells[i, j] = column[i : i + 1]
         return cells
@@ -232,16 +255,19 @@ def samples_in(value: Any) -> SampleBatch | None:
 class SetBatch(SampleBatch):
     """A batch of n sets of keys, each with an optional query.
 
-    Set i has keys x_1 … x_N in R^d, N ≥ 1 and different from set to set, and one query x_0 in R^d. The order of
+    Set i has keys x_1 … x_N in R^d, N ≥ 1 and different from set to set, and one query x_0 in R^{d_q}. The order of
     the keys never matters. Keys are stored end to end, so a long set costs the others nothing.
 
     Parameters
     ----------
     keys : array (n, N, d), or sequence of n arrays (N_i, d)
         The keys of each set.
-    query : array (n, d), optional
-        One query per set. Without it every set has the constant query x~_0 = [0; √2], whose length is that of a
-        unit token [x; 1].
+    query : array (n, d_q), optional
+        One query per set, of the kind of the keys (d_q = d) or of its own: a candidate is not a past purchase. Without
+        it every set has the constant query x~_0 = [0; √2], whose length is that of a unit token [x; 1].
+    extras : array (n, c), optional
+        Columns of the sample itself, such as a user's mean rating: estimators solve for their coefficients in the same
+        ridge as for the values of the heads. ``kh.tokens.with_size(batch)`` adds the number of keys.
 
     Attributes
     ----------
@@ -270,23 +296,26 @@ class SetBatch(SampleBatch):
     array([2, 5])
     >>> batch[1:]
     SetBatch(1 set, 5 keys, dim 3, with query, float64)
+    >>> kh.SetBatch(np.ones((2, 9, 3)), query=np.zeros((2, 5)), extras=np.zeros((2, 1)))
+    SetBatch(2 sets, 9 keys each (18 in all), dim 3, with query of dim 5, 1 extra, float64)
     """
 
-    __slots__ = ("_offsets", "_query", "_tokens")
+    __slots__ = ("_extras", "_offsets", "_query", "_tokens")
 
-    def __init__(self, keys: Any, query: Any = None) -> None:
+    def __init__(self, keys: Any, query: Any = None, extras: Any = None) -> None:
         tokens, offsets = _join_sets(keys, "keys")
         if query is not None:
             query = _check_numbers(query, "query")
-            _check_query(query, n=len(offsets) - 1, keys_dim=tokens.shape[1])
+            _check_query(query, n=len(offsets) - 1)
             tokens, query = _alike(tokens, query)
             _check_finite(query, "query")
-        self._store(tokens, offsets, query)
+        self._store(tokens, offsets, query, _check_extras(extras, len(offsets) - 1))
 
-    def _store(self, tokens: Any, offsets: np.ndarray, query: Any) -> None:
+    def _store(self, tokens: Any, offsets: np.ndarray, query: Any, extras: np.ndarray | None) -> None:
         self._tokens = _frozen(tokens)
         self._offsets = _frozen(offsets)
         self._query = None if query is None else _frozen(query)
+        self._extras = None if extras is None else _frozen(extras)
 
     @classmethod
     def from_tokens(cls, x: Any) -> SetBatch:
@@ -317,10 +346,10 @@ class SetBatch(SampleBatch):
         return cls._from_flat(tokens[_like(is_key, tokens)], offsets - np.arange(len(offsets)), queries)
 
     @classmethod
-    def _from_flat(cls, tokens: Any, offsets: np.ndarray, query: Any) -> SetBatch:
+    def _from_flat(cls, tokens: Any, offsets: np.ndarray, query: Any, extras: Any = None) -> SetBatch:
         """Wrap arrays that are known to be valid."""
         batch = cls.__new__(cls)
-        batch._store(tokens, offsets, query)
+        batch._store(tokens, offsets, query, extras)
         return batch
 
     @property
@@ -334,9 +363,18 @@ class SetBatch(SampleBatch):
         return self._offsets
 
     @property
-    def query(self) -> Float[Any, "n d"] | None:
+    def query(self) -> Float[Any, "n q"] | None:
         """One query per set, or None for the constant query."""
         return self._query
+
+    @property
+    def extras(self) -> Float[np.ndarray, "n c"] | None:
+        """Columns of the samples themselves, or None."""
+        return self._extras
+
+    def with_extras(self, extras: Any) -> SetBatch:
+        """The same sets with other columns of their own, (n, c); or without, for None."""
+        return self._from_flat(self._tokens, self._offsets, self._query, _check_extras(extras, len(self)))
 
     @property
     def dim(self) -> int:
@@ -376,8 +414,8 @@ class SetBatch(SampleBatch):
     @property
     def nbytes(self) -> int:
         """Bytes held by the batch."""
-        held = self._tokens.nbytes + self._offsets.nbytes
-        return held + (0 if self._query is None else self._query.nbytes)
+        held = (self._tokens, self._offsets, self._query, self._extras)
+        return sum(int(array.nbytes) for array in held if array is not None)
 
     def astype(self, dtype: Any) -> SetBatch:
         """Return the batch in float32 or float64."""
@@ -402,17 +440,18 @@ class SetBatch(SampleBatch):
     def mapped(self, change: Callable[[Any], Any]) -> SetBatch:
         """The same sets with keys and queries that ``change`` makes of theirs, row by row."""
         query = None if self._query is None else change(self._query)
-        return self._from_flat(change(self._tokens), self._offsets, query)
+        return self._from_flat(change(self._tokens), self._offsets, query, self._extras)
 
-    def with_query(self, query: Float[Any, "n d"] | None) -> SetBatch:
+    def with_query(self, query: Float[Any, "n q"] | None) -> SetBatch:
         """The same sets with other queries, or none, that are known to fit."""
-        return self._from_flat(self._tokens, self._offsets, query)
+        return self._from_flat(self._tokens, self._offsets, query, self._extras)
 
     def beside(self, others: Sequence[SetBatch]) -> SetBatch:
         """The same sets with the coordinates of sets of the same sizes after their own."""
         batches = (self, *others)
         query = None if self._query is None else np.concatenate([b.query for b in batches], axis=1)
-        return self._from_flat(np.concatenate([b.tokens for b in batches], axis=1), self._offsets, query)
+        query = None if query is None or query.shape[1] == 0 else query
+        return self._from_flat(np.concatenate([b.tokens for b in batches], axis=1), self._offsets, query, self._extras)
 
     def with_sets(self, sets: SetBatch) -> SetBatch:
         """Those sets."""
@@ -438,6 +477,10 @@ class SetBatch(SampleBatch):
             return _with_last(_like(zeros, self._tokens), np.sqrt(2.0))
         return _with_last(self._query, 1.0)
 
+    def seen_query(self) -> Float[Any, "n e"]:
+        """The same without the zeros of a constant query: (n, 1), to be multiplied with the last rows of heads."""
+        return self.extended_query() if self._query is not None else np.full((len(self), 1), np.sqrt(2.0), self.dtype)
+
     def __len__(self) -> int:
         return len(self._offsets) - 1
 
@@ -455,8 +498,8 @@ class SetBatch(SampleBatch):
     def _contiguous(self, start: int, stop: int) -> SetBatch:
         offsets = self._offsets[start : stop + 1]
         first = offsets[0]
-        query = None if self._query is None else self._query[start:stop]
-        return self._from_flat(self._tokens[first : offsets[-1]], offsets - first, query)
+        query, extras = (None if array is None else array[start:stop] for array in (self._query, self._extras))
+        return self._from_flat(self._tokens[first : offsets[-1]], offsets - first, query, extras)
 
     def _gather(self, rows: np.ndarray) -> SetBatch:
         lengths = self.lengths[rows]
@@ -464,26 +507,26 @@ class SetBatch(SampleBatch):
         # token k of new set i is token k of old set rows[i]
         source = np.arange(offsets[-1]) + np.repeat(self._offsets[rows] - offsets[:-1], lengths)
         query = None if self._query is None else self._query[_like(rows, self._tokens)]
-        return self._from_flat(self._tokens[_like(source, self._tokens)], offsets, query)
+        extras = None if self._extras is None else self._extras[rows]
+        return self._from_flat(self._tokens[_like(source, self._tokens)], offsets, query, extras)
 
     @classmethod
     def _joined(cls, batches: Sequence[SetBatch]) -> SetBatch:
         dims = {b.dim for b in batches}
         if len(dims) > 1:
             raise ValueError(f"`batches` must share their token dimension: got {sorted(dims)}.")
-        queries = [b.query for b in batches if b.query is not None]
-        if queries and len(queries) != len(batches):
-            raise ValueError(
-                f"`batches` must all carry a query, or none: {len(queries)} of {len(batches)} do. "
-                "Give the others a query of their own."
-            )
+        query = _joined_rows([b.query for b in batches], "a query")
         offsets = _offsets_of(np.concatenate([b.lengths for b in batches]))
-        query = _concatenate(queries) if queries else None
-        return cls._from_flat(_concatenate([b.tokens for b in batches]), offsets, query)
+        extras = _joined_rows([b.extras for b in batches], "extras")
+        return cls._from_flat(_concatenate([b.tokens for b in batches]), offsets, query, extras)
 
     def __repr__(self) -> str:
         n, total = len(self), len(self._tokens)
         query = "with query" if self._query is not None else "no query"
+        query += f" of dim {self.query_dim}" if self.query_dim != self.dim else ""
+        if self._extras is not None:
+            count = self._extras.shape[1]
+            query += f", {count} extra{'' if count == 1 else 's'}"
         tail = f"dim {self.dim}, {query}, {self.dtype}{'' if self.device is None else f', torch on {self.device}'})"
         if n == 0:
             return f"SetBatch(0 sets, {tail}"
@@ -496,7 +539,7 @@ class SetBatch(SampleBatch):
 
 
 def concatenate(batches: Sequence[Any]) -> Any:
-    """Join batches end to end. All must have the same dimension, and all or none a query.
+    """Join batches end to end. All must have the same dimensions, and all or none a query, and extras.
 
     Parameters
     ----------
@@ -520,6 +563,20 @@ def concatenate(batches: Sequence[Any]) -> Any:
             "SetGroups(batch, np.ones(len(batch), int)) makes samples of one set each."
         )
     return kinds.pop()._joined(batches)
+
+
+def _joined_rows(arrays: Sequence[Any], what: str) -> Any:
+    """What every batch has one row per sample of, or none has, end to end."""
+    held = [array for array in arrays if array is not None]
+    if held and len(held) != len(arrays):
+        raise ValueError(
+            f"`batches` must all carry {what}, or none: {len(held)} of {len(arrays)} do. Give the others {what} of "
+            "their own."
+        )
+    widths = {int(array.shape[1]) for array in held}
+    if len(widths) > 1:
+        raise ValueError(f"`batches` must have {what} of one dimension: got {sorted(widths)}.")
+    return _concatenate(held) if held else None
 
 
 def _offsets_of(counts: Int[np.ndarray, " n"]) -> Int[np.ndarray, " o"]:
@@ -675,26 +732,38 @@ def _check_sizes(n: int, lengths: np.ndarray, dim: int, name: str) -> None:
         )
 
 
-def _check_query(query: Any, n: int, keys_dim: int) -> None:
-    if query.ndim != 2:
+def _check_query(query: Any, n: int) -> None:
+    if query.ndim != 2 or query.shape[1] == 0:
         raise ValueError(
-            f"`query` must have shape (n, d), one query per set: got shape {tuple(query.shape)} for {n} sets."
-        )
-    if query.shape[1] != keys_dim:
-        raise ValueError(
-            "`keys` and `query` must share their last axis (the token dimension): got query "
-            f"{tuple(query.shape)} and keys of dimension {keys_dim}. If only one of them carries extra coordinates, "
-            "pad the other with zeros."
+            f"`query` must have shape (n, d_q), one query per set: got shape {tuple(query.shape)} for {n} sets."
         )
     if query.shape[0] != n:
         raise ValueError(f"`query` must have one row per set: got {query.shape[0]} rows for {n} sets.")
+
+
+def _check_extras(extras: Any, n: int) -> Float[np.ndarray, "n c"] | None:
+    """Columns of n samples in float64, in host memory; or None."""
+    if extras is None:
+        return None
+    if is_tensor(extras):
+        from keyhole._tensors import as_array
+
+        extras = as_array(extras)
+    columns = check_float_array(extras, "extras").astype(np.float64)
+    if columns.ndim != 2 or len(columns) != n or columns.shape[1] == 0:
+        raise ValueError(
+            f"`extras` must have shape (n, c), one row per sample: got shape {columns.shape} for {n} samples. A single "
+            "column is x[:, None]."
+        )
+    check_finite(columns, "extras")
+    return columns
 
 
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
 def first_occurrences(batch: SampleBatch, labels: Float[np.ndarray, "n t"]) -> Int[np.ndarray, " n"]:
-    """For each sample, the number of the first sample that equals it: same keys as a multiset, query and labels.
+    """For each sample, the first that equals it: same keys as a multiset, same query, extras and labels.
 
     Hashes pick the candidates in O(tokens); candidates are then compared entry by entry, so the answer is exact.
     """
@@ -736,16 +805,18 @@ def hash_samples(batch: SampleBatch, labels: np.ndarray) -> np.ndarray:
     batch = batch.signature()
     # a sum over the keys does not see their order
     hashes = np.add.reduceat(_hash_rows(batch.tokens), batch.offsets[:-1])
-    if batch.query is not None:
-        hashes = hashes * _MIX + _hash_rows(batch.query)
+    for rows in (batch.query, batch.extras):
+        if rows is not None:
+            hashes = hashes * _MIX + _hash_rows(rows)
     return np.asarray(hashes * _MIX + _hash_rows(labels))
 
 
 def _same_sample(batch: SetBatch, labels: np.ndarray, i: int, j: int) -> bool:
     if not np.array_equal(labels[i], labels[j]):
         return False
-    if batch.query is not None and not np.array_equal(batch.query[i], batch.query[j]):
-        return False
+    for rows in (batch.query, batch.extras):
+        if rows is not None and not np.array_equal(rows[i], rows[j]):
+            return False
     a, b = (batch.tokens[batch.offsets[s] : batch.offsets[s + 1]] for s in (i, j))
     if a.shape != b.shape:
         return False
@@ -764,6 +835,8 @@ class SetGroups(SampleBatch):
         All sets, those of one sample next to each other.
     counts : array (n,)
         How many sets each sample owns; at least one.
+    extras : array (n, c), optional
+        Columns of the samples themselves, as in `SetBatch`.
 
     Examples
     --------
@@ -776,10 +849,15 @@ class SetGroups(SampleBatch):
     2
     """
 
-    __slots__ = ("_offsets", "_sets")
+    __slots__ = ("_extras", "_offsets", "_sets")
 
-    def __init__(self, sets: SetBatch, counts: Any) -> None:
+    def __init__(self, sets: SetBatch, counts: Any, extras: Any = None) -> None:
         check_sets(sets, "sets")
+        if sets.extras is not None:
+            raise ValueError(
+                "extras belong to samples, which are groups of sets here: got `sets` that have them. Pass them as "
+                "SetGroups(sets.with_extras(None), counts, extras), one row per sample."
+            )
         counts = np.asarray(counts)
         if counts.ndim != 1 or counts.dtype.kind not in "iu" or len(counts) == 0:
             raise ValueError(f"`counts` must be a vector of integers: got shape {counts.shape}, {counts.dtype}.")
@@ -792,6 +870,16 @@ class SetGroups(SampleBatch):
             )
         self._sets = sets
         self._offsets = _offsets_of(counts)
+        self._extras = _check_extras(extras, len(counts))
+
+    @property
+    def extras(self) -> Float[np.ndarray, "n c"] | None:
+        """Columns of the samples themselves, or None."""
+        return self._extras
+
+    def with_extras(self, extras: Any) -> SetGroups:
+        """The same groups with other columns of their own, (n, c); or without, for None."""
+        return self._of(self._sets, self._offsets, _check_extras(extras, len(self)))
 
     @property
     def sets(self) -> SetBatch:
@@ -819,19 +907,20 @@ class SetGroups(SampleBatch):
         return True
 
     @classmethod
-    def _of(cls, sets: SetBatch, offsets: Int[np.ndarray, " o"]) -> SetGroups:
+    def _of(cls, sets: SetBatch, offsets: Int[np.ndarray, " o"], extras: np.ndarray | None) -> SetGroups:
         """Wrap what is known to be valid."""
         groups = cls.__new__(cls)
-        groups._sets, groups._offsets = sets, offsets
+        groups._sets, groups._offsets, groups._extras = sets, offsets, extras
         return groups
 
     @classmethod
     def _joined(cls, batches: Sequence[SetGroups]) -> SetGroups:
-        return cls(concatenate([b.sets for b in batches]), np.concatenate([b.counts for b in batches]))
+        extras = _joined_rows([b.extras for b in batches], "extras")
+        return cls(concatenate([b.sets for b in batches]), np.concatenate([b.counts for b in batches]), extras)
 
     def with_sets(self, sets: SetBatch) -> SetGroups:
         """The same groups of other sets."""
-        return self._of(sets, self._offsets)
+        return self._of(sets, self._offsets, self._extras)
 
     def check_query_rule(self, query: str) -> None:
         """Raise unless queries are those given."""
@@ -851,7 +940,7 @@ class SetGroups(SampleBatch):
         hashes = (hash_samples(sets, np.zeros((len(sets), 1))) >> np.uint64(11)).astype(np.float64)
         own = np.concatenate([query, hashes[:, None]], axis=1)
         triples = np.concatenate([np.repeat(own, sets.lengths, axis=0), sets.tokens], axis=1)
-        return SetBatch._from_flat(triples, sets.offsets[self._offsets], None)
+        return SetBatch._from_flat(triples, sets.offsets[self._offsets], None, self._extras)
 
     def __getitem__(self, rows: Any) -> SetGroups:
         """Return the samples that ``rows`` names: a slice, integers, or a mask."""
@@ -859,12 +948,13 @@ class SetGroups(SampleBatch):
         counts = self.counts[chosen]
         offsets = _offsets_of(counts)
         source = np.arange(offsets[-1]) + np.repeat(self._offsets[chosen] - offsets[:-1], counts)
-        return self._of(self._sets[source], offsets)
+        return self._of(self._sets[source], offsets, None if self._extras is None else self._extras[chosen])
 
     def __repr__(self) -> str:
         low, high = (int(self.counts.min()), int(self.counts.max())) if len(self) else (0, 0)
         span = f"{low}" if low == high else f"{low}–{high}"
-        return f"SetGroups({len(self)} samples, {span} sets each, of {self._sets!r})"
+        extras = "" if self._extras is None else f", {self._extras.shape[1]} extra(s)"
+        return f"SetGroups({len(self)} samples, {span} sets each{extras}, of {self._sets!r})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -909,6 +999,15 @@ class PooledSets(SampleBatch):
     def is_plain(self) -> bool:
         """Whether the samples are pooled as a SetBatch is."""
         return self.base.is_plain and self.pooling == "mean" and not self.each
+
+    @property
+    def extras(self) -> Float[np.ndarray, "n c"] | None:
+        """Those of ``base``."""
+        return self.base.extras
+
+    def with_extras(self, extras: Any) -> PooledSets:
+        """The same samples with other columns of their own, (n, c); or without, for None."""
+        return PooledSets(self.base.with_extras(extras), self.pooling, self.each)
 
     def with_sets(self, sets: SetBatch) -> PooledSets:
         """Other sets, pooled in the same way."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 
 from keyhole._array import unit_exponent
-from keyhole._checks import check_float_array
+from keyhole._checks import check_count, check_float_array
 from keyhole.data.sets import PooledSets, SampleBatch, SetBatch
 
 SCALINGS = ("none", "sphere", "standard")
@@ -26,7 +26,8 @@ class TokenRule:
     scaling : "none", "sphere" or "standard"
         "sphere" divides every token by its length (a token of zeros stays); "standard" takes the training mean off
         every coordinate and divides it by √d times its standard deviation, d counting the coordinates that vary, so
-        that tokens have length one on average. Queries that are given go through the same.
+        that tokens have length one on average. Queries of the dimension of the keys are taken to be of their kind, and
+        go through the same; those of another dimension have a mean and a spread of their own.
     query : "given", "mean" or "each"
         "mean" replaces the query by the mean of the keys, after scaling; "each" makes every key the query in turn
         and pools the features over queries.
@@ -34,6 +35,12 @@ class TokenRule:
         Over keys, over queries, and over the sets of a sample.
     centre, spread : arrays (d,) or None
         For "standard": a token becomes (x − centre) / spread.
+    query_centre, query_spread : arrays (d_q,) or None
+        The same for queries of another dimension than the keys.
+    extras_centre, extras_spread : arrays (c,) or None
+        Columns of samples become (z − centre) / spread: their training mean taken off (without an intercept it stays),
+        divided by their standard deviation (without an intercept by their root mean square), times ``extras_scale``.
+    extras_scale : float
     """
 
     scaling: str
@@ -41,6 +48,11 @@ class TokenRule:
     pooling: str
     centre: Float[np.ndarray, " d"] | None = field(default=None, repr=False)
     spread: Float[np.ndarray, " d"] | None = field(default=None, repr=False)
+    query_centre: Float[np.ndarray, " q"] | None = field(default=None, repr=False)
+    query_spread: Float[np.ndarray, " q"] | None = field(default=None, repr=False)
+    extras_centre: Float[np.ndarray, " c"] | None = field(default=None, repr=False)
+    extras_spread: Float[np.ndarray, " c"] | None = field(default=None, repr=False)
+    extras_scale: float = 1.0
 
     @classmethod
     def learn(
@@ -50,8 +62,10 @@ class TokenRule:
         query: str = "given",
         pooling: str = "mean",
         weights: Float[np.ndarray, " n"] | None = None,
+        *,
+        fit_intercept: bool = True,
     ) -> TokenRule:
-        """Learn a rule on training samples, of the given weights.
+        """Learn a rule on training samples, of the given weights; extras at the scale 1.
 
         Examples
         --------
@@ -61,20 +75,29 @@ class TokenRule:
         array([-1.,  0.])
         """
         batch.check_query_rule(query)
+        extras: dict[str, Any] = {}
+        if batch.extras is not None:
+            centre, spread, _ = mean_and_spread(batch.extras, np.ones(len(batch), int), weights)
+            if not fit_intercept:
+                size = np.hypot(centre, np.where(np.ptp(batch.extras, axis=0) > 0, spread, 0.0))
+                centre, spread = np.zeros_like(centre), np.where(size > 0, size, 1.0)
+            extras = {"extras_centre": centre, "extras_spread": spread}
         if scaling != "standard":
-            return cls(scaling, query, pooling)
-        tokens, share = _weighed_tokens(batch, weights)
-        # in float64, every coordinate in units of its own size, so that squares neither overflow nor vanish, and
-        # relative to the first token: a large common offset costs no digits
-        units = unit_exponent(tokens, axis=0)
-        first = np.ldexp(tokens[0], -units)
-        shifted = np.ldexp(tokens, -units) - first
-        centre = shifted.T @ share
-        spread = np.sqrt(np.square(shifted - centre).T @ share)
-        still = spread <= 1e-12 * np.abs(np.ldexp(tokens, -units)).max(axis=0)  # what never moves says nothing
-        spread = np.where(still, 1.0, np.ldexp(spread, units)) * math.sqrt(max(1, int((~still).sum())))
-        centre = np.ldexp(centre + first, units)
-        return cls(scaling, query, pooling, centre, spread)
+            return cls(scaling, query, pooling, **extras)
+        keys = standardisation(batch.sets.tokens, batch.token_counts, weights)
+        if batch.query is None or batch.query_dim == batch.dim or query != "given":
+            return cls(scaling, query, pooling, *keys, **extras)
+        return cls(scaling, query, pooling, *keys, *standardisation(batch.query, batch.set_counts, weights), **extras)
+
+    def with_extras_scale(self, scale: float) -> TokenRule:
+        """The same rule with extras of another scale."""
+        if self.extras_spread is None:
+            return self
+        return replace(self, extras_spread=self.extras_spread * (self.extras_scale / scale), extras_scale=scale)
+
+    def query_dim(self, batch: SampleBatch) -> int:
+        """The dimension of the queries that the layer will see: those given, or made of keys."""
+        return batch.query_dim if self.query == "given" else batch.dim
 
     def apply(self, batch: SampleBatch) -> SetBatch | PooledSets:
         """Scale, make queries, and pool."""
@@ -83,27 +106,84 @@ class TokenRule:
             sets = sets.with_query(_means_of_keys(sets))
         if self.query == "each":  # a query that was given is not looked at: samples that differ in it alone are copies
             sets = sets.with_query(None)
-        return batch.with_sets(sets).pooled(self.pooling, each=self.query == "each")
+        ready = batch.with_sets(sets)
+        if batch.extras is not None and self.extras_centre is not None:
+            ready = ready.with_extras((batch.extras - self.extras_centre) / self.extras_spread)
+        return ready.pooled(self.pooling, each=self.query == "each")
 
     def _scale(self, batch: SetBatch) -> SetBatch:
-        return batch if self.scaling == "none" else batch.mapped(self._scale_tokens)
+        if self.scaling == "none":
+            return batch
+        if self.scaling == "sphere":
+            return batch.mapped(_to_sphere)
+        query = batch.query if self.query == "given" else None  # one that will be replaced need not fit the keys
+        if query is not None and self.query_centre is not None:
+            query = _standardised(query, self.query_centre, self.query_spread)
+        elif query is not None:
+            query = _standardised(query, self.centre, self.spread)
+        keys = batch.with_query(None).mapped(lambda tokens: _standardised(tokens, self.centre, self.spread))
+        return keys.with_query(query)
 
-    def _scale_tokens(self, tokens: Float[np.ndarray, "t d"]) -> Float[np.ndarray, "t d"]:
-        if self.centre is not None and self.spread is not None:
-            return ((tokens - self.centre) / self.spread).astype(tokens.dtype)
-        largest = np.abs(tokens).max(axis=1, keepdims=True)  # divided out first, so that squares cannot overflow
-        units = tokens / np.where(largest > 0, largest, 1)
-        lengths = np.sqrt(np.einsum("td,td->t", units, units))[:, None]
-        return np.asarray(units / np.where(lengths > 0, lengths, 1))
+
+def _standardised(tokens: Float[np.ndarray, "t d"], centre: Any, spread: Any) -> Float[np.ndarray, "t d"]:
+    return np.asarray(((tokens - centre) / spread).astype(tokens.dtype))
 
 
-def _weighed_tokens(
-    batch: SampleBatch, weights: Float[np.ndarray, " n"] | None
-) -> tuple[Float[np.ndarray, "t d"], Float[np.ndarray, " t"]]:
-    """All keys of samples that have weight, in float64, and the share of each, adding up to one."""
-    share = np.repeat(np.ones(len(batch)) if weights is None else weights, batch.token_counts)
+def _to_sphere(tokens: Float[np.ndarray, "t d"]) -> Float[np.ndarray, "t d"]:
+    """Every token divided by its length."""
+    largest = np.abs(tokens).max(axis=1, keepdims=True)  # divided out first, so that squares cannot overflow
+    units = tokens / np.where(largest > 0, largest, 1)
+    lengths = np.sqrt(np.einsum("td,td->t", units, units))[:, None]
+    return np.asarray(units / np.where(lengths > 0, lengths, 1))
+
+
+def standardisation(
+    tokens: Float[np.ndarray, "t d"], counts: Int[np.ndarray, " n"], weights: Float[np.ndarray, " n"] | None
+) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, " d"]]:
+    """The mean of tokens, ``counts`` of which belong to each sample, and √d times their standard deviation."""
+    centre, spread, moving = mean_and_spread(tokens, counts, weights)
+    return centre, spread * math.sqrt(max(1, int(moving.sum())))
+
+
+def mean_and_spread(
+    tokens: Float[np.ndarray, "t d"], counts: Int[np.ndarray, " n"], weights: Float[np.ndarray, " n"] | None
+) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, " d"], Bool[np.ndarray, " d"]]:
+    """Means, standard deviations (1 for a coordinate that never moves), and which coordinates move.
+
+    Tokens of samples without weight do not count.
+    """
+    share = np.repeat(np.ones(len(counts)) if weights is None else weights, counts)
     kept = share > 0
-    return batch.sets.tokens[kept].astype(np.float64), share[kept] / share.sum()
+    tokens, share = tokens[kept].astype(np.float64), share[kept] / share.sum()
+    # in float64, every coordinate in units of its own size, so that squares neither overflow nor vanish, and
+    # relative to the first token: a large common offset costs no digits
+    units = unit_exponent(tokens, axis=0)
+    first = np.ldexp(tokens[0], -units)
+    shifted = np.ldexp(tokens, -units) - first
+    centre = shifted.T @ share
+    spread = np.sqrt(np.square(shifted - centre).T @ share)
+    still = spread <= 1e-12 * np.abs(np.ldexp(tokens, -units)).max(axis=0)  # what never moves says nothing
+    return np.ldexp(centre + first, units), np.where(still, 1.0, np.ldexp(spread, units)), ~still
+
+
+def with_size(samples: Any) -> Any:
+    """The same samples with the number of keys of each as a further column of extras.
+
+    For ragged sets: a layer averages over keys, and a mean does not know how many there were.
+
+    Parameters
+    ----------
+    samples : SetBatch or SetGroups
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> with_size(SetBatch([np.ones((2, 3)), np.ones((5, 3))])).extras
+    array([[2.],
+           [5.]])
+    """
+    sizes = samples.token_counts.astype(np.float64)[:, None]
+    return samples.with_extras(sizes if samples.extras is None else np.hstack([samples.extras, sizes]))
 
 
 def _means_of_keys(sets: SetBatch) -> Float[np.ndarray, "n d"]:
@@ -154,3 +234,100 @@ def drop_missing(keys: Any) -> list[Float[np.ndarray, "k d"]]:
         tokens = tokens[~np.isnan(tokens).any(axis=1)]
         kept.append(tokens if len(tokens) else np.zeros((1, tokens.shape[1]), tokens.dtype))
     return kept
+
+
+def windows(series: Any, width: int, stride: int = 1, *, split: bool = True) -> list[Float[np.ndarray, "k e"]]:
+    """Cut series into overlapping windows, the keys of a set each: what happens, wherever it does.
+
+    Parameters
+    ----------
+    series : sequence of n arrays (T_i,) or (T_i, channels)
+        At least ``width`` steps each.
+    width, stride : int
+        Steps of a window, and from one window to the next; the last window ends with the series.
+    split : bool
+        Whether level (mean) and amplitude (standard deviation) of each channel are split off: a token is then the
+        shape, of mean 0 and length √width (zeros where nothing varies), followed by level and amplitude.
+
+    Returns
+    -------
+    list of n arrays (windows, width · channels), or (windows, (width + 2) · channels) if split
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> windows([np.arange(5.0)], width=3, stride=2, split=False)[0]
+    array([[0., 1., 2.],
+           [2., 3., 4.]])
+    >>> windows([np.array([0.0, 4.0, 0.0, 4.0])], width=2, stride=2)[0]
+    array([[-1.,  1.,  2.,  2.],
+           [-1.,  1.,  2.,  2.]])
+    """
+    width, stride = check_count(width, "width"), check_count(stride, "stride")
+    made = []
+    for i in range(len(series)):
+        steps = check_float_array(series[i], f"series[{i}]").astype(np.float64)
+        if steps.ndim not in (1, 2) or len(steps) < width:
+            raise ValueError(
+                f"every series must have shape (T,) or (T, channels) with T ≥ width = {width}: series {i} has shape "
+                f"{steps.shape}. Use a smaller width, or leave it out."
+            )
+        steps = steps.reshape(len(steps), -1)
+        starts = np.unique(np.append(np.arange(0, len(steps) - width + 1, stride), len(steps) - width))
+        cut = steps[starts[:, None] + np.arange(width)].transpose(0, 2, 1)
+        if split:
+            level, amplitude = cut.mean(axis=2, keepdims=True), cut.std(axis=2, keepdims=True)
+            shape = (cut - level) / np.where(amplitude > 0, amplitude, 1.0)
+            cut = np.concatenate([shape, level, amplitude], axis=2)
+        made.append(cut.reshape(len(cut), -1))
+    return made
+
+
+def with_ages(keys: Any, n_ages: int) -> list[Float[np.ndarray, "k e"]]:
+    """Append to each key its age as one of ``n_ages`` zeros and ones, the last key being of age 0: sets with an order.
+
+    Keys of age ``n_ages − 1`` and above share the last column.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> with_ages([np.array([[7.0], [8.0], [9.0]])], n_ages=2)[0]
+    array([[7., 0., 1.],
+           [8., 0., 1.],
+           [9., 1., 0.]])
+    """
+    n_ages, made = check_count(n_ages, "n_ages"), []
+    for i in range(len(keys)):
+        tokens = check_float_array(keys[i], f"keys[{i}]")
+        if tokens.ndim != 2:
+            raise ValueError(f"each set must have shape (N_i, d): set {i} has shape {tokens.shape}.")
+        ages = np.minimum(np.arange(len(tokens))[::-1], n_ages - 1)
+        made.append(np.concatenate([tokens, np.eye(n_ages, dtype=tokens.dtype)[ages]], axis=1))
+    return made
+
+
+def with_shared(keys: Any, query: Any) -> list[Float[np.ndarray, "k e"]]:
+    """Append to each key its products, coordinate by coordinate, with the query of its set: what the two share.
+
+    ``query`` is an array (n, d) of the keys' kind. Of zeros and ones a product is 1 where both have what it means.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> with_shared([np.array([[1.0, 0.0], [1.0, 1.0]])], np.array([[0.0, 1.0]]))[0]
+    array([[1., 0., 0., 0.],
+           [1., 1., 0., 1.]])
+    """
+    asked = check_float_array(query, "query")
+    if len(asked) != len(keys):
+        raise ValueError(f"`query` must have one row per set: got {len(asked)} rows for {len(keys)} sets.")
+    made = []
+    for i in range(len(keys)):
+        tokens = check_float_array(keys[i], f"keys[{i}]")
+        if tokens.ndim != 2 or tokens.shape[1:] != asked.shape[1:]:
+            raise ValueError(
+                f"keys and query must have coordinates of one kind: set {i} has shape {tokens.shape}, `query` "
+                f"{asked.shape}. Choose the columns they have in common."
+            )
+        made.append(np.concatenate([tokens, tokens * asked[i]], axis=1))
+    return made

@@ -29,7 +29,7 @@ def write_parquet(
     extra: dict[str, Any] | None = None,
     compression: str = "none",
 ) -> int:
-    """Write batches, (X, y) or sets alone, to a Parquet file with columns keys, query, y and weight.
+    """Write batches, (X, y) or sets alone, to a Parquet file with columns keys, query, extras, y and weight.
 
     The file appears under its name when it is complete.
 
@@ -78,7 +78,10 @@ def _table(batch: Batch, extra: dict[str, Any], start: int) -> Any:
     flat = pa.FixedSizeListArray.from_arrays(pa.array(sets.tokens.reshape(-1)), sets.dim)
     columns = {"keys": pa.LargeListArray.from_arrays(pa.array(sets.offsets), flat)}
     if sets.query is not None:
-        columns["query"] = pa.FixedSizeListArray.from_arrays(pa.array(sets.query.reshape(-1), number), sets.dim)
+        columns["query"] = pa.FixedSizeListArray.from_arrays(pa.array(sets.query.reshape(-1), number), sets.query_dim)
+    if sets.extras is not None:
+        flat = pa.array(sets.extras.reshape(-1))
+        columns["extras"] = pa.FixedSizeListArray.from_arrays(flat, sets.extras.shape[1])
     for name, values in (("y", batch.y), ("weight", batch.weights)):
         if values is None:
             continue

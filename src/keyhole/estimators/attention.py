@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from keyhole.estimators.base import LabelScores, SetEstimator, class_scores, mem
 from keyhole.estimators.inputs import (
     LayerPlan,
     as_columns,
+    as_extras_scale,
     as_groups,
     as_heads,
     as_law,
@@ -23,13 +25,16 @@ from keyhole.estimators.inputs import (
     as_samples,
     as_seed,
     as_weights,
+    cheaper_heads,
     check_layer_options,
     class_weights,
     fit_sets,
-    fit_temperature,
 )
-from keyhole.estimators.streaming import StreamedClassifier, StreamedRegressor, forget_stream
+from keyhole.estimators.streaming import StreamedClassifier, StreamedRegressor, forget_stream, store_log_losses
 from keyhole.layer import KernelLayer, LayerFit, pick_device
+from keyhole.ridge.calibration import fit_temperature
+
+CRITERIA = ("squared_error", "log_loss")
 
 
 class _AttentionModel(SetEstimator):
@@ -37,7 +42,7 @@ class _AttentionModel(SetEstimator):
 
     def __init__(
         self,
-        n_heads: Any = 512,
+        n_heads: Any = "auto",
         law: Any = None,
         alpha: Any = "loo",
         activation: Any = "relu",
@@ -46,10 +51,11 @@ class _AttentionModel(SetEstimator):
         *,
         dtype: Any = "float64",
         pooling: Any = "mean",
-        scaling: Any = "none",
-        query: Any = "given",
+        scaling: Any = "auto",
+        query: Any = "auto",
         device: Any = None,
         solver: Any = "auto",
+        extras_scale: Any = "loo",
     ) -> None:
         self.n_heads = n_heads
         self.law = law
@@ -63,6 +69,7 @@ class _AttentionModel(SetEstimator):
         self.query = query
         self.device = device
         self.solver = solver
+        self.extras_scale = extras_scale
 
     def _fit_columns(
         self, batch: SetBatch | SetGroups, columns: np.ndarray, weights: np.ndarray | None, groups: Any
@@ -78,13 +85,17 @@ class _AttentionModel(SetEstimator):
             "device": pick_device(self.device, batch.sets),
             "solver": check_choice(self.solver, "solver", ("auto", "direct", "cg")),
             "hold_out": isinstance(self, ClassifierMixin),
+            "criterion": check_choice(getattr(self, "criterion", "squared_error"), "criterion", CRITERIA),
             "memory_budget": memory_budget(),
         }
-        law, penalties, seed = as_law(self.law), as_penalties(self.alpha), as_seed(self.random_state)
-        plan = LayerPlan(as_heads(self.n_heads), law, penalties, seed, options)
+        law = None if self.law is None else as_law(self.law)
+        penalties, seed = as_penalties(self.alpha), as_seed(self.random_state)
+        auto = isinstance(self.n_heads, str) and self.n_heads == "auto"
+        n_heads = cheaper_heads(batch, law, self.query, options) if auto else as_heads(self.n_heads)
+        plan = LayerPlan(n_heads, law, penalties, seed, options, as_extras_scale(self.extras_scale))
         fitted = fit_sets(batch, columns, plan, self.scaling, self.query, self.pooling)
         fit, ridge = fitted.fit, fitted.fit.ridge
-        self.law_ = fitted.law
+        self.law_, self.n_heads_ = fitted.law, math.inf if n_heads is None else n_heads
         self.tokens_ = fitted.rule
         self.scaling_errors_ = fitted.tried
         self.layer_ = fit.layer
@@ -94,6 +105,7 @@ class _AttentionModel(SetEstimator):
         self.selection_ = "loo" if ridge.selection == "groups" else ridge.selection
         setattr(self, f"{self.selection_}_errors_", ridge.errors)
         setattr(self, f"{self.selection_}_error_", ridge.error)
+        store_log_losses(self, ridge)
         if fit.route == "cg":
             self.residual_, self.n_iter_ = ridge.residual, ridge.n_iter
         return fit
@@ -109,14 +121,18 @@ class AttentionRegressor(StreamedRegressor, MultiOutputMixin, RegressorMixin, _A
 
     The layer is f(x) = Σ_m <v_m, φ_m(x)> + b with features φ_m of M random heads; v minimises
     Σ_i (y_i − f(x_i))² + α|v|², the intercept b being free. Primal if M·(d+1) < n, dual otherwise, the exact
-    kernel if ``n_heads=math.inf``; the same numbers by all three.
+    kernel if ``n_heads=math.inf``; the same numbers by all three. Without settings everything is chosen on the training
+    set; the paper's layer is ``n_heads=512, law=kh.GaussianHeads(), scaling="none", query="given"``.
 
     Parameters
     ----------
-    n_heads : int or math.inf
-        M, or infinity for the exact kernel of infinitely many heads.
+    n_heads : int, math.inf or "auto"
+        M, or infinity for the exact kernel of infinitely many heads. "auto" is the exact kernel where it is predicted,
+        from the sizes of the training set alone, to take less time than 512 heads, and 512 heads where it is not; in
+        batches, as many as make 2048 columns, 512 at most.
     law : law of the heads, optional
-        ``kh.GaussianHeads()`` if None. ``kh.GaussianHeads(mean=1.0)`` favours targets that depend on <x_0, x_i>.
+        ``kh.GaussianHeads(mean=1.0)`` favours targets that depend on <x_0, x_i>. None is ``kh.GaussianHeads()``, or a
+        multiple of the identity as its mean where there is a query and the left-out loss is lower beyond doubt.
     alpha : "loo", number or sequence of numbers
         Ridge penalty; "loo" chooses from an automatic grid, a sequence from itself, both by exact leave-one-out.
     activation : str
@@ -131,10 +147,12 @@ class AttentionRegressor(StreamedRegressor, MultiOutputMixin, RegressorMixin, _A
         grow with the set.
     scaling : "none", "sphere", "standard" or "auto"
         What is done to tokens first, learned on the training sets: each to length one; or every coordinate centred
-        and divided by √d times its standard deviation; "auto" takes the one of least leave-one-out error.
+        and divided by √d times its standard deviation; "auto" takes the one of least leave-one-out loss, on 128 to
+        500 samples, so that choosing takes about as long as one fit.
     query : "given", "mean", "each" or "auto"
         The query of each set, or the constant one; the mean of its keys; each key in turn, features pooled over
-        queries. "auto" tries "given" and "mean" on sets without a query.
+        queries. "auto" tries "given" and "mean" on sets without a query. In batches all that is automatic is settled
+        on the first 1024 samples, or on fewer if values are asked for before that, and kept.
     device : None, "auto", "cuda", "cuda:1", … or "cpu"
         Where torch fits and predicts (docs/gpu.md); "auto" is the first GPU, if any. None follows ``X``: torch where it
         holds tensors, NumPy otherwise. Fitted attributes and predictions are NumPy arrays always.
@@ -142,6 +160,11 @@ class AttentionRegressor(StreamedRegressor, MultiOutputMixin, RegressorMixin, _A
         "direct" factorises the smaller of the n × n and p × p Gram matrices, p = M·(d+1). "cg" makes neither: it is
         preconditioned conjugate gradients over heads that are drawn anew in each iteration, for a fixed ``alpha`` or
         a few to choose from on a tenth of the samples. "auto" is "cg" only if the matrix exceeds the memory.
+    extras_scale : "loo" or number
+        For samples with extras z: features become [φ; s·z~], kernels K + s²·<z~, z~'>, z~ being z less its training
+        mean and divided by its standard deviation (without an intercept, divided by its root mean square). s is this
+        number, or the one of least leave-one-out squared error among four, on at most 500 samples; in batches by
+        generalised cross-validation. ``tokens_.extras_scale`` is s, ``layer_.extras_values`` are the coefficients.
 
     Attributes
     ----------
@@ -150,7 +173,9 @@ class AttentionRegressor(StreamedRegressor, MultiOutputMixin, RegressorMixin, _A
     tokens_ : TokenRule
         Scaling, query and pooling used.
     scaling_errors_ : dict
-        Leave-one-out error of every (scaling, query) tried; empty if there was nothing to choose.
+        Leave-one-out loss of every (scaling, query) tried; empty if there was nothing to choose.
+    n_heads_ : int or math.inf
+        Heads used; infinity for the exact kernel.
     alpha_ : float
         The penalty used.
     loo_error_ : float
@@ -175,8 +200,8 @@ class AttentionRegressor(StreamedRegressor, MultiOutputMixin, RegressorMixin, _A
         What ``alpha_`` was chosen by: "loo", or "gcv" (generalised cross-validation) after a fit in batches that
         were gone through once, or "holdout" after "cg"; then ``gcv_error_`` and ``gcv_errors_``, or
         ``holdout_error_`` and ``holdout_errors_``, stand in the place of the ``loo_`` ones.
-    n_features_in_ : int
-        Token dimension d.
+    n_features_in_, n_query_features_in_, n_extras_in_ : int
+        Token dimension d, that of queries (0 without), and columns of extras.
 
     Notes
     -----
@@ -236,6 +261,11 @@ class AttentionClassifier(StreamedClassifier, LabelScores, ClassifierMixin, _Att
         As for `AttentionRegressor`.
     class_weight : None, "balanced" or dict
         Weight of the samples of each class; "balanced" gives every class the same total.
+    criterion : "log_loss" or "squared_error"
+        What the penalty, and all else that is automatic, is chosen by: the log-loss of the calibrated left-out
+        scores, or the squared error of the ±1 columns. Fits in batches have the log-loss of the samples they keep for
+        calibration. `IdentityHeads` and `LearnedHeads` are fitted by the squared error, whose gradient is exact, in
+        either case: laws know nothing of classes.
 
     Attributes
     ----------
@@ -247,6 +277,10 @@ class AttentionClassifier(StreamedClassifier, LabelScores, ClassifierMixin, _Att
         Leave-one-out decision function of the training samples.
     temperature_ : float
         c.
+    log_loss_, log_losses_ : float and array (a,)
+        With ``criterion="log_loss"``: mean log-loss of left-out samples at ``alpha_``, and at every penalty tried, each
+        at the temperature that suits it. Left out is what ``selection_`` says: one sample or group ("loo"), or a tenth
+        ("holdout"); after a fit in batches, one of some 2000 samples.
     alpha_, alphas_, loo_errors_, intercept_, values_, heads_, dual_coef_, solver_, n_features_in_, law_, tokens_
         As for `AttentionRegressor`; outputs are the columns.
 
@@ -266,7 +300,7 @@ class AttentionClassifier(StreamedClassifier, LabelScores, ClassifierMixin, _Att
 
     def __init__(
         self,
-        n_heads: Any = 512,
+        n_heads: Any = "auto",
         law: Any = None,
         alpha: Any = "loo",
         activation: Any = "relu",
@@ -275,11 +309,13 @@ class AttentionClassifier(StreamedClassifier, LabelScores, ClassifierMixin, _Att
         *,
         dtype: Any = "float64",
         pooling: Any = "mean",
-        scaling: Any = "none",
-        query: Any = "given",
+        scaling: Any = "auto",
+        query: Any = "auto",
         device: Any = None,
         solver: Any = "auto",
+        extras_scale: Any = "loo",
         class_weight: Any = None,
+        criterion: Any = "log_loss",
     ) -> None:
         super().__init__(
             n_heads,
@@ -294,8 +330,10 @@ class AttentionClassifier(StreamedClassifier, LabelScores, ClassifierMixin, _Att
             query=query,
             device=device,
             solver=solver,
+            extras_scale=extras_scale,
         )
         self.class_weight = class_weight
+        self.criterion = criterion
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, *, groups: Any = None) -> AttentionClassifier:
         """Fit the values and the temperature; ``sample_weight`` and ``groups`` as for `AttentionRegressor.fit`."""

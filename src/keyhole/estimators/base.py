@@ -13,6 +13,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
 
 from keyhole.estimators.inputs import as_heads, check_given, check_lengths
+from keyhole.ridge import calibration
 
 
 class SetEstimator(BaseEstimator):
@@ -62,7 +63,7 @@ class LabelScores:
 
 def class_scores(decision: np.ndarray) -> np.ndarray:
     """One column of scores per class, from a decision function."""
-    return np.stack([-decision, decision], axis=1) if decision.ndim == 1 else decision
+    return calibration.class_scores(decision.reshape(len(decision), -1))
 
 
 def outputs(array: np.ndarray, single: bool) -> np.ndarray:

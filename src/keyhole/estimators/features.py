@@ -13,6 +13,7 @@ from keyhole.attention.features import attention_features
 from keyhole.attention.heads import HeadDraw
 from keyhole.estimators.base import SetEstimator, finite_heads
 from keyhole.estimators.inputs import as_law, as_seed, as_sets, check_layer_options
+from keyhole.layer import beside
 
 
 class AttentionFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SetEstimator):
@@ -78,15 +79,16 @@ class AttentionFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SetEs
             "AttentionRegressor(n_heads=math.inf).",
         )
         batch = as_sets(self, X, reset=True)
-        self.heads_ = HeadDraw(as_law(self.law), n_heads, batch.dim, as_seed(self.random_state))
+        self.heads_ = HeadDraw(as_law(self.law), n_heads, batch.dim, as_seed(self.random_state), batch.query_dim)
         return self
 
     def transform(self, X: Any) -> Float[np.ndarray, "n p"]:
-        """Return the features, (n, M·D): column m·D + e is coordinate e of head m."""
+        """Return the features, (n, M·D): column m·D + e is coordinate e of head m; extras, as they are, come last."""
         check_is_fitted(self)
         batch = as_sets(self, X, reset=False)
-        return attention_features(batch, self.heads_, self.activation, dtype=self.dtype)
+        features = attention_features(batch, self.heads_, self.activation, dtype=self.dtype)
+        return features if batch.extras is None else beside(features, batch.extras)
 
     @property
     def _n_features_out(self) -> int:
-        return self.heads_.n_heads * (self.heads_.dim + 1)
+        return int(self.heads_.n_heads * (self.heads_.dim + 1) + self.n_extras_in_)

@@ -25,9 +25,10 @@ from keyhole.ball.norm_ball import BallSetup, NormBallFit, check_problem, check_
 from keyhole.ball.projection import NormBall, group_norms
 from keyhole.ball.solver import OBJECTIVE_FLOOR, Solution, SolverWarning, null_model, warn_if_short
 from keyhole.data.sets import SetBatch
+from keyhole.data.tokens import TokenRule
 from keyhole.estimators.base import LabelScores, SetEstimator, finite_heads, memory_budget, outputs
 from keyhole.estimators.inputs import as_columns, as_law, as_seed, as_sets, as_weights, check_layer_options
-from keyhole.layer import Samples, distinct_samples
+from keyhole.layer import Samples, beside, choose_extras_scale, distinct_samples, of_extras
 
 Pair = tuple[float, float]
 
@@ -174,21 +175,23 @@ class PrunedLayer:
     intercept: Float[np.ndarray, " t"]
     activation: str
     dtype: str
+    extras_values: Float[np.ndarray, "c t"] | None = field(default=None, repr=False)
 
     def predict(self, batch: SetBatch, *, memory_budget: int = MEMORY_BUDGET) -> Float[np.ndarray, "n t"]:
         """Return f on every set of ``batch``. O(tokens · k · D), no temporary beyond the budget."""
         scores = np.zeros((len(batch), len(self.intercept)))
         # values have the units of y, which may be beyond the range of float32
         units = unit_exponent(self.values, axis=(0, 1)) if len(self.values) else np.zeros(len(self.intercept), int)
-        size = block_size(100 * (self.heads.dim + 1) ** 2, memory_budget // 2)
+        heads = self.heads.seen_by(query=batch.has_query)
+        size = block_size(100 * heads.entries, memory_budget // 2)
         for part in blocks(len(self.active), size):
-            heads = draw_heads(self.heads, self.active[part])
+            drawn = draw_heads(heads, self.active[part])
             # apply_values carries the M^{-1/2} of the heads it is given
-            values = math.sqrt(len(heads)) * np.ldexp(self.values[part], -units)
+            values = math.sqrt(len(drawn)) * np.ldexp(self.values[part], -units)
             scores += apply_values(
-                batch, heads, values, self.activation, dtype=self.dtype, memory_budget=memory_budget // 2
+                batch, drawn, values, self.activation, dtype=self.dtype, memory_budget=memory_budget // 2
             )
-        return np.asarray(np.ldexp(scores, units) + self.intercept)
+        return np.asarray(np.ldexp(scores, units) + self.intercept + of_extras(self, batch))
 
 
 @dataclass(frozen=True)
@@ -215,7 +218,7 @@ class Trial:
     n_active: float
 
 
-def draw_heads(heads: HeadDraw, which: Int[np.ndarray, " k"]) -> Float[np.ndarray, "k e e"]:
+def draw_heads(heads: HeadDraw, which: Int[np.ndarray, " k"]) -> Float[np.ndarray, "k f e"]:
     """Draw some heads of a draw, run by run of consecutive ones."""
     runs = np.split(which, np.flatnonzero(np.diff(which) != 1) + 1)
     return np.concatenate([heads.block(int(run[0]), int(run[-1]) + 1) for run in runs])
@@ -227,8 +230,15 @@ def head_design(
     """The features of all heads without M^{-1/2}: in memory if they fit the budget, else streamed by blocks of heads.
 
     With ``centre`` the mean of every column is taken off. A free intercept makes up for it, and then has little
-    left to do: the solver looks for it at every step.
+    left to do: the solver looks for it at every step. Extras are further groups of columns after those of the heads,
+    filled up with zeros, and times √M: in proportion to features they are what they are to ridge.
     """
+    width, n_groups = heads.dim + 1, heads.n_heads
+    extras = np.zeros((len(batch), 0), dtype)
+    if batch.extras is not None:
+        padded = np.pad(batch.extras, ((0, 0), (0, -batch.extras.shape[1] % width))) * math.sqrt(heads.n_heads)
+        extras = (padded - padded.mean(axis=0) if centre else padded).astype(dtype)
+        n_groups += extras.shape[1] // width
 
     def columns(which: HeadDraw | np.ndarray) -> Float[np.ndarray, "n q"]:
         features = attention_features(batch, which, activation, dtype=dtype)
@@ -237,12 +247,23 @@ def head_design(
             features -= features.mean(axis=0, dtype=np.float64).astype(features.dtype)
         return features
 
-    width = heads.dim + 1
     if len(batch) * heads.n_heads * width * np.dtype(dtype).itemsize <= memory_budget:
-        return DenseDesign(columns(heads), width, memory_budget)
+        return DenseDesign(beside(columns(heads), extras), width, memory_budget)
+
+    def some(which: Int[np.ndarray, " k"]) -> Float[np.ndarray, "n q"]:
+        if n_groups == heads.n_heads:
+            return columns(draw_heads(seen, which))
+        found = np.empty((len(batch), len(which), width), dtype)
+        own = which >= heads.n_heads
+        found[:, own] = extras.reshape(len(batch), -1, width)[:, which[own] - heads.n_heads]
+        if not own.all():
+            found[:, ~own] = columns(draw_heads(seen, which[~own])).reshape(len(batch), -1, width)
+        return found.reshape(len(batch), -1)
+
+    seen = heads.seen_by(query=batch.has_query)
     # a block is drawn, packed and converted beside the block itself
     share = max(1, memory_budget // 4)
-    return StreamedDesign(lambda which: columns(draw_heads(heads, which)), len(batch), heads.n_heads, width, share)
+    return StreamedDesign(some, len(batch), n_groups, width, share)
 
 
 @dataclass(frozen=True)
@@ -290,9 +311,14 @@ def fit_ball_layer(
         trials, best, start = choose_radii(setup, rays, settings)
     solution = solve(setup, best.radii, start, settings.tol, settings.max_iter)
     fit = setup.report(solution)
+    extras = None
+    if samples.batch.extras is not None:
+        rest = fit.values[heads.n_heads :].reshape(-1, columns.shape[1])[: samples.batch.extras.shape[1]]
+        extras = math.sqrt(heads.n_heads) * rest
+        fit = replace(fit, values=fit.values[: heads.n_heads], active=fit.active[: heads.n_heads])
     active = np.flatnonzero(fit.active)
     kept = fit.values.reshape(heads.n_heads, heads.dim + 1, -1)[active]
-    layer = PrunedLayer(heads, active, kept, fit.intercept.reshape(-1), activation, dtype)
+    layer = PrunedLayer(heads, active, kept, fit.intercept.reshape(-1), activation, dtype, extras)
     if settings.fit_intercept:  # the columns were centred
         offset = layer.intercept - layer.predict(samples.batch, memory_budget=memory_budget).mean(axis=0)
         layer = replace(layer, intercept=layer.intercept + offset)
@@ -337,7 +363,9 @@ class OutputUnits:
         """A fit in the units of y as it was given."""
         layer, inner = fit.layer, fit.fit
         origin = self.origin.reshape(inner.intercept.shape)
-        layer = replace(layer, values=self._linear(layer.values), intercept=self._linear(layer.intercept) + self.origin)
+        extras = None if layer.extras_values is None else self._linear(layer.extras_values)
+        intercept = self._linear(layer.intercept) + self.origin
+        layer = replace(layer, values=self._linear(layer.values), intercept=intercept, extras_values=extras)
         inner = replace(
             inner,
             values=self._linear(inner.values),
@@ -388,7 +416,7 @@ def in_canonical_order(samples: Samples) -> Samples:
     """Sort the samples by target, then by the sums of their keys, then by query."""
     batch = samples.batch
     sums = np.add.reduceat(batch.tokens, batch.offsets[:-1], axis=0)
-    parts = [samples.columns, sums] + ([] if batch.query is None else [batch.query])
+    parts = [samples.columns, sums, *(part for part in (batch.query, batch.extras) if part is not None)]
     order = np.lexsort(np.concatenate(parts, axis=1).T[::-1])
     weights = None if samples.weights is None else samples.weights[order]
     return Samples(batch[order], samples.columns[order], weights, samples.owner)
@@ -585,8 +613,9 @@ class _NormBallModel(SetEstimator):
             check_count(self.max_iter, "max_iter"),
             check_count(self.n_folds, "n_folds", minimum=2),
         )
-        heads = HeadDraw(as_law(self.law), n_heads, batch.dim, as_seed(self.random_state))
+        heads = HeadDraw(as_law(self.law), n_heads, batch.dim, as_seed(self.random_state), batch.query_dim)
         options: dict[str, Any] = {"activation": activation, "weights": weights, "dtype": dtype}
+        batch = self._with_extras_scaled(batch, columns, heads, options)
         fit = fit_ball_layer(batch, columns, heads, balls, settings, memory_budget=memory_budget(), **options)
         self.layer_, self.heads_, self.active_heads_ = fit.layer, heads, fit.layer.active
         self.values_ = fit.fit.values
@@ -597,10 +626,22 @@ class _NormBallModel(SetEstimator):
         warn_if_short(fit.solution, settings.tol, settings.max_iter, dtype, stacklevel=3, **who)
         return fit
 
+    def _with_extras_scaled(self, batch: SetBatch, columns: np.ndarray, heads: HeadDraw, options: Any) -> SetBatch:
+        """The samples with extras standardised, at the scale that ridge would choose; the rule is kept."""
+        fit_intercept, weights = bool(self.fit_intercept), options["weights"]
+        rule = TokenRule.learn(batch, "none", weights=weights, fit_intercept=fit_intercept)
+        if batch.extras is not None:
+            known = columns if weights is None else np.where(weights[:, None] > 0, columns, 0.0)
+            given = {"activation": options["activation"], "fit_intercept": fit_intercept, "groups": None}
+            scale = choose_extras_scale(rule.apply(batch.numpy()), known, heads, None, weights=weights, **given)
+            rule = rule.with_extras_scale(scale)
+        self.tokens_ = rule
+        return batch if batch.extras is None else rule.apply(batch).sets
+
     def _scores(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
-        batch = as_sets(self, X, reset=False).numpy()
-        return self.layer_.predict(batch, memory_budget=memory_budget())
+        batch = self.tokens_.apply(as_sets(self, X, reset=False).numpy())
+        return self.layer_.predict(batch.sets, memory_budget=memory_budget())
 
 
 class NormBallRegressor(MultiOutputMixin, RegressorMixin, _NormBallModel):

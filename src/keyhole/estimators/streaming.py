@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,13 @@ from keyhole._checks import check_choice
 from keyhole.attention.heads import HeadDraw
 from keyhole.data.batches import Batch, as_batch, as_source
 from keyhole.data.sets import POOLINGS, SetBatch, SetGroups, concatenate
-from keyhole.data.tokens import QUERIES, SCALINGS, TokenRule
+from keyhole.data.tokens import QUERIES, SCALINGS
 from keyhole.estimators.base import memory_budget, outputs
 from keyhole.estimators.inputs import (
+    AUTO_HEADS,
+    LayerPlan,
     as_columns,
+    as_extras_scale,
     as_heads,
     as_law,
     as_penalties,
@@ -30,11 +34,13 @@ from keyhole.estimators.inputs import (
     check_given,
     check_layer_options,
     check_lengths,
+    choose_rule,
     class_weights,
-    fit_temperature,
 )
 from keyhole.layer import LayerFit
+from keyhole.ridge.calibration import class_scores, fit_temperature, labels_of
 from keyhole.ridge.design import PrincipalAxes
+from keyhole.ridge.problem import RidgeFit
 from keyhole.streaming import LayerRecipe, LayerSums
 
 N_KEPT = 2048
@@ -46,9 +52,15 @@ N_PENDING = 1024
 SOLVED = (
     "layer_", "alpha_", "alphas_", "selection_", "solver_", "values_", "heads_", "intercept_", "temperature_",
     "loo_error_", "loo_errors_", "gcv_error_", "gcv_errors_", "holdout_error_", "holdout_errors_",
-    "loo_predictions_", "loo_decision_", "residual_", "n_iter_",
+    "loo_predictions_", "loo_decision_", "residual_", "n_iter_", "log_loss_", "log_losses_",
 )  # fmt: skip
 """What follows from the sums; computed when first asked for."""
+
+SETTLED = ("law_", "tokens_", "n_heads_", "scaling_errors_")
+"""What the first samples decide, and later ones keep."""
+
+MAX_COLUMNS = 2048
+"""Columns that ``n_heads="auto"`` makes in batches: matrices of that order are summed, and decomposed in seconds."""
 
 Checked = tuple[SetBatch | SetGroups, np.ndarray, np.ndarray | None]
 
@@ -82,11 +94,17 @@ class PendingBatches:
 
 @dataclass
 class Stream:
-    """Sums so far, samples not yet added to them, and whether the values have been solved for since."""
+    """Sums so far, samples not yet added to them, and whether the values have been solved for since.
 
-    recipe: LayerRecipe
-    sums: LayerSums
+    How samples become features is settled, by ``settle``, on the first `N_PENDING` samples or on fewer if values are
+    asked for before that, and stays.
+    """
+
+    settle: Callable[[Checked], LayerRecipe]
+    n_outputs: int
     single: bool
+    recipe: Any = None
+    sums: Any = None
     pending: PendingBatches = field(default_factory=PendingBatches)
     solved: bool = False
 
@@ -101,6 +119,9 @@ class Stream:
 
     def _add(self, batches: list[Checked]) -> None:
         for samples in batches:
+            if self.recipe is None:
+                self.recipe = self.settle(samples)
+                self.sums = self.recipe.empty()
             self.recipe.add(self.sums, *samples)
 
 
@@ -119,15 +140,8 @@ def refusal(model: Any) -> str | None:
         reason = f"n_heads=math.inf, the exact kernel, {whole} Use a finite number of heads"
     elif hasattr(model.law, "fit"):
         reason = f"law={model.law!r} {whole} Fit it on a part of the data first and pass what it became, law=model.law_"
-    elif model.scaling in ("standard", "auto"):
-        reason = (
-            f"scaling={model.scaling!r} {whole} Use scaling='sphere' or 'none', or scale the tokens while the batches "
-            "are made"
-        )
     elif model.solver == "cg":
         reason = f"solver='cg' {whole} Leave it at solver='auto'"
-    elif model.query == "auto":
-        reason = f"query='auto' {whole} Name one of 'given', 'mean', 'each'"
     elif model.device not in (None, "auto"):
         reason = f"device={model.device!r} {whole} They are summed by NumPy. Leave `device` out"
     else:
@@ -209,10 +223,10 @@ class _Streamed:
         samples, single = self._checked(batch, first=first)
         if first:
             self._open(samples, single)
-        elif samples[1].shape[1] != self._stream.recipe.n_outputs or single != self._stream.single:
+        elif samples[1].shape[1] != self._stream.n_outputs or single != self._stream.single:
             raise ValueError(
                 f"every batch must have the outputs of the first: got {samples[1].shape[1]} for "
-                f"{self._stream.recipe.n_outputs}, or y of another number of axes."
+                f"{self._stream.n_outputs}, or y of another number of axes."
             )
         for name in SOLVED:
             self.__dict__.pop(name, None)
@@ -221,21 +235,37 @@ class _Streamed:
 
     def _open(self, samples: Checked, single: bool) -> None:
         """Begin a stream for samples like these."""
-        recipe = _recipe(self, samples[0], samples[1].shape[1], N_KEPT if hasattr(self, "classes_") else 0)
-        self._stream = Stream(recipe, recipe.empty(), single)
-        self.law_, self.tokens_ = recipe.heads.law, recipe.rule
-        self.scaling_errors_: dict[tuple[str, str], float] = {}
+        plan = _plan(self, samples[0].dim)
+        self._stream = Stream(partial(self._settle, plan), samples[1].shape[1], single)
+
+    def _settle(self, plan: LayerPlan, samples: Checked) -> LayerRecipe:
+        """Choose on the first samples what is automatic, and keep it."""
+        sets, columns, weights = samples
+        heard = weights if weights is not None and weights.any() else None
+        plan = replace(plan, options={**plan.options, "weights": heard})
+        pooling = check_choice(self.pooling, "pooling", POOLINGS)
+        scaling, query = self.scaling, self.query
+        choice = choose_rule(sets, columns, plan, scaling, query, pooling)
+        assert plan.n_heads is not None
+        heads = HeadDraw(choice.law, plan.n_heads, sets.dim, plan.seed, choice.rule.query_dim(sets))
+        self.law_, self.tokens_ = choice.law, choice.rule
+        self.n_heads_: float = heads.n_heads
+        self.scaling_errors_ = choice.tried
+        given = plan.options
+        n_kept = N_KEPT if hasattr(self, "classes_") else 0
+        options = given["activation"], given["dtype"], given["fit_intercept"], given["memory_budget"], self.n_extras_in_
+        return LayerRecipe(heads, choice.rule, columns.shape[1], n_kept, *options)
 
     def _solve_stream(self, source: Iterable[Any] | None = None) -> None:
         """The values from the sums; the penalty by leave-one-out if the source can be read again."""
         stream: Stream = self._stream
         stream.flush()
-        axes = PrincipalAxes.of(stream.sums.moments)
+        axes = self._settle_extras()
         penalties = as_penalties(self.alpha)
         alphas = axes.default_alphas() if penalties is None else penalties
         sums = None
         if source is not None:
-            sums, count = np.zeros((len(alphas), stream.recipe.n_outputs)), 0
+            sums, count = np.zeros((len(alphas), stream.n_outputs)), 0
             for samples in gathered(self._checked(as_batch(item), first=False)[0] for item in source):
                 sums += stream.recipe.error_sums(axes, alphas, *samples)
                 count += len(samples[1])
@@ -245,7 +275,21 @@ class _Streamed:
                     f"{self.n_samples_seen_} the first time and {count} the second. Use selection='gcv', which needs "
                     "one pass."
                 )
-        self._finish(stream.recipe.fit(axes, alphas, sums), axes)
+        self._finish(self._fit_sums(axes, alphas, sums), axes)
+
+    def _fit_sums(self, axes: PrincipalAxes, alphas: np.ndarray, error_sums: np.ndarray | None) -> LayerFit:
+        """The layer at the penalty that the criterion prefers; its log-loss is that of the samples kept."""
+        stream: Stream = self._stream
+        kept = stream.sums.kept if getattr(self, "criterion", "squared_error") == "log_loss" else None
+        return stream.recipe.fit(axes, alphas, error_sums, kept)
+
+    def _settle_extras(self) -> PrincipalAxes:
+        """The axes of the sums, the extras among them standardised; with their scale the rule for tokens is known."""
+        stream: Stream = self._stream
+        scale = as_extras_scale(self.extras_scale)
+        stream.recipe, axes = stream.recipe.settle(stream.sums.moments, scale)
+        self.tokens_ = stream.recipe.rule
+        return axes
 
     def _finish(self, fit: LayerFit, axes: PrincipalAxes) -> None:
         """Store what a fit from sums found."""
@@ -255,6 +299,7 @@ class _Streamed:
         self.alpha_, self.alphas_, self.selection_ = ridge.alpha, ridge.alphas, ridge.selection
         setattr(self, f"{ridge.selection}_errors_", ridge.errors)
         setattr(self, f"{ridge.selection}_error_", ridge.error)
+        store_log_losses(self, ridge)
         self.solver_, self.heads_ = fit.route, self.layer_.heads
         self.values_ = outputs(self.layer_.values, stream.single)
         self._finish_outputs(fit, axes)
@@ -263,8 +308,10 @@ class _Streamed:
         stream = self.__dict__.get("_stream")
         if name == "partial_fit":
             raise AttributeError(refusal(self))
-        if name in SOLVED and stream is not None:
-            if not stream.solved:
+        if name in (*SOLVED, *SETTLED) and stream is not None:
+            if name in SETTLED:
+                stream.flush()
+            elif not stream.solved:
                 self._solve_stream()
             if name in self.__dict__:
                 return self.__dict__[name]
@@ -367,25 +414,30 @@ class StreamedClassifier(_Streamed):
 
     def _finish_outputs(self, fit: LayerFit, axes: PrincipalAxes) -> None:
         self.intercept_ = fit.layer.intercept
-        kept, single = self._stream.sums.kept, self._stream.single
-        scores = self._stream.recipe.left_out(axes, kept, fit.ridge.alpha)
-        labels = (kept.columns[:, 0] > 0).astype(int) if single else kept.columns.argmax(axis=1)
-        scores = np.concatenate([-scores, scores], axis=1) if single else scores
-        self.temperature_ = fit_temperature(scores, labels, kept.weights)
+        kept = self._stream.sums.kept
+        scores = class_scores(self._stream.recipe.left_out(axes, kept, fit.ridge.alpha))
+        self.temperature_ = fit_temperature(scores, labels_of(kept.columns), kept.weights)
 
 
 def resume_stream(model: Any, sums: LayerSums, *, single: bool) -> None:
     """Go on from sums that were saved, of a model whose layer was solved from them."""
     layer = model.layer_
     n_kept = N_KEPT if hasattr(model, "classes_") else 0
-    options = layer.activation, layer.dtype, bool(model.fit_intercept), memory_budget()
+    options = layer.activation, layer.dtype, bool(model.fit_intercept), memory_budget(), model.n_extras_in_
     recipe = LayerRecipe(layer.heads, model.tokens_, len(layer.intercept), n_kept, *options)
-    model._stream = Stream(recipe, sums, single, solved=True)
+    settle = partial(model._settle, None)  # it is settled
+    model._stream = Stream(settle, recipe.n_outputs, single, recipe, sums, solved=True)
+
+
+def store_log_losses(model: Any, ridge: RidgeFit) -> None:
+    """What a classifier that chooses by the log-loss chose by."""
+    if ridge.log_losses is not None:
+        model.log_losses_, model.log_loss_ = ridge.log_losses, float(ridge.log_losses[ridge.best])
 
 
 def forget_stream(model: Any) -> None:
     """Start over: drop the sums, and everything that was solved from them."""
-    for name in ("_stream", "n_samples_seen_", *SOLVED):
+    for name in ("_stream", "n_samples_seen_", *SETTLED, *SOLVED):
         model.__dict__.pop(name, None)
 
 
@@ -396,25 +448,36 @@ def _batch_weights(sample_weight: Any, sets: SetBatch | SetGroups) -> np.ndarray
     return as_weights(sample_weight, sets)
 
 
-def _recipe(model: Any, batch: SetBatch | SetGroups, n_outputs: int, n_kept: int) -> LayerRecipe:
-    """The recipe of an estimator, if it is one that batches allow."""
+def _plan(model: Any, dim: int) -> LayerPlan:
+    """The plan of an estimator, if it is one that batches allow."""
     activation, dtype = check_layer_options(model.activation, model.dtype)
-    law, n_heads = as_law(model.law), as_heads(model.n_heads)
-    scaling = check_choice(model.scaling, "scaling", (*SCALINGS, "auto"))
-    query = check_choice(model.query, "query", (*QUERIES, "auto"))
+    check_choice(model.scaling, "scaling", (*SCALINGS, "auto"))
+    check_choice(model.query, "query", (*QUERIES, "auto"))
+    law = None if model.law is None else as_law(model.law)
+    auto = isinstance(model.n_heads, str) and model.n_heads == "auto"
+    n_heads = max(1, min(AUTO_HEADS, MAX_COLUMNS // (dim + 1))) if auto else as_heads(model.n_heads)
     reason = refusal(model)
     if reason is not None or n_heads is None:
         raise ValueError(reason)
-    rule = TokenRule.learn(batch, scaling, query, check_choice(model.pooling, "pooling", POOLINGS))
-    heads = HeadDraw(law, n_heads, batch.dim, as_seed(model.random_state))
-    recipe = LayerRecipe(heads, rule, n_outputs, n_kept, activation, dtype, bool(model.fit_intercept), memory_budget())
     # four p × p matrices: the sums, and their eigendecomposition
-    needed = 4 * 8 * recipe.n_columns**2
+    n_columns = n_heads * (dim + 1)
+    needed = 4 * 8 * n_columns**2
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else needed
     if needed > memory:
         raise MemoryError(
-            f"fitting in batches takes four p × p matrices with p = M·D: {recipe.n_columns} columns make "
+            f"fitting in batches takes four p × p matrices with p = M·D: {n_columns} columns make "
             f"{needed / 2**30:.0f} GiB, this machine has {memory / 2**30:.0f} GiB. Use fewer heads, or fit with "
             "solver='cg'."
         )
-    return recipe
+    options: dict[str, Any] = {
+        "activation": activation,
+        "fit_intercept": bool(model.fit_intercept),
+        "weights": None,
+        "groups": None,
+        "dtype": dtype,
+        "device": None,
+        "solver": "direct",
+        "criterion": getattr(model, "criterion", "squared_error"),
+        "memory_budget": memory_budget(),
+    }
+    return LayerPlan(n_heads, law, None, as_seed(model.random_state), options)

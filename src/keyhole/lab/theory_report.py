@@ -15,9 +15,12 @@ from typing import Any
 import numpy as np
 
 from keyhole import theory
+from keyhole.attention.heads import GaussianHeads
 from keyhole.lab.jobs import target_variance
 from keyhole.lab.report.document import Chart, Series, Table
 from keyhole.lab.report.html import number
+from keyhole.theory.blocks import bias_of
+from keyhole.theory.curves import target_levels
 from keyhole.theory.harmonics import pair_powers, pair_powers_seconds
 from keyhole.theory.notation import Notation, parse_target
 
@@ -41,10 +44,16 @@ class TheoryQuestion:
     constant: float = 1.0
     levels: int = 8
     time_limit: float = 20.0  # seconds that the harmonic parts of the target may take, by estimate
+    bias: float = 0.0  # the mean c of the attention heads, a multiple of the identity
+
+    def law(self, model: str = "attention") -> GaussianHeads | None:
+        """The law of the heads of a model; None for zero mean and for the MLP."""
+        return GaussianHeads(mean=self.bias) if self.bias and model == "attention" else None
 
     def describe(self) -> str:
         """Return the settings in a line."""
         heads = "∞" if math.isinf(self.n_heads) else f"{self.n_heads:g}"
+        heads += f", mean c = {self.bias:g}" if self.bias else ""
         return (
             f"d = {self.dim}, N = {self.n_keys}, M = {heads}, ridge λ = {self.ridge:g}, noise variance {self.noise:g}"
         )
@@ -82,7 +91,7 @@ def run(config: TheoryQuestion) -> dict[str, Any]:
     share = 0.1 * moments["variance"] if moments["variance"] else None
     sheet.error = share if config.error is None else config.error
     norms = sheet.ask("coefficient_norms", target.coefficient_norms) or {}
-    settings = ("dim", "n_keys", "n_heads", "ridge", "noise", "error", "delta")
+    settings = ("dim", "n_keys", "n_heads", "ridge", "noise", "error", "delta", "bias")
     models = MODELS[config.model]
     report = {
         "target": {"notation": config.target, "expanded": sheet.read.text, **moments},
@@ -93,7 +102,7 @@ def run(config: TheoryQuestion) -> dict[str, Any]:
         "complexity": {
             "paper_complexity": sheet.ask("paper_complexity", theory.paper_complexity, target),
             "rkhs_norm_bound": sheet.ask("rkhs_norm_bound", theory.rkhs_norm_bound, target),
-            "rkhs_norm": sheet.ask("rkhs_norm", theory.rkhs_norm, target),
+            "rkhs_norm": sheet.ask("rkhs_norm", theory.rkhs_norm, target, config.law()),
             "biased_norm_bound": sheet.ask("biased_norm_bound", _biased, sheet),
             "mlp_norm": sheet.ask("mlp_norm", theory.mlp_norm, target, config.n_keys),
         },
@@ -128,34 +137,34 @@ def _moments(sheet: _Sheet) -> dict[str, float]:
 
 
 def _biased(sheet: _Sheet) -> dict[str, float]:
-    bound = theory.biased_norm_bound(sheet.read.target, sheet.needed_error())
+    bound = theory.biased_norm_bound(sheet.read.target, sheet.needed_error(), sheet.config.bias or 1.0)
     return {"squared_norm": bound.norm, "error": bound.error, "mean": bound.mean}
 
 
 def _levels(sheet: _Sheet, model: str) -> dict[str, Any]:
-    """The largest levels of the spectrum; for attention with the target's power in each."""
-    config, powers = sheet.config, pair_powers(sheet.read.target).copy()
-    powers[:, 1:] /= config.n_keys
-    attention = model == "attention"
-    find = theory.attention_spectrum if attention else theory.mlp_spectrum
-    spectrum = find(config.dim, config.n_keys, max(4, *powers.shape) if attention else 4)
-    levels = []
-    for i, degrees in enumerate(spectrum.degrees[: config.levels].tolist()):
-        inside = attention and all(degree < size for degree, size in zip(degrees, powers.shape, strict=True))
-        levels.append(
-            {
-                "degrees": [int(part) for part in degrees if attention or part],
-                "eigenvalue": float(spectrum.eigenvalues[i]),
-                "multiplicity": float(spectrum.multiplicities[i]),
-                "target_power": (float(powers[tuple(degrees)]) if inside else 0.0) if attention else None,
-            }
-        )
+    """The largest levels of the spectrum, irreps (a, b) for biased heads; for attention with the target's powers."""
+    config, target, attention = sheet.config, sheet.read.target, model == "attention"
+    degree = max(4, *(part + 1 for part in target.degrees)) if attention else 4
+    powers: Any = None
+    if attention:
+        spectrum, powers = target_levels(target, config.n_keys, bias_of(config.law(), config.dim), degree)
+    else:
+        spectrum = theory.mlp_spectrum(config.dim, config.n_keys, degree)
+    levels = [
+        {
+            "degrees": [int(part) for part in degrees if attention or part],
+            "eigenvalue": float(spectrum.eigenvalues[i]),
+            "multiplicity": float(spectrum.multiplicities[i]),
+            "target_power": None if powers is None else float(powers[i]),
+        }
+        for i, degrees in enumerate(spectrum.degrees[: config.levels].tolist())
+    ]
     return {"trace": spectrum.trace, "levels": levels}
 
 
 def _curve_row(sheet: _Sheet, model: str, n: int) -> dict[str, Any]:
     config, target, name = sheet.config, sheet.read.target, f"learning_curve.{model}.{n}"
-    rest = (config.noise, config.n_heads, model)
+    rest = (config.noise, config.n_heads, model, config.law(model))
     best = sheet.ask(f"{name}.best_ridge", theory.best_ridge_curve, target, n, config.n_keys, *rest)
     error = sheet.ask(name, theory.learning_curve, target, n, config.n_keys, config.ridge, *rest)
     return {
@@ -170,7 +179,7 @@ def _bound_row(sheet: _Sheet, kind: str, n: int) -> dict[str, Any]:
     """The paper's bound, or the one without hidden constants."""
     config, target = sheet.config, sheet.read.target
     if kind == "kernel":
-        found = theory.kernel_risk_bound(target, n, config.n_keys, config.delta)
+        found = theory.kernel_risk_bound(target, n, config.n_keys, config.delta, config.law())
     elif math.isinf(config.n_heads):
         raise ValueError("the paper's bound grows with log(dM): it needs finitely many heads. Pass --heads.")
     else:
@@ -183,7 +192,8 @@ def _needed(sheet: _Sheet, models: Sequence[str]) -> dict[str, Any]:
     config, target = sheet.config, sheet.read.target
 
     def samples_of(model: str) -> int:
-        return theory.samples_needed(target, config.n_keys, sheet.needed_error(), model, config.noise, config.n_heads)
+        rest = (model, config.noise, config.n_heads, config.law(model))
+        return theory.samples_needed(target, config.n_keys, sheet.needed_error(), *rest)
 
     samples = {model: sheet.ask(f"needed.samples.{model}", samples_of, model) for model in models}
     both = samples.get("attention") and samples.get("mlp")
@@ -196,7 +206,8 @@ def _needed(sheet: _Sheet, models: Sequence[str]) -> dict[str, Any]:
             lambda: theory.heads_needed(target, sheet.needed_error(), config.delta, config.constant),
         ),
         "heads_predicted": sheet.ask(
-            "needed.heads_predicted", lambda: theory.heads_predicted(target, config.n_keys, sheet.needed_error())
+            "needed.heads_predicted",
+            lambda: theory.heads_predicted(target, config.n_keys, sheet.needed_error(), law=config.law()),
         ),
     }
 
@@ -267,7 +278,7 @@ def curve_rows(config: TheoryQuestion, points: int = 30) -> list[dict[str, Any]]
     sizes = np.unique(np.geomspace(min(config.samples), max(config.samples), points).round().astype(np.int64))
     rows = []
     for model in MODELS[config.model]:
-        rest = (config.ridge, config.noise, config.n_heads, model)
+        rest = (config.ridge, config.noise, config.n_heads, model, config.law(model))
         with np.errstate(all="ignore"):
             errors = theory.learning_curve(read.target, sizes, config.n_keys, *rest)
         points_of = zip(sizes.tolist(), errors.tolist(), strict=True)

@@ -126,6 +126,13 @@ class DesignMoments:
         total += other
         return total
 
+    def rescale(self, columns: slice, factors: Float[np.ndarray, " c"]) -> None:
+        """Multiply some columns, and count them from their mean if there is an intercept; in place, O(pc)."""
+        self.gram[columns] *= factors[:, None]
+        self.gram[:, columns] *= factors
+        self.cross[columns] *= factors[:, None]
+        self.means[columns] = 0.0
+
     def copy(self) -> DesignMoments:
         """The same moments in memory of their own."""
         arrays = {name: getattr(self, name).copy(order="K") for name in ("gram", "cross", "squares", "means", "y_mean")}
@@ -253,9 +260,15 @@ class PrincipalAxes:
         return np.asarray([weights @ np.square(part) for part in left_out])
 
     def fit(
-        self, alphas: Float[np.ndarray, " a"] | None, error_sums: Float[np.ndarray, "a t"] | None = None
+        self,
+        alphas: Float[np.ndarray, " a"] | None,
+        error_sums: Float[np.ndarray, "a t"] | None = None,
+        log_losses: Float[np.ndarray, " a"] | None = None,
     ) -> RidgeFit:
-        """The fit at the penalty of least error: leave-one-out if its sums are given, else generalised."""
+        """The fit at the penalty of least log-loss, if they are given, or error.
+
+        Errors are those of leave-one-out if their sums are given, else generalised.
+        """
         alphas = self.default_alphas() if alphas is None else alphas
         if self.count < 1 or (self.count < 2 and len(alphas) > 1):
             raise ValueError(
@@ -268,9 +281,10 @@ class PrincipalAxes:
         else:
             selection, resolution = "loo", self.resolution
             errors = error_sums.mean(axis=1) / self.weight
-        best = choose(alphas, errors, resolution)
+        best = choose(alphas, errors, resolution) if log_losses is None else choose(alphas, log_losses)
         coef = self.coef(float(alphas[best]))
-        return RidgeFit(alphas, errors, best, coef, self.intercept(coef), None, "design", selection, self.floor)
+        known = alphas, errors, best, coef, self.intercept(coef), None, "design", selection, self.floor
+        return RidgeFit(*known, log_losses=log_losses)
 
     def generalised_errors(self, alphas: Float[np.ndarray, " a"]) -> Float[np.ndarray, "a t"]:
         """Generalised cross-validation, exact from the moments alone: Σ w r² / Σ w over (1 − tr H / n)².

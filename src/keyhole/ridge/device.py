@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from scipy.linalg import eigvalsh_tridiagonal
 
 from keyhole._array import MEMORY_BUDGET, blocks
 from keyhole.ridge.gram import SolvedRoute, Weighing, path_route
@@ -114,9 +115,7 @@ class DeviceRidge:
                 break
             beside.append(norm)
             basis.append(image / norm)
-        count = len(diagonal)
-        tridiagonal = np.diag(diagonal) + np.diag(beside[: count - 1], 1) + np.diag(beside[: count - 1], -1)
-        return max(0.0, float(np.linalg.eigvalsh(tridiagonal)[-1]))
+        return max(0.0, float(eigvalsh_tridiagonal(diagonal, beside[: len(diagonal) - 1])[-1]))
 
     def reflect(self, x: torch.Tensor) -> torch.Tensor:
         """H x; x itself without an intercept."""

@@ -638,7 +638,8 @@ def _leave_groups_out(gram: Float[np.ndarray, "n n"], problem: RidgeProblem, rou
     own = problem
     if len(heard) < len(groups):
         options: dict[str, Any] = {"fit_intercept": problem.fit_intercept, "weights": problem.weights[heard]}
-        own = RidgeProblem.of(problem.y[heard], problem.alphas, groups=groups[heard], **options)
+        options |= {"groups": groups[heard], "criterion": problem.criterion}
+        own = RidgeProblem.of(problem.y[heard], problem.alphas, **options)
     matrix, weighing = weigh_gram(gram[np.ix_(heard, heard)].astype(np.float64), own, overwrite=True)
     form = tridiagonalise(matrix, weighing.normal)
     if form is None:

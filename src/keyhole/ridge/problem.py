@@ -24,6 +24,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from keyhole._checks import check_count, check_finite
+from keyhole.ridge.calibration import PathLosses
 
 EPS = float(np.finfo(np.float64).eps)  # unit of rounding of float64, the reference precision
 
@@ -79,7 +80,9 @@ class RidgeFit:
     went over the samples again. ``selection`` says what the errors are: "loo" (leave-one-out), "groups"
     (leave-one-group-out), "gcv" (generalised cross-validation) or "holdout" (on samples held out). Of an iterative
     solve fitted values are off, in root mean square, by at most ``residual`` of the standard deviation of y.
-    ``factor``, if it was asked to be kept (n² or p² numbers), solves for any penalty of ``alphas``.
+    ``log_losses`` (a,), of classes, are the weighted mean log-losses of left-out scores, each penalty's at the
+    temperature that suits it; where they are, ``best`` is the position of their least. ``factor``, if it was asked to
+    be kept (n² or p² numbers), solves for any penalty of ``alphas``.
     """
 
     alphas: Float[np.ndarray, " a"]
@@ -93,6 +96,7 @@ class RidgeFit:
     floor: float = 0.0
     residual: float = 0.0
     n_iter: int = 0
+    log_losses: Float[np.ndarray, " a"] | None = None
     factor: Route | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -131,7 +135,8 @@ class RidgeProblem:
 
     Weights are positive, or 0 for members of a group that the rest of it is to predict; ``alphas`` are None for a grid
     that follows the spectrum; samples of one number in ``groups`` are left out together; ``centred`` is y − ȳ in
-    float64, exactly zero for an output that is constant within rounding.
+    float64, exactly zero for an output that is constant within rounding. The penalty is chosen by
+    ``criterion``, "squared_error" or "log_loss"; for the latter y are ±1 columns of classes, or multiples of them.
     """
 
     y: Float[np.ndarray, "n t"] = field(repr=False)
@@ -139,6 +144,7 @@ class RidgeProblem:
     alphas: Float[np.ndarray, " a"] | None
     fit_intercept: bool
     groups: Int[np.ndarray, " n"] | None = field(repr=False)
+    criterion: str
     y_mean: Float[np.ndarray, " t"]
     centred: Float[np.ndarray, "n t"] = field(repr=False)
 
@@ -151,6 +157,7 @@ class RidgeProblem:
         fit_intercept: bool = True,
         weights: Float[np.ndarray, " n"] | None = None,
         groups: Int[np.ndarray, " n"] | None = None,
+        criterion: str = "squared_error",
     ) -> RidgeProblem:
         """Check everything, and take the mean off the outputs if there is an intercept."""
         if y.size == 0:
@@ -165,7 +172,7 @@ class RidgeProblem:
         left = np.asarray(y - mean, dtype=np.float64)
         if fit_intercept:
             left[:, np.abs(left).max(axis=0) <= 4 * EPS * np.abs(mean)] = 0.0
-        return cls(y, w, grid, fit_intercept, groups, mean, left)
+        return cls(y, w, grid, fit_intercept, groups, criterion, mean, left)
 
     @cached_property
     def roots(self) -> Float[np.ndarray, " n"]:
@@ -194,15 +201,17 @@ class RidgeProblem:
         """Judge the penalties of a route by what it leaves out, choose, and solve. One alone needs no judgement."""
         alphas = route.alphas
         totals = np.zeros((len(alphas), self.y.shape[1]))
+        judged = PathLosses(self.y, self.weights, len(alphas)) if self.criterion == "log_loss" else None
         for penalties, rows, left_out in route.left_out():
             totals[penalties] += [self.weights[rows] @ np.square(part) for part in left_out]
+            if judged is not None:
+                judged.put(penalties, rows, left_out)
         errors = totals.mean(axis=1) / self.weights.sum()
-        best = choose(alphas, errors, self.resolution(route.rounding))
+        losses = None if judged is None else judged.losses()
+        best = choose(alphas, errors, self.resolution(route.rounding)) if losses is None else choose(alphas, losses)
         selection = "loo" if self.groups is None else "groups"
-        factor = route if keep_factor else None
-        return RidgeFit(
-            alphas, errors, best, *route.solve(best), route.name, selection, floor=route.floor, factor=factor
-        )
+        known: dict[str, Any] = {"log_losses": losses, "factor": route if keep_factor else None}
+        return RidgeFit(alphas, errors, best, *route.solve(best), route.name, selection, floor=route.floor, **known)
 
 
 def numerical_floor(scale: float, n: int, rounding: float = EPS) -> float:

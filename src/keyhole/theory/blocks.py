@@ -28,8 +28,10 @@ import numpy as np
 from jaxtyping import Float, Int
 from scipy.fft import dct
 from scipy.linalg import solve_triangular
+from scipy.linalg.lapack import dpocon, dpotrf
 from scipy.sparse import csr_array
 from scipy.special import gammaln, ndtr
+from threadpoolctl import threadpool_limits
 
 from keyhole._array import block_size, blocks
 from keyhole.attention.heads import GaussianHeads
@@ -39,7 +41,7 @@ from keyhole.theory.moments import harmonic_ratios, log_moment, pair_eigenvalues
 from keyhole.theory.targets import PAIR, QUERY, Polynomial, Term, crossed_joinings, monomial
 
 ACCURACY = 1e-2
-"""Error of a block, in operator norm, against the eigenvalues (D+1, 0) and (0, D+1) of zero-mean heads."""
+"""What the series of a block may leave out, against the eigenvalues (D+1, 0) and (0, D+1) of zero-mean heads."""
 
 SHOWS = 3e-15
 """Where the rounding of numbers near one may show: blocks that must be more accurate are made more carefully."""
@@ -218,15 +220,14 @@ class _Series:
 def _series(dim: int, bias: Bias, reach: float, allowed: float) -> _Series:
     """The series in k and in polynomials of u, cut where what is left is below ``allowed``.
 
-    Terms beyond K are positive and add at most 2 Σ_{k>K} sup h_k²/k! · j_k j_{k+1} to the norm of a block, where by
-    Cramér's inequality and, beyond n = k−2 > m², by the amplitude of Hermite functions h_k²/k! ≤ min(1.19,
-    0.96 n^{−1/2}) / (2π k (k−1)). Polynomials of higher degree change singular values by at most the root of
-    2 Σ_k (Σ_m |η_km|)² j_k j_{k+1}, m over what is left out: this is kept below a thousandth of √allowed.
+    Terms beyond K are positive and add at most 2 Σ_{k>K} sup h_k²/k! · j_k j_{k+1} to the norm of a block, where
+    h_k²/k! ≤ (2/πn)^{1/2} / (2π k (k−1)), n = k−2 ≥ 1, by the amplitude of Hermite functions at 0. Polynomials of
+    higher degree change singular values by at most the root of 2 Σ_k (Σ_m |η_km|)² j_k j_{k+1}, m over what is left
+    out: this is kept below a thousandth of √allowed.
     """
     order = np.arange(MOST_TERMS + 1.0)
     weights = 2 * np.exp(log_moment(order, dim) + log_moment(order + 1, dim))
-    n, largest = np.maximum(order - 2, 1.0), abs(bias.slope) * reach + abs(bias.corner)
-    envelope = np.where(n > largest**2, np.minimum(1.19, 0.96 / np.sqrt(n)), 1.19)
+    envelope = np.sqrt(2 / (math.pi * np.maximum(order - 2, 1.0)))
     terms = weights * envelope / (2 * math.pi * np.maximum(order * (order - 1), 1.0))
     left = np.concatenate([np.cumsum(terms[::-1])[::-1][1:], [0.0]])
     last = min(max(int(np.argmax(left <= allowed)), 2), MOST_TERMS)
@@ -317,7 +318,10 @@ def biased_blocks(dim: int, bias: Bias, degree: int) -> Blocks:
     # one degree more where b = 0: there are the largest entries beyond the listed states, for any mean
     wanted = [(label, degree + (label[1] == 0)) for label in block_labels(dim, degree)]
     listed, edges = [], {True: 0.0, False: 0.0}
-    for block in _made_blocks(dim, bias, wanted, allowed):
+    # many small matrices: threads of BLAS would spend their time waiting, minutes of it where others use the cores too
+    with threadpool_limits(1, user_api="blas"):
+        made = list(_made_blocks(dim, bias, wanted, allowed))
+    for block in made:
         inside = np.abs(block.states).max(axis=1) <= degree
         sizes = np.square(block.factor[:, ~inside]).sum(axis=0)
         for of_query in edges:
@@ -331,11 +335,16 @@ def biased_blocks(dim: int, bias: Bias, degree: int) -> Blocks:
 def single_block(dim: int, bias: Bias, label: tuple[int, int], degree: int) -> Block:
     """One block, accurate down to its smallest eigenvalues."""
     smallest = pair_eigenvalues(dim, degree)[degree, degree]
-    return next(_made_blocks(dim, bias, [(label, degree)], 0.1 * smallest))
+    with threadpool_limits(1, user_api="blas"):
+        return next(_made_blocks(dim, bias, [(label, degree)], 0.1 * smallest))
 
 
 def _made_blocks(dim: int, bias: Bias, wanted: list[tuple[tuple[int, int], int]], allowed: float) -> Iterator[Block]:
-    """Blocks with the given labels and highest degrees, each wrong by at most ``allowed`` in operator norm."""
+    """Blocks with the given labels and highest degrees.
+
+    What is left out of the series lowers an eigenvalue λ by at most ``allowed``, and what stands for h_k moves it by
+    less than a hundredth of (allowed · λ)^{1/2}.
+    """
     series, top = _reach(dim, bias, max(degree for _, degree in wanted), allowed)
     states = [block_states(dim, *label, top) for label, _ in wanted]
     pairs, places = np.unique(np.abs(np.concatenate(states)), axis=0, return_inverse=True)
@@ -350,8 +359,9 @@ def _made_blocks(dim: int, bias: Bias, wanted: list[tuple[tuple[int, int], int]]
 def _reach(dim: int, bias: Bias, degree: int, allowed: float) -> tuple[_Series, int]:
     """The series, and the highest degree of states between the factors h_k(cJ) that does matter.
 
-    States beyond it are reached by polynomials of degree m and more in u only, so that leaving them out takes
-    at most 2 Σ_k (Σ_{i>m} |η_ki|)² g_k(p) g_{k+1}(q) from the norm of a block.
+    States beyond it are reached by polynomials of degree m and more in u only, and lead back to a state within by
+    those of still higher degree. What all of them add to a block, 2 Σ_k (Σ_i |η_ki|)² g_k(p) g_{k+1}(q) for i > m or
+    more, by the degree of the state, is kept below ``allowed``. The bound is far from sharp.
     """
     margin, series = 0, None
     while True:
@@ -360,8 +370,9 @@ def _reach(dim: int, bias: Bias, degree: int, allowed: float) -> tuple[_Series, 
         if series is None or reach > series.reach:
             series = _series(dim, bias, min(1.0, 1.2 * reach), allowed)
         order = np.arange(len(series.weights), dtype=np.float64)
-        query, key = harmonic_ratios(order, dim, top + 1)[-1], harmonic_ratios(order + 1, dim, top + 1)[-1]
-        lost = max(float(series.tails(margin) ** 2 * series.weights @ ratio) for ratio in (query, key))
+        ratios = np.maximum(harmonic_ratios(order, dim, top + 1), harmonic_ratios(order + 1, dim, top + 1))
+        steps = [degree + 2 * margin + 1 - state for state in range(top + 2)]
+        lost = sum(size @ series.tails(step) ** 2 for size, step in zip(ratios * series.weights, steps, strict=True))
         if lost <= allowed:
             return series, top
         margin += 1
@@ -385,11 +396,19 @@ def _state_roots(
 
 
 def _root(tall: Float[np.ndarray, "*batch n m"], allowed: float) -> Float[np.ndarray, "*batch r m"]:
-    """R with RᵀR = tallᵀ tall, rows by falling length: from the product itself where rounding may show in it.
+    """R with RᵀR = tallᵀ tall, from the product itself, rows by falling length, where its rounding cannot show.
 
-    Otherwise by Householder's reflections, which keep the relative accuracy of every column, however small.
+    Otherwise the relative accuracy of every column, however small, has to be kept: by the product of columns of unit
+    length, or by Householder's reflections where that is too near to singular.
     """
     if allowed < SHOWS:
+        if tall.ndim == 2 and tall.shape[0] > tall.shape[1]:
+            lengths = np.sqrt(np.square(tall).sum(axis=0)) + 1e-300
+            unit = tall / lengths
+            product = unit.T @ unit
+            triangle, failed = dpotrf(product)
+            if not failed and dpocon(triangle, np.abs(product).sum(axis=0).max())[0] > 1e-10:
+                return np.asarray(triangle * lengths)
         return np.asarray(np.linalg.qr(tall, mode="r"))
     squares, vectors = np.linalg.eigh(tall.swapaxes(-1, -2) @ tall)
     roots = np.sqrt(np.maximum(squares, 0.0))[..., None] * vectors.swapaxes(-1, -2)
@@ -400,13 +419,12 @@ def _columns(
     u: csr_array, kept: Int[np.ndarray, " kept"], roots: Float[np.ndarray, "s m r"]
 ) -> Float[np.ndarray, "sr kept"]:
     """Σ_m <s| T_m(u) |kept> L_mr for all s and r: A between the kept states is the product of this with itself."""
-    current = np.zeros((u.shape[0], len(kept)))
-    current[kept, np.arange(len(kept))] = 1.0
-    powers, before = [current], current
+    powers = np.zeros((u.shape[0], roots.shape[1], len(kept)))
+    powers[kept, 0, np.arange(len(kept))] = 1.0
     for m in range(1, roots.shape[1]):
-        before, current = current, u @ current if m == 1 else 2 * (u @ current) - before
-        powers.append(current)
-    return np.asarray((np.stack(powers, axis=2) @ roots).transpose(0, 2, 1).reshape(-1, len(kept)))
+        raised = u @ powers[:, m - 1]
+        powers[:, m] = raised if m == 1 else 2 * raised - powers[:, m - 2]
+    return np.asarray(roots.swapaxes(1, 2) @ powers).reshape(-1, len(kept))
 
 
 def target_vectors(target: Polynomial, degree: int) -> dict[tuple[int, int], Float[np.ndarray, "states v"]]:

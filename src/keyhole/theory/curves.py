@@ -29,7 +29,7 @@ from keyhole.theory.blocks import Bias, bias_of, biased_blocks, target_vectors
 from keyhole.theory.harmonics import pair_powers
 from keyhole.theory.mlp import highest_total_degree, mlp_eigenvalue, mlp_level_powers, mlp_levels, mlp_spectrum
 from keyhole.theory.moments import pair_eigenvalues
-from keyhole.theory.spectrum import MAX_BIASED_DEGREE, Spectrum, attention_levels, degree_ladder, mean_diagonal
+from keyhole.theory.spectrum import MAX_BIASED_DEGREE, Spectrum, attention_levels, biased_levels, degree_ladder
 from keyhole.theory.targets import Polynomial
 
 
@@ -90,37 +90,39 @@ def problems(target: Polynomial, n_keys: int, model: str, law: GaussianHeads | N
             f"{target!r} has degree {max(target.degrees)} in query or key, and the blocks of heads with a mean end at "
             f"{MAX_BIASED_DEGREE}. Lower the degree, or use zero-mean heads."
         )
-    make = _biased_problem if bias else _attention_problem
     for degree in degree_ladder(bias, max(target.degrees) if bias else 0):
-        yield make(target, n_keys, bias, degree)
+        yield _attention_problem(target, n_keys, bias, degree)
 
 
-@lru_cache(maxsize=32)
-def _biased_problem(target: Polynomial, n_keys: int, bias: Bias, degree: int) -> EigenProblem:
-    vectors = target_vectors(target, degree)
-    blocks = biased_blocks(target.dim, bias.unit, degree)
-    parts = [(block.dimension, *block.levels(n_keys, vectors.get(block.label))) for block in blocks.listed]
-    values = bias.gain * np.concatenate([found for _, found, _ in parts])
-    counts = np.concatenate([np.full(len(found), float(dimension)) for dimension, found, _ in parts])
-    rest = mean_diagonal(target.dim, n_keys, bias) - float(values @ counts)
-    edge = bias.gain * blocks.edge(n_keys)
-    return EigenProblem(values, counts, np.concatenate([power for _, _, power in parts]), max(rest, 0.0), edge)
+def target_levels(
+    target: Polynomial, n_keys: int, bias: Bias, degree: int
+) -> tuple[Spectrum, Float[np.ndarray, " levels"]]:
+    """The levels of attention up to a degree, and the power of a target in each."""
+    if bias:
+        return biased_levels(target.dim, n_keys, bias, degree, target_vectors(target, degree))
+    spectrum, known = (
+        attention_levels(target.dim, n_keys, bias, degree),
+        pair_powers(target)[: degree + 1, : degree + 1],
+    )
+    powers = np.zeros((degree + 1, degree + 1))
+    powers[: known.shape[0], : known.shape[1]] = known
+    powers[:, 1:] /= n_keys
+    return spectrum, powers[tuple(spectrum.degrees.T)]
 
 
 @lru_cache(maxsize=32)
 def _attention_problem(target: Polynomial, n_keys: int, bias: Bias, degree: int) -> EigenProblem:
-    spectrum = attention_levels(target.dim, n_keys, bias, degree)
-    known = pair_powers(target).copy()
-    known[:, 1:] /= n_keys
-    values = bias.gain * pair_eigenvalues(target.dim, max(degree + 1, *(size - 1 for size in known.shape)))
+    spectrum, powers = target_levels(target, n_keys, bias, degree)
+    if bias:
+        edge = bias.gain * biased_blocks(target.dim, bias.unit, degree).edge(n_keys)
+        return _with_powers(spectrum, powers, np.zeros(0), np.zeros(0), edge)
+    further = pair_powers(target).copy()
+    values = bias.gain * pair_eigenvalues(target.dim, max(degree + 1, *(size - 1 for size in further.shape)))
     values[:, 1:] /= n_keys
+    further[:, 1:] /= n_keys
     edge = max(values[degree + 1, 0], values[0, degree + 1]) if target.dim > 1 else 0.0
-    k, l = spectrum.degrees.T  # noqa: E741
-    listed = np.zeros((degree + 1, degree + 1))
-    rows, columns = min(degree + 1, known.shape[0]), min(degree + 1, known.shape[1])
-    listed[:rows, :columns] = known[:rows, :columns]
-    known[:rows, :columns] = 0.0
-    return _with_powers(spectrum, listed[k, l], values[known.nonzero()], known[known.nonzero()], edge)
+    further[: degree + 1, : degree + 1] = 0.0
+    return _with_powers(spectrum, powers, values[further.nonzero()], further[further.nonzero()], edge)
 
 
 @lru_cache(maxsize=32)

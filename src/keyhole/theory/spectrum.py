@@ -139,18 +139,30 @@ def degree_ladder(bias: Bias, lowest: int = 0) -> Iterator[int]:
 def attention_levels(dim: int, n_keys: int, bias: Bias, max_degree: int) -> Spectrum:
     """All levels with degrees up to ``max_degree`` in query and key."""
     if bias:
-        parts = [(block, block.levels(n_keys)[0]) for block in biased_blocks(dim, bias.unit, max_degree).listed]
-        values = np.concatenate([found for _, found in parts])
-        counts = np.concatenate([np.full(len(found), float(block.dimension)) for block, found in parts])
-        degrees = np.concatenate([np.tile(block.label, (len(found), 1)) for block, found in parts])
-    else:
-        table = pair_eigenvalues(dim, max_degree)
-        table[:, 1:] /= n_keys
-        harmonics = multiplicity_table(dim, max_degree)
-        k, l = np.nonzero(np.outer(harmonics, harmonics))  # noqa: E741 (the paper's letters)
-        values, counts, degrees = table[k, l], harmonics[k] * harmonics[l], np.stack([k, l], axis=1)
+        return biased_levels(dim, n_keys, bias, max_degree, {})[0]
+    table = pair_eigenvalues(dim, max_degree)
+    table[:, 1:] /= n_keys
+    harmonics = multiplicity_table(dim, max_degree)
+    k, l = np.nonzero(np.outer(harmonics, harmonics))  # noqa: E741 (the paper's letters)
+    order = np.argsort(-table[k, l], kind="stable")
+    k, l = k[order], l[order]  # noqa: E741
+    counts, degrees = harmonics[k] * harmonics[l], np.stack([k, l], axis=1)
+    return Spectrum(bias.gain * table[k, l], counts, degrees, mean_diagonal(dim, n_keys, bias))
+
+
+def biased_levels(
+    dim: int, n_keys: int, bias: Bias, max_degree: int, vectors: dict[tuple[int, int], Float[np.ndarray, "states v"]]
+) -> tuple[Spectrum, Float[np.ndarray, " levels"]]:
+    """All levels of the blocks, and the power in each of a target with the given vectors in them."""
+    listed = biased_blocks(dim, bias.unit, max_degree).listed
+    parts = [block.levels(n_keys, vectors.get(block.label)) for block in listed]
+    values, powers = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    owner = np.repeat(np.arange(len(listed)), [len(found) for found, _ in parts])
     order = np.argsort(-values, kind="stable")
-    return Spectrum(bias.gain * values[order], counts[order], degrees[order], mean_diagonal(dim, n_keys, bias))
+    counts, labels = np.array([float(block.dimension) for block in listed]), np.array([block.label for block in listed])
+    owner = owner[order]
+    levels = Spectrum(bias.gain * values[order], counts[owner], labels[owner], mean_diagonal(dim, n_keys, bias))
+    return levels, powers[order]
 
 
 def multiplicity_table(dim: int, max_degree: int) -> Float[np.ndarray, " k"]:

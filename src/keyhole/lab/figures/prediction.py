@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from keyhole.lab.cells import Cell
-from keyhole.lab.figures.learning_curves import DEVIATION, predicted_samples
-from keyhole.lab.jobs import HEADS_DRAWN, read_target, target_variance
+from keyhole.lab.figures.learning_curves import DEVIATION, MODELS, predicted_samples
+from keyhole.lab.jobs import HEADS_DRAWN, LAWS, read_target, target_variance
 from keyhole.lab.measured import (
     CellSweep,
     Estimate,
@@ -40,7 +40,10 @@ NO_RIDGE = (0.0, 1e-6)
 
 @dataclass(frozen=True)
 class Config:
-    """The grid is every combination of dims, keys, targets, sizes, heads (and infinitely many), ridges and noise."""
+    """The grid is every combination of dims, keys, targets, sizes, heads (and infinitely many), ridges and noise.
+
+    Biased heads: the last number of heads and infinitely many, the first noise.
+    """
 
     dims: tuple[int, ...] = (4, 8, 16)
     keys: tuple[int, ...] = (4, 16)
@@ -82,7 +85,9 @@ class Config:
             f"and noise drawn anew; heads drawn again until {HEADS_DRAWN} have been); {self.n_test} test sets."
         )
 
-    def sweep(self, dim: int, n_keys: int, target: str, heads: int | None, ridge: float, noise: float) -> CellSweep:
+    def sweep(
+        self, model: str, dim: int, n_keys: int, target: str, heads: int | None, ridge: float, noise: float
+    ) -> CellSweep:
         """Mean squared error against n."""
         counts = {
             n: c for n, c in sorted(zip(self.sizes, self.repetitions, strict=True)) if n * n_keys <= self.most_keys
@@ -91,7 +96,7 @@ class Config:
         for r in range(max(counts.values(), default=0)):
             own = [n for n, count in counts.items() if r < count]
             base, rest = (target, dim, n_keys, heads), (own[-1], self.n_test, self.seed, r)
-            runs.append(tuple(Cell("attention", *base, n, *rest, "fixed", noise=noise, ridge=ridge) for n in own))
+            runs.append(tuple(Cell(model, *base, n, *rest, "fixed", noise=noise, ridge=ridge) for n in own))
         return CellSweep(tuple(counts), tuple(runs))
 
     def ratio_sweeps(self, model: str, n_keys: int) -> list[CellSweep]:
@@ -131,14 +136,16 @@ def tolerance(dim: int) -> float:
 
 
 def _grid(config: Config) -> list[tuple[Any, ...]]:
-    """(d, N, name of the target, heads, λ, share of noise)."""
-    heads = (*config.heads, None)
-    return list(product(config.dims, config.keys, TARGETS, heads, config.ridges, config.noises))
+    """(model, d, N, name of the target, heads, λ, share of noise)."""
+    zero = (config.dims, config.keys, TARGETS, (*config.heads, None), config.ridges, config.noises)
+    dims = tuple(dim for dim in config.dims if dim > 1)  # there is no mean to speak of in one dimension
+    biased = (dims, config.keys, TARGETS, (*config.heads[-1:], None), config.ridges, config.noises[:1])
+    return [*product(("attention",), *zero), *product(("biased",), *biased)]
 
 
 def cells(config: Config) -> list[Cell]:
     """What has to be known."""
-    sweeps = [config.sweep(d, n, TARGETS[name], *rest) for d, n, name, *rest in _grid(config)]
+    sweeps = [config.sweep(model, d, n, TARGETS[name], *rest) for model, d, n, name, *rest in _grid(config)]
     for n_keys in config.ratio_keys:
         sweeps += [*config.ratio_sweeps("attention", n_keys), *config.ratio_sweeps("mlp", n_keys)]
     return [cell for sweep in sweeps for cell in sweep.cells]
@@ -147,16 +154,17 @@ def cells(config: Config) -> list[Cell]:
 def grid_rows(config: Config, results: Results) -> list[dict[str, Any]]:
     """One row per cell of the grid, with the mean of its repetitions and the standard error of that."""
     rows = []
-    for dim, n_keys, name, heads, ridge, share in _grid(config):
+    for model, dim, n_keys, name, heads, ridge, share in _grid(config):
         target = read_target(TARGETS[name], dim)
         spread = target_variance(target, n_keys)
         noise, many = share * spread, math.inf if heads is None else heads
-        curve = config.sweep(dim, n_keys, TARGETS[name], heads, ridge, share).curve(results, "mean_square")
+        curve = config.sweep(model, dim, n_keys, TARGETS[name], heads, ridge, share).curve(results, "mean_square")
         for i, n in enumerate(map(int, curve.x)):
-            predicted = float(learning_curve(target, n, n_keys, ridge, noise, many))
+            predicted = float(learning_curve(target, n, n_keys, ridge, noise, many, law=LAWS[model]))
             mean = float(curve.mean[i]) + noise
             rows.append(
                 {
+                    "model": MODELS[model],
                     "d": dim,
                     "N": n_keys,
                     "target": name,
@@ -188,7 +196,7 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
         ("all cells", rows),
         ("d ≥ 8", [r for r in rows if int(r["d"] or 0) >= 8]),
     ]
-    for axis in ("d", "N", "target", "n", "M", "ridge"):
+    for axis in ("model", "d", "N", "target", "n", "M", "ridge"):
         for value in dict.fromkeys(row[axis] for row in rows):
             groups.append((f"{axis} = {value}", [row for row in rows if row[axis] == value]))
     groups.append(("noise", [row for row in rows if row["noise"]]))
@@ -211,7 +219,7 @@ def _summary(name: str, rows: Sequence[Any]) -> Row:
 
 def _readable(row: Any) -> Row:
     return {
-        **{key: str(row[key]) for key in ("d", "N", "target", "n", "M")},
+        **{key: str(row[key]) for key in ("model", "d", "N", "target", "n", "M")},
         "ridge": f"{row['ridge']:g}",
         "noise": f"{row['noise']:.2g}",
         "predicted": f"{row['predicted']:.3g}",
@@ -246,14 +254,17 @@ def section(config: Config, results: Results) -> Section:
         "Test errors before any training",
         "The spectrum of the kernel and the target's power in each eigenspace tell the test error of ridge for any "
         "number of samples, heads, any penalty and noise.",
-        [*(_chart(rows, name) for name in TARGETS), *(table for table in tables if table.rows)],
+        [
+            *(_chart(rows, name, MODELS[model]) for model, name in product(LAWS, TARGETS)),
+            *(table for table in tables if table.rows),
+        ],
         _verdict(rows, ratios),
         config.describe(),
     )
 
 
-def _chart(rows: list[dict[str, Any]], target: str) -> Chart:
-    own = [row for row in rows if row["target"] == target]
+def _chart(rows: list[dict[str, Any]], target: str, model: str) -> Chart:
+    own = [row for row in rows if (row["target"], row["model"]) == (target, model)]
     series = []
     for dim in dict.fromkeys(row["d"] for row in own):
         for infinite in (False, True):
@@ -265,10 +276,11 @@ def _chart(rows: list[dict[str, Any]], target: str) -> Chart:
             label = f"d = {dim}, {'∞' if infinite else 'finite'} heads"
             series.append(apart(bars(label, x, y, error, label, hover)))
     at = [row["relative_error"] for row in own]
-    series.append(Series("as predicted", [min(at), max(at)], [1.0, 1.0], look="dashed", role="prediction"))
+    if own:
+        series.append(Series("as predicted", [min(at), max(at)], [1.0, 1.0], look="dashed", role="prediction"))
     return Chart(
-        f"prediction-{''.join(c for c in target if c.isdigit())}",
-        target,
+        f"prediction-{'biased-' * (model == MODELS['biased'])}{''.join(c for c in target if c.isdigit())}",
+        f"{target}, {model}",
         "measured test error over Var f*",
         "predicted / measured",
         series,
@@ -326,4 +338,7 @@ def _verdict(rows: list[dict[str, Any]], ratios: list[Row]) -> Verdict:
     exact = [abs(row["deviation"]) for row in rows if row["M"] == "inf"]
     if exact:
         sentence += f" With infinitely many heads the median is {100 * float(np.median(exact)):.1f} %."
+    biased = [abs(row["deviation"]) for row in rows if row["model"] == MODELS["biased"]]
+    if biased:
+        sentence += f" With biased heads it is {100 * float(np.median(biased)):.1f} %."
     return Verdict(state, sentence, numbers)

@@ -143,7 +143,9 @@ def kernel_gram(ready: SetBatch | PooledSets, law: Any, activation: str) -> Gram
 
 def head_gram(ready: SetBatch | PooledSets, law: Any, n_heads: int, activation: str, seed: int) -> Gram:
     """M heads, their features in single precision."""
-    features = attention_features(ready, HeadDraw(law, n_heads, ready.dim, seed), activation, dtype="float32")
+    features = attention_features(
+        ready, HeadDraw(law, n_heads, ready.dim, seed, ready.query_dim), activation, dtype="float32"
+    )
     return feature_gram(features)
 
 
@@ -158,7 +160,7 @@ def nested_head_grams(
     ready: SetBatch | PooledSets, law: Any, counts: tuple[int, ...], activation: str, seed: int
 ) -> list[Gram]:
     """The Gram matrices of the first M heads of one draw, for increasing M; every head is computed once."""
-    draw = HeadDraw(law, counts[-1], ready.dim, seed)
+    draw = HeadDraw(law, counts[-1], ready.dim, seed, ready.query_dim)
     total: np.ndarray | float = 0.0
     grams, start = [], 0
     for count in counts:

@@ -1,0 +1,71 @@
+"""Which mean c of the heads needs fewest samples, over the power q of f_{2,q} and the dimension: theory only.
+
+    PYTHONPATH=src python benchmarks/best_bias.py --out docs/figures
+
+Prints the table of docs/theory.md (samples for a tenth of Var f*, the fewest of each row marked) and draws it: samples
+needed over c, one curve for every q, one panel for every dimension. Writes best_bias.csv and best_bias.svg.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from pathlib import Path
+
+import keyhole as kh
+from keyhole.lab.jobs import target_variance
+from keyhole.theory import samples_needed
+from keyhole.theory.targets import Correlation
+
+SETS = ((4, 8), (8, 8), (16, 16), (64, 16), (512, 64))
+MEANS, POWERS, LEVEL = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0), (1, 2, 3), 0.1
+
+
+def needed(dim: int, n_keys: int, q: int) -> list[int]:
+    """Samples for the level, by mean."""
+    target = Correlation(q, dim)
+    error = LEVEL * target_variance(target, n_keys)
+    return [samples_needed(target, n_keys, error, law=kh.GaussianHeads(mean=c)) for c in MEANS]
+
+
+def short(number: int) -> str:
+    return f"{float(f'{number:.2g}'):.0f}" if number < 1000 else f"{number:.1e}".replace("e+0", "e").replace("e+", "e")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("out/best_bias"))
+    folder = parser.parse_args().out
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [(dim, n_keys, q, needed(dim, n_keys, q)) for dim, n_keys in SETS for q in POWERS]
+    print("| d, N | q |", " | ".join(f"c = {c:g}" for c in MEANS), "|")
+    print("|---" * (2 + len(MEANS)) + "|")
+    for dim, n_keys, q, counts in rows:
+        cells = [f"**{short(n)}**" if n == min(counts) else short(n) for n in counts]
+        print(f"| {dim}, {n_keys} | {q} |", " | ".join(cells), "|")
+    with (folder / "best_bias.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["d", "N", "q", "c", "samples"])
+        writer.writerows((d, k, q, c, n) for d, k, q, counts in rows for c, n in zip(MEANS, counts, strict=True))
+
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "keyhole"
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(1, len(SETS), figsize=(3 * len(SETS), 3.2), layout="constrained")
+    for axis, (dim, n_keys) in zip(axes, SETS, strict=True):
+        for d, k, q, counts in rows:
+            if (d, k) == (dim, n_keys):
+                [line] = axis.semilogy(MEANS, counts, marker="o", markersize=3, label=f"q = {q}")
+                best = counts.index(min(counts))
+                axis.plot(MEANS[best], counts[best], marker="*", markersize=11, color=line.get_color())
+        axis.set(title=f"d = {dim}, N = {n_keys}", xlabel="mean c")
+    axes[0].set_ylabel("samples for 10 % error")
+    axes[0].legend()
+    figure.savefig(folder / "best_bias.svg", metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""No settings: what is chosen, by what, and that Python, batches and the command line agree on it."""
+
+import inspect
+import math
+
+import numpy as np
+import pytest
+
+import keyhole as kh
+from keyhole.cli.fit import fit as fit_command
+from keyhole.estimators import inputs, streaming
+from keyhole.estimators.inputs import AUTO_HEADS, fit_seconds
+
+
+@pytest.fixture
+def bags(rng):
+    return kh.SetBatch([100 * rng.normal(size=(rng.integers(1, 6), 3)) for _ in range(60)])
+
+
+def first_sign(bags):
+    return np.where(np.add.reduceat(bags.tokens[:, 0], bags.offsets[:-1]) > 0, "up", "down")
+
+
+def test_no_settings_is_every_setting_automatic(bags):
+    y = np.abs(bags.tokens[bags.offsets[:-1], 0])
+    model = kh.AttentionRegressor(random_state=0).fit(bags, y)
+    named = kh.AttentionRegressor("auto", None, scaling="auto", query="auto", random_state=0).fit(bags, y)
+    np.testing.assert_array_equal(model.predict(bags), named.predict(bags))
+    assert model.n_heads_ == math.inf
+    assert model.solver_ == "kernel"
+    assert model.tokens_.scaling == min(model.scaling_errors_, key=model.scaling_errors_.get)[0]
+
+
+def test_a_query_that_points_at_keys_makes_the_law_lean_on_the_identity(seed):
+    sets = kh.targets.sphere_sets(200, n_keys=5, dim=6, seed=seed)
+    y = kh.targets.Correlation(3, dim=6)(sets)
+    assert kh.AttentionRegressor(random_state=0).fit(sets, y).law_.mean > 0
+    noise = np.random.default_rng(seed).normal(size=200)
+    model = kh.AttentionRegressor(random_state=0, law=kh.GaussianHeads()).fit(sets, noise)
+    assert model.law_ == kh.GaussianHeads(), "a law that was named is kept"
+
+
+def test_what_all_samples_chose_by_is_not_fitted_again(bags, monkeypatch):
+    counted = []
+    fit_layer = inputs.fit_layer
+    monkeypatch.setattr(inputs, "fit_layer", lambda *a, **k: counted.append(len(a[0])) or fit_layer(*a, **k))
+    model = kh.AttentionClassifier(math.inf, kh.GaussianHeads(), random_state=0).fit(bags, first_sign(bags))
+    assert counted == [60] * len(model.scaling_errors_) == [60] * 4
+
+
+@pytest.mark.parametrize(
+    ("n", "n_keys", "dim", "kernel"), [(80, 5, 166, True), (2000, 40, 17, False), (50_000, 5, 10, False)]
+)
+def test_the_kernel_is_taken_where_it_is_predicted_to_be_cheaper(n, n_keys, dim, kernel):
+    sizes = n, n * n_keys, dim
+    seconds = {m: fit_seconds(*sizes, m, has_query=True) for m in (math.inf, AUTO_HEADS)}
+    assert (seconds[math.inf] <= seconds[AUTO_HEADS]) == kernel
+
+
+@pytest.mark.parametrize(
+    "options", [{"activation": "softmax"}, {"law": kh.QueryKeyHeads(2)}, {"solver": "cg", "alpha": 1.0}]
+)
+def test_heads_are_finite_where_there_is_no_kernel(bags, options):
+    model = kh.AttentionRegressor(random_state=0, scaling="standard", **options).fit(bags, bags.lengths.astype(float))
+    assert model.n_heads_ == AUTO_HEADS
+
+
+def test_batches_without_settings_settle_on_the_first_samples_and_tell(bags, monkeypatch):
+    monkeypatch.setattr(streaming, "MAX_COLUMNS", 40)
+    y = first_sign(bags)
+    whole = kh.AttentionClassifier(random_state=0).fit_batches([(bags, y)])
+    parts = kh.AttentionClassifier(random_state=0)
+    for rows in np.split(np.arange(60), 6):
+        parts.partial_fit(bags[rows], y[rows], classes=["down", "up"])
+    assert parts.n_heads_ == whole.n_heads_ == 10
+    assert (parts.tokens_.scaling, parts.tokens_.query) == (whole.tokens_.scaling, whole.tokens_.query)
+    assert parts.scaling_errors_ == whole.scaling_errors_ != {}
+    settled = parts.tokens_.scaling, parts.tokens_.query
+    parts.partial_fit(bags[:30], y[:30])
+    assert parts.decision_function(bags).shape == (60,)
+    assert (parts.tokens_.scaling, parts.tokens_.query) == settled
+    assert whole.score(bags, y) > 0.9
+
+
+def test_few_samples_choose_nothing(rng):
+    sets = kh.SetBatch(rng.normal(size=(1, 3, 2)))
+    model = kh.AttentionRegressor(alpha=1.0).fit(sets, [1.0])
+    assert (model.tokens_.scaling, model.tokens_.query, model.scaling_errors_) == ("none", "given", {})
+
+
+def test_a_long_fit_says_so_beforehand(bags, monkeypatch):
+    monkeypatch.setattr(inputs, "LONG_FIT", 0.0)
+    with pytest.warns(UserWarning, match=r"this fit will take about \d+ s: the exact kernel .* 60 samples"):
+        kh.AttentionRegressor(math.inf, kh.GaussianHeads(), scaling="none", query="given").fit(bags, bags.lengths)
+
+
+def test_the_command_line_has_no_defaults_of_its_own():
+    parameters = inspect.signature(fit_command).parameters
+    for name in ("heads", "law", "alpha", "activation", "pooling", "scaling", "make_query"):
+        assert parameters[name].default is None
