@@ -740,7 +740,7 @@ def _fit_by_gradients(task: _Task, hold_out: bool) -> LayerFit:
     if len(penalties) > 1 or hold_out:
         order = np.random.default_rng(1).permutation(len(samples.batch))
         held, rest = np.sort(order[::HELD_OUT]), np.setdiff1d(order, order[::HELD_OUT])
-        if len(rest) == 0 or len(held) == 0:
+        if len(rest) == 0:
             raise ValueError("holding out a tenth needs at least two samples: got 1. Give one number as `alpha`.")
         layers, _ = _solve_by_gradients(task, rest, penalties)
         outputs = layers.predict(samples.batch[held], memory_budget=task.memory_budget)

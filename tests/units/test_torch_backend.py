@@ -215,6 +215,7 @@ def test_ridge_equals_that_of_arrays(rng, weighted, fit_intercept, monkeypatch):
     problem = RidgeProblem.of(y, [alpha], fit_intercept=fit_intercept, weights=weights)
     device = ridge.DeviceRidge.of(torch.from_numpy(gram.copy()), problem)
     assert math.isclose(device.largest(), np.linalg.eigvalsh(device.matrix.numpy())[-1], rel_tol=1e-12)
+    assert math.isclose(device.size(), max(np.linalg.norm(device.matrix.numpy()), device.weighing.removed))
     for room in (False, True):
         options = {"rounding": 2.0**-52, "room_for_a_copy": room}
         fit = ridge.ridge_device(torch.from_numpy(gram.copy()), problem, **options)
@@ -369,13 +370,12 @@ def test_a_device_without_room_leaves_the_gram_matrix_to_the_host(rng, n_heads, 
     from keyhole import layer
 
     batch, y, asked = draw_sets(rng), rng.standard_normal(24), []
+
+    def noted(name, plain):
+        return lambda task: asked.append(name) or plain(task)
+
     for name in ("_fit_primal", "_fit_dual"):
-
-        def noted(task, name=name, plain=getattr(layer, name)):
-            asked.append(name)
-            return plain(task)
-
-        monkeypatch.setattr(layer, name, noted)
+        monkeypatch.setattr(layer, name, noted(name, getattr(layer, name)))
     model = kh.AttentionRegressor(n_heads, alpha=0.1, random_state=0)
     expected = clone(model).fit(batch, y).predict(batch)
     for room, route in ((24 * 24**2, []), (24 * 24**2 - 1, ["_fit_primal" if n_heads == 3 else "_fit_dual"])):
