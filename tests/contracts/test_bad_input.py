@@ -154,9 +154,9 @@ def test_a_penalty_is_not_negative(alpha, words, n_heads, sets, labels):
     [
         (0, ValueError, "`n_heads` must be at least 1: got 0"),
         (-3, ValueError, "`n_heads` must be at least 1: got -3"),
-        (2.5, TypeError, "positive integer, or math.inf for the exact kernel: got 2.5"),
-        (math.nan, TypeError, "positive integer, or math.inf"),
-        ("many", TypeError, "positive integer, or math.inf"),
+        (2.5, TypeError, "positive integer, math.inf for the exact kernel, or 'auto': got 2.5"),
+        (math.nan, TypeError, "positive integer, math.inf for the exact kernel, or 'auto'"),
+        ("many", TypeError, "positive integer, math.inf for the exact kernel, or 'auto'"),
     ],
 )
 def test_heads_are_counted(n_heads, error, words, sets, labels):

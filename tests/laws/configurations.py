@@ -313,7 +313,7 @@ class Plain:
         pairs = [_pairs(batch) for batch in (problem.sets, problem.new)]
         scale, of_query = _scalings(pairs[0], self.weights, scaling)
         samples = [_ready(sample, scale, of_query, query, config.pooling) for sample in (*pairs[0], *pairs[1])]
-        self.copies = _copies(samples[: config.n], problem.columns)
+        self.copies = _copies(samples[: config.n], problem.columns, problem.sets.extras)
         self.undecided = False
         if "kernel" in config.route:
             self._kernel(samples)
@@ -508,12 +508,13 @@ def _ready(sample, scale, scale_query, query, pooling):
     return [(q, tilde, 1 / LONG(len(sets) * len(tilde))) for q, tilde in sets]
 
 
-def _copies(samples, columns):
-    """Number the samples, copies alike: equal multisets of sets, to twelve digits, with equal outputs."""
+def _copies(samples, columns, extras):
+    """Number the samples, copies alike: equal multisets of sets, to twelve digits, with equal outputs and extras."""
     names = []
-    for sample, y in zip(samples, columns, strict=True):
+    more = columns if extras is None else np.concatenate([columns, extras], axis=1)
+    for sample, own in zip(samples, more, strict=True):
         sets = [(_digits(q), sorted(map(_digits, keys))) for q, keys, _ in sample]
-        names.append(repr((sorted(sets), y.tolist())))
+        names.append(repr((sorted(sets), own.tolist())))
     return np.unique(names, return_inverse=True)[1]
 
 

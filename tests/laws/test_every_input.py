@@ -302,9 +302,9 @@ def shuffled(batch, rng):
     if isinstance(batch, kh.SetGroups):
         starts = np.repeat(np.arange(len(batch)), batch.counts)
         turned = np.lexsort((rng.random(len(starts)), starts))
-        return kh.SetGroups(shuffled(batch.sets[turned], rng), batch.counts)
+        return kh.SetGroups(shuffled(batch.sets[turned], rng), batch.counts, batch.extras)
     keys = [batch.tokens[a:b] for a, b in itertools.pairwise(batch.offsets)]
-    return kh.SetBatch([k[rng.permutation(len(k))] for k in keys], query=batch.query)
+    return kh.SetBatch([k[rng.permutation(len(k))] for k in keys], batch.query, batch.extras)
 
 
 @few(15)
@@ -517,10 +517,10 @@ def in_other_units(problem, units, shift):
 
     def move(batch):
         if isinstance(batch, kh.SetGroups):
-            return kh.SetGroups(move(batch.sets), batch.counts)
-        query = None if batch.query is None else (batch.query + shift) * units
+            return kh.SetGroups(move(batch.sets), batch.counts, batch.extras)
+        query = None if batch.query is None else (batch.query + shift) * np.resize(units, batch.query_dim)
         keys = np.split((batch.tokens + shift) * units, batch.offsets[1:-1])
-        return kh.SetBatch(keys, query=query)
+        return kh.SetBatch(keys, query, batch.extras)
 
     return dataclasses.replace(problem, sets=move(problem.sets), new=move(problem.new))
 
