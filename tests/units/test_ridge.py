@@ -198,9 +198,7 @@ class TestEdges:
             found.append(spectrum.hidden(alphas, kept, leak))
         assert found[1] == pytest.approx(found[0], rel=1e-12)
         assert found[2] == pytest.approx(found[0], rel=1e-12)
-        assert (
-            found[0] > 2 * np.sqrt(leak * kept) + leak
-        ).all()  # of the outputs more leaks than of 1 − h
+        assert (found[0] > 2 * np.sqrt(leak * kept) + leak).all()  # of the outputs more leaks than of 1 − h
 
     def test_outputs_far_from_zero_cost_no_digits(self, gram, y):
         near, far = gram_path(gram, y, [1.0]), gram_path(gram, y + 1e6, [1.0])
