@@ -23,6 +23,12 @@ def test_levels_are_sorted_and_of_one_length(build):
         spectrum.eigenvalues[0] = 1.0
 
 
+def test_degree_zero_is_the_constant_alone():
+    for spectrum in (attention_spectrum(3, 4, 0), mlp_spectrum(3, 4, 0)):
+        assert spectrum.multiplicities.tolist() == [1.0]
+        assert not spectrum.degrees.any()
+
+
 def test_adaptive_spectra_meet_their_tolerance():
     for dim in (2, 8, 512):
         spectrum = attention_spectrum(dim, 8)
