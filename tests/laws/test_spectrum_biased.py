@@ -132,6 +132,7 @@ def block_by_spectrum(dim, bias, label, degree, margin, terms):
         (6, Bias(1.5, 0.2), 2, 12, 60),
         (20, Bias(6.0), 1, 24, 60),
         (40, Bias(1.0), 2, 8, 60),
+        (600, Bias(2.0, 0.1), 1, 6, 40),  # u is small: polynomials are made for a part of [−1, 1]
     ],
 )
 def test_blocks_are_their_formula(dim, bias, degree, margin, terms):
