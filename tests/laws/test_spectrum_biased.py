@@ -378,6 +378,9 @@ TARGETS = [
     monomial(4, pairs=[(None, 2)], query=[(np.array([0.0, 1.0, 0.0, 0.0]), 3)]),
     Correlation(1, 4) + 0.5 * TokenPower(1, 4, beta=np.array([0.6, 0.8, 0.0, 0.0])) - QueryPower(2, 4),
     TokenPower(2, 2) + Correlation(1, 2),
+    TokenPower(2, 4, beta=np.array([0.6, 0.8, 0.0, 0.0])) + 0.7 * TokenPower(2, 4, beta=np.array([0.0, 2.0, 1.0, 0.0])),
+    QueryPower(3, 4, beta=np.array([0.6, 0.8, 0.0, 0.0])) + QueryPower(3, 4, beta=np.array([-0.6, -0.8, 0.1, 0.0])),
+    +0.7 * QueryPower(3, 4, beta=np.array([-0.6, -0.8, 0.1, 0.0])),
 ]
 
 
