@@ -197,6 +197,8 @@ def _visit(
                 given = names
                 if isinstance(child, ast.keyword) and child.arg:
                     given = names | {child.arg}
+                elif isinstance(node, ast.Dict) and name == "values" and isinstance(node.keys[i], ast.Constant):
+                    given = names | {str(node.keys[i].value)}  # options, passed on with `**`
                 elif isinstance(node, ast.arguments) and name in ("defaults", "kw_defaults"):
                     given = frozenset({_argument(node, name, i)})
                 place = i if isinstance(value, list) else None

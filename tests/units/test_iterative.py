@@ -379,3 +379,18 @@ def test_copies_are_joined_and_what_has_no_weight_is_dropped(sets):
     assert grouped.weights.tolist() == [0.0, 1.0, 2.0, 0.0]
     assert grouped.weighed.tolist() == [1, 2]
     np.testing.assert_array_equal(grouped.batch.tokens, sets[[0, 1, 3, 4]].tokens)
+
+
+@pytest.mark.parametrize("n_heads", [2, 40])
+def test_blocks_of_heads_and_of_samples_give_the_layer_of_all(sets, y, n_heads):
+    """In blocks that share their memory, nothing may be kept for later."""
+    whole, *cut = (fitted(sets[:30], y[:30], [0.1], n_heads, memory_budget=size) for size in (2**30, 20_000, 100))
+    for part in cut:
+        np.testing.assert_allclose(part.layer.values, whole.layer.values, atol=1e-9)
+        np.testing.assert_allclose(part.layer.intercept, whole.layer.intercept, atol=1e-9)
+        np.testing.assert_allclose(part.predictions, whole.predictions, atol=1e-9)
+
+
+def test_the_smaller_gram_matrix_is_factorised(sets, y):
+    routes = [fitted(sets[:40], y[:40], [0.1], n_heads).route for n_heads in (1, 9, 10, 11)]
+    assert routes == ["primal", "primal", "dual", "dual"]  # 4, 36, 40 and 44 columns

@@ -30,11 +30,11 @@ from keyhole.models import (
     _check_training_sets,
     _digest,
     _fits,
+    _law_fits,
     _option,
     _resume,
     _sets,
     from_lower_triangle,
-    law_width,
     lower_triangle,
     read_container,
     read_model,
@@ -666,9 +666,12 @@ PLAIN = kh.SetBatch(np.ones((3, 2, 3)))
 LAYER = FiniteLayer(HeadDraw(kh.GaussianHeads(), 2, 3, 0), np.zeros((2, 4, 1)), np.zeros(1), "softmax", "float32")
 KERNEL = KernelLayer(kh.GaussianHeads(), PLAIN, np.zeros((3, 2)), np.zeros(2), "relu")
 STANDARD = TokenRule("standard", "given", "mean", np.zeros(3), np.ones(3))
+OF_QUERIES = spoiled(STANDARD, query_centre=np.zeros(5), query_spread=np.ones(5))
+WITH_EXTRAS = spoiled(STANDARD, extras_centre=np.zeros(2), extras_spread=np.ones(2))
 POOLED = PooledSets(SetGroups(PLAIN, [1, 2]), "sum")
 RIGHT = [
-    STANDARD, TokenRule("none", "each", "sum"), Step(0, 1.0, 2.0), LAW,
+    STANDARD, OF_QUERIES, WITH_EXTRAS, TokenRule("none", "each", "sum"), Step(0, 1.0, 2.0), LAW,
+    spoiled(LAYER, extras_values=np.ones((2, 1))),
     spoiled(LAW, query_scales_=None, key_scales_=None),
     POOLED, PooledSets(PLAIN, "mean", True), LAYER, KERNEL, spoiled(KERNEL, sets=PooledSets(PLAIN, "sum")),
     spoiled(KERNEL, law=spoiled(LAW, query_scales_=None, key_scales_=None)),
@@ -684,12 +687,29 @@ WRONG = [
     (STANDARD, {"spread": -np.ones(3)}, "centre and spread do not fit"),
     (STANDARD, {"scaling": "sphere", "spread": None}, "with a centre, and the scaling 'sphere'"),
     (STANDARD, {"scaling": "none", "centre": None}, "with a centre, and the scaling 'none'"),
+    (OF_QUERIES, {"query_centre": None}, "query_centre that are not"),
+    (OF_QUERIES, {"query_spread": None}, "query_spread that are not"),
+    (OF_QUERIES, {"query_spread": np.ones(3)}, "spread of queries do not fit"),
+    (OF_QUERIES, {"query_spread": np.zeros(5)}, "spread of queries do not fit"),
+    (OF_QUERIES, {"query": "mean"}, "spread of queries do not fit"),
+    (OF_QUERIES, {"scaling": "none", "centre": None, "spread": None}, "with a centre, and the scaling 'none'"),
+    (WITH_EXTRAS, {"extras_centre": None}, "extras_centre that are not"),
+    (WITH_EXTRAS, {"extras_spread": None}, "extras_spread that are not"),
+    (WITH_EXTRAS, {"extras_spread": np.ones(1)}, "spread of extras do not fit"),
+    (WITH_EXTRAS, {"extras_spread": np.array([1.0, 0.0])}, "spread of extras do not fit"),
+    (WITH_EXTRAS, {"extras_scale": 0.0}, "`extras_scale` must be larger than 0"),
+    (LAYER, {"extras_values": np.ones(2)}, "extras_values that are not"),
+    (LAYER, {"extras_values": np.ones((2, 2))}, "values of extras of shape"),
+    (LAYER, {"extras_values": np.ones((0, 1))}, "values of extras of shape"),
+    (KERNEL, {"extras_values": np.ones((2, 1))}, "values of extras of shape"),
     (Step(0, 1.0, 2.0), {"step": -1}, "`step` must be at least 0"),
     (Step(0, 1.0, 2.0), {"loo_error": 1}, "errors are no numbers"),
     (Step(0, 1.0, 2.0), {"held_out_error": "x"}, "errors are no numbers"),
     (LAW, {"means_": np.zeros((4, 4))}, "means_ that are not"),
     (LAW, {"means_": np.zeros((0, 4, 4))}, "means of shape"),
-    (LAW, {"means_": np.zeros((2, 4, 3))}, "means of shape"),
+    (LAW, {"means_": np.zeros((2, 4, 3))}, "key_scales_ that do not fit"),
+    (LAW, {"means_": np.zeros((2, 3, 4))}, "query_scales_ that do not fit"),
+    (LAW, {"means_": np.zeros((2, 4, 0))}, "means of shape"),
     (LAW, {"scale": 0.0}, "a scale of 0.0"),
     (LAW, {"scale": math.inf}, "a scale of inf"),
     (LAW, {"scale": 1}, "a scale of 1"),
@@ -829,7 +849,11 @@ def test_kept_samples_are_refused_for_one_wrong_part(wrong, words, rng):
         ({"offsets": np.array([0, 7, 5])}, "do not share out the tokens"),
         ({"query": np.zeros(2)}, "query that are not"),
         ({"query": np.zeros((3, 2))}, "queries of shape"),
-        ({"query": np.zeros((2, 1))}, "queries of shape"),
+        ({"query": np.zeros((2, 0))}, "queries of shape"),
+        ({"extras": np.zeros(2)}, "extras that are not"),
+        ({"extras": np.zeros((3, 1))}, "extras of shape"),
+        ({"extras": np.zeros((2, 0))}, "extras of shape"),
+        ({"extras": np.zeros((2, 1), np.float32)}, "extras of shape"),
         ({"query": np.zeros((2, 2), np.float32)}, "queries of shape"),
     ],
 )
@@ -837,6 +861,7 @@ def test_sets_are_refused_for_one_wrong_part(wrong, words):
     right = {"tokens": np.zeros((5, 2)), "offsets": np.array([0, 2, 5]), "query": np.zeros((2, 2))}
     assert len(_sets(**right)) == len(_sets(**{**right, "query": None})) == 2
     assert len(_sets(np.zeros((1, 2)), np.array([0, 1]), None)) == 1
+    assert _sets(**{**right, "query": np.zeros((2, 7))}, extras=np.ones((2, 3))).extras.shape == (2, 3)
     with pytest.raises(ValueError, match=words):
         _sets(**{**right, **wrong})
 
@@ -922,11 +947,15 @@ def test_laws_are_refused_for_one_wrong_part(law, words):
         _check_law(law)
 
 
-def test_the_width_of_a_law_is_that_of_its_mean():
-    assert law_width(LAW) == 4
-    assert law_width(kh.GaussianHeads(np.ones((5, 5)))) == 5
-    assert law_width(kh.GaussianHeads(np.ones((5, 4)))) == -1
-    assert law_width(kh.GaussianHeads(3.0)) is law_width(kh.QueryKeyHeads(2)) is None
+def test_a_law_has_heads_of_the_shape_of_its_mean():
+    for law in (LAW, kh.GaussianHeads(np.ones((4, 4))), kh.GaussianHeads(3.0), kh.QueryKeyHeads(2)):
+        assert _law_fits(law, (4, 4))
+    assert _law_fits(kh.GaussianHeads(np.ones((5, 4))), (5, 4))
+    assert _law_fits(kh.GaussianHeads(1.0, pairs=[(0, 0), (3, 2)]), (5, 4))
+    for law in (LAW, kh.GaussianHeads(np.ones((4, 5))), kh.GaussianHeads(np.ones((5, 5)))):
+        assert not _law_fits(law, (5, 4))
+    for pairs in ([(4, 2)], [(3, 3)], [(-1, 0)], [(0.0, 1.0)], [0, 1]):
+        assert not _law_fits(kh.GaussianHeads(1.0, pairs=pairs), (5, 4)), pairs
 
 
 @pytest.mark.parametrize(
@@ -942,6 +971,12 @@ def test_the_width_of_a_law_is_that_of_its_mean():
         ("kept", {"columns": np.zeros((60, 1))}, "other labels"),
         ("kept", {"sets": kh.SetBatch(np.ones((60, 1, 2)))}, "of another dimension"),
         ("kept", {"sets": kh.SetBatch(np.ones((60, 1, 3)))}, "with queries and training sets without"),
+        (
+            "kept",
+            {"sets": kh.SetBatch(np.ones((60, 1, 3)), np.ones((60, 2)))},
+            "with queries and training sets without",
+        ),
+        ("kept", {"sets": kh.SetBatch(np.ones((60, 1, 3)), np.ones((60, 3)), np.ones((60, 1)))}, "with other extras"),
     ],
 )
 def test_sums_must_be_those_of_the_model(part, change, words, rng):
@@ -1114,6 +1149,13 @@ def at(path, *where):
         (("fitted", "has_query_"), 1, "no word about queries"),
         (("fitted", "n_features_in_"), 3.0, "no token dimension"),
         (("fitted", "n_features_in_"), 0, "tokens of dimension 0"),
+        (("fitted", "n_query_features_in_"), 2, "heads that do not fit"),
+        (("fitted", "n_query_features_in_"), 0, "queries of dimension 0"),
+        (("fitted", "n_query_features_in_"), -1, "queries of dimension -1"),
+        (("fitted", "n_query_features_in_"), 3.0, "queries of dimension 3.0"),
+        (("fitted", "n_extras_in_"), 1, "do not fit 1 columns of extras"),
+        (("fitted", "n_extras_in_"), -1, "-1 columns of extras"),
+        (("fitted", "n_extras_in_"), "1", "columns of extras"),
         (("fitted", "layer_"), 3, "a fitted attribute 'layer_'"),
         (("fitted", "Note_"), 3, "a fitted attribute 'Note_'"),
         (("fitted", "note"), 3, "a fitted attribute 'note'"),

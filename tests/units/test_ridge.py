@@ -10,7 +10,14 @@ from keyhole.ridge import gram as tridiagonal
 from keyhole.ridge.design import ridge_rows
 from keyhole.ridge.gram import ridge_gram
 from keyhole.ridge.matrices import add_outer, mirror_lower
-from keyhole.ridge.problem import RidgeProblem, check_weights, choose, default_alphas, numerical_floor
+from keyhole.ridge.problem import (
+    N_DRAFT_ALPHAS,
+    RidgeProblem,
+    check_weights,
+    choose,
+    default_alphas,
+    numerical_floor,
+)
 
 
 @pytest.fixture
@@ -381,3 +388,13 @@ class TestRouteAtOnePenalty:
         assert path.route == fixed.route == "eigen"
         assert fixed.coef == pytest.approx(path.at(0).coef, abs=1e-10)
         assert fixed.error == pytest.approx(path.errors[0])
+
+
+def test_a_draft_says_what_a_path_of_its_penalties_says(rng):
+    x, y = rng.normal(size=(60, 100)), rng.normal(size=(60, 3))
+    draft = ridge_gram(x @ x.T, RidgeProblem.of(y, draft=True))
+    path = ridge_gram(x @ x.T, RidgeProblem.of(y, draft.alphas))
+    assert (draft.route, path.route, len(draft.alphas)) == ("eigen", "tridiagonal", N_DRAFT_ALPHAS)
+    np.testing.assert_allclose(draft.errors, path.errors, rtol=1e-7)
+    np.testing.assert_allclose(draft.left_out, path.left_out, rtol=1e-7)
+    assert draft.loss == draft.errors.min()

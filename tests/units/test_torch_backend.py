@@ -370,13 +370,12 @@ def test_a_device_without_room_leaves_the_gram_matrix_to_the_host(rng, n_heads, 
     from keyhole import layer
 
     batch, y, asked = draw_sets(rng), rng.standard_normal(24), []
+
+    def noted(name, plain):
+        return lambda task: asked.append(name) or plain(task)
+
     for name in ("_fit_primal", "_fit_dual"):
-
-        def noted(task, name=name, plain=getattr(layer, name)):
-            asked.append(name)
-            return plain(task)
-
-        monkeypatch.setattr(layer, name, noted)
+        monkeypatch.setattr(layer, name, noted(name, getattr(layer, name)))
     model = kh.AttentionRegressor(n_heads, alpha=0.1, random_state=0)
     expected = clone(model).fit(batch, y).predict(batch)
     for room, route in ((24 * 24**2, []), (24 * 24**2 - 1, ["_fit_primal" if n_heads == 3 else "_fit_dual"])):

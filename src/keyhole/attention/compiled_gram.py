@@ -35,7 +35,7 @@ from keyhole.attention.compiled_moments import (
 ORDER = 112  # terms of the series in ρ
 _CAP = 0.8  # the series serves ρ ≤ CAP: at CAP all ORDER terms are needed
 _NEAR = 0.99  # beyond, 1 − |ρ| is taken from differences of unit vectors
-_ROOT = np.sqrt(np.arange(ORDER + 2.0))
+_ROOT = np.sqrt(np.arange(ORDER))
 
 
 @njit(**OPTIONS)
@@ -168,8 +168,6 @@ def series_coefficients(power, shifts, count, out):
     for j in range(count):
         density, mass, mean, _ = normal_parts(shifts[j])
         out[0, j], out[lead - 1, j] = mean, mass
-        if power == 0:
-            out[0, j] = mass
         out[lead, j] = density
     for n in range(1, ORDER - lead):
         slope, drop = 1.0 / _ROOT[n], (_ROOT[n - 1] / _ROOT[n] if n > 1 else 0.0)

@@ -772,8 +772,6 @@ def first_occurrences(batch: SampleBatch, labels: Float[np.ndarray, "n t"]) -> I
     first = np.arange(len(batch))
     order = np.argsort(hashes, kind="stable")
     repeats = np.flatnonzero(hashes[order[1:]] == hashes[order[:-1]])
-    if len(repeats) == 0:
-        return first
     # within a run of equal hashes, compare each sample with the distinct ones before it
     members: dict[int, list[int]] = {}
     for position in repeats:
