@@ -419,7 +419,7 @@ def test_a_vector_is_its_function(target, seed):
     assert abs(mean - wrong) > 6 * error
 
 
-@pytest.mark.parametrize("target", [Correlation(1, 4), Correlation(2, 5)], ids=repr)
+@pytest.mark.parametrize("target", [Correlation(1, 3), Correlation(1, 4), Correlation(2, 5)], ids=repr)
 def test_contractions_take_a_target_apart_as_its_closed_form_does(target):
     closed = target_vectors(target, 5)
     for label, vectors in _contracted_vectors(target, 5).items():
