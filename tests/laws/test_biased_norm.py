@@ -123,6 +123,13 @@ def test_free_of_the_dimension_powers_cost_without_limit_as_the_error_falls():
     assert norms[2] > 5 * norms[1]
 
 
+def test_an_error_well_above_rounding_is_not_refused():
+    """Twelve digits cost about twice what eight do."""
+    target = Correlation(2, 4)
+    norms = [biased_norm_bound(target, share * pair_powers(target).sum()).norm for share in (1e-8, 1e-12)]
+    assert 1.5 < norms[1] / norms[0] < 4
+
+
 def test_an_error_below_rounding_is_refused():
     with pytest.raises(ValueError, match=r"`error` must leave room for rounding.*larger error"):
         biased_norm_bound(Correlation(3, 64), error=1e-60)

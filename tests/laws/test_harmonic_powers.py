@@ -88,14 +88,14 @@ def test_closed_products_of_two_terms_agree_with_joinings(dim, rng):
 
 
 def test_the_size_of_a_product_is_that_of_everything_added_up_for_it(rng):
-    A = rng.standard_normal((3, 3))
-    (term,) = monomial(3, 1.0, [(A, 2)], [(np.ones(3), 1)]).terms
-    product, size = _term_products(term, term, 3)
-    query, sums, key = _harmonic_transform(2, 2, 3), joinings(term, term, 3), _harmonic_transform(3, 3, 3)
+    A, B = rng.standard_normal((2, 3, 3))
+    (first,), (second,) = (monomial(3, 1.0, [(A, 1), (C, 1)], [(np.ones(3), 1)]).terms for C in (B, -B))
+    product, size = _term_products(first, second, 3)
+    query, sums, key = _harmonic_transform(2, 2, 3), joinings(first, second, 3), _harmonic_transform(3, 3, 3)
     addends = query[:, None, :, None] * sums.T[None, None] * key[None, :, None, :]
     np.testing.assert_allclose(product, addends.sum(axis=(2, 3)), atol=1e-12)
     np.testing.assert_allclose(size, np.abs(addends).sum(axis=(2, 3)))
-    assert (addends < 0).any()
+    assert min(query.min(), sums.min(), key.min()) < 0
 
 
 def test_powers_are_kernel_averages(rng):

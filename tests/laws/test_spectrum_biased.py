@@ -132,6 +132,7 @@ def block_by_spectrum(dim, bias, label, degree, margin, terms):
         (6, Bias(1.5, 0.2), 2, 12, 60),
         (20, Bias(6.0), 1, 24, 60),
         (40, Bias(1.0), 2, 8, 60),
+        (600, Bias(2.0, 0.1), 1, 6, 40),  # u is small: polynomials are made for a part of [−1, 1]
     ],
 )
 def test_blocks_are_their_formula(dim, bias, degree, margin, terms):
@@ -377,6 +378,9 @@ TARGETS = [
     monomial(4, pairs=[(None, 2)], query=[(np.array([0.0, 1.0, 0.0, 0.0]), 3)]),
     Correlation(1, 4) + 0.5 * TokenPower(1, 4, beta=np.array([0.6, 0.8, 0.0, 0.0])) - QueryPower(2, 4),
     TokenPower(2, 2) + Correlation(1, 2),
+    TokenPower(2, 4, beta=np.array([0.6, 0.8, 0.0, 0.0])) + 0.7 * TokenPower(2, 4, beta=np.array([0.0, 2.0, 1.0, 0.0])),
+    QueryPower(3, 4, beta=np.array([0.6, 0.8, 0.0, 0.0])) + QueryPower(3, 4, beta=np.array([-0.6, -0.8, 0.1, 0.0])),
+    +0.7 * QueryPower(3, 4, beta=np.array([-0.6, -0.8, 0.1, 0.0])),
 ]
 
 
@@ -415,7 +419,7 @@ def test_a_vector_is_its_function(target, seed):
     assert abs(mean - wrong) > 6 * error
 
 
-@pytest.mark.parametrize("target", [Correlation(1, 4), Correlation(2, 5)], ids=repr)
+@pytest.mark.parametrize("target", [Correlation(1, 3), Correlation(1, 4), Correlation(2, 5)], ids=repr)
 def test_contractions_take_a_target_apart_as_its_closed_form_does(target):
     closed = target_vectors(target, 5)
     for label, vectors in _contracted_vectors(target, 5).items():

@@ -7,6 +7,7 @@ import pytest
 from plain_kernels import arc_cosine, mlp_gram
 from scipy.special import roots_jacobi
 
+from keyhole.theory import mlp
 from keyhole.theory.complexity import mlp_norm, rkhs_norm
 from keyhole.theory.harmonics import gegenbauer
 from keyhole.theory.mlp import mlp_eigenvalue, mlp_spectrum
@@ -87,3 +88,17 @@ def test_norm_is_the_limit_of_interpolation(seed):
         assert values[0] <= values[1] <= mlp_norm(target, 1) * (1 + 1e-6)
         assert values[1] > 0.97 * mlp_norm(target, 1)
         assert not math.isclose(values[1], rkhs_norm(target), rel_tol=0.1)
+
+
+def test_series_of_tokens_are_multiplied_to_their_last_term(monkeypatch):
+    """e^{z/(N+2)} B_0^idle and Π B_l by repeated squaring and by parts, against one factor after the other."""
+    dim, n_keys = 2, 97  # asked for by no other test: what is kept of short series serves nobody
+    monkeypatch.setattr(mlp, "_ORDER", 40)
+    alone = [mlp._token_series(dim, n_keys, degree) for degree in range(4)]
+    product = (mlp._SCALE / (n_keys + 2)) ** np.arange(41.0) / np.array([math.factorial(n) for n in range(41)], float)
+    np.testing.assert_allclose(mlp._idle_series(dim, n_keys, 0), product, rtol=1e-9)
+    for idle in range(1, 7):
+        product = np.convolve(product, alone[0])[:41]
+        np.testing.assert_allclose(mlp._idle_series(dim, n_keys, idle), product, rtol=1e-9)
+    busy = np.convolve(np.convolve(alone[3], alone[1])[:41], alone[1])[:41]
+    np.testing.assert_allclose(mlp._busy_series(dim, n_keys, (3, 1, 1)), busy, rtol=1e-9)

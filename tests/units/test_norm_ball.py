@@ -230,6 +230,17 @@ def test_every_kind_of_design_gives_the_same_solution(rng):
     assert max(calls) <= 30
 
 
+def test_a_design_that_is_nothing_but_products_takes_many_groups(rng):
+    """Few of many groups are wanted first: of such a design all are at hand, or none."""
+    design, targets, _ = random_problem(rng, "huber", n=30, n_groups=80)
+    for start in (None, np.zeros((80, 5))):
+        fit = fit_norm_ball(Operator(design), targets, group_size=5, group_radius=0.5, start=start)
+        assert fit.converged
+        assert fit.objective == pytest.approx(
+            fit_norm_ball(design, targets, group_size=5, group_radius=0.5).objective, rel=2e-4
+        )
+
+
 def test_products_of_a_streamed_design_are_those_of_its_columns(rng):
     """Also with groups that are zero in part, or altogether; in blocks of one group, of two and of all."""
     array, values = rng.standard_normal((7, 12)).astype(np.float32), rng.standard_normal((12, 2))

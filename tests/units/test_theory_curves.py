@@ -1,8 +1,10 @@
+import itertools
 import math
 
 import numpy as np
 import pytest
 
+from keyhole.theory.complexity import rkhs_norm
 from keyhole.theory.curves import (
     EigenProblem,
     _crossing,
@@ -12,9 +14,10 @@ from keyhole.theory.curves import (
     implicit_ridge,
     learning_curve,
     learning_surface,
+    problems,
 )
 from keyhole.theory.harmonics import pair_powers
-from keyhole.theory.targets import Correlation, QueryPower, RotatedCorrelation, TokenPower
+from keyhole.theory.targets import Correlation, QueryPower, RotatedCorrelation, TokenPower, monomial
 
 
 def specification_error(problem, n, k, ridge, noise):
@@ -115,6 +118,21 @@ def test_infinite_data_leaves_the_approximation_error_of_the_features():
     got = curve_from_spectrum(one, 50 * one, one, 10**9, 0.0, n_features=20)
     assert float(got) == pytest.approx(0.6, rel=1e-6)
     assert math.isinf(float(curve_from_spectrum(one, 50 * one, one, 20, 0.0, n_features=20)))
+
+
+@pytest.mark.parametrize("dim", [1, 3])
+def test_finer_problems_hold_the_same_target(dim):
+    """Powers add up to E f², and over eigenvalues to its norm, also where degrees lie beyond the listed levels."""
+    first = np.eye(dim)[0]
+    target = monomial(dim, 1.0, [], [(first, 1)], [(first, 7)]) + monomial(dim, 0.5, [], [(first, 6)], [])
+    target = target + monomial(dim, 2.0, [], [], [(first, 9)]) + monomial(dim, 0.3, [], [(first, 7)], [(first, 6)])
+    powers = pair_powers(target)
+    want = powers[:, 0].sum() + powers[:, 1:].sum() / 5
+    for problem in itertools.islice(problems(target, 5, "attention"), 3):
+        assert math.isclose(problem.powers.sum(), want, rel_tol=1e-9)
+        there = problem.powers > 0
+        norm = (problem.powers[there] / problem.eigenvalues[there]).sum()
+        assert math.isclose(norm, rkhs_norm(target), rel_tol=1e-9)
 
 
 def test_shapes_follow_the_samples():

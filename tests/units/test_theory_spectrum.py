@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from keyhole.theory.harmonics import gegenbauer, harmonic_count, power_moment
-from keyhole.theory.mlp import highest_total_degree, mlp_levels, mlp_spectrum
+from keyhole.theory.mlp import MAX_LEVELS, highest_total_degree, mlp_levels, mlp_spectrum
 from keyhole.theory.moments import log_gamma_ratio, pair_eigenvalues, series_coefficients, tail_nodes
 from keyhole.theory.spectrum import attention_spectrum
 
@@ -21,6 +21,12 @@ def test_levels_are_sorted_and_of_one_length(build):
     assert "levels from" in repr(spectrum)
     with pytest.raises(ValueError, match="read-only"):
         spectrum.eigenvalues[0] = 1.0
+
+
+def test_degree_zero_is_the_constant_alone():
+    for spectrum in (attention_spectrum(3, 4, 0), mlp_spectrum(3, 4, 0)):
+        assert spectrum.multiplicities.tolist() == [1.0]
+        assert not spectrum.degrees.any()
 
 
 def test_adaptive_spectra_meet_their_tolerance():
@@ -82,6 +88,11 @@ def test_partitions_are_counted_right():
     assert len(mlp_levels(8, 1, 6)) == sum(m // 2 + 1 for m in range(7))  # at most two parts
     assert mlp_levels(1, 2, 6) == [(), (1,), (1, 1), (1, 1, 1)]
     assert highest_total_degree(8, 8) == 16
+    highest = {n_keys: highest_total_degree(8, n_keys) for n_keys in (3, 4, 6)}
+    assert {degree % 2 for degree in highest.values()} == {0, 1}
+    for n_keys, degree in highest.items():
+        assert len(mlp_levels(8, n_keys, degree)) <= MAX_LEVELS
+        assert len(mlp_levels(8, n_keys, degree + 1)) > MAX_LEVELS
 
 
 def test_harmonics_are_counted_right():

@@ -352,13 +352,14 @@ class WorkingSet:
             return
         share = float(wanted.mean())
         too_large = int(wanted.sum()) * self._item_bytes > self._memory_budget
-        if too_large or (self._whole is not None and COPYING * share >= n_iter * (1.0 - share)):
+        dear = self._whole is not None and COPYING * share >= n_iter * (1.0 - share)
+        if isinstance(self._design, SelectableDesign) and not (too_large or dear):
+            self.chosen = wanted
+            self.columns = self._buffer.fill(self._design, np.flatnonzero(wanted), self._problem.group_size)
+        else:
             # without columns at hand the design streams them anew at every product
             self.chosen = np.ones_like(wanted)
             self.columns = self._whole or self._design
-        elif isinstance(self._design, SelectableDesign):
-            self.chosen = wanted
-            self.columns = self._buffer.fill(self._design, np.flatnonzero(wanted), self._problem.group_size)
 
     def restrict(self, values: Float[np.ndarray, "p t"]) -> Float[np.ndarray, "q t"]:
         """The values of the chosen groups, side by side."""

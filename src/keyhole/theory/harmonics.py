@@ -38,8 +38,7 @@ def harmonic_count(dim: int, degree: int) -> int:
 def _shared(p: int, q: int, degree: int, dim: int) -> float:
     """N_k ∫ t^p P_k dτ ∫ t^q P_k dτ, in logarithms because N_k alone may overflow."""
     logs = _log_power_moment(p, degree, dim) + _log_power_moment(q, degree, dim)
-    count = harmonic_count(dim, degree)
-    return math.exp(logs + math.log(count)) if count and logs > -math.inf else 0.0
+    return math.exp(logs + math.log(harmonic_count(dim, degree))) if logs > -math.inf else 0.0
 
 
 def power_moment(power: int, degree: int, dim: int) -> float:

@@ -568,8 +568,6 @@ def _apply(value: np.ndarray, array: np.ndarray | None, slot: str) -> np.ndarray
         return value
     if array.ndim == 1:  # diagonal
         return np.asarray(value * array)
-    if value.ndim == 1:
-        return np.asarray(array @ value if slot == KEY else value @ array)
     return np.asarray(value @ array.T if slot == KEY else value @ array)
 
 
