@@ -521,8 +521,10 @@ def test_a_streamed_model_goes_on_after_loading_where_it_was(kind, first, rng, t
         estimator = kh.AttentionClassifier
         y = np.array(["a", "b", "c"])[np.digitize(y, [0.0] if kind == "two classes" else [-0.5, 0.5])]
         options = {"classes": np.unique(y)}
-    whole = estimator(4, random_state=0).partial_fit(sets, y, **options)
-    model = estimator(4, random_state=0)
+    # without settings the first batch chooses, and a part is not all of them
+    settings = {"law": kh.GaussianHeads(), "scaling": "none", "query": "given", "random_state": 0}
+    whole = estimator(4, **settings).partial_fit(sets, y, **options)
+    model = estimator(4, **settings)
     if first == "fit_batches":
         model.fit_batches([(sets[parts[0]], y[parts[0]])], **options)
     else:
