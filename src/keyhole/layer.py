@@ -310,6 +310,7 @@ def fit_layer(
     device: str | None = None,
     solver: str = "auto",
     criterion: str = "squared_error",
+    draft: bool = False,
     hold_out: bool = False,
     memory_budget: int = MEMORY_BUDGET,
 ) -> LayerFit:
@@ -335,6 +336,8 @@ def fit_layer(
         "cg" is conjugate gradients; "auto" only if the smaller Gram matrix exceeds the memory.
     criterion : "squared_error" or "log_loss"
         What penalties are chosen by, on whatever is left out; the log-loss is that of calibrated scores of classes.
+    draft : bool
+        Whether the fit only serves to be compared with others: its automatic grid of penalties is coarse.
     hold_out : bool
         Whether conjugate gradients predict a tenth of the samples, held out, even if there is nothing to choose.
     memory_budget : int
@@ -356,7 +359,7 @@ def fit_layer(
     options: dict[str, Any] = {"activation": activation, "dtype": dtype, "memory_budget": memory_budget}
     if groups is not None and (device is not None or solver == "cg"):
         # groups are left out on the host; the layer at the penalty they chose is then fitted as asked
-        options |= {"fit_intercept": fit_intercept, "weights": weights, "criterion": criterion}
+        options |= {"fit_intercept": fit_intercept, "weights": weights, "criterion": criterion, "draft": draft}
         judged = fit_layer(batch, columns, heads, penalties, groups=groups, solver="direct", **options)
         chosen = np.array([judged.ridge.alpha])
         final = fit_layer(batch, columns, heads, chosen, device=device, solver=solver, **options)
@@ -370,7 +373,7 @@ def fit_layer(
             "count). Give more samples, or one fixed number as `alpha`."
         )
     given: dict[str, Any] = {"fit_intercept": fit_intercept, "weights": samples.weights, "groups": samples.groups}
-    problem = RidgeProblem.of(samples.columns, penalties, criterion=criterion, **given)
+    problem = RidgeProblem.of(samples.columns, penalties, criterion=criterion, draft=draft, **given)
     task = _Task(samples, heads, problem, device=device, **options)
     if gradients:
         return _fit_by_gradients(task, hold_out)
@@ -488,7 +491,7 @@ def _fit_dual(task: _Task) -> tuple[FiniteLayer, RidgeFit]:
     batch, budget = task.samples.batch, task.memory_budget
     n, width = len(batch), task.heads.dim + 1
     heads = task.heads.seen_by(query=batch.has_query).stored(budget // 4)
-    centre = mean_feature(batch, heads, task) if task.problem.fit_intercept else None
+    centre = mean_feature(batch, heads, task) if task.problem.fit_intercept and not task.problem.draft else None
     # all features in one block if they fit; blocks of half the budget are as fast, and leave the rest to the solver
     fits = n * heads.n_heads * width * np.dtype(task.dtype).itemsize <= 0.9 * budget
     options: dict[str, Any] = {"dtype": task.dtype, "memory_budget": budget if fits else budget // 2}

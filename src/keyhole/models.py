@@ -697,7 +697,7 @@ def _restore(document: dict[str, Any], unpacker: Unpacker) -> SavedModel:
         raise ValueError(f"queries of dimension {asked!r:.40}")
     if not hasattr(estimator, "n_extras_in_"):
         estimator.n_extras_in_ = 0
-    if not hasattr(estimator, "tokens_") and kind is not AttentionFeatures:
+    if not hasattr(estimator, "tokens_"):
         estimator.tokens_ = TokenRule("none", "given", "mean")
     count = estimator.n_extras_in_
     refuse_if(type(count) is not int or count < 0, f"{count!r:.40} columns of extras")

@@ -165,6 +165,7 @@ def test_balancing_keeps_the_dual_point_feasible(name, rng):
     assert np.isfinite(loss.conjugate(y, balanced)).all()
     assert np.abs(weights @ dual).max() > 1e-3  # the twin: what it was before does not satisfy the law
     assert np.allclose(loss.balanced(y, balanced, weights), balanced, atol=1e-12)
+    assert np.allclose(loss.balanced(y, dual, 3.0 * weights), balanced, rtol=1e-12, atol=1e-12)  # only shares count
 
 
 @pytest.mark.parametrize("name", LOSSES)

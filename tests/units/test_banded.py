@@ -11,9 +11,14 @@ from keyhole.ridge.banded import WIDTH, BandedSweep, to_band
 ALPHAS = np.array([1e-3, 0.1, 10.0])
 
 
-@pytest.fixture(params=[1, 2, WIDTH - 1, WIDTH, WIDTH + 1, 3 * WIDTH, 5 * WIDTH + 7])
-def matrix(request, rng):
-    n = request.param
+SIZES = [(n, banded.TILE) for n in (1, 2, WIDTH - 1, WIDTH, WIDTH + 1, 3 * WIDTH, 5 * WIDTH + 7)]
+SIZES += [(5 * WIDTH + 7, WIDTH), (5 * WIDTH + 7, WIDTH // 2 + 1)]  # many tiles, for every part of the work
+
+
+@pytest.fixture(params=SIZES)
+def matrix(request, rng, monkeypatch):
+    n, tile = request.param
+    monkeypatch.setattr(banded, "TILE", tile)
     design = rng.standard_normal((n, n))
     return np.asfortranarray(design @ design.T / n)
 

@@ -10,6 +10,7 @@ import keyhole as kh
 from keyhole.cli.fit import fit as fit_command
 from keyhole.estimators import inputs, streaming
 from keyhole.estimators.inputs import AUTO_HEADS, fit_seconds
+from keyhole.ridge.problem import N_ALPHAS
 
 
 @pytest.fixture
@@ -32,10 +33,10 @@ def test_no_settings_is_every_setting_automatic(bags):
 
 
 def test_a_query_that_points_at_keys_makes_the_law_lean_on_the_identity(seed):
-    sets = kh.targets.sphere_sets(200, n_keys=5, dim=6, seed=seed)
-    y = kh.targets.Correlation(3, dim=6)(sets)
+    sets = kh.targets.sphere_sets(120, n_keys=3, dim=6, seed=seed)
+    y = np.exp(6 * np.einsum("nd,nkd->nk", sets.query, sets.tokens.reshape(120, 3, 6))).mean(axis=1)
     assert kh.AttentionRegressor(random_state=0).fit(sets, y).law_.mean > 0
-    noise = np.random.default_rng(seed).normal(size=200)
+    noise = np.random.default_rng(seed).normal(size=120)
     model = kh.AttentionRegressor(random_state=0, law=kh.GaussianHeads()).fit(sets, noise)
     assert model.law_ == kh.GaussianHeads(), "a law that was named is kept"
 
@@ -46,6 +47,17 @@ def test_what_all_samples_chose_by_is_not_fitted_again(bags, monkeypatch):
     monkeypatch.setattr(inputs, "fit_layer", lambda *a, **k: counted.append(len(a[0])) or fit_layer(*a, **k))
     model = kh.AttentionClassifier(math.inf, kh.GaussianHeads(), random_state=0).fit(bags, first_sign(bags))
     assert counted == [60] * len(model.scaling_errors_) == [60] * 4
+
+
+def test_drafts_are_coarse_and_a_fit_that_is_kept_is_not(bags, monkeypatch):
+    drafts = []
+    fit_layer = inputs.fit_layer
+    monkeypatch.setattr(inputs, "fit_layer", lambda *a, **k: drafts.append(k.get("draft")) or fit_layer(*a, **k))
+    y = first_sign(bags)
+    assert len(kh.AttentionClassifier(math.inf, kh.GaussianHeads(), random_state=0).fit(bags, y).alphas_) == N_ALPHAS
+    assert drafts == [False] * 4
+    assert len(kh.AttentionClassifier(100, kh.GaussianHeads(), random_state=0).fit(bags, y).alphas_) == N_ALPHAS
+    assert drafts[4:] == [True] * 4 + [None]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import tracemalloc
 import warnings
 
 import cvxpy as cp
@@ -252,6 +253,19 @@ def test_products_of_a_streamed_design_are_those_of_its_columns(rng):
     np.testing.assert_array_equal(dense.take(np.array([2, 0])), array[:, [6, 7, 8, 0, 1, 2]])
 
 
+def test_products_of_float32_make_no_float64_copy_of_the_design(rng):
+    design = DenseDesign(rng.standard_normal((1000, 300)).astype(np.float32), 3, memory_budget=2**16)
+    exact = design.array.astype(np.float64)
+    cases = ((design.matvec, np.ones((300, 1)), exact), (design.rmatvec, np.ones((1000, 1)), exact.T))
+    for product, operand, matrix in cases:
+        tracemalloc.start()
+        found = product(operand)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 0.2 * design.array.nbytes
+        np.testing.assert_allclose(found, matrix @ operand, rtol=1e-10, atol=1e-10)
+
+
 @pytest.mark.parametrize("fit_intercept", [True, False])
 def test_a_certificate_leaves_room_for_the_rounding_of_what_it_subtracts(rng, fit_intercept):
     """64 units of all that is added: loss, bound, and the products a(Φv + b) and a·y that cancel between them."""
@@ -320,6 +334,20 @@ def test_float32_says_when_it_has_no_more_digits(rng):
             tol=1e-15,
             dtype="float32",
         )
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("loss", ["huber", "squared", "absolute"])
+def test_a_tolerance_below_rounding_ends_at_rounding_and_soon(loss, dtype, rng, monkeypatch):
+    """It neither gives up while the gap still falls nor goes on for all of its iterations once it does not."""
+    monkeypatch.setattr(central_path, "LARGEST_SYSTEM", 0)
+    design = rng.standard_normal((20, 15))
+    targets = design[:, :5] @ rng.standard_normal(5) + rng.standard_normal(20)
+    remedy = "rounding has the last word" if dtype == "float64" else "float32 has no more digits"
+    with pytest.warns(SolverWarning, match=remedy):
+        fit = fit_norm_ball(design, targets, group_size=5, group_radius=0.5, loss=loss, tol=1e-18, dtype=dtype)
+    assert fit.n_iter < 15_000  # of 20,000
+    assert fit.duality_gap < (1e-12 if dtype == "float64" else 1e-5) * fit.objective
 
 
 def test_stopping_early_warns_with_the_number_and_the_remedy(rng):

@@ -12,6 +12,7 @@ import keyhole as kh
 from keyhole.ball.norm_ball import fit_norm_ball
 from keyhole.ball.projection import group_norms
 from keyhole.ball.solver import SolverWarning
+from keyhole.data.tokens import TokenRule
 from keyhole.estimators.norm_ball import NormBallWarning
 from keyhole.theory.complexity import paper_complexity
 
@@ -285,3 +286,63 @@ def test_one_sample_cannot_be_held_out_but_can_be_fitted(sets):
 def test_a_constant_target_is_predicted_exactly(level, sets):
     model = kh.NormBallRegressor(8, random_state=0).fit(sets, np.full(40, level))
     np.testing.assert_allclose(model.predict(sets), level, rtol=1e-12)
+
+
+@pytest.mark.parametrize("query", ["given", "mean", "each"])
+@pytest.mark.parametrize("scaling", ["none", "sphere", "standard"])
+def test_token_options_are_those_rules_applied_by_hand(scaling, query, sets, y):
+    options = {"group_radius": 0.5, "ball_radius": 0.3, "random_state": 3}
+    model = kh.NormBallRegressor(6, scaling=scaling, query=query, **options).fit(sets, y)
+    ready = TokenRule.learn(sets, scaling, query).apply(sets)
+    assert (model.tokens_.scaling, model.tokens_.query) == (scaling, query)
+    scores = math.sqrt(6) * kh.attention_features(ready, model.heads_) @ model.values_.ravel()
+    np.testing.assert_allclose(model.predict(sets), scores + model.intercept_, atol=1e-10)
+    features = kh.AttentionFeatures(6, random_state=3, scaling=scaling, query=query).fit_transform(sets)
+    np.testing.assert_array_equal(features, kh.attention_features(ready, model.heads_))
+
+
+@pytest.mark.parametrize("query_dim", [2, 3])
+def test_made_queries_replace_those_of_another_kind(query_dim, rng):
+    keys = [rng.normal(size=(rng.integers(1, 5), 3)) for _ in range(30)]
+    sets = kh.SetBatch(keys, rng.normal(size=(30, query_dim)), rng.normal(size=(30, 1)))
+    plain, y = kh.SetBatch(keys, None, sets.extras), rng.normal(size=30)
+    options = {"query": "mean", "scaling": "standard", "random_state": 0}
+    ball = kh.NormBallRegressor(4, group_radius=0.5, ball_radius=0.3, **options)
+    np.testing.assert_array_equal(ball.fit(sets, y).predict(sets), ball.fit(plain, y).predict(plain))
+    features = kh.AttentionFeatures(4, **options)
+    found = features.fit_transform(sets)
+    np.testing.assert_array_equal(found, features.fit_transform(plain))
+    np.testing.assert_array_equal(found[:, -1:], sets.extras, err_msg="extras stay as they are")
+
+
+def test_a_norm_ball_chooses_the_tokens_that_ridge_would(rng):
+    # one coordinate tells the classes apart, and another hides it unless both are brought to one scale
+    keys = rng.normal(size=(120, 4, 2)) * [1000.0, 0.01]
+    label = rng.integers(2, size=120)
+    keys[..., 1] += 0.01 * label[:, None]
+    sets, options = kh.SetBatch(keys), {"group_radius": 20.0, "ball_radius": 5.0, "random_state": 0}
+    model = kh.NormBallClassifier(20, scaling="auto", query="auto", **options).fit(sets, label)
+    ridge = kh.AttentionClassifier(20, kh.GaussianHeads(), random_state=0).fit(sets, label)
+    assert model.tokens_.scaling == ridge.tokens_.scaling == "standard"
+    assert model.tokens_.query == ridge.tokens_.query
+    assert model.score(sets, label) > 0.8
+
+
+@pytest.mark.parametrize("name", ["scaling", "query"])
+@pytest.mark.parametrize("kind", [kh.NormBallRegressor, kh.NormBallClassifier, kh.AttentionFeatures])
+def test_unknown_token_options_are_refused(kind, name, sets, y):
+    word = "auto" if kind is kh.AttentionFeatures else "other"
+    with pytest.raises(ValueError, match=f"`{name}` must be .*{word}"):
+        kind(4, **{name: word}).fit(sets, y > np.median(y))
+
+
+@pytest.mark.parametrize("kind", [kh.NormBallRegressor, kh.NormBallClassifier, kh.AttentionFeatures])
+@pytest.mark.parametrize("query", ["mean", "each"])
+def test_token_rules_are_saved(kind, query, sets, y, tmp_path):
+    radii = {} if kind is kh.AttentionFeatures else {"group_radius": 0.5, "ball_radius": 0.3}
+    model = kind(4, scaling="standard", query=query, random_state=0, **radii).fit(sets, y > np.median(y))
+    kh.save(model, tmp_path / "m")
+    loaded = kh.load(tmp_path / "m")
+    assert (loaded.scaling, loaded.query, loaded.tokens_.query) == ("standard", query, query)
+    apply = "transform" if kind is kh.AttentionFeatures else "predict"
+    np.testing.assert_array_equal(getattr(loaded, apply)(sets), getattr(model, apply)(sets))

@@ -8,8 +8,16 @@ from ridges import design_path, gram_fixed, gram_path
 
 from keyhole.ridge import gram as tridiagonal
 from keyhole.ridge.design import ridge_rows
+from keyhole.ridge.gram import ridge_gram
 from keyhole.ridge.matrices import add_outer, mirror_lower
-from keyhole.ridge.problem import RidgeProblem, check_weights, choose, default_alphas, numerical_floor
+from keyhole.ridge.problem import (
+    N_DRAFT_ALPHAS,
+    RidgeProblem,
+    check_weights,
+    choose,
+    default_alphas,
+    numerical_floor,
+)
 
 
 @pytest.fixture
@@ -174,6 +182,30 @@ class TestEdges:
         with pytest.raises(ValueError, match=r"among the 2 penalties from 0 to 1e-20: .* Add larger penalties"):
             gram_path(gram, y, [0.0, 1e-20])
         assert np.isinf(gram_path(gram, y, [0.0]).error)
+
+    @pytest.mark.parametrize("scale", [1.0, 1e-6])
+    def test_a_group_that_sets_the_floor_is_not_judged(self, rng, scale):
+        """Two copies without equal: without both of them much more would count, without one of them not."""
+        square, y = rng.standard_normal((10, 20)), scale * rng.standard_normal((10, 1))
+        square[[3, 4]] = 0.0
+        gram = square @ square.T
+        gram[3:5, 3:5] = 1e30
+        for groups, judged in ((np.array([0, 1, 2, 3, 3, 5, 6, 7, 8, 9]), False), (np.arange(10), True)):
+            problem = RidgeProblem.of(y, [1e-20], fit_intercept=False, groups=groups)
+            left_out = ridge_gram(gram, problem).left_out
+            assert np.isfinite(left_out[[3, 4]]).all() == judged
+
+    def test_what_rounding_hides_does_not_depend_on_the_units_of_the_outputs(self, rng):
+        vectors = np.linalg.qr(rng.standard_normal((8, 8)))[0]
+        values, outputs = np.array([0.0, 0.0, 1e-9, 1e-3, 0.1, 1.0, 2.0, 3.0]), rng.standard_normal((8, 2))
+        alphas, kept, leak = np.array([0.0, 1e-12]), np.full((5, 2), 0.3), np.full((5, 1), 1e-8)
+        found = []
+        for unit in (1.0, 1e-6, 1e6):
+            spectrum = tridiagonal.GramSpectrum(vectors, values, unit * outputs, 1e-10, 1e-14)
+            found.append(spectrum.hidden(alphas, kept, leak))
+        assert found[1] == pytest.approx(found[0], rel=1e-12)
+        assert found[2] == pytest.approx(found[0], rel=1e-12)
+        assert (found[0] > 2 * np.sqrt(leak * kept) + leak).all()  # of the outputs more leaks than of 1 − h
 
     def test_outputs_far_from_zero_cost_no_digits(self, gram, y):
         near, far = gram_path(gram, y, [1.0]), gram_path(gram, y + 1e6, [1.0])
@@ -356,3 +388,13 @@ class TestRouteAtOnePenalty:
         assert path.route == fixed.route == "eigen"
         assert fixed.coef == pytest.approx(path.at(0).coef, abs=1e-10)
         assert fixed.error == pytest.approx(path.errors[0])
+
+
+def test_a_draft_says_what_a_path_of_its_penalties_says(rng):
+    x, y = rng.normal(size=(60, 100)), rng.normal(size=(60, 3))
+    draft = ridge_gram(x @ x.T, RidgeProblem.of(y, draft=True))
+    path = ridge_gram(x @ x.T, RidgeProblem.of(y, draft.alphas))
+    assert (draft.route, path.route, len(draft.alphas)) == ("eigen", "tridiagonal", N_DRAFT_ALPHAS)
+    np.testing.assert_allclose(draft.errors, path.errors, rtol=1e-7)
+    np.testing.assert_allclose(draft.left_out, path.left_out, rtol=1e-7)
+    assert draft.loss == draft.errors.min()

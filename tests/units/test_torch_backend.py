@@ -215,6 +215,7 @@ def test_ridge_equals_that_of_arrays(rng, weighted, fit_intercept, monkeypatch):
     problem = RidgeProblem.of(y, [alpha], fit_intercept=fit_intercept, weights=weights)
     device = ridge.DeviceRidge.of(torch.from_numpy(gram.copy()), problem)
     assert math.isclose(device.largest(), np.linalg.eigvalsh(device.matrix.numpy())[-1], rel_tol=1e-12)
+    assert math.isclose(device.size(), max(np.linalg.norm(device.matrix.numpy()), device.weighing.removed))
     for room in (False, True):
         options = {"rounding": 2.0**-52, "room_for_a_copy": room}
         fit = ridge.ridge_device(torch.from_numpy(gram.copy()), problem, **options)

@@ -9,8 +9,11 @@ from jaxtyping import Float
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
+from keyhole._checks import check_choice
 from keyhole.attention.features import attention_features
 from keyhole.attention.heads import HeadDraw
+from keyhole.data.sets import PooledSets, SetBatch
+from keyhole.data.tokens import QUERIES, SCALINGS, TokenRule
 from keyhole.estimators.base import SetEstimator, finite_heads
 from keyhole.estimators.inputs import as_law, as_seed, as_sets, check_layer_options
 from keyhole.layer import beside
@@ -33,9 +36,16 @@ class AttentionFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SetEs
         An integer s means the heads ``law.sample(n_heads, d, s)``.
     dtype : "float64" or "float32"
         Precision of the features.
+    scaling : "none", "sphere" or "standard"
+        What is done to tokens first, learned on the training sets: nothing; each to length one; or every coordinate
+        centred and divided by √d times its standard deviation. There is no "auto": choosing needs a target.
+    query : "given", "mean" or "each"
+        The query of each set, or the constant one; the mean of its keys; each key in turn, features averaged.
 
     Attributes
     ----------
+    tokens_ : TokenRule
+        Scaling and query used; extras are left as they are.
     heads_ : HeadDraw
         The heads, regenerated from their seed as needed.
     n_features_in_ : int
@@ -63,29 +73,40 @@ class AttentionFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SetEs
         random_state: Any = None,
         *,
         dtype: Any = "float64",
+        scaling: Any = "none",
+        query: Any = "given",
     ) -> None:
         self.n_heads = n_heads
         self.law = law
         self.activation = activation
         self.random_state = random_state
         self.dtype = dtype
+        self.scaling = scaling
+        self.query = query
 
     def fit(self, X: Any, y: Any = None) -> AttentionFeatures:
-        """Draw the heads. ``X`` gives only the token dimension."""
+        """Draw the heads. ``X`` gives the token dimension, and the means and deviations of scaling="standard"."""
         check_layer_options(self.activation, self.dtype)
+        check_choice(self.scaling, "scaling", SCALINGS)
+        check_choice(self.query, "query", QUERIES)
         n_heads = finite_heads(
             self.n_heads,
             "AttentionFeatures: infinitely many heads have infinitely many columns. Use kh.attention_kernel, or "
             "AttentionRegressor(n_heads=math.inf).",
         )
         batch = as_sets(self, X, reset=True)
-        self.heads_ = HeadDraw(as_law(self.law), n_heads, batch.dim, as_seed(self.random_state), batch.query_dim)
+        learned_on = batch.numpy() if self.scaling == "standard" else batch
+        self.tokens_ = TokenRule.learn(learned_on.with_extras(None), self.scaling, self.query)
+        query_dim = self.tokens_.query_dim(batch)
+        self.heads_ = HeadDraw(as_law(self.law), n_heads, batch.dim, as_seed(self.random_state), query_dim)
         return self
 
     def transform(self, X: Any) -> Float[np.ndarray, "n p"]:
         """Return the features, (n, M·D): column m·D + e is coordinate e of head m; extras, as they are, come last."""
         check_is_fitted(self)
-        batch = as_sets(self, X, reset=False)
+        batch: SetBatch | PooledSets = as_sets(self, X, reset=False)
+        if (self.tokens_.scaling, self.tokens_.query) != ("none", "given"):  # tokens are prepared in NumPy
+            batch = self.tokens_.apply(batch.sets.numpy())
         features = attention_features(batch, self.heads_, self.activation, dtype=self.dtype)
         return features if batch.extras is None else beside(features, batch.extras)
 

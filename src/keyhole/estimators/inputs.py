@@ -225,7 +225,7 @@ MIN_SAMPLES_TO_CHOOSE_BY = 8
 AUTO_HEADS = 512
 """Heads of ``n_heads="auto"`` where the exact kernel is not cheaper."""
 
-HEADS_TO_CHOOSE_BY = 128
+HEADS_TO_CHOOSE_BY = 64
 """Heads at most that scaling, query and law are chosen with."""
 
 STRENGTHS = (1.0, 3.0, 10.0, 30.0)
@@ -387,15 +387,6 @@ class RuleChoice:
     fit: LayerFit | None
 
 
-@dataclass(frozen=True)
-class Draft:
-    """A fit to few samples: its mean left-out loss, and that of every sample."""
-
-    fit: LayerFit
-    loss: float
-    losses: Float[np.ndarray, " r"]
-
-
 def choose_rule(
     batch: SetBatch | SetGroups, columns: np.ndarray, plan: LayerPlan, scaling: Any, query: Any, pooling: str
 ) -> RuleChoice:
@@ -422,42 +413,41 @@ def choose_rule(
     if len(distinct) < MIN_SAMPLES_TO_CHOOSE_BY:
         return RuleChoice(rules[0], law if plan.law is None else plan.law, {}, None)
     part = batch[rows]
+    kept = len(rows) == len(batch) and small.n_heads == plan.n_heads and plan.penalties is None
+    kept = kept and plan.options["solver"] != "cg" and not hasattr(plan.law, "fit") and batch.extras is None
+    options["draft"] = not kept
 
-    def draft(rule: TokenRule, law: HeadLaw) -> Draft:
+    def draft(rule: TokenRule, law: HeadLaw) -> LayerFit:
         ready = rule.apply(part)
-        fit = fit_layer(ready, columns[rows], small.heads(law, ready), None, **options)
-        losses = _sample_losses(fit, columns[rows], options)
-        return Draft(fit, float(np.average(losses, weights=options["weights"])), losses)
+        return fit_layer(ready, columns[rows], small.heads(law, ready), None, **options)
 
-    def beyond_doubt(new: Draft, old: Draft) -> bool:
-        gain, error = improvement(old.losses, new.losses, options["weights"], options["groups"])
+    def beyond_doubt(new: LayerFit, old: LayerFit) -> bool:
+        before, after = (_sample_losses(fit, columns[rows], options) for fit in (old, new))
+        gain, error = improvement(before, after, options["weights"], options["groups"])
         return gain > error
 
     drafts = [draft(rule, law) for rule in rules]
-    tried = {(rule.scaling, rule.query): found.loss for rule, found in zip(rules, drafts, strict=True)}
-    best = int(np.argmin([found.loss for found in drafts]))
+    tried = {(rule.scaling, rule.query): found.ridge.loss for rule, found in zip(rules, drafts, strict=True)}
+    best = int(np.argmin([found.ridge.loss for found in drafts]))
     rule, found = rules[best], drafts[best]
     for other in queries[1:]:
         asked = TokenRule.learn(batch, rule.scaling, other, pooling, **learned)
         answer = draft(asked, law)
-        tried[asked.scaling, asked.query] = answer.loss
-        if answer.loss < found.loss:
+        tried[asked.scaling, asked.query] = answer.ridge.loss
+        if answer.ridge.loss < found.ridge.loss:
             rule, found = asked, answer
     if asks and (batch.sets.query is not None or rule.query != "given"):
         last, leader, strength = found, found, 0.0
         for c in STRENGTHS:
             biased = draft(rule, GaussianHeads(c))
-            if biased.loss < leader.loss:
+            if biased.ridge.loss < leader.ridge.loss:
                 leader, strength = biased, c
-            if biased.loss >= last.loss:
+            if biased.ridge.loss >= last.ridge.loss:
                 break
             last = biased
         if strength and beyond_doubt(leader, found):
             law, found = GaussianHeads(strength), leader
-    whole = len(rows) == len(batch) and small.n_heads == plan.n_heads
-    same = plan.penalties is None and plan.options["solver"] != "cg" and not hasattr(plan.law, "fit")
-    same = same and batch.extras is None
-    return RuleChoice(rule, law if plan.law is None else plan.law, tried, found.fit if whole and same else None)
+    return RuleChoice(rule, law if plan.law is None else plan.law, tried, found if kept else None)
 
 
 def _sample_losses(fit: LayerFit, columns: np.ndarray, options: dict[str, Any]) -> Float[np.ndarray, " n"]:
@@ -465,23 +455,23 @@ def _sample_losses(fit: LayerFit, columns: np.ndarray, options: dict[str, Any]) 
     if options["criterion"] != "log_loss":
         return np.asarray(np.square(columns - fit.predictions).mean(axis=1))
     weights = np.ones(len(columns)) if options["weights"] is None else options["weights"]
-    return np.asarray(calibrate(class_scores(fit.predictions)[None], labels_of(columns), weights)[1][0])
+    return np.asarray(calibrate(class_scores(fit.predictions)[None], labels_of(columns), weights, 1e-6)[1][0])
 
 
 def fit_seconds(n: int, n_tokens: int, dim: int, n_heads: float, *, has_query: bool) -> float:
     """Seconds of one core that a fit takes, predicted from sizes alone; ``math.inf`` heads are the exact kernel.
 
     Measured at d = 4 … 400 on one core (Zen 4): pairs of keys take 2.2 + 0.075 D ns, entries of W that are drawn 30 ns,
-    features 0.1 ns an operation, products of matrices a fifth of that, and a path of penalties n³/4 ns.
+    features 0.1 ns an operation, products of matrices a fifth of that, a path of penalties n³/4 ns, and 6 ms all else.
     """
     width = dim + 1
-    path = 0.25 * float(n) ** 3
+    rest, path = 6e6, 0.25 * float(n) ** 3
     if math.isinf(n_heads):
-        return 1e-9 * (n_tokens**2 / 2 * (2.2 + 0.075 * width) + path)
+        return 1e-9 * (n_tokens**2 / 2 * (2.2 + 0.075 * width) + path + rest)
     p = n_heads * width
     drawn = width**2 if has_query else width
     features = n_heads * (30 * drawn + 0.1 * (2 * n * drawn + 4 * n_tokens * width))
-    return 1e-9 * (features + (0.02 * n**2 * p + path if p >= n else 0.06 * n * p**2 + 0.5 * p**3))
+    return 1e-9 * (rest + features + (0.02 * n**2 * p + path if p >= n else 0.06 * n * p**2 + 0.5 * p**3))
 
 
 def cheaper_heads(batch: SetBatch | SetGroups, law: HeadLaw | None, query: Any, options: dict[str, Any]) -> int | None:

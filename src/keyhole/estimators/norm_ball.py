@@ -24,10 +24,18 @@ from keyhole.ball.losses import LOSSES
 from keyhole.ball.norm_ball import BallSetup, NormBallFit, check_problem, check_radii, check_radius
 from keyhole.ball.projection import NormBall, group_norms
 from keyhole.ball.solver import OBJECTIVE_FLOOR, Solution, SolverWarning, null_model, warn_if_short
-from keyhole.data.sets import SetBatch
-from keyhole.data.tokens import TokenRule
+from keyhole.data.sets import PooledSets, SetBatch
 from keyhole.estimators.base import LabelScores, SetEstimator, finite_heads, memory_budget, outputs
-from keyhole.estimators.inputs import as_columns, as_law, as_seed, as_sets, as_weights, check_layer_options
+from keyhole.estimators.inputs import (
+    LayerPlan,
+    as_columns,
+    as_law,
+    as_seed,
+    as_sets,
+    as_weights,
+    check_layer_options,
+    choose_rule,
+)
 from keyhole.layer import Samples, beside, choose_extras_scale, distinct_samples, of_extras
 
 Pair = tuple[float, float]
@@ -177,7 +185,7 @@ class PrunedLayer:
     dtype: str
     extras_values: Float[np.ndarray, "c t"] | None = field(default=None, repr=False)
 
-    def predict(self, batch: SetBatch, *, memory_budget: int = MEMORY_BUDGET) -> Float[np.ndarray, "n t"]:
+    def predict(self, batch: SetBatch | PooledSets, *, memory_budget: int = MEMORY_BUDGET) -> Float[np.ndarray, "n t"]:
         """Return f on every set of ``batch``. O(tokens · k · D), no temporary beyond the budget."""
         scores = np.zeros((len(batch), len(self.intercept)))
         # values have the units of y, which may be beyond the range of float32
@@ -225,7 +233,7 @@ def draw_heads(heads: HeadDraw, which: Int[np.ndarray, " k"]) -> Float[np.ndarra
 
 
 def head_design(
-    batch: SetBatch, heads: HeadDraw, activation: str, dtype: str, memory_budget: int, *, centre: bool
+    batch: SetBatch | PooledSets, heads: HeadDraw, activation: str, dtype: str, memory_budget: int, *, centre: bool
 ) -> DenseDesign | StreamedDesign:
     """The features of all heads without M^{-1/2}: in memory if they fit the budget, else streamed by blocks of heads.
 
@@ -278,7 +286,7 @@ class BallSettings:
 
 
 def fit_ball_layer(
-    batch: SetBatch,
+    batch: SetBatch | PooledSets,
     columns: Float[np.ndarray, "n t"],
     heads: HeadDraw,
     rays: Sequence[Ray],
@@ -415,8 +423,8 @@ def solve(setup: BallSetup, radii: Pair, start: Float[np.ndarray, "p t"], tol: f
 def in_canonical_order(samples: Samples) -> Samples:
     """Sort the samples by target, then by the sums of their keys, then by query."""
     batch = samples.batch
-    sums = np.add.reduceat(batch.tokens, batch.offsets[:-1], axis=0)
-    parts = [samples.columns, sums, *(part for part in (batch.query, batch.extras) if part is not None)]
+    sums = np.add.reduceat(batch.sets.tokens, batch.sets.offsets[:-1], axis=0)
+    parts = [samples.columns, sums, *(part for part in (batch.sets.query, batch.extras) if part is not None)]
     order = np.lexsort(np.concatenate(parts, axis=1).T[::-1])
     weights = None if samples.weights is None else samples.weights[order]
     return Samples(batch[order], samples.columns[order], weights, samples.owner)
@@ -580,6 +588,8 @@ class _NormBallModel(SetEstimator):
         tol: Any = 1e-3,
         max_iter: Any = 20_000,
         dtype: Any = "float64",
+        scaling: Any = "none",
+        query: Any = "given",
     ) -> None:
         self.n_heads = n_heads
         self.law = law
@@ -596,6 +606,8 @@ class _NormBallModel(SetEstimator):
         self.tol = tol
         self.max_iter = max_iter
         self.dtype = dtype
+        self.scaling = scaling
+        self.query = query
 
     def _fit_columns(self, batch: SetBatch, columns: np.ndarray, weights: np.ndarray | None, loss: str) -> BallFit:
         activation, dtype = check_layer_options(self.activation, self.dtype)
@@ -613,10 +625,12 @@ class _NormBallModel(SetEstimator):
             check_count(self.max_iter, "max_iter"),
             check_count(self.n_folds, "n_folds", minimum=2),
         )
-        heads = HeadDraw(as_law(self.law), n_heads, batch.dim, as_seed(self.random_state), batch.query_dim)
         options: dict[str, Any] = {"activation": activation, "weights": weights, "dtype": dtype}
-        batch = self._with_extras_scaled(batch, columns, heads, options)
-        fit = fit_ball_layer(batch, columns, heads, balls, settings, memory_budget=memory_budget(), **options)
+        options["memory_budget"] = memory_budget()
+        plan = LayerPlan(n_heads, as_law(self.law), None, as_seed(self.random_state), self._ridge_options(options))
+        ready = self._choose_tokens(batch, columns, plan)
+        heads = HeadDraw(as_law(self.law), n_heads, ready.dim, plan.seed, ready.query_dim)
+        fit = fit_ball_layer(ready, columns, heads, balls, settings, **options)
         self.layer_, self.heads_, self.active_heads_ = fit.layer, heads, fit.layer.active
         self.values_ = fit.fit.values
         self.group_radius_, self.ball_radius_ = fit.radii
@@ -626,22 +640,30 @@ class _NormBallModel(SetEstimator):
         warn_if_short(fit.solution, settings.tol, settings.max_iter, dtype, stacklevel=3, **who)
         return fit
 
-    def _with_extras_scaled(self, batch: SetBatch, columns: np.ndarray, heads: HeadDraw, options: Any) -> SetBatch:
-        """The samples with extras standardised, at the scale that ridge would choose; the rule is kept."""
-        fit_intercept, weights = bool(self.fit_intercept), options["weights"]
-        rule = TokenRule.learn(batch, "none", weights=weights, fit_intercept=fit_intercept)
+    def _ridge_options(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Options of the ridge fits that token rules are compared by."""
+        criterion = "log_loss" if isinstance(self, ClassifierMixin) else "squared_error"
+        given = {"fit_intercept": bool(self.fit_intercept), "groups": None, "solver": "direct", "criterion": criterion}
+        return options | given
+
+    def _choose_tokens(self, batch: SetBatch, columns: np.ndarray, plan: LayerPlan) -> SetBatch | PooledSets:
+        """The samples with tokens and extras scaled as asked, or as suits ridge best; the rule is kept."""
+        weights = plan.options["weights"]
+        known = columns if weights is None else np.where(weights[:, None] > 0, columns, 0.0)
+        known = np.ldexp(known, -int(unit_exponent(known)))
+        rule = choose_rule(batch, known, plan, self.scaling, self.query, "mean").rule
         if batch.extras is not None:
-            known = columns if weights is None else np.where(weights[:, None] > 0, columns, 0.0)
-            given = {"activation": options["activation"], "fit_intercept": fit_intercept, "groups": None}
-            scale = choose_extras_scale(rule.apply(batch.numpy()), known, heads, None, weights=weights, **given)
-            rule = rule.with_extras_scale(scale)
+            ready = rule.apply(batch)
+            heads = plan.heads(as_law(self.law), ready)
+            given = {name: plan.options[name] for name in ("activation", "fit_intercept", "groups")}
+            rule = rule.with_extras_scale(choose_extras_scale(ready, known, heads, None, weights=weights, **given))
         self.tokens_ = rule
-        return batch if batch.extras is None else rule.apply(batch).sets
+        return rule.apply(batch)
 
     def _scores(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
         batch = self.tokens_.apply(as_sets(self, X, reset=False).numpy())
-        return self.layer_.predict(batch.sets, memory_budget=memory_budget())
+        return self.layer_.predict(batch, memory_budget=memory_budget())
 
 
 class NormBallRegressor(MultiOutputMixin, RegressorMixin, _NormBallModel):
@@ -689,6 +711,11 @@ class NormBallRegressor(MultiOutputMixin, RegressorMixin, _NormBallModel):
     max_iter : int
     dtype : "float64" or "float32"
         Precision of features and iterations. Gaps are computed in float64.
+    scaling : "none", "sphere", "standard" or "auto"
+        What is done to tokens first, as for `AttentionRegressor`; "auto" takes the one of least leave-one-out loss of
+        ridge fits to 128 to 500 samples. The paper's bounds are for tokens as they come, which is the default.
+    query : "given", "mean", "each" or "auto"
+        As for `AttentionRegressor`, chosen likewise.
 
     Attributes
     ----------
@@ -709,6 +736,8 @@ class NormBallRegressor(MultiOutputMixin, RegressorMixin, _NormBallModel):
         group_radius, ball_radius, mean_test_loss, fold_test_losses, mean_active_heads of the radii tried.
     heads_ : HeadDraw
         All heads; ``heads_.block(0, M)`` draws them.
+    tokens_ : TokenRule
+        Scaling and query used.
     n_features_in_ : int
         Token dimension d.
 
@@ -767,7 +796,7 @@ class NormBallClassifier(LabelScores, ClassifierMixin, _NormBallModel):
         "hinge" is summed over one-against-the-rest columns for more than two classes.
     n_heads, law, group_radius, ball_radius, activation, fit_intercept, random_state
         As for `NormBallRegressor`.
-    complexity, delta, constant, n_folds, tol, max_iter, dtype
+    complexity, delta, constant, n_folds, tol, max_iter, dtype, scaling, query
         As for `NormBallRegressor`. The only sample of a class is never held out by cross-validation.
 
     Attributes
@@ -776,7 +805,8 @@ class NormBallClassifier(LabelScores, ClassifierMixin, _NormBallModel):
         The labels that carry weight, sorted.
     intercept_ : array (1,) or (classes,)
     values_ : array (M, D), or (M, D, classes) for more than two classes
-    active_heads_, group_radius_, ball_radius_, objective_, duality_gap_, n_iter_, cv_results_, heads_, n_features_in_
+    active_heads_, group_radius_, ball_radius_, objective_, duality_gap_, n_iter_, cv_results_, heads_, tokens_,
+    n_features_in_
         As for `NormBallRegressor`.
 
     Examples
@@ -811,6 +841,8 @@ class NormBallClassifier(LabelScores, ClassifierMixin, _NormBallModel):
         tol: Any = 1e-3,
         max_iter: Any = 20_000,
         dtype: Any = "float64",
+        scaling: Any = "none",
+        query: Any = "given",
     ) -> None:
         super().__init__(
             n_heads,
@@ -828,6 +860,8 @@ class NormBallClassifier(LabelScores, ClassifierMixin, _NormBallModel):
             tol=tol,
             max_iter=max_iter,
             dtype=dtype,
+            scaling=scaling,
+            query=query,
         )
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> NormBallClassifier:

@@ -39,24 +39,26 @@ def calibrate(
     every = np.arange(len(labels))
     counts = np.bincount(labels, weights=weights, minlength=n_classes)
     doubt = 1.0 / (counts[labels] + 2.0)
-    below = scores - scores.max(axis=2, keepdims=True)
-    spread = -below.min(axis=(1, 2))
-    below /= np.where(spread > 0, spread, 1.0)[:, None, None]
-    others = below.sum(axis=2) - below[:, every, labels]
-    wanted = ((1 - doubt) * below[:, every, labels] + doubt / (n_classes - 1) * others) @ weights
+    below = np.ascontiguousarray(np.moveaxis(scores, 2, 0))  # classes first: sums over them run along long rows
+    below = below - below.max(axis=0)
+    spread = -below.min(axis=(0, 2))
+    below /= np.where(spread > 0, spread, 1.0)[:, None]
+    own = np.moveaxis(below, 0, 2)[:, every, labels]
+    wanted = ((1 - doubt) * own + doubt / (n_classes - 1) * (below.sum(axis=0) - own)) @ weights
     low, high = np.full(len(scores), _LEAST), np.full(len(scores), _MOST)
     c = np.where(spread > 0, low, 1.0)
     active = np.flatnonzero(spread > 0)
     for _ in range(_MAX_STEPS):
         if not len(active):
             break
-        z, now = below[active], c[active]
-        chances = np.exp(now[:, None, None] * z)
-        total = chances.sum(axis=2)
+        z, now = below if len(active) == len(c) else below[:, active], c[active]
+        chances = z * now[:, None]
+        np.exp(chances, out=chances)
+        total = chances.sum(axis=0)
         chances *= z
-        first = chances.sum(axis=2) / total
+        first = chances.sum(axis=0) / total
         chances *= z
-        second = chances.sum(axis=2) / total
+        second = chances.sum(axis=0) / total
         slope, curvature = first @ weights - wanted[active], (second - np.square(first)) @ weights
         low[active] = np.where(slope < 0, now, low[active])
         high[active] = np.where(slope < 0, high[active], now)
@@ -69,7 +71,7 @@ def calibrate(
         ended = ((slope >= 0) & (now <= _LEAST)) | (slope == 0) | (now >= _MOST / _GROWTH)
         c[active] = np.where(ended, now, new)
         active = active[~ended & (np.abs(new - now) > tolerance * now)]
-    losses = np.log(np.exp(c[:, None, None] * below).sum(axis=2)) - c[:, None] * below[:, every, labels]
+    losses = np.log(np.exp(c[:, None] * below).sum(axis=0)) - c[:, None] * own
     return c / np.where(spread > 0, spread, 1.0), losses
 
 

@@ -370,7 +370,6 @@ def ridge_rows(row_blocks: RowBlocks, problem: RidgeProblem, *, keep_factor: boo
         moments.add_rows(block, problem.centred[rows], weights)
     assert moments is not None  # there is an output, so there was a block
     moments.y_mean += problem.y_mean
-    moments.y_size = float(np.abs(problem.y).max())
     axes = PrincipalAxes.of(moments, overwrite_gram=True)
     return problem.fit(RowsRoute(axes, problem, row_blocks), keep_factor=keep_factor)
 

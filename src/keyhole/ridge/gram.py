@@ -25,6 +25,7 @@ TILE = 40_000  # entries (penalties × samples) of a tile of the sweep: fits the
 PANEL = 2**25  # bytes of a panel in passes over an n × n matrix: beyond the cache, small beside any matrix that matters
 IN_CACHE = 2**21  # bytes of a few columns that are gone through several times
 MIN_ROWS_FOR_A_BAND = 2048  # samples from which a banded form is made sooner than a tridiagonal one
+MAX_ROWS_OF_A_SMALL_DRAFT = 512  # samples up to which eigenvectors take less time than a sweep's many small steps
 
 TINY = float(np.finfo(np.float64).tiny)
 
@@ -247,8 +248,7 @@ class GramRoute:
         """Left-out residuals of as many penalties as fit the budget with two temporaries of their size."""
         for part in blocks(len(self.alphas), block_size(3 * 8 * self.weighing.problem.y.size, self.memory_budget)):
             residuals = self.factor.residuals(self.alphas[part]) / self.weighing.problem.roots[:, None]
-            pairs = zip(residuals, self.complements[part], strict=True)
-            yield part, slice(None), np.array([leave_one_out(r, c) for r, c in pairs])
+            yield part, slice(None), leave_one_out(residuals, self.complements[part])
 
     def solve(self, i: int) -> Solution:
         """Coefficients, intercept, left-out residuals. O(n²t)."""
@@ -283,7 +283,7 @@ def path_route(
     floor = numerical_floor(scale, n, rounding)
     alphas = problem.grid(largest, floor)
     complements = None
-    if alphas.min() > 0 and alphas.min() >= floor:
+    if alphas.min() > 0 and alphas.min() >= floor and not (problem.draft and n <= MAX_ROWS_OF_A_SMALL_DRAFT):
         sweep = (
             Sweep.of(form, problem.scaled) if isinstance(form, Tridiagonal) else BandedSweep.of(form, problem.scaled)
         )
@@ -638,7 +638,7 @@ def _leave_groups_out(gram: Float[np.ndarray, "n n"], problem: RidgeProblem, rou
     own = problem
     if len(heard) < len(groups):
         options: dict[str, Any] = {"fit_intercept": problem.fit_intercept, "weights": problem.weights[heard]}
-        options |= {"groups": groups[heard], "criterion": problem.criterion}
+        options |= {"groups": groups[heard], "criterion": problem.criterion, "draft": problem.draft}
         own = RidgeProblem.of(problem.y[heard], problem.alphas, **options)
     matrix, weighing = weigh_gram(gram[np.ix_(heard, heard)].astype(np.float64), own, overwrite=True)
     form = tridiagonalise(matrix, weighing.normal)
@@ -648,7 +648,7 @@ def _leave_groups_out(gram: Float[np.ndarray, "n n"], problem: RidgeProblem, rou
     scale = max(largest, weighing.removed)
     floor = numerical_floor(scale, len(heard), rounding)
     # blocks of an inverse lose digits in proportion to its condition: nine of them are enough to lose
-    alphas = own.grid(largest, max(floor, 1e-9 * scale), count=20)
+    alphas = own.grid(largest, max(floor, 1e-9 * scale), most=20)
     spectrum = GramSpectrum.of(form, own.scaled, floor, rounding * scale)
     route = GroupRoute(alphas, floor, rounding, weighing, spectrum, list(group_stacks(groups[heard])))
     fit = own.fit(route)

@@ -32,6 +32,9 @@ GUARD = 16.0
 """Floor in units of the rounding of the Gram matrix. The computed eigenvalues of attention Gram matrices
 (n = 1000 … 4000, float32 products) were off by at most 1.2 units; this leaves a decade."""
 
+N_ALPHAS = 30  # penalties of an automatic grid
+N_DRAFT_ALPHAS = 8  # and of one for fits that are only compared with each other
+LEAST_DRAFT_ALPHA = 1e-9  # whose least is this share of λ_max
 FLAT = 1e-9  # relative difference of errors below which two penalties count as equally good
 LARGEST_GRAM = 1e150  # largest entry of a Gram matrix: its square, times the number of samples, is still finite
 
@@ -109,6 +112,11 @@ class RidgeFit:
         """The error at the penalty used."""
         return float(self.errors[self.best])
 
+    @property
+    def loss(self) -> float:
+        """What the penalty used was chosen by: its log-loss if there is one, else its error."""
+        return self.error if self.log_losses is None else float(self.log_losses[self.best])
+
     def at(self, i: int) -> RidgeFit:
         """The fit at ``alphas[i]``, from the factorisation that was kept."""
         if self.factor is None:
@@ -137,6 +145,7 @@ class RidgeProblem:
     that follows the spectrum; samples of one number in ``groups`` are left out together; ``centred`` is y − ȳ in
     float64, exactly zero for an output that is constant within rounding. The penalty is chosen by
     ``criterion``, "squared_error" or "log_loss"; for the latter y are ±1 columns of classes, or multiples of them.
+    A ``draft`` only serves to be compared with others: its automatic grid is coarse.
     """
 
     y: Float[np.ndarray, "n t"] = field(repr=False)
@@ -147,6 +156,7 @@ class RidgeProblem:
     criterion: str
     y_mean: Float[np.ndarray, " t"]
     centred: Float[np.ndarray, "n t"] = field(repr=False)
+    draft: bool = False
 
     @classmethod
     def of(
@@ -158,6 +168,7 @@ class RidgeProblem:
         weights: Float[np.ndarray, " n"] | None = None,
         groups: Int[np.ndarray, " n"] | None = None,
         criterion: str = "squared_error",
+        draft: bool = False,
     ) -> RidgeProblem:
         """Check everything, and take the mean off the outputs if there is an intercept."""
         if y.size == 0:
@@ -172,7 +183,7 @@ class RidgeProblem:
         left = np.asarray(y - mean, dtype=np.float64)
         if fit_intercept:
             left[:, np.abs(left).max(axis=0) <= 4 * EPS * np.abs(mean)] = 0.0
-        return cls(y, w, grid, fit_intercept, groups, criterion, mean, left)
+        return cls(y, w, grid, fit_intercept, groups, criterion, mean, left, draft)
 
     @cached_property
     def roots(self) -> Float[np.ndarray, " n"]:
@@ -189,9 +200,13 @@ class RidgeProblem:
         """Whether any weight is not 1."""
         return bool((self.weights != 1.0).any())
 
-    def grid(self, largest: float, floor: float, count: int = 30) -> Float[np.ndarray, " a"]:
+    def grid(self, largest: float, floor: float, most: int = N_ALPHAS) -> Float[np.ndarray, " a"]:
         """The penalties to try: those given, or the default ones of a matrix of this largest eigenvalue."""
-        return default_alphas(largest, floor, count) if self.alphas is None else self.alphas
+        if self.alphas is not None:
+            return self.alphas
+        if self.draft:
+            return default_alphas(largest, max(floor, LEAST_DRAFT_ALPHA / 2 * largest), N_DRAFT_ALPHAS)
+        return default_alphas(largest, floor, most)
 
     def resolution(self, rounding: float) -> float:
         """Mean squared errors below this are rounding."""
@@ -230,7 +245,7 @@ def numerical_floor(scale: float, n: int, rounding: float = EPS) -> float:
     return max(GUARD * rounding, n * EPS) * scale
 
 
-def default_alphas(largest: float, floor: float, count: int = 30) -> Float[np.ndarray, " a"]:
+def default_alphas(largest: float, floor: float, count: int = N_ALPHAS) -> Float[np.ndarray, " a"]:
     """The grid tried when nobody names one: from just above the numerical floor to ten times λ_max.
 
     >>> grid = default_alphas(largest=5.0, floor=1e-12)
@@ -266,12 +281,12 @@ def choose(alphas: Float[np.ndarray, " a"], errors: Float[np.ndarray, " a"], res
     return int(equals[np.argmax(alphas[equals])])
 
 
-def leave_one_out(residuals: Float[np.ndarray, "n t"], complement: Float[np.ndarray, " n"]) -> Float[np.ndarray, "n t"]:
+def leave_one_out(
+    residuals: Float[np.ndarray, "*a n t"], complement: Float[np.ndarray, "*a n"]
+) -> Float[np.ndarray, "*a n t"]:
     """Residuals of the fits that leave each sample out: r_i / (1 − h_i), infinite where 1 − h_i is 0."""
-    known = complement > 0
-    left_out = np.full(residuals.shape, np.inf)
-    left_out[known] = residuals[known] / complement[known, None]
-    return left_out
+    kept, unknown = complement[..., None], np.full(residuals.shape, np.inf)
+    return np.asarray(np.divide(residuals, kept, out=unknown, where=kept > 0))
 
 
 def rounding_of_squares(y_size: float, rounding: float) -> float:
