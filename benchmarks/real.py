@@ -108,6 +108,28 @@ def japanese_vowels(data: Path, name: str) -> Problem:
     return Problem(name, X, file["y"], official(file["split"]), options=options)
 
 
+def vowel_windows(data: Path, name: str) -> Problem:
+    """The frames alone, without their time; or windows of three or five of them, by `kh.tokens.windows`."""
+    file = read(data, "japanese_vowels", "JapaneseVowels.npz")
+    frames = np.split(file["X"].astype(float), file["ptr"][1:-1])
+    width = {"japanese_vowels windows 3": 3, "japanese_vowels windows 5": 5}.get(name)
+    X = kh.SetBatch(frames if width is None else kh.tokens.windows(frames, width))
+    return Problem(name, X, file["y"], official(file["split"]))
+
+
+def story_words(data: Path, name: str) -> Problem:
+    """Bags of words, the question as query of its own kind; then `kh.tokens.with_shared`, and `with_ages` of ten."""
+    file = read(data, "babi", f"{name[:4]}.npz")
+    table = file["sentence_table"]
+    bags = np.zeros((len(table), int(table.max()) + 1))
+    np.put_along_axis(bags, table.astype(int), 1.0, axis=1)
+    bags, asked = bags[:, 1:], bags[file["query_sent"], 1:]
+    keys = [bags[story] for story in np.split(file["X_sent"], file["ptr"][1:-1])]
+    keys = kh.tokens.with_shared(keys, asked) if "shared" in name else keys
+    keys = kh.tokens.with_ages(keys, 10) if "ages" in name else keys
+    return Problem(name, kh.SetBatch(keys, asked), file["y"], official(file["split"]))
+
+
 def digits(data: Path, name: str) -> Problem:
     """Pixels that are not blank: bumps for row and column, and the ink."""
     images, y = load_digits(return_X_y=True)
@@ -160,6 +182,11 @@ DATA: dict[str, Callable[[Path, str], Problem]] = {
     "elephant": bags,
     "japanese_vowels": japanese_vowels,
     "qm7": qm7,
+    **dict.fromkeys((f"japanese_vowels {kind}" for kind in ("frames", "windows 3", "windows 5")), vowel_windows),
+    **dict.fromkeys(
+        (f"{task} words{more}" for task in ("qa01", "qa06") for more in ("", " shared", " ages", " shared ages")),
+        story_words,
+    ),
 }
 
 
@@ -315,7 +342,7 @@ def measure_all(todo: Iterable[Fit], data: Path, jobs: int, seconds: float) -> I
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=os.environ.get("KEYHOLE_DATA"))
-    usual = [name for name in DATA if " " not in name or name.startswith("qa01 ")]
+    usual = [name for name in DATA if " " not in name or name in ("qa01 plain", "qa01 softmax")]
     parser.add_argument("--only", nargs="+", choices=list(DATA), default=usual, metavar="NAME")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), help="parts of names of methods")
     parser.add_argument("--seeds", type=int, default=3)

@@ -108,6 +108,10 @@ def models() -> list[tuple[dict[str, Any], dict[str, Any]]]:
         kh.AttentionRegressor(**kernel, law=kh.IdentityHeads(n_heads=4)).fit(wide, two),
         kh.AttentionClassifier(**heads).partial_fit(wide, words, classes=np.unique(words)),
         kh.NormBallRegressor(**heads).fit(wide, y),
+        # what was chosen, and by which losses
+        kh.AttentionClassifier(random_state=1, extras_scale=2.0).fit(wide, words),
+        kh.NormBallClassifier(**heads, scaling="standard", query="mean").fit(plain, signs),
+        kh.AttentionFeatures(**heads, scaling="standard", query="each").fit(plain),
     ]
     found = []
     with tempfile.TemporaryDirectory() as folder:
@@ -165,7 +169,9 @@ def model_base(rng: Random) -> dict[str, Any]:
 def model_mutate(rng: Random, state: dict[str, Any]) -> dict[str, Any]:
     state = dict(state)
     kind = rng.random()
-    if kind < 0.6:
+    if kind < 0.1:
+        state["document"] = newer_changed(rng, state["document"])
+    elif kind < 0.6:
         state["document"] = mutate.twist(rng, state["document"])
     elif kind < 0.85:
         state["arrays"] = array_changed(rng, state["arrays"])
@@ -174,6 +180,30 @@ def model_mutate(rng: Random, state: dict[str, Any]) -> dict[str, Any]:
     else:
         state["raw"] += 1
     return state
+
+
+NEWER = (
+    "n_heads_", "n_extras_in_", "n_query_features_in_", "tokens_", "log_losses_", "log_loss_", "scaling_errors_",
+    "criterion", "extras_scale", "scaling", "query", "extras_values", "extras_centre", "extras_spread", "query_centre",
+    "query_dim",
+)  # fmt: skip
+"""Fields that files of before did not have: left out they are read or refused, like any wrong value in their place."""
+
+
+def newer_changed(rng: Random, document: Any) -> Any:
+    """One of the newer fields, wherever it is, left out or of another value."""
+    name, value = rng.choice(NEWER), rng.choice((*mutate.NUMBERS, None, "auto", "loo", {"array": "0", "turned": False}))
+    leave_out = rng.random() < 0.5
+
+    def changed(part: Any) -> Any:
+        if isinstance(part, list):
+            return [changed(one) for one in part]
+        if not isinstance(part, dict):
+            return part
+        kept = {key: changed(one) for key, one in part.items() if key != name or not leave_out}
+        return kept | {name: value} if name in kept else kept
+
+    return changed(document)
 
 
 def array_changed(rng: Random, arrays: dict[str, Any]) -> dict[str, Any]:

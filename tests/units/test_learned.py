@@ -276,10 +276,19 @@ def test_wrong_parameters_are_named(wrong, message, task):
         kh.LearnedHeads(**wrong).fit(*task)
 
 
-def test_step_has_no_gradient(task):
+def test_step_has_no_gradient(task, monkeypatch):
+    monkeypatch.setattr("keyhole.attention.learned._fit", lambda *_: pytest.fail("long work before the check"))
     with pytest.raises(ValueError, match="`activation` must be one of 'relu', 'softmax'"):
         kh.LearnedHeads(**FAST).fit(*task, activation="step")
+    monkeypatch.undo()
     assert kh.LearnedHeads(steps=0).fit(*task, activation="step").steps == 0
+
+
+@pytest.mark.parametrize("law", [kh.LearnedHeads(steps=0, n_heads=4), kh.IdentityHeads(n_heads=4)])
+def test_a_law_is_fitted_with_seed_zero_and_relu_unless_told(law, task):
+    told = law.fit(*task, seed=0, activation="relu", fit_intercept=True)
+    assert law.fit(*task).reason == told.reason
+    assert law.fit(*task, seed=1).reason != told.reason
 
 
 def test_identity_heads_keep_the_first_pair_in_doubt(rng):

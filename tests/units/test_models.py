@@ -1,11 +1,14 @@
 """Saved models: the same to the last bit, refused with a message when anything about the file is wrong."""
 
+import base64
 import copy
 import json
 import math
 import os
 import tracemalloc
+import zlib
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -521,10 +524,10 @@ def test_a_streamed_model_goes_on_after_loading_where_it_was(kind, first, rng, t
         estimator = kh.AttentionClassifier
         y = np.array(["a", "b", "c"])[np.digitize(y, [0.0] if kind == "two classes" else [-0.5, 0.5])]
         options = {"classes": np.unique(y)}
-    # without settings the first batch chooses, and a part is not all of them
-    settings = {"law": kh.GaussianHeads(), "scaling": "none", "query": "given", "random_state": 0}
-    whole = estimator(4, **settings).partial_fit(sets, y, **options)
-    model = estimator(4, **settings)
+    # named: what is automatic is settled by the first samples, which differ here
+    named = {"random_state": 0, "law": kh.GaussianHeads(), "scaling": "none", "query": "given"}
+    whole = estimator(4, **named).partial_fit(sets, y, **options)
+    model = estimator(4, **named)
     if first == "fit_batches":
         model.fit_batches([(sets[parts[0]], y[parts[0]])], **options)
     else:
@@ -1213,3 +1216,36 @@ def test_a_dtype_and_a_generator_are_stored_by_name_and_seed(rng, tmp_path):
     exact = kh.AttentionRegressor(math.inf, random_state=state).fit(sets_of(rng, 12), rng.normal(size=12))
     kh.save(exact, tmp_path / "exact")
     assert at(tmp_path / "exact", "parameters", "random_state") is None
+
+
+def test_a_file_from_before_extras_and_defaults_that_choose_loads_and_predicts(rng, tmp_path):
+    held = json.loads((Path(__file__).parents[1] / "fuzz/corpus/model-read-1.json").read_text())
+    (tmp_path / "m").write_bytes(zlib.decompress(base64.b85decode(held["files"]["m.keyhole"])))
+    document, arrays = read_container(tmp_path / "m")
+    assert not {"n_heads_", "n_extras_in_", "n_query_features_in_", "log_losses_"} & set(document["fitted"])
+    assert "extras_values" not in document["layer"]["with"]
+    model = kh.load(tmp_path / "m")
+    assert (model.n_heads_, model.n_query_features_in_, model.n_extras_in_) == (3, 2, 0)
+    sets = kh.SetBatch([rng.normal(size=(k, 2)) for k in (1, 4, 2)], rng.normal(size=(3, 2)))
+    centre, spread = model.tokens_.centre, model.tokens_.spread
+    ready = kh.SetBatch([(one.tokens - centre) / spread for one in sets], (sets.query - centre) / spread)
+    drawn = kh.GaussianHeads(arrays["8"], 0.5).sample(3, 2, 1)
+    scores = kh.attention_features(ready, drawn) @ arrays["9"].reshape(9, -1) + arrays["10"]
+    np.testing.assert_allclose(model.predict(sets), scores, rtol=1e-12)
+    kh.save(model, tmp_path / "again")
+    np.testing.assert_array_equal(kh.load(tmp_path / "again").predict(sets), model.predict(sets))
+
+
+@pytest.mark.parametrize("kind", [kh.AttentionFeatures, kh.NormBallRegressor])
+def test_a_file_from_before_token_options_has_tokens_as_they_are(kind, rng, tmp_path):
+    sets = sets_of(rng)
+    model = kind(3, random_state=0).fit(sets, sets.query[:, 0])
+    kh.save(model, tmp_path / "new")
+    document, arrays = read_container(tmp_path / "new")
+    for name in ("scaling", "query"):
+        del document["parameters"][name]
+    del document["fitted"]["tokens_"]
+    write_container(tmp_path / "old", document, arrays, overwrite=False)
+    old, apply = kh.load(tmp_path / "old"), "transform" if kind is kh.AttentionFeatures else "predict"
+    np.testing.assert_array_equal(getattr(old, apply)(sets), getattr(model, apply)(sets))
+    assert (old.scaling, old.query, old.tokens_) == ("none", "given", TokenRule("none", "given", "mean"))
