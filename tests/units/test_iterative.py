@@ -136,12 +136,15 @@ def y(sets, rng):
     return kh.targets.Correlation(1, 3)(sets) + 0.1 * rng.normal(size=len(sets))
 
 
-def test_products_of_heads_are_those_of_their_features(sets, rng):
+@pytest.mark.parametrize("n_extras", [0, 2])
+def test_products_of_heads_are_those_of_their_features(sets, rng, n_extras):
     draw = HeadDraw(kh.GaussianHeads(), 50, 3, 0)
-    centre = rng.standard_normal(200)
-    phi = kh.attention_features(sets, draw) - centre
-    design = HeadDesign(sets, draw, "relu", "float64", 10_000, centre)
-    a, v = rng.standard_normal((120, 2)), rng.standard_normal((200, 2))
+    centre, extras = rng.standard_normal(200), rng.standard_normal((120, n_extras))
+    batch = kh.SetBatch(np.split(sets.tokens, sets.offsets[1:-1]), sets.query, extras if n_extras else None)
+    phi = np.hstack([kh.attention_features(sets, draw) - centre, extras])
+    design = HeadDesign(batch, draw, "relu", "float64", 10_000, centre)
+    assert design.shape == phi.shape
+    a, v = rng.standard_normal((120, 2)), rng.standard_normal((200 + n_extras, 2))
     np.testing.assert_allclose(design.gram_product(a), phi @ (phi.T @ a), rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(design.rmatvec(a), phi.T @ a, rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(design.matvec(v), phi @ v, rtol=1e-9, atol=1e-9)

@@ -276,10 +276,19 @@ def test_wrong_parameters_are_named(wrong, message, task):
         kh.LearnedHeads(**wrong).fit(*task)
 
 
-def test_step_has_no_gradient(task):
+def test_step_has_no_gradient(task, monkeypatch):
+    monkeypatch.setattr("keyhole.attention.learned._fit", lambda *_: pytest.fail("long work before the check"))
     with pytest.raises(ValueError, match="`activation` must be one of 'relu', 'softmax'"):
         kh.LearnedHeads(**FAST).fit(*task, activation="step")
+    monkeypatch.undo()
     assert kh.LearnedHeads(steps=0).fit(*task, activation="step").steps == 0
+
+
+@pytest.mark.parametrize("law", [kh.LearnedHeads(steps=0, n_heads=4), kh.IdentityHeads(n_heads=4)])
+def test_a_law_is_fitted_with_seed_zero_and_relu_unless_told(law, task):
+    told = law.fit(*task, seed=0, activation="relu", fit_intercept=True)
+    assert law.fit(*task).reason == told.reason
+    assert law.fit(*task, seed=1).reason != told.reason
 
 
 def test_identity_heads_keep_the_first_pair_in_doubt(rng):
@@ -379,12 +388,12 @@ def test_a_descent_is_adam_on_fresh_heads_and_fresh_samples(covariance, task, rn
     whole = Task.of(sets, y[:, None], weights, "relu", True)
     start = rng.normal(size=(2, 4, 4))
     descent = LawDescent(whole, start, 0.7, plan)
-    means, scales, log_alpha = start.copy(), np.zeros((2, 4)), math.log(0.7)
-    average, average_scales = np.zeros_like(means), np.zeros((2, 4))
+    means, scales, log_alpha = start.copy(), np.zeros(4 + 4), math.log(0.7)
+    average, average_scales = np.zeros_like(means), np.zeros(4 + 4)
     of_means, of_scales, of_alpha = Adam(0.05), Adam(0.05), Adam(0.1)
     for count in range(7):
         noise = 0.3 * standard_normals(6, 16, 5, start=6 * count).reshape(6, 4, 4)
-        noise *= np.exp(scales[0])[:, None] * np.exp(scales[1])
+        noise *= np.exp(scales[:4])[:, None] * np.exp(scales[4:])
         part = whole.at_most(30, 5 + count)
         assert len(part) == 30
         found = gradient_in_law(part, means, noise, math.exp(log_alpha), scales=covariance == "diagonal")
@@ -407,7 +416,8 @@ def test_a_descent_is_adam_on_fresh_heads_and_fresh_samples(covariance, task, rn
     if covariance == "none":
         assert law.query_scales_ is None
     else:
-        np.testing.assert_allclose([law.query_scales_, law.key_scales_], np.exp(average_scales), rtol=1e-9)
+        found_scales = np.concatenate([law.query_scales_, law.key_scales_])
+        np.testing.assert_allclose(found_scales, np.exp(average_scales), rtol=1e-9)
 
 
 def test_a_penalty_that_float32_cannot_carry_is_raised(task, monkeypatch):
@@ -434,7 +444,7 @@ def test_a_law_is_judged_by_a_fit_of_its_heads(with_groups, fit_intercept, task,
     whole = Task.of(sets, np.stack([y, y**2], axis=1), weights, "relu", fit_intercept, groups)
     seen, unseen = whole.take(np.arange(60)), whole.take(np.arange(60, 80))
     found = judge(seen, kh.GaussianHeads(1.0), 5, 2, unseen)
-    options = {"alpha": found.alpha, "fit_intercept": fit_intercept, "random_state": 2}
+    options = {"alpha": found.alpha, "fit_intercept": fit_intercept, "random_state": 2, "scaling": "none"}
     model = kh.AttentionRegressor(5, kh.GaussianHeads(1.0), **options)
     model.fit(seen.batch, seen.columns, seen.weights, groups=seen.groups)
     left_out = np.square(seen.columns - model.loo_predictions_).mean(axis=1)
@@ -593,10 +603,8 @@ def test_another_pair_is_chosen_beyond_a_standard_error_only(monkeypatch):
 
 
 def test_the_choice_is_made_with_documented_numbers():
-    law = kh.IdentityHeads()
-    assert law.get_params() == {
-        "strengths": (0.0, 1.0, 3.0, 10.0, 30.0), "scales": (0.5,), "n_heads": 128, "max_samples": 1000,
-    }  # fmt: skip
+    documented = {"strengths": (0.0, 1.0, 3.0, 10.0, 30.0), "scales": (0.5,), "n_heads": 128, "max_samples": 1000}
+    assert kh.IdentityHeads().get_params() == {**documented, "pairs": None}
 
 
 def test_a_part_of_the_samples_is_enough_to_choose(task):

@@ -376,7 +376,8 @@ def test_a_device_without_room_leaves_the_gram_matrix_to_the_host(rng, n_heads, 
 
     for name in ("_fit_primal", "_fit_dual"):
         monkeypatch.setattr(layer, name, noted(name, getattr(layer, name)))
-    model = kh.AttentionRegressor(n_heads, alpha=0.1, random_state=0)
+    settings = {"law": kh.GaussianHeads(), "scaling": "none", "query": "given", "random_state": 0}
+    model = kh.AttentionRegressor(n_heads, alpha=0.1, **settings)
     expected = clone(model).fit(batch, y).predict(batch)
     for room, route in ((24 * 24**2, []), (24 * 24**2 - 1, ["_fit_primal" if n_heads == 3 else "_fit_dual"])):
         monkeypatch.setattr("keyhole._tensors.free_bytes", lambda device, room=room: room)
