@@ -9,6 +9,7 @@ from sklearn.base import clone
 import keyhole as kh
 
 Regressor = kh.AttentionRegressor
+PLAIN = {"law": kh.GaussianHeads(), "scaling": "none"}  # a small penalty is solved for in float32 under these
 ROUTES = {
     "primal": Regressor(3, random_state=0),
     "primal, float32": Regressor(3, random_state=0, dtype="float32"),
@@ -17,8 +18,8 @@ ROUTES = {
     "one penalty": Regressor(20, random_state=0, alpha=1e-3),
     "kernel": Regressor(math.inf),
     "exp kernel": Regressor(math.inf, kh.GaussianHeads(scale=0.3), activation="exp"),
-    "cg": Regressor(20, random_state=0, alpha=0.1, solver="cg"),
-    "cg, float32": Regressor(20, random_state=0, alpha=0.1, solver="cg", dtype="float32"),
+    "cg": Regressor(20, random_state=0, alpha=0.1, solver="cg", **PLAIN),
+    "cg, float32": Regressor(20, random_state=0, alpha=0.1, solver="cg", dtype="float32", **PLAIN),
     "choice of scaling": Regressor(20, random_state=0, scaling="auto"),
 }
 UNITS = [2.0**-500, 1e-150, 1e-100, 1e100, 1e150, 1e200, 1e-250]
