@@ -412,6 +412,8 @@ def attack(seed: int, seconds: float, cases: int | None, quiet: bool = False) ->
                 row[state if verdict.fine else "findings"] += 1
                 count += 1
                 if not verdict.fine:
+                    if not quiet and verdict.name not in first:
+                        print(f"case {number}, {name}: {state}, {words[:200]}", flush=True)  # noqa: T201
                     held = first.setdefault(verdict.name, {"number": number, "verdict": verdict, "times": 0})
                     held["times"] += 1
                     if number < held["number"]:
