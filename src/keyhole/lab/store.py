@@ -60,6 +60,10 @@ class Store:
         for name, kind, sql in self._db.execute("SELECT name, type, sql FROM sqlite_master WHERE sql IS NOT NULL"):
             if kind != "table" or sql != _TABLES.get(name):
                 raise self._error(f"it has the {kind!s:.20} {name!r:.60}, as no store of ours has")
+        # a damaged index hides cells that are there: milliseconds for thousands of them
+        [(verdict,)] = self._db.execute("PRAGMA integrity_check(1)")
+        if verdict != "ok":
+            raise self._error(f"it is damaged ({verdict!s:.100})")
 
     def _error(self, evidence: str) -> StoreError:
         return StoreError(
