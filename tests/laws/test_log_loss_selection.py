@@ -151,3 +151,13 @@ def test_very_many_samples_are_judged_by_some_of_them(rng, monkeypatch):
     labels = np.searchsorted(model.classes_, y)[::3]
     _, losses = calibrate(scores[None], labels, np.ones(30))
     assert model.log_loss_ == pytest.approx(losses.mean(), rel=1e-6)
+
+
+def test_a_temperature_of_scores_that_are_small_beside_the_largest_is_found(rng):
+    """It is sought in units of the largest score: here it is a hundred thousand of them."""
+    labels, weights = rng.integers(3, size=40), np.ones(40)
+    scores = 3.0 * np.eye(3)[labels] + rng.standard_normal((40, 3))
+    scores[0] += 3e5 * np.eye(3)[labels[0]]
+    c = calibrate(scores[None], labels, weights)[0][0]
+    below, at, above = (calibrate_objective(scores, labels, weights, c * f) for f in (0.9, 1.0, 1.1))
+    assert at < min(below, above)

@@ -598,6 +598,10 @@ def test_prediction_meets_kernel_ridge(seed):
     ("call", "message"),
     [
         (lambda: bias_of(GaussianHeads(mean=np.diag([1.0, 2.0, 0.0])), 2), r"entry \(1, 1\) is 2.*empirical_curve"),
+        (
+            lambda: bias_of(GaussianHeads(mean=np.diag([2.0, 2.0, 1.0]) + np.eye(3, k=-2)), 2),
+            r"entry \(2, 0\) is 1, not 0",
+        ),
         (lambda: bias_of("biased", 3), r"must be kh.GaussianHeads.*'biased'.*empirical_curve"),
         (lambda: bias_of(GaussianHeads(mean=1.0), 1), "dimension 2 or more"),
         (lambda: bias_of(GaussianHeads(mean=1.0, scale=0.05), 3), "at most 8 times twice its scale.*empirical_curve"),

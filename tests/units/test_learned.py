@@ -1,4 +1,5 @@
 import math
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -302,8 +303,15 @@ def test_identity_heads_keep_the_first_pair_in_doubt(rng):
 
 
 def test_names_must_fit():
-    with pytest.raises(ValueError, match="must name the 3 coordinates"):
-        FittedHeads(np.zeros((1, 4, 4)), 0.5).strongest_pairs(["a"])
+    law = FittedHeads(np.eye(4)[None, :2], 0.5)  # queries of one coordinate, keys of three
+    assert law.strongest_pairs(["a", "b", "c"], 2, query_names=["q"]) == [("q", "a", 1.0), ("1", "b", 1.0)]
+    for names, asked, words in (
+        (["a"], ["q"], "`names` must name the 3 coordinates of a token: got 1 names"),
+        (["a", "b", "c"], ["q", "r"], "`query_names` must name the 1 coordinates of a query: got 2 names"),
+        (["a", "b", "c"], None, "`query_names` must name the 1 coordinates of a token: got 3 names"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            law.strongest_pairs(names, query_names=asked)
 
 
 def test_threads_change_no_bit(task, monkeypatch):
@@ -331,7 +339,10 @@ def test_a_plan_is_the_parameters_and_their_documented_defaults():
     assert plan.scales() == [0.5, 0.25, 0.1]
     assert plan_of(scale=0.1).scales() == [0.5, 0.1], "each once"
     assert not plan_of(covariance="none").learn_scales
-    assert plan_of(seconds=7.0).seconds == 7.0
+    before = time.monotonic()
+    plan = plan_of(seconds=7.0)
+    assert plan.seconds == 7.0
+    assert before + 7.0 <= plan.deadline <= time.monotonic() + 7.0
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import re
 import tracemalloc
 import warnings
 
@@ -363,8 +364,11 @@ def test_a_tolerance_below_rounding_ends_at_rounding_and_soon(loss, dtype, rng, 
 
 def test_stopping_early_warns_with_the_number_and_the_remedy(rng):
     design, targets, _ = random_problem(rng, "huber", n=60, n_groups=40)
-    with pytest.warns(SolverWarning, match=r"after 3 iterations at a relative duality gap of .*raise `max_iter`"):
+    words = r"after 3 iterations at a relative duality gap of (\S+),.*raise `max_iter`"
+    with pytest.warns(SolverWarning, match=words) as warned:
         fit = fit_norm_ball(design, targets, group_size=5, group_radius=5.0, tol=1e-8, max_iter=3)
+    told = float(re.search(words, str(warned[0].message), re.DOTALL)[1])
+    assert math.isclose(told, fit.duality_gap / fit.objective, rel_tol=1e-2)
     assert not fit.converged
     assert fit.n_iter == 3
     assert fit.duality_gap > 1e-8 * fit.objective
