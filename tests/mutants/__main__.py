@@ -242,31 +242,31 @@ class Mutants:
 class Tracing:
     """Records which lines of the core are executed, in all threads.
 
-    Tracing makes loops slow, so a function that was called ENOUGH_CALLS times without a new line is watched no more.
+    Tracing makes loops slow, so a function that executed ENOUGH lines without a new one among them is watched no more.
     """
 
-    ENOUGH_CALLS = 50
+    ENOUGH = 5000
 
     def __enter__(self) -> Tracing:
         # by id, since to hash a code object means to hash all of its constants
         seen: dict[int, tuple[types.CodeType, set[int]]] = {}
-        calls: Counter[int] = Counter()
+        known: Counter[int] = Counter()  # lines executed since the last new one
         files = {str(path) for path in core_files()}
-        most = self.ENOUGH_CALLS
+        most = self.ENOUGH
 
         def line(frame: types.FrameType, event: str, _: object) -> Any:
             name, number = id(frame.f_code), frame.f_lineno
             lines = seen[name][1]
+            known[name] += 1
             if number not in lines:
                 lines.add(number)
-                calls[name] = 0
+                known[name] = 0
             return line
 
         def call(frame: types.FrameType, event: str, _: object) -> Any:
             code = frame.f_code
-            if code.co_filename not in files or calls[id(code)] > most:
+            if code.co_filename not in files or known[id(code)] > most:
                 return None
-            calls[id(code)] += 1
             seen.setdefault(id(code), (code, set()))
             return line
 

@@ -259,7 +259,7 @@ def test_the_trace_counts_what_lies_beyond_the_levels():
 
 
 def test_the_finest_spectrum_is_used_where_it_nearly_suffices(monkeypatch):
-    """Finer ones are asked for while γ resolves what lies beyond by more than a hundredth; the last may miss a tenth."""
+    """Finer ones are asked for while more than γ/100 lies beyond; of the last, γ/10 may."""
     coarse = EigenProblem(np.array([1.0, 0.1]), np.array([1.0, 9.0]), np.array([1.0, 0.5]), remainder=0.5)
     gamma = implicit_ridge(coarse, 20.0, math.inf, 0.1)
 
