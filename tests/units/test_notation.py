@@ -94,6 +94,8 @@ def test_a_slip_is_shown_where_it_is(text, character, words):
     [
         (f"corr^{HIGHEST}", f"corr^{HIGHEST + 1}"),
         (f"corr^{HIGHEST - 1} * corr", f"corr^{HIGHEST} * corr"),
+        (f"corr^{HIGHEST - 1} * (1 + corr)", f"corr^{HIGHEST} * (1 + corr)"),  # one term of two is too much
+        ("1e300 * (1e8 * corr + token)", "1e300 * (1e9 * corr + token)"),
         ("(" * DEEPEST + "corr" + ")" * DEEPEST, "(" * (DEEPEST + 1) + "corr" + ")" * (DEEPEST + 1)),
         ("+".join(["(corr)"] * (2 * DEEPEST)), "+".join(["((corr)"] * (DEEPEST + 1))),
         ("corr".ljust(LONGEST), "corr".ljust(LONGEST + 1)),
