@@ -305,6 +305,8 @@ def test_identity_heads_keep_the_first_pair_in_doubt(rng):
 def test_names_must_fit():
     law = FittedHeads(np.eye(4)[None, :2], 0.5)  # queries of one coordinate, keys of three
     assert law.strongest_pairs(["a", "b", "c"], 2, query_names=["q"]) == [("q", "a", 1.0), ("1", "b", 1.0)]
+    signed = FittedHeads(np.array([[[1.0, -3.0], [2.0, 0.0]]]), 0.5)
+    assert signed.strongest_pairs(["a"], 3) == [("a", "1", -3.0), ("1", "a", 2.0), ("a", "a", 1.0)]
     for names, asked, words in (
         (["a"], ["q"], "`names` must name the 3 coordinates of a token: got 1 names"),
         (["a", "b", "c"], ["q", "r"], "`query_names` must name the 1 coordinates of a query: got 2 names"),

@@ -235,6 +235,11 @@ def test_empirical_input_is_checked(rng):
         empirical_curve(gram, y[:7], 2, 0.1)
     with pytest.raises(ValueError, match="must be symmetric"):
         empirical_curve(rng.standard_normal((8, 8)), y, 2, 0.1)
+    tilted = gram + np.triu(rng.uniform(size=(8, 8)), 1) * 1e-10  # rounding, in units of the largest entry
+    for unit in (1e-6, 1e6):
+        assert np.isfinite(empirical_curve(unit * tilted, y, 2, 0.1 * unit).error)
+        with pytest.raises(ValueError, match="must be symmetric"):
+            empirical_curve(unit * (gram + np.eye(8, k=1) * 1e-7), y, 2, 0.1)
     with pytest.raises(ValueError, match="at least 4 samples"):
         empirical_curve(np.eye(3), np.ones(3), 1, 0.1)
 
