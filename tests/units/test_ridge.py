@@ -189,6 +189,14 @@ class TestEdges:
             np.testing.assert_allclose(design.T @ fit.coef, v, rtol=1e-9)
         np.testing.assert_allclose(paths[2].at(0).coef, v, rtol=1e-9)
 
+    def test_features_of_zeros_leave_the_mean(self, y):
+        for alpha in (0.0, 1.0):
+            paths, fixed = every_route(np.zeros((30, 8)), y, [alpha])
+            for fit in [path.at(0) for path in paths] + fixed:
+                np.testing.assert_allclose(fit.intercept, y.mean(axis=0))
+                assert np.isfinite(fit.coef).all()
+                assert not paths[2].at(0).coef.any()
+
     def test_a_factorisation_is_kept_where_asked_for(self, gram, design, y):
         problem = RidgeProblem.of(y, [0.1, 1.0])
         for fit in (ridge_gram(gram, problem), ridge_rows(lambda: [design], problem)):
