@@ -325,7 +325,7 @@ class Cover:
             found = self._executing(mutant.path, mutant.lines) or self._executing(mutant.path, mutant.statement)
         elif len(mutant.statement) > len(mutant.lines):  # a default: who executes the function
             found = self._executing(mutant.path, mutant.statement)
-        generates = found and is_compiled(mutant.path)  # what writes loops is executed by the first test that needs them
+        generates = found and is_compiled(mutant.path)  # what writes loops runs for the first test that needs them
         found = found or self._using(mutant.names)
         if generates or (not found and is_compiled(mutant.path)):  # numba is told in ways that names do not tell
             found |= self._using(self.functions[mutant.path])
