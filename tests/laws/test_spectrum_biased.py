@@ -11,6 +11,7 @@ from scipy.special import roots_jacobi
 from keyhole.attention.activations import gaussian_moment
 from keyhole.attention.heads import GaussianHeads
 from keyhole.attention.kernels import attention_kernel
+from keyhole.theory import blocks
 from keyhole.theory.biased import biased_norm_bound, hermite_moments
 from keyhole.theory.blocks import (
     ACCURACY,
@@ -233,6 +234,13 @@ def test_the_norm_of_the_correlation_in_many_dimensions():
     for degree, dim in ((1, 10**8), (100, 10**6)):
         want = 2 * math.sqrt((degree + 1) / dim) + (2 * degree + 1) / dim
         assert math.isclose(correlation_norm(dim, degree), want, rel_tol=1e-3)
+
+
+def test_targets_of_too_many_parts_are_refused(monkeypatch):
+    monkeypatch.setattr(blocks, "MOST_UNKNOWN", 3)
+    target = RotatedCorrelation(0.3, 4, seed=0)
+    with pytest.raises(ValueError, match=r"has \d+ products of parts in the blocks, and 3 are solved for at most"):
+        target_vectors(target, 4)
 
 
 def test_levels_and_forms_of_a_block_are_those_of_its_matrix(rng):

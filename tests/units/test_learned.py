@@ -316,6 +316,16 @@ def test_names_must_fit():
             law.strongest_pairs(names, query_names=asked)
 
 
+def test_a_law_says_what_it_was_fitted_to():
+    for rows, given, words in (
+        (4, (2,), "tokens of dimension 3, and its heads are 4 × 4: got dim 2"),
+        (4, (3, 2), "tokens of dimension 3, and its heads are 4 × 4: got dim 3 and query_dim 2"),
+        (2, (3,), "queries of dimension 1 and keys of dimension 3, and its heads are 2 × 4: got dim 3"),
+    ):
+        with pytest.raises(ValueError, match=f"this law was fitted to {words}"):
+            FittedHeads(np.zeros((1, rows, 4)), 0.5).components(*given)
+
+
 def test_threads_change_no_bit(task, monkeypatch):
     sets, y = task
     found = []

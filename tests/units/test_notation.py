@@ -121,6 +121,13 @@ def test_a_message_shows_what_stands_around_the_slip():
     assert caret == " " * 64 + "^"
 
 
+def test_a_rotation_beyond_floating_point_is_refused():
+    for gamma in ("1e308", "-1e308"):
+        with pytest.raises(NotationError, match=r"gamma = -?1e\+308 is too large"):
+            parse_target(f"rotated({gamma})", 1)
+    assert np.abs(notation._factor(parse_target("rotated(-1e300)", 2).target).array).max() > 1e299
+
+
 def test_a_rotation_of_a_huge_dimension_is_refused():
     with pytest.raises(NotationError, match="d × d matrix"):
         parse_target("rotated(1)", 10**5)

@@ -8,11 +8,13 @@ from ridges import design_path, gram_fixed, gram_path
 
 from keyhole.ridge import gram as tridiagonal
 from keyhole.ridge.design import ridge_rows
+from keyhole.ridge.gradient import _inverse
 from keyhole.ridge.gram import ridge_gram
-from keyhole.ridge.matrices import add_outer, mirror_lower
+from keyhole.ridge.matrices import _lead, add_outer, mirror_lower
 from keyhole.ridge.problem import (
     N_DRAFT_ALPHAS,
     RidgeProblem,
+    check_alphas,
     check_weights,
     choose,
     default_alphas,
@@ -52,6 +54,21 @@ class TestRefusals:
                 solve([1.0, -0.5])
         with pytest.raises(ValueError, match=r"at least 0: got -2 at position 0"):
             gram_fixed(gram, y, -2.0)
+
+    def test_what_cannot_be_solved_is_told_before_or_instead(self, gram, y):
+        with pytest.raises(ValueError, match=r"one row and one column per output: got shape \(29, 29\) for 30 outputs"):
+            ridge_gram(gram[:29, :29], RidgeProblem.of(y, [1.0]))
+        with pytest.raises(ValueError, match="`alphas` must be numbers: got"):
+            check_alphas(["much"])
+        lost = gram.copy()
+        lost[3, 5] = lost[5, 3] = np.nan
+        for groups in (None, np.arange(30) // 2):
+            with pytest.raises(ValueError, match="`gram` must be finite"):
+                ridge_gram(lost, RidgeProblem.of(y, [0.1, 1.0], groups=groups, fit_intercept=False))
+        with pytest.raises(np.linalg.LinAlgError, match="plus the penalty 1 must be positive definite"):
+            _inverse(-gram, np.ones(30))
+        with pytest.raises(ValueError, match="in Fortran order: its rows are 240 bytes apart"):
+            _lead(np.zeros((30, 30)))
 
     def test_penalties_must_be_a_sequence_of_finite_numbers(self, gram, y):
         with pytest.raises(ValueError, match="at least one penalty"):
