@@ -117,11 +117,10 @@ def _alpha(text: str) -> Any:
 
 
 def _save(estimator: Any, path: Path, data: Any, overwrite: bool) -> None:
-    from keyhole.models import Schema, save
+    from keyhole.models import save
 
-    schema = Schema(estimator.n_features_in_, estimator.has_query_, data.names, data.target_name, data.columns)
     try:
-        save(estimator, path, schema=schema, overwrite=overwrite)
+        save(estimator, path, schema=data.schema, overwrite=overwrite)
     except (ValueError, OSError) as error:
         refuse(str(error))
 
