@@ -694,6 +694,8 @@ def _coordinates(
             count = len({*texts(column)[0]} - {""})
             if count > (len(column) / 2 if 20 <= len(column) <= 2 * MOST_CATEGORIES else MOST_CATEGORIES):
                 reasons[name] = f"a name, with {count} different texts in the first {len(column)} rows"
+            elif count < 2 and len(column) > 1:
+                reasons[name] = "nothing to learn from, with one text"
         elif kind == "date":
             reasons[name] = "a time, because it holds dates"
     odd = {name: why for name, why in reasons.items() if why}

@@ -273,6 +273,14 @@ def _files(path: Any) -> list[Path]:
     return found
 
 
+def _table_of_files(paths: Sequence[Path]) -> pa.Table:
+    """Files as one table in memory."""
+    files = [_open(path, None, None, None, None) for path in paths]
+    read = [t for f in files for group in range(f.n_groups) for t, _ in f.read(group, f.schema.names, 2**31)]
+    with reading(paths[0]):
+        return pa.Table.from_batches(read, files[0].schema)
+
+
 class _Beginnings(NamedTuple):
     """Where sets begin in the groups of a table with one row per token: a set belongs to the group it begins in.
 
@@ -392,10 +400,11 @@ class ParquetSets:
         arrays = {k: named[k] for k in ("keys", "query", "target", "extras")}
         self._arrays = {k: (v,) if isinstance(v, str) else None if v is None else tuple(v) for k, v in arrays.items()}
         self._held: list[_ParquetFile | _ArrowFile] = []
+        beside = _files(tokens) if isinstance(tokens, (str, os.PathLike)) else []
         if tokens is not None:
-            path_like = isinstance(tokens, (str, os.PathLike))
-            tokens = ParquetSets._table_of_file(tokens) if path_like else table_of(tokens, "tokens")
+            tokens = _table_of_files(beside) if beside else table_of(tokens, "tokens")
         self.tokens: pa.Table | None = tokens
+        self.files = [] if self._lasting else [*self.paths, *beside]
         first = self._file(0)
         if "target" in known and not set(self._arrays["target"] or ()) <= set(first.schema.names):
             named["target"] = ()  # what is to be predicted is not known yet
@@ -409,14 +418,6 @@ class ParquetSets:
         self.require([self.layout.set_id] if self.layout.set_id else [], one_type=True)
         codings = self._learned() if schema is None else schema.codings
         self.layout = replace(self.layout, codings=codings, unknown=unknown)
-
-    @staticmethod
-    def _table_of_file(path: Any) -> pa.Table:
-        """A file, or a folder of them, as one table."""
-        files = [_open(file, None, None, None, None) for file in _files(path)]
-        read = [t for f in files for group in range(f.n_groups) for t, _ in f.read(group, f.schema.names, 2**31)]
-        with reading(Path(path)):
-            return pa.Table.from_batches(read, files[0].schema)
 
     def _learned(self) -> tuple[Coding, ...]:
         """How columns that are no plain numbers become such, by a pass over these columns."""
