@@ -82,7 +82,7 @@ def _job(model: Path, sets: ParquetSets, copied: list[str], proba: bool) -> dict
     """What the output depends on; sizes and times stand for the contents of the input."""
     digest = hashlib.sha256(model.read_bytes()).hexdigest()
     inputs = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in sets.files]
-    columns = [*sets.layout.options, ("unknown", sets.layout.unknown)]
+    columns = [*sets.layout.options, *([("unknown", "ignore")] if sets.layout.unknown == "ignore" else [])]
     return {"model": digest, "input": inputs, "columns": columns, "copied": copied, "probabilities": proba}
 
 
