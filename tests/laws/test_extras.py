@@ -312,7 +312,7 @@ def test_tables_carry_extras(rng, tmp_path):
     assert table.sets.extras.tolist() == [[30, 1], [40, 0]]
     assert dict(table.columns)["extras"] == ("age", "rating")
     (tmp_path / "bad.csv").write_text(rows.replace("3,4,30", "3,4,31"))
-    with pytest.raises(ValueError, match="column 'age, rating' must be the same in all rows of a set"):
+    with pytest.raises(ValueError, match="column 'age' must be the same in all rows of a set"):
         kh.read_table(tmp_path / "bad.csv", extras="age,rating", target="target")
     (tmp_path / "gap.csv").write_text(rows.replace("30,1", ",1"))
     with pytest.raises(ValueError, match="extras must be known: 'age' is missing in row 0"):
