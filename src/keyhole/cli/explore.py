@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import webbrowser
 from pathlib import Path
@@ -14,7 +15,9 @@ from keyhole.cli._app import answer_or_exit, app, check_folder, refuse
 
 @app.command()
 def explore(
-    port: Annotated[int, typer.Option(help="Port on the loopback address; 0 is any that is free.", min=0, max=65535)] = 0,
+    port: Annotated[
+        int, typer.Option(help="Port on the loopback address; 0 is any that is free.", min=0, max=65535)
+    ] = 0,
     browser: Annotated[bool, typer.Option(help="Open the page in the browser.")] = True,
     out: Annotated[Path, typer.Option(help="Folder of the store of finished cells, shared with reproduce.")] = Path(
         "out/reproduce"
@@ -27,19 +30,17 @@ def explore(
     """
     check_folder(out)
     try:
-        from keyhole.lab.explore.server import ExploreServer, PortTaken
+        from keyhole.lab.explore.server import ExploreServer, PortTakenError
     except ImportError as error:
         refuse(f"`keyhole explore` needs {error.name or 'starlette and uvicorn'}: pip install 'keyhole[lab]'.")
     try:
         server = answer_or_exit(lambda: ExploreServer(out / "cells.sqlite", port))
-    except PortTaken as error:
+    except PortTakenError as error:
         refuse(str(error))
     typer.echo(server.address)
     typer.echo("Open it in a browser on this machine; Ctrl-C stops.", err=True)
     if browser:
         threading.Thread(target=webbrowser.open, args=(server.address,), daemon=True).start()
-    try:
+    with contextlib.suppress(KeyboardInterrupt):
         server.run()
-    except KeyboardInterrupt:
-        pass
     typer.echo(f"stopped; what was measured is in {out / 'cells.sqlite'}.", err=True)

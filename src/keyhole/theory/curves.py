@@ -462,7 +462,9 @@ def implicit_ridges(
             free = np.where(inside, (1 - z / k) * (1 - z / n), 1.0)
             excess = np.where(inside, np.log(np.maximum(free, 1e-300)) + x - math.log(ridge), -math.inf)
             low, high = np.where(excess < 0, x, low), np.where(excess >= 0, x, high)
-            slope = 1 + np.where(inside, z - q, 0.0) * (1 / np.where(inside, k - z, 1.0) + 1 / np.where(inside, n - z, 1.0))
+            slope = 1 + np.where(inside, z - q, 0.0) * (
+                1 / np.where(inside, k - z, 1.0) + 1 / np.where(inside, n - z, 1.0)
+            )
             newton = np.where(inside, x - np.where(inside, excess, 0.0) / slope, low - 1)
             following = np.where((newton >= low) & (newton <= high), newton, 0.5 * (low + high))
             moved = float(np.abs(following - x).max())
@@ -521,7 +523,9 @@ _BLOCK = 2**25
 """Bytes of one temporary in predicted_errors."""
 
 
-def _assembled(n: float | Float[np.ndarray, " g"], k: float, sums: Float[np.ndarray, "4 g"], noise: float) -> Float[np.ndarray, " g"]:
+def _assembled(
+    n: float | Float[np.ndarray, " g"], k: float, sums: Float[np.ndarray, "4 g"], noise: float
+) -> Float[np.ndarray, " g"]:
     """The formula of this module from its four sums: z, q, Σ c²(1−L)² and Σ c² L(1−L), L = λ/(λ+γ)."""
     z, q, bias, spread = sums
     excess = np.zeros_like(z)

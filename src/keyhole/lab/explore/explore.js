@@ -219,7 +219,7 @@
     $$("measure").textContent = here ? `measure at n = ${state.n}, M = ${state.M}` : "measure";
     const rest = left === null ? "" : `, about ${Math.ceil(left)} s left`;
     let text = "";
-    if (running) text = `${done} of ${total} fits${rest}`;
+    if (running) text = done ? `${done} of ${total} fits${rest}` : `${total} fits: starting (the first on a machine compile their loops, up to a minute)`;
     else if (message) text = message;
     else if (offered?.refused && !here) text = offered.refused;
     else if (offered && !here) text = offered.missing ? `${offered.missing} fits, about ${Math.max(1, Math.round(offered.seconds))} s on one core` : "all measured";

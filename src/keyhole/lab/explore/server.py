@@ -82,7 +82,7 @@ def _asset(name: str) -> str:
     return ASSETS[name][1]()
 
 
-class PortTaken(RuntimeError):
+class PortTakenError(RuntimeError):
     """Another program listens there; in words for the person who asked for the port."""
 
 
@@ -127,7 +127,9 @@ class Bench:
         elif state.ridge < LEAST_RIDGE:
             refused = f"fits need a penalty λ of {LEAST_RIDGE:g} at least"
         elif seconds > MEASURE_SECONDS / 2:
-            refused = f"these fits take about {seconds:,.0f} s, and {MEASURE_SECONDS / 2:g} s are allowed: lower d, N or M"
+            refused = (
+                f"these fits take about {seconds:,.0f} s, and {MEASURE_SECONDS / 2:g} s are allowed: lower d, N or M"
+            )
         elif memory > MEASURE_MEMORY:
             refused = f"these fits take {memory / 2**30:.1f} GiB, and {MEASURE_MEMORY / 2**30:g} GiB are allowed"
         return {"cells": len(cells), "missing": len(plan.missing), "seconds": round(seconds, 1), "refused": refused}
@@ -376,8 +378,8 @@ class Explorer:
         async for part in request.stream():
             content += part
             if len(content) > MOST_BYTES:
-                return JSONResponse({"error": f"a table on this page must be at most {MOST_BYTES >> 20} MiB: this one is "
-                                     "larger. Use `keyhole lens`."}, 413)  # fmt: skip
+                size = f"a table on this page must be at most {MOST_BYTES >> 20} MiB: this one is larger"
+                return JSONResponse({"error": f"{size}. Use `keyhole lens`."}, 413)
         query = dict(request.query_params)
         return await self._answered(self._look, bytes(content), query)
 
@@ -389,9 +391,13 @@ class Explorer:
             try:
                 report = pool.submit(look_at, content, query).result(timeout=DATA_SECONDS)
             except FutureTimeoutError:
-                raise ValueError(f"a look at a table may take {DATA_SECONDS:g} s, and this took longer. Use `keyhole lens`.") from None
+                raise ValueError(
+                    f"a look at a table may take {DATA_SECONDS:g} s, and this took longer. Use `keyhole lens`."
+                ) from None
             except (BrokenProcessPool, MemoryError):
-                raise ValueError("the table ended the process that read it: it is damaged, or too large for its memory.") from None
+                raise ValueError(
+                    "the table ended the process that read it: it is damaged, or too large for its memory."
+                ) from None
             finally:
                 pool.stop()
         finally:
@@ -448,8 +454,8 @@ def listen(port: int) -> socket.socket:
         found.listen(128)
     except OSError as error:
         found.close()
-        raise PortTaken(
-            f"port {port} of this machine cannot be had ({error.strerror}). Choose another with --port, or leave it out."
+        raise PortTakenError(
+            f"port {port} of this machine cannot be had ({error.strerror}). Choose another --port, or leave it out."
         ) from None
     return found
 

@@ -22,15 +22,17 @@ from keyhole.lab.jobs import read_target, target_variance
 from keyhole.lab.measured import CellSweep, Curve, Results, apart, log_chart
 from keyhole.lab.report.document import Chart, HeatMap, Row, Series, Table, bars
 from keyhole.lab.report.html import number
-from keyhole.theory.curves import Learner, feature_count, implicit_ridges
+from keyhole.theory.blocks import bias_of
+from keyhole.theory.curves import Learner, feature_count, implicit_ridges, target_levels
 from keyhole.theory.harmonics import pair_powers_seconds
 from keyhole.theory.notation import parse_target
+from keyhole.theory.spectrum import MAX_BIASED_DEGREE
 
 QUICK = PRESETS["quick"]
-"""Six sizes are measured. Those of the quick preset are its very cells: what `keyhole reproduce` found appears at once."""
+"""Its sizes are measured, and those between: the same cells, so that what `keyhole reproduce` found appears at once."""
 BETWEEN = replace(QUICK, sizes=(25, 50, 200, 800), repetitions=(8, 8, 4, 2))
 MEANS = (0.25, 0.5, 1.0, 1.5, 2.0)
-ANGLES = (0.0, 0.5, 1.0)
+ANGLES = (0.0, 0.25, 0.5, 0.75, 1.0)
 TARGET_SECONDS = 2.0  # that the harmonic parts of a typed target may take, by estimate
 MOST_PICKS = 12
 PICK_REPETITIONS = 4
@@ -90,8 +92,8 @@ class ExploreState:
         seconds = pair_powers_seconds(read.target)
         if seconds > TARGET_SECONDS:
             raise ValueError(
-                f"a target on this page must be quick: multiplied out this one has {len(read.target.terms)} terms, which "
-                f"take about {seconds:,.0f} s. Lower its powers, or ask `keyhole theory --time-limit`."
+                f"a target on this page must be quick: multiplied out this one has {len(read.target.terms)} terms, "
+                f"which take about {seconds:,.0f} s. Lower its powers, or ask `keyhole theory --time-limit`."
             )
         return state
 
@@ -196,8 +198,12 @@ def _written(value: Any) -> str:
     return "math.inf" if value == math.inf else repr(value)
 
 
+def _law(mean: _Mean | None) -> GaussianHeads | None:
+    return None if mean is None else GaussianHeads(mean=float(mean))
+
+
 def _meant(options: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    return {name: GaussianHeads(mean=float(v)) if isinstance(v, _Mean) else v for name, v in options}
+    return {name: _law(v) if isinstance(v, _Mean) else v for name, v in options}
 
 
 @lru_cache(maxsize=1024)
@@ -303,8 +309,8 @@ def curves(state: ExploreState, results: Results) -> Answer:
     ]
     marks = {"Var f*": state.variance + noise} | ({"noise": noise} if noise else {})
     chart = log_chart(
-        "curves", state.describe(), "training sets n", "test error, noise included", [*predicted, *measured],
-        marks=marks, note=_deviation(state),
+        "curves", state.describe(), "training sets n", "test error, noise included",
+        [*(series for series in predicted if series.look != "thin"), *measured], marks=marks, note=_deviation(state),
     )  # fmt: skip
     chosen = min(state.n_samples, state.most_samples)
     rows: list[Row] = []
@@ -315,12 +321,14 @@ def curves(state: ExploreState, results: Results) -> Answer:
             rows.append(
                 {"at this n": series.name, "error": error, "over Var f*": None if bound else error / state.variance}
             )
-    table = Table(
-        "at", f"n = {chosen:,}", rows,
-        note="The bounds are on the excess risk of the learners in the theorems, for a 1-Lipschitz loss; the curves are "
-        "squared errors of ridge regression.",
+    bounds = log_chart(
+        "bounds", "The bounds beside the truth", "training sets n", "excess risk", [
+            series for series in predicted if series.look == "thin" or series.role == "attention"
+        ],
+        note="The bounds are on the excess risk of the learners in the theorems, for a 1-Lipschitz loss; the curves "
+        "are squared errors of ridge regression.",
     )  # fmt: skip
-    answer.blocks = [chart, table]
+    answer.blocks = [chart, Table("at", f"n = {chosen:,}", rows), bounds]
     return answer
 
 
@@ -343,7 +351,14 @@ def needs(state: ExploreState, results: Results) -> Answer:
         ("heads, any number of samples", "heads_predicted", {}),
     ]
     if state.bias:
-        kinds.insert(1, (f"samples, biased, c = {state.bias:g}", "samples_needed", {"noise": _Noise(noise), "law": _Mean(state.bias)}))
+        kinds.insert(
+            1,
+            (
+                f"samples, biased, c = {state.bias:g}",
+                "samples_needed",
+                {"noise": _Noise(noise), "law": _Mean(state.bias)},
+            ),
+        )
     rows: list[Row] = []
     goal = error + noise
     for name, function, options in kinds:
@@ -381,7 +396,7 @@ def surface(state: ExploreState, results: Results) -> Answer:
         return answer
     values = np.array([series.y[:n] for series in rows_of])
     enough = values[:-1] <= MATTERS * values[-1]
-    line = [float(np.argmax(column)) if column.any() else None for column in enough.T]
+    line = [float(np.argmax(column)) - 0.5 if column.any() else None for column in enough.T]
     points = []
     for (size, m), curve in _picked(state, results).items():
         told, found = _predicted(state, size, m), (curve.mean[0] + noise, curve.error[0])
@@ -397,8 +412,8 @@ def surface(state: ExploreState, results: Results) -> Answer:
             [f"{size:,}" for size in sizes[:n]], names, np.log10(share).tolist(),
             rows=[{"n": size, "M": name, "error": float(values[i, k]), "over Var f*": float(share[i, k])}
                   for i, name in enumerate(names) for k, size in enumerate(sizes[:n])],
-            note=f"Above the line heads have stopped to matter: the error is below {MATTERS:g} times that of infinitely "
-            "many. Click a place to measure there.",
+            note=f"Below the line heads have stopped to matter: the error is at most {MATTERS:g} times that of "
+            "infinitely many. Click a place to measure there.",
             words=[[number(v, 2) for v in row] for row in share.tolist()], line=line, points=points,
         )
     ]  # fmt: skip
@@ -409,7 +424,9 @@ def surface(state: ExploreState, results: Results) -> Answer:
 
 def _predicted(state: ExploreState, n: int, heads: int) -> float:
     noise = state.noise * state.variance
-    return float(theory.learning_curve(read_target(state.target, state.dim), n, state.n_keys, state.ridge, noise, heads))
+    return float(
+        theory.learning_curve(read_target(state.target, state.dim), n, state.n_keys, state.ridge, noise, heads)
+    )
 
 
 def spectrum(state: ExploreState, results: Results) -> Answer:
@@ -432,7 +449,7 @@ def spectrum(state: ExploreState, results: Results) -> Answer:
     for name, role, law in laws:
         try:
             with np.errstate(all="ignore"):
-                learner = Learner(target, state.n_keys, "attention", features, law and GaussianHeads(mean=float(law)))
+                learner = Learner(target, state.n_keys, "attention", features, _law(law))
                 learner.errors(np.array(samples, dtype=np.float64), state.ridge, noise)
                 problem = learner.problem
                 gammas = implicit_ridges(problem, np.array(samples, dtype=np.float64), learner.features, state.ridge)
@@ -443,40 +460,54 @@ def spectrum(state: ExploreState, results: Results) -> Answer:
         answer.lines += [
             f"learner = Learner(target, {state.n_keys}, 'attention', features{written})",
             "learner.errors(np.array(n, dtype=float), ridge, noise)  # takes a spectrum that is fine enough",
-            "problem, gammas = learner.problem, implicit_ridges(learner.problem, np.array(n, dtype=float), features, ridge)",
+            "problem = learner.problem",
+            "gammas = implicit_ridges(problem, np.array(n, dtype=float), features, ridge)",
             "fraction = problem.eigenvalues / (problem.eigenvalues + gammas[:, None])",
             f"shown[{name!r}] = fraction @ problem.powers / problem.powers.sum()",
         ]
         fraction = problem.eigenvalues / (problem.eigenvalues + gammas[:, None])
-        listed = problem.multiplicities > 0
-        shares = problem.powers / problem.powers.sum()
-        values, counts = problem.eigenvalues[listed][:60], problem.multiplicities[listed][:60]
-        ranks = np.cumsum(counts) - counts + 1
-        at = int(np.flatnonzero(np.array(samples) == min(state.n_samples, state.most_samples))[0])
-        hover = [f"{count:,.0f} eigenfunctions, {share:.1%} of the target, {part:.0%} learned at n = {samples[at]:,}"
-                 for count, share, part in zip(counts, shares[listed], fraction[at, listed], strict=False)]  # fmt: skip
-        levels.append(Series(name, ranks.tolist(), values.tolist(), role=role, hover=hover))
-        learned.append(Series(name, samples, (fraction @ shares).tolist(), look="line", role=role))
-        order = sorted(np.argsort(-shares)[:12], key=lambda i: -problem.eigenvalues[i])
-        rows: list[Row] = [
-            {
-                "eigenvalue": float(problem.eigenvalues[i]),
-                "eigenfunctions": float(problem.multiplicities[i]) or None,
-                "share of the target": float(shares[i]),
-                "learned at n": float(fraction[at, i]),
-            }
-            for i in order
-            if shares[i] > 1e-12
-        ]
-        title = f"{name}: where the target sits, and what is learned at n = {samples[at]:,}"
-        tables.append(Table(f"levels-{role}", title, rows))
-    answer.blocks = [
-        log_chart("levels", "Levels of the kernel", "rank of their first eigenfunction", "eigenvalue", levels),
-        Chart("learned", "Share of the target that is learned", "training sets n", "Σ c² λ/(λ+γ) / Σ c²", learned,
-              x_log=True, marks={"all": 1.0}),
-        *tables,
-    ]  # fmt: skip
+        share = fraction @ problem.powers / problem.powers.sum()
+        learned.append(Series(name, samples, share.tolist(), look="line", role=role))
+        chosen = min(state.n_samples, state.most_samples)
+        rows = _level_rows(state, law, float(gammas[samples.index(chosen)]))
+        counts = np.array([row["eigenfunctions"] for row in rows])
+        hover = [f"degrees {row['degrees']}: {row['eigenfunctions']:,} eigenfunctions, {row['of the target']:.1%} of "
+                 f"the target, {row['learned']:.0%} learned at n = {chosen:,}" for row in rows]  # fmt: skip
+        values = [row["eigenvalue"] for row in rows]
+        levels.append(Series(name, (np.cumsum(counts) - counts + 1).tolist(), values, role=role, hover=hover))
+        loaded = [row for k, row in enumerate(rows) if k < 8 or row["of the target"] > 1e-3][:24]
+        kind = "degrees in query and keys" if law is None else "Young diagrams (a, b) of the rotations"
+        title = f"{name}: where the target sits, and what is learned at n = {chosen:,}"
+        tables.append(Table(f"levels-{role}", title, loaded, note=f"Levels by {kind}, largest eigenvalue first."))
+    chart = log_chart("levels", "Levels of the kernel", "rank of their first eigenfunction", "eigenvalue", levels)
+    parts = Chart("learned", "Share of the target that is learned", "training sets n", "Σ c² λ/(λ+γ) / Σ c²", learned,
+                  x_log=True, marks={"all": 1.0})  # fmt: skip
+    answer.blocks = [chart, *tables, parts]
     return answer
+
+
+_target_levels = lru_cache(maxsize=64)(target_levels)
+
+
+def _level_rows(state: ExploreState, law: _Mean | None, gamma: float) -> list[dict[str, Any]]:
+    """Levels up to above the target's degree, with the part of the target in each and the part that is learned."""
+    target = read_target(state.target, state.dim)
+    degree = max(4, max(target.degrees) + 1)
+    bias = bias_of(_law(law), state.dim)
+    found, powers = _target_levels(target, state.n_keys, bias, min(degree, MAX_BIASED_DEGREE) if law else degree)
+    total = max(float(powers.sum()), 1e-300)
+    return [
+        {
+            "degrees": str(tuple(degrees)),
+            "eigenvalue": value,
+            "eigenfunctions": int(count),
+            "of the target": power / total,
+            "learned": value / (value + gamma),
+        }
+        for degrees, value, count, power in zip(
+            found.degrees.tolist(), found.eigenvalues.tolist(), found.multiplicities, powers.tolist(), strict=True
+        )
+    ]
 
 
 def law(state: ExploreState, results: Results) -> Answer:
@@ -493,7 +524,8 @@ def law(state: ExploreState, results: Results) -> Answer:
     series, roles, rows = [], ("mlp", "kernel", "ball"), []
     for k, n in enumerate(samples):
         pairs = [(float(s.name[4:]), s.y[k]) for s in found if len(s.y) > k]
-        series.append(Series(f"n = {n:,}", *map(list, zip(*pairs, strict=True)), look="line", role=roles[k]))
+        x, y = [c for c, _ in pairs], [error for _, error in pairs]
+        series.append(Series(f"n = {n:,}", x, y, look="line", role=roles[k]))
         if n == state.n_samples and pairs:
             zero = pairs[0][1]
             rows = [{"mean c": c, "error": error, "over that of c = 0": error / zero,
@@ -517,34 +549,47 @@ def law(state: ExploreState, results: Results) -> Answer:
 def rotation(state: ExploreState, results: Results) -> Answer:
     """The correlation turned away from the identity, for zero-mean and biased heads."""
     answer = Answer("Rotation")
-    power = max((p for p in range(1, 5) if state.text in (f"corr^{p} * token", "corr * token" if p == 1 else "")), default=0)
-    if not power or state.dim < 2:
-        answer.note("rotation needs d of 2 at least and a target corr^q * token, q from 1 to 4: choose the family correlation.")
+    powers = {f"corr^{power} * token".replace("^1 ", " "): power for power in (1, 2, 3)}
+    power = powers.get(state.text)
+    if power is None or state.dim < 2:
+        answer.note(
+            "rotation needs d of 2 at least and a target corr^q * token, q up to 3: choose the family correlation."
+        )
         return answer
-    noise = state.noise * state.variance
-    base = (("n_keys", state.n_keys), ("ridge", state.ridge), ("noise", _Noise(noise)))
+    answer.lines = [
+        *_preamble(state, [state.n_samples]),
+        "",
+        "def error(text, **law):",
+        f"    target = parse_target(text, dim={state.dim}).target",
+        f"    variance = target_variance(target, n_keys={state.n_keys})",
+        f"    noise = {state.noise!r} * variance",
+        f"    settings = {{'n_keys': {state.n_keys}, 'ridge': {state.ridge!r}, 'noise': noise}}",
+        "    return kh.theory.learning_curve(target, n, **settings, **law)[0] / variance",
+        "",
+        "shown = {",
+    ]
     series = []
-    answer.lines = [*_preamble(state, [state.n_samples]), "shown = {"]
-    for name, role, options in (
-        ("zero-mean heads", "attention", ()),
-        (f"biased heads, c = {state.bias:g}", "biased", (("law", _Mean(state.bias)),)),
-    ):
+    laws: list[tuple[str, str, Any]] = [("zero-mean heads", "attention", ())]
+    if state.bias:
+        laws.append((f"biased heads, c = {state.bias:g}", "biased", (("law", _Mean(state.bias)),)))
+    for name, role, law in laws:
         x, y = [], []
-        for angle in ANGLES:
+        for angle in ANGLES if power == 1 else ANGLES[::2]:  # higher powers take seconds each
             text = f"rotated({angle:g})^{power} * token" if angle else state.text
-            ask = Ask(name, "learning_curve", (*base, *options))
-            found, why = answered(ask, text, state.dim, (state.n_samples,))
+            variance = _variance(text, state.dim, state.n_keys)
+            base = (("n_keys", state.n_keys), ("ridge", state.ridge), ("noise", _Noise(state.noise * variance)))
+            found, why = answered(Ask(name, "learning_curve", (*base, *law)), text, state.dim, (state.n_samples,))
             answer.note(why and f"{name}, γ = {angle:g}: {why}")
             if found:
                 x.append(angle)
-                y.append(found[0])
-                line = ask.expression().replace("(target,", f"(parse_target({text!r}, dim={state.dim}).target,", 1)
-                answer.lines.append(f"    ({name!r}, {angle!r}): {line}[0],")
+                y.append(found[0] / variance)
+                written = "".join(f", law={value!r}" for _, value in law)
+                answer.lines.append(f"    ({name!r}, {angle!r}): error({text!r}{written}),")
         series.append(Series(name, x, y, look="line", role=role))
     answer.lines.append("}")
     answer.blocks = [
         Chart("rotation", f"<x_0, S x_i> in the place of <x_0, x_i>, n = {state.n_samples:,}",
-              "γ: S = (1−γ) I + γ P, P a random rotation", "test error, noise included", series, y_log=True)
+              "γ: S = (1−γ) I + γ P, P a random rotation", "test error over Var f*", series, y_log=True)
     ]  # fmt: skip
     return answer
 

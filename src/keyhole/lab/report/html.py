@@ -388,7 +388,10 @@ def one_page(report: Report) -> str:
 def fragment(blocks: Sequence[Chart | HeatMap | Table]) -> dict[str, Any]:
     """Blocks for a page that is there already: their HTML, the data of their charts, and the inks of these."""
     inks = inks_of(Report("", "", [Section("", "", "", blocks)]))
-    placed = [_Placed(block, name, "elsewhere") for block, name in zip(blocks, safe_names([b.name for b in blocks]), strict=True)]
+    placed = [
+        _Placed(block, name, "elsewhere")
+        for block, name in zip(blocks, safe_names([b.name for b in blocks]), strict=True)
+    ]
     return {
         "html": "\n".join(_blocks(placed, inks)),
         "charts": _data([placed]),
@@ -548,7 +551,9 @@ def _figure(item: _Placed) -> str:
     kind = "map" if isinstance(block, HeatMap) else "curves"
     label = escape(as_plain(f"{block.title}: {block.y_label} against {block.x_label}"))
     height = f' style="--rows:{len(block.index)}"' if isinstance(block, HeatMap) else ""
-    picture = "" if item.rows_are != "beside" else f'<noscript><img src="charts/{item.name}.svg" alt="{label}"></noscript>'
+    picture = (
+        "" if item.rows_are != "beside" else f'<noscript><img src="charts/{item.name}.svg" alt="{label}"></noscript>'
+    )
     return (
         f"<figure><figcaption>{as_html(block.title)}</figcaption>"
         f'<div class="plot {kind}" data-chart="{item.name}" role="img" aria-label="{label}"{height}>'
