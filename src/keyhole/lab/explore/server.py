@@ -113,6 +113,11 @@ class Bench:
                     found[cell] = self._known[key]
         return found
 
+    @property
+    def finished(self) -> int:
+        """How many cells were in the store when it was last looked at."""
+        return len(self._keys)
+
     def offer(self, state: ExploreState) -> dict[str, Any]:
         """What measuring this state would take, and why not if not."""
         cells = cells_of(state)
@@ -183,7 +188,7 @@ class Bench:
             self._keys.update(news)
             timer, running = self._timer, self._thread is not None and self._thread.is_alive()
         progress = {"done": timer.done, "total": timer.total, "left": timer.left} if timer is not None else {}
-        return {"running": running, "message": self._message, "finished": len(self._keys), **progress}
+        return {"running": running, "message": self._message, "finished": self.finished, **progress}
 
 
 @lru_cache(maxsize=2**15)
@@ -302,6 +307,7 @@ class Explorer:
             "notes": answer.notes,
             "python": "\n".join(answer.lines),
             "expanded": state.text,
+            "finished": self.bench.finished,
             "milliseconds": 1e3 * (time.perf_counter() - start),
         }
 
