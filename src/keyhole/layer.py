@@ -17,7 +17,13 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from keyhole._array import MEMORY_BUDGET, block_size, blocks, narrowed, unit_exponent
-from keyhole.attention.features import apply_values, attention_features, feature_blocks
+from keyhole.attention.features import (
+    apply_values,
+    attention_features,
+    feature_blocks,
+    key_contributions,
+    written_blocks,
+)
 from keyhole.attention.heads import DRAWN_BYTES, HeadDraw, HeadLaw
 from keyhole.attention.kernels import attention_kernel, tensor_kernel
 from keyhole.data.sets import PooledSets, SampleBatch, SetBatch, first_occurrences
@@ -109,6 +115,14 @@ class FiniteLayer:
             scores[rows] = as_array(attention_features(part, self.heads, self.activation).to(values.dtype) @ values)
         return np.asarray(scores + self.intercept)
 
+    def contributions(self, batch: SampleBatch, *, memory_budget: int = MEMORY_BUDGET) -> Float[np.ndarray, "k t"]:
+        """What every key adds to f, sample after sample; by NumPy."""
+        units = unit_exponent(self.values, axis=(0, 1))
+        options: dict[str, Any] = {"dtype": self.dtype, "memory_budget": memory_budget}
+        return np.ldexp(
+            key_contributions(batch, self.heads, np.ldexp(self.values, -units), self.activation, **options), units
+        )
+
     def in_units(self, exponent: int) -> FiniteLayer:
         """The layer of outputs 2^exponent times as large."""
         extras = None if self.extras_values is None else np.ldexp(self.extras_values, exponent)
@@ -163,6 +177,22 @@ class KernelLayer:
             kernel = attention_kernel(part, sets, self.law, self.activation, memory_budget=memory_budget)
             scores[rows] = as_array(kernel.to(dual.dtype) @ dual)
         return np.asarray(scores + self.intercept)
+
+    def contributions(self, batch: SampleBatch, *, memory_budget: int = MEMORY_BUDGET) -> Float[np.ndarray, "k t"]:
+        """What every key adds to f, sample after sample; by NumPy.
+
+        K of a set is the mean of K over its keys, each as a set of its own with the same query.
+        """
+        parts = []
+        for _, written in written_blocks(batch, 8 * self.dual.shape[1]):
+            keys, lengths = written.sets.single_keys(), written.sets.lengths
+            out = np.empty((len(keys), self.dual.shape[1]))
+            for rows in blocks(len(keys), block_size(8 * len(self.sets), memory_budget)):
+                # keys as columns: what is done once for a row and a column is then done for a training set, not a key
+                kernel = attention_kernel(self.sets, keys[rows], self.law, self.activation, memory_budget=memory_budget)
+                out[rows] = kernel.T @ self.dual
+            parts.append(written.of_keys(out / np.repeat(lengths, lengths)[:, None]))
+        return np.concatenate(parts)
 
     def in_units(self, exponent: int) -> KernelLayer:
         """The layer of outputs 2^exponent times as large."""

@@ -13,7 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from keyhole._checks import check_choice
 from keyhole.data.sets import SetBatch, SetGroups
-from keyhole.estimators.base import LabelScores, SetEstimator, class_scores, memory_budget, outputs
+from keyhole.estimators.base import KeyContributions, LabelScores, SetEstimator, class_scores, memory_budget, outputs
 from keyhole.estimators.inputs import (
     LayerPlan,
     as_columns,
@@ -37,7 +37,7 @@ from keyhole.ridge.calibration import fit_temperature
 CRITERIA = ("squared_error", "log_loss")
 
 
-class _AttentionModel(SetEstimator):
+class _AttentionModel(KeyContributions, SetEstimator):
     """What regression and classification share: parameters, the fit of columns, and scores."""
 
     def __init__(
@@ -110,10 +110,13 @@ class _AttentionModel(SetEstimator):
             self.residual_, self.n_iter_ = ridge.residual, ridge.n_iter
         return fit
 
-    def _scores(self, X: Any) -> np.ndarray:
+    def _ready(self, X: Any) -> Any:
         check_is_fitted(self)
-        batch = as_samples(self, X, reset=False).numpy()
-        return self.layer_.predict(self.tokens_.apply(batch), memory_budget=memory_budget())
+        return self.tokens_.apply(as_samples(self, X, reset=False).numpy())
+
+    def _scores(self, X: Any) -> np.ndarray:
+        batch = self._ready(X)  # first: it says so if nothing was fitted
+        return self.layer_.predict(batch, memory_budget=memory_budget())
 
 
 class AttentionRegressor(StreamedRegressor, MultiOutputMixin, RegressorMixin, _AttentionModel):
