@@ -467,6 +467,8 @@ class Refits:
     smoother : Smoother
     columns, residuals : arrays (n', t)
         Outputs, and outputs less the prediction without the sample or its group; infinite where rounding hides it.
+    coef, intercept : arrays
+        Of the fit itself: dual coefficients, or values on the primal route.
     starts : array (G,)
         The first sample of each of the G groups, of one sample each where there are none.
     """
@@ -478,6 +480,8 @@ class Refits:
     smoother: Smoother = field(repr=False)
     columns: Float[np.ndarray, "n t"] = field(repr=False)
     residuals: Float[np.ndarray, "n t"] = field(repr=False)
+    coef: Float[np.ndarray, "q t"] = field(repr=False)
+    intercept: Float[np.ndarray, " t"]
     weights: Float[np.ndarray, " n"] = field(repr=False)
     starts: Int[np.ndarray, " g"] = field(repr=False)
     alpha: float
@@ -518,6 +522,8 @@ class Refits:
             ridge.factor.smoother(0),
             np.ldexp(samples.columns, units),
             np.ldexp(ridge.left_out, units),
+            np.ldexp(ridge.coef, units),
+            np.ldexp(ridge.intercept, units),
             np.ones(n) if samples.weights is None else samples.weights,
             np.flatnonzero(np.diff(names, prepend=-1)),
             alpha,
@@ -536,22 +542,22 @@ class Refits:
 
     def without(self, outputs: Float[np.ndarray, "m t"], hat: Float[np.ndarray, "m n"]) -> Float[np.ndarray, "m t n"]:
         """Predictions of the fits without each sample's group; NaN of a fit that rounding hides."""
-        known = np.where(np.isfinite(self.residuals), self.residuals, np.nan)
-        moved = hat[:, None, :] * known.T
+        moved = hat[:, None, :] * np.where(np.isfinite(self.residuals), self.residuals, np.nan).T
         if len(self.starts) < len(self.columns):
             moved = np.repeat(np.add.reduceat(moved, self.starts, axis=2), self.sizes, axis=2)
-        return np.asarray(outputs[:, :, None] - moved)
+        return np.subtract(outputs[:, :, None], moved, out=moved)
 
-    def hat_blocks(
-        self, batch: SampleBatch, memory_budget: int
-    ) -> Iterator[tuple[slice, Float[np.ndarray, "m n"], Float[np.ndarray, " m"]]]:
-        """h(x) and v(x) of some samples at a time."""
+    def predictions(
+        self, batch: SampleBatch, memory_budget: int, *, variances: bool
+    ) -> Iterator[tuple[slice, Float[np.ndarray, "m t"], Float[np.ndarray, "m n"], Float[np.ndarray, " m"]]]:
+        """f(x), h(x) and, if asked for, v(x) of some samples at a time."""
         width = self.heads.n_heads * (self.heads.dim + 1) if isinstance(self.heads, HeadDraw) else 0
         each = 8 * (width * (self.route == "primal") + 4 * len(self.columns) * (2 + self.columns.shape[1]))
         for rows in blocks(len(batch), block_size(each, memory_budget)):
-            yield rows, *self.smoother.apply(*self._compared(batch[rows], memory_budget))
+            compared, own = self._compared(batch[rows], memory_budget, variances=variances)
+            yield rows, compared @ self.coef + self.intercept, *self.smoother.apply(compared, own)
 
-    def _compared(self, batch: SampleBatch, memory_budget: int) -> tuple[np.ndarray, np.ndarray]:
+    def _compared(self, batch: SampleBatch, memory_budget: int, *, variances: bool) -> tuple[np.ndarray, np.ndarray]:
         """What the smoother needs of new samples: K(x, x_j) and K(x, x), or features."""
         extras = batch.extras
         if self.route == "primal":
@@ -570,7 +576,7 @@ class Refits:
         else:
             options: dict[str, Any] = {"memory_budget": memory_budget}
             cross += attention_kernel(batch, self.batch, self.heads, self.activation, **options)
-            for rows in blocks(len(batch), SETS_SQUARED):
+            for rows in blocks(len(batch) if variances else 0, SETS_SQUARED):
                 own[rows] = attention_kernel(batch[rows], None, self.heads, self.activation, **options).diagonal()
         if extras is not None:
             cross += extras @ self.batch.extras.T

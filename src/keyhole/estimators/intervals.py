@@ -35,29 +35,30 @@ class TrainingSamples:
     groups: Int[np.ndarray, " n"] | None
 
 
-def lower_ends(
+def upper_ends(
     values: Float[np.ndarray, "*m n"], shares: Float[np.ndarray, " n"], coverage: float
 ) -> Float[np.ndarray, "*m"]:
-    """The least of ``values`` above which less than coverage·(G + 1) of them lie, in shares that add up to G.
+    """The largest of ``values`` below which less than coverage·(G + 1) of them lie, in shares that add up to G.
 
-    Of n values with a share of one each, the ⌊(1 − coverage)(n + 1)⌋-th smallest; −∞ where there is none. NaN, of a fit
-    that is not known, counts as −∞.
+    Of n values with a share of one each, the ⌈coverage·(n + 1)⌉-th smallest; ∞ where there is none. NaN, of a fit that
+    is not known, counts as ∞.
 
-    >>> lower_ends(np.arange(10.0, 20.0), np.ones(10), 0.8)
-    array(11.)
+    >>> upper_ends(np.arange(10.0, 20.0), np.ones(10), 0.8)
+    array(18.)
     """
     total = float(shares.sum())
-    most = coverage * (total + 1) - 1e-9 * (total + 1)  # sums of 1/|g| are rounded
+    most = (coverage - 1e-9) * (total + 1)  # sums of 1/|g| are rounded
     if total < most:
-        return np.full(values.shape[:-1], -np.inf)
-    known = np.where(np.isnan(values), -np.inf, values)
+        return np.full(values.shape[:-1], np.inf)
     if (shares == shares[0]).all():
-        rank = len(shares) - math.ceil(most / float(shares[0]))  # values above it: the most that are fewer than allowed
-        return np.asarray(np.partition(known, rank, axis=-1)[..., rank])
-    order = np.argsort(known, axis=-1, kind="stable")
-    above = total - np.cumsum(shares[order], axis=-1)
-    first = np.argmax(above < most, axis=-1)[..., None]
-    return np.asarray(np.take_along_axis(known, np.take_along_axis(order, first, axis=-1), axis=-1)[..., 0])
+        rank = math.ceil(most / float(shares[0])) - 1
+        ends = np.partition(values, rank, axis=-1)[..., rank]  # NaN is sorted last
+    else:
+        order = np.argsort(values, axis=-1, kind="stable")
+        below = np.cumsum(shares[order], axis=-1) - shares[order]
+        last = (below < most).sum(axis=-1)[..., None] - 1
+        ends = np.take_along_axis(values, np.take_along_axis(order, last, axis=-1), axis=-1)[..., 0]
+    return np.asarray(np.where(np.isnan(ends), np.inf, ends))
 
 
 def _check_coverage(coverage: Any) -> float:
@@ -172,7 +173,7 @@ class LeftOutFits:
         known = np.isfinite(refits.residuals).all(axis=1)
         scaled = np.square(refits.residuals[known]) / (refits.own_variances()[known] + refits.alpha)[:, None]
         amplitude = refits.shares[known] @ scaled / refits.shares[known].sum()
-        variance = np.concatenate([v for _, _, v in refits.hat_blocks(batch, memory_budget())])
+        variance = np.concatenate([v for *_, v in refits.predictions(batch, memory_budget(), variances=True)])
         return outputs(np.sqrt(amplitude * (variance[:, None] + refits.alpha)), self._has_one_output())  # type: ignore[attr-defined]
 
     def novelty(self, X: Any) -> Float[np.ndarray, " n"]:
@@ -196,7 +197,7 @@ class LeftOutFits:
         own = refits.own_variances()
         order = np.argsort(own)
         below = np.concatenate([[0.0], np.cumsum(refits.shares[order])])
-        variance = np.concatenate([v for _, _, v in refits.hat_blocks(batch, memory_budget())])
+        variance = np.concatenate([v for *_, v in refits.predictions(batch, memory_budget(), variances=True)])
         return np.asarray(below[np.searchsorted(own[order], variance)] / len(refits.starts))
 
 
@@ -255,32 +256,31 @@ class RegressionIntervals(LeftOutFits):
         coverage = _check_coverage(coverage)
         adaptive = check_choice(width, "width", ("constant", "adaptive")) == "adaptive"
         batch = self._ready(X)  # type: ignore[attr-defined]
-        refits = self._with_variance("width='adaptive'") if adaptive else None
-        predicted = self.layer_.predict(batch, memory_budget=memory_budget())
+        if adaptive:
+            self._with_variance("width='adaptive'")
         if self.interval_method == "jackknife+":
-            found = self._jackknife_plus(
-                batch, predicted, self._left_out_fits() if refits is None else refits, coverage, adaptive
-            )
+            found = self._jackknife_plus(batch, self._left_out_fits(), coverage, adaptive)
         else:
             self._warn_plain("intervals")
-            size = -lower_ends(-self.left_out_errors_.T, np.ones(len(self.left_out_errors_)), coverage)
+            predicted = self.layer_.predict(batch, memory_budget=memory_budget())
+            size = upper_ends(self.left_out_errors_.T, np.ones(len(self.left_out_errors_)), coverage)
             found = np.stack([predicted - size, predicted + size], axis=2)
         return found[:, 0] if self._has_one_output() else found  # type: ignore[attr-defined]
 
     def _jackknife_plus(
-        self, batch: Any, predicted: Float[np.ndarray, "m t"], refits: Refits, coverage: float, adaptive: bool
+        self, batch: Any, refits: Refits, coverage: float, adaptive: bool
     ) -> Float[np.ndarray, "m t 2"]:
         errors, shares = np.abs(refits.residuals).T, refits.shares
         if adaptive:
             errors = errors / np.sqrt(refits.own_variances() + refits.alpha)
-        found = np.empty((*predicted.shape, 2))
-        for rows, hat, variance in refits.hat_blocks(batch, memory_budget()):
-            left = refits.without(predicted[rows], hat)
+        found = np.empty((len(batch), len(errors), 2))
+        for rows, predicted, hat, variance in refits.predictions(batch, memory_budget(), variances=adaptive):
+            left = refits.without(predicted, hat)
             spread = errors
             if adaptive:
                 spread = errors * np.sqrt(refits.variances_without(hat, variance) + refits.alpha)[:, None, :]
-            found[rows, :, 0] = lower_ends(left - spread, shares, coverage)
-            found[rows, :, 1] = -lower_ends(-left - spread, shares, coverage)
+            found[rows, :, 1] = upper_ends(left + spread, shares, coverage)
+            found[rows, :, 0] = -upper_ends(spread - left, shares, coverage)
         return found
 
 
@@ -324,18 +324,18 @@ class ClassificationSets(LeftOutFits):
         """
         coverage = _check_coverage(coverage)
         batch = self._ready(X)  # type: ignore[attr-defined]
-        scores = self.layer_.predict(batch, memory_budget=memory_budget())
         if self.interval_method != "jackknife+":
             self._warn_plain("sets")
+            scores = self.layer_.predict(batch, memory_budget=memory_budget())
             chances, own = self._chances(scores), 1 - self.left_out_errors_[:, 0]
             more = len(own) - np.searchsorted(np.sort(own), chances, side="right")
             return np.asarray(more < coverage * (len(own) + 1) * (1 - 1e-9))
         refits = self._left_out_fits()
         left_out = refits.columns - refits.residuals
         own = np.take_along_axis(self._chances(left_out), labels_of(refits.columns)[:, None], axis=1)
-        found = np.empty((len(scores), len(self.classes_)), bool)
-        for rows, hat, _ in refits.hat_blocks(batch, memory_budget()):
-            chances = self._chances(np.moveaxis(refits.without(scores[rows], hat), 1, 2))
+        found = np.empty((len(batch), len(self.classes_)), bool)
+        for rows, scores, hat, _ in refits.predictions(batch, memory_budget(), variances=False):
+            chances = self._chances(np.moveaxis(refits.without(scores, hat), 1, 2))
             more = np.einsum("n,mnc->mc", refits.shares, own > chances)
             found[rows] = more < coverage * (len(refits.starts) + 1) * (1 - 1e-9)
         return found

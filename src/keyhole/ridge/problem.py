@@ -90,8 +90,8 @@ class Smoother(Protocol):
     ) -> tuple[Float[np.ndarray, "m n"], Float[np.ndarray, " m"]]:
         """h(x) and v(x) of some samples.
 
-        A route from a Gram matrix compares them with those of the fit, K(x, x_j), ``own`` being K(x, x); a route from a
-        design by their features alone.
+        A route from a Gram matrix compares them with those of the fit, K(x, x_j), ``own`` being K(x, x), zeros where
+        v(x) is of no interest; a route from a design by their features alone.
         """
 
     def precision(self, rows: Int[np.ndarray, " g"]) -> Float[np.ndarray, "g g"]:
