@@ -471,6 +471,8 @@ class Refits:
         Of the fit itself: dual coefficients, or values on the primal route.
     starts : array (G,)
         The first sample of each of the G groups, of one sample each where there are none.
+    rows : array (n',)
+        Where each stood among the samples given.
     """
 
     heads: HeadDraw | HeadLaw
@@ -484,6 +486,7 @@ class Refits:
     intercept: Float[np.ndarray, " t"]
     weights: Float[np.ndarray, " n"] = field(repr=False)
     starts: Int[np.ndarray, " g"] = field(repr=False)
+    rows: Int[np.ndarray, " n"] = field(repr=False)
     alpha: float
     has_variance: bool
 
@@ -526,6 +529,7 @@ class Refits:
             np.ldexp(ridge.intercept, units),
             np.ones(n) if samples.weights is None else samples.weights,
             np.flatnonzero(np.diff(names, prepend=-1)),
+            heard[np.unique(samples.owner, return_index=True)[1]],
             alpha,
             bool(alpha > 0 and alpha >= ridge.floor),
         )
@@ -539,6 +543,12 @@ class Refits:
     def shares(self) -> Float[np.ndarray, " n"]:
         """What each sample counts in a rank over groups: one over the size of its group."""
         return np.repeat(1.0 / self.sizes, self.sizes)
+
+    def mean_and_error(self, numbers: Float[np.ndarray, " n"]) -> tuple[float, float]:
+        """The mean over groups of numbers of samples, and its standard error; of those that are known."""
+        means = np.add.reduceat(numbers * self.shares, self.starts)
+        means = means[np.isfinite(means)]
+        return float(means.mean()), float(means.std(ddof=1) / math.sqrt(len(means)))
 
     def without(self, outputs: Float[np.ndarray, "m t"], hat: Float[np.ndarray, "m n"]) -> Float[np.ndarray, "m t n"]:
         """Predictions of the fits without each sample's group; NaN of a fit that rounding hides."""
