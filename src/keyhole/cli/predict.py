@@ -105,11 +105,10 @@ def _check_sureness(saved: SavedModel, interval: float | None) -> None:
 
 def _warn_of_novelty(out: Path) -> None:
     """Say how many sets are unlike those of training."""
-    from pyarrow import parquet
-
+    from keyhole.data.writer import written_column
     from keyhole.lab.explain import NOVEL
 
-    found = parquet.read_table(out, columns=["novelty"])["novelty"].to_numpy()
+    found = written_column(out, "novelty")
     count = int((found > NOVEL).sum())
     if count:
         typer.echo(
