@@ -168,6 +168,14 @@ def test_the_scale_is_that_of_least_leave_one_out_error(n_heads, rng):
     assert model.loo_error_ < 0.5 * alone.loo_error_
 
 
+@pytest.mark.parametrize("n_heads", [4, math.inf])
+def test_one_sample_tells_nothing_of_the_scale(n_heads, rng):
+    sets, y = draw(rng, 3)
+    only = np.array([0.0, 1.0, 0.0])
+    for model in (kh.AttentionRegressor(n_heads, alpha=1.0, random_state=0), kh.NormBallRegressor(4, group_radius=1.0)):
+        assert model.fit(sets, y, sample_weight=only).tokens_.extras_scale == 1.0
+
+
 def test_units_of_the_columns_do_not_matter(rng):
     sets, y = draw(rng)
     moved = sets.with_extras(sets.extras * [1e6, 1e-6] + [1e9, 3.0])
