@@ -33,7 +33,7 @@ def read(ratings):  # a row per rating, a row per earlier rating of its user; co
 
 def aggregates(sets):  # means of past ratings less the user's, weighted by likeness and recency, and the weights
     owner, keys, parts = np.repeat(np.arange(len(sets)), sets.lengths), sets.tokens, [sets.extras, sets.query]
-    liking, like = keys[:, -1] - sets.extras[owner, 0], (keys[:, :-3] * sets.query[owner, :-2]).sum(axis=1)
+    liking, like = keys[:, -1] + 3.5 - sets.extras[owner, 0], (keys[:, :-3] * sets.query[owner, :-2]).sum(axis=1)
     for weight in (np.exp(c * keys[:, -2]) * like**p for c in (0, 2, 4, 8) for p in (0, 1, 2, 4)):
         parts += [np.bincount(owner, weight * liking) / (0.1 + (w := np.bincount(owner, weight))), np.log1p(w)]
     return scale(np.column_stack(parts))
