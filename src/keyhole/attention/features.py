@@ -430,9 +430,13 @@ def attention_pullback(
     activation: str = "relu",
     *,
     n_means: int | None = None,
+    queries: Float[np.ndarray, "s f"] | None = None,
     memory_budget: int = MEMORY_BUDGET,
 ) -> Float[np.ndarray, "k f e"]:
     """Return the gradient (K, D_q, D) of Σ <cotangent, Φ> in the means U, where W_m = U_k + noise with k = m mod K.
+
+    Into ``queries``, a row for each of ``batch.sets``, goes the gradient in their x~_0, Σ_mi ∂s_mi W_m x~_i, if it is
+    given; samples whose every key is the query in turn have none.
 
     With a_m = cotangent_m / √M and g_mi = <a_m, x~_i>, the gradient in the score s_mi is σ'(s_mi) g_mi / N, or
     w_mi (g_mi − Σ_j w_mj g_mj) for softmax weights w; that in W_m is Σ_i ∂s_mi x~_0 x~_iᵀ, summed over sets. K = M
@@ -442,11 +446,12 @@ def attention_pullback(
     check_choice(activation, "activation", DIFFERENTIABLE)
     n_means = len(heads) if n_means is None else n_means
     if batch.is_plain:
-        return _sets_pullback(batch.sets, heads, cotangent, activation, n_means, memory_budget)
+        return _sets_pullback(batch.sets, heads, cotangent, activation, n_means, queries, memory_budget)
     pooled = np.zeros((n_means, *heads.shape[1:]), heads.dtype)
     for rows, written in _written_blocks(batch, cotangent.shape[1] * cotangent.itemsize):
+        own = None if queries is None else queries[batch.set_offsets[rows.start] : batch.set_offsets[rows.stop]]
         spread = written.spread(cotangent[rows])
-        pooled += _sets_pullback(written.sets, heads, spread, activation, n_means, memory_budget)
+        pooled += _sets_pullback(written.sets, heads, spread, activation, n_means, own, memory_budget)
     return pooled
 
 
@@ -456,6 +461,7 @@ def _sets_pullback(
     cotangent: Float[np.ndarray, "n p"],
     activation: str,
     n_means: int,
+    queries_gradient: Float[np.ndarray, "n f"] | None,
     memory_budget: int,
 ) -> Float[np.ndarray, "k f e"]:
     n_heads, rows_of_a_head, width = heads.shape
@@ -478,6 +484,9 @@ def _sets_pullback(
         shared = _sum_shared(slopes, n_means)  # (b, K, N)
         lines = (shared @ stack).reshape(len(rows), n_means * width)
         totals[number] = query.T @ lines
+        if queries_gradient is not None:
+            own = lines if n_means == n_heads else (slopes @ stack).reshape(len(rows), n_heads * width)
+            queries_gradient[rows] = own @ wide.T / math.sqrt(n_heads)
 
     run_threads(work, range(len(parts)))
     total = np.sum(totals, axis=0) / math.sqrt(n_heads)

@@ -53,10 +53,7 @@ def loo_gradient(
     True
     """
     w = RidgeProblem.of(y, [alpha], weights=weights).weights
-    inverse = _inverse(gram, alpha / w)
-    if fit_intercept:
-        sums = inverse.sum(axis=1)
-        inverse -= np.outer(sums, sums / sums.sum())
+    inverse = centred_inverse(gram, alpha / w, fit_intercept=fit_intercept)
     dual = inverse @ y
     share = w / (w.sum() * y.shape[1])
     if groups is None:
@@ -78,6 +75,29 @@ def loo_gradient(
     cross = (inverse @ pull) @ dual.T
     gradient -= 0.5 * (cross + cross.T)
     return LooGradient(error, gradient, float(alpha * (gradient.diagonal() / w).sum()), residuals)
+
+
+def left_out_residuals(
+    inverse: Float[np.ndarray, "n n"], dual: Float[np.ndarray, "n t"], groups: Int[np.ndarray, " n"] | None
+) -> Float[np.ndarray, "n t"]:
+    """What `centred_inverse` B and the coefficients By say of fits without each sample, or each group: B_gg⁻¹ (By)_g."""
+    if groups is None:
+        return dual / inverse.diagonal()[:, None]
+    residuals = np.empty_like(dual)
+    for rows in group_stacks(groups):
+        residuals[rows] = np.linalg.solve(inverse[rows[:, :, None], rows[:, None, :]], dual[rows])
+    return residuals
+
+
+def centred_inverse(
+    gram: Float[np.ndarray, "n n"], ridge: Float[np.ndarray, " n"], *, fit_intercept: bool
+) -> Float[np.ndarray, "n n"]:
+    """(K + diag(ridge))⁻¹ by Cholesky, in float64, less its part along the intercept: ridge has coefficients By."""
+    inverse = _inverse(gram, ridge)
+    if fit_intercept:
+        sums = inverse.sum(axis=1)
+        inverse -= np.outer(sums, sums / sums.sum())
+    return inverse
 
 
 def _inverse(gram: Float[np.ndarray, "n n"], ridge: Float[np.ndarray, " n"]) -> Float[np.ndarray, "n n"]:
