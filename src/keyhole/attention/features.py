@@ -493,6 +493,38 @@ def _sets_pullback(
     return np.ascontiguousarray(total.reshape(rows_of_a_head, n_means, width).transpose(1, 0, 2))
 
 
+def attention_weights(
+    sets: SetBatch, heads: HeadDraw | HeadArray, activation: str, n_means: int = 1, *, memory_budget: int = MEMORY_BUDGET
+) -> Float[np.ndarray, "t k"]:
+    """The weight σ(s_mi)/N, or softmax_i(s_mi), of every key, averaged over the heads m, m + K, m + 2K … of each mean.
+
+    A row for each of ``sets.tokens``. O(M (D_q D + D N)) operations for each set of N keys.
+    """
+    heads = heads_seen_by(sets, heads)
+    keys, queries = sets.extended_keys().astype(np.float64), sets.seen_query().astype(np.float64)
+    totals = np.zeros((len(keys), n_means))
+    for part, block in heads.blocks(n_means * block_size(64 * heads.entries * n_means, memory_budget)):
+        rows, width = block.shape[1:]
+        wide = np.ascontiguousarray(block.transpose(1, 0, 2)).reshape(rows, -1)
+        for own in _stacks(sets, len(block), width, 8, memory_budget // 16):
+            places = sets.offsets[own][:, None] + np.arange(sets.lengths[own[0]])
+            projected = (queries[own] @ wide).reshape(len(own), len(block), width)
+            scores = projected @ keys[places].transpose(0, 2, 1)
+            weights = _weights_of(activation, scores)
+            for mean in range(n_means):
+                totals[places, mean] += weights[:, (mean - part.start) % n_means :: n_means].sum(axis=1)
+    return totals / np.bincount(np.arange(len(heads)) % n_means, minlength=n_means)
+
+
+def _weights_of(activation: str, scores: Float[np.ndarray, "b m k"]) -> Float[np.ndarray, "b m k"]:
+    """Weights of keys from their scores."""
+    if activation == SOFTMAX:
+        scores = np.exp(scores - scores.max(axis=2, keepdims=True))
+        return np.asarray(scores / scores.sum(axis=2, keepdims=True))
+    σ = {"relu": lambda s: np.maximum(s, 0), "linear": lambda s: s, "square": np.square, "exp": np.exp}
+    return np.asarray(σ.get(activation, lambda s: (s > 0).astype(s.dtype))(scores) / scores.shape[2])
+
+
 def _stacks(batch: SetBatch, n_heads: int, width: int, itemsize: int, budget: int) -> Iterator[Int[np.ndarray, " b"]]:
     """Rows of sets of equal length, as many at a time as fit the budget."""
     lengths = batch.lengths

@@ -480,7 +480,7 @@ class FittedHeads:
     reason: str = field(default="", repr=False)
     query_scales_: Float[np.ndarray, " f"] | None = field(default=None, repr=False)
     key_scales_: Float[np.ndarray, " e"] | None = field(default=None, repr=False)
-    looks_: tuple[Float[np.ndarray, "p f e"], ...] = field(default=(), repr=False)
+    looks_: tuple[Float[np.ndarray, "p _ e"], ...] = field(default=(), repr=False)
 
     @property
     def hops(self) -> int:

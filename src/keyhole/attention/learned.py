@@ -90,7 +90,7 @@ class Task:
         """The same samples with other sets."""
         return replace(self, batch=self.batch.with_sets(sets))
 
-    def through(self, looks: Sequence[Float[np.ndarray, "p f e"]]) -> Task:
+    def through(self, looks: Sequence[Float[np.ndarray, "p _ e"]]) -> Task:
         """The samples as the last look sees them."""
         return self.with_sets(looked_through(self.batch.sets, looks)) if looks else self
 
@@ -131,11 +131,12 @@ def held_out_parts(
 
 @dataclass(frozen=True)
 class Judgement:
-    """Squared errors of a law, sample by sample, averaged over outputs."""
+    """Squared errors of a law, sample by sample, averaged over outputs; ``spread`` is that of its features."""
 
     loo: Float[np.ndarray, " n"] = field(repr=False)
     held_out: Float[np.ndarray, " h"] = field(repr=False)
     alpha: float
+    spread: float = 1.0
 
 
 def judge(
@@ -160,7 +161,7 @@ def judge(
         predicted = (held_out.through(looks).features(heads) - centre) @ values + intercept
         predicted = predicted + held_out.extras @ (task.extras.T @ coef)
         ahead = np.square(held_out.columns - predicted).mean(axis=1)
-    return Judgement(np.square(left_out).mean(axis=1), ahead, alpha)
+    return Judgement(np.square(left_out).mean(axis=1), ahead, alpha, float(gram.trace()) / len(gram))
 
 
 def _values(gram: np.ndarray, task: Task, alpha: float | None) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
@@ -327,7 +328,7 @@ class LawGradient:
     left_out: LooGradient
     means: Float[np.ndarray, "k f e"] = field(repr=False)
     scales: Float[np.ndarray, " g"] | None = field(repr=False)
-    looks: list[Float[np.ndarray, "p f e"]] = field(default_factory=list, repr=False)
+    looks: list[Float[np.ndarray, "p _ e"]] = field(default_factory=list, repr=False)
 
 
 def gradient_in_law(
@@ -338,7 +339,7 @@ def gradient_in_law(
     dtype: str = "float32",
     *,
     scales: bool = False,
-    looks: Sequence[Float[np.ndarray, "p f e"]] = (),
+    looks: Sequence[Float[np.ndarray, "p _ e"]] = (),
 ) -> LawGradient:
     """The leave-one-out error of heads W_m = means[m mod K] + noise_m after some looks, and its gradient in their law.
 
@@ -485,6 +486,10 @@ the lower bound is shared out among them."""
 
 MAX_SAMPLES_TO_START = 400
 """Samples that the law without learning, where a descent starts, is chosen by."""
+
+MAX_FIRST_PENALTY = 0.3
+"""The penalty that a descent starts with at most, as a share of the mean squared length of a feature vector: a start
+that explains nothing would have an infinite one, and no slope."""
 
 CHECKS = 20
 """How often, at least, a descent of all its steps is checked on the held-out part; never more often than every fifth
@@ -806,16 +811,21 @@ class Search:
     """A descent on what is seen: checks on the held-out part, and the best of them.
 
     ``errors`` are those of the best law, sample by sample held out; ``gain`` and ``doubt`` are over the law without
-    learning, and its standard error; ``law`` and ``alpha`` are where the first descent was then.
+    learning, and its standard error; ``law`` and ``alpha`` are where the first descent, from ``start``, was then.
     """
 
-    hops: int
+    start: list[np.ndarray] = field(repr=False)
     history: tuple[Step, ...]
-    errors: Float[np.ndarray, " h"]
+    errors: Float[np.ndarray, " h"] = field(repr=False)
     gain: float
     doubt: float
     law: FittedHeads
     alpha: float
+
+    @property
+    def hops(self) -> int:
+        """The number of looks."""
+        return len(self.start)
 
     @property
     def best(self) -> Step:
@@ -841,7 +851,11 @@ def _fit(task: Task, plan: LearningPlan) -> FittedHeads:
     against = ""
     for left, hops in zip(range(len(plan.hops), 0, -1), plan.hops, strict=True):
         share = (plan.deadline - time.monotonic()) / left  # of the time that is left
-        search = _search(pairs, unseen, base, hops, judged.alpha, plan, time.monotonic() + share)
+        start = plan.start(base, task, hops)
+        law = LawDescent(some, start, judged.alpha, plan).law()
+        at = judge(some, law, heads, plan.seed)
+        alpha = min(at.alpha, MAX_FIRST_PENALTY * at.spread)
+        search = _search(pairs, unseen, base, start, alpha, plan, time.monotonic() + share)
         if found is not None:
             gain, doubt = improvement(found.errors, search.errors, weights, groups)
             more = f"{hops} looks against {found.hops}: {gain:.3g} ± {doubt:.3g}"
@@ -856,11 +870,10 @@ def _fit(task: Task, plan: LearningPlan) -> FittedHeads:
     if best.step == 0 or found.gain <= certain * found.doubt:
         reason = f"nothing learned beyond doubt: {doubt_said}; {base.reason}"
         return replace(base, history=found.history, reason=reason)
-    start = plan.start(base, task, found.hops)
     if few:
-        descent, steps = LawDescent(task, start, judged.alpha, plan), best.step
+        descent, steps = LawDescent(task, found.start, found.alpha, plan), best.step
     else:
-        descent = LawDescent(task, start, found.alpha, plan, found.law)
+        descent = LawDescent(task, found.start, found.alpha, plan, found.law)
         steps = max(1, round(SHARE_TO_GO_ON * best.step))
     for _ in range(steps):
         descent.step()
@@ -871,7 +884,7 @@ def _search(
     pairs: list[tuple[Task, Task]],
     unseen: list[Task],
     base: FittedHeads,
-    hops: int,
+    start: list[np.ndarray],
     alpha: float,
     plan: LearningPlan,
     deadline: float,
@@ -891,9 +904,8 @@ def _search(
     loo, before = check([base] * len(pairs), [None] * len(pairs))
     history = [Step(0, loo, float(np.average(before, weights=weights)))]
     plan.tell(history[0])
-    start = plan.start(base, pairs[0][0], hops)
     descents = [LawDescent(task, start, alpha, plan) for task, _ in pairs]
-    best = Search(hops, (), before, 0.0, 0.0, base, alpha)
+    best = Search(start, (), before, 0.0, 0.0, base, alpha)
     least, since = history[0].held_out_error, 0
     began, apart = time.monotonic(), max(5, plan.steps // CHECKS)
     for count in range(1, plan.steps + 1):
@@ -910,7 +922,7 @@ def _search(
         if history[-1].held_out_error < least:
             least, since = history[-1].held_out_error, 0
             gain, doubt = improvement(before, now, weights, groups)
-            best = Search(hops, (), now, gain, doubt, descents[0].law(), descents[0].alpha)
+            best = Search(start, (), now, gain, doubt, descents[0].law(), descents[0].alpha)
         if since >= MAX_CHECKS_WITHOUT_GAIN or late:
             break
     return replace(best, history=tuple(history))

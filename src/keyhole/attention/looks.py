@@ -141,7 +141,7 @@ def _check_ages(sets: SetBatch, hot: Any) -> Int[np.ndarray, " a"]:
 
 def starting_looks(
     query_dim: int, dim: int, hops: int, patterns: int, n_means: int, ages: Ages | None, pairs: Any, seed: int
-) -> list[Float[np.ndarray, "p f e"]]:
+) -> list[Float[np.ndarray, "p _ e"]]:
     """The matrices of all looks before anything is learned, those of the last one last.
 
     Keys that resemble the query, or what was found; where ages are known, new ones, and such as are just older than
@@ -195,13 +195,13 @@ class LookTrace:
     """
 
     sets: SetBatch
-    looks: Sequence[Float[np.ndarray, "p f e"]]
+    looks: Sequence[Float[np.ndarray, "p _ e"]]
     keys: Float[np.ndarray, "t e"] = field(repr=False)
-    asked: list[Float[np.ndarray, "n f"]] = field(repr=False)
+    asked: list[Float[np.ndarray, "n _"]] = field(repr=False)
     weights: list[Float[np.ndarray, "t p"]] = field(repr=False)
 
     @classmethod
-    def of(cls, sets: SetBatch, looks: Sequence[Float[np.ndarray, "p f e"]]) -> LookTrace:
+    def of(cls, sets: SetBatch, looks: Sequence[Float[np.ndarray, "p _ e"]]) -> LookTrace:
         """Go through the looks in the precision of the sets. O(patterns · (n D_h D + keys · D)) operations each."""
         keys, asked, weighed = sets.extended_keys(), [], []
         owner = np.repeat(np.arange(len(sets)), sets.lengths)
@@ -219,7 +219,7 @@ class LookTrace:
             sets = sets.with_query(np.concatenate([query[:, :-1], found.reshape(len(sets), -1)], axis=1))
         return cls(sets, looks, keys, asked, weighed)
 
-    def pullback(self, cotangent: Float[np.ndarray, "n f"]) -> list[Float[np.ndarray, "p f e"]]:
+    def pullback(self, cotangent: Float[np.ndarray, "n f"]) -> list[Float[np.ndarray, "p _ e"]]:
         """The gradient in the matrices of every look, from that in the extended queries x~ of the last one.
 
         ∂a_i = <∂o, x_i>, ∂s_i = a_i (∂a_i − Σ_j a_j ∂a_j), ∂U = Σ ∂s_i x~ x~_iᵀ, and ∂x~ = Σ_i ∂s_i U x~_i is added to

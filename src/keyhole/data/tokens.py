@@ -56,7 +56,7 @@ class TokenRule:
     extras_centre: Float[np.ndarray, " c"] | None = field(default=None, repr=False)
     extras_spread: Float[np.ndarray, " c"] | None = field(default=None, repr=False)
     extras_scale: float = 1.0
-    looks: tuple[Float[np.ndarray, "p f e"], ...] = field(default=(), repr=False)
+    looks: tuple[Float[np.ndarray, "p _ e"], ...] = field(default=(), repr=False)
 
     @classmethod
     def learn(
@@ -142,7 +142,7 @@ class TokenRule:
         return keys.with_query(query)
 
 
-def looked_through(sets: SetBatch, looks: Sequence[Float[np.ndarray, "p f e"]]) -> SetBatch:
+def looked_through(sets: SetBatch, looks: Sequence[Float[np.ndarray, "p _ e"]]) -> SetBatch:
     """The same sets, their queries extended by what each pattern of each look finds: Σ_i a_i x_i, look after look.
 
     What is found is rounded to float32, so that copies of a sample remain copies whatever the order of their keys.
