@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
@@ -435,62 +435,105 @@ def attention_pullback(
 ) -> Float[np.ndarray, "k f e"]:
     """Return the gradient (K, D_q, D) of Σ <cotangent, Φ> in the means U, where W_m = U_k + noise with k = m mod K.
 
-    Into ``queries``, a row for each of ``batch.sets``, goes the gradient in their x~_0, Σ_mi ∂s_mi W_m x~_i, if it is
-    given; samples whose every key is the query in turn have none.
-
     With a_m = cotangent_m / √M and g_mi = <a_m, x~_i>, the gradient in the score s_mi is σ'(s_mi) g_mi / N, or
     w_mi (g_mi − Σ_j w_mj g_mj) for softmax weights w; that in W_m is Σ_i ∂s_mi x~_0 x~_iᵀ, summed over sets. K = M
-    unless given. Cost: 2MD² + 6MD·N_i operations for a set of N_i keys, about that of the features themselves. Sets
-    of equal length are stacked, so nothing is padded.
+    unless given. Into ``queries``, a row for each of ``batch.sets``, goes the gradient in their x~_0,
+    Σ_mi ∂s_mi W_m x~_i, if it is given; samples whose every key is the query in turn have none. Cost: 2MD² + 6MD·N_i
+    operations for a set of N_i keys, about that of the features themselves. Sets of equal length are stacked, so
+    nothing is padded.
     """
     check_choice(activation, "activation", DIFFERENTIABLE)
     n_means = len(heads) if n_means is None else n_means
     if batch.is_plain:
-        return _sets_pullback(batch.sets, heads, cotangent, activation, n_means, queries, memory_budget)
+        trace = FeatureTrace.of(batch.sets, heads, activation, memory_budget=memory_budget)
+        return trace.pullback(cotangent, n_means, queries)
     pooled = np.zeros((n_means, *heads.shape[1:]), heads.dtype)
     for rows, written in _written_blocks(batch, cotangent.shape[1] * cotangent.itemsize):
         own = None if queries is None else queries[batch.set_offsets[rows.start] : batch.set_offsets[rows.stop]]
-        spread = written.spread(cotangent[rows])
-        pooled += _sets_pullback(written.sets, heads, spread, activation, n_means, own, memory_budget)
+        trace = FeatureTrace.of(written.sets, heads, activation, memory_budget=memory_budget)
+        pooled += trace.pullback(written.spread(cotangent[rows]), n_means, own)
     return pooled
 
 
-def _sets_pullback(
-    batch: SetBatch,
-    heads: Float[np.ndarray, "m f e"],
-    cotangent: Float[np.ndarray, "n p"],
-    activation: str,
-    n_means: int,
-    queries_gradient: Float[np.ndarray, "n f"] | None,
-    memory_budget: int,
-) -> Float[np.ndarray, "k f e"]:
-    n_heads, rows_of_a_head, width = heads.shape
-    wide = np.ascontiguousarray(heads.transpose(1, 0, 2)).reshape(rows_of_a_head, n_heads * width)
-    parts = list(_stacks(batch, n_heads, width, heads.itemsize, memory_budget // 16))
-    keys, queries = batch.extended_keys().astype(heads.dtype), batch.extended_query().astype(heads.dtype)
-    # one place for each part, summed in their order: the same bits whichever thread is done first
-    totals = [np.zeros(0)] * len(parts)
+@dataclass(frozen=True)
+class FeatureTrace:
+    """The features of some sets by matrix products, and the scores behind them, which their gradient needs again."""
 
-    def work(number: int) -> None:
-        rows = parts[number]
-        length = batch.lengths[rows[0]]
-        stack = keys[batch.offsets[rows][:, None] + np.arange(length)]  # (b, N, D)
-        query = queries[rows]
-        projected = (query @ wide).reshape(len(rows), n_heads, width)
-        scores = projected @ stack.transpose(0, 2, 1)
-        pulled = cotangent[rows].reshape(len(rows), n_heads, width).astype(heads.dtype, copy=False)
-        slopes = pulled @ stack.transpose(0, 2, 1)
-        _through_weights(activation, scores, slopes)
-        shared = _sum_shared(slopes, n_means)  # (b, K, N)
-        lines = (shared @ stack).reshape(len(rows), n_means * width)
-        totals[number] = query.T @ lines
-        if queries_gradient is not None:
-            own = lines if n_means == n_heads else (slopes @ stack).reshape(len(rows), n_heads * width)
-            queries_gradient[rows] = own @ wide.T / math.sqrt(n_heads)
+    batch: SetBatch
+    activation: str
+    keys: Float[np.ndarray, "t e"] = field(repr=False)
+    queries: Float[np.ndarray, "n f"] = field(repr=False)
+    wide: Float[np.ndarray, "f c"] = field(repr=False)  # the heads side by side
+    width: int
+    parts: list[Int[np.ndarray, " _"]] = field(repr=False)  # rows of sets of equal length
+    scores: list[Float[np.ndarray, "_ m _"]] = field(repr=False)
 
-    run_threads(work, range(len(parts)))
-    total = np.sum(totals, axis=0) / math.sqrt(n_heads)
-    return np.ascontiguousarray(total.reshape(rows_of_a_head, n_means, width).transpose(1, 0, 2))
+    @classmethod
+    def of(
+        cls, batch: SetBatch, heads: Float[np.ndarray, "m f e"], activation: str, *, memory_budget: int = MEMORY_BUDGET
+    ) -> FeatureTrace:
+        """Go through the scores in the precision of the heads."""
+        n_heads, rows, width = heads.shape
+        wide = np.ascontiguousarray(heads.transpose(1, 0, 2)).reshape(rows, n_heads * width)
+        parts = list(_stacks(batch, n_heads, width, heads.itemsize, memory_budget // 16))
+        keys, queries = batch.extended_keys().astype(heads.dtype), batch.extended_query().astype(heads.dtype)
+        trace = cls(batch, activation, keys, queries, wide, width, parts, [np.zeros(0)] * len(parts))
+        projected = (queries @ wide).reshape(len(batch), n_heads, width)
+
+        def work(number: int) -> None:
+            own = parts[number]
+            trace.scores[number] = projected[own] @ trace.stack(own).transpose(0, 2, 1)
+
+        run_threads(work, range(len(parts)))
+        return trace
+
+    @property
+    def n_heads(self) -> int:
+        """M."""
+        return self.wide.shape[1] // self.width
+
+    def stack(self, rows: Int[np.ndarray, " b"]) -> Float[np.ndarray, "b k e"]:
+        """The keys of sets of equal length."""
+        return self.keys[self.batch.offsets[rows][:, None] + np.arange(self.batch.lengths[rows[0]])]
+
+    def features(self) -> Float[np.ndarray, "n p"]:
+        """Φ, as `attention_features` has it."""
+        out = np.empty((len(self.batch), self.wide.shape[1]), self.wide.dtype)
+
+        def work(number: int) -> None:
+            own = self.parts[number]
+            weights = _weights_of(self.activation, self.scores[number])
+            out[own] = (weights @ self.stack(own)).reshape(len(own), -1)
+
+        run_threads(work, range(len(self.parts)))
+        out /= math.sqrt(self.n_heads)
+        return out
+
+    def pullback(
+        self, cotangent: Float[np.ndarray, "n p"], n_means: int, queries: Float[np.ndarray, "n f"] | None = None
+    ) -> Float[np.ndarray, "k f e"]:
+        """`attention_pullback` of these features; the scores are scratch afterwards."""
+        lines = np.empty((len(self.batch), n_means, self.width), self.wide.dtype)  # Σ_i ∂s_mi x~_i
+        each = lines if n_means == self.n_heads or queries is None else np.empty_like(cotangent, self.wide.dtype)
+
+        def work(number: int) -> None:
+            own = self.parts[number]
+            stack = self.stack(own)
+            pulled = cotangent[own].reshape(len(own), self.n_heads, self.width).astype(self.wide.dtype, copy=False)
+            slopes = pulled @ stack.transpose(0, 2, 1)
+            _through_weights(self.activation, self.scores[number], slopes)
+            lines[own] = _sum_shared(slopes, n_means) @ stack
+            if each is not lines:
+                each[own] = (slopes @ stack).reshape(len(own), -1)
+
+        run_threads(work, range(len(self.parts)))
+        lines /= math.sqrt(self.n_heads)
+        if queries is not None:
+            queries[:] = each.reshape(len(each), -1) @ self.wide.T
+            if each is not lines:
+                queries /= math.sqrt(self.n_heads)
+        total = (self.queries.T @ lines.reshape(len(lines), -1)).reshape(len(self.wide), n_means, self.width)
+        return np.ascontiguousarray(total.transpose(1, 0, 2))
 
 
 def attention_weights(

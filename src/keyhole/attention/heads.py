@@ -492,14 +492,14 @@ class FittedHeads:
     ) -> Float[np.ndarray, "m f e"]:
         """Draw heads ``start … start + n_heads − 1`` of the sequence that ``seed`` names; D = dim + 1."""
         self._check_dim(dim, query_dim)
-        return self._around_means(head_normals(n_heads, dim, seed, query_dim, start=start), start)
+        return self.around(head_normals(n_heads, dim, seed, query_dim, start=start), start)
 
     def last_rows(self, n_heads: int, dim: int, seed: int, *, start: int = 0) -> Float[np.ndarray, "m 1 e"]:
         """The last rows of the heads of ``sample(n_heads, dim, seed)``, and nothing else drawn."""
         self._check_dim(dim)
-        return self._around_means(head_normals(n_heads, dim, seed, start=start, last_row=True), start)
+        return self.around(head_normals(n_heads, dim, seed, start=start, last_row=True), start)
 
-    def _around_means(self, heads: Float[np.ndarray, "m g e"], start: int) -> Float[np.ndarray, "m g e"]:
+    def around(self, heads: Float[np.ndarray, "m g e"], start: int = 0) -> Float[np.ndarray, "m g e"]:
         """The last rows of heads, as many as there are of noise; which is overwritten."""
         rows = heads.shape[1]
         heads *= self.scale

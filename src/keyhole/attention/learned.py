@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from keyhole._checks import check_choice, check_count, check_number, check_seed
-from keyhole.attention.features import DIFFERENTIABLE, attention_features, attention_pullback
+from keyhole.attention.features import DIFFERENTIABLE, FeatureTrace, attention_features, attention_pullback
 from keyhole.attention.heads import (
     FittedHeads,
     GaussianHeads,
@@ -27,7 +27,7 @@ from keyhole.attention.heads import (
 from keyhole.attention.looks import START_NOISE, Ages, LookTrace, newer_first, starting_looks
 from keyhole.data.sets import SampleBatch, SetBatch
 from keyhole.data.tokens import looked_through
-from keyhole.ridge.gradient import LooGradient, centred_inverse, left_out_residuals, loo_gradient
+from keyhole.ridge.gradient import centred_inverse, left_out_residuals, loo_gradient
 from keyhole.ridge.gram import ridge_gram
 from keyhole.ridge.problem import RidgeProblem
 
@@ -80,11 +80,15 @@ class Task:
         groups = None if self.groups is None else self.groups[rows]
         return replace(self, batch=self.batch[rows], columns=self.columns[rows], weights=weights, groups=groups)
 
-    def at_most(self, count: int, seed: int) -> Task:
+    def rows(self, count: int, seed: int) -> Int[np.ndarray, " r"]:
         """At most ``count`` of the samples, drawn at random, in their order."""
         if len(self) <= count:
-            return self
-        return self.take(np.sort(np.random.default_rng([seed, count]).permutation(len(self))[:count]))
+            return np.arange(len(self))
+        return np.sort(np.random.default_rng([seed, count]).permutation(len(self))[:count])
+
+    def at_most(self, count: int, seed: int) -> Task:
+        """Those samples."""
+        return self if len(self) <= count else self.take(self.rows(count, seed))
 
     def with_sets(self, sets: SetBatch) -> Task:
         """The same samples with other sets."""
@@ -102,6 +106,8 @@ class Task:
 
     def features(self, heads: Float[np.ndarray, "m f e"]) -> Float[np.ndarray, "n p"]:
         """Features in float32: an error only steers the search, and the values are fitted afresh afterwards."""
+        if self.batch.is_plain and self.batch.has_query:
+            return FeatureTrace.of(self.batch.sets, heads, self.activation).features()
         return attention_features(self.batch, heads, self.activation, dtype=np.float32)
 
 
@@ -148,7 +154,7 @@ def judge(
     """
     looks = getattr(law, "looks_", ())
     ready = task.through(looks)
-    heads = HeadDraw(law, n_heads, ready.batch.dim, seed, ready.batch.query_dim).block(0, n_heads)
+    heads = HeadDraw(law, n_heads, ready.batch.dim, seed, ready.batch.query_dim).block(0, n_heads).astype(np.float32)
     features = ready.features(heads)
     centre = features.mean(axis=0) if task.fit_intercept else np.zeros(features.shape[1], features.dtype)
     features -= centre
@@ -319,16 +325,34 @@ _MAX_RAISES = 60
 
 @dataclass(frozen=True)
 class LawGradient:
-    """The leave-one-out error of some heads, and its gradient in their law.
+    """The leave-one-out error of some heads, and its gradient in their law and in the logarithm of the penalty.
 
     ``means`` is (K, D_q, D); ``scales`` (D_q + D,), in the logarithms of the scales of query and key, or None;
     ``looks`` in the matrices of the looks before the last.
     """
 
-    left_out: LooGradient
+    error: float
+    log_alpha: float
     means: Float[np.ndarray, "k f e"] = field(repr=False)
     scales: Float[np.ndarray, " g"] | None = field(repr=False)
     looks: list[Float[np.ndarray, "p _ e"]] = field(default_factory=list, repr=False)
+
+    @classmethod
+    def of_heads(
+        cls,
+        error: float,
+        log_alpha: float,
+        heads: Float[np.ndarray, "m f e"],
+        noise: Float[np.ndarray, "m f e"],
+        n_means: int,
+        looks: list[Float[np.ndarray, "p _ e"]],
+    ) -> LawGradient:
+        """From the gradient in every head, which is overwritten: those of a mean add up."""
+        owner = np.arange(len(heads)) % n_means
+        in_means = np.stack([heads[owner == k].sum(axis=0, dtype=np.float64) for k in range(n_means)])
+        heads *= noise
+        in_scales = np.concatenate([heads.sum(axis=(0, 2)), heads.sum(axis=(0, 1))])
+        return cls(error, log_alpha, in_means, in_scales, looks)
 
 
 def gradient_in_law(
@@ -349,8 +373,10 @@ def gradient_in_law(
     """
     trace = LookTrace.of(task.batch.sets.astype(dtype), looks)
     task = task.with_sets(trace.sets)
-    heads = (noise + means[np.arange(len(noise)) % len(means)]).astype(dtype)
-    features = attention_features(task.batch, heads, task.activation, dtype=dtype)
+    owner = np.arange(len(noise)) % len(means)
+    heads = (noise + means[owner]).astype(dtype)
+    plain = FeatureTrace.of(trace.sets, heads, task.activation) if task.batch.is_plain else None
+    features = plain.features() if plain else attention_features(task.batch, heads, task.activation, dtype=dtype)
     if task.fit_intercept:  # the intercept makes up for it, and float32 keeps its digits
         features -= features.mean(axis=0)
     gram = features @ features.T
@@ -361,17 +387,20 @@ def gradient_in_law(
     cotangent *= 2
     n_means = len(heads) if scales else len(means)
     queries = np.empty((len(trace.sets), heads.shape[1]), dtype) if looks else None
-    pulled = attention_pullback(
-        task.batch, heads, cotangent, task.activation, n_means=n_means, queries=queries
-    ).astype(np.float64)
+    if plain:
+        pulled = plain.pullback(cotangent, n_means, queries)
+    else:
+        options = {"n_means": n_means, "queries": queries}
+        pulled = attention_pullback(task.batch, heads, cotangent, task.activation, **options)
     in_looks = [] if queries is None else trace.pullback(queries)
     if not scales:
-        return LawGradient(found, pulled, None, in_looks)
-    moved = pulled * noise
-    in_means = np.zeros(means.shape)
-    np.add.at(in_means, np.arange(len(heads)) % len(means), pulled)
-    in_scales = np.concatenate([moved.sum(axis=(0, 2)), moved.sum(axis=(0, 1))])
-    return LawGradient(found, in_means, in_scales, in_looks)
+        return LawGradient(found.error, found.log_alpha, pulled.astype(np.float64), None, in_looks)
+    return LawGradient.of_heads(found.error, found.log_alpha, pulled, noise, len(means), in_looks)
+
+
+_LEAST_SLOPE = 1e-4
+"""Share of the largest size of a gradient below which entries hardly move: what is zero but for the rounding of float32
+(softmax does not see a number added to all scores) would otherwise move as far as what matters."""
 
 
 @dataclass
@@ -390,7 +419,7 @@ class Adam:
         self.second = 0.99 * self.second + 0.01 * np.square(gradient)
         mean = self.first / (1 - 0.9**self.count)
         size = np.sqrt(self.second / (1 - 0.99**self.count))
-        return np.asarray(-self.rate * mean / (size + 1e-12))
+        return np.asarray(-self.rate * mean / (size + _LEAST_SLOPE * size.max() + 1e-12))
 
 
 class LawDescent:
@@ -416,6 +445,11 @@ class LawDescent:
         self.count = 0
         self.averages = [matrix.copy() for matrix in self.matrices]
         self.average_scales = self.scales.copy()
+        self.on_device: Any = None
+        if plan.device is not None:
+            from keyhole.attention.torch_law import DeviceTask
+
+            self.on_device = DeviceTask(task, plan.device)
 
     def law(self, **about: Any) -> FittedHeads:
         """The law of the running averages."""
@@ -437,7 +471,12 @@ class LawDescent:
     def step(self) -> float:
         """One step; returns the leave-one-out error before it."""
         plan = self.plan
-        part = plan.augmented(self.task.at_most(plan.max_samples, plan.seed + self.count), self.count)
+        few = max(2, round(plan.max_samples / math.sqrt(len(self.matrices))))
+        rows = self.task.rows(few, plan.seed + self.count)
+        if self.on_device is None:
+            part = plan.augmented(self.task if len(rows) == len(self.task) else self.task.take(rows), self.count)
+        else:
+            part = self.on_device.part(rows, plan, self.count)
         rng = np.random.default_rng([plan.seed, self.count])
         shape = (plan.n_heads[len(self.matrices)], *self.matrices[-1].shape[1:])
         noise = plan.scale * rng.standard_normal(shape, dtype=np.float32)
@@ -453,14 +492,18 @@ class LawDescent:
         if found.scales is not None:
             self.scales += self.adam_of_scales.move(found.scales)
             self.average_scales = keep * self.average_scales + (1.0 - keep) * self.scales
-        self.log_alpha += float(self.penalty.move(np.array(found.left_out.log_alpha)))
-        return found.left_out.error
+        self.log_alpha += float(self.penalty.move(np.array(found.log_alpha)))
+        return found.error
 
-    def _gradient(self, part: Task, noise: np.ndarray) -> LawGradient:
+    def _gradient(self, part: Any, noise: np.ndarray) -> LawGradient:
         *looks, means = self.matrices
+        compute = gradient_in_law if self.on_device is None else type(part).gradient_in_law
         for _ in range(_MAX_RAISES):
             try:
-                return gradient_in_law(part, means, noise, self.alpha, scales=self.plan.learn_scales, looks=looks)
+                found: LawGradient = compute(
+                    part, means, noise, self.alpha, scales=self.plan.learn_scales, looks=looks
+                )
+                return found
             except np.linalg.LinAlgError:  # below the floor of float32: a little more penalty
                 self.log_alpha += 1.0
         raise ValueError(
@@ -561,7 +604,7 @@ class LearnedHeads(UnfittedLaw):
     validation : float
         Share of the samples that the first descent does not see.
     max_samples : int
-        Samples that one step uses, a fresh part if there are more.
+        Samples that one step uses, a fresh part if there are more; with H looks 1/√H of them.
     seconds : float, optional
         Time after which to stop, approximately; the result then depends on the machine.
     callback : callable, optional
@@ -644,8 +687,9 @@ class LearnedHeads(UnfittedLaw):
         groups: Int[np.ndarray, " n"] | None = None,
         seed: int = 0,
         n_heads: int | None = None,
+        device: str | None = None,
     ) -> FittedHeads:
-        """Learn the law of a training set; the estimators call this first.
+        """Learn the law of a training set, on a device if torch has it; the estimators call this first.
 
         ``y`` has one column of ±1 per class to classify. Samples of one of the ``groups`` are left out, and held out,
         together. ``n_heads`` is that of the layer that the law is for: laws are judged with as many (256 at most),
@@ -653,7 +697,7 @@ class LearnedHeads(UnfittedLaw):
         """
         columns = np.asarray(y, dtype=np.float64).reshape(len(batch), -1)
         task = Task.of(batch, columns, weights, activation, fit_intercept, groups)
-        plan = self._plan(task, check_seed(seed), n_heads)
+        plan = replace(self._plan(task, check_seed(seed), n_heads), device=device)
         if plan.steps and activation not in DIFFERENTIABLE:
             check_choice(activation, "activation", DIFFERENTIABLE)
         return _fit(task.with_sets(batch_in_float32(task.batch)), plan)
@@ -671,10 +715,13 @@ class LearnedHeads(UnfittedLaw):
         n_means, most = check_count(self.n_means, "n_means"), check_count(self.max_samples, "max_samples", minimum=2)
         hops = self._hops(task.batch)
         n, width = min(len(task), most), task.batch.dim + 1
+        each = {h: min(n, round(most / math.sqrt(h))) for h in hops}
         if isinstance(self.n_heads, str):
             check_choice(self.n_heads, "n_heads", ("auto",))
             # twice as many features as samples
-            n_heads = [max(n_means, MIN_HEADS_PER_STEP // h, min(MAX_HEADS_PER_STEP, -(-2 * n // width))) for h in hops]
+            n_heads = [
+                max(n_means, MIN_HEADS_PER_STEP // h, min(MAX_HEADS_PER_STEP, -(-2 * each[h] // width))) for h in hops
+            ]
         else:
             n_heads = [check_count(self.n_heads, "n_heads")] * len(hops)
         if min(n_heads) < n_means:
@@ -767,6 +814,7 @@ class LearningPlan:
     seconds: float
     tell: Callable[[Step], None] = field(repr=False)
     seed: int
+    device: str | None = None
 
     def scales(self) -> list[float]:
         """Noise to choose from without learning: the paper's, that of the descent, and next to none."""
@@ -784,15 +832,32 @@ class LearningPlan:
             means += START_NOISE * head_normals(self.n_means, dim, self.seed + 1, asked)
         return [means]
 
+    def generator(self, count: int) -> np.random.Generator:
+        """What step number ``count`` changes samples by."""
+        return np.random.default_rng([self.seed, count, 1])
+
     def augmented(self, task: Task, count: int) -> Task:
         """The samples as step number ``count`` sees them."""
-        rng = np.random.default_rng([self.seed, count, 1])
-        sets = task.batch.sets
+        sets, rng = task.batch.sets, self.generator(count)
         if self.ages is not None and self.jitter:
             sets = self.ages.moved(sets, self.jitter, rng)
         if self.augment is not None:
             sets = _check_augmented(self.augment(sets, rng), sets)
         return task if sets is task.batch.sets else task.with_sets(sets)
+
+
+    def judge_of(self, seen: Task, unseen: Task) -> Callable[[FittedHeads, float | None], Judgement]:
+        """What judges laws by a fit to some samples, at a penalty if one is given, and its predictions of others."""
+
+        def on_host(law: FittedHeads, alpha: float | None) -> Judgement:
+            return judge(seen, law, self.judge_heads, self.seed, unseen, alpha)
+
+        if self.device is None:
+            return on_host
+        from keyhole.attention.torch_law import judge_on_device
+
+        there = judge_on_device(seen, unseen, self.device, self.judge_heads, self.seed)
+        return lambda law, alpha: on_host(law, alpha) if alpha is None else Judgement(*there(law, alpha), alpha)
 
 
 def _check_augmented(found: Any, sets: SetBatch) -> SetBatch:
@@ -891,12 +956,12 @@ def _search(
 ) -> Search:
     """Descend on what is seen of each pair; return the checks on what is not, and the best of them."""
     seen = [task.at_most(2 * plan.max_samples, plan.seed) for task, _ in pairs]
+    judges = [plan.judge_of(task, other) for task, other in zip(seen, unseen, strict=True)]
 
     def check(laws: list[FittedHeads], alphas: list[float | None]) -> tuple[float, np.ndarray]:
         """The leave-one-out error of the laws, each where it is from, and their errors on what they have not seen."""
         judged = [
-            judge(a, law, plan.judge_heads, plan.seed, b, alpha)
-            for a, law, b, alpha in zip(seen, laws, unseen, alphas, strict=True)
+            one(law, alpha) for one, law, alpha in zip(judges, laws, alphas, strict=True)
         ]
         return _average([j.loo for j in judged], seen), np.concatenate([j.held_out for j in judged])
 

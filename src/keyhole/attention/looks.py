@@ -59,13 +59,13 @@ class Ages:
         found = _find_ages(sets) if isinstance(hot, str) else _check_ages(sets, hot)
         if len(found) == 0:
             return None
-        ages = _ages_of(sets.tokens, found)
+        ages = ages_of(sets.tokens, found)
         known = np.flatnonzero(ages >= 0)
         first = np.full(len(found), -1)
         first[ages[known][::-1]] = known[::-1]  # one key of each age
         seen = np.flatnonzero(first >= 0)
         firsts = first[seen][np.searchsorted(seen, ages[known])]
-        follows = (sets.tokens[known] == sets.tokens[firsts]).all(axis=0)
+        follows = (sets.tokens[known] == sets.tokens[firsts]).all(axis=0) & (np.ptp(sets.tokens[known], axis=0) > 0)
         columns = np.flatnonzero(follows)
         found = found[: seen[-1] + 1]
         columns = np.concatenate([found, np.setdiff1d(columns, found)])
@@ -78,21 +78,27 @@ class Ages:
 
         It and all older ones then are one age older; none becomes older than the oldest seen in training.
         """
-        ages = _ages_of(sets.tokens, self.hot)
-        owner = np.repeat(np.arange(len(sets)), sets.lengths)
-        order = np.lexsort((ages, owner))
-        gaps = np.cumsum((rng.random(len(ages)) < share) & (ages[order] >= 0))
-        before = np.concatenate([[0], gaps])[sets.offsets[:-1]]  # those of earlier sets
-        passed = np.empty(len(ages), int)
-        passed[order] = gaps - np.repeat(before, sets.lengths)
-        known = np.flatnonzero(ages >= 0)
         tokens = sets.tokens.copy()
-        older = np.minimum(ages[known] + passed[known], len(self.table) - 1)
-        tokens[known[:, None], self.columns] = self.table[older].astype(tokens.dtype)
+        known, values = self.older(ages_of(tokens, self.hot), sets.offsets, share, rng)
+        tokens[known[:, None], self.columns] = values
         return SetBatch._from_flat(tokens, sets.offsets, sets.query, sets.extras)
 
+    def older(
+        self, ages: Int[np.ndarray, " t"], offsets: Int[np.ndarray, " o"], share: float, rng: np.random.Generator
+    ) -> tuple[Int[np.ndarray, " k"], Float[np.ndarray, "k c"]]:
+        """Which keys have an age, and what `moved` puts into their ``columns``."""
+        counts = np.diff(offsets)
+        order = np.lexsort((ages, np.repeat(np.arange(len(counts)), counts)))
+        gaps = np.cumsum((rng.random(len(ages)) < share) & (ages[order] >= 0))
+        before = np.concatenate([[0], gaps])[offsets[:-1]]  # those of earlier sets
+        passed = np.empty(len(ages), int)
+        passed[order] = gaps - np.repeat(before, counts)
+        known = np.flatnonzero(ages >= 0)
+        older = np.minimum(ages[known] + passed[known], len(self.table) - 1)
+        return known, self.table[older].astype(np.float32)
 
-def _ages_of(tokens: Float[np.ndarray, "t d"], hot: Int[np.ndarray, " a"]) -> Int[np.ndarray, " t"]:
+
+def ages_of(tokens: Float[np.ndarray, "t d"], hot: Int[np.ndarray, " a"]) -> Int[np.ndarray, " t"]:
     """The age of every key, −1 for one of none."""
     own = tokens[:, hot]
     return np.where(own.any(axis=1), own.argmax(axis=1), -1)

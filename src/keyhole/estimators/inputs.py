@@ -282,6 +282,7 @@ class LayerPlan:
         options = {name: self.options[name] for name in ("activation", "fit_intercept")}
         if isinstance(law, LearnedHeads):
             options["n_heads"] = MAX_HEADS_TO_JUDGE if self.n_heads is None else self.n_heads
+            options["device"] = self.options["device"] if batch.is_plain else None
         weights, groups = self.options["weights"], self.options["groups"]
         if groups is not None:
             kept = np.arange(len(batch)) if weights is None else np.flatnonzero(weights > 0)
