@@ -80,8 +80,8 @@ def babi(data: Path, name: str) -> Problem:
     meta = json.loads(str(file["meta"]))
     stories = np.split(file["X_sent"], file["ptr"][1:-1])
     parts = {
-        "plain": {"order": 0.0, "shared": 0.0, "empty": False},
-        "softmax": {"order": 0.0, "shared": 0.0, "empty": False},
+        "plain": {"order": 0.0, "shared": 0.0, "ages": False, "empty": False},
+        "softmax": {"order": 0.0, "shared": 0.0, "ages": False, "empty": False},
         "unshared": {"shared": 0.0},
     }
     made = babi_tokens(file["sentence_table"], stories, file["query_sent"], meta["vocab"], **parts.get(plain, {}))
@@ -212,6 +212,9 @@ def former_default(problem: Problem, seed: int) -> Any:
     )
 
 
+LOOKS = {"n_means": 2, "steps": 300, "learning_rate": 0.05, "hops": "auto"}
+"""The law of several looks: one line for all stories."""
+
 METHODS: dict[str, Callable[[Problem, int], Any]] = {
     "mean-pool logistic": lambda p, s: None if p.regression else Pooled("logistic", "mean", p.regression, s),
     "mean-pool ridge": lambda p, s: Pooled("ridge", "mean", p.regression, s),
@@ -225,6 +228,7 @@ METHODS: dict[str, Callable[[Problem, int], Any]] = {
     "former default": former_default,
     "attention, identity": lambda p, s: attention(p, s, kh.IdentityHeads()),
     "attention, learned": lambda p, s: None if p.regression else attention(p, s, kh.LearnedHeads()),
+    "attention, looks": lambda p, s: attention(p, s, kh.LearnedHeads(**LOOKS)) if p.name in BABI else None,
     "attention, 4 means": lambda p, s: attention(p, s, kh.LearnedHeads(n_means=4)) if p.name in BABI else None,
     "DeepSets": lambda p, s: Network("deepsets", p.regression, s),
     "Set Transformer": lambda p, s: Network("transformer", p.regression, s),
@@ -288,6 +292,7 @@ def describe(model: Any) -> str:
     if heads:
         return f"{model.tokens_.scaling}/{model.tokens_.query} {heads}"
     chosen = f"{law.chosen} c={law.strength:g} {law.steps} steps" if hasattr(law, "chosen") else ""
+    chosen += f" {law.hops} looks" if getattr(law, "looks_", ()) else ""
     return f"{model.tokens_.scaling}/{model.tokens_.query} {chosen}".strip()
 
 

@@ -571,7 +571,7 @@ class LearnedHeads(UnfittedLaw):
     steps : int
         Most steps of a descent. 0 chooses among multiples of the identity only.
     n_heads : int or "auto"
-        Heads drawn at each step: twice as many features as samples, 16 to 256 heads (8 with two looks, 5 with three).
+        Heads drawn at each step: as many features as samples, 16 to 256 heads (from 8 with two looks, 5 with three).
     covariance : {"auto", "diagonal", "none"}
         "diagonal" also learns how far the heads vary in each coordinate of the query (A) and of the key (B), two
         diagonal matrices; "none" keeps them at the identity, which infinitely many heads need. "auto" is "diagonal"
@@ -718,9 +718,9 @@ class LearnedHeads(UnfittedLaw):
         each = {h: min(n, round(most / math.sqrt(h))) for h in hops}
         if isinstance(self.n_heads, str):
             check_choice(self.n_heads, "n_heads", ("auto",))
-            # twice as many features as samples
+            # as many features as samples
             n_heads = [
-                max(n_means, MIN_HEADS_PER_STEP // h, min(MAX_HEADS_PER_STEP, -(-2 * each[h] // width))) for h in hops
+                max(n_means, MIN_HEADS_PER_STEP // h, min(MAX_HEADS_PER_STEP, -(-each[h] // width))) for h in hops
             ]
         else:
             n_heads = [check_count(self.n_heads, "n_heads")] * len(hops)
