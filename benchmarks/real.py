@@ -1,7 +1,8 @@
 """Real sets, every method, one table: `python benchmarks/real.py --data DIR [--only qa01 …] [--methods …]`.
 
 Rows are appended to --out as they are measured; a second run skips what is there. Every choice (penalty, scaling,
-query, law) is made inside the training part. With --jobs J, J processes of one thread each share the fits.
+query, law) is made inside the training part. With --jobs J, J processes of one thread each share the fits. The
+variable KEYHOLE_DEVICE says where attention layers are fitted: "cuda", or NumPy unless it is set.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rivals import FourierMean, Network, Pooled
+from rivals import FourierMean, MemoryNetwork, Network, Pooled
 from sklearn.datasets import load_digits
 from sklearn.model_selection import KFold, StratifiedKFold
 
@@ -198,6 +199,7 @@ def load(name: str, data: Path) -> Problem:
 def attention(problem: Problem, seed: int, law: Any, **changes: Any) -> Any:
     kind = kh.AttentionRegressor if problem.regression else kh.AttentionClassifier
     plain = {"scaling": "none", "query": "given"} | ({} if problem.regression else {"criterion": "squared_error"})
+    plain |= {"device": os.environ.get("KEYHOLE_DEVICE")}
     return kind(law=law, random_state=seed, **{**plain, **(problem.options or {}), **changes})
 
 
@@ -232,6 +234,7 @@ METHODS: dict[str, Callable[[Problem, int], Any]] = {
     "attention, 4 means": lambda p, s: attention(p, s, kh.LearnedHeads(n_means=4)) if p.name in BABI else None,
     "DeepSets": lambda p, s: Network("deepsets", p.regression, s),
     "Set Transformer": lambda p, s: Network("transformer", p.regression, s),
+    "memory network": lambda p, s: MemoryNetwork(s) if p.name in BABI else None,
 }
 
 

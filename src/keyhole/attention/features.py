@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
@@ -466,7 +466,7 @@ class FeatureTrace:
     wide: Float[np.ndarray, "f c"] = field(repr=False)  # the heads side by side
     width: int
     parts: list[Int[np.ndarray, " _"]] = field(repr=False)  # rows of sets of equal length
-    scores: list[Float[np.ndarray, "_ m _"]] = field(repr=False)
+    scores: list[Any] = field(repr=False)  # (sets, heads, keys) for each part
 
     @classmethod
     def of(
@@ -484,8 +484,17 @@ class FeatureTrace:
             own = parts[number]
             trace.scores[number] = projected[own] @ trace.stack(own).transpose(0, 2, 1)
 
-        run_threads(work, range(len(parts)))
+        trace._each(work)
         return trace
+
+    def _each(self, work: Callable[[int], None]) -> None:
+        """Do all parts, on several threads if that is worth their while."""
+        numbers = range(len(self.parts))
+        if len(self.keys) * self.wide.shape[1] < _TASK:
+            for number in numbers:
+                work(number)
+        else:
+            run_threads(work, numbers)
 
     @property
     def n_heads(self) -> int:
@@ -505,7 +514,7 @@ class FeatureTrace:
             weights = _weights_of(self.activation, self.scores[number])
             out[own] = (weights @ self.stack(own)).reshape(len(own), -1)
 
-        run_threads(work, range(len(self.parts)))
+        self._each(work)
         out /= math.sqrt(self.n_heads)
         return out
 
@@ -526,7 +535,7 @@ class FeatureTrace:
             if each is not lines:
                 each[own] = (slopes @ stack).reshape(len(own), -1)
 
-        run_threads(work, range(len(self.parts)))
+        self._each(work)
         lines /= math.sqrt(self.n_heads)
         if queries is not None:
             queries[:] = each.reshape(len(each), -1) @ self.wide.T
