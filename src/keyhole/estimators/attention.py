@@ -180,8 +180,9 @@ class AttentionRegressor(StreamedRegressor, RegressionIntervals, MultiOutputMixi
     ----------
     n_heads : int, math.inf or "auto"
         M, or infinity for the exact kernel of infinitely many heads. "auto" is the exact kernel where it is predicted,
-        from the sizes of the training set alone, to take less time than 512 heads, and 512 heads where it is not; in
-        batches, as many as make 2048 columns, 512 at most.
+        from the sizes of the training set alone, to take less time than 512 heads, and 512 heads where it is not; half
+        as many, and again, where a fit is predicted to take more than 120 s of one core. In batches, as many as make
+        2048 columns, 512 at most.
     law : law of the heads, optional
         ``kh.GaussianHeads(mean=1.0)`` favours targets that depend on <x_0, x_i>. None is ``kh.GaussianHeads()``, or a
         multiple of the identity as its mean where there is a query and the left-out loss is lower beyond doubt.
