@@ -84,6 +84,13 @@ def test_noise_is_called_noise(seed):
     assert "yes" not in says(found).values()
 
 
+def test_extras_are_heard_by_everyone(rng):
+    """The target is a column of the samples themselves: whoever did not hear it would leave all of it."""
+    keys, extras = rng.normal(size=(60, 2, 2)), rng.normal(size=(60, 1))
+    found = look(Dataset(kh.SetBatch(keys, None, extras), extras[:, 0]), LensConfig("regression", n_heads=8, **QUIET))
+    assert max(m.error for m in found.learners if m.family != "constant") < 0.2
+
+
 def test_a_law_is_learned_and_softmax_has_no_kernel(seed):
     """The query asks with its first coordinate, the keys answer with their second."""
     rng = np.random.default_rng(seed)

@@ -60,6 +60,7 @@ def draw_chart(chart: Any, style: Mapping[str, tuple[str, str]]) -> dict[str, by
     if chart.names:
         axis.set_yticks(range(len(chart.names)), [_label(name) for name in chart.names])
         axis.set_ylim(len(chart.names) - 0.5, -0.5)
+        axis.set_xlim(left=0.0)
         axis.set(xlabel=axis.get_ylabel().replace("\n", " "), ylabel="")
     _draw_legend(axis, handles)
     return _pictures(figure)

@@ -292,7 +292,8 @@ def attention_pays(found: Findings) -> Answer:
     question = "Does attention pay?"
     pooled, attention = found.best("pooled"), found.best("attention")
     if pooled is None or attention is None:
-        return Answer(question, "not tested", "Too little time to fit both attention and a learner on pooled input.")
+        words = "The budget is too small for both attention and a learner on pooled input: give --budget more seconds."
+        return Answer(question, "not tested", words)
     gain = difference(pooled, attention)
     nothing = nothing_learned(found)
     says: Says = "no" if nothing else at_most(learned(found), judge(gain))
@@ -489,7 +490,7 @@ def more_heads(found: Findings) -> Answer:
     used = next((m for m in found.heads if m.heads == found.config.n_heads and m.losses), None)
     larger = [m for m in found.heads if m.heads > found.config.n_heads and m.losses]
     if used is None or not larger:
-        why = found.why_not("heads", "There was no time to vary the number of heads.")
+        why = found.why_not("number of heads", "There was no attention layer to vary the number of heads of.")
         return Answer(question, "not tested", why)
     most = max(larger, key=lambda m: m.heads)
     gain = difference(used, most)

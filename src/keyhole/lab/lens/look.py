@@ -208,11 +208,17 @@ def held_out_losses(
 
 
 def make_gram(ready: SetBatch | PooledSets, law: Any, heads: float, config: LensConfig) -> Gram:
-    """Of so many heads, their features in single precision, or exactly of infinitely many."""
+    """Of so many heads, their features in single precision, or exactly of infinitely many; and of extras."""
     if math.isinf(heads):
-        return Gram(attention_kernel(ready, None, law, config.activation))
+        return Gram(attention_kernel(ready, None, law, config.activation) + extras_gram(ready))
     draw = HeadDraw(law, int(heads), ready.dim, config.seed, ready.query_dim)
-    return feature_gram(attention_features(ready, draw, config.activation, dtype="float32"))
+    gram = feature_gram(attention_features(ready, draw, config.activation, dtype="float32"))
+    return replace(gram, matrix=gram.matrix + extras_gram(ready))
+
+
+def extras_gram(ready: Any) -> Float[np.ndarray, "n n"] | float:
+    """Of the columns of samples, which are solved for beside the heads; 0 without any."""
+    return 0.0 if ready.extras is None else np.asarray(ready.extras @ ready.extras.T, dtype=np.float64)
 
 
 def feature_gram(features: np.ndarray) -> Gram:
@@ -232,13 +238,13 @@ def nested_head_grams(
     for count in counts:
         features = attention_features(ready, draw.block(start, count), activation, dtype="float32")
         total = total + (count - start) * feature_gram(features).matrix
-        grams.append(Gram(np.asarray(total / count), EPS32))
+        grams.append(Gram(np.asarray(total / count + extras_gram(ready)), EPS32))
         start = count
     return grams
 
 
 def pooled_numbers(sets: SetBatch | SetGroups, *, statistics: bool, pooling: str) -> Float[np.ndarray, "n p"]:
-    """Mean (or sum) of the keys and the query; with ``statistics`` their spread, extremes and number as well."""
+    """Mean (or sum) of the keys, query, extras; with ``statistics`` the spread, extremes and number of keys as well."""
     batch = sets.sets
     offsets = batch.offsets[sets.set_offsets]
     tokens, lengths = batch.tokens.astype(np.float64), np.diff(offsets)[:, None]
@@ -253,6 +259,8 @@ def pooled_numbers(sets: SetBatch | SetGroups, *, statistics: bool, pooling: str
     if batch.query is not None:
         query = np.add.reduceat(batch.query.astype(np.float64), sets.set_offsets[:-1], axis=0)
         parts.append(query / sets.set_counts[:, None])
+    if sets.extras is not None:
+        parts.append(np.asarray(sets.extras, dtype=np.float64))
     return standardised(np.concatenate(parts, axis=1))
 
 
@@ -778,14 +786,15 @@ class _Look:
             return
         used = self.config.n_heads
         counts = tuple(sorted({4, 16, 64, used} - {c for c in (4, 16, 64) if c > used}))
-        counts = counts if self.exact else (*counts, 4 * used)
+        infinite = [m for m in self.found.learners if m.law is leader.law and math.isinf(m.heads)]
+        counts = counts if infinite else (*counts, 4 * used)
         folds = [k for k in self.folds[:3] if k in leader.losses]
         many = len(folds) if leader.role == "learned" else 1
 
         def seconds(size: int) -> float:
             return many * self.costs.gram(size, counts[-1]) + len(counts) * len(folds) * self.costs.fit(0.8 * size)
 
-        sizes = sorted(leader.at, reverse=True)
+        sizes = sorted((s for s in leader.at if all(s in m.at for m in infinite)), reverse=True)
         size = next((s for s in sizes if seconds(s) <= self.left / 2), sizes[-1])
         if not self._afford("the number of heads", seconds(size)):
             return
@@ -798,8 +807,7 @@ class _Look:
             for m, gram in zip(rows, grams, strict=True):
                 m.at.setdefault(size, {})[k] = held_out_losses(gram, self.problem, *self.problem.fold(k, size))[0]
         self.found.heads = rows
-        same = [m for m in self.found.learners if m.law is leader.law and math.isinf(m.heads) and size in m.at]
-        for m in same:  # on the same folds as the others
+        for m in infinite:  # on the same folds as the others
             losses = {k: m.at[size][k] for k in folds if k in m.at[size]}
             self.found.heads.append(replace(m, name="infinite heads", role="infinite", at={size: losses}))
 

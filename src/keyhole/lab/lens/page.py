@@ -130,7 +130,7 @@ def reach(spectrum: TargetLoading, share: float) -> int:
 
 def _spectrum(found: Findings) -> Section:
     if not found.spectra:
-        verdict = Verdict("not tested", "There was no time for a spectrum.")
+        verdict = Verdict("not tested", "The budget left nothing for a spectrum.")
         return Section("spectrum", "What the kernel finds easy", "", verdict=verdict)
     n = len(found.spectra[0].power)
     points = np.unique(np.geomspace(1, n, 60).astype(int))

@@ -54,7 +54,7 @@ def bars(
 class Chart:
     """Curves on common axes, with the rows that drew them.
 
-    With ``names``, x counts these from 0: the chart lies on its side, the names one below the other.
+    With ``names``, x counts these from 0: the chart lies on its side, the names one below the other, y from zero.
     """
 
     name: str
