@@ -292,8 +292,8 @@ def attention_pays(found: Findings) -> Answer:
     question = "Does attention pay?"
     pooled, attention = found.best("pooled"), found.best("attention")
     if pooled is None or attention is None:
-        words = "The budget is too small for both attention and a learner on pooled input: give --budget more seconds."
-        return Answer(question, "not tested", words)
+        why = "The budget is too small for both attention and a learner on pooled input: give it more seconds."
+        return Answer(question, "not tested", why)
     gain = difference(pooled, attention)
     nothing = nothing_learned(found)
     says: Says = "no" if nothing else at_most(learned(found), judge(gain))
