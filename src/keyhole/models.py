@@ -19,6 +19,7 @@ from keyhole._files import write_whole
 from keyhole.attention.activations import check_activation, check_pointwise
 from keyhole.attention.heads import FittedHeads, GaussianHeads, HeadDraw, QueryKeyHeads, Step
 from keyhole.attention.learned import IdentityHeads, LearnedHeads, UnfittedLaw
+from keyhole.data.schema import Coding, Schema
 from keyhole.data.sets import POOLINGS, PooledSets, SetBatch, SetGroups
 from keyhole.data.tokens import QUERIES, SCALINGS, TokenRule
 from keyhole.estimators.attention import AttentionClassifier, AttentionRegressor
@@ -105,46 +106,6 @@ def refuse_if(wrong: Any, words: str) -> None:
     """What is wrong with a description, in words that follow "it has"."""
     if wrong:
         raise ValueError(words)
-
-
-@dataclass(frozen=True)
-class Schema:
-    """The input of a model: dimension and names of tokens, whether sets have a query, and how its table was read.
-
-    ``columns`` are the options of `read_table`, each a name, a tuple of names, or a number.
-
-    >>> schema = Schema(2, False, ("x", "y"))
-    >>> schema.check(SetBatch(np.zeros((5, 3, 2))), ("y", "x"))
-    Traceback (most recent call last):
-        ...
-    ValueError: coordinates must be those the model was fitted to, in their order: coordinate 0 was 'x' and is 'y'. ...
-    """
-
-    dim: int
-    has_query: bool
-    names: tuple[str, ...] = ()
-    target: str = ""
-    columns: tuple[tuple[str, Any], ...] = ()
-
-    def check(self, sets: SetBatch | SetGroups, names: Any = ()) -> None:
-        """Raise unless ``sets`` have the dimension, queries and (where both have any) names of the training sets."""
-        batch = sets.sets
-        if batch.dim != self.dim:
-            known = (
-                f"They were {', '.join(self.names[:20])}." if self.names else "Read the table as it was read to fit."
-            )
-            raise ValueError(
-                f"tokens must have the {self.dim} coordinates the model was fitted to: got {batch.dim}. {known}"
-            )
-        if (batch.query is not None) != self.has_query:
-            had, given = ("with", "without") if self.has_query else ("without", "with")
-            raise ValueError(f"the model was fitted to sets {had} a query: got sets {given}. Read both the same way.")
-        for i, (was, name) in enumerate(zip(self.names, names, strict=False)):
-            if was != name:
-                raise ValueError(
-                    f"coordinates must be those the model was fitted to, in their order: coordinate {i} was {was!r} "
-                    f"and is {name!r}. Choose the columns {', '.join(self.names[:20])} as keys."
-                )
 
 
 LAWS: dict[str, type] = {
@@ -256,7 +217,6 @@ class Unpacker:
         """The object that ``value`` describes. Raises ValueError, TypeError or KeyError where it describes none."""
         if value is None or isinstance(value, (bool, str, int, float)):
             return value
-        refuse_if(not isinstance(value, dict), f"a {type(value).__name__} where an object is described")
         match value:
             case {"number": str(text)} if len(text) < 1000:
                 return float(text) if text in ("inf", "-inf", "nan") else int(text)
@@ -557,8 +517,8 @@ def save(
         exactly where it was. "predict" is the lean file: without the sums and the leave-one-out predictions of the
         training samples. A model loaded from it predicts, and refuses to go on.
     schema : Schema, optional
-        Names of coordinates and columns, to be checked when a table is predicted; made from the estimator if not
-        given.
+        What `read_table` learned about columns (``data.schema``), to read tables the same way when they are predicted;
+        made from the estimator if not given.
     overwrite : bool
         Whether a file of that name may be replaced.
 
@@ -607,6 +567,7 @@ def save(
             "names": list(schema.names),
             "target": schema.target,
             "columns": [list(pair) for pair in schema.columns],
+            "codings": [coding.as_list() for coding in schema.codings],
         },
     }
     stream = vars(estimator).get("_stream")
@@ -721,7 +682,9 @@ def _restore(document: dict[str, Any], unpacker: Unpacker) -> SavedModel:
         tuple(str(name) for name in found["names"]),
         str(found["target"]),
         tuple((str(option), _option(value)) for option, value in found["columns"]),
+        tuple(Coding.of_list(coding) for coding in found.get("codings", ())),
     )
+    refuse_if(len({coding.column for coding in schema.codings}) < len(schema.codings), "two codings of one column")
     return SavedModel(estimator, schema)
 
 

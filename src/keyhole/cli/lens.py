@@ -11,7 +11,23 @@ import typer
 from rich.console import Console
 
 from keyhole.cli._app import answer_or_exit, app, check_folder, echo_json, refuse, say, text_table
-from keyhole.cli._data import Data, Dim, Keys, Missing, Query, SetId, Target, Task, read_data, task_of
+from keyhole.cli._data import (
+    Data,
+    Dim,
+    Extras,
+    Groups,
+    Keys,
+    Missing,
+    Query,
+    SetId,
+    Split,
+    Target,
+    Task,
+    Time,
+    Tokens,
+    read_data,
+    task_of,
+)
 
 _HELP = """What can one attention layer learn from this data?
 
@@ -24,12 +40,17 @@ says in plain words whether attention pays, whether the query matters, and wheth
 @app.command(help=_HELP)
 def lens(
     data: Data,
+    tokens: Tokens = None,
     keys: Keys = None,
     query: Query = None,
     target: Target = None,
+    extras: Extras = None,
     set_id: SetId = None,
     missing: Missing = "error",
     dim: Dim = None,
+    groups: Groups = None,
+    time: Time = None,
+    split: Split = None,
     task: Task = "auto",
     budget: Annotated[float, typer.Option(help="Seconds, predicted from sizes.", min=5.0, max=86400.0)] = 60.0,
     heads: Annotated[int, typer.Option(help="Heads of the finite layers.", min=1, max=100_000)] = 256,
@@ -51,7 +72,8 @@ def lens(
     if pooling not in POOLINGS:
         refuse(f"--pooling must be one of {', '.join(POOLINGS)}: got {pooling!r}.")
     folder = _folder(data, out, overwrite) if report else None
-    found = read_data(data, keys=keys, query=query, target=target, set_id=set_id, missing=missing, dim=dim)
+    columns = {"keys": keys, "query": query, "target": target, "extras": extras, "set_id": set_id, "tokens": tokens}
+    found = read_data(data, **columns, missing=missing, dim=dim, groups=groups, time=time, split=split)
     kind = task_of(found.target, task)
     from keyhole.lab.lens.findings import LensConfig
     from keyhole.lab.lens.look import look

@@ -438,15 +438,16 @@ def choose_rule(
             rule, found = asked, answer
     if asks and (batch.sets.query is not None or rule.query != "given"):
         last, leader, strength = found, found, 0.0
+        pairs = batch.sets.pairs if rule.query == "given" else None
         for c in STRENGTHS:
-            biased = draft(rule, GaussianHeads(c))
+            biased = draft(rule, GaussianHeads(c, pairs=pairs))
             if biased.ridge.loss < leader.ridge.loss:
                 leader, strength = biased, c
             if biased.ridge.loss >= last.ridge.loss:
                 break
             last = biased
         if strength and beyond_doubt(leader, found):
-            law, found = GaussianHeads(strength), leader
+            law, found = GaussianHeads(strength, pairs=pairs), leader
     return RuleChoice(rule, law if plan.law is None else plan.law, tried, found if kept else None)
 
 
