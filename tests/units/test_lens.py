@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -161,6 +162,9 @@ def test_groups_stay_whole_and_time_runs_forward(rng):
         for train, test in folds:
             assert not np.isin(groups[train], groups[test]).any()
             assert when is None or when[train].max() < when[test].min()
+    newest = (moments > 32).astype(int)
+    assert make_folds(90, None, newest, None, moments)[1] == make_folds(90, None, None, None, moments)[1]
+    assert "own test part" in make_folds(90, None, newest[::-1], None, moments)[1]
     tested = np.concatenate([test for _, test in make_folds(90, None, None, groups, None)[0]])
     assert sorted(tested) == list(range(90))
     with pytest.raises(ValueError, match="times that differ"):
@@ -174,7 +178,7 @@ def test_copies_in_one_group_tell_nothing_of_each_other(seed):
     y, groups = np.repeat(rng.normal(size=40), 3), np.repeat(np.arange(40), 3)
     data, config = Dataset(sets, y), LensConfig("regression", n_heads=16, **QUIET)
     assert min(row["error, %"] for row in look(data, config).table) < 50
-    found = look(data, config, groups=groups)
+    found = look(replace(data, groups=groups), config)
     assert min(row["error, %"] for row in found.table) > 80
     assert "yes" not in says(found).values()
     assert {len(m.losses[0]) for m in found.learners} == {8}  # a group has one say

@@ -82,8 +82,7 @@ def lens(
     config = LensConfig(kind, budget, heads, activation, pooling, seed=seed)
     console = Console(stderr=True)
     with console.status("starting …") as status:
-        asked = {name: getattr(found, name, None) for name in ("groups", "time")}
-        findings = answer_or_exit(lambda: look(found, config, status.update, **asked))
+        findings = answer_or_exit(lambda: look(found, config, status.update))
         files = []
         if folder is not None:
             status.update("drawing the report")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from keyhole._checks import check_choice, check_count, check_number, check_seed
+from keyhole._checks import check_choice, check_count, check_float_array, check_number, check_seed
 from keyhole.attention.activations import SOFTMAX, check_activation
 from keyhole.attention.features import attention_features
 from keyhole.attention.heads import GaussianHeads, HeadDraw
@@ -99,13 +99,9 @@ class LensProblem:
         return RidgeProblem.of(self.columns[rows], groups=None if self.groups is None else self.groups[rows])
 
 
-def pose(data: Any, kind: str, most: int, seed: int, groups: Any = None, time: Any = None) -> LensProblem:
+def pose(data: Dataset, kind: str, most: int, seed: int) -> LensProblem:
     """The problem of a dataset, or of ``most`` of its samples."""
-    target, n = np.asarray(data.target), len(data)
-    for name, values in (("groups", groups), ("time", time)):
-        if values is not None and np.shape(values) != (n,):
-            raise ValueError(f"`{name}` must have one value per sample: got shape {np.shape(values)} for {n} samples.")
-    labels = None
+    target, n, labels = np.asarray(data.target), len(data), None
     if kind != "regression":
         classes, labels = np.unique(target, return_inverse=True)
         if len(classes) < 2:
@@ -122,7 +118,7 @@ def pose(data: Any, kind: str, most: int, seed: int, groups: Any = None, time: A
         labels = labels[rows]
         columns = np.where(labels[:, None] == np.arange(len(classes)), 1.0, -1.0)
         columns = columns[:, 1:] if len(classes) == 2 else columns
-    split, groups, time = (None if x is None else np.asarray(x)[rows] for x in (data.split, groups, time))
+    split, groups, time = (None if x is None else x[rows] for x in (data.split, data.groups, data.time))
     if groups is not None:
         names, groups = np.unique(groups, return_inverse=True)
         groups = None if len(names) == len(rows) else groups
@@ -150,9 +146,11 @@ def make_folds(
     """Row numbers to train on and to test on, and how they were chosen, in words.
 
     The split that the data brings; or forward in time, the later half in five parts, each predicted from all before
-    it; or five folds of whole groups, or of samples with classes spread evenly. A group is never on both sides.
+    it, also where the split says no more than that; or five folds of whole groups, or of samples with classes spread
+    evenly. A group is never on both sides.
     """
-    if split is not None and min((split == 0).sum(), (split == 1).sum()) >= MIN_TESTED:
+    parted = split is not None and min((split == 0).sum(), (split == 1).sum()) >= MIN_TESTED
+    if parted and not (time is not None and time[split == 0].max() <= time[split == 1].min()):
         pairs, held = [(np.flatnonzero(split == 0), np.flatnonzero(split == 1))], "the data's own test part held out"
     elif time is not None:
         order = np.argsort(time, kind="stable")
@@ -422,14 +420,7 @@ SUBSETS = ((2**-0.5, 2), (0.5, 2), (2**-1.5, 2), (0.25, 4))
 MIN_SUBSET = 8  # samples of the smallest subset
 
 
-def look(
-    data: Any,
-    config: LensConfig,
-    progress: Callable[[str], None] = lambda text: None,
-    *,
-    groups: Any = None,
-    time: Any = None,
-) -> Findings:
+def look(data: Dataset, config: LensConfig, progress: Callable[[str], None] = lambda text: None) -> Findings:
     """Fit everything that the budget allows, and answer the four questions; ``progress`` is told what is being done.
 
     Every learner is ridge on a Gram matrix, its penalty chosen by leave-one-out inside the training part. Which
@@ -440,7 +431,7 @@ def look(
     if n < MIN_SETS:
         raise ValueError(f"a look needs at least {MIN_SETS} sets to hold some out: got {n}. Gather more.")
     progress("choosing how to scale tokens")
-    problem = pose(data, config.kind, min(n, config.max_samples), config.seed, groups, time)
+    problem = pose(data, config.kind, min(n, config.max_samples), config.seed)
     grouped, n_folds = problem.groups is not None, len(problem.folds)
     costs = Costs(problem.tokens / len(problem), problem.batch.dim, config.activation, grouped, n_folds)
     return _Look(data, problem, make_choice(problem, config, costs), costs, config, progress).run()
@@ -506,8 +497,15 @@ def lens(
     kind = likely_task(target) if check_choice(task, "task", TASKS) == "auto" else task
     if kind == "regression" and target.dtype.kind in "UO":
         raise ValueError(f"task='regression' needs a target of numbers: got labels such as {target[0]!r:.40}.")
-    if split is not None and (np.shape(split) != target.shape or not np.isin(split, (0, 1)).all()):
+    given = {"split": split, "groups": groups, "time": time}
+    asked: dict[str, Any] = {name: np.asarray(values) for name, values in given.items() if values is not None}
+    for name, values in asked.items():
+        if values.shape != target.shape:
+            raise ValueError(f"`{name}` must have one value per sample: got {values.shape} for {len(samples)} samples.")
+    if split is not None and not np.isin(split, (0, 1)).all():
         raise ValueError("`split` must be 0 (train) or 1 (test) for every sample.")
+    if time is not None:
+        asked["time"] = check_float_array(time, "time").astype(np.float64)
     config = LensConfig(
         kind,
         check_number(budget, "budget", minimum=0.0, exclusive=True),
@@ -517,8 +515,7 @@ def lens(
         seed=check_seed(seed),
     )
     about = Dataset(samples, target) if data is None else replace(data, target=target)
-    about = about if split is None else replace(about, split=np.asarray(split))
-    return look(about, config, groups=groups, time=time)
+    return look(replace(about, **asked), config)
 
 
 TASKS = ("auto", "regression", "classification")
