@@ -10,12 +10,15 @@ import numpy as np
 import typer
 
 from keyhole.cli._app import answer_or_exit, app, check_folder, refuse
+from keyhole.cli._data import Tokens
 
 
 @app.command()
 def explain(
     model: Annotated[Path, typer.Argument(help="A model written by kh.save or keyhole fit.")],
     data: Annotated[str, typer.Argument(help="Data like that the model was fitted to.")],
+    tokens: Tokens = None,
+    *,
     chosen: Annotated[str, typer.Option("--set", help="Which set: its id, or its number, from 0 on.")],
     out: Annotated[Path, typer.Option(help="Folder of the page.")] = Path("out/explain"),
     coverage: Annotated[float, typer.Option(help="Share of outcomes that the interval should hold.")] = 0.9,
@@ -23,8 +26,8 @@ def explain(
 ) -> None:
     """Take one prediction apart: a page with what each key adds to it, the query, the interval and the novelty."""
     check_folder(out, overwrite=overwrite)
-    from keyhole.cli.predict import READ_OPTIONS
-    from keyhole.data.datasets import load_data
+    from keyhole.data.datasets import holds_series, load_data
+    from keyhole.data.reader import SUFFIXES
     from keyhole.lab.explain import explanation
     from keyhole.lab.report.html import write_report
     from keyhole.models import read_model
@@ -33,7 +36,9 @@ def explain(
         saved = read_model(model)
         if not hasattr(saved.estimator, "contributions"):
             refuse(f"{model} must predict to be explained: it holds a {type(saved.estimator).__name__}.")
-        found = load_data(data, **{name: v for name, v in saved.schema.columns if name in (*READ_OPTIONS, "target")})
+        path = Path(data)
+        table = path.suffix.lower() in SUFFIXES or (path.is_dir() and not holds_series(path))
+        found = saved.schema.read(path, tokens=tokens) if table else load_data(data)
     except (ValueError, OSError) as error:
         refuse(str(error))
     row = _row(chosen, found.ids, len(found))

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from keyhole.cli._app import app, check_output, refuse
-from keyhole.cli._data import Dim, Keys, Query, SetId
+from keyhole.cli._data import Dim, Keys, Query, SetId, Tokens
 
 if TYPE_CHECKING:
     from keyhole.data.layout import Dataset
@@ -24,20 +24,24 @@ if TYPE_CHECKING:
     from keyhole.data.writer import PartedFile
     from keyhole.models import SavedModel
 
-Drop = Annotated[str | None, typer.Option(help="error, or drop tokens with a gap [default: as the model was fitted].")]
+GAPS = "Gaps: error, drop tokens with one, or impute as the model was fitted [default: as the model was fitted]."
+Drop = Annotated[str | None, typer.Option(help=GAPS)]
+Unknown = Annotated[str, typer.Option(help="Categories that the model does not know: error, or ignore (none of them).")]
 
 
 @app.command()
 def predict(
     model: Annotated[Path, typer.Argument(help="A model written by kh.save.")],
     source: Annotated[
-        Path, typer.Argument(metavar="IN", help="Parquet, Arrow, CSV or npz file, or a folder of Parquet files.")
+        Path, typer.Argument(metavar="IN", help="Parquet, Arrow, CSV, npz or .ts file, or a folder of Parquet or .ts.")
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Parquet file to write.")],
+    tokens: Tokens = None,
     keys: Keys = None,
     query: Query = None,
     set_id: SetId = None,
     missing: Drop = None,
+    unknown: Unknown = "error",
     dim: Dim = None,
     keep: Annotated[list[str] | None, typer.Option("--id", help="Column to copy to OUT; may be repeated.")] = None,
     proba: Annotated[bool, typer.Option("--proba", help="Add a column of probabilities for each class.")] = False,
@@ -53,8 +57,8 @@ def predict(
     IN is read as the data that the model was fitted to unless said otherwise; dimension, queries and names are checked.
     With one row per token, OUT says which set each prediction is for.
     """
-    check_output(out, [model, source])
-    from keyhole.data.reader import ParquetSets
+    check_output(out, [model, source, *([] if tokens is None else [Path(tokens)])])
+    from keyhole.data.datasets import open_data
     from keyhole.data.writer import PartedFile
     from keyhole.models import read_model
 
@@ -63,10 +67,9 @@ def predict(
         if proba and not hasattr(saved.estimator, "predict_proba"):
             refuse(f"--proba needs a classifier: {model} holds a {type(saved.estimator).__name__}.")
         _check_sureness(saved, interval)
-        fitted = {name: value for name, value in saved.schema.columns if name in READ_OPTIONS}
-        given = {"keys": keys, "query": query, "set_id": set_id, "missing": missing, "dim": dim}
-        options = {**fitted, **{name: value for name, value in given.items() if value is not None}}
-        sets = ParquetSets(source, target=(), batch_size=batch_size, **options)
+        given: dict[str, Any] = {"keys": keys, "query": query, "set_id": set_id, "missing": missing, "dim": dim}
+        given |= {"tokens": tokens, "schema": saved.schema, "unknown": unknown, "batch_size": batch_size}
+        sets = open_data(source, target=(), **given)
         copied = list(dict.fromkeys(filter(None, [sets.layout.set_id, *(keep or [])])))
         sets.require(copied, one_type=True)
         job = {"probabilities": proba, "interval": interval, "explain": explain}
@@ -83,9 +86,6 @@ def predict(
     typer.echo(f"wrote {out}: {rows} predictions")
     if work.has_novelty:
         _warn_of_novelty(out)
-
-
-READ_OPTIONS = ("keys", "query", "extras", "set_id", "missing", "dim")
 
 
 def _check_sureness(saved: SavedModel, interval: float | None) -> None:
@@ -121,8 +121,9 @@ def _warn_of_novelty(out: Path) -> None:
 def _job(model: Path, sets: ParquetSets, copied: list[str]) -> dict[str, Any]:
     """What the output depends on; sizes and times stand for the contents of the input."""
     digest = hashlib.sha256(model.read_bytes()).hexdigest()
-    inputs = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in sets.paths]
-    return {"model": digest, "input": inputs, "columns": sets.layout.options, "copied": copied}
+    inputs = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in sets.files]
+    columns = [*sets.layout.options, *([("unknown", "ignore")] if sets.layout.unknown == "ignore" else [])]
+    return {"model": digest, "input": inputs, "columns": columns, "copied": copied}
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,10 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from keyhole._checks import check_choice, check_count
+from keyhole.data.batches import Batch
 from keyhole.data.layout import Dataset
 from keyhole.data.npz import UNREADABLE, NpzFile, check_pointer
-from keyhole.data.reader import SUFFIXES, read_table
+from keyhole.data.reader import SUFFIXES, ParquetSets, read_table
 from keyhole.data.sets import SetBatch, SetGroups
 
 LARGEST = 200_000_000  # bytes of all text files together; more are refused before they are read
@@ -163,18 +164,20 @@ def babi_tokens(
     questions: Int[np.ndarray, " n"],
     vocabulary: Sequence[str],
     *,
-    newest: int = 40,
+    newest: int = 80,
     order: float = 0.5,
     shared: float = 1.0,
+    ages: bool = True,
     empty: bool = True,
 ) -> Dataset:
     """Turn stories with a question each into sets of sentences with a query.
 
-    The token of a sentence has four parts: its bag of words, of length one; the same words weighed by their place,
+    The token of a sentence has five parts: its bag of words, of length one; the same words weighed by their place,
     from −1 for the first word to 1 for the last, of length ``order``; its words that the question has as well, with
-    the weight they have there times ``shared``; and three functions of its age. The question has the first two parts,
-    and zeros for the others. To every story one ``empty`` token of zeros is added, for heads to turn to when no
-    sentence concerns them. ``order=0, shared=0, empty=False`` is the plain bag of words with its age.
+    the weight they have there times ``shared``; a one among zeros that says its age, the newest first; and three
+    functions of its age. The question has the first two parts, and zeros for the others. To every story one ``empty``
+    token of zeros is added, for heads to turn to when no sentence concerns them. ``order=0, shared=0, ages=False,
+    empty=False`` is the plain bag of words with three functions of its age.
 
     Parameters
     ----------
@@ -191,13 +194,17 @@ def babi_tokens(
         Length of the part that holds the order of words; 0 leaves it out.
     shared : float
         Weight of the part that holds what sentence and question share; 0 leaves it out.
+    ages : bool
+        Whether to add a column for each age, as many as the longest story kept has sentences; `LearnedHeads` finds
+        them, and looks learn to look before or after what they found.
     empty : bool
         Whether to add the token of zeros.
 
     Returns
     -------
     Dataset
-        Without a target. Names are the word, ``word@`` for its place, ``word=`` for a word shared with the question.
+        Without a target. Names are the word, ``word@`` for its place, ``word=`` for a word shared with the question,
+        ``age k``, and the three functions of the age k.
 
     Examples
     --------
@@ -206,11 +213,12 @@ def babi_tokens(
     >>> table = np.array([[1, 2, 3], [4, 5, 1]])
     >>> made = babi_tokens(table, [np.array([0])], np.array([1]), words)
     >>> made.sets
-    SetBatch(1 set, 2 keys, dim 18, with query, float64)
+    SetBatch(1 set, 2 keys, dim 19, with query, float64)
     >>> made.names[10], made.sets.tokens[0, 10].round(3)       # mary is in both
     ('mary=', np.float64(0.577))
     """
     bags, places = _word_parts(sentences, len(vocabulary))
+    n_ages = max((min(len(story), newest) for story in stories), default=0) if ages else 0
     keys = []
     for story, question in zip(stories, questions, strict=True):
         rows = story[-newest:] if newest else story[:0]
@@ -220,6 +228,8 @@ def babi_tokens(
             parts.append(order * places[rows])
         if shared:
             parts.append(shared * (bags[rows] > 0) * bags[question])
+        if n_ages:
+            parts.append(np.eye(n_ages)[age])
         parts.append(np.stack([2.0**-age, 2.0 ** (-age / 2), 1.0 / (1 + age)], axis=1))
         block = np.concatenate(parts, axis=1)
         keys.append(np.concatenate([block, np.zeros((1, block.shape[1]))]) if empty else block)
@@ -229,6 +239,7 @@ def babi_tokens(
     asked = np.concatenate([bags[questions], order * places[questions]], axis=1)[:, : len(names)]
     if shared:
         names += [f"{word}=" for word in vocabulary]
+    names += [f"age {k}" for k in range(n_ages)]
     names += RECENCY
     query = np.zeros((len(questions), len(names)))
     query[:, : asked.shape[1]] = asked
@@ -260,7 +271,7 @@ class Question(NamedTuple):
     answer: str
 
 
-def load_babi(path: Any, task: int = 1, *, folder: str = "en", newest: int = 40) -> Dataset:
+def load_babi(path: Any, task: int = 1, *, folder: str = "en", newest: int = 80) -> Dataset:
     r"""Read one bAbI task: each question is a query, the sentences of its story are the keys.
 
     Parameters
@@ -848,7 +859,8 @@ NAMES: dict[str, Callable[[], Dataset]] = {"digits": load_digits_sets}
 def load_data(data: str, **columns: Any) -> Dataset:
     """Read data by a name that comes with keyhole ("digits"), or from a file whose suffix says what it is.
 
-    A table as `read_table` takes it, with its ``columns`` by name; time series (.ts); molecules (.xyz).
+    A table as `read_table` takes it, with its ``columns`` by name; time series, a .ts file or a folder of a
+    …_TRAIN.ts and a …_TEST.ts; molecules (.xyz).
 
     >>> load_data("digits")
     Dataset(1797 sets: scikit-learn's digits, 8 × 8 pixels, those with some ink)
@@ -856,8 +868,8 @@ def load_data(data: str, **columns: Any) -> Dataset:
     given = {name: value for name, value in columns.items() if value is not None}
     path = Path(data)
     loaders: dict[str, Callable[[Path], Dataset]] = {".ts": load_uea, ".xyz": load_molecules}
-    suffix = path.suffix.lower()
-    if suffix in SUFFIXES or path.is_dir():
+    suffix = ".ts" if holds_series(path) else path.suffix.lower()
+    if suffix in SUFFIXES or (path.is_dir() and suffix not in loaders):
         return read_table(path, **given)
     if data not in NAMES and not path.exists() and suffix not in loaders:
         raise FileNotFoundError(f"{data!r} is neither a file nor data that comes with keyhole ({', '.join(NAMES)}).")
@@ -867,3 +879,22 @@ def load_data(data: str, **columns: Any) -> Dataset:
     if chosen:
         raise ValueError(f"only tables have columns to choose: {data!r} takes no {', '.join(chosen)}.")
     return loaders[suffix](path) if suffix in loaders else NAMES[data]()
+
+
+def holds_series(path: Path) -> bool:
+    """Whether this is a folder of .ts files, and of no Parquet files."""
+    return path.is_dir() and not any(path.glob("*.parquet")) and any(path.glob("*.ts"))
+
+
+def open_data(path: Path, **options: Any) -> ParquetSets:
+    """A table, or series (.ts), to be read in parts; the options are those of `ParquetSets`."""
+    files = sorted(path.glob("*.ts")) if holds_series(path) else [path]
+    if files[0].suffix.lower() != ".ts":
+        return ParquetSets(path, **options)
+    from keyhole.data.writer import sets_table
+
+    sets = load_uea(path).sets
+    assert isinstance(sets, SetBatch)
+    source = ParquetSets(sets_table(Batch(sets)), target=(), batch_size=options.get("batch_size"))
+    source.files = files
+    return source

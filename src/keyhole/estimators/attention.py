@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,11 @@ from sklearn.base import ClassifierMixin, MultiOutputMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
 from keyhole._checks import check_choice
+from keyhole.attention.features import attention_weights
+from keyhole.attention.heads import HeadDraw
+from keyhole.attention.learned import MAX_HEADS_TO_JUDGE
 from keyhole.data.sets import SetBatch, SetGroups
+from keyhole.data.tokens import look_weights
 from keyhole.estimators.base import KeyContributions, LabelScores, SetEstimator, class_scores, memory_budget, outputs
 from keyhole.estimators.inputs import (
     LayerPlan,
@@ -122,6 +127,46 @@ class _AttentionModel(LeftOutFits, KeyContributions, SetEstimator):
         batch = self._ready(X)  # first: it says so if nothing was fitted
         return self.layer_.predict(batch, memory_budget=memory_budget())
 
+    def hop_weights(self, X: Any) -> list[list[Float[np.ndarray, "p k"]]]:
+        """Return how much each look of the model weighs each key: for answers that show their evidence.
+
+        Parameters
+        ----------
+        X : samples as `fit` takes them
+            For SetGroups, all their sets one after the other.
+
+        Returns
+        -------
+        list, one entry per look, of n arrays (patterns, N_i)
+            Look h < H has softmax weights, a row for each of its patterns. The last look is that of the random heads:
+            a row for each mean of the law, the mean weight of the heads around it (of 256 heads drawn from the law if
+            there are infinitely many). A law of one look has that alone.
+
+        Examples
+        --------
+        >>> import keyhole as kh
+        >>> sets = kh.targets.sphere_sets(80, n_keys=3, dim=2, seed=0)
+        >>> model = kh.AttentionRegressor(32, kh.GaussianHeads(), "loo", "softmax", random_state=0)
+        >>> (last,) = model.fit(sets, kh.targets.TokenPower(2, dim=2)(sets)).hop_weights(sets[:2])
+        >>> [weights.shape for weights in last], bool(abs(last[0].sum() - 1) < 1e-12)
+        ([(1, 3), (1, 3)], True)
+        """
+        check_is_fitted(self)
+        batch = as_samples(self, X, reset=False).numpy()
+        found = []
+        for hop, look in enumerate(self.tokens_.looks):
+            sets = replace(self.tokens_, looks=self.tokens_.looks[:hop]).apply(batch).sets
+            found.append(look_weights(sets, look))
+        ready = self.tokens_.apply(batch)
+        sets = ready.written_out().sets if self.tokens_.query == "each" else ready.sets
+        heads = getattr(self.layer_, "heads", None)
+        if heads is None:
+            heads = HeadDraw(self.law_, MAX_HEADS_TO_JUDGE, sets.dim, 0, sets.query_dim)
+        n_means = len(getattr(self.law_, "means_", (None,)))
+        options = self.layer_.activation, min(n_means, heads.n_heads)
+        found.append(attention_weights(sets, heads, *options, memory_budget=memory_budget()))
+        return [[part.T for part in np.split(weights, sets.offsets[1:-1])] for weights in found]
+
 
 class AttentionRegressor(StreamedRegressor, RegressionIntervals, MultiOutputMixin, RegressorMixin, _AttentionModel):
     """Regression on sets with a query, by one attention layer with frozen random heads and ridge values.
@@ -135,8 +180,9 @@ class AttentionRegressor(StreamedRegressor, RegressionIntervals, MultiOutputMixi
     ----------
     n_heads : int, math.inf or "auto"
         M, or infinity for the exact kernel of infinitely many heads. "auto" is the exact kernel where it is predicted,
-        from the sizes of the training set alone, to take less time than 512 heads, and 512 heads where it is not; in
-        batches, as many as make 2048 columns, 512 at most.
+        from the sizes of the training set alone, to take less time than 512 heads, and 512 heads where it is not; half
+        as many, and again, where a fit is predicted to take more than 120 s of one core. In batches, as many as make
+        2048 columns, 512 at most.
     law : law of the heads, optional
         ``kh.GaussianHeads(mean=1.0)`` favours targets that depend on <x_0, x_i>. None is ``kh.GaussianHeads()``, or a
         multiple of the identity as its mean where there is a query and the left-out loss is lower beyond doubt.
