@@ -35,7 +35,7 @@ from keyhole.estimators.inputs import (
     class_weights,
     fit_sets,
 )
-from keyhole.estimators.intervals import ClassificationSets, LeftOutFits, RegressionIntervals
+from keyhole.estimators.intervals import ClassificationSets, LeftOutFits, RegressionIntervals, TrainingSamples
 from keyhole.estimators.streaming import StreamedClassifier, StreamedRegressor, forget_stream, store_log_losses
 from keyhole.layer import KernelLayer, LayerFit, pick_device
 from keyhole.ridge.calibration import fit_temperature
@@ -114,7 +114,7 @@ class _AttentionModel(LeftOutFits, KeyContributions, SetEstimator):
         store_log_losses(self, ridge)
         if fit.route == "cg":
             self.residual_, self.n_iter_ = ridge.residual, ridge.n_iter
-        self._keep_training(batch, columns, options, fit)
+        self._keep_training(TrainingSamples(batch, columns, weights, options["groups"]))
         return fit
 
     def _ready(self, X: Any) -> Any:
