@@ -266,6 +266,8 @@ class AttentionRegressor(StreamedRegressor, RegressionIntervals, MultiOutputMixi
     Exact copies of a sample (same keys in any order, same query, same y) count as one sample of their joint weight,
     so leave-one-out leaves all of them out. Temporaries stay within scikit-learn's ``working_memory`` setting
     (1 GiB); the n × n or p × p Gram matrix comes on top.
+    A fit keeps a copy of its training samples for `predict_interval` and the like, unless their factor, n × n or n × p
+    numbers, would exceed ``working_memory``.
 
     Examples
     --------
