@@ -353,6 +353,7 @@ def test_a_plan_is_the_parameters_and_their_documented_defaults():
         (10, {"n_means": 40}, None, (40, 40)),
         (100, {"n_heads": 9, "n_means": 9}, 5, (9, 9)),
         (10, {"hops": 2}, None, (8, 8)),
+        (900, {"hops": 3, "max_samples": 300}, None, (58, 58)),  # 1/√3 of the samples
     ],
 )
 def test_heads_of_a_step_follow_the_samples(n, options, meant_for, heads):
@@ -405,8 +406,8 @@ def test_a_descent_is_adam_on_fresh_heads_and_fresh_samples(covariance, hops, ta
     for count in range(7):
         drawn = np.random.default_rng([5, count]).standard_normal((6, rows, 4), dtype=np.float32)
         noise = 0.3 * drawn * (np.exp(scales[:rows])[:, None] * np.exp(scales[rows:])).astype(np.float32)
-        part = whole.at_most(30, 5 + count)
-        assert len(part) == 30
+        part = whole.at_most(30 if hops == 1 else 21, 5 + count)
+        assert len(part) in (30, 21)
         *looks, means = matrices
         options = {"scales": covariance == "diagonal", "looks": looks}
         found = gradient_in_law(part, means, noise, math.exp(log_alpha), **options)

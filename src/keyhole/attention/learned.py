@@ -471,7 +471,8 @@ class LawDescent:
     def step(self) -> float:
         """One step; returns the leave-one-out error before it."""
         plan = self.plan
-        rows = self.task.rows(plan.max_samples, plan.seed + self.count)
+        few = max(2, round(plan.max_samples / math.sqrt(len(self.matrices))))
+        rows = self.task.rows(few, plan.seed + self.count)
         if self.on_device is None:
             part = plan.augmented(self.task if len(rows) == len(self.task) else self.task.take(rows), self.count)
         else:
@@ -603,7 +604,7 @@ class LearnedHeads(UnfittedLaw):
     validation : float
         Share of the samples that the first descent does not see.
     max_samples : int
-        Samples that one step uses, a fresh part if there are more.
+        Samples that one step uses, a fresh part if there are more; with H looks 1/√H of them.
     seconds : float, optional
         Time after which to stop, approximately; the result then depends on the machine.
     callback : callable, optional
@@ -714,10 +715,13 @@ class LearnedHeads(UnfittedLaw):
         n_means, most = check_count(self.n_means, "n_means"), check_count(self.max_samples, "max_samples", minimum=2)
         hops = self._hops(task.batch)
         n, width = min(len(task), most), task.batch.dim + 1
+        each = {h: min(n, round(most / math.sqrt(h))) for h in hops}
         if isinstance(self.n_heads, str):
             check_choice(self.n_heads, "n_heads", ("auto",))
             # as many features as samples
-            n_heads = [max(n_means, MIN_HEADS_PER_STEP // h, min(MAX_HEADS_PER_STEP, -(-n // width))) for h in hops]
+            n_heads = [
+                max(n_means, MIN_HEADS_PER_STEP // h, min(MAX_HEADS_PER_STEP, -(-each[h] // width))) for h in hops
+            ]
         else:
             n_heads = [check_count(self.n_heads, "n_heads")] * len(hops)
         if min(n_heads) < n_means:
