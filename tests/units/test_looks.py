@@ -92,7 +92,12 @@ def test_a_damaged_look_is_refused(sets, rng, tmp_path):
     law = two_looks(rng)
     model = kh.AttentionRegressor(8, law, alpha=0.3, random_state=0, scaling="none", query="given")
     model.fit(sets, rng.normal(size=30))
-    for looks in ((law.looks_[0][:1],), (law.looks_[0][:, :2],), law.looks_ * 2, (np.full_like(law.looks_[0], np.nan),)):
+    for looks in (
+        (law.looks_[0][:1],),
+        (law.looks_[0][:, :2],),
+        law.looks_ * 2,
+        (np.full_like(law.looks_[0], np.nan),),
+    ):
         broken = FittedHeads(law.means_, 0.3, looks_=looks)
         model.law_ = broken
         with pytest.raises(ValueError, match="saved only if it can be loaded again"):

@@ -546,7 +546,12 @@ class FeatureTrace:
 
 
 def attention_weights(
-    sets: SetBatch, heads: HeadDraw | HeadArray, activation: str, n_means: int = 1, *, memory_budget: int = MEMORY_BUDGET
+    sets: SetBatch,
+    heads: HeadDraw | HeadArray,
+    activation: str,
+    n_means: int = 1,
+    *,
+    memory_budget: int = MEMORY_BUDGET,
 ) -> Float[np.ndarray, "t k"]:
     """The weight σ(s_mi)/N, or softmax_i(s_mi), of every key, averaged over the heads m, m + K, m + 2K … of each mean.
 
@@ -573,8 +578,10 @@ def _weights_of(activation: str, scores: Float[np.ndarray, "b m k"]) -> Float[np
     if activation == SOFTMAX:
         scores = np.exp(scores - scores.max(axis=2, keepdims=True))
         return np.asarray(scores / scores.sum(axis=2, keepdims=True))
-    σ = {"relu": lambda s: np.maximum(s, 0), "linear": lambda s: s, "square": np.square, "exp": np.exp}
-    return np.asarray(σ.get(activation, lambda s: (s > 0).astype(s.dtype))(scores) / scores.shape[2])
+    if activation == "exp":
+        return np.exp(scores) / scores.shape[2]
+    values = {"relu": np.maximum(scores, 0), "linear": scores, "square": scores * scores}.get(activation, scores > 0)
+    return np.asarray(values / np.asarray(scores.shape[2], scores.dtype))
 
 
 def _stacks(batch: SetBatch, n_heads: int, width: int, itemsize: int, budget: int) -> Iterator[Int[np.ndarray, " b"]]:

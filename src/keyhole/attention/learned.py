@@ -430,7 +430,12 @@ class LawDescent:
     """
 
     def __init__(
-        self, task: Task, start: Sequence[np.ndarray], alpha: float, plan: LearningPlan, began: FittedHeads | None = None
+        self,
+        task: Task,
+        start: Sequence[np.ndarray],
+        alpha: float,
+        plan: LearningPlan,
+        began: FittedHeads | None = None,
     ) -> None:
         """Descend from ``start``, or from a law that was reached from there."""
         self.task, self.plan, self.anchors = task, plan, list(start)
@@ -500,9 +505,7 @@ class LawDescent:
         compute = gradient_in_law if self.on_device is None else type(part).gradient_in_law
         for _ in range(_MAX_RAISES):
             try:
-                found: LawGradient = compute(
-                    part, means, noise, self.alpha, scales=self.plan.learn_scales, looks=looks
-                )
+                found: LawGradient = compute(part, means, noise, self.alpha, scales=self.plan.learn_scales, looks=looks)
                 return found
             except np.linalg.LinAlgError:  # below the floor of float32: a little more penalty
                 self.log_alpha += 1.0
@@ -845,7 +848,6 @@ class LearningPlan:
             sets = _check_augmented(self.augment(sets, rng), sets)
         return task if sets is task.batch.sets else task.with_sets(sets)
 
-
     def judge_of(self, seen: Task, unseen: Task) -> Callable[[FittedHeads, float | None], Judgement]:
         """What judges laws by a fit to some samples, at a penalty if one is given, and its predictions of others."""
 
@@ -960,9 +962,7 @@ def _search(
 
     def check(laws: list[FittedHeads], alphas: list[float | None]) -> tuple[float, np.ndarray]:
         """The leave-one-out error of the laws, each where it is from, and their errors on what they have not seen."""
-        judged = [
-            one(law, alpha) for one, law, alpha in zip(judges, laws, alphas, strict=True)
-        ]
+        judged = [one(law, alpha) for one, law, alpha in zip(judges, laws, alphas, strict=True)]
         return _average([j.loo for j in judged], seen), np.concatenate([j.held_out for j in judged])
 
     weights, groups = _joined([task.weights for task in unseen]), _joined([task.groups for task in unseen])

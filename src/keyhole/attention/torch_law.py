@@ -195,5 +195,4 @@ def judge_on_device(
     return judge
 
 
-_POINTWISE = {"relu": torch.relu, "linear": lambda s: s, "square": torch.square, "exp": torch.exp}
-
+_POINTWISE: dict[str, Any] = {"relu": torch.relu, "linear": lambda s: s, "square": torch.square, "exp": torch.exp}
