@@ -85,3 +85,19 @@ def check_choice(value: Any, name: str, choices: tuple[str, ...]) -> str:
 def check_seed(seed: Any, name: str = "seed") -> int:
     """Return ``seed`` as a non-negative int: the same seed is the same draw on every machine."""
     return check_count(seed, name, minimum=0)
+
+
+def check_pairs(pairs: Any, query_dim: int, dim: int) -> tuple[tuple[int, int], ...] | None:
+    """Return pairs of coordinates as tuples, or None."""
+    if pairs is None:
+        return None
+    stated = np.asarray(pairs)
+    if stated.ndim != 2 or stated.shape[1] != 2 or stated.dtype.kind not in "iu" or not len(stated):
+        raise ValueError(f"`pairs` must be (query coordinate, key coordinate) pairs of integers: got {pairs!r:.200}.")
+    outside = ((stated < 0) | (stated >= [query_dim, dim])).any(axis=1)
+    if outside.any():
+        raise ValueError(
+            f"`pairs` must name coordinates that are there: got {tuple(stated[outside][0].tolist())} for queries of "
+            f"dimension {query_dim} and keys of dimension {dim}. Coordinates count from 0."
+        )
+    return tuple((int(i), int(j)) for i, j in stated)

@@ -18,7 +18,6 @@ import numpy as np
 from keyhole._array import thread_count
 from keyhole._checks import check_choice
 from keyhole.data.batches import Batch, as_batch
-from keyhole.data.layout import frame_dataset
 from keyhole.data.reader import ParquetSets
 from keyhole.estimators.inputs import as_penalties
 from keyhole.estimators.streaming import N_PENDING, PendingBatches, forget_stream, gathered
@@ -159,8 +158,7 @@ def _partitions(data: Any, count: int | None) -> list[Any]:
 def _batches(part: Any) -> Iterator[Batch]:
     """The batches of a partition, whatever it is."""
     if hasattr(part, "iloc"):
-        data = frame_dataset(part, weight="weight" if "weight" in part.columns else None)
-        yield Batch(data.sets, data.target, data.weights)
+        yield from ParquetSets(part, weight="weight" if "weight" in part.columns else None)
     elif isinstance(part, (ParquetSets, list, Iterator)):
         for item in part:
             yield as_batch(item)

@@ -19,10 +19,12 @@ from keyhole._files import write_whole
 from keyhole.attention.activations import check_activation, check_pointwise
 from keyhole.attention.heads import FittedHeads, GaussianHeads, HeadDraw, QueryKeyHeads, Step
 from keyhole.attention.learned import IdentityHeads, LearnedHeads, UnfittedLaw
+from keyhole.data.schema import Coding, Schema
 from keyhole.data.sets import POOLINGS, PooledSets, SetBatch, SetGroups
 from keyhole.data.tokens import QUERIES, SCALINGS, TokenRule
 from keyhole.estimators.attention import AttentionClassifier, AttentionRegressor
 from keyhole.estimators.features import AttentionFeatures
+from keyhole.estimators.intervals import TrainingSamples
 from keyhole.estimators.norm_ball import NormBallClassifier, NormBallRegressor, PrunedLayer
 from keyhole.estimators.streaming import N_KEPT, resume_stream
 from keyhole.layer import FiniteLayer, KernelLayer
@@ -107,53 +109,14 @@ def refuse_if(wrong: Any, words: str) -> None:
         raise ValueError(words)
 
 
-@dataclass(frozen=True)
-class Schema:
-    """The input of a model: dimension and names of tokens, whether sets have a query, and how its table was read.
-
-    ``columns`` are the options of `read_table`, each a name, a tuple of names, or a number.
-
-    >>> schema = Schema(2, False, ("x", "y"))
-    >>> schema.check(SetBatch(np.zeros((5, 3, 2))), ("y", "x"))
-    Traceback (most recent call last):
-        ...
-    ValueError: coordinates must be those the model was fitted to, in their order: coordinate 0 was 'x' and is 'y'. ...
-    """
-
-    dim: int
-    has_query: bool
-    names: tuple[str, ...] = ()
-    target: str = ""
-    columns: tuple[tuple[str, Any], ...] = ()
-
-    def check(self, sets: SetBatch | SetGroups, names: Any = ()) -> None:
-        """Raise unless ``sets`` have the dimension, queries and (where both have any) names of the training sets."""
-        batch = sets.sets
-        if batch.dim != self.dim:
-            known = (
-                f"They were {', '.join(self.names[:20])}." if self.names else "Read the table as it was read to fit."
-            )
-            raise ValueError(
-                f"tokens must have the {self.dim} coordinates the model was fitted to: got {batch.dim}. {known}"
-            )
-        if (batch.query is not None) != self.has_query:
-            had, given = ("with", "without") if self.has_query else ("without", "with")
-            raise ValueError(f"the model was fitted to sets {had} a query: got sets {given}. Read both the same way.")
-        for i, (was, name) in enumerate(zip(self.names, names, strict=False)):
-            if was != name:
-                raise ValueError(
-                    f"coordinates must be those the model was fitted to, in their order: coordinate {i} was {was!r} "
-                    f"and is {name!r}. Choose the columns {', '.join(self.names[:20])} as keys."
-                )
-
-
 LAWS: dict[str, type] = {
     law.__name__: law for law in (GaussianHeads, QueryKeyHeads, IdentityHeads, LearnedHeads, FittedHeads)
 }
 RECORDS: dict[str, type] = {
     record.__name__: record
     for record in (
-        TokenRule, FittedHeads, Step, FiniteLayer, KernelLayer, PooledSets, LayerSums, DesignMoments, KeptSamples
+        TokenRule, FittedHeads, Step, FiniteLayer, KernelLayer, PooledSets, LayerSums, DesignMoments, KeptSamples,
+        TrainingSamples,
     )
 }  # fmt: skip
 UNSAVED = {
@@ -262,7 +225,6 @@ class Unpacker:
         """The object that ``value`` describes. Raises ValueError, TypeError or KeyError where it describes none."""
         if value is None or isinstance(value, (bool, str, int, float)):
             return value
-        refuse_if(not isinstance(value, dict), f"a {type(value).__name__} where an object is described")
         match value:
             case {"number": str(text)} if len(text) < 1000:
                 return float(text) if text in ("inf", "-inf", "nan") else int(text)
@@ -473,6 +435,16 @@ def _check_record(kind: str, built: Any) -> None:
             _check_moments(built)
         case "KeptSamples":
             _check_kept(built)
+        case "TrainingSamples":
+            refuse_if(not isinstance(built.batch, (SetBatch, SetGroups)), "training samples without their sets")
+            _check_array(built.columns, 2, "columns")
+            n = len(built.batch)
+            refuse_if(len(built.columns) != n, f"outputs of {len(built.columns)} training samples for {n}")
+            for name, array, kinds in (("weights", built.weights, "f"), ("groups", built.groups, "i")):
+                if array is not None:
+                    _check_array(array, 1, name, kinds)
+                    refuse_if(len(array) != n or array.min() < 0, f"{name} of training samples that do not fit")
+            refuse_if(built.weights is not None and not built.weights.any(), "training samples of no weight")
 
 
 def _check_looks(law: FittedHeads) -> None:
@@ -573,11 +545,13 @@ def save(
         The file appears whole or not at all.
     keep : "all" or "predict"
         "all" keeps the sums of a model fitted in batches, p × p numbers, so that ``partial_fit`` goes on after loading
-        exactly where it was. "predict" is the lean file: without the sums and the leave-one-out predictions of the
-        training samples. A model loaded from it predicts, and refuses to go on.
+        exactly where it was; and the training samples of any other, so that its leave-one-out fits are made anew for
+        intervals and novelty. "predict" is the lean file: without the sums, the training samples of finitely many heads
+        and their leave-one-out predictions. A model loaded from it predicts, has intervals of the plain jackknife only,
+        and refuses to go on.
     schema : Schema, optional
-        Names of coordinates and columns, to be checked when a table is predicted; made from the estimator if not
-        given.
+        What `read_table` learned about columns (``data.schema``), to read tables the same way when they are predicted;
+        made from the estimator if not given.
     overwrite : bool
         Whether a file of that name may be replaced.
 
@@ -626,11 +600,14 @@ def save(
             "names": list(schema.names),
             "target": schema.target,
             "columns": [list(pair) for pair in schema.columns],
+            "codings": [coding.as_list() for coding in schema.codings],
         },
     }
-    stream = vars(estimator).get("_stream")
+    stream, training = (vars(estimator).get(name) for name in ("_stream", "_training"))
     if keep == "all" and stream is not None:
         document["stream"] = packer.pack(stream.sums, "sums")
+    if keep == "all" and training is not None:
+        document["training"] = packer.pack(training, "training samples")
     try:
         _restore(json.loads(json.dumps(document)), Unpacker(packer.arrays))
     except UNREADABLE as error:
@@ -733,6 +710,10 @@ def _restore(document: dict[str, Any], unpacker: Unpacker) -> SavedModel:
     _check_fitted(estimator, list(document["fitted"]))
     if "stream" in document:
         _resume(estimator, unpacker.unpack(document["stream"]))
+    if "training" in document:
+        training = unpacker.unpack(document["training"])
+        _check_training(estimator, training)
+        estimator._training = training
     found = document["schema"]
     schema = Schema(
         estimator.n_features_in_,
@@ -740,7 +721,9 @@ def _restore(document: dict[str, Any], unpacker: Unpacker) -> SavedModel:
         tuple(str(name) for name in found["names"]),
         str(found["target"]),
         tuple((str(option), _option(value)) for option, value in found["columns"]),
+        tuple(Coding.of_list(coding) for coding in found.get("codings", ())),
     )
+    refuse_if(len({coding.column for coding in schema.codings}) < len(schema.codings), "two codings of one column")
     return SavedModel(estimator, schema)
 
 
@@ -795,16 +778,34 @@ def _resume(estimator: Any, sums: Any) -> None:
         raise ValueError("sums about the mean without an intercept, or the other way round")
     if not moments.count <= estimator.n_samples_seen_:
         raise ValueError(f"sums over {moments.count} samples, of which {estimator.n_samples_seen_} were seen")
-    if kept.limit != (N_KEPT if labelled else 0) or kept.columns.shape[1] != len(layer.intercept):
+    limits = (N_KEPT,) if labelled else (0, N_KEPT)  # regressors of older files keep none
+    if kept.limit not in limits or kept.columns.shape[1] != len(layer.intercept):
         raise ValueError("samples kept that are not those of the layer")
-    if labelled:
-        if kept.sets is None or kept.sets.dim != estimator.n_features_in_ or not (np.abs(kept.columns) == 1).all():
-            raise ValueError("no samples to calibrate on, or of another dimension or other labels")
-        if (kept.sets.query_dim if kept.sets.query is not None else 0) != estimator.n_query_features_in_:
-            raise ValueError("samples to calibrate on with queries and training sets without, or the other way round")
-        if (0 if kept.sets.extras is None else kept.sets.extras.shape[1]) != estimator.n_extras_in_:
-            raise ValueError("samples to calibrate on with other extras than the training sets")
+    if labelled and (kept.sets is None or not (np.abs(kept.columns) == 1).all()):
+        raise ValueError("no samples to calibrate on, or of other labels")
+    if kept.sets is not None:
+        _check_input(estimator, kept.sets, "samples to calibrate on")
     resume_stream(estimator, sums, single=_is_single(estimator))
+
+
+def _check_input(estimator: Any, samples: SetBatch | SetGroups, what: str) -> None:
+    """Samples must be such as the model takes."""
+    refuse_if(samples.dim != estimator.n_features_in_, f"{what} of another dimension")
+    if (samples.query_dim if samples.query is not None else 0) != estimator.n_query_features_in_:
+        raise ValueError(f"{what} with queries and training sets without, or the other way round")
+    if (0 if samples.extras is None else samples.extras.shape[1]) != estimator.n_extras_in_:
+        raise ValueError(f"{what} with other extras than the training sets")
+
+
+def _check_training(estimator: Any, training: Any) -> None:
+    """Samples that the leave-one-out fits are made from, checked against the layer."""
+    known = isinstance(training, TrainingSamples) and isinstance(estimator, (AttentionRegressor, AttentionClassifier))
+    refuse_if(not known or estimator.solver_ == "cg", "training samples that are none, or of a model that has none")
+    _check_input(estimator, training.batch, "training samples")
+    if training.columns.shape[1] != len(estimator.layer_.intercept):
+        raise ValueError("training samples with other outputs than the layer")
+    if isinstance(estimator, AttentionClassifier) and not (np.abs(training.columns) == 1).all():
+        raise ValueError("training samples of other labels")
 
 
 def _check_training_sets(estimator: Any, sets: SetBatch | PooledSets) -> None:
@@ -947,6 +948,11 @@ def _fits(name: str, value: Any, estimator: Any) -> bool:
         case "loo_predictions_" | "loo_decision_":
             outputs = () if _is_single(estimator) else (len(estimator.layer_.intercept),)
             return _is_array(value, "f", (None, *outputs))
+        case "left_out_errors_":
+            fits = _is_array(
+                value, "f", (None, 1 if hasattr(estimator, "classes_") else len(estimator.layer_.intercept))
+            )
+            return fits and bool((value >= 0).all())
         case "scaling_errors_":
             return isinstance(value, dict) and all(isinstance(v, float) for v in value.values())
         case "cv_results_":

@@ -83,7 +83,7 @@ def test_a_model_is_not_replaced_unless_asked(tables):
         (("nothing.csv",), "is not there"),
         (("nothing",), "neither a file nor data"),
         (("sets.csv", "--target", "labl"), "'labl' is not in the table"),
-        (("sets.csv", "--keys", "x,label"), "'label' must hold numbers"),
+        (("sets.csv", "--target", "label", "--split", "x"), "'x' must be the same in all rows of a set"),
         (("sets.csv", "--set", "sack"), "'sack' is not in the table"),
         (("sets.csv", "--keys", "x,y", "--query", "x"), "'x' must be the same in all rows of a set"),
         (("sets.csv", "--missing", "guess"), "`missing` must be one of"),
@@ -166,7 +166,7 @@ def test_fit_says_which_columns_are_keys(tables, rng):
     output = invoke("fit", "t.csv", "m", *FAST).output
     assert "keys: time, x\n" in output
     for words in (
-        "'shop' holds string",
+        "'shop' looks like nothing to learn from, with one text",
         "'customer_id' looks like an id, by its name and whole numbers",
         "'timestamp' looks like a time, by its name and because it holds dates",
         "'split' looks like a split, by its name and few values",
@@ -193,3 +193,79 @@ def test_names_with_commas_are_kept(tables, rng):
     assert parquet.read_table("out.parquet")["set"].to_pylist() == ["a", "b", "c"]
     data = read_table("t.csv", keys="x, in mm")  # one column, not two
     assert data.names == ("x, in mm",)
+
+
+@pytest.fixture
+def shop(rng, tmp_path, monkeypatch):
+    """Purchases (tokens), offers (samples) and both in one table: text, dates, gaps, and columns for holding out."""
+    monkeypatch.chdir(tmp_path)
+    user = np.repeat(np.arange(30), 3)
+    tokens = pa.table({
+        "user": user,
+        "price": rng.random(90),
+        "colour": np.array(["red", "blue", "green"])[rng.integers(3, size=90)],
+        "sold": [f"2024-01-{1 + i % 28:02d}" for i in range(90)],
+    })  # fmt: skip
+    price = tokens["price"].to_numpy().reshape(30, 3).mean(axis=1)
+    samples = pa.table({
+        "user": np.arange(30), "colour": np.array(["red", "blue"])[np.arange(30) % 2], "age": np.arange(30) % 7 + 20.0,
+        "town": [f"town {i % 4}" for i in range(30)], "day": np.arange(30),
+        "part": np.where(np.arange(30) < 22, "train", "test"), "cost": price,
+    })  # fmt: skip
+    csv.write_csv(tokens, "tokens.csv")
+    csv.write_csv(samples, "samples.csv")
+    return samples
+
+
+JOINED = ("--set", "user", "--tokens", "tokens.csv")
+READ = (*JOINED, "--keys", "price,colour,sold", "--query", "colour", "--extras", "age", "--target", "cost")
+
+
+def test_two_tables_of_text_and_dates_go_from_fit_to_predict(shop):
+    samples = shop
+    output = invoke("fit", "samples.csv", "m", *READ, "--time", "day", "--groups", "town", *FAST).output
+    assert "leave-one-group-out RMSE" in output
+    assert "6 newest sets, kept for testing" in output
+    found = read_model("m")
+    assert found.schema.names == ("price", "colour=blue", "colour=green", "colour=red", "sold")
+    csv.write_csv(samples.drop_columns(["cost", "town", "part", "day"]), "new.csv")
+    invoke("predict", "m", "new.csv", "out.parquet", "--tokens", "tokens.csv")
+    predicted = parquet.read_table("out.parquet")
+    assert predicted["user"].to_pylist() == list(range(30))
+    expected = found.estimator.predict(found.schema.read("new.csv", tokens="tokens.csv").sets)
+    np.testing.assert_array_equal(predicted["prediction"], expected)
+    strange = samples.set_column(1, "colour", pa.array(["mauve", *samples["colour"].to_pylist()[1:]]))
+    csv.write_csv(strange, "strange.csv")
+    again = ("predict", "m", "strange.csv", "out2.parquet", "--tokens", "tokens.csv")
+    assert "'colour' must hold categories that were there before: row 0" in invoke(*again, code=2).stderr
+    invoke(*again, "--unknown", "ignore")
+    csv.write_csv(samples.drop_columns(["colour"]), "short.csv")
+    short = ("predict", "m", "short.csv", "out3.parquet", "--tokens", "tokens.csv")
+    assert "column 'colour' is not in the table" in invoke(*short, code=2).stderr
+    assert "--tokens" in invoke("predict", "m", "new.csv", "out3.parquet", code=2).stderr
+
+
+def test_a_column_may_split_the_data(shop):
+    output = invoke("fit", "samples.csv", "m", *READ, "--split", "part", *FAST).output
+    assert "on the 8 sets that the data sets apart" in output
+    assert "22 sets in" in output
+    assert "must say train or test" in invoke("fit", "samples.csv", "n", *READ, "--split", "town", code=2).stderr
+    said = invoke("fit", "samples.csv", "n", *READ, "--time", "nothing", code=2).stderr
+    assert "'nothing' is not in the table" in said
+
+
+def test_a_folder_of_series_is_one_data_set(tmp_path, monkeypatch, rng):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "series").mkdir()
+    for part in ("TRAIN", "TEST"):
+        series = [",".join(f"{x:.3f}" for x in rng.normal(size=rng.integers(2, 6))) for _ in range(20)]
+        rows = "".join(f"{one}:{'ab'[i % 2]}\n" for i, one in enumerate(series))
+        text = f"@univariate true\n@classLabel true a b\n@data\n{rows}"
+        (tmp_path / "series" / f"Tiny_{part}.ts").write_text(text)
+    output = invoke("fit", "series", "m", *FAST).output
+    assert "on the 20 sets that the data sets apart" in output
+    invoke("predict", "m", "series", "all.parquet")
+    assert parquet.read_table("all.parquet").num_rows == 40
+    invoke("predict", "m", "series/Tiny_TEST.ts", "test.parquet")
+    predicted = [parquet.read_table(name)["prediction"].to_pylist() for name in ("all.parquet", "test.parquet")]
+    assert predicted[0][20:] == predicted[1]

@@ -40,6 +40,7 @@ from keyhole.data.reader import ParquetSets, read_table
 from keyhole.data.sets import SetGroups
 from keyhole.lab.reproduce import check_names, choose_figures
 from keyhole.lab.store import Store, export
+from keyhole.models import read_model
 from keyhole.theory.notation import parse_target
 
 DIM = 2
@@ -118,7 +119,7 @@ def models() -> list[tuple[dict[str, Any], dict[str, Any]]]:
         for i, model in enumerate(fitted):
             kh.save(model, Path(folder, str(i)))
             found.append(taken_apart(Path(folder, str(i)).read_bytes()))
-    return found
+    return [*found, taken_apart(ready_model(coded=True))]
 
 
 def taken_apart(content: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -185,7 +186,7 @@ def model_mutate(rng: Random, state: dict[str, Any]) -> dict[str, Any]:
 NEWER = (
     "n_heads_", "n_extras_in_", "n_query_features_in_", "tokens_", "log_losses_", "log_loss_", "scaling_errors_",
     "criterion", "extras_scale", "scaling", "query", "extras_values", "extras_centre", "extras_spread", "query_centre",
-    "query_dim",
+    "query_dim", "codings", "pairs",
 )  # fmt: skip
 """Fields that files of before did not have: left out they are read or refused, like any wrong value in their place."""
 
@@ -257,6 +258,10 @@ def model_finish(rng: Random, state: dict[str, Any]) -> Case:
 def read_load(folder: Path, options: dict[str, Any]) -> None:
     path = folder / "m.keyhole"
     loaded = kh.load(path)
+    schema = read_model(path).schema
+    if schema.codings:
+        with contextlib.suppress(ValueError, TypeError):  # a schema of other columns says so
+            check_dataset(schema.read(shop()))
     widths = (loaded.n_features_in_, loaded.n_query_features_in_, loaded.n_extras_in_)
     if widths[0] < 1 or max(widths) > 64 or not moderate(path.read_bytes()):
         return
@@ -334,6 +339,9 @@ def plain_columns(rng: Random, n: int) -> dict[str, Any]:
             columns["target"] = pa.array([i // 2 for i in range(n)])
         if rng.random() < 0.3:
             columns["role"] = pa.array([("query", "key")[i % 2] for i in range(n)])
+        if rng.random() < 0.4:
+            columns["label"] = pa.array([rng.choice(("red", "blue", "", None, "[red]")) for _ in range(n)])
+            columns["split"] = pa.array([rng.randrange(20000) for _ in range(n)], pa.int32()).cast(pa.date32())
         return columns
     inner: Any = rng.choice((pa.list_(pa.float64()), pa.list_(pa.float32(), DIM), pa.large_list(pa.float64())))
     outer = rng.choice((pa.list_, pa.large_list, pa.list_))(inner)
@@ -400,11 +408,11 @@ def table_base(rng: Random) -> dict[str, Any]:
 
 def table_options(rng: Random) -> dict[str, Any]:
     options: dict[str, Any] = {}
-    for name in ("keys", "query", "target", "set_id"):
-        if rng.random() < 0.3:
+    for name in ("keys", "query", "target", "set_id", "extras", "groups", "time", "split"):
+        if rng.random() < (0.3 if name in ("keys", "query", "target", "set_id") else 0.1):
             options[name] = rng.choice((rng.choice(NAMES), rng.choice(ODD_NAMES), "a,b", "x,z", mutate.word(rng)))
     if rng.random() < 0.4:
-        options["missing"] = "drop"
+        options["missing"] = rng.choice(("drop", "impute"))
     return options
 
 
@@ -508,10 +516,22 @@ def table_case(rng: Random, state: dict[str, Any], name: str, suffix: str, conte
     return Case(name, "predict", files, {"path": f"in{suffix}", "more": more})
 
 
+def shop() -> pa.Table:
+    """Text, dates and numbers, one row per token."""
+    days = pa.array([19000 + i for i in range(12)], pa.int32()).cast(pa.date32())
+    columns = {"set": [i // 2 for i in range(12)], "x": [i / 7 for i in range(12)], "z": list("aabbccabcabc")}
+    return pa.table({**columns, "when": days, "target": [float(i // 2) for i in range(12)]})
+
+
 @cache
-def ready_model() -> bytes:
-    """A model for the column ``keys``, with queries."""
+def ready_model(coded: bool = False) -> bytes:
+    """A model for the column ``keys``, with queries; or for columns that are no plain numbers."""
     with tempfile.TemporaryDirectory() as folder:
+        if coded:
+            data = kh.read_table(shop(), keys="x,z,when", target="target", missing="impute")
+            model = kh.AttentionRegressor(3, random_state=0).fit(data.sets, data.target)
+            kh.save(model, Path(folder, "m"), schema=data.schema)
+            return Path(folder, "m").read_bytes()
         sets = sets_like(DIM, True, 8)
         kh.save(kh.AttentionRegressor(3, random_state=0).fit(sets, sets.query[:, 0]), Path(folder, "m"))
         return Path(folder, "m").read_bytes()
@@ -572,6 +592,8 @@ def read_source(folder: Path, options: dict[str, Any]) -> None:
 
 def csv_base(rng: Random) -> dict[str, Any]:
     rows = ["set,x,z,target", *(f"{i // 2},{rng.uniform(-2, 2):.3f},{i},{'ab'[i // 2 % 2]}" for i in range(6))]
+    if rng.random() < 0.3:
+        rows = ["set,x,z,when,target", *(f"{i // 2},{i},{'abc'[i % 3]},2020-01-0{1 + i},{i // 2}" for i in range(6))]
     return {"text": "\n".join(rows) + "\n", "raw": 0, "options": {}}
 
 
@@ -597,7 +619,7 @@ def csv_finish(rng: Random, state: dict[str, Any]) -> Case:
         more = {"bag": rng.choice((0, "set", "x", 9)), "label": rng.choice((-1, "target")), "skip": []}
         return Case("csv", "bags", {"in.csv": content}, more)
     if kind < 0.32:
-        files = {"in.csv": content, "m.keyhole": ready_model()}
+        files = {"in.csv": content, "m.keyhole": ready_model(coded=rng.random() < 0.5)}
         return Case("csv", "predict", files, {"path": "in.csv", "more": []})
     path = "in.tsv" if rng.random() < 0.05 else "in.csv"
     return Case("csv", "table", {path: content}, {**state["options"], "path": path})

@@ -168,6 +168,14 @@ def test_the_scale_is_that_of_least_leave_one_out_error(n_heads, rng):
     assert model.loo_error_ < 0.5 * alone.loo_error_
 
 
+@pytest.mark.parametrize("n_heads", [4, math.inf])
+def test_one_sample_tells_nothing_of_the_scale(n_heads, rng):
+    sets, y = draw(rng, 3)
+    only = np.array([0.0, 1.0, 0.0])
+    for model in (kh.AttentionRegressor(n_heads, alpha=1.0, random_state=0), kh.NormBallRegressor(4, group_radius=1.0)):
+        assert model.fit(sets, y, sample_weight=only).tokens_.extras_scale == 1.0
+
+
 def test_units_of_the_columns_do_not_matter(rng):
     sets, y = draw(rng)
     moved = sets.with_extras(sets.extras * [1e6, 1e-6] + [1e9, 3.0])
@@ -304,7 +312,7 @@ def test_tables_carry_extras(rng, tmp_path):
     assert table.sets.extras.tolist() == [[30, 1], [40, 0]]
     assert dict(table.columns)["extras"] == ("age", "rating")
     (tmp_path / "bad.csv").write_text(rows.replace("3,4,30", "3,4,31"))
-    with pytest.raises(ValueError, match="column 'age, rating' must be the same in all rows of a set"):
+    with pytest.raises(ValueError, match="column 'age' must be the same in all rows of a set"):
         kh.read_table(tmp_path / "bad.csv", extras="age,rating", target="target")
     (tmp_path / "gap.csv").write_text(rows.replace("30,1", ",1"))
     with pytest.raises(ValueError, match="extras must be known: 'age' is missing in row 0"):

@@ -151,3 +151,12 @@ def test_very_many_samples_are_judged_by_some_of_them(rng, monkeypatch):
     labels = np.searchsorted(model.classes_, y)[::3]
     _, losses = calibrate(scores[None], labels, np.ones(30))
     assert model.log_loss_ == pytest.approx(losses.mean(), rel=1e-6)
+
+
+@pytest.mark.parametrize("weight", [0.5, 10.0, 1e4, 1e9, 1e20])
+def test_scores_that_are_always_right_are_as_sure_as_their_weight(weight):
+    """Of a class of weight w a share (w + 1)/(w + 2) counts as its own: with a margin of one, e^c = w + 1."""
+    labels = np.array([0, 0, 1, 1])
+    found, losses = calibrate(np.eye(2)[labels][None], labels, np.full(4, weight / 2))
+    np.testing.assert_allclose(found, np.log1p(weight), rtol=1e-9)
+    np.testing.assert_allclose(losses, np.log1p(1 / (weight + 1)), rtol=1e-9, atol=1e-15)

@@ -300,3 +300,26 @@ def test_parquet_keeps_queries_of_their_own(rng, tmp_path):
     (tmp_path / "rows.csv").write_text(rows)
     table = kh.read_table(tmp_path / "rows.csv", keys="x,y", query="a,b,c", target="target")
     assert table.sets.query.tolist() == [[1, 0, 0], [0, 1, 0]]
+
+
+def test_a_default_estimator_pairs_what_the_sets_pair(rng, tmp_path):
+    """The target looks up the key that resembles the query: coordinate 2 of the query is coordinate 0 of a key."""
+    keys, query = rng.normal(size=(160, 4, 2)), rng.normal(size=(160, 3))
+    weights = np.maximum(3 * query[:, 2:] * keys[:, :, 0], 0)
+    y = (weights * keys[:, :, 1]).mean(axis=1)
+    plain, paired = kh.SetBatch(keys, query), kh.SetBatch(keys, query, pairs=[(2, 0)])
+    assert paired[3:9][[1, 2]].with_extras(np.ones((2, 1))).astype(np.float32).pairs == ((2, 0),)
+    assert paired.with_query(None).pairs is None
+    assert kh.concatenate([paired[:5], paired[5:]]).pairs == ((2, 0),)
+    with pytest.raises(ValueError, match="must pair the same coordinates"):
+        kh.concatenate([plain, paired])
+    with pytest.raises(ValueError, match=r"got \(3, 0\) for queries of dimension 3"):
+        kh.SetBatch(keys, query, pairs=[(3, 0)])
+    model = kh.AttentionRegressor(32, random_state=0).fit(paired, y)
+    assert model.law_.mean > 0
+    assert model.law_.pairs == ((2, 0),)
+    assert kh.AttentionRegressor(32, random_state=0).fit(plain, y).loo_error_ > model.loo_error_
+    fitted = kh.IdentityHeads(n_heads=16).fit(paired, y)
+    assert np.flatnonzero(fitted.means_).tolist() == [6]  # row 2, column 0 of 4 × 3
+    kh.save(model, tmp_path / "m")
+    assert kh.load(tmp_path / "m").law_ == model.law_

@@ -11,6 +11,7 @@ from scipy.special import roots_jacobi
 from keyhole.attention.activations import gaussian_moment
 from keyhole.attention.heads import GaussianHeads
 from keyhole.attention.kernels import attention_kernel
+from keyhole.theory import blocks
 from keyhole.theory.biased import biased_norm_bound, hermite_moments
 from keyhole.theory.blocks import (
     ACCURACY,
@@ -233,6 +234,13 @@ def test_the_norm_of_the_correlation_in_many_dimensions():
     for degree, dim in ((1, 10**8), (100, 10**6)):
         want = 2 * math.sqrt((degree + 1) / dim) + (2 * degree + 1) / dim
         assert math.isclose(correlation_norm(dim, degree), want, rel_tol=1e-3)
+
+
+def test_targets_of_too_many_parts_are_refused(monkeypatch):
+    monkeypatch.setattr(blocks, "MOST_UNKNOWN", 3)
+    target = RotatedCorrelation(0.3, 4, seed=0)
+    with pytest.raises(ValueError, match=r"has \d+ products of parts in the blocks, and 3 are solved for at most"):
+        target_vectors(target, 4)
 
 
 def test_levels_and_forms_of_a_block_are_those_of_its_matrix(rng):
@@ -598,6 +606,10 @@ def test_prediction_meets_kernel_ridge(seed):
     ("call", "message"),
     [
         (lambda: bias_of(GaussianHeads(mean=np.diag([1.0, 2.0, 0.0])), 2), r"entry \(1, 1\) is 2.*empirical_curve"),
+        (
+            lambda: bias_of(GaussianHeads(mean=np.diag([2.0, 2.0, 1.0]) + np.eye(3, k=-2)), 2),
+            r"entry \(2, 0\) is 1, not 0",
+        ),
         (lambda: bias_of("biased", 3), r"must be kh.GaussianHeads.*'biased'.*empirical_curve"),
         (lambda: bias_of(GaussianHeads(mean=1.0), 1), "dimension 2 or more"),
         (lambda: bias_of(GaussianHeads(mean=1.0, scale=0.05), 3), "at most 8 times twice its scale.*empirical_curve"),

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import functools
 import gc
 import hashlib
 import importlib
@@ -242,31 +243,31 @@ class Mutants:
 class Tracing:
     """Records which lines of the core are executed, in all threads.
 
-    Tracing makes loops slow, so a function that was called ENOUGH_CALLS times without a new line is watched no more.
+    Tracing makes loops slow, so a function that executed ENOUGH lines without a new one among them is watched no more.
     """
 
-    ENOUGH_CALLS = 50
+    ENOUGH = 5000
 
     def __enter__(self) -> Tracing:
         # by id, since to hash a code object means to hash all of its constants
         seen: dict[int, tuple[types.CodeType, set[int]]] = {}
-        calls: Counter[int] = Counter()
+        known: Counter[int] = Counter()  # lines executed since the last new one
         files = {str(path) for path in core_files()}
-        most = self.ENOUGH_CALLS
+        most = self.ENOUGH
 
         def line(frame: types.FrameType, event: str, _: object) -> Any:
             name, number = id(frame.f_code), frame.f_lineno
             lines = seen[name][1]
+            known[name] += 1
             if number not in lines:
                 lines.add(number)
-                calls[name] = 0
+                known[name] = 0
             return line
 
         def call(frame: types.FrameType, event: str, _: object) -> Any:
             code = frame.f_code
-            if code.co_filename not in files or calls[id(code)] > most:
+            if code.co_filename not in files or known[id(code)] > most:
                 return None
-            calls[id(code)] += 1
             seen.setdefault(id(code), (code, set()))
             return line
 
@@ -295,6 +296,7 @@ class Cover:
                     self.by_line[ROOT / file, line].append(test)
         self.mentions: dict[str, list[tuple[Path, int, str]]] = defaultdict(list)
         self.functions: dict[Path, list[str]] = defaultdict(list)
+        self.overloaded: dict[str, str] = {}  # what numba puts in the place of another name
         for path in core_files():
             self._read_mentions(path, ast.parse(path.read_text()), "")
 
@@ -307,6 +309,9 @@ class Cover:
             if isinstance(child, (ast.FunctionDef, ast.ClassDef)):
                 inner = child.name
                 self.functions[path].append(inner)
+                for decorator in child.decorator_list:
+                    if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "overload":
+                        self.overloaded[inner] = ast.unparse(decorator.args[0])
             self._read_mentions(path, child, inner)
 
     def tests(self, mutant: Mutant, limit: float) -> tuple[list[str], float]:
@@ -320,9 +325,10 @@ class Cover:
             found = self._executing(mutant.path, mutant.lines) or self._executing(mutant.path, mutant.statement)
         elif len(mutant.statement) > len(mutant.lines):  # a default: who executes the function
             found = self._executing(mutant.path, mutant.statement)
+        generates = found and is_compiled(mutant.path)  # what writes loops runs for the first test that needs them
         found = found or self._using(mutant.names)
-        if not found and is_compiled(mutant.path):  # numba may have been told in a way that names do not tell
-            found = self._using(self.functions[mutant.path])
+        if generates or (not found and is_compiled(mutant.path)):  # numba is told in ways that names do not tell
+            found |= self._using(self.functions[mutant.path])
         if not found and mutant.on_import:
             found = self.by_file[mutant.path]
         tests, total = [], 0.0
@@ -340,10 +346,13 @@ class Cover:
         found: set[str] = set()
         known, waiting = set(names), list(names)
         while waiting:
-            for path, line, function in self.mentions.get(waiting.pop(), ()):
+            name = waiting.pop()
+            name = self.overloaded.get(name, name)
+            for path, line, function in self.mentions.get(name, ()):
                 tests = self._executing(path, [line])
                 found |= tests
-                if not tests and function not in known:
+                # lines of a compiled file may have been executed while it was compiled, by whichever test came first
+                if (not tests or is_compiled(path)) and function not in known:
                     known.add(function)
                     waiting.append(function)
         return found
@@ -415,6 +424,7 @@ def leave_the_cache_of_numba() -> None:
             found.enable_caching()
 
 
+@functools.cache
 def is_compiled(path: Path) -> bool:
     return "\nfrom numba import" in path.read_text()
 

@@ -125,6 +125,8 @@ def test_arguments_broadcast():
     ("arguments", "words"),
     [
         ((0, 0, 1, 1, 1.1), r"`correlation` must lie in \[-1, 1\]: got 1.1"),
+        ((0, 0, 1, 1, [0.5, -1.2, 1.1]), r"`correlation` must lie in \[-1, 1\]: got -1.2"),
+        ((0, 0, 1, 1, -1.1), r"`correlation` must lie in \[-1, 1\]: got -1.1"),
         ((0, 0, -1, 1, 0.5), "`std_u` must be zero or larger: got -1"),
         ((0, 0, 1, [1, -2], 0.5), "`std_v` must be zero or larger: got -2"),
         ((np.nan, 0, 1, 1, 0.5), "`mean_u` must be finite"),

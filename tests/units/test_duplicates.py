@@ -1,6 +1,9 @@
+import itertools
+
 import numpy as np
 
 from keyhole.data.sets import SetBatch, first_occurrences, hash_samples
+from keyhole.streaming import KeptSamples
 
 
 def test_the_order_of_keys_does_not_hide_a_duplicate(rng):
@@ -70,3 +73,15 @@ def test_hashes_tell_samples_apart_and_fill_their_range(rng):
     bits = (hashes[:, None] >> np.arange(64, dtype=np.uint64)) & np.uint64(1)
     assert (np.abs(bits.mean(axis=0) - 0.5) * 2 * np.sqrt(len(hashes)) < 5).all()
     np.testing.assert_array_equal(hash_samples(SetBatch(keys[:, ::-1], query), labels), every[1])
+
+
+def test_sets_of_short_numbers_have_hashes_of_their_own():
+    """What is kept of a stream tells samples apart by their hashes alone: sums over keys may not be regular."""
+    powers, whole = 2.0 ** np.arange(12), np.arange(-3.0, 4.0)
+    for numbers, size in ((powers, 2), (whole, 4), (np.array([0.0, 1.0]), 9)):
+        keys = np.array(list(itertools.combinations_with_replacement(numbers, size)))
+        for sets in (SetBatch(keys[:, :, None]), SetBatch(np.stack([keys, keys[:, ::-1]], axis=2))):
+            assert len(np.unique(hash_samples(sets, np.zeros((len(keys), 1))))) == len(keys)
+    grid = SetBatch(np.array(list(itertools.product([-1.0, 0.0, 1.0], repeat=8)))[:, None])
+    kept = KeptSamples.of(grid, np.zeros((3**8, 1)), np.ones(3**8), limit=3**8)
+    assert len(kept.weights) == 3**8

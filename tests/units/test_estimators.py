@@ -8,6 +8,7 @@ from sklearn.metrics import log_loss
 
 import keyhole as kh
 from keyhole.attention.heads import HeadDraw
+from keyhole.layer import _finite
 from keyhole.ridge.calibration import fit_temperature
 
 
@@ -260,3 +261,11 @@ def test_scores_that_say_nothing_are_left_out_of_calibration():
     assert fit_temperature(unknown, np.append(labels, [0, 1])) == fit_temperature(scores, labels)
     with pytest.warns(UserWarning, match="probabilities are not calibrated"):
         assert fit_temperature(unknown[4:], np.array([0, 1])) == 1.0
+
+
+def test_a_prediction_that_outgrows_floating_point_is_named():
+    fine = np.array([[1.0, -1e308], [0.0, 3.0]])
+    assert _finite(fine) is fine
+    for wrong in (np.inf, np.nan):
+        with pytest.raises(ValueError, match=r"that of sample 1 is .*\(2 in all\)"):
+            _finite(np.array([[1.0, 2.0], [0.0, wrong], [wrong, wrong]]))

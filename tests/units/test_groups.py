@@ -89,6 +89,13 @@ def test_features_of_a_group_are_pooled_over_its_sets(activation, pooling, group
     np.testing.assert_allclose(attention_features(PooledSets(groups, pooling), heads, activation), expected, rtol=1e-12)
 
 
+def test_a_layer_sees_sets_where_that_is_all_there_is(groups, sets):
+    assert sets.pooled("mean") is sets
+    for batch, pooling, each in ((sets, "sum", False), (sets, "mean", True), (groups, "mean", False)):
+        seen = batch.pooled(pooling, each=each)
+        assert (type(seen), seen.base, seen.pooling, seen.each) == (PooledSets, batch, pooling, each)
+
+
 def test_groups_are_pooled_by_the_mean_unless_told_otherwise(groups):
     heads, mean = kh.GaussianHeads().sample(4, 3, seed=0), PooledSets(groups, "mean")
     np.testing.assert_array_equal(kh.attention_features(groups, heads), attention_features(mean, heads))

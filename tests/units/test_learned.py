@@ -1,4 +1,5 @@
 import math
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -304,8 +305,27 @@ def test_identity_heads_keep_the_first_pair_in_doubt(rng):
 
 
 def test_names_must_fit():
-    with pytest.raises(ValueError, match="must name the 3 coordinates"):
-        FittedHeads(np.zeros((1, 4, 4)), 0.5).strongest_pairs(["a"])
+    law = FittedHeads(np.eye(4)[None, :2], 0.5)  # queries of one coordinate, keys of three
+    assert law.strongest_pairs(["a", "b", "c"], 2, query_names=["q"]) == [("q", "a", 1.0), ("1", "b", 1.0)]
+    signed = FittedHeads(np.array([[[1.0, -3.0], [2.0, 0.0]]]), 0.5)
+    assert signed.strongest_pairs(["a"], 3) == [("a", "1", -3.0), ("1", "a", 2.0), ("a", "a", 1.0)]
+    for names, asked, words in (
+        (["a"], ["q"], "`names` must name the 3 coordinates of a token: got 1 names"),
+        (["a", "b", "c"], ["q", "r"], "`query_names` must name the 1 coordinates of a query: got 2 names"),
+        (["a", "b", "c"], None, "`query_names` must name the 1 coordinates of a token: got 3 names"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            law.strongest_pairs(names, query_names=asked)
+
+
+def test_a_law_says_what_it_was_fitted_to():
+    for rows, given, words in (
+        (4, (2,), "tokens of dimension 3, and its heads are 4 × 4: got dim 2"),
+        (4, (3, 2), "tokens of dimension 3, and its heads are 4 × 4: got dim 3 and query_dim 2"),
+        (2, (3,), "queries of dimension 1 and keys of dimension 3, and its heads are 2 × 4: got dim 3"),
+    ):
+        with pytest.raises(ValueError, match=f"this law was fitted to {words}"):
+            FittedHeads(np.zeros((1, rows, 4)), 0.5).components(*given)
 
 
 def test_threads_change_no_bit(task, monkeypatch):
@@ -336,7 +356,10 @@ def test_a_plan_is_the_parameters_and_their_documented_defaults():
     assert plan.scales() == [0.5, 0.25, 0.1]
     assert plan_of(scale=0.1).scales() == [0.5, 0.1], "each once"
     assert not plan_of(covariance="none").learn_scales
-    assert plan_of(seconds=7.0).seconds == 7.0
+    before = time.monotonic()
+    plan = plan_of(seconds=7.0)
+    assert plan.seconds == 7.0
+    assert before + 7.0 <= plan.deadline <= time.monotonic() + 7.0
 
 
 @pytest.mark.parametrize(

@@ -263,6 +263,21 @@ def test_a_crafted_file_is_refused(saved, change):
         kh.load(saved)
 
 
+@pytest.mark.parametrize("described", [{"list": []}, {"number": "inf"}, None, {"object": "GaussianHeads", "with": {}}])
+def test_what_is_no_layer_is_told(described, saved):
+    rewrite(saved, poke(("layer",), described))
+    with pytest.raises(ValueError, match="'model' has no layer"):
+        kh.load(saved)
+
+
+@pytest.mark.parametrize("count", [-1, "2", True, None])
+def test_features_count_their_extras(count, rng, tmp_path):
+    kh.save(kh.AttentionFeatures(3, random_state=0).fit(sets_of(rng)), tmp_path / "m")
+    rewrite(tmp_path / "m", poke(("fitted", "n_extras_in_"), count))
+    with pytest.raises(ValueError, match="columns of extras"):
+        kh.load(tmp_path / "m")
+
+
 def test_a_long_text_among_short_ones_asks_for_no_more_memory_than_the_file_fills(saved, rng, tmp_path):
     """NumPy makes all texts of an array as wide as the longest: width × count, 2 GB here out of a few hundred kB."""
     texts = {"strings": ["x" * 50_000, *"ab" * 5_000], "shape": [10_001], "as": "text"}
@@ -330,6 +345,8 @@ def test_active_heads_must_be_those_that_have_values(active, words, rng, tmp_pat
         (("fitted", "classes_"), {"strings": ["a", "a"], "shape": [2], "as": "text"}),
         (("fitted", "n_features_in_"), 0),
         (("fitted", "n_features_in_"), True),
+        (("fitted", "n_extras_in_"), False),
+        (("fitted", "n_extras_in_"), -1),
         ((*HEADS, "law", "with", "mean"), {"number": "nan"}),
         ((*HEADS, "law"), {"object": "LearnedHeads", "with": {}}),
         ((*HEADS, "law"), {"object": "GaussianHeads", "with": {"mean": 2.0}}),  # law_ says otherwise

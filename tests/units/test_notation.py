@@ -94,6 +94,8 @@ def test_a_slip_is_shown_where_it_is(text, character, words):
     [
         (f"corr^{HIGHEST}", f"corr^{HIGHEST + 1}"),
         (f"corr^{HIGHEST - 1} * corr", f"corr^{HIGHEST} * corr"),
+        (f"corr^{HIGHEST - 1} * (1 + corr)", f"corr^{HIGHEST} * (1 + corr)"),  # one term of two is too much
+        ("1e300 * (1e8 * corr + token)", "1e300 * (1e9 * corr + token)"),
         ("(" * DEEPEST + "corr" + ")" * DEEPEST, "(" * (DEEPEST + 1) + "corr" + ")" * (DEEPEST + 1)),
         ("+".join(["(corr)"] * (2 * DEEPEST)), "+".join(["((corr)"] * (DEEPEST + 1))),
         ("corr".ljust(LONGEST), "corr".ljust(LONGEST + 1)),
@@ -117,6 +119,13 @@ def test_a_message_shows_what_stands_around_the_slip():
     assert caught.value.position == 140
     assert line == "    " + text[80:160]
     assert caret == " " * 64 + "^"
+
+
+def test_a_rotation_beyond_floating_point_is_refused():
+    for gamma in ("1e308", "-1e308"):
+        with pytest.raises(NotationError, match=r"gamma = -?1e\+308 is too large"):
+            parse_target(f"rotated({gamma})", 1)
+    assert np.abs(notation._factor(parse_target("rotated(-1e300)", 2).target).array).max() > 1e299
 
 
 def test_a_rotation_of_a_huge_dimension_is_refused():

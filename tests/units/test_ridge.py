@@ -8,11 +8,13 @@ from ridges import design_path, gram_fixed, gram_path
 
 from keyhole.ridge import gram as tridiagonal
 from keyhole.ridge.design import ridge_rows
+from keyhole.ridge.gradient import _inverse
 from keyhole.ridge.gram import ridge_gram
-from keyhole.ridge.matrices import add_outer, mirror_lower
+from keyhole.ridge.matrices import _lead, add_outer, mirror_lower
 from keyhole.ridge.problem import (
     N_DRAFT_ALPHAS,
     RidgeProblem,
+    check_alphas,
     check_weights,
     choose,
     default_alphas,
@@ -52,6 +54,21 @@ class TestRefusals:
                 solve([1.0, -0.5])
         with pytest.raises(ValueError, match=r"at least 0: got -2 at position 0"):
             gram_fixed(gram, y, -2.0)
+
+    def test_what_cannot_be_solved_is_told_before_or_instead(self, gram, y):
+        with pytest.raises(ValueError, match=r"one row and one column per output: got shape \(29, 29\) for 30 outputs"):
+            ridge_gram(gram[:29, :29], RidgeProblem.of(y, [1.0]))
+        with pytest.raises(ValueError, match="`alphas` must be numbers: got"):
+            check_alphas(["much"])
+        lost = gram.copy()
+        lost[3, 5] = lost[5, 3] = np.nan
+        for groups in (None, np.arange(30) // 2):
+            with pytest.raises(ValueError, match="`gram` must be finite"):
+                ridge_gram(lost, RidgeProblem.of(y, [0.1, 1.0], groups=groups, fit_intercept=False))
+        with pytest.raises(np.linalg.LinAlgError, match="plus the penalty 1 must be positive definite"):
+            _inverse(-gram, np.ones(30))
+        with pytest.raises(ValueError, match="in Fortran order: its rows are 240 bytes apart"):
+            _lead(np.zeros((30, 30)))
 
     def test_penalties_must_be_a_sequence_of_finite_numbers(self, gram, y):
         with pytest.raises(ValueError, match="at least one penalty"):
@@ -174,6 +191,36 @@ class TestEdges:
         )
         assert np.array_equal(plain.errors, weighted.errors)
 
+    def test_one_weight_of_two_among_ones_is_a_copy(self, design, y):
+        weights, copied = np.where(np.arange(30) == 3, 2.0, 1.0), np.append(np.arange(30), 3)
+        for given, repeated in zip(
+            every_route(design, y, [1.0], weights=weights)[1],
+            every_route(design[copied], y[copied], [1.0])[1],
+            strict=True,
+        ):
+            v, w = design.T @ given.coef, design[copied].T @ repeated.coef
+            np.testing.assert_allclose(v, w, rtol=1e-9)
+            np.testing.assert_allclose(given.intercept, repeated.intercept, rtol=1e-9)
+        paths = every_route(design, y, [1.0], weights=weights)[0]
+        for fit in (paths[0].at(0), paths[1].at(0)):
+            np.testing.assert_allclose(design.T @ fit.coef, v, rtol=1e-9)
+        np.testing.assert_allclose(paths[2].at(0).coef, v, rtol=1e-9)
+
+    def test_features_of_zeros_leave_the_mean(self, y):
+        for alpha in (0.0, 1.0):
+            paths, fixed = every_route(np.zeros((30, 8)), y, [alpha])
+            for fit in [path.at(0) for path in paths] + fixed:
+                np.testing.assert_allclose(fit.intercept, y.mean(axis=0))
+                assert np.isfinite(fit.coef).all()
+                assert not paths[2].at(0).coef.any()
+
+    def test_a_factorisation_is_kept_where_asked_for(self, gram, design, y):
+        problem = RidgeProblem.of(y, [0.1, 1.0])
+        for fit in (ridge_gram(gram, problem), ridge_rows(lambda: [design], problem)):
+            assert fit.factor is None
+            with pytest.raises(ValueError, match="keep_factor=True"):
+                fit.at(0)
+
     def test_all_disqualified(self, rng):
         square = rng.standard_normal((10, 20))
         gram, y = square @ square.T, rng.standard_normal((10, 1))
@@ -194,6 +241,16 @@ class TestEdges:
             problem = RidgeProblem.of(y, [1e-20], fit_intercept=False, groups=groups)
             left_out = ridge_gram(gram, problem).left_out
             assert np.isfinite(left_out[[3, 4]]).all() == judged
+
+    @pytest.mark.parametrize(("share", "judged"), [(0.95, False), (0.5, True)])
+    def test_a_group_that_holds_the_largest_eigenvector_is_not_judged(self, rng, share, judged):
+        """Without it the largest eigenvalue, and the floor with it, would fall to a twentieth."""
+        turn = rng.standard_normal((8, 8))
+        turn[:2, 0], turn[2:, 0] = np.sqrt(share / 2), np.sqrt((1 - share) / 6)
+        turn = np.linalg.qr(turn)[0]
+        gram = turn[:, :5] * [1.0, 0.05, 0.04, 0.03, 0.02] @ turn[:, :5].T
+        problem = RidgeProblem.of(rng.standard_normal((8, 1)), [0.0], fit_intercept=False, groups=np.arange(8) // 2)
+        assert np.isfinite(ridge_gram(gram, problem).left_out[:2]).all() == judged
 
     def test_what_rounding_hides_does_not_depend_on_the_units_of_the_outputs(self, rng):
         vectors = np.linalg.qr(rng.standard_normal((8, 8)))[0]

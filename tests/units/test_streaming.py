@@ -218,6 +218,12 @@ def test_weights_of_zero_are_left_out(sets, y):
     )
 
 
+def test_a_stream_without_weight_has_no_fit(sets, y):
+    model = kh.AttentionRegressor(4, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given")
+    with pytest.raises(ValueError, match="one sample of positive weight, and two to choose a penalty: got 1"):
+        model.partial_fit(sets[:3], y[:3], sample_weight=[0.0, 1.0, 0.0]).predict(sets)
+
+
 def test_too_many_columns_say_what_they_would_take(sets, y):
     with pytest.raises(MemoryError, match="solver='cg'"):
         kh.AttentionRegressor(1_000_000, law=kh.GaussianHeads(), scaling="none", query="given").partial_fit(sets, y)

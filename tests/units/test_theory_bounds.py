@@ -111,3 +111,7 @@ def test_the_largest_biased_kernel_is_that_of_a_key_that_is_its_query(rng):
     largest = bias_of(law, 5).largest_diagonal
     np.testing.assert_allclose(same, largest, rtol=1e-12)
     assert np.diag(kh.attention_kernel(kh.SetBatch(keys, points[:, 0]), None, law)).max() < largest
+    for slope, corner in ((0.7, 0.4), (0.7, -0.3), (-0.6, 0.2)):  # against its query, if that is what scores count
+        law = kh.GaussianHeads(mean=np.diag([slope] * 5 + [corner]), scale=0.4)
+        same = np.diag(kh.attention_kernel(kh.SetBatch(np.sign(slope) * points, points[:, 0]), None, law))
+        np.testing.assert_allclose(same, bias_of(law, 5).largest_diagonal, rtol=1e-12)

@@ -107,6 +107,13 @@ def test_a_norm_that_rises_geometrically_is_continued_to_its_limit(norms_by_degr
     assert asked == [8, 16, 24, 32]  # 2e-3 · 0.25/0.75 of 7 was too much at 24
     assert norms_by_degree(lambda degree: 3.0 + 2e-5 * (degree > 8)) == 3.0 + 2e-5  # settled: no rise worth a name
     assert math.isclose(norms_by_degree(lambda degree: 7.0 - 2e-3 * 0.5 ** (degree / 8)), 7.0, rel_tol=1e-12)
+    rising = {
+        8: 0.1,
+        16: 1.0,
+        24: 6.9,
+        32: 7.09,
+    }  # 0.19²/(5.9 − 0.19): a thousandth of the last norm, of no earlier one
+    assert math.isclose(norms_by_degree(rising.__getitem__), 7.09 + 0.19**2 / 5.71, rel_tol=1e-12)
     for slow in (lambda d: 7.0 - 0.02 * 0.6 ** (d / 8), lambda d: 7.0 + 1e-3 * d, lambda d: 7.0 - 1e-3 * d):
         with pytest.raises(ValueError, match=r"does not settle: it is .* at degrees 8, 16, 24, 32, 40, where"):
             norms_by_degree(slow)

@@ -1,9 +1,12 @@
 import itertools
 import math
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from keyhole.theory import curves
 from keyhole.theory.complexity import rkhs_norm
 from keyhole.theory.curves import (
     EigenProblem,
@@ -14,6 +17,7 @@ from keyhole.theory.curves import (
     implicit_ridge,
     learning_curve,
     learning_surface,
+    predicted_error,
     problems,
 )
 from keyhole.theory.harmonics import pair_powers
@@ -231,6 +235,11 @@ def test_empirical_input_is_checked(rng):
         empirical_curve(gram, y[:7], 2, 0.1)
     with pytest.raises(ValueError, match="must be symmetric"):
         empirical_curve(rng.standard_normal((8, 8)), y, 2, 0.1)
+    tilted = gram + np.triu(rng.uniform(size=(8, 8)), 1) * 1e-10  # rounding, in units of the largest entry
+    for unit in (1e-6, 1e6):
+        assert np.isfinite(empirical_curve(unit * tilted, y, 2, 0.1 * unit).error)
+        with pytest.raises(ValueError, match="must be symmetric"):
+            empirical_curve(unit * (gram + np.eye(8, k=1) * 1e-7), y, 2, 0.1)
     with pytest.raises(ValueError, match="at least 4 samples"):
         empirical_curve(np.eye(3), np.ones(3), 1, 0.1)
 
@@ -245,3 +254,46 @@ def test_an_empirical_curve_is_the_formula_on_the_sample_less_its_bias(rng):
     curve = empirical_curve(gram, y, [5, 20], 0.01)
     np.testing.assert_allclose(curve.error + curve.bias, plain, rtol=1e-8)
     assert curve.standard_error.shape == (2,)
+
+
+def test_the_trace_counts_what_lies_beyond_the_levels():
+    """The finer a spectrum, the less is left beyond it; the sum stays."""
+    coarse, fine = itertools.islice(problems(Correlation(1, 3), 2, "attention"), 2)
+    assert coarse.remainder > 1.1 * fine.remainder > 0
+    assert math.isclose(coarse.trace, fine.trace, rel_tol=1e-9)
+
+
+def test_the_finest_spectrum_is_used_where_it_nearly_suffices(monkeypatch):
+    """Finer ones are asked for while more than γ/100 lies beyond; of the last, γ/10 may."""
+    coarse = EigenProblem(np.array([1.0, 0.1]), np.array([1.0, 9.0]), np.array([1.0, 0.5]), remainder=0.5)
+    gamma = implicit_ridge(coarse, 20.0, math.inf, 0.1)
+
+    def error(*beyond):
+        chain = [replace(coarse, next_eigenvalue=share * gamma) for share in beyond]
+        monkeypatch.setattr(curves, "problems", lambda *_: iter(chain))
+        learner = curves.Learner(Correlation(1, 3), 2, "attention", math.inf)
+        found = learner.error(20.0, 0.1, 0.0)
+        return found, chain.index(learner.problem)
+
+    plain = predicted_error(coarse, 20.0, math.inf, gamma, 0.0)
+    assert error(0.009, 0.0) == (plain, 0)
+    assert error(0.011, 0.0) == (plain, 1)
+    assert error(0.5, 0.099) == (plain, 1)
+    with pytest.raises(ValueError, match="the finest spectrum we keep stops at"):
+        error(0.5, 0.101)
+
+
+def test_the_default_means_are_tried_beside_none(monkeypatch):
+    """Errors here are least at a mean of 0.8, and as large as without a mean at 1.6."""
+
+    def curve(target, samples, *_, law):
+        return SimpleNamespace(error=np.full(samples.shape, (float(law.mean) - 0.8) ** 2))
+
+    monkeypatch.setattr(curves, "best_ridge_curve", curve)
+    best = curves.best_bias(Correlation(1, 3), [10, 100], 2)
+    assert best.means[0] == 0.0
+    assert np.all(np.diff(best.means) > 0)
+    assert best.mean.tolist() == [0.75, 0.75]
+    np.testing.assert_allclose(best.error, 0.05**2)
+    np.testing.assert_allclose(best.unbiased, 0.8**2)
+    assert (abs(best.handicap - 1.6) < 0.03).all()

@@ -187,6 +187,9 @@ def test_windows_cover_a_series_to_its_end_and_can_be_put_together_again(rng):
     np.testing.assert_allclose(shape * amplitude + level, plain[0].reshape(-1, 2, 4))
     with pytest.raises(ValueError, match=r"T ≥ width = 5: series 1 has shape \(4, 2\)"):
         kh.tokens.windows(series, width=5)
+    for wrong in (np.zeros((5, 2, 2)), np.float64(3.0)):
+        with pytest.raises(ValueError, match=r"shape \(T,\) or \(T, channels\).*series 0 has shape"):
+            kh.tokens.windows([wrong], width=2)
 
 
 def test_still_windows_have_no_shape():

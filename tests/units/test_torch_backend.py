@@ -261,6 +261,21 @@ def test_regressor_on_a_device_gives_the_same_numbers(rng, n_heads, alpha):
     assert np.array_equal(there.predict(sets), there.predict(sets.to("cpu")))
 
 
+@pytest.mark.parametrize("n_heads", [3, 20, math.inf])
+def test_several_outputs_on_a_device(rng, n_heads):
+    sets, y = draw_sets(rng, n=30), rng.standard_normal((30, 3))
+    options = {"alpha": 0.1, "random_state": 0, "law": kh.GaussianHeads(), "scaling": "none", "query": "given"}
+    here, there = (kh.AttentionRegressor(n_heads, device=d, **options).fit(sets, y) for d in (None, "cpu"))
+    np.testing.assert_allclose(there.predict(sets[:7]), here.predict(sets[:7]), rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("options", [{"pooling": "sum"}, {"query": "each"}])
+def test_a_device_knows_plain_sets_only(rng, options):
+    model = kh.AttentionRegressor(**{"n_heads": 8, "device": "cpu", "scaling": "none", "query": "given", **options})
+    with pytest.raises(ValueError, match="a device takes one set per sample and the mean over its keys"):
+        model.fit(draw_sets(rng, n=12), np.arange(12.0))
+
+
 def test_classifier_follows_its_tensors(rng):
     sets = kh.targets.sphere_sets(90, 5, 4, seed=0)
     label = (kh.targets.TokenPower(2, dim=4)(sets) > 0.25).astype(int)

@@ -128,6 +128,27 @@ class TiledLayer:
 
         run_threads(work, self._set_ranges(slice(0, len(out)), len(block)))
 
+    def add_contributions(
+        self,
+        out: Float[np.ndarray, "k t"],
+        block: Float[np.ndarray, "m f e"],
+        values: Float[np.ndarray, "m e t"],
+    ) -> None:
+        """Add what every key adds to the outputs of a block of heads to ``out``."""
+        from keyhole.attention.compiled import announce_compilation
+        from keyhole.attention.compiled_features import CHUNK, add_contributions, workspace
+
+        announce_compilation(add_contributions)
+        packed = self._pack(block)
+        table = _heads_last(values.transpose(0, 2, 1), packed.shape[-1], self.dtype)
+
+        def work(sets: tuple[int, int]) -> None:
+            inputs = (packed, table, self.queries, self.keys, self.offsets, sets)
+            pulled = np.empty((CHUNK, packed.shape[-1]), self.dtype)
+            add_contributions(*inputs, *self.weighting, out, pulled, workspace(packed))
+
+        run_threads(work, self._set_ranges(slice(0, len(self.batch)), len(block)))
+
     def overflow(self, i: int) -> ValueError:
         """Return the error that says that set ``i`` has features that are not finite."""
         query = self.batch[i].seen_query().astype(np.float64)
@@ -281,12 +302,12 @@ def _pooled_features(
 ) -> Float[np.ndarray, "n p"]:
     """Φ_i = Σ_j c_j φ(set j) over the sets of sample i, which are written out for a few samples at a time."""
     out = np.empty((len(batch), len(heads) * (batch.dim + 1)), check_dtype(dtype))
-    for rows, written in _written_blocks(batch, out.shape[1] * out.itemsize):
+    for rows, written in written_blocks(batch, out.shape[1] * out.itemsize):
         out[rows] = written.pool(attention_features(written.sets, heads, activation, dtype=dtype))
     return out
 
 
-def _written_blocks(batch: SampleBatch, bytes_per_set: int) -> Iterator[tuple[slice, WrittenSets]]:
+def written_blocks(batch: SampleBatch, bytes_per_set: int) -> Iterator[tuple[slice, WrittenSets]]:
     """Runs of samples that write out to few enough tokens, and whose sets have few enough features."""
     batch = batch.numpy()
     cost = np.cumsum(batch.token_counts * max(1, bytes_per_set * _TOKENS // (MEMORY_BUDGET // 4) // 8))
@@ -373,7 +394,7 @@ def apply_values(
     table = _check_values(values, len(heads), batch.dim + 1)
     if not batch.is_plain:
         pooled = np.empty((len(batch), table.shape[2]))
-        for rows, written in _written_blocks(batch, 8 * table.shape[2]):
+        for rows, written in written_blocks(batch, 8 * table.shape[2]):
             outputs = apply_values(written.sets, heads, table, activation, dtype=dtype, memory_budget=memory_budget)
             pooled[rows] = written.pool(outputs.astype(np.float64))
         return pooled
@@ -388,6 +409,37 @@ def apply_values(
     if not finite.all():
         raise layer.overflow(int(np.flatnonzero(~finite)[0]))
     return out
+
+
+def key_contributions(
+    batch: SampleBatch,
+    heads: Any,
+    values: np.ndarray,
+    activation: str = "relu",
+    *,
+    dtype: Any = None,
+    memory_budget: int = MEMORY_BUDGET,
+) -> Float[np.ndarray, "k t"]:
+    """Return what every key adds to Φ·values: c_i = M^{-1/2} Σ_m w_mi <v_m, x~_i>, sample after sample.
+
+    w_mi are the weights of the layer, σ(s_mi)/N or softmax, times the coefficient of the set in its sample; where every
+    key is a query in turn, those of a key are added up over queries. Sums over a sample are `apply_values`. 2MD(1 + t)
+    operations for a key, where `apply_values` takes 4MD; sets of more than 32 keys under softmax 2MD more.
+    """
+    check_samples(batch, "batch")
+    heads, memory_budget = heads_seen_by(batch, heads), check_count(memory_budget, "memory_budget")
+    table = _check_values(values, len(heads), batch.dim + 1)
+    parts = []
+    for _, written in written_blocks(batch, 8 * table.shape[2]):
+        layer = TiledLayer.of(written.sets, heads, activation, dtype)
+        out = np.zeros((len(written.sets.tokens), table.shape[2]), layer.dtype)
+        for part, block in layer.head_blocks(memory_budget, in_cache=True):
+            layer.add_contributions(out, block, table[part])
+        wrong = np.flatnonzero(~np.isfinite(out).all(axis=1))
+        if len(wrong):
+            raise layer.overflow(int(np.searchsorted(layer.offsets, wrong[0], side="right")) - 1)
+        parts.append(written.of_keys(out.astype(np.float64)))
+    return np.concatenate(parts)
 
 
 def _add_products(
@@ -448,7 +500,7 @@ def attention_pullback(
         trace = FeatureTrace.of(batch.sets, heads, activation, memory_budget=memory_budget)
         return trace.pullback(cotangent, n_means, queries)
     pooled = np.zeros((n_means, *heads.shape[1:]), heads.dtype)
-    for rows, written in _written_blocks(batch, cotangent.shape[1] * cotangent.itemsize):
+    for rows, written in written_blocks(batch, cotangent.shape[1] * cotangent.itemsize):
         own = None if queries is None else queries[batch.set_offsets[rows.start] : batch.set_offsets[rows.stop]]
         trace = FeatureTrace.of(written.sets, heads, activation, memory_budget=memory_budget)
         pooled += trace.pullback(written.spread(cotangent[rows]), n_means, own)
@@ -578,10 +630,8 @@ def _weights_of(activation: str, scores: Float[np.ndarray, "b m k"]) -> Float[np
     if activation == SOFTMAX:
         scores = np.exp(scores - scores.max(axis=2, keepdims=True))
         return np.asarray(scores / scores.sum(axis=2, keepdims=True))
-    if activation == "exp":
-        return np.exp(scores) / scores.shape[2]
-    values = {"relu": np.maximum(scores, 0), "linear": scores, "square": scores * scores}.get(activation, scores > 0)
-    return np.asarray(values / np.asarray(scores.shape[2], scores.dtype))
+    σ: dict[str, Any] = {"relu": lambda s: np.maximum(s, 0), "linear": lambda s: s, "square": np.square, "exp": np.exp}
+    return np.asarray(σ.get(activation, lambda s: (s > 0).astype(s.dtype))(scores) / scores.shape[2])
 
 
 def _stacks(batch: SetBatch, n_heads: int, width: int, itemsize: int, budget: int) -> Iterator[Int[np.ndarray, " b"]]:

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from scipy.special import ndtri
 
 from keyhole._array import blocks, is_tensor
-from keyhole._checks import check_count, check_finite, check_float_array, check_number, check_seed
+from keyhole._checks import check_count, check_finite, check_float_array, check_number, check_pairs, check_seed
 
 
 @runtime_checkable
@@ -358,17 +358,7 @@ def identity_mean(dim: int, query_dim: int | None = None, pairs: Any = None) -> 
     both = np.arange(min(asked, dim))
     rows, columns = both, both
     if pairs is not None:
-        stated = np.asarray(pairs)
-        if stated.ndim != 2 or stated.shape[1] != 2 or stated.dtype.kind not in "iu" or not len(stated):
-            raise ValueError(f"`pairs` must be (query coordinate, key coordinate) pairs of integers: got {pairs!r}.")
-        outside = (stated < 0) | (stated >= [asked, dim])
-        if outside.any():
-            wrong = tuple(stated[outside.any(axis=1)][0].tolist())
-            raise ValueError(
-                f"`pairs` must name coordinates that are there: got {wrong} for queries of dimension {asked} and keys "
-                f"of dimension {dim}. Coordinates count from 0."
-            )
-        rows, columns = stated.T
+        rows, columns = np.array(check_pairs(pairs, asked, dim)).T
     mean[rows, columns] = 1.0
     return mean
 

@@ -237,7 +237,8 @@ class IdentityHeads(UnfittedLaw):
     max_samples : int
         Samples used to compare, a random part if there are more.
     pairs : sequence of (query coordinate, key coordinate), optional
-        What W_0 pairs: by default coordinate i of both, for as many as both have.
+        What W_0 pairs: by default what the training sets pair (``SetBatch.pairs``), else coordinate i of both, for as
+        many as both have.
 
     Examples
     --------
@@ -291,7 +292,8 @@ class IdentityHeads(UnfittedLaw):
 def choose_identity(
     task: Task, strengths: Sequence[float], scales: Sequence[float], n_heads: int, seed: int, pairs: Any = None
 ) -> tuple[FittedHeads, Judgement]:
-    """The pair of least leave-one-out error if that is beyond doubt, else the first pair."""
+    """The pair of least leave-one-out error if that is beyond doubt, else the first pair; ``pairs`` or the batch's."""
+    pairs = task.batch.sets.pairs if pairs is None else pairs
     laws = [(c, s) for s in scales for c in strengths]
     judged = [judge(task, GaussianHeads(c, s, pairs), n_heads, seed) for c, s in laws]
     best = int(np.argmin([np.average(j.loo, weights=task.weights) for j in judged]))

@@ -495,10 +495,9 @@ class Multinomial(Loss):
         # H takes constant vectors to zero: the rank-one term makes it definite there and is zero elsewhere
         hessian = np.diag(weights @ q) - (q * weights[:, None]).T @ q + 1.0 / q.shape[1]
         try:
-            step = np.linalg.solve(hessian, slope)
+            return np.linalg.solve(hessian, slope)
         except np.linalg.LinAlgError:  # a class that no sample is in any doubt about
-            step = np.linalg.lstsq(hessian, slope, rcond=None)[0]
-        return np.asarray(step - step.mean())
+            return np.asarray(np.linalg.lstsq(hessian, slope, rcond=None)[0])
 
     def balanced(self, y: Samples, dual: Samples, weights: PerSample) -> Samples:
         """Mix q = dual + y with one constant distribution, as little of it as gives q the class weights of y.

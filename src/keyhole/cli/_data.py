@@ -15,13 +15,20 @@ QUERY_HELP = "Columns of the query, with commas [default: column query, or rows 
 EXTRAS_HELP = "Columns of the sample itself, with commas, solved for beside the sets [default: column extras]."
 TARGET_HELP = "Column to predict [default: target, label, class or y]."
 SET_HELP = "Column that says which set a row belongs to, where a row is a token [default: set, bag, id, …]."
-Data = Annotated[str, typer.Argument(help="A table of sets (Parquet, Arrow, CSV, npz), .ts, .xyz, or: digits.")]
+TOKENS_HELP = "A table with one row per token, where DATA has one row per sample; joined by the column of --set."
+Data = Annotated[
+    str, typer.Argument(help="A table of sets (Parquet, Arrow, CSV, npz), .ts or a folder of such, .xyz, or: digits.")
+]
+Tokens = Annotated[str | None, typer.Option(help=TOKENS_HELP)]
 Keys = Annotated[str | None, typer.Option(help=KEYS_HELP)]
 Query = Annotated[str | None, typer.Option(help=QUERY_HELP)]
 Target = Annotated[str | None, typer.Option(help=TARGET_HELP)]
 Extras = Annotated[str | None, typer.Option(help=EXTRAS_HELP)]
 SetId = Annotated[str | None, typer.Option("--set", help=SET_HELP)]
-Missing = Annotated[str, typer.Option(help="error, or drop tokens with a gap.")]
+Missing = Annotated[str, typer.Option(help="Gaps: error, drop tokens with one, or impute (mean, or a category).")]
+Groups = Annotated[str | None, typer.Option(help="Column of siblings (a patient, a story) that are left out together.")]
+Time = Annotated[str | None, typer.Option(help="Column of dates or numbers: the newest fifth is kept for testing.")]
+Split = Annotated[str | None, typer.Option(help="Column that says train or test (or 0 or 1) of every sample.")]
 Dim = Annotated[int | None, typer.Option(help="Coordinates of a key, if its column is flat.", min=1)]
 Task = Annotated[str, typer.Option(help="auto, regression or classification.")]
 TASKS = ("auto", "regression", "classification")
@@ -49,8 +56,9 @@ def task_of(target: np.ndarray, task: str) -> str:
         refuse(f"--task regression needs a target of numbers: this one holds text such as {target[0]!r:.40}.")
     if task != "auto":
         return task
-    few = kind in "iu" and len(np.unique(target)) <= min(20, max(2, len(target) // 5))
-    return "classification" if kind in "Ub" or few else "regression"
+    from keyhole.lab.lens.look import likely_task
+
+    return likely_task(target)
 
 
 def read_heads(text: str) -> float:

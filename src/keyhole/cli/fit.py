@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
+from time import perf_counter
 from typing import Annotated, Any
 
 import numpy as np
@@ -15,12 +15,16 @@ from keyhole.cli._data import (
     Data,
     Dim,
     Extras,
+    Groups,
     Keys,
     Missing,
     Query,
     SetId,
+    Split,
     Target,
     Task,
+    Time,
+    Tokens,
     read_data,
     read_heads,
     task_of,
@@ -30,7 +34,8 @@ from keyhole.lab.report.html import number
 _HELP = """Fit one attention layer to a table of sets and save it.
 
 DATA is a table with one row per set (list columns) or one row per token, or a name that comes with keyhole, such as
-digits. MODEL is the file to write, for kh.load and keyhole predict. The leave-one-out error is printed.
+digits. Text, dates and booleans become numbers. MODEL is the file to write, for kh.load and keyhole predict; how the
+table was read is stored in it. The leave-one-out error is printed, and the error of what --time or --split sets apart.
 """
 LAWS = ("auto", "zero", "biased", "identity", "learned")
 
@@ -39,6 +44,7 @@ LAWS = ("auto", "zero", "biased", "identity", "learned")
 def fit(
     data: Data,
     model: Annotated[Path, typer.Argument(help="The file to write.")],
+    tokens: Tokens = None,
     keys: Keys = None,
     query: Query = None,
     target: Target = None,
@@ -46,6 +52,9 @@ def fit(
     set_id: SetId = None,
     missing: Missing = "error",
     dim: Dim = None,
+    groups: Groups = None,
+    time: Time = None,
+    split: Split = None,
     task: Task = "auto",
     heads: Annotated[str | None, typer.Option(help="Heads M: a number, inf for the exact kernel, or auto.")] = None,
     law: Annotated[
@@ -64,7 +73,7 @@ def fit(
     """Read, fit, print, save."""
     import keyhole as kh
 
-    check_output(model, [Path(data)])
+    check_output(model, [Path(data), *([] if tokens is None else [Path(tokens)])])
     if model.exists() and not overwrite:
         refuse(f"a file is not replaced unless asked: {model.name!r} exists. Choose another name, or add --overwrite.")
     named = {
@@ -78,15 +87,18 @@ def fit(
         "random_state": seed,
     }
     options = {name: value for name, value in named.items() if value is not None}  # the rest is the estimator's
-    columns = {"keys": keys, "query": query, "target": target, "extras": extras, "set_id": set_id}
-    found = read_data(data, **columns, missing=missing, dim=dim)
+    columns = {"keys": keys, "query": query, "target": target, "extras": extras, "set_id": set_id, "tokens": tokens}
+    found = read_data(data, **columns, missing=missing, dim=dim, groups=groups, time=time, split=split)
+    train = found.train
+    if not len(train):
+        refuse(f"there must be samples to learn from: --split {split} says test of all {len(found)}.")
     kind = task_of(found.target, task)
     console = Console()
-    began = time.perf_counter()
+    began = perf_counter()
     with console.status("fitting …"):
         made: Any = kh.AttentionRegressor if kind == "regression" else kh.AttentionClassifier
-        estimator = answer_or_exit(lambda: made(**options).fit(found.train.sets, found.train.target))
-    seconds = time.perf_counter() - began
+        estimator = answer_or_exit(lambda: made(**options).fit(train.sets, train.target, groups=train.groups))
+    seconds = perf_counter() - began
     _save(estimator, model, found, overwrite)
     _print(console, estimator, found, kind, seconds)
     say(console, f"wrote {model}")
@@ -117,11 +129,10 @@ def _alpha(text: str) -> Any:
 
 
 def _save(estimator: Any, path: Path, data: Any, overwrite: bool) -> None:
-    from keyhole.models import Schema, save
+    from keyhole.models import save
 
-    schema = Schema(estimator.n_features_in_, estimator.has_query_, data.names, data.target_name, data.columns)
     try:
-        save(estimator, path, schema=schema, overwrite=overwrite)
+        save(estimator, path, schema=data.schema, overwrite=overwrite)
     except (ValueError, OSError) as error:
         refuse(str(error))
 
@@ -143,10 +154,11 @@ def _print(console: Console, estimator: Any, data: Any, kind: str, seconds: floa
         f"{heads}, {law}; α {estimator.alpha_:.3g}; "
         f"tokens: {rule.scaling}, query: {rule.query}, pooling: {rule.pooling}",
     )
+    left = "leave-one-out" if data.groups is None else "leave-one-group-out"
     if kind == "regression":
         residuals = np.square(train.target - estimator.loo_predictions_)
         share = residuals.mean() / train.target.var() if train.target.var() > 0 else float("nan")
-        say(console, f"leave-one-out RMSE {number(float(np.sqrt(residuals.mean())))}, R² {1 - share:.3f}")
+        say(console, f"{left} RMSE {number(float(np.sqrt(residuals.mean())))}, R² {1 - share:.3f}")
     else:
         scores = estimator.loo_decision_
         winners = (scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(axis=1)
@@ -154,12 +166,15 @@ def _print(console: Console, estimator: Any, data: Any, kind: str, seconds: floa
         error = np.sqrt(wrong * (1 - wrong) / len(train))
         say(
             console,
-            f"leave-one-out accuracy {100 * (1 - wrong):.1f} % ± {100 * error:.1f}, {len(estimator.classes_)} classes",
+            f"{left} accuracy {100 * (1 - wrong):.1f} % ± {100 * error:.1f}, {len(estimator.classes_)} classes",
         )
     if getattr(law, "chosen", "") == "learned":
         say(console, "(the law was learned from all samples: its leave-one-out error flatters a little)")
     if data.split is not None and len(data.test):
         score = estimator.score(data.test.sets, data.test.target)
         name = "R²" if kind == "regression" else "accuracy"
-        say(console, f"test {name} {score:.3f} on the {len(data.test)} sets that the data sets apart")
+        which = "newest sets, kept for testing" if data.time is not None else "sets that the data sets apart"
+        errors = np.square(data.test.target - estimator.predict(data.test.sets)) if kind == "regression" else None
+        rmse = "" if errors is None else f"RMSE {number(float(np.sqrt(errors.mean())))}, "
+        say(console, f"test {rmse}{name} {score:.3f} on the {len(data.test)} {which}, which the model has not seen")
     say(console, f"{len(train)} sets in {seconds:.1f} s")

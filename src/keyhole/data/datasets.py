@@ -21,9 +21,10 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from keyhole._checks import check_choice, check_count
+from keyhole.data.batches import Batch
 from keyhole.data.layout import Dataset
 from keyhole.data.npz import UNREADABLE, NpzFile, check_pointer
-from keyhole.data.reader import SUFFIXES, read_table
+from keyhole.data.reader import SUFFIXES, ParquetSets, read_table
 from keyhole.data.sets import SetBatch, SetGroups
 
 LARGEST = 200_000_000  # bytes of all text files together; more are refused before they are read
@@ -858,7 +859,8 @@ NAMES: dict[str, Callable[[], Dataset]] = {"digits": load_digits_sets}
 def load_data(data: str, **columns: Any) -> Dataset:
     """Read data by a name that comes with keyhole ("digits"), or from a file whose suffix says what it is.
 
-    A table as `read_table` takes it, with its ``columns`` by name; time series (.ts); molecules (.xyz).
+    A table as `read_table` takes it, with its ``columns`` by name; time series, a .ts file or a folder of a
+    …_TRAIN.ts and a …_TEST.ts; molecules (.xyz).
 
     >>> load_data("digits")
     Dataset(1797 sets: scikit-learn's digits, 8 × 8 pixels, those with some ink)
@@ -866,8 +868,8 @@ def load_data(data: str, **columns: Any) -> Dataset:
     given = {name: value for name, value in columns.items() if value is not None}
     path = Path(data)
     loaders: dict[str, Callable[[Path], Dataset]] = {".ts": load_uea, ".xyz": load_molecules}
-    suffix = path.suffix.lower()
-    if suffix in SUFFIXES or path.is_dir():
+    suffix = ".ts" if holds_series(path) else path.suffix.lower()
+    if suffix in SUFFIXES or (path.is_dir() and suffix not in loaders):
         return read_table(path, **given)
     if data not in NAMES and not path.exists() and suffix not in loaders:
         raise FileNotFoundError(f"{data!r} is neither a file nor data that comes with keyhole ({', '.join(NAMES)}).")
@@ -877,3 +879,22 @@ def load_data(data: str, **columns: Any) -> Dataset:
     if chosen:
         raise ValueError(f"only tables have columns to choose: {data!r} takes no {', '.join(chosen)}.")
     return loaders[suffix](path) if suffix in loaders else NAMES[data]()
+
+
+def holds_series(path: Path) -> bool:
+    """Whether this is a folder of .ts files, and of no Parquet files."""
+    return path.is_dir() and not any(path.glob("*.parquet")) and any(path.glob("*.ts"))
+
+
+def open_data(path: Path, **options: Any) -> ParquetSets:
+    """A table, or series (.ts), to be read in parts; the options are those of `ParquetSets`."""
+    files = sorted(path.glob("*.ts")) if holds_series(path) else [path]
+    if files[0].suffix.lower() != ".ts":
+        return ParquetSets(path, **options)
+    from keyhole.data.writer import sets_table
+
+    sets = load_uea(path).sets
+    assert isinstance(sets, SetBatch)
+    source = ParquetSets(sets_table(Batch(sets)), target=(), batch_size=options.get("batch_size"))
+    source.files = files
+    return source

@@ -2,40 +2,47 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from jaxtyping import Bool, Float, Int, Shaped
 
+from keyhole.data.columns import (
+    HOLDS,
+    PLURALS,
+    Place,
+    SchemaError,
+    Study,
+    coded,
+    instants,
+    is_list,
+    is_number,
+    kind_of,
+    labels,
+    looks_like,
+    matrix,
+    numbers,
+    one_piece,
+    parts_of_split,
+    plain_values,
+    refuse_gaps,
+    same_lengths,
+    set_ids,
+    texts,
+    unlisted,
+)
+from keyhole.data.schema import MOST_CATEGORIES, Coding, Schema
 from keyhole.data.sets import SetBatch, SetGroups
 
 SET_NAMES = ("set", "set_id", "bag", "bag_id", "id", "group")
 TARGET_NAMES = ("target", "label", "class", "y")  # usual names, "y" last: it may be a coordinate
-
-
-class SchemaError(ValueError):
-    """A column that cannot be read as what it was asked for."""
-
-
-class Place(NamedTuple):
-    """Where some rows are, for messages: "row 9 of row group 2 of sets.parquet"."""
-
-    words: str = ""
-    first: int = 0
-
-    def row(self, i: Any) -> str:
-        """Row i in words."""
-        return f"row {self.first + int(i)}{self.inside.replace(' in ', ' of ', 1)}"
-
-    @property
-    def inside(self) -> str:
-        """The place in words, after a space."""
-        return f" in {self.words}" if self.words else ""
+PROBLEM = b"keyhole: no column"
+"""Note of a field whose cells make no column, with the reason: it may not be read, and does no harm unread."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,8 +66,13 @@ class Dataset:
         The options that read a table, resolved: pass them again to read another table in the same way.
     ids : array (n,) or None
         What a table with one row per token calls its sets.
-    weights : array (n,) or None
-        Weights of samples, where a column was named for them.
+    weights, groups, time : array (n,) or None
+        Weights of samples, what names siblings among them (for ``fit(…, groups=data.groups)``), and when they were,
+        where columns were named for these.
+    query_names, extra_names : tuple of str
+        Names of the coordinates of a query, and of the columns of samples.
+    codings : tuple of Coding
+        How columns that are no plain numbers became such.
     left_out : tuple of str
         Columns that were not taken for coordinates, each with the reason in words.
 
@@ -79,6 +91,11 @@ class Dataset:
     columns: tuple[tuple[str, Any], ...] = ()
     ids: Shaped[np.ndarray, " n"] | None = None
     weights: Float[np.ndarray, " n"] | None = None
+    groups: Shaped[np.ndarray, " n"] | None = None
+    time: Float[np.ndarray, " n"] | None = None
+    query_names: tuple[str, ...] = ()
+    extra_names: tuple[str, ...] = ()
+    codings: tuple[Coding, ...] = field(default=(), repr=False)
     left_out: tuple[str, ...] = field(default=(), repr=False)
 
     def __len__(self) -> int:
@@ -86,12 +103,18 @@ class Dataset:
 
     def __getitem__(self, rows: Any) -> Dataset:
         """Some of the samples: a slice, integers, or a mask."""
-        each = {name: getattr(self, name) for name in ("target", "split", "ids", "weights")}
+        each = {name: getattr(self, name) for name in ("target", "split", "ids", "weights", "groups", "time")}
         some = {name: values[rows] for name, values in each.items() if values is not None}
         return replace(self, sets=self.sets[rows], **some)
 
     def __repr__(self) -> str:
         return f"Dataset({len(self)} sets: {self.description})"
+
+    @property
+    def schema(self) -> Schema:
+        """What was learned about columns: ``schema.read(table)`` reads another table in the same way."""
+        sets = self.sets.sets
+        return Schema(sets.dim, sets.query is not None, self.names, self.target_name, self.columns, self.codings)
 
     @property
     def train(self) -> Dataset:
@@ -102,187 +125,14 @@ class Dataset:
     def test(self) -> Dataset:
         """The part for testing."""
         if self.split is None:
-            raise ValueError("this data comes without a split of its own: split it yourself, by indexing.")
+            raise ValueError(
+                "this data comes without a split of its own: split it yourself, by indexing, or name a column with "
+                "`split` or `time`."
+            )
         return self[np.flatnonzero(self.split == 1)]
 
 
-def is_list(kind: pa.DataType) -> bool:
-    """Whether a column holds lists."""
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
-
-
-def is_number(kind: pa.DataType) -> bool:
-    """Whether a column holds numbers."""
-    kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_decimal)
-    return any(test(kind) for test in kinds)
-
-
-def numbers(column: Any, name: str, place: Place, *, lists: str = "") -> Float[np.ndarray, " r"]:
-    """A column as float32 or float64, NaN where an entry is missing; it shares memory where that is possible."""
-    kind = column.type
-    if not is_number(kind):
-        raise SchemaError(
-            f"column {name!r} must hold {lists}numbers: it holds {lists}{kind}{place.inside}. Leave it out, or encode "
-            "it as numbers first."
-        )
-    if pa.types.is_boolean(kind) or pa.types.is_decimal(kind):
-        column = column.cast(pa.float64() if pa.types.is_decimal(kind) else pa.int8())
-    array = column.to_numpy(zero_copy_only=False)
-    if array.dtype not in (np.float32, np.float64):
-        return np.asarray(array, dtype=np.float64)
-    return np.require(array, requirements="A")  # a buffer of a file may begin at any byte
-
-
-def unlisted(column: Any) -> tuple[Any, Int[np.ndarray, " o"]]:
-    """The values of a column of lists end to end, and where each row begins; a row that is null has none."""
-    if not len(column):  # its offsets may lead anywhere: nobody has looked at them
-        return column.values.slice(0, 0), np.zeros(1, np.int64)
-    if pa.types.is_fixed_size_list(column.type):
-        known = column.is_valid().to_numpy(zero_copy_only=False) if column.null_count else np.ones(len(column), bool)
-        return column.flatten(), np.concatenate([[0], np.cumsum(known)]) * column.type.list_size
-    if column.null_count:
-        lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
-        return column.flatten(), np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-    offsets = column.offsets.to_numpy().astype(np.int64)
-    return column.values.slice(offsets[0], offsets[-1] - offsets[0]), offsets - offsets[0]
-
-
-def same_lengths(column: Any) -> tuple[Any, int, tuple[int, int] | None]:
-    """The values of lists end to end, their length, and the first list of another length or of none with it."""
-    if len(column) and pa.types.is_fixed_size_list(column.type) and not column.null_count and column.type.list_size:
-        return column.flatten(), int(column.type.list_size), None
-    flat, offsets = unlisted(column)
-    lengths = np.diff(offsets)
-    length = int(lengths[0]) if len(lengths) else 0
-    odd = (lengths != length) | (lengths == 0)
-    return flat, length, (int(odd.argmax()), int(lengths[odd.argmax()])) if odd.any() else None
-
-
-def matrix(column: Any, name: str, place: Place, what: str) -> Float[np.ndarray, "n d"]:
-    """Lists of equal length, one for each row, as the rows of a matrix."""
-    if column.null_count:
-        row = int(column.is_valid().to_numpy(zero_copy_only=False).argmin())
-        raise SchemaError(f"column {name!r} must have a list in every row: {place.row(row)} is empty. Drop the row.")
-    flat, width, odd = same_lengths(column)
-    if odd is not None:
-        raise SchemaError(
-            f"all {what} of column {name!r} must have as many coordinates, at least one: that of {place.row(0)} has "
-            f"{width} and that of {place.row(odd[0])} has {odd[1]}. Pad or cut them."
-        )
-    return numbers(flat, name, place, lists="lists of ").reshape(len(column), -1)
-
-
-def labels(column: Any, name: str, place: Place) -> np.ndarray:
-    """A target: integers, numbers, booleans or text without gaps, or lists of numbers, one for each output."""
-    if is_list(column.type):
-        found = matrix(column, name, place, "targets")
-        _refuse_gaps(found, (name,), place, "target")
-        return found
-    gaps = _gaps(column)
-    if len(gaps):
-        raise SchemaError(
-            f"target column {name!r} must be known in every row: {place.row(gaps[0])} is empty ({len(gaps)} in all). "
-            "Drop such rows first."
-        )
-    return _values(column, name, place, "target column")
-
-
-def set_ids(column: Any, name: str, place: Place) -> Shaped[np.ndarray, " r"]:
-    """Which set each row belongs to: every row says so."""
-    gaps = _gaps(column)
-    if len(gaps):
-        some = ", ".join(str(place.first + int(i)) for i in gaps[:5])
-        rows = f"rows {some}{' …' if len(gaps) > 5 else ''} are" if len(gaps) > 1 else f"{place.row(gaps[0])} is"
-        raise SchemaError(
-            f"column {name!r} must say of every row which set it belongs to: {rows} empty ({len(gaps)} in all). Fill "
-            "in the sets, or drop such rows."
-        )
-    return _values(column, name, place, "set column")
-
-
-def _gaps(column: Any) -> Int[np.ndarray, " g"]:
-    """Rows that say nothing. In CSV a gap among texts is an empty text."""
-    empty = column.is_null()
-    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        blank = pc.equal(pc.utf8_trim_whitespace(column.cast(kind)), "")
-        empty = pc.or_(empty, pc.fill_null(blank, False))
-    return np.flatnonzero(empty.to_numpy(zero_copy_only=False))
-
-
-def _values(column: Any, name: str, place: Place, what: str) -> Shaped[np.ndarray, " r"]:
-    kind = column.type
-    if pa.types.is_dictionary(kind):
-        column, kind = column.cast(kind.value_type), kind.value_type
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return np.array(column.to_pylist(), dtype=np.str_)
-    if not is_number(kind):
-        raise SchemaError(
-            f"{what} {name!r} must hold numbers or text: it holds {kind}{place.inside}. Convert it first."
-        )
-    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
-        return np.asarray(column.to_numpy(zero_copy_only=False))
-    values = numbers(column, name, place)
-    if not np.isfinite(values).all():
-        row = int((~np.isfinite(values)).argmax())
-        raise SchemaError(f"{what} {name!r} must be finite: {place.row(row)} is {values[row]}. Drop such rows first.")
-    return values
-
-
-_PLURALS = {"token": "tokens", "query": "queries", "target": "targets", "extra": "extras"}
-
-
-def _refuse_gaps(values: np.ndarray, names: Sequence[str], place: Place, what: str, owner: Any = None) -> None:
-    """Raise if numbers are missing or infinite; ``owner`` is the row of each if that is not its place."""
-    finite = np.isfinite(values)
-    if finite.all():
-        return
-    i, column = (int(k) for k in np.argwhere(~finite)[0])
-    missing = np.isnan(values[i, column])
-    drop = ", or drop the tokens that have one with missing='drop' (--missing drop)" if what == "token" else ""
-    raise SchemaError(
-        f"{_PLURALS[what]} must be known: "
-        f"{names[min(column, len(names) - 1)]!r} is {'missing' if missing else 'infinite'} in "
-        f"{place.row(i if owner is None else owner[i])}, {int((~finite).sum())} such entries in all. Fill them in"
-        f"{drop if missing else ''}."
-    )
-
-
 # ---------------------------------------------------------------- which column is what
-
-_WORDS = {
-    "an id": {"id", "ids", "idx", "index", "uid", "uuid", "guid", "row", "rowid", "key", "nr", "number", "unnamed"},
-    "a time": {"time", "timestamp", "date", "datetime", "year", "month", "day", "epoch", "ts"},
-    "a split": {"split", "fold", "folds", "train", "test", "partition", "subset", "holdout"},
-}
-
-
-def looks_like(name: str, values: Float[np.ndarray, " r"]) -> str:
-    """What a column of numbers seems to be other than a coordinate, with the evidence in words; "" for nothing.
-
-    Both its name and its first numbers have to say so: an id is whole numbers; a time is a date or rises through the
-    whole table; a split is a few whole numbers. Numbers that count the rows are an id under any name.
-
-    >>> looks_like("customer_id", np.array([7.0, 9.0, 7.0]))
-    'an id, by its name and whole numbers'
-    """
-    values = values[np.isfinite(values)]
-    if not len(values):
-        return ""
-    whole = bool((values == np.rint(values)).all())
-    if whole and len(values) >= 20 and (np.diff(values) == 1).all():
-        return "an id, because it counts the rows"
-    parts = re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name) or ["index"]  # pandas writes its index without a name
-    kind = next((k for k, words in _WORDS.items() if words & {part.lower() for part in parts}), "")
-    if kind == "an id" and whole:
-        return "an id, by its name and whole numbers"
-    low, high = values.min(), values.max()
-    date = whole and (low >= 1e8 or (low >= 19000101 and high <= 21001231) or (low >= 1900 and high <= 2100))
-    if kind == "a time" and (date or (len(values) >= 20 and (np.diff(values) >= 0).all() and low < high)):
-        return f"a time, by its name and because it {'holds dates' if date else 'rises through the whole table'}"
-    if kind == "a split" and whole and len(np.unique(values)) <= 10:
-        return "a split, by its name and few values"
-    return ""
 
 
 def check_names(given: str | Sequence[str] | None, option: str) -> None:
@@ -307,10 +157,17 @@ def check_columns(schema: pa.Schema, names: Sequence[str], option: str | None, s
         if count != 1:
             problem = f"is not in the table {source}" if count == 0 else f"is there {count} times in {source}"
             rule = f"`{option}` must name columns of the table" if option else "every column that is read must be there"
+            remedy = " Rename all but one of them." if count else ""
+            if option == "keys" and not count:
+                remedy = " If it is in another table, of tokens, pass that as `tokens` (--tokens)."
             raise SchemaError(
-                f"{rule}: column {name!r} {problem}. It has "
-                f"{', '.join(repr(c) for c in schema.names[:30])}."
-                f"{' Rename all but one of them.' if count else ''}"
+                f"{rule}: column {name!r} {problem}. It has {', '.join(repr(c) for c in schema.names[:30])}.{remedy}"
+            )
+        note = (schema.field(name).metadata or {}).get(PROBLEM)
+        if note is not None:
+            raise SchemaError(
+                f"a column must hold one kind of thing: {name!r} does not ({note.decode(errors='replace')}). Convert "
+                "it, for example to text."
             )
 
 
@@ -320,7 +177,9 @@ class Layout:
 
     ``keys`` is one column of lists of tokens, one of lists per coordinate, or one of numbers per coordinate. With one
     row per token ``set_id`` says which set a row belongs to, and ``role`` which rows are queries. ``dim`` is the number
-    of coordinates of a key, where lists are flat or may all be empty.
+    of coordinates of a key, where lists are flat or may all be empty. Where keys are ``joined`` they have a table of
+    their own, and all else has a table with one row per sample. ``codings`` are those of columns that are no plain
+    numbers; ``unknown`` says what becomes of categories that they do not know.
     """
 
     keys: tuple[str, ...]
@@ -328,10 +187,16 @@ class Layout:
     target: tuple[str, ...] = ()
     extras: tuple[str, ...] = ()
     weight: str | None = None
+    groups: str | None = None
+    time: str | None = None
+    split: str | None = None
     set_id: str | None = None
     role: str | None = None
     dim: int | None = None
     missing: str = "error"
+    joined: bool = False
+    codings: tuple[Coding, ...] = ()
+    unknown: str = "error"
     left_out: tuple[str, ...] = ()
 
     @classmethod
@@ -346,19 +211,27 @@ class Layout:
         target: str | Sequence[str] | None = None,
         extras: str | Sequence[str] | None = None,
         weight: str | None = None,
+        groups: str | None = None,
+        time: str | None = None,
+        split: str | None = None,
         set_id: str | None = None,
         dim: int | None = None,
         missing: str = "error",
+        tokens: pa.Table | None = None,
     ) -> Layout:
         """Settle what was not said by names and types, and by the first rows.
 
         ``head`` gives the first rows of some columns, None if there are no rows; ``source`` is the name of the table,
         for messages; all else is as in `ParquetSets`.
         """
-        named, asked = _names(keys, schema), _names(query, schema) or ()
-        check_columns(schema, named or (), "keys", source)
-        check_columns(schema, [set_id] if set_id else [], "set_id", source)
-        check_columns(schema, [weight] if weight else [], "weight", source)
+        named, asked = _names(keys, schema if tokens is None else tokens.schema), _names(query, schema) or ()
+        if tokens is None:
+            check_columns(schema, named or (), "keys", source)
+        single: dict[str, Any] = {"set_id": set_id, "weight": weight, "groups": groups, "time": time, "split": split}
+        for option, name in single.items():
+            if name is not None and (not isinstance(name, str) or not name):
+                raise ValueError(f"`{option}` must name a column: got {name!r:.60}.")
+            check_columns(schema, [name] if name else [], option, source)
         usual = [n for n in TARGET_NAMES if n in schema.names and n not in {*(named or ()), *asked}]
         found = [n for n in usual if not _is_ragged(schema, n)][:1]
         targets = tuple(found) if target is None else (target,) if isinstance(target, str) else tuple(target)
@@ -368,11 +241,35 @@ class Layout:
         if extras is None and "extras" in lists and "extras" not in {*(named or ()), *asked, *targets}:
             own = ("extras",)
         check_columns(schema, own, "extras", source)
+        used = {*asked, *(targets or found), *own, weight, groups, time, split}
+        del single["set_id"]
+        if tokens is not None:
+            made = cls._by_join(schema, source, tokens, named, asked, used, set_id)
+            return replace(made, target=targets, extras=own, missing=missing, dim=dim, **single)
         settle = cls._by_set if set_id is None and (named[0] in lists if named else lists) else cls._by_token
-        used = {*asked, *(targets or found), *own, weight}
         made = settle(schema, head, source, named, asked, used, set_id)
-        made = replace(made, target=targets, extras=own, weight=weight, missing=missing, dim=dim)
+        made = replace(made, target=targets, extras=own, missing=missing, dim=dim, **single)
         return made._with_width(schema, head, source)
+
+    @classmethod
+    def _by_join(
+        cls, schema: pa.Schema, source: str, tokens: pa.Table, keys: Any, query: Any, used: set[Any], set_id: str | None
+    ) -> Layout:
+        """Keys in a table of tokens, all else in one of samples; an id says which tokens a sample has."""
+        both = [n for n in SET_NAMES if n in schema.names and n in tokens.schema.names]
+        set_id = set_id or next(iter(both), None)
+        if set_id is None:
+            raise SchemaError(
+                "tables of samples and of tokens need a column that says what belongs together: none of "
+                f"{', '.join(SET_NAMES)} is in both. Name it with `set_id` (--set)."
+            )
+        check_columns(schema, [set_id], "set_id", source)
+        check_columns(schema, query, "query", source)
+        check_columns(tokens.schema, keys or (), "keys", "of tokens")
+        found = cls._by_token(tokens.schema, tokens.select, "the table of tokens", keys, (), set(), set_id)
+        others = [f.name for f in schema if f.name not in {*used, set_id}]
+        left_out = tuple(f"{name!r} of the samples is neither query nor extra" for name in others)
+        return replace(found, query=query, role=None, joined=True, left_out=found.left_out + left_out)
 
     @classmethod
     def _by_token(
@@ -394,13 +291,14 @@ class Layout:
         left_out: tuple[str, ...] = ()
         if keys is None:
             others = [f for f in schema if f.name not in {*used, set_id, role}]
-            left_out = tuple(f"{f.name!r} holds {f.type}" for f in others if not is_number(f.type))
-            keys, more = _coordinates([f.name for f in others if is_number(f.type)], schema, head, source)
+            odd = [(f.name, "several kinds of things" if f.metadata else f.type) for f in others if not kind_of(f.type)]
+            left_out = tuple(f"{name!r} holds {what}" for name, what in odd)
+            keys, more = _coordinates([f.name for f in others if kind_of(f.type)], schema, head, source)
             left_out += more
         if not keys:
             why = f" ({'; '.join(left_out[:10])})" if left_out else ""
             raise SchemaError(
-                f"a table must have a column of numbers for the keys: none is left among "
+                f"a table must have a column of numbers, or of few texts, for the keys: none is left among "
                 f"{', '.join(schema.names[:30])} of {source}{why}. Name them with `keys` (--keys)."
             )
         check_columns(schema, query, "query", source)
@@ -450,15 +348,42 @@ class Layout:
                     "coordinates a key has with `dim` (--dim), 1 if each number is a key."
                 )
             return self
-        if self.missing == "error" or pa.types.is_fixed_size_list(kind.value_type) or (rows := head([name])) is None:
+        if self.missing != "drop" or pa.types.is_fixed_size_list(kind.value_type) or (rows := head([name])) is None:
             return self
         widths = np.diff(unlisted(unlisted(rows.column(name))[0].drop_null())[1])
         return replace(self, dim=int(widths[0]) or None) if len(widths) else self
 
+    @property
+    def of_samples(self) -> list[str]:
+        """Columns of samples rather than of tokens."""
+        single = filter(None, (self.weight, self.groups, self.time, self.split))
+        return list(dict.fromkeys([*self.query, *self.target, *self.extras, *single]))
+
     def columns(self, more: Sequence[str] = ()) -> list[str]:
-        """Names of the columns it reads, and of some more."""
-        single = filter(None, (self.weight, self.set_id, self.role))
-        return list(dict.fromkeys([*self.keys, *self.query, *self.target, *self.extras, *single, *more]))
+        """Names of the columns it reads, of the table of samples where there are two, and of some more."""
+        keys = () if self.joined else self.keys
+        return list(dict.fromkeys([*keys, *self.of_samples, *filter(None, (self.set_id, self.role)), *more]))
+
+    def studies(self, schema: pa.Schema, tokens: pa.Schema | None) -> list[Study]:
+        """What is to be learned about columns: categories of text, the first of dates, means where gaps are filled."""
+        found: dict[str, Study] = {}
+        for part, names in ((schema if tokens is None else tokens, self.keys), (schema, self.query + self.extras)):
+            for name in names:
+                kind = _inner(part.field(name).type)
+                said = kind_of(kind)
+                if not said and not is_list(kind) and not pa.types.is_null(kind):
+                    raise SchemaError(
+                        f"column {name!r} must hold numbers, text or dates: it holds {part.field(name).type}. Leave it "
+                        "out, or convert it."
+                    )
+                if name in found and found[name].kind != said:
+                    raise SchemaError(
+                        f"columns of one name must hold the same: {name!r} holds {HOLDS[found[name].kind]} among "
+                        f"tokens and {HOLDS.get(said, kind)} among samples. Rename one, or convert it."
+                    )
+                if said in ("text", "date") or (said == "number" and self.missing == "impute"):
+                    found.setdefault(name, Study(name, said))
+        return list(found.values())
 
     @property
     def options(self) -> tuple[tuple[str, Any], ...]:
@@ -469,32 +394,78 @@ class Layout:
                  ("dim", self.dim), ("missing", self.missing if self.missing != "error" else None))  # fmt: skip
         return tuple((option, value) for option, value in every if value)
 
-    def read(self, table: Any, place: Place, copied: Sequence[str] = ()) -> tuple[Dataset, dict[str, Any]]:
+    def read(
+        self, table: Any, place: Place, copied: Sequence[str] = (), tokens: Any = None
+    ) -> tuple[Dataset, dict[str, Any]]:
         """The samples of a table or record batch, and some columns as they are, one entry per sample."""
         try:
-            if isinstance(table, pa.Table):  # one piece for each column
-                table = table.combine_chunks()
-                table = pa.record_batch([one_piece(c) for c in table.columns], names=table.column_names)
+            table = whole_batch(table)
+            if self.joined:
+                return self._read_joined(table, place, copied, tokens)
             return self._read_rows(table, place, copied) if self.set_id else self._read_lists(table, place, copied)
         except pa.ArrowException as error:
             raise SchemaError(f"the columns{place.inside} must read as sets: {str(error)[:300]}.") from None
 
-    def _dataset(self, sets: SetBatch, y: Any, names: tuple[str, ...], **more: Any) -> Dataset:
-        return Dataset(sets, y, names, "", ", ".join(self.target), columns=self.options, left_out=self.left_out, **more)
+    def _coded(self, columns: Iterable[tuple[str, Any]], place: Place, lists: str = "") -> tuple[np.ndarray, list[str]]:
+        """Columns as the columns of a matrix, and the name of the one that each of these comes from."""
+        known, impute = {coding.column: coding for coding in self.codings}, self.missing == "impute"
+        parts, owners = [], []
+        for name, column in columns:
+            if name in known:
+                part = coded(known[name], column, place, lists=lists, impute=impute, unknown=self.unknown)
+            else:
+                part = numbers(plain_values(column), name, place, lists=lists)[:, None]
+            parts.append(part)
+            owners += [name] * part.shape[1]
+        return np.concatenate(parts, axis=1), owners
+
+    def _names_of(self, columns: Sequence[str]) -> tuple[str, ...]:
+        """Names of the coordinates that columns become."""
+        known = {coding.column: coding for coding in self.codings}
+        return tuple(n for c in columns for n in (known[c].names if c in known else (c,)))
+
+    def _dataset(self, sets: SetBatch, names: tuple[str, ...], samples: Any, place: Place, **more: Any) -> Dataset:
+        """Sets with all that the table says of samples besides."""
+        sets = sets.with_extras(self._vectors(samples, place, self.extras, "extra"))
+        read: dict[str, tuple[str | None, Callable[..., np.ndarray]]] = {
+            "weights": (self.weight, numbers),
+            "groups": (self.groups, partial(set_ids, what="which group")),
+            "time": (self.time, instants),
+            "split": (self.split, parts_of_split),
+        }
+        for use, (name, reader) in read.items():
+            if name is not None:
+                more[use] = reader(plain_values(samples.column(name)), name, place)
+        return Dataset(
+            sets,
+            self.targets(samples, place),
+            names,
+            "",
+            ", ".join(self.target),
+            columns=self.options,
+            query_names=self._names_of(self.query) if self.role is None else names,
+            extra_names=self._names_of(self.extras),
+            codings=self.codings,
+            left_out=self.left_out,
+            **more,
+        )
 
     def _sets(
         self,
         tokens: np.ndarray,
         offsets: np.ndarray,
         query: Any,
-        names: tuple[str, ...],
+        names: Sequence[str],
         place: Place,
         rows: Callable[[], np.ndarray],
     ) -> SetBatch:
-        """Sets of tokens; gaps are refused, or the tokens that have one dropped. ``rows`` says where each token was."""
+        """Sets of tokens; gaps are refused, or the tokens that have one dropped. ``rows`` says where each token was.
+
+        ``names`` are those of the columns that the coordinates come from.
+        """
         if not np.isfinite(tokens).all():
             known = ~np.isnan(tokens).any(axis=1) if self.missing == "drop" else np.ones(len(tokens), dtype=bool)
-            _refuse_gaps(tokens[known], names, place, "token", rows()[known])
+            refuse_gaps(tokens[known], names, place, "token", rows()[known])
             tokens, offsets = tokens[known], np.concatenate([[0], np.cumsum(known)])[offsets]
         empty = np.flatnonzero(np.diff(offsets) == 0)
         if len(empty) and self.missing == "drop":
@@ -507,12 +478,18 @@ class Layout:
         if query is not None:
             both = np.result_type(tokens, query)
             tokens, query = tokens.astype(both, copy=False), query.astype(both, copy=False)
-        return SetBatch._from_flat(tokens, offsets.astype(np.int64, copy=False), query)
+        return SetBatch._from_flat(tokens, offsets.astype(np.int64, copy=False), query, None, self._pairs())
+
+    def _pairs(self) -> tuple[tuple[int, int], ...] | None:
+        """Coordinates of one name in query and keys; None where they are all there are, in their order, or none is."""
+        names, asked = self._names_of(self.keys), self._names_of(self.query)
+        pairs = tuple((i, names.index(name)) for i, name in enumerate(asked) if name in names)
+        return pairs if pairs and pairs != tuple((i, i) for i in range(min(len(names), len(asked)))) else None
 
     # ------------------------------------------------------------ one row per set
 
     def _read_lists(self, table: Any, place: Place, copied: Sequence[str]) -> tuple[Dataset, dict[str, Any]]:
-        tokens, offsets, names = self._list_tokens(table, place)
+        tokens, offsets, names, owners = self._list_tokens(table, place)
         if self.dim is not None and tokens.shape[1] != self.dim:
             raise SchemaError(
                 f"`dim` is {self.dim}, and the keys of {', '.join(self.keys[:5])} have {tokens.shape[1]} coordinates"
@@ -520,13 +497,11 @@ class Layout:
             )
         query = self._vectors(table, place, self.query, "query")
         lengths = np.diff(offsets)
-        sets = self._sets(tokens, offsets, query, names, place, lambda: np.repeat(np.arange(len(lengths)), lengths))
-        sets = sets.with_extras(self._vectors(table, place, self.extras, "extra"))
-        data = self._dataset(sets, self.targets(table, place), names, weights=self._weights(table, place))
-        return data, {name: table.column(name) for name in copied}
+        sets = self._sets(tokens, offsets, query, owners, place, lambda: np.repeat(np.arange(len(lengths)), lengths))
+        return self._dataset(sets, names, table, place), {name: table.column(name) for name in copied}
 
-    def _list_tokens(self, table: Any, place: Place) -> tuple[np.ndarray, Int[np.ndarray, " o"], tuple[str, ...]]:
-        """Tokens end to end, where each set begins, and names of coordinates."""
+    def _list_tokens(self, table: Any, place: Place) -> tuple[np.ndarray, np.ndarray, tuple[str, ...], Sequence[str]]:
+        """Tokens end to end, where each set begins, names of coordinates, and of the columns they come from."""
         known = self._known_rows(table, place)
         columns = [table.column(name) for name in self.keys]
         if not known.all():
@@ -534,7 +509,8 @@ class Layout:
         values, offsets = unlisted(columns[0])
         first = self.keys[0]
         if len(columns) == 1 and is_list(values.type):
-            return self._nested_tokens(values, offsets, place)
+            tokens, offsets, names = self._nested_tokens(values, offsets, place)
+            return tokens, offsets, names, names
         if len(columns) == 1 and self.dim is not None:
             odd = np.diff(offsets) % self.dim != 0
             if odd.any():
@@ -544,8 +520,9 @@ class Layout:
                     f"has {np.diff(offsets)[i]} numbers."
                 )
             flat = numbers(values, first, place, lists="lists of ")
-            return flat.reshape(-1, self.dim), offsets // self.dim, _positions(first, self.dim)
-        parts = [numbers(values, first, place, lists="lists of ")]
+            names = _positions(first, self.dim)
+            return flat.reshape(-1, self.dim), offsets // self.dim, names, names
+        parts = [(first, values)]
         for name, column in zip(self.keys[1:], columns[1:], strict=True):
             values, others = unlisted(column)
             if not np.array_equal(offsets, others):
@@ -554,8 +531,10 @@ class Layout:
                     f"the coordinates of a set must have equally many entries: in {place.row(row)} column {first!r} "
                     f"has {np.diff(offsets)[row]} and {name!r} has {np.diff(others)[row]}. Pad or cut them."
                 )
-            parts.append(numbers(values, name, place, lists="lists of "))
-        return np.stack(parts, axis=1), offsets, self.keys
+            parts.append((name, values))
+        rows = np.repeat(np.arange(table.num_rows), np.diff(offsets)) if self.codings else None
+        tokens, owners = self._coded(parts, place._replace(rows=rows), "lists of ")
+        return tokens, offsets, self._names_of(self.keys), owners
 
     def _nested_tokens(
         self, tokens: Any, offsets: np.ndarray, place: Place
@@ -569,7 +548,7 @@ class Layout:
             )
         if tokens.null_count:
             known = tokens.is_valid().to_numpy(zero_copy_only=False)
-            if self.missing == "error":
+            if self.missing != "drop":
                 row = int(np.searchsorted(offsets, known.argmin(), side="right")) - 1
                 raise SchemaError(
                     f"column {name!r} must hold lists of tokens: {place.row(row)} has one that is empty. Drop it, or "
@@ -598,7 +577,7 @@ class Layout:
         for name in self.keys:
             if table.column(name).null_count:
                 known &= table.column(name).is_valid().to_numpy(zero_copy_only=False)
-            if self.missing == "error" and not known.all():
+            if self.missing != "drop" and not known.all():
                 raise SchemaError(
                     f"column {name!r} must have a list in every row: {place.row(known.argmin())} is empty. Drop the "
                     "row, or have its tokens dropped with missing='drop' (--missing drop)."
@@ -611,10 +590,10 @@ class Layout:
             return None
         first = table.column(names[0])
         if len(names) == 1 and is_list(first.type):
-            found = matrix(first, names[0], place, _PLURALS[what])
+            found, owners = matrix(first, names[0], place, PLURALS[what]), list(names)
         else:
-            found = np.stack([numbers(table.column(name), name, place) for name in names], axis=1)
-        _refuse_gaps(found, names, place, what)
+            found, owners = self._coded(((name, table.column(name)) for name in names), place)
+        refuse_gaps(found, owners, place, what)
         return found
 
     def targets(self, table: Any, place: Place) -> np.ndarray | None:
@@ -622,60 +601,80 @@ class Layout:
         if len(self.target) < 2:
             return labels(table.column(self.target[0]), self.target[0], place) if self.target else None
         found = np.stack([numbers(table.column(name), name, place) for name in self.target], axis=1)
-        _refuse_gaps(found, self.target, place, "target")
+        refuse_gaps(found, self.target, place, "target")
         return found
-
-    def _weights(self, table: Any, place: Place) -> Float[np.ndarray, " n"] | None:
-        return None if self.weight is None else numbers(table.column(self.weight), self.weight, place)
 
     # ------------------------------------------------------------ one row per token
 
     def _read_rows(self, table: Any, place: Place, copied: Sequence[str]) -> tuple[Dataset, dict[str, Any]]:
         """Sets out of rows; the order of sets is that in which they first appear."""
         assert self.set_id is not None
-        ids = set_ids(table.column(self.set_id), self.set_id, place)
+        ids = set_ids(plain_values(table.column(self.set_id)), self.set_id, place)
         owner, first = _owners(ids)
-        tokens = np.stack([numbers(table.column(name), name, place) for name in self.keys], axis=1)
+        tokens, names = self._coded(((name, table.column(name)) for name in self.keys), place)
         if self.dim is not None and self.dim != len(self.keys):
             raise SchemaError(f"`dim` is {self.dim}, and there are {len(self.keys)} key columns. Leave it out.")
-
-        def constant(values: np.ndarray, name: str) -> np.ndarray:
-            return _constant(values, owner, first, name, place)
-
+        for name in dict.fromkeys([*self.of_samples, *copied]):
+            _check_constant(table.column(name), owner, first, name, place)
+        samples, at = table.take(pa.array(first)), place._replace(rows=first)
         is_key, query = np.ones(len(tokens), dtype=bool), None
         if self.role is not None:
             is_key, query = _rows_by_role(table.column(self.role), tokens, owner, len(first), place)
             if query is not None:
-                _refuse_gaps(query, self.keys, place, "query", first)
-        elif self.query:
-            query = np.stack([constant(numbers(table.column(n), n, place), n) for n in self.query], axis=1)
-            _refuse_gaps(query, self.query, place, "query", first)
-        extras = self._vectors(table, place, self.extras, "extra")
-        if extras is not None:
-            extras = constant(extras, ", ".join(self.extras))
-        every = self.targets(table, place)
-        y = None if every is None else constant(every, ", ".join(self.target))
-        weights = self._weights(table, place)
+                refuse_gaps(query, names, at, "query")
+        else:
+            query = self._vectors(samples, at, self.query, "query")
         rows = np.flatnonzero(is_key)
         order = rows[np.argsort(owner[rows], kind="stable")]
-        ends = np.cumsum(np.bincount(owner[order], minlength=len(first)))
-        offsets = np.concatenate([[0], ends])
-        sets = self._sets(tokens[order], offsets, query, self.keys, place, lambda: order).with_extras(extras)
-        if weights is not None:
-            weights = constant(weights, str(self.weight))
-        data = self._dataset(sets, y, self.keys, ids=ids[first], weights=weights)
-        more = {}
-        for name in copied:
-            column = table.column(name)
-            codes = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
-            _constant(np.asarray(codes.indices.fill_null(-1)), owner, first, name, place, column)
-            more[name] = column.take(pa.array(first))
-        return data, more
+        offsets = np.concatenate([[0], np.cumsum(np.bincount(owner[order], minlength=len(first)))])
+        sets = self._sets(tokens[order], offsets, query, names, place, lambda: order)
+        data = self._dataset(sets, self._names_of(self.keys), samples, at, ids=ids[first])
+        return data, {name: samples.column(name) for name in copied}
+
+    def _read_joined(self, samples: Any, place: Place, copied: Sequence[str], tokens: Any) -> tuple[Dataset, Any]:
+        """Sets out of two tables: a sample has the tokens of its id, which other samples may have too."""
+        assert self.set_id is not None
+        there = Place("the table of tokens")
+        tokens = whole_batch(tokens)
+        wanted = set_ids(plain_values(samples.column(self.set_id)), self.set_id, place)
+        held = set_ids(plain_values(tokens.column(self.set_id)), self.set_id, there)
+        if (wanted.dtype.kind == "U") != (held.dtype.kind == "U"):
+            raise SchemaError(
+                f"column {self.set_id!r} must hold the same ids in both tables: it holds "
+                f"{samples.column(self.set_id).type} for samples and {tokens.column(self.set_id).type} for tokens. "
+                "Convert one of them."
+            )
+        values, names = self._coded(((name, tokens.column(name)) for name in self.keys), there)
+        order = np.argsort(held, kind="stable")
+        first, last = (np.searchsorted(held[order], wanted, side=side) for side in ("left", "right"))
+        if self.missing != "drop" and (first == last).any():
+            i = int((first == last).argmax())
+            raise SchemaError(
+                f"every sample must have tokens: {self.set_id!r} is {wanted[i]!s:.40} in {place.row(i)}, and in no row "
+                f"of the table of tokens ({int((first == last).sum())} such samples). Drop such samples, or give them "
+                "a token of zeros with missing='drop' (--missing drop)."
+            )
+        offsets = np.concatenate([[0], np.cumsum(last - first)])
+        rows = order[np.arange(offsets[-1]) + np.repeat(first - offsets[:-1], last - first)]
+        query = self._vectors(samples, place, self.query, "query")
+        sets = self._sets(values[rows], offsets, query, names, there, lambda: rows)
+        strays = int(len(held) - len(np.unique(rows)))
+        left_out = self.left_out + ((f"{strays} tokens, whose {self.set_id!r} no sample has",) if strays else ())
+        data = replace(self, left_out=left_out)._dataset(sets, self._names_of(self.keys), samples, place, ids=wanted)
+        return data, {name: samples.column(name) for name in copied}
 
 
-def one_piece(column: Any) -> Any:
-    """A column in one piece, which it is in already or is copied to."""
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+def whole_batch(table: Any) -> Any:
+    """A table as one record batch, one piece for each column; a record batch as it is."""
+    if not isinstance(table, pa.Table):
+        return table
+    table = table.combine_chunks()
+    return pa.record_batch([one_piece(c) for c in table.columns], names=table.column_names)
+
+
+def _inner(kind: pa.DataType) -> pa.DataType:
+    """The type of what lists hold, or of the column itself."""
+    return kind.value_type if is_list(kind) else kind
 
 
 def _positions(name: str, dim: int) -> tuple[str, ...]:
@@ -693,15 +692,24 @@ def _coordinates(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Those columns that are coordinates, and words for those that look like something else."""
     check_columns(schema, found, "keys", source)
-    rows = head(found) if found else None
+    rows = whole_batch(head(found)) if found else None
     if rows is None:
         return tuple(found), ()
     reasons = {}
     for name in found:
         column = rows.column(name)
-        column = column.flatten() if is_list(column.type) else column
-        if is_number(column.type):
+        column = plain_values(column.flatten() if is_list(column.type) else column)
+        kind = kind_of(column.type)
+        if kind == "number":
             reasons[name] = looks_like(name, numbers(column, name, Place(source)))
+        elif kind == "text":
+            count = len({*texts(column)[0]} - {""})
+            if count > (len(column) / 2 if 20 <= len(column) <= 2 * MOST_CATEGORIES else MOST_CATEGORIES):
+                reasons[name] = f"a name, with {count} different texts in the first {len(column)} rows"
+            elif count < 2 and len(column) > 1:
+                reasons[name] = "nothing to learn from, with one text"
+        elif kind == "date":
+            reasons[name] = "a time, because it holds dates"
     odd = {name: why for name, why in reasons.items() if why}
     return tuple(n for n in found if n not in odd), tuple(f"{name!r} looks like {why}" for name, why in odd.items())
 
@@ -716,24 +724,28 @@ def _owners(ids: Shaped[np.ndarray, " r"]) -> tuple[Int[np.ndarray, " r"], Int[n
     return np.repeat(rank[owner.reshape(-1)], np.diff([*starts, len(ids)])), starts[first[order]]
 
 
-def _constant(
-    values: np.ndarray, owner: np.ndarray, first: np.ndarray, name: str, place: Place, shown: Any = None
-) -> np.ndarray:
-    """One value per set; raise where rows of a set disagree."""
-    chosen = values[first]
-    same = values == chosen[owner]
+def _check_constant(column: Any, owner: np.ndarray, first: np.ndarray, name: str, place: Place) -> None:
+    """Raise where rows of a set disagree."""
+    column = plain_values(column)
+    if is_list(column.type):
+        values: np.ndarray = matrix(column, name, place, "vectors")
+    elif is_number(column.type):
+        values = numbers(column, name, place)
+    else:
+        values = np.asarray(column.dictionary_encode().indices.fill_null(-1))
+    chosen = values[first][owner]
+    same = values == chosen
     if values.dtype.kind == "f":
-        same |= np.isnan(values) & np.isnan(chosen[owner])
+        same |= np.isnan(values) & np.isnan(chosen)
     same = same if same.ndim == 1 else same.all(axis=1)
     if not same.all():
         row = int((~same).argmax())
-        one, other = (values if shown is None else shown)[row], (values if shown is None else shown)[first[owner[row]]]
+        one, other = (str(column[i]) for i in (row, int(first[owner[row]])))
         raise SchemaError(
-            f"column {name!r} must be the same in all rows of a set: {place.row(row)} says {one!s:.40} where "
-            f"{place.row(first[owner[row]])}, of the same set, says {other!s:.40}. Is this the right column, and "
+            f"column {name!r} must be the same in all rows of a set: {place.row(row)} says {one:.40} where "
+            f"{place.row(first[owner[row]])}, of the same set, says {other:.40}. Is this the right column, and "
             "`set_id` the right set?"
         )
-    return np.asarray(chosen)
 
 
 def _rows_by_role(
@@ -761,16 +773,3 @@ def _rows_by_role(
     queries = np.empty((n, tokens.shape[1]), tokens.dtype)
     queries[owner[rows]] = tokens[rows]
     return roles == "key", queries
-
-
-def frame_dataset(frame: Any, **options: Any) -> Dataset:
-    """The samples of a pandas frame, read as any table; the options are those of `Layout.of`."""
-    columns = {
-        str(name): pa.array([list(cell) if getattr(cell, "ndim", 0) == 2 else cell for cell in frame[name]])
-        if frame[name].dtype == object
-        else pa.array(frame[name])
-        for name in frame.columns
-    }
-    table = pa.table(columns)
-    layout = Layout.of(table.schema, table.select, "a partition", **options)
-    return layout.read(table, Place("a partition"))[0]

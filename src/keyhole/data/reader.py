@@ -1,4 +1,4 @@
-"""One reader of sets, for Parquet, Arrow, CSV and npz: whole by `read_table`, in parts by `ParquetSets`."""
+"""One reader of sets, for files and for tables in memory: whole by `read_table`, in parts by `ParquetSets`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cached_property, lru_cache
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,23 +21,20 @@ from pyarrow import csv
 from keyhole._array import MEMORY_BUDGET, thread_count
 from keyhole._checks import check_choice, check_count
 from keyhole.data.batches import Batch
-from keyhole.data.layout import (
-    Dataset,
-    Layout,
-    Place,
-    SchemaError,
-    check_columns,
-    check_names,
-    labels,
-    one_piece,
-    set_ids,
-)
+from keyhole.data.columns import Place, SchemaError, is_list, labels, one_piece, plain_values, set_ids, unlisted
+from keyhole.data.layout import PROBLEM, Dataset, Layout, check_columns, check_names
 from keyhole.data.npz import npz_table
+from keyhole.data.schema import Coding, Schema
 
 SUFFIXES = (".parquet", ".pq", ".arrow", ".feather", ".ipc", ".csv", ".tsv", ".npz")
 BATCH_BYTES = 2**25  # bytes of a batch when nobody says how many rows it has
 HEAD_ROWS = 1000  # rows that are looked at to say what a column is
 AGAIN = "fetch or write it again"
+MISSING = ("error", "drop", "impute")
+READ_OPTIONS = ("keys", "query", "target", "extras", "set_id", "missing", "dim")
+"""Options that a schema has of the table it was learned from."""
+NEWEST = 0.2
+"""Share of the samples, the newest, that is set apart for testing where a column says when they were."""
 
 
 @contextmanager
@@ -225,6 +222,44 @@ def _opened(path: Path, _pid: int, _size: int, _time: int) -> _ParquetFile | _Ar
     )
 
 
+def table_of(source: Any, what: str) -> pa.Table:
+    """A table of pandas, polars or Arrow as one of Arrow, column by column; an index is no column."""
+    import narwhals as nw
+
+    if isinstance(source, pa.RecordBatch):
+        source = pa.Table.from_batches([source])
+    if isinstance(source, pa.Table):
+        return source
+    if hasattr(source, "set_axis"):  # pandas may have names twice, and names that are no text: they stand aside
+        names = [str(name) for name in source.columns]
+        source = source.set_axis([str(i) for i in range(len(names))], axis=1)
+    else:
+        names = list(getattr(source, "columns", ()))
+    try:
+        frame = nw.from_native(source, eager_only=True)
+    except TypeError:
+        raise TypeError(
+            f"`{what}` must be a path, or a table of pandas, polars or Arrow: got {type(source).__name__}. Collect a "
+            "lazy frame first, and make a table of anything else, for example with pandas.DataFrame."
+        ) from None
+    columns = [_arrow_column(frame[column]) for column in frame.columns]
+    notes = [{PROBLEM: problem} if problem else None for _, problem in columns]
+    fields = [pa.field(n, c.type, metadata=note) for n, (c, _), note in zip(names, columns, notes, strict=True)]
+    return pa.table([column for column, _ in columns], schema=pa.schema(fields))
+
+
+def _arrow_column(series: Any) -> tuple[Any, str]:
+    """A column of a frame, cells that are matrices being lists of their rows; or nulls, and what is the matter."""
+    try:
+        return series.to_arrow(), ""
+    except (pa.ArrowException, ValueError, TypeError, OverflowError):
+        cells = [list(cell) if getattr(cell, "ndim", 0) == 2 else cell for cell in series.to_list()]
+    try:
+        return pa.array(cells, from_pandas=True), ""
+    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+        return pa.nulls(len(cells)), " ".join(str(error).split())[:150]
+
+
 def _files(path: Any) -> list[Path]:
     paths = [Path(path)] if isinstance(path, (str, os.PathLike)) else [Path(p) for p in path]
     found = [file for p in paths for file in (sorted(p.glob("*.parquet")) if p.is_dir() else [p])]
@@ -235,6 +270,14 @@ def _files(path: Any) -> list[Path]:
         if not file.is_file():
             raise FileNotFoundError(f"{file.name!r} is not there: no such file.")
     return found
+
+
+def _table_of_files(paths: Sequence[Path]) -> pa.Table:
+    """Files as one table in memory."""
+    files = [_open(path, None, None, None, None) for path in paths]
+    read = [t for f in files for group in range(f.n_groups) for t, _ in f.read(group, f.schema.names, 2**31)]
+    with reading(paths[0]):
+        return pa.Table.from_batches(read, files[0].schema)
 
 
 class _Beginnings(NamedTuple):
@@ -257,13 +300,16 @@ class ParquetSets:
 
     Parameters
     ----------
-    path : path, folder of ``*.parquet`` files, or sequence of paths
+    path : path, folder of ``*.parquet`` files, sequence of paths, or table of pandas, polars or Arrow
         Arrow files (the IPC format, also called Feather) are memory-mapped, and their batches are views of them.
+    tokens : path or table, optional
+        A table with one row per token, where ``path`` has one row per sample; it is read whole.
     keys : column name or names, optional
         With one row per set, one column of lists of tokens (list<list<float>>, list<fixed_size_list<float>>, or flat
         lists and ``dim``), or one column of lists of numbers per coordinate. With one row per token, one column of
-        numbers per coordinate. By default the column ``keys``, or all columns (of lists, of numbers) that serve no
-        other purpose, but those that look like an id, a time or a split. Names in one string are parted by commas.
+        numbers, text or dates per coordinate. By default the column ``keys``, or all columns (of lists, of numbers, of
+        few texts) that serve no other purpose, but those that look like an id, a time or a split. Names in one string
+        are parted by commas.
     query : column name or names, optional
         One column of lists, or one column of numbers per coordinate. By default the column ``query``; with one row per
         token, the rows whose column ``role`` says "query".
@@ -275,14 +321,25 @@ class ParquetSets:
         ``extras``. With one row per token they are the same in all rows of a set.
     weight : str, optional
         Column of sample weights.
+    groups : str, optional
+        Column that names siblings among samples, to be left out together: ``fit(…, groups=data.groups)``.
+    time : str, optional
+        Column that says when a sample was, in dates or numbers. The newest fifth is then the test part of the data.
+    split : str, optional
+        Column that says of every sample whether it is for training or for testing: train or test, or 0 or 1.
     set_id : str, optional
         With one row per token, which set a row belongs to; by default the first of set, set_id, bag, bag_id, id,
         group. Rows of a set follow each other where they are not in one row group.
-    missing : "error" or "drop"
-        What to do about a token with a gap (NaN or nothing): refuse the table, or drop the token; a set without any
-        token left gets one of zeros. Gaps in queries and targets are always refused.
+    missing : "error", "drop" or "impute"
+        What to do about a gap (NaN or nothing): refuse the table; drop a token that has one, a set without any
+        token left getting one of zeros, and refuse gaps of queries and extras; or fill it, a number or date by the mean
+        over the rows of the table and a text by a category of its own. Gaps in targets are always refused.
     dim : int, optional
         Coordinates of a key, for flat lists.
+    schema : Schema, optional
+        What was learned about another table, to read this one in the same way: all options that are not given.
+    unknown : "error" or "ignore"
+        With a schema, what becomes of a category that it does not know: refused, or none of those it knows.
     batch_size : int, optional
         Sets of a batch; by default as many as take some 32 MiB.
     start, stop : int, optional
@@ -305,44 +362,89 @@ class ParquetSets:
         self,
         path: Any,
         *,
+        tokens: Any = None,
         keys: str | Sequence[str] | None = None,
         query: str | Sequence[str] | None = None,
         target: str | Sequence[str] | None = None,
         extras: str | Sequence[str] | None = None,
         weight: str | None = None,
+        groups: str | None = None,
+        time: str | None = None,
+        split: str | None = None,
         set_id: str | None = None,
-        missing: str = "error",
+        missing: str | None = None,
         dim: int | None = None,
+        schema: Schema | None = None,
+        unknown: str = "error",
         batch_size: int | None = None,
         start: int = 0,
         stop: int | None = None,
     ) -> None:
-        check_choice(missing, "missing", ("error", "drop"))
-        check_names(keys, "keys")
-        check_names(query, "query")
-        check_names(extras, "extras")
-        dim = None if dim is None else check_count(dim, "dim")
-        self.batch_size = None if batch_size is None else check_count(batch_size, "batch_size")
-        self.paths = _files(path)
         named: dict[str, Any] = {"keys": keys, "query": query, "target": target, "extras": extras}
-        self._arrays = {k: (v,) if isinstance(v, str) else None if v is None else tuple(v) for k, v in named.items()}
+        named |= {"set_id": set_id, "missing": missing, "dim": dim}
+        known = {} if schema is None else {k: v for k, v in schema.columns if k in READ_OPTIONS and named[k] is None}
+        named |= known
+        named["missing"] = check_choice(named["missing"] or "error", "missing", MISSING)
+        check_choice(unknown, "unknown", ("error", "ignore"))
+        for option in ("keys", "query", "extras"):
+            check_names(named[option], option)
+        named["dim"] = None if named["dim"] is None else check_count(named["dim"], "dim")
+        self.batch_size = None if batch_size is None else check_count(batch_size, "batch_size")
+        self._lasting: list[_ParquetFile | _ArrowFile] = []
+        if isinstance(path, (str, os.PathLike, list, tuple)):
+            self.paths = _files(path)
+        else:
+            self.paths = [Path("the table")]
+            self._lasting = [_ArrowFile.table(self.paths[0], table_of(path, "source"))]
+        arrays = {k: named[k] for k in ("keys", "query", "target", "extras")}
+        self._arrays = {k: (v,) if isinstance(v, str) else None if v is None else tuple(v) for k, v in arrays.items()}
         self._held: list[_ParquetFile | _ArrowFile] = []
+        beside = _files(tokens) if isinstance(tokens, (str, os.PathLike)) else []
+        if tokens is not None:
+            tokens = _table_of_files(beside) if beside else table_of(tokens, "tokens")
+        self.tokens: pa.Table | None = tokens
+        self.files = [] if self._lasting else [*self.paths, *beside]
         first = self._file(0)
-        named |= {"weight": weight, "set_id": set_id, "dim": dim, "missing": missing}
-        self.layout = Layout.of(first.schema, self._head, self.paths[0].name, **named)
+        if "target" in known and not set(self._arrays["target"] or ()) <= set(first.schema.names):
+            named["target"] = ()  # what is to be predicted is not known yet
+        single: dict[str, Any] = {"weight": weight, "groups": groups, "time": time, "split": split}
+        self.layout = Layout.of(first.schema, self._head, self.paths[0].name, **named, **single, tokens=tokens)
         self._ends = np.cumsum([self._file(i).n_groups for i in range(len(self.paths))]).tolist()
-        groups = self._ends[-1]
+        every: int = self._ends[-1]
         self.start = check_count(start, "start", minimum=0)
-        self.stop = groups if stop is None else min(check_count(stop, "stop", minimum=0), groups)
+        self.stop = every if stop is None else min(check_count(stop, "stop", minimum=0), every)
         self.require(self.layout.columns())
         self.require([self.layout.set_id] if self.layout.set_id else [], one_type=True)
+        codings = self._learned() if schema is None else schema.codings
+        self.layout = replace(self.layout, codings=codings, unknown=unknown)
+
+    def _learned(self) -> tuple[Coding, ...]:
+        """How columns that are no plain numbers become such, by a pass over these columns."""
+        tokens = self.tokens
+        studies = self.layout.studies(self._file(0).schema, None if tokens is None else tokens.schema)
+        keys = set(self.layout.keys)
+        for study in studies:
+            own = tokens is None or study.name in {*self.layout.query, *self.layout.extras}
+            pieces = self._pieces([study.name]) if own else iter(())
+            if tokens is not None and study.name in keys:
+                there = Place("the table of tokens")
+                pieces = chain(pieces, ((piece, there) for piece in tokens.select([study.name]).to_batches()))
+            for table, place in pieces:
+                column = table.column(0)
+                lists = is_list(column.type)
+                study.add(unlisted(column)[0] if lists else column, place, "lists of " if lists else "")
+        return tuple(study.coding(impute=self.layout.missing == "impute") for study in studies)
+
+    def _pieces(self, columns: list[str]) -> Iterator[tuple[Any, Place]]:
+        """Record batches of some columns of all row groups, whichever of them are to be read."""
+        return chain.from_iterable(self._tables(i, columns, None) for i in range(self._ends[-1]))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_held": []}
 
     def _file(self, which: int) -> _ParquetFile | _ArrowFile:
         if not self._held:
-            self._held = [_open(path, **self._arrays) for path in self.paths]
+            self._held = self._lasting or [_open(path, **self._arrays) for path in self.paths]
         return self._held[which]
 
     def _head(self, columns: list[str]) -> Any:
@@ -371,6 +473,11 @@ class ParquetSets:
                     )
 
     @property
+    def _by_token(self) -> bool:
+        """Whether a row is a token, so that a set may go on in the next row group."""
+        return self.layout.set_id is not None and not self.layout.joined
+
+    @property
     def n_groups(self) -> int:
         """Row groups it reads."""
         return max(0, self.stop - self.start)
@@ -382,7 +489,7 @@ class ParquetSets:
 
     def rows(self, number: int) -> int:
         """Samples of one row group, counted over all files."""
-        if self.layout.set_id is not None:
+        if self._by_token:
             return self._beginnings.sets[number]
         which, group = self._place(number)
         return self._file(which).rows(group)
@@ -405,7 +512,8 @@ class ParquetSets:
         name = str(self.layout.set_id)
         rows, skip, seen, begin, last = [], [], [], [], None
         for number in range(self._ends[-1]):
-            parts = [set_ids(t.column(name), name, place) for t, place in self._tables(number, [name], None)]
+            pieces = self._tables(number, [name], None)
+            parts = [set_ids(plain_values(t.column(name)), name, place) for t, place in pieces]
             ids = np.concatenate(parts) if parts else np.zeros(0)
             other = ids != last if last is not None else np.ones(len(ids), dtype=bool)
             skip.append(int(other.argmax()) if other.any() else len(ids))
@@ -454,9 +562,9 @@ class ParquetSets:
     def read(self, number: int, copied: Sequence[str] = ()) -> Iterator[tuple[Dataset, dict[str, Any]]]:
         """The samples of one row group, counted over all files, in batches, each with some columns as they are."""
         columns = self.layout.columns(copied)
-        if self.layout.set_id is None:
+        if not self._by_token:
             for table, place in self._tables(number, columns, self.batch_size):
-                yield self.layout.read(table, place, copied)
+                yield self.layout.read(table, place, copied, self.tokens)
         elif self.rows(number):
             table, place = self._token_rows(number, columns)
             data, more = self.layout.read(table, place, copied)
@@ -477,11 +585,17 @@ class ParquetSets:
             raise ValueError(f"a table must have at least one row: {name} has none.")
         with reading(self.paths[0]):
             table = pa.Table.from_batches(tables)
-        data, _ = self.layout.read(table, Place())
+        data, _ = self.layout.read(table, Place(), tokens=self.tokens)
         words = f"{len(data)} rows, one row per set"
-        if self.layout.set_id is not None:
+        if self._by_token:
             words = f"{len(data)} sets of {table.num_rows} rows, one row per token"
-        return replace(data, description=f"{name}: {words}", split=self._file(0).split)
+        elif self.tokens is not None:
+            words = f"{len(data)} samples with {len(data.sets.sets.tokens)} tokens of a table of {self.tokens.num_rows}"
+        split = self._file(0).split if data.split is None else data.split
+        if data.time is not None and data.split is None:
+            split = np.zeros(len(data), dtype=np.int64)
+            split[np.argsort(data.time, kind="stable")[len(data) - int(NEWEST * len(data)) :]] = 1
+        return replace(data, description=f"{name}: {words}", split=split)
 
     def __iter__(self) -> Iterator[Batch]:
         batches = (batch for part in range(self.start, self.stop) for batch in self.group(part))
@@ -532,32 +646,50 @@ def _read_ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
 
 
 def read_table(
-    path: Any,
+    source: Any,
     *,
+    tokens: Any = None,
     keys: str | Sequence[str] | None = None,
     query: str | Sequence[str] | None = None,
     target: str | Sequence[str] | None = None,
     extras: str | Sequence[str] | None = None,
+    groups: str | None = None,
+    time: str | None = None,
+    split: str | None = None,
     set_id: str | None = None,
-    missing: str = "error",
+    missing: str | None = None,
     dim: int | None = None,
 ) -> Dataset:
-    r"""Read sets from Parquet, Arrow, CSV or npz; the suffix of the file says which.
+    r"""Read sets from a table of pandas, polars or Arrow, or from a Parquet, Arrow, CSV or npz file.
 
     One row per set: keys in one column of lists of tokens, or in one column of lists per coordinate. One row per
-    token (the only form of CSV): a column for the set, columns for the coordinates. In npz: ``keys`` (n, N, d), or
-    ``X`` (tokens, d) with ``ptr`` (n + 1), and ``y``.
+    token (the only form of CSV): a column for the set, columns for the coordinates. Two tables: one row per token in
+    ``tokens`` and one row per sample in ``source``, joined by ``set_id``. In npz: ``keys`` (n, N, d), or ``X``
+    (tokens, d) with ``ptr`` (n + 1), and ``y``.
+
+    Text becomes numbers by scikit-learn's encoders: a coordinate for each category, up to 32 of them, and a place
+    that a hash names for more; dates become days after the first one, booleans 0 and 1. What was learned so is
+    ``data.schema``, which reads other tables the same way. Columns of one name in query and keys are paired
+    (`SetBatch.pairs`).
 
     Parameters
     ----------
-    path : str or Path
-        A file, or a folder of Parquet files.
-    keys, query, target, extras, set_id, missing, dim
+    source : table, str or Path
+        A table in memory; a file, its format told by the suffix; or a folder of Parquet files.
+    tokens : table, str or Path, optional
+        The tokens, where ``source`` has one row per sample. A sample has the tokens of its id, also where other samples
+        have the same.
+    missing : "error", "drop" or "impute"
+        Gaps in keys, queries and extras are refused; or the tokens that have one are dropped; or numbers and dates are
+        filled by the mean over the rows of the table, and text by a category of its own. Gaps in a target are always
+        refused.
+    keys, query, target, extras, groups, time, split, set_id, dim
         As in `keyhole.data.ParquetSets`, which reads the same tables in parts.
 
     Returns
     -------
     Dataset
+        With ``sets``, ``target``, ``names`` and ``schema``; ``left_out`` says what was not read, and why.
 
     Examples
     --------
@@ -572,13 +704,16 @@ def read_table(
     >>> data.names, data.target.tolist()
     (('x', 'y'), ['yes', 'no'])
     """
-    path = Path(path)
-    if path.suffix.lower() not in SUFFIXES and not path.is_dir():
-        raise ValueError(
-            f"a table is read by its suffix, one of {', '.join(SUFFIXES)}: got {path.name!r}. Rename it, or convert it."
-        )
-    named: dict[str, Any] = {"keys": keys, "query": query, "target": target, "extras": extras}
-    return ParquetSets(path, **named, set_id=set_id, missing=missing, dim=dim).whole()
+    for given in (source, tokens):
+        path = Path(given) if isinstance(given, (str, os.PathLike)) else None
+        if path is not None and path.suffix.lower() not in SUFFIXES and not path.is_dir():
+            raise ValueError(
+                f"a table is read by its suffix, one of {', '.join(SUFFIXES)}: got {path.name!r}. Rename it, or "
+                "convert it."
+            )
+    named: dict[str, Any] = {"keys": keys, "query": query, "target": target, "extras": extras, "set_id": set_id}
+    named |= {"groups": groups, "time": time, "split": split, "missing": missing, "dim": dim}
+    return ParquetSets(source, tokens=tokens, **named).whole()
 
 
 PROBED_ROWS = 256  # rows whose size in memory stands for that of the others

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from keyhole._array import is_tensor
-from keyhole._checks import check_finite, check_float_array
+from keyhole._checks import check_finite, check_float_array, check_pairs
 
 POOLINGS = ("mean", "sum")
 
@@ -200,6 +200,8 @@ class WrittenSets:
     sets: SetBatch
     offsets: Int[np.ndarray, " o"]
     coefficients: Float[np.ndarray, " s"]
+    repeated: bool = False
+    """Whether the sets of a sample hold the same keys in the same order, each being the query in turn."""
 
     def pool(self, numbers: Float[np.ndarray, "a b"], axis: int = 0) -> Float[np.ndarray, "c e"]:
         """Numbers of sets along ``axis``, which are overwritten, as numbers of samples: Σ_j c_j x_j."""
@@ -211,6 +213,17 @@ class WrittenSets:
         rows = np.repeat(numbers, np.diff(self.offsets), axis=0)
         rows *= self.coefficients[:, None].astype(rows.dtype)
         return rows
+
+    def of_keys(self, numbers: Float[np.ndarray, "k t"]) -> Float[np.ndarray, "l t"]:
+        """Numbers of keys written out, which are overwritten, as numbers of the keys held: Σ_j c_j x_j over copies."""
+        lengths = self.sets.lengths
+        numbers *= np.repeat(self.coefficients, lengths)[:, None]
+        if not self.repeated:
+            return numbers
+        # a sample has as many sets as keys, so that its first set, and its first key, have the same number
+        first = np.repeat(self.offsets[:-1], np.diff(self.offsets))
+        place = np.arange(len(numbers)) - np.repeat(self.sets.offsets[:-1] - first, lengths)
+        return np.stack([np.bincount(place, weights=column) for column in numbers.T], axis=1)
 
 
 def check_samples(value: Any, name: str) -> None:
@@ -268,6 +281,9 @@ class SetBatch(SampleBatch):
     extras : array (n, c), optional
         Columns of the sample itself, such as a user's mean rating: estimators solve for their coefficients in the same
         ridge as for the values of the heads. ``kh.tokens.with_size(batch)`` adds the number of keys.
+    pairs : sequence of (query coordinate, key coordinate), optional
+        Coordinates that mean the same, for queries of their own kind: `read_table` pairs columns of one name. A law
+        that is chosen or learned on the batch has them meet; else coordinate i of both does, for as many as both have.
 
     Attributes
     ----------
@@ -300,22 +316,24 @@ class SetBatch(SampleBatch):
     SetBatch(2 sets, 9 keys each (18 in all), dim 3, with query of dim 5, 1 extra, float64)
     """
 
-    __slots__ = ("_extras", "_offsets", "_query", "_tokens")
+    __slots__ = ("_extras", "_offsets", "_pairs", "_query", "_tokens")
 
-    def __init__(self, keys: Any, query: Any = None, extras: Any = None) -> None:
+    def __init__(self, keys: Any, query: Any = None, extras: Any = None, *, pairs: Any = None) -> None:
         tokens, offsets = _join_sets(keys, "keys")
         if query is not None:
             query = _check_numbers(query, "query")
             _check_query(query, n=len(offsets) - 1)
             tokens, query = _alike(tokens, query)
             _check_finite(query, "query")
-        self._store(tokens, offsets, query, _check_extras(extras, len(offsets) - 1))
+        pairs = check_pairs(pairs, 0 if query is None else int(query.shape[1]), int(tokens.shape[1]))
+        self._store(tokens, offsets, query, _check_extras(extras, len(offsets) - 1), pairs)
 
-    def _store(self, tokens: Any, offsets: np.ndarray, query: Any, extras: np.ndarray | None) -> None:
+    def _store(self, tokens: Any, offsets: np.ndarray, query: Any, extras: np.ndarray | None, pairs: Any) -> None:
         self._tokens = _frozen(tokens)
         self._offsets = _frozen(offsets)
         self._query = None if query is None else _frozen(query)
         self._extras = None if extras is None else _frozen(extras)
+        self._pairs: tuple[tuple[int, int], ...] | None = pairs
 
     @classmethod
     def from_tokens(cls, x: Any) -> SetBatch:
@@ -346,10 +364,12 @@ class SetBatch(SampleBatch):
         return cls._from_flat(tokens[_like(is_key, tokens)], offsets - np.arange(len(offsets)), queries)
 
     @classmethod
-    def _from_flat(cls, tokens: Any, offsets: np.ndarray, query: Any, extras: Any = None) -> SetBatch:
+    def _from_flat(
+        cls, tokens: Any, offsets: np.ndarray, query: Any, extras: Any = None, pairs: Any = None
+    ) -> SetBatch:
         """Wrap arrays that are known to be valid."""
         batch = cls.__new__(cls)
-        batch._store(tokens, offsets, query, extras)
+        batch._store(tokens, offsets, query, extras, pairs)
         return batch
 
     @property
@@ -372,9 +392,15 @@ class SetBatch(SampleBatch):
         """Columns of the samples themselves, or None."""
         return self._extras
 
+    @property
+    def pairs(self) -> tuple[tuple[int, int], ...] | None:
+        """Coordinates of query and key that mean the same, or None where nobody said."""
+        return self._pairs
+
     def with_extras(self, extras: Any) -> SetBatch:
         """The same sets with other columns of their own, (n, c); or without, for None."""
-        return self._from_flat(self._tokens, self._offsets, self._query, _check_extras(extras, len(self)))
+        extras = _check_extras(extras, len(self))
+        return self._from_flat(self._tokens, self._offsets, self._query, extras, self._pairs)
 
     @property
     def dim(self) -> int:
@@ -437,13 +463,13 @@ class SetBatch(SampleBatch):
 
         return self.mapped(lambda array: to_device(array, device))
 
-    def mapped(self, change: Callable[[Any], Any]) -> SetBatch:
-        """The same sets with keys and queries that ``change`` makes of theirs, row by row."""
-        query = None if self._query is None else change(self._query)
-        return self._from_flat(change(self._tokens), self._offsets, query, self._extras)
+    def mapped(self, change: Callable[[Any], Any], of_query: Callable[[Any], Any] | None = None) -> SetBatch:
+        """The same sets with keys and queries that ``change`` makes of theirs, row by row; ``of_query`` of queries."""
+        query = None if self._query is None else (of_query or change)(self._query)
+        return self._from_flat(change(self._tokens), self._offsets, query, self._extras, self._pairs)
 
     def with_query(self, query: Float[Any, "n q"] | None) -> SetBatch:
-        """The same sets with other queries, or none, that are known to fit."""
+        """The same sets with other queries, or none, that are known to fit; what was paired is not any more."""
         return self._from_flat(self._tokens, self._offsets, query, self._extras)
 
     def beside(self, others: Sequence[SetBatch]) -> SetBatch:
@@ -465,6 +491,11 @@ class SetBatch(SampleBatch):
         """Every key of every set as the query of a copy of its set."""
         copies = self[np.repeat(np.arange(len(self)), self.lengths)]
         return self._from_flat(copies.tokens, copies.offsets, self._tokens)
+
+    def single_keys(self) -> SetBatch:
+        """Every key as a set of its own, with the query of its set."""
+        query = None if self._query is None else np.repeat(self._query, self.lengths, axis=0)
+        return self._from_flat(self._tokens, np.arange(len(self._tokens) + 1), query)
 
     def extended_keys(self) -> Float[Any, "t e"]:
         """All keys with a one appended: x~ = [x; 1]."""
@@ -499,7 +530,7 @@ class SetBatch(SampleBatch):
         offsets = self._offsets[start : stop + 1]
         first = offsets[0]
         query, extras = (None if array is None else array[start:stop] for array in (self._query, self._extras))
-        return self._from_flat(self._tokens[first : offsets[-1]], offsets - first, query, extras)
+        return self._from_flat(self._tokens[first : offsets[-1]], offsets - first, query, extras, self._pairs)
 
     def _gather(self, rows: np.ndarray) -> SetBatch:
         lengths = self.lengths[rows]
@@ -508,7 +539,7 @@ class SetBatch(SampleBatch):
         source = np.arange(offsets[-1]) + np.repeat(self._offsets[rows] - offsets[:-1], lengths)
         query = None if self._query is None else self._query[_like(rows, self._tokens)]
         extras = None if self._extras is None else self._extras[rows]
-        return self._from_flat(self._tokens[_like(source, self._tokens)], offsets, query, extras)
+        return self._from_flat(self._tokens[_like(source, self._tokens)], offsets, query, extras, self._pairs)
 
     @classmethod
     def _joined(cls, batches: Sequence[SetBatch]) -> SetBatch:
@@ -518,7 +549,9 @@ class SetBatch(SampleBatch):
         query = _joined_rows([b.query for b in batches], "a query")
         offsets = _offsets_of(np.concatenate([b.lengths for b in batches]))
         extras = _joined_rows([b.extras for b in batches], "extras")
-        return cls._from_flat(_concatenate([b.tokens for b in batches]), offsets, query, extras)
+        if len({b.pairs for b in batches}) > 1:
+            raise ValueError("`batches` must pair the same coordinates of query and key: they pair different ones.")
+        return cls._from_flat(_concatenate([b.tokens for b in batches]), offsets, query, extras, batches[0].pairs)
 
     def __repr__(self) -> str:
         n, total = len(self), len(self._tokens)
@@ -792,7 +825,8 @@ def _hash_rows(rows: np.ndarray) -> np.ndarray:
     """One 64-bit hash per row; rows that compare equal hash alike (so −0.0 is made 0.0)."""
     words = np.ascontiguousarray(rows, dtype=np.float64) + 0.0
     hashes = np.zeros(len(words), dtype=np.uint64)
-    for column in words.view(np.uint64).T:
+    # two rounds more, or hashes of short numbers stay so regular that sums of other keys are equal
+    for column in (*words.view(np.uint64).T, np.uint64(0), np.uint64(0)):
         hashes = (hashes ^ column) * _MIX
         hashes ^= hashes >> np.uint64(29)
     return hashes
@@ -1017,8 +1051,8 @@ class PooledSets(SampleBatch):
         if self.each:
             sets = sets.each_key_as_query()
         if self.pooling == "sum":
-            return WrittenSets(sets, offsets, sets.lengths.astype(np.float64))
-        return WrittenSets(sets, offsets, np.repeat(1.0 / np.diff(offsets), np.diff(offsets)))
+            return WrittenSets(sets, offsets, sets.lengths.astype(np.float64), self.each)
+        return WrittenSets(sets, offsets, np.repeat(1.0 / np.diff(offsets), np.diff(offsets)), self.each)
 
     def signature(self) -> SetBatch:
         """That of the samples before they are pooled."""

@@ -133,13 +133,12 @@ class TokenRule:
             return batch
         if self.scaling == "sphere":
             return batch.mapped(_to_sphere)
-        query = batch.query if self.query == "given" else None  # one that will be replaced need not fit the keys
-        if query is not None and self.query_centre is not None:
-            query = _standardised(query, self.query_centre, self.query_spread)
-        elif query is not None:
-            query = _standardised(query, self.centre, self.spread)
-        keys = batch.with_query(None).mapped(lambda tokens: _standardised(tokens, self.centre, self.spread))
-        return keys.with_query(query)
+        if self.query != "given":  # a query that will be replaced need not fit the keys
+            batch = batch.with_query(None)
+        own = (self.query_centre, self.query_spread) if self.query_centre is not None else (self.centre, self.spread)
+        return batch.mapped(
+            lambda tokens: _standardised(tokens, self.centre, self.spread), lambda query: _standardised(query, *own)
+        )
 
 
 def looked_through(sets: SetBatch, looks: Sequence[Float[np.ndarray, "p _ e"]]) -> SetBatch:

@@ -6,9 +6,10 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -59,7 +60,7 @@ def write_parquet(
         with contextlib.ExitStack() as stack:
             writer = None
             for item in batches:
-                table = _table(as_batch(item), extra or {}, rows)
+                table = sets_table(as_batch(item), extra or {}, rows)
                 if writer is None:
                     options = {"compression": compression, "use_dictionary": False, "write_statistics": False}
                     writer = stack.enter_context(pq.ParquetWriter(draft, table.schema, **options))
@@ -72,7 +73,8 @@ def write_parquet(
     return rows
 
 
-def _table(batch: Batch, extra: dict[str, Any], start: int) -> Any:
+def sets_table(batch: Batch, extra: Mapping[str, Any] = MappingProxyType({}), start: int = 0) -> Any:
+    """A batch as an Arrow table with columns keys, query, extras, y and weight, and rows of further ones."""
     sets: SetBatch = batch.sets
     number = pa.from_numpy_dtype(sets.dtype)
     flat = pa.FixedSizeListArray.from_arrays(pa.array(sets.tokens.reshape(-1)), sets.dim)
@@ -302,3 +304,8 @@ def _locked(path: Path, output: Path) -> int | None:
 def predictions_table(columns: dict[str, Any]) -> Any:
     """An Arrow table of some columns: arrays, or lists of Arrow arrays that follow each other."""
     return pa.table({name: pa.chunked_array(v) if isinstance(v, list) else pa.array(v) for name, v in columns.items()})
+
+
+def written_column(path: Path, name: str) -> np.ndarray:
+    """One column of numbers of a Parquet file that was written."""
+    return np.asarray(pq.read_table(path, columns=[name])[name].to_numpy())

@@ -223,7 +223,10 @@ MIN_SAMPLES_TO_CHOOSE_BY = 8
 """Distinct samples below which nothing is chosen: tokens stay as they are."""
 
 AUTO_HEADS = 512
-"""Heads of ``n_heads="auto"`` where the exact kernel is not cheaper."""
+"""Heads of ``n_heads="auto"`` where the exact kernel is not cheaper, and a fit takes at most `AUTO_SECONDS`."""
+
+AUTO_SECONDS, FEWEST_AUTO_HEADS = 120.0, 32
+"""Predicted seconds of one core that a fit with "auto" heads may take: else these are halved, down to the fewest."""
 
 HEADS_TO_CHOOSE_BY = 64
 """Heads at most that scaling, query and law are chosen with."""
@@ -442,15 +445,16 @@ def choose_rule(
             rule, found = asked, answer
     if asks and (batch.sets.query is not None or rule.query != "given"):
         last, leader, strength = found, found, 0.0
+        pairs = batch.sets.pairs if rule.query == "given" else None
         for c in STRENGTHS:
-            biased = draft(rule, GaussianHeads(c))
+            biased = draft(rule, GaussianHeads(c, pairs=pairs))
             if biased.ridge.loss < leader.ridge.loss:
                 leader, strength = biased, c
             if biased.ridge.loss >= last.ridge.loss:
                 break
             last = biased
         if strength and beyond_doubt(leader, found):
-            law, found = GaussianHeads(strength), leader
+            law, found = GaussianHeads(strength, pairs=pairs), leader
     return RuleChoice(rule, law if plan.law is None else plan.law, tried, found if kept else None)
 
 
@@ -479,15 +483,21 @@ def fit_seconds(n: int, n_tokens: int, dim: int, n_heads: float, *, has_query: b
 
 
 def cheaper_heads(batch: SetBatch | SetGroups, law: HeadLaw | None, query: Any, options: dict[str, Any]) -> int | None:
-    """None, the exact kernel, where it exists and is predicted to take less time than `AUTO_HEADS`; else that many."""
+    """None, the exact kernel, where it exists and is predicted to take less time than heads; else how many heads.
+
+    These are `AUTO_HEADS`, halved until a fit is predicted to take `AUTO_SECONDS` at most.
+    """
+    has_query = batch.sets.query is not None or query != "given"
+    counts = batch.token_counts.astype(float) ** (2 if query == "each" else 1)
+    sizes = len(batch), int(counts.sum()), batch.dim
+    n_heads = AUTO_HEADS
+    while n_heads > FEWEST_AUTO_HEADS and fit_seconds(*sizes, n_heads, has_query=has_query) > AUTO_SECONDS:
+        n_heads //= 2
     has_kernel = law is None or (not hasattr(law, "fit") and (hasattr(law, "moments") or hasattr(law, "components")))
     if not has_kernel or options["activation"] not in POINTWISE or options["solver"] == "cg":
-        return AUTO_HEADS
-    counts = batch.token_counts.astype(float) ** (2 if query == "each" else 1)
-    has_query = batch.sets.query is not None or query != "given"
-    sizes = len(batch), int(counts.sum()), batch.dim
-    kernel, heads = (fit_seconds(*sizes, m, has_query=has_query) for m in (math.inf, AUTO_HEADS))
-    return None if kernel <= heads else AUTO_HEADS
+        return n_heads
+    kernel, heads = (fit_seconds(*sizes, m, has_query=has_query) for m in (math.inf, n_heads))
+    return None if kernel <= heads else n_heads
 
 
 def warn_if_long(batch: SetBatch | PooledSets, heads: HeadDraw | HeadLaw) -> None:

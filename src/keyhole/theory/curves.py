@@ -28,7 +28,7 @@ from keyhole.attention.heads import GaussianHeads
 from keyhole.theory.blocks import Bias, bias_of, biased_blocks, target_vectors
 from keyhole.theory.harmonics import pair_powers
 from keyhole.theory.mlp import highest_total_degree, mlp_eigenvalue, mlp_level_powers, mlp_levels, mlp_spectrum
-from keyhole.theory.moments import pair_eigenvalues
+from keyhole.theory.moments import largest_of_degree, pair_eigenvalues
 from keyhole.theory.spectrum import MAX_BIASED_DEGREE, Spectrum, attention_levels, biased_levels, degree_ladder
 from keyhole.theory.targets import Polynomial
 
@@ -117,10 +117,13 @@ def _attention_problem(target: Polynomial, n_keys: int, bias: Bias, degree: int)
         edge = bias.gain * biased_blocks(target.dim, bias.unit, degree).edge(n_keys)
         return _with_powers(spectrum, powers, np.zeros(0), np.zeros(0), edge)
     further = pair_powers(target).copy()
-    values = bias.gain * pair_eigenvalues(target.dim, max(degree + 1, *(size - 1 for size in further.shape)))
+    values = bias.gain * pair_eigenvalues(target.dim, max(further.shape) - 1)
     values[:, 1:] /= n_keys
     further[:, 1:] /= n_keys
-    edge = max(values[degree + 1, 0], values[0, degree + 1]) if target.dim > 1 else 0.0
+    edge = 0.0
+    if target.dim > 1:
+        of_query, of_key = largest_of_degree(target.dim, degree + 1)
+        edge = bias.gain * max(of_query, of_key / n_keys)
     further[: degree + 1, : degree + 1] = 0.0
     return _with_powers(spectrum, powers, values[further.nonzero()], further[further.nonzero()], edge)
 
@@ -467,14 +470,16 @@ def predicted_errors(
 ) -> Float[np.ndarray, " g"]:
     """Test errors at positive implicit ridges; temporaries are (levels,) times a block of them."""
     sums = np.empty((4, len(gammas)))
+    loaded = problem.powers.nonzero()[0]  # few of a million levels
+    values, powers = problem.eigenvalues[loaded], problem.powers[loaded]
     for block in blocks(len(gammas), block_size(8 * len(problem.eigenvalues), _BLOCK)):
         gamma = gammas[block, None]
-        share = gamma / (problem.eigenvalues + gamma)
         learned = problem.eigenvalues / (problem.eigenvalues + gamma)
         sums[0, block] = learned @ problem.multiplicities + problem.remainder / gammas[block]
-        sums[1, block] = np.square(learned) @ problem.multiplicities
-        sums[2, block] = np.square(share) @ problem.powers
-        sums[3, block] = (share * learned) @ problem.powers
+        sums[1, block] = np.square(learned, out=learned) @ problem.multiplicities
+        share = gamma / (values + gamma)
+        sums[2, block] = np.square(share) @ powers
+        sums[3, block] = (share * (values / (values + gamma))) @ powers
     return _assembled(n, k, sums, noise)
 
 
@@ -515,21 +520,22 @@ class Learner:
 
     def best(self, n: float, noise: float) -> tuple[float, float]:
         """(ridge, test error) at the best ridge."""
-        floor = implicit_ridge(self.problem, n, self.features, 0.0)
-        gamma = self._best_gamma(n, floor, noise)
-        while self._refined(n, gamma):
+        while True:
             floor = implicit_ridge(self.problem, n, self.features, 0.0)
-            gamma = self._best_gamma(n, floor, noise)
+            if not self._refined(n, self._best_gamma(n, floor, noise, passes=1)):
+                gamma = self._best_gamma(n, floor, noise, passes=4)
+                if not self._refined(n, gamma):
+                    break
         z, _ = self.problem.freedom(gamma)
         ridge = 0.0 if gamma == floor else gamma * max(1 - z / self.features, 0.0) * max(1 - z / n, 0.0)
         return ridge, predicted_error(self.problem, n, self.features, gamma, noise)
 
-    def _best_gamma(self, n: float, floor: float, noise: float) -> float:
-        """Search γ = floor · e^x over a grid of x, then three times over a finer grid around the best."""
+    def _best_gamma(self, n: float, floor: float, noise: float, passes: int) -> float:
+        """Search γ = floor · e^x over a grid of x; each further pass is over a finer grid around the best."""
         base = max(floor, 1e-18 * self.problem.trace)
         span = math.log(10 * max(self.problem.trace / base, 1.0)) + 1.0
         lifts = np.concatenate([[0.0], np.geomspace(1e-6, span, 64)])
-        for _ in range(4):
+        for _ in range(passes):
             gammas = base * np.exp(lifts)
             errors = predicted_errors(self.problem, n, self.features, gammas, noise)
             best = int(errors.argmin())

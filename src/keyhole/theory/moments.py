@@ -121,11 +121,23 @@ def pair_eigenvalues(dim: int, max_degree: int) -> Float[np.ndarray, "k l"]:
     """
     if dim == 1:
         return _pair_eigenvalues_on_the_line(max_degree)
-    order, weight = series_nodes(2 * (5 * max_degree + 2 * dim + 100))
-    weight = 2 * weight * np.exp(log_moment(order, dim) + log_moment(order + 1, dim))
+    order, weight = _pair_nodes(dim, max_degree)
     return np.asarray(
         (harmonic_ratios(order, dim, max_degree) * weight) @ harmonic_ratios(order + 1, dim, max_degree).T
     )
+
+
+def largest_of_degree(dim: int, degree: int) -> tuple[float, float]:
+    """μ_k0 and μ_0k for one degree k and d ≥ 2, without the table below them."""
+    order, weight = _pair_nodes(dim, degree)
+    of_query, of_key = (float(weight @ harmonic_ratios(n, dim, degree)[degree]) for n in (order, order + 1))
+    return of_query, of_key
+
+
+def _pair_nodes(dim: int, max_degree: int) -> tuple[np.ndarray, np.ndarray]:
+    """Orders n, and weights 2 a_n j_n j_{n+1}, of the sum for eigenvalues up to a degree."""
+    order, weight = series_nodes(2 * (5 * max_degree + 2 * dim + 100))
+    return order, 2 * weight * np.exp(log_moment(order, dim) + log_moment(order + 1, dim))
 
 
 def series_nodes(start: int) -> tuple[np.ndarray, np.ndarray]:

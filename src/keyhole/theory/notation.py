@@ -263,9 +263,9 @@ class _Reader:
             given = f", {seed}"
         if self.take(")") is None:
             raise self.error(self.next, "the bracket of rotated is not closed.")
-        matrix = (1 - gamma) * np.eye(self.dim) + gamma * fixed_free_rotation(self.dim, seed)
-        if not np.isfinite(matrix).all():
+        if abs(gamma) > 1e300:
             raise self.error(name, f"gamma = {gamma:g} is too large.")
+        matrix = (1 - gamma) * np.eye(self.dim) + gamma * fixed_free_rotation(self.dim, seed)
         atom = monomial(self.dim, pairs=[(matrix, 1)])
         if atom.terms:
             self.names.setdefault(_factor(atom), f"rotated({gamma!r}{given})")

@@ -1,0 +1,374 @@
+"""One column of a table as numbers, labels or ids; every refusal names the column and the row."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from jaxtyping import Float, Int, Shaped
+
+from keyhole.data.schema import HASHED, MOST_CATEGORIES, Coding
+
+
+class SchemaError(ValueError):
+    """A column that cannot be read as what it was asked for."""
+
+
+class Place(NamedTuple):
+    """Where some rows are, for messages: "row 9 of row group 2 of sets.parquet"."""
+
+    words: str = ""
+    first: int = 0
+    rows: Any = None
+
+    def row(self, i: Any) -> str:
+        """Entry i in words: row i, or the one of ``rows`` that it comes from."""
+        row = int(i) if self.rows is None else int(self.rows[int(i)])
+        return f"row {self.first + row}{self.inside.replace(' in ', ' of ', 1)}"
+
+    @property
+    def inside(self) -> str:
+        """The place in words, after a space."""
+        return f" in {self.words}" if self.words else ""
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Whether a column holds lists."""
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def is_number(kind: pa.DataType) -> bool:
+    """Whether a column holds numbers."""
+    kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_decimal)
+    return any(test(kind) for test in kinds)
+
+
+def numbers(column: Any, name: str, place: Place, *, lists: str = "") -> Float[np.ndarray, " r"]:
+    """A column as float32 or float64, NaN where an entry is missing; it shares memory where that is possible."""
+    kind = column.type
+    if not is_number(kind):
+        raise SchemaError(
+            f"column {name!r} must hold {lists}numbers: it holds {lists}{kind}{place.inside}. Leave it out, or convert "
+            "it."
+        )
+    if pa.types.is_boolean(kind) or pa.types.is_decimal(kind):
+        column = column.cast(pa.float64() if pa.types.is_decimal(kind) else pa.int8())
+    array = column.to_numpy(zero_copy_only=False)
+    if array.dtype not in (np.float32, np.float64):
+        return np.asarray(array, dtype=np.float64)
+    return np.require(array, requirements="A")  # a buffer of a file may begin at any byte
+
+
+def unlisted(column: Any) -> tuple[Any, Int[np.ndarray, " o"]]:
+    """The values of a column of lists end to end, and where each row begins; a row that is null has none."""
+    if not len(column):  # its offsets may lead anywhere: nobody has looked at them
+        return column.values.slice(0, 0), np.zeros(1, np.int64)
+    if pa.types.is_fixed_size_list(column.type):
+        known = column.is_valid().to_numpy(zero_copy_only=False) if column.null_count else np.ones(len(column), bool)
+        return column.flatten(), np.concatenate([[0], np.cumsum(known)]) * column.type.list_size
+    if column.null_count:
+        lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+        return column.flatten(), np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    offsets = column.offsets.to_numpy().astype(np.int64)
+    return column.values.slice(offsets[0], offsets[-1] - offsets[0]), offsets - offsets[0]
+
+
+def same_lengths(column: Any) -> tuple[Any, int, tuple[int, int] | None]:
+    """The values of lists end to end, their length, and the first list of another length or of none with it."""
+    if len(column) and pa.types.is_fixed_size_list(column.type) and not column.null_count and column.type.list_size:
+        return column.flatten(), int(column.type.list_size), None
+    flat, offsets = unlisted(column)
+    lengths = np.diff(offsets)
+    length = int(lengths[0]) if len(lengths) else 0
+    odd = (lengths != length) | (lengths == 0)
+    return flat, length, (int(odd.argmax()), int(lengths[odd.argmax()])) if odd.any() else None
+
+
+def matrix(column: Any, name: str, place: Place, what: str) -> Float[np.ndarray, "n d"]:
+    """Lists of equal length, one for each row, as the rows of a matrix."""
+    if column.null_count:
+        row = int(column.is_valid().to_numpy(zero_copy_only=False).argmin())
+        raise SchemaError(f"column {name!r} must have a list in every row: {place.row(row)} is empty. Drop the row.")
+    flat, width, odd = same_lengths(column)
+    if odd is not None:
+        raise SchemaError(
+            f"all {what} of column {name!r} must have as many coordinates, at least one: that of {place.row(0)} has "
+            f"{width} and that of {place.row(odd[0])} has {odd[1]}. Pad or cut them."
+        )
+    return numbers(flat, name, place, lists="lists of ").reshape(len(column), -1)
+
+
+def labels(column: Any, name: str, place: Place) -> np.ndarray:
+    """A target: integers, numbers, booleans or text without gaps, or lists of numbers, one for each output."""
+    if is_list(column.type):
+        found = matrix(column, name, place, "targets")
+        refuse_gaps(found, (name,), place, "target")
+        return found
+    gaps = _gaps(column)
+    if len(gaps):
+        raise SchemaError(
+            f"target column {name!r} must be known in every row: {place.row(gaps[0])} is empty ({len(gaps)} in all). "
+            "Drop such rows first."
+        )
+    return _values(column, name, place, "target column")
+
+
+def set_ids(column: Any, name: str, place: Place, what: str = "which set") -> Shaped[np.ndarray, " r"]:
+    """Which set, or group, each row belongs to: every row says so."""
+    gaps = _gaps(column)
+    if len(gaps):
+        some = ", ".join(str(place.first + int(i)) for i in gaps[:5])
+        rows = f"rows {some}{' …' if len(gaps) > 5 else ''} are" if len(gaps) > 1 else f"{place.row(gaps[0])} is"
+        raise SchemaError(
+            f"column {name!r} must say of every row {what} it belongs to: {rows} empty ({len(gaps)} in all). Fill "
+            f"in the {what.split()[-1]}s, or drop such rows."
+        )
+    return _values(column, name, place, f"{what.split()[-1]} column")
+
+
+def instants(column: Any, name: str, place: Place) -> Float[np.ndarray, " r"]:
+    """When each row was: dates in days, or numbers; every row says so."""
+    found = days(column) if kind_of(column.type) == "date" else numbers(column, name, place)
+    refuse_gaps(found[:, None], (name,), place, "time")
+    return found
+
+
+def parts_of_split(column: Any, name: str, place: Place) -> Int[np.ndarray, " r"]:
+    """0 for training and 1 for testing, from numbers, booleans or words."""
+    train, test = ("0", "0.0", "false", "train", "training"), ("1", "1.0", "true", "test", "testing")
+    words = dict.fromkeys(train, 0) | dict.fromkeys(test, 1)
+    said = [str(value).strip().lower() for value in column.to_pylist()]
+    for row, word in enumerate(said):
+        if word not in words:
+            raise SchemaError(
+                f"column {name!r} must say train or test, or 0 or 1: {place.row(row)} says {word!r:.40}. Name another "
+                "column, or change it."
+            )
+    return np.array([words[word] for word in said], dtype=np.int64)
+
+
+def _gaps(column: Any) -> Int[np.ndarray, " g"]:
+    """Rows that say nothing. In CSV a gap among texts is an empty text."""
+    empty = column.is_null()
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        blank = pc.equal(pc.utf8_trim_whitespace(column.cast(kind)), "")
+        empty = pc.or_(empty, pc.fill_null(blank, False))
+    return np.flatnonzero(empty.to_numpy(zero_copy_only=False))
+
+
+def _values(column: Any, name: str, place: Place, what: str) -> Shaped[np.ndarray, " r"]:
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        column, kind = column.cast(kind.value_type), kind.value_type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return np.array(column.to_pylist(), dtype=np.str_)
+    if not is_number(kind):
+        raise SchemaError(
+            f"{what} {name!r} must hold numbers or text: it holds {kind}{place.inside}. Convert it first."
+        )
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+        return np.asarray(column.to_numpy(zero_copy_only=False))
+    values = numbers(column, name, place)
+    if not np.isfinite(values).all():
+        row = int((~np.isfinite(values)).argmax())
+        raise SchemaError(f"{what} {name!r} must be finite: {place.row(row)} is {values[row]}. Drop such rows first.")
+    return values
+
+
+PLURALS = {"token": "tokens", "query": "queries", "target": "targets", "extra": "extras", "time": "times"}
+
+
+def refuse_gaps(values: np.ndarray, names: Sequence[str], place: Place, what: str, owner: Any = None) -> None:
+    """Raise if numbers are missing or infinite; ``owner`` is the row of each if that is not its place."""
+    finite = np.isfinite(values)
+    if finite.all():
+        return
+    i, column = (int(k) for k in np.argwhere(~finite)[0])
+    if len(names) == values.shape[1]:  # the coordinates of one text count as one entry
+        finite = finite[:, [k for k, name in enumerate(names) if name not in names[:k]]]
+    missing = np.isnan(values[i, column])
+    fill = ", have them filled by the mean with missing='impute' (--missing impute)"
+    fill = "" if what in ("target", "time") else fill
+    drop = ", or drop the tokens that have one with missing='drop' (--missing drop)" if what == "token" else ""
+    raise SchemaError(
+        f"{PLURALS[what]} must be known: "
+        f"{names[min(column, len(names) - 1)]!r} is {'missing' if missing else 'infinite'} in "
+        f"{place.row(i if owner is None else owner[i])}, {int((~finite).sum())} such entries in all. Fill them in"
+        f"{fill + drop if missing else ''}."
+    )
+
+
+# ---------------------------------------------------------------- text and dates as numbers
+
+
+def kind_of(kind: pa.DataType) -> str:
+    """What a column holds that can become numbers: "number", "text" or "date"; "" for anything else."""
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if is_number(kind):
+        return "number"
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or str(kind) == "string_view":
+        return "text"
+    tests = (pa.types.is_date, pa.types.is_timestamp, pa.types.is_duration)
+    return "date" if any(test(kind) for test in tests) else ""
+
+
+_SECONDS = {"D": 86400.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+
+
+def days(column: Any) -> Float[np.ndarray, " r"]:
+    """Dates, times and durations in days, since 1970 if they are dates; NaN where one is missing."""
+    array = column.to_numpy(zero_copy_only=False)
+    unit = _SECONDS[np.datetime_data(array.dtype)[0]]
+    found = array.astype(np.int64) * (unit / 86400.0)
+    return np.where(np.isnat(array), np.nan, found)
+
+
+def texts(column: Any) -> tuple[list[str], Int[np.ndarray, " r"]]:
+    """Different texts of a column, and which of them each row has; the last, "", stands for gaps and blanks."""
+    codes = column.cast(pa.large_string()).dictionary_encode()
+    found = [text if text.strip() else "" for text in codes.dictionary.to_pylist()]
+    return [*found, ""], codes.indices.fill_null(len(found)).to_numpy(zero_copy_only=False)
+
+
+def plain_values(column: Any) -> Any:
+    """A column without a dictionary: the values themselves."""
+    return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+
+
+class Study:
+    """What is learned about one column, piece by piece."""
+
+    def __init__(self, name: str, kind: str) -> None:
+        self.name, self.kind = name, kind
+        self._texts: set[str] = set()
+        self._start, self._sum, self._count = np.inf, 0.0, 0
+
+    def add(self, column: Any, place: Place, lists: str = "") -> None:
+        """Look at some rows."""
+        column = plain_values(column)
+        if self.kind == "text":
+            found, rows = texts(column)
+            self._texts |= {found[i] for i in np.unique(rows)} if len(self._texts) <= MOST_CATEGORIES + 1 else set()
+            return
+        values = days(column) if self.kind == "date" else numbers(column, self.name, place, lists=lists)
+        values = values[np.isfinite(values)]
+        if len(values):
+            self._start = min(self._start, float(values.min()))
+            self._sum, self._count = self._sum + float(values.sum(dtype=np.float64)), self._count + len(values)
+
+    def coding(self, *, impute: bool) -> Coding:
+        """What was learned; gaps are filled only if asked for."""
+        if self.kind == "text":
+            found = sorted(self._texts if impute else self._texts - {""})
+            if not found or len(found) > MOST_CATEGORIES:
+                return Coding(self.name, "hashed")
+            return Coding(self.name, "one-hot", tuple(found))
+        mean = self._sum / self._count if self._count else 0.0
+        fill = mean if impute and self._count and np.isfinite(mean) else None
+        if self.kind == "number":
+            return Coding(self.name, "number", fill=fill)
+        start = self._start if self._count else 0.0
+        return Coding(self.name, "date", start=start, fill=None if fill is None else fill - start)
+
+
+HOLDS = {"number": "numbers", "text": "text", "date": "dates"}
+
+
+def coded(
+    coding: Coding, column: Any, place: Place, *, lists: str = "", impute: bool = False, unknown: str = "error"
+) -> Float[np.ndarray, "r w"]:
+    """A column as numbers, one row for each entry; NaN where one is missing and not imputed."""
+    column, name = plain_values(column), coding.column
+    wanted = {"one-hot": "text", "hashed": "text"}.get(coding.kind, coding.kind)
+    if pa.types.is_null(column.type):  # nothing but gaps
+        column = column.cast({"number": pa.float64(), "text": pa.string(), "date": pa.timestamp("s")}[wanted])
+    if kind_of(column.type) != wanted:
+        raise SchemaError(
+            f"column {name!r} must hold {lists}{HOLDS[wanted]}, as it did in the table it was learned from: it holds "
+            f"{lists}{column.type}{place.inside}. Convert it."
+        )
+    if wanted != "text":
+        values = numbers(column, name, place, lists=lists) if wanted == "number" else days(column) - coding.start
+        if impute and coding.fill is not None:
+            values = np.where(np.isnan(values), np.asarray(coding.fill, values.dtype), values)
+        return values[:, None]
+    found, rows = texts(column)
+    table = _hashed(found) if coding.kind == "hashed" else _one_hot(found, coding.categories)
+    if coding.kind == "one-hot" and unknown == "error":
+        strange = np.array([bool(text) and text not in coding.categories for text in found])[rows]
+        if strange.any():
+            row = int(strange.argmax())
+            raise SchemaError(
+                f"column {name!r} must hold categories that were there before: {place.row(row)} says "
+                f"{found[rows[row]]!r:.60}, known are {', '.join(repr(c)[:40] for c in coding.categories[:12])}"
+                f"{' …' if len(coding.categories) > 12 else ''}. Correct it, or have it read as none of them with "
+                "unknown='ignore' (--unknown ignore)."
+            )
+    if not impute:
+        table[[not text for text in found]] = np.nan
+    return table[rows]
+
+
+def _one_hot(found: list[str], categories: tuple[str, ...]) -> Float[np.ndarray, "u w"]:
+    from sklearn.preprocessing import OneHotEncoder
+
+    known = np.array(categories, dtype=object)[:, None]
+    encoder = OneHotEncoder(
+        categories=[known[:, 0]], handle_unknown="ignore", sparse_output=False, dtype=np.float32
+    ).fit(known)
+    return np.asarray(encoder.transform(np.array(found, dtype=object)[:, None]))
+
+
+def _hashed(found: list[str]) -> Float[np.ndarray, "u w"]:
+    from sklearn.feature_extraction import FeatureHasher
+
+    hasher = FeatureHasher(HASHED, input_type="string", dtype=np.float32)
+    return np.asarray(hasher.transform([[text] if text else [] for text in found]).toarray())
+
+
+# ---------------------------------------------------------------- what a column seems to be
+
+_WORDS = {
+    "an id": {"id", "ids", "idx", "index", "uid", "uuid", "guid", "row", "rowid", "key", "nr", "number", "unnamed"},
+    "a time": {"time", "timestamp", "date", "datetime", "year", "month", "day", "epoch", "ts"},
+    "a split": {"split", "fold", "folds", "train", "test", "partition", "subset", "holdout"},
+}
+
+
+def looks_like(name: str, values: Float[np.ndarray, " r"]) -> str:
+    """What a column of numbers seems to be other than a coordinate, with the evidence in words; "" for nothing.
+
+    Both its name and its first numbers have to say so: an id is whole numbers; a time is a date or rises through the
+    whole table; a split is a few whole numbers. Numbers that count the rows are an id under any name.
+
+    >>> looks_like("customer_id", np.array([7.0, 9.0, 7.0]))
+    'an id, by its name and whole numbers'
+    """
+    values = values[np.isfinite(values)]
+    if not len(values):
+        return ""
+    whole = bool((values == np.rint(values)).all())
+    if whole and len(values) >= 20 and (np.diff(values) == 1).all():
+        return "an id, because it counts the rows"
+    parts = re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name) or ["index"]  # pandas writes its index without a name
+    kind = next((k for k, words in _WORDS.items() if words & {part.lower() for part in parts}), "")
+    if kind == "an id" and whole:
+        return "an id, by its name and whole numbers"
+    low, high = values.min(), values.max()
+    date = whole and (low >= 1e8 or (low >= 19000101 and high <= 21001231) or (low >= 1900 and high <= 2100))
+    if kind == "a time" and (date or (len(values) >= 20 and (np.diff(values) >= 0).all() and low < high)):
+        return f"a time, by its name and because it {'holds dates' if date else 'rises through the whole table'}"
+    if kind == "a split" and whole and len(np.unique(values)) <= 10:
+        return "a split, by its name and few values"
+    return ""
+
+
+def one_piece(column: Any) -> Any:
+    """A column in one piece, which it is in already or is copied to."""
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()

@@ -1,0 +1,160 @@
+"""What was learned about the columns of a table: enough to read another table in the same way."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from keyhole.data.sets import SetBatch, SetGroups
+
+if TYPE_CHECKING:
+    from keyhole.data.layout import Dataset
+
+CODINGS = ("number", "date", "one-hot", "hashed")
+MOST_CATEGORIES = 32
+"""Different texts of a column up to which each has a coordinate of its own; more share `HASHED` of them."""
+HASHED = 32
+
+
+@dataclass(frozen=True)
+class Coding:
+    """How a column becomes numbers.
+
+    Attributes
+    ----------
+    column : str
+    kind : "number", "date", "one-hot" or "hashed"
+        A date becomes days after ``start``; a text a one among zeros, or a sign at a place that its hash names.
+    categories : tuple of str
+        Those of "one-hot", sorted; "" stands for a gap, where the table had any.
+    start : float
+        First day of the table, counted from 1970.
+    fill : float or None
+        What is put in the place of a gap: the mean over the rows of the table.
+
+    Examples
+    --------
+    >>> Coding("colour", "one-hot", ("blue", "red")).names
+    ('colour=blue', 'colour=red')
+    """
+
+    column: str
+    kind: str
+    categories: tuple[str, ...] = ()
+    start: float = 0.0
+    fill: float | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of its coordinates."""
+        if self.kind == "one-hot":
+            return tuple(f"{self.column}={category}" for category in self.categories)
+        return tuple(f"{self.column}#{j}" for j in range(HASHED)) if self.kind == "hashed" else (self.column,)
+
+    def as_list(self) -> list[Any]:
+        """As JSON holds it."""
+        return [self.column, self.kind, list(self.categories), self.start, self.fill]
+
+    @classmethod
+    def of_list(cls, stored: Any) -> Coding:
+        """From JSON that anybody may have written: raises ValueError, TypeError or KeyError where it is none."""
+        column, kind, categories, start, fill = stored
+        texts = isinstance(categories, list) and all(isinstance(c, str) for c in categories)
+        if not isinstance(column, str) or kind not in CODINGS or not texts:
+            raise ValueError(f"a coding {str(stored)[:60]!r} of a column")
+        if (kind == "one-hot") != bool(categories) or len(set(categories)) != len(categories):
+            raise ValueError(f"a coding of column {column!r:.40} whose categories are none, or are there twice")
+        if len(categories) > MOST_CATEGORIES + 1:
+            raise ValueError(f"{len(categories)} categories of column {column!r:.40}")
+        for number in (start, *([] if fill is None else [fill])):
+            if not isinstance(number, float) or not math.isfinite(number):
+                raise ValueError(f"a coding of column {column!r:.40} with {number!r:.40}, which is no number")
+        return cls(column, kind, tuple(categories), start, fill)
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The input of a model: dimension and names of tokens, whether sets have a query, and how its table was read.
+
+    `read_table` makes one, ``kh.save(model, path, schema=data.schema)`` stores it with the model, and
+    `keyhole.models.read_model` returns it.
+
+    Attributes
+    ----------
+    dim : int
+        Coordinates of a key.
+    has_query : bool
+    names : tuple of str
+        Names of the coordinates of a key.
+    target : str
+    columns : tuple of (str, value)
+        The options of `read_table`, each a name, a tuple of names, or a number.
+    codings : tuple of Coding
+        How columns that are no plain numbers become such.
+
+    Examples
+    --------
+    >>> schema = Schema(2, False, ("x", "y"))
+    >>> schema.check(SetBatch([[[0.0, 1.0]]]), ("y", "x"))
+    Traceback (most recent call last):
+        ...
+    ValueError: coordinates must be those the model was fitted to, in their order: coordinate 0 was 'x' and is 'y'. ...
+    """
+
+    dim: int
+    has_query: bool
+    names: tuple[str, ...] = ()
+    target: str = ""
+    columns: tuple[tuple[str, Any], ...] = ()
+    codings: tuple[Coding, ...] = field(default=(), repr=False)
+
+    def read(self, source: Any, *, tokens: Any = None, unknown: str = "error") -> Dataset:
+        """Read another table as the one this schema was learned from; its target may be absent.
+
+        Parameters
+        ----------
+        source, tokens : path, or table of pandas, polars or Arrow
+            As in `read_table`.
+        unknown : "error" or "ignore"
+            What a category that was not in the table of before is: refused, by its name and row, or none of those
+            that were.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> import keyhole as kh
+        >>> old = pd.DataFrame({"set": [1, 1, 2], "colour": ["red", "blue", "red"], "y": [0.0, 0.0, 1.0]})
+        >>> schema = kh.read_table(old).schema
+        >>> schema.read(pd.DataFrame({"set": [7], "colour": ["blue"]})).sets.tokens
+        array([[1., 0.]], dtype=float32)
+        >>> schema.read(pd.DataFrame({"set": [7], "colour": ["mauve"]}))
+        Traceback (most recent call last):
+            ...
+        keyhole.data.columns.SchemaError: column 'colour' must hold categories ...: row 0 says 'mauve', known are ...
+        """
+        from keyhole.data.reader import ParquetSets
+
+        found = ParquetSets(source, tokens=tokens, schema=self, unknown=unknown).whole()
+        self.check(found.sets, found.names)
+        return found
+
+    def check(self, sets: SetBatch | SetGroups, names: Any = ()) -> None:
+        """Raise unless ``sets`` have the dimension, queries and (where both have any) names of the training sets."""
+        batch = sets.sets
+        if batch.dim != self.dim:
+            known = (
+                f"They were {', '.join(self.names[:20])}." if self.names else "Read the table as it was read to fit."
+            )
+            raise ValueError(
+                f"tokens must have the {self.dim} coordinates the model was fitted to: got {batch.dim}. {known}"
+            )
+        if (batch.query is not None) != self.has_query:
+            had, given = ("with", "without") if self.has_query else ("without", "with")
+            raise ValueError(f"the model was fitted to sets {had} a query: got sets {given}. Read both the same way.")
+        for i, (was, name) in enumerate(zip(self.names, names, strict=False)):
+            if was != name:
+                raise ValueError(
+                    f"coordinates must be those the model was fitted to, in their order: coordinate {i} was {was!r} "
+                    f"and is {name!r}. Choose the columns {', '.join(self.names[:20])} as keys."
+                )
