@@ -498,7 +498,7 @@ def more_heads(found: Findings) -> Answer:
     many = "infinitely many heads" if math.isinf(most.heads) else f"{most.heads:.0f} heads"
     compared = f"{used.heads:.0f} heads leave {percent(gain.base)}, {many} {percent(gain.better)}"
     numbers = {f"{'∞' if math.isinf(m.heads) else int(m.heads)} heads": with_error(m) for m in found.heads if m.losses}
-    words = f"No. {compared}: {_enough(found)} are enough."
+    words = f"No sign of it. {compared}: as far as these sets tell, {_enough(found)} would do."
     if says != "no":
         words = f"{says.capitalize()}. {compared}, {gain.z:.1f} standard errors apart."
     return Answer(question, says, words, numbers)
