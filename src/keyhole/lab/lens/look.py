@@ -16,7 +16,7 @@ from keyhole.attention.activations import SOFTMAX, check_activation
 from keyhole.attention.features import attention_features
 from keyhole.attention.heads import GaussianHeads, HeadDraw
 from keyhole.attention.kernels import attention_kernel
-from keyhole.attention.learned import MIN_SAMPLES_FOR_ONE_SPLIT, STEPS_BETWEEN_LOOKS, LearnedHeads
+from keyhole.attention.learned import CHECKS, MIN_SAMPLES_FOR_ONE_SPLIT, LearnedHeads
 from keyhole.data.layout import Dataset
 from keyhole.data.sets import POOLINGS, PooledSets, SetBatch, SetGroups
 from keyhole.data.tokens import SCALINGS, TokenRule
@@ -344,7 +344,7 @@ class Costs:
         part = min(n, MOST_PER_STEP)
         one = self.gram(part, max(32, min(256, 2 * part // (self.dim + 1))))
         descents = 2 if n >= MIN_SAMPLES_FOR_ONE_SPLIT else 6
-        return one * (9 + descents * steps * (3 + 1 / STEPS_BETWEEN_LOOKS))
+        return one * (9 + descents * (3 * steps + CHECKS))
 
     def curve(self, n: float) -> float:
         """The subsets of a learning curve."""
