@@ -243,6 +243,8 @@ def test_forecasts_at_the_ends(rng):
     assert steep.n_train == 160
     nothing = forecast(HeldOutCurve("c", "attention", SIZES, tuple(np.zeros(100) for _ in SIZES)))
     assert (nothing.says, nothing.low) == ("no", 0.0)
+    tiny = forecast(HeldOutCurve("c", "attention", SIZES, tuple(4e-5 * hard / k for k in SIZES)))
+    assert tiny.high == pytest.approx(1e-6 * steep.high, rel=1e-6)  # no unit is special, where losses are no counts
     assert forecast(HeldOutCurve("c", "attention", SIZES[:2], (hard, hard))) is None
 
 
