@@ -119,8 +119,14 @@ RECORDS: dict[str, type] = {
         TrainingSamples,
     )
 }  # fmt: skip
-UNSAVED = {"LearnedHeads": {"callback"}, "FiniteLayer": {"device"}, "KernelLayer": {"device", "dtype"}}
-"""What is not in a file: functions, which are no data; and devices, which the reader may not have: NumPy predicts."""
+UNSAVED = {
+    "LearnedHeads": {"callback", "augment"},
+    "FiniteLayer": {"device"},
+    "KernelLayer": {"device", "dtype"},
+    "TokenRule": {"looks"},
+}
+"""What is not in a file: functions, which are no data; devices, which the reader may not have: NumPy predicts; and the
+looks of a rule, which are those of the law."""
 PRECISIONS = ("float64", "float32")
 CHOICES = ("zero-mean", "identity", "learned")  # what a fitted law was chosen as
 MOST_HEADS = 10**9
@@ -391,6 +397,7 @@ def _check_record(kind: str, built: Any) -> None:
                     axis = 1 if name == "query_scales_" else 2
                     if len(scales) != built.means_.shape[axis] or not (scales > 0).all():
                         raise ValueError(f"{name} that do not fit the means")
+            _check_looks(built)
             check_choice(built.chosen, "chosen", CHOICES)
             check_number(built.strength, "strength")
             check_count(built.steps, "steps", minimum=0)
@@ -438,6 +445,18 @@ def _check_record(kind: str, built: Any) -> None:
                     _check_array(array, 1, name, kinds)
                     refuse_if(len(array) != n or array.min() < 0, f"{name} of training samples that do not fit")
             refuse_if(built.weights is not None and not built.weights.any(), "training samples of no weight")
+
+
+def _check_looks(law: FittedHeads) -> None:
+    """Every look asks with what the looks before it found, and the last one's means with what all of them did."""
+    refuse_if(not isinstance(law.looks_, tuple), "looks that are none")
+    rows, width = law.means_.shape[1:]
+    for number, look in reversed(list(enumerate(law.looks_))):
+        _check_array(look, 3, f"looks_[{number}]")
+        asked = rows - len(look) * (width - 1)
+        refuse_if(not len(look) or look.shape[1:] != (asked, width), f"a look of shape {look.shape} before {rows} rows")
+        rows = asked
+    refuse_if(rows < 1, "looks that find more than the last one asks with")
 
 
 def _check_extras_values(layer: Any) -> None:
@@ -694,7 +713,7 @@ def _restore(document: dict[str, Any], unpacker: Unpacker) -> SavedModel:
     if "training" in document:
         training = unpacker.unpack(document["training"])
         _check_training(estimator, training)
-        estimator._training = training
+        estimator._keep_training(training)
     found = document["schema"]
     schema = Schema(
         estimator.n_features_in_,
@@ -720,6 +739,7 @@ def _option(value: Any) -> Any:
 def _attach_layer(estimator: Any, described: Any, unpacker: Unpacker) -> None:
     if isinstance(estimator, AttentionFeatures):
         heads = unpacker.unpack(described)
+        _attach_looks(estimator, heads)
         _check_heads(heads, estimator)
         check_activation(estimator.activation)
         check_choice(estimator.dtype, "dtype", PRECISIONS)
@@ -730,6 +750,7 @@ def _attach_layer(estimator: Any, described: Any, unpacker: Unpacker) -> None:
         layer = unpacker.unpack(described)
         single = _is_single(estimator)
         estimator.layer_ = layer
+        _attach_looks(estimator, getattr(layer, "heads", layer))
         if isinstance(layer, FiniteLayer):
             _check_heads(layer.heads, estimator)
             estimator.heads_, estimator.n_heads_ = layer.heads, layer.heads.n_heads
@@ -804,6 +825,7 @@ def _check_training_sets(estimator: Any, sets: SetBatch | PooledSets) -> None:
 
 def _attach_pruned(estimator: Any, parts: dict[str, Any]) -> None:
     heads, active, values, intercept = (parts[k] for k in ("heads", "active", "values", "intercept"))
+    _attach_looks(estimator, heads)
     _check_heads(heads, estimator)
     activation, dtype = check_activation(parts["activation"]), check_choice(parts["dtype"], "dtype", PRECISIONS)
     if not all(isinstance(a, np.ndarray) and np.isfinite(a).all() for a in (active, values, intercept)):
@@ -825,11 +847,18 @@ def _attach_pruned(estimator: Any, parts: dict[str, Any]) -> None:
     _check_extras_values(estimator.layer_)
 
 
+def _attach_looks(estimator: Any, heads: Any) -> None:
+    """The rule for tokens looks through the looks of the law, which a file holds once."""
+    refuse_if(not isinstance(estimator.tokens_, TokenRule), "no rule for tokens")
+    estimator.tokens_ = estimator.tokens_.with_looks_of(getattr(heads, "law", None))
+
+
 def _query_dim(estimator: Any) -> int:
-    """The dimension of the queries that the layer sees: those given, or made of keys."""
-    rule = getattr(estimator, "tokens_", None)
-    given = estimator.has_query_ and (rule is None or rule.query == "given")
-    return int(estimator.n_query_features_in_ if given else estimator.n_features_in_)
+    """The dimension of the queries that the layer sees: those given, or made of keys, and what looks find."""
+    rule = estimator.tokens_
+    given = estimator.has_query_ and rule.query == "given"
+    asked = int(estimator.n_query_features_in_ if given else estimator.n_features_in_)
+    return asked + sum(len(look) for look in rule.looks) * int(estimator.n_features_in_)
 
 
 def _check_heads(heads: Any, estimator: Any) -> None:
@@ -941,5 +970,7 @@ def _same_law(one: Any, other: Any) -> bool:
     """Whether the law that is shown is the law that is drawn from."""
     if type(one) is not type(other):
         return False
-    pairs = [(value, vars(other)[name]) for name, value in vars(one).items()]
-    return all(type(a) is type(b) and np.array_equal(a, b) for a, b in pairs)
+    pairs = [(value, vars(other)[name]) for name, value in vars(one).items() if name != "looks_"]
+    looks = [getattr(law, "looks_", ()) for law in (one, other)]
+    same = len(looks[0]) == len(looks[1]) and all(map(np.array_equal, *looks))
+    return same and all(type(a) is type(b) and np.array_equal(a, b) for a, b in pairs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,11 @@ from sklearn.base import ClassifierMixin, MultiOutputMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
 from keyhole._checks import check_choice
+from keyhole.attention.features import attention_weights
+from keyhole.attention.heads import HeadDraw
+from keyhole.attention.learned import MAX_HEADS_TO_JUDGE
 from keyhole.data.sets import SetBatch, SetGroups
+from keyhole.data.tokens import look_weights
 from keyhole.estimators.base import KeyContributions, LabelScores, SetEstimator, class_scores, memory_budget, outputs
 from keyhole.estimators.inputs import (
     LayerPlan,
@@ -30,7 +35,7 @@ from keyhole.estimators.inputs import (
     class_weights,
     fit_sets,
 )
-from keyhole.estimators.intervals import ClassificationSets, LeftOutFits, RegressionIntervals
+from keyhole.estimators.intervals import ClassificationSets, LeftOutFits, RegressionIntervals, TrainingSamples
 from keyhole.estimators.streaming import StreamedClassifier, StreamedRegressor, forget_stream, store_log_losses
 from keyhole.layer import KernelLayer, LayerFit, pick_device
 from keyhole.ridge.calibration import fit_temperature
@@ -109,7 +114,7 @@ class _AttentionModel(LeftOutFits, KeyContributions, SetEstimator):
         store_log_losses(self, ridge)
         if fit.route == "cg":
             self.residual_, self.n_iter_ = ridge.residual, ridge.n_iter
-        self._keep_training(batch, columns, options, fit)
+        self._keep_training(TrainingSamples(batch, columns, weights, options["groups"]))
         return fit
 
     def _ready(self, X: Any) -> Any:
@@ -121,6 +126,46 @@ class _AttentionModel(LeftOutFits, KeyContributions, SetEstimator):
     def _scores(self, X: Any) -> np.ndarray:
         batch = self._ready(X)  # first: it says so if nothing was fitted
         return self.layer_.predict(batch, memory_budget=memory_budget())
+
+    def hop_weights(self, X: Any) -> list[list[Float[np.ndarray, "p k"]]]:
+        """Return how much each look of the model weighs each key: for answers that show their evidence.
+
+        Parameters
+        ----------
+        X : samples as `fit` takes them
+            For SetGroups, all their sets one after the other.
+
+        Returns
+        -------
+        list, one entry per look, of n arrays (patterns, N_i)
+            Look h < H has softmax weights, a row for each of its patterns. The last look is that of the random heads:
+            a row for each mean of the law, the mean weight of the heads around it (of 256 heads drawn from the law if
+            there are infinitely many). A law of one look has that alone.
+
+        Examples
+        --------
+        >>> import keyhole as kh
+        >>> sets = kh.targets.sphere_sets(80, n_keys=3, dim=2, seed=0)
+        >>> model = kh.AttentionRegressor(32, kh.GaussianHeads(), "loo", "softmax", random_state=0)
+        >>> (last,) = model.fit(sets, kh.targets.TokenPower(2, dim=2)(sets)).hop_weights(sets[:2])
+        >>> [weights.shape for weights in last], bool(abs(last[0].sum() - 1) < 1e-12)
+        ([(1, 3), (1, 3)], True)
+        """
+        check_is_fitted(self)
+        batch = as_samples(self, X, reset=False).numpy()
+        found = []
+        for hop, look in enumerate(self.tokens_.looks):
+            sets = replace(self.tokens_, looks=self.tokens_.looks[:hop]).apply(batch).sets
+            found.append(look_weights(sets, look))
+        ready = self.tokens_.apply(batch)
+        sets = ready.written_out().sets if self.tokens_.query == "each" else ready.sets
+        heads = getattr(self.layer_, "heads", None)
+        if heads is None:
+            heads = HeadDraw(self.law_, MAX_HEADS_TO_JUDGE, sets.dim, 0, sets.query_dim)
+        n_means = len(getattr(self.law_, "means_", (None,)))
+        options = self.layer_.activation, min(n_means, heads.n_heads)
+        found.append(attention_weights(sets, heads, *options, memory_budget=memory_budget()))
+        return [[part.T for part in np.split(weights, sets.offsets[1:-1])] for weights in found]
 
 
 class AttentionRegressor(StreamedRegressor, RegressionIntervals, MultiOutputMixin, RegressorMixin, _AttentionModel):
@@ -221,6 +266,8 @@ class AttentionRegressor(StreamedRegressor, RegressionIntervals, MultiOutputMixi
     Exact copies of a sample (same keys in any order, same query, same y) count as one sample of their joint weight,
     so leave-one-out leaves all of them out. Temporaries stay within scikit-learn's ``working_memory`` setting
     (1 GiB); the n × n or p × p Gram matrix comes on top.
+    A fit keeps a copy of its training samples for `predict_interval` and the like, unless their factor, n × n or n × p
+    numbers, would exceed ``working_memory``.
 
     Examples
     --------

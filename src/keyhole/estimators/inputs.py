@@ -285,6 +285,7 @@ class LayerPlan:
         options = {name: self.options[name] for name in ("activation", "fit_intercept")}
         if isinstance(law, LearnedHeads):
             options["n_heads"] = MAX_HEADS_TO_JUDGE if self.n_heads is None else self.n_heads
+            options["device"] = self.options["device"] if batch.is_plain else None
         weights, groups = self.options["weights"], self.options["groups"]
         if groups is not None:
             kept = np.arange(len(batch)) if weights is None else np.flatnonzero(weights > 0)
@@ -374,6 +375,9 @@ def fit_sets(
         rule = plan.with_extras_scale(rule, batch, columns)
         ready = rule.apply(batch)
         law = plan.fitted_law(ready, columns)
+        if law is not plan.law:  # it may look more than once
+            rule = rule.with_looks_of(law)
+            ready = rule.apply(batch)
         heads = plan.heads(law, ready)
         warn_if_long(ready, heads)
         fit = fit_layer(ready, columns, heads, plan.penalties, **plan.options)
@@ -404,8 +408,8 @@ def choose_rule(
     scalings = _candidates(scaling, "scaling", SCALINGS, SCALINGS)
     queries = _candidates(query, "query", QUERIES, ("given",) if batch.has_own_queries else ("given", "mean"))
     learned: dict[str, Any] = {"weights": weights, "fit_intercept": plan.options["fit_intercept"]}
-    rules = [TokenRule.learn(batch, s, queries[0], pooling, **learned) for s in scalings]
     law = GaussianHeads() if plan.law is None or hasattr(plan.law, "fit") else plan.law
+    rules = [TokenRule.learn(batch, s, queries[0], pooling, **learned).with_looks_of(law) for s in scalings]
     asks = plan.law is None and (batch.sets.query is not None or queries[-1] != "given")
     known = np.arange(len(batch)) if weights is None else np.flatnonzero(weights > 0)
     n_drafts = len(scalings) + len(queries) - 1 + 2 * asks
@@ -434,7 +438,7 @@ def choose_rule(
     best = int(np.argmin([found.ridge.loss for found in drafts]))
     rule, found = rules[best], drafts[best]
     for other in queries[1:]:
-        asked = TokenRule.learn(batch, rule.scaling, other, pooling, **learned)
+        asked = TokenRule.learn(batch, rule.scaling, other, pooling, **learned).with_looks_of(law)
         answer = draft(asked, law)
         tried[asked.scaling, asked.query] = answer.ridge.loss
         if answer.ridge.loss < found.ridge.loss:

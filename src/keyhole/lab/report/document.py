@@ -52,7 +52,10 @@ def bars(
 
 @dataclass(frozen=True)
 class Chart:
-    """Curves on common axes, with the rows that drew them."""
+    """Curves on common axes, with the rows that drew them.
+
+    With ``names``, x counts these from 0: the chart lies on its side, the names one below the other, y from zero.
+    """
 
     name: str
     title: str
@@ -64,11 +67,16 @@ class Chart:
     y_log: bool = False
     note: str = ""
     marks: Mapping[str, float] = field(default_factory=dict)  # horizontal levels to mark, by name
+    names: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class HeatMap:
-    """A matrix of numbers over named rows and columns; colours diverge from `centre` when it is given."""
+    """A matrix of numbers over named rows and columns; colours diverge from `centre` when it is given.
+
+    `words` stand in the cells in the place of the numbers. Over it lie a line, which has a row for each column (None
+    where it has none), and points: column, row and words. Both are counted from zero and may fall between.
+    """
 
     name: str
     title: str
@@ -80,6 +88,9 @@ class HeatMap:
     centre: float | None = None
     rows: Sequence[Row] = ()
     note: str = ""
+    words: Sequence[Sequence[str]] | None = None
+    line: Sequence[float | None] = ()
+    points: Sequence[tuple[float, float, str]] = ()
 
 
 @dataclass(frozen=True)
