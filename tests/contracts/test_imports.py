@@ -41,6 +41,7 @@ HOME = {
     "plotly": {"lab"},
     "safetensors": {"lab", "models"},
     "pyarrow": {"data", "lab"},
+    "narwhals": {"data"},
     "torch": {"attention", "ridge", "_tensors"},
     "triton": {"attention"},
     "dask": {"distributed"},

@@ -160,7 +160,7 @@
     if (chart.names.length) { // the chart lies on its side
       [layout.xaxis, layout.yaxis] = [
         axis(wrapped(chart.y_label, width - 160), false, range([0, ...ys], false), false, 6),
-        { ...axis("", false, [chart.names.length - 0.5, -0.5], false, most), tickmode: "array", tickvals: [...chart.names.keys()], ticktext: chart.names.map((name) => (width < 480 ? wrapped(name, 110) : name)) },
+        { ...axis("", false, [chart.names.length - 0.5, -0.5], false, most), tickmode: "array", tickvals: [...chart.names.keys()], ticktext: chart.names.map((name) => (width < 480 ? wrapped(name, 145) : name)) },
       ];
     }
     return { data: [...traces(chart, hidden), ...marks(chart, xs)], layout, doubling, most };
