@@ -93,3 +93,19 @@ def test_movielens(rng: np.random.Generator, capsys: pytest.CaptureFixture[str])
     data = movielens.read(frame)
     assert errors["attention"] < 0.8 * data.target[data.split == 1].std()
     assert data.sets.lengths.min() == 5
+
+
+def test_stories(tmp_path: Path, rng: np.random.Generator, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two people go to two places; who is asked for?"""
+    for part in ("train", "test"):
+        lines = []
+        for _ in range(40):
+            at = rng.choice(["garden", "kitchen"], 2)
+            asked = int(rng.integers(2))
+            lines += [f"{i + 1} {name} went to the {at[i]}." for i, name in enumerate(("mary", "john"))]
+            lines.append(f"3 where is {('mary', 'john')[asked]}?\t{at[asked]}\t{asked + 1}")
+        (tmp_path / f"qa2_x_{part}.txt").write_text("\n".join(lines))
+    example("stories").main(tmp_path, steps=5, n_heads=16)
+    shown = capsys.readouterr().out
+    assert figures(shown)["attention, one look"] > 80
+    assert "look 1: sentence" in shown
