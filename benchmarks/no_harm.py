@@ -1,7 +1,8 @@
 """Does a learned law harm where zero-mean heads are right? `python benchmarks/no_harm.py [--repeats 5]`.
 
 Targets of token functions and of the query alone, sphere law, noise of a third of the target's deviation: the ratio of
-the test error with a fitted law to that with zero-mean heads, the same heads and samples, over repeats.
+the test error with a fitted law to that with zero-mean heads, the same heads and samples, over repeats; last that of
+`hops="auto"` to one look.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def errors(target: kh.targets.TokenPower, n: int, seed: int) -> list[float]:
     truth = target(test)
     y = target(train) + 0.33 * truth.std() * rng.standard_normal(n)
     found = []
-    for law in (kh.GaussianHeads(), kh.IdentityHeads(), kh.LearnedHeads()):
+    for law in (kh.GaussianHeads(), kh.IdentityHeads(), kh.LearnedHeads(), kh.LearnedHeads(hops="auto")):
         model = kh.AttentionRegressor(HEADS, law, random_state=seed, scaling="none", query="given").fit(train, y)
         found.append(float(np.mean((model.predict(test) - truth) ** 2)))
     return found
@@ -37,12 +38,14 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--samples", type=int, nargs="+", default=[90, 400])
     args = parser.parse_args()
-    print(f"{'target':18}{'n':>6}{'identity/zero':>16}{'learned/zero':>16}   (ratio of mean errors ± standard error)")
+    heads = "".join(f"{name:>18}" for name in ("identity/zero", "learned/zero", "auto/learned"))
+    print(f"{'target':18}{'n':>6}{heads}   (ratio of mean errors ± standard error)")
     for name, target in TARGETS.items():
         for n in args.samples:
             table = np.array([errors(target, n, seed) for seed in range(args.repeats)])
-            ratios = table[:, 1:].mean(axis=0) / table[:, 0].mean()
-            spread = (table[:, 1:] / table[:, :1]).std(axis=0, ddof=1) / np.sqrt(args.repeats)
+            before = table[:, [0, 0, 2]]
+            ratios = table[:, 1:].mean(axis=0) / before.mean(axis=0)
+            spread = (table[:, 1:] / before).std(axis=0, ddof=1) / np.sqrt(args.repeats)
             cells = "".join(f"{r:10.3f} ± {s:.3f}" for r, s in zip(ratios, spread, strict=True))
             print(f"{name:18}{n:6}{cells}", flush=True)
 

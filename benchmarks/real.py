@@ -1,7 +1,8 @@
 """Real sets, every method, one table: `python benchmarks/real.py --data DIR [--only qa01 …] [--methods …]`.
 
 Rows are appended to --out as they are measured; a second run skips what is there. Every choice (penalty, scaling,
-query, law) is made inside the training part. With --jobs J, J processes of one thread each share the fits.
+query, law) is made inside the training part. With --jobs J, J processes of one thread each share the fits. The
+variable KEYHOLE_DEVICE says where attention layers are fitted: "cuda", or NumPy unless it is set.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rivals import FourierMean, Network, Pooled
+from rivals import FourierMean, MemoryNetwork, Network, Pooled
 from sklearn.datasets import load_digits
 from sklearn.model_selection import KFold, StratifiedKFold
 
@@ -80,8 +81,8 @@ def babi(data: Path, name: str) -> Problem:
     meta = json.loads(str(file["meta"]))
     stories = np.split(file["X_sent"], file["ptr"][1:-1])
     parts = {
-        "plain": {"order": 0.0, "shared": 0.0, "empty": False},
-        "softmax": {"order": 0.0, "shared": 0.0, "empty": False},
+        "plain": {"order": 0.0, "shared": 0.0, "ages": False, "empty": False},
+        "softmax": {"order": 0.0, "shared": 0.0, "ages": False, "empty": False},
         "unshared": {"shared": 0.0},
     }
     made = babi_tokens(file["sentence_table"], stories, file["query_sent"], meta["vocab"], **parts.get(plain, {}))
@@ -198,6 +199,7 @@ def load(name: str, data: Path) -> Problem:
 def attention(problem: Problem, seed: int, law: Any, **changes: Any) -> Any:
     kind = kh.AttentionRegressor if problem.regression else kh.AttentionClassifier
     plain = {"scaling": "none", "query": "given"} | ({} if problem.regression else {"criterion": "squared_error"})
+    plain |= {"device": os.environ.get("KEYHOLE_DEVICE")}
     return kind(law=law, random_state=seed, **{**plain, **(problem.options or {}), **changes})
 
 
@@ -212,6 +214,9 @@ def former_default(problem: Problem, seed: int) -> Any:
     )
 
 
+LOOKS = {"n_means": 2, "steps": 300, "learning_rate": 0.05, "max_samples": 1000, "hops": "auto"}
+"""The law of several looks: one line for all stories."""
+
 METHODS: dict[str, Callable[[Problem, int], Any]] = {
     "mean-pool logistic": lambda p, s: None if p.regression else Pooled("logistic", "mean", p.regression, s),
     "mean-pool ridge": lambda p, s: Pooled("ridge", "mean", p.regression, s),
@@ -225,9 +230,11 @@ METHODS: dict[str, Callable[[Problem, int], Any]] = {
     "former default": former_default,
     "attention, identity": lambda p, s: attention(p, s, kh.IdentityHeads()),
     "attention, learned": lambda p, s: None if p.regression else attention(p, s, kh.LearnedHeads()),
+    "attention, looks": lambda p, s: attention(p, s, kh.LearnedHeads(**LOOKS)) if p.name in BABI else None,
     "attention, 4 means": lambda p, s: attention(p, s, kh.LearnedHeads(n_means=4)) if p.name in BABI else None,
     "DeepSets": lambda p, s: Network("deepsets", p.regression, s),
     "Set Transformer": lambda p, s: Network("transformer", p.regression, s),
+    "memory network": lambda p, s: MemoryNetwork(s) if p.name in BABI else None,
 }
 
 
@@ -288,6 +295,7 @@ def describe(model: Any) -> str:
     if heads:
         return f"{model.tokens_.scaling}/{model.tokens_.query} {heads}"
     chosen = f"{law.chosen} c={law.strength:g} {law.steps} steps" if hasattr(law, "chosen") else ""
+    chosen += f" {law.hops} looks" if getattr(law, "looks_", ()) else ""
     return f"{model.tokens_.scaling}/{model.tokens_.query} {chosen}".strip()
 
 

@@ -203,6 +203,78 @@ class Network(BaseEstimator):
         return self.classes_[scores.argmax(axis=1)]
 
 
+class MemoryNetwork(BaseEstimator):
+    """A memory network with three hops, adjacent weights and a linear start (Sukhbaatar et al. 2015).
+
+    Of ten restarts, trained side by side, that of least training error predicts; 20 dimensions, 100 epochs, the rate
+    halved every 25.
+
+    Tokens hold words, their places and a column for each age, so that a linear embedding of them has the position and
+    the time encoding of the paper; here with Adam, and without the noise of empty memories.
+    """
+
+    def __init__(self, seed: int, restarts: int = 10, epochs: int = 100, width: int = 20, hops: int = 3) -> None:
+        self.seed, self.restarts, self.epochs, self.width, self.hops = seed, restarts, epochs, width, hops
+
+    def fit(self, X: Any, y: np.ndarray) -> MemoryNetwork:
+        import torch
+
+        self.classes_, codes = np.unique(y, return_inverse=True)
+        self.device_ = "cuda" if torch.cuda.is_available() else "cpu"
+        keys, mask, query = self._tensors(X)
+        targets = torch.tensor(codes, device=self.device_)
+        g = torch.Generator().manual_seed(self.seed)
+        shapes = [(self.restarts, X.dim, self.width)] * (self.hops + 1)
+        shapes.append((self.restarts, self.width, len(self.classes_)))
+        self.weights_ = [(0.1 * torch.randn(s, generator=g)).to(self.device_).requires_grad_() for s in shapes]
+        optimiser = torch.optim.Adam(self.weights_, lr=0.01)
+        rng = np.random.default_rng(self.seed)
+        for epoch in range(self.epochs):
+            for group in optimiser.param_groups:
+                group["lr"] = 0.01 * 0.5 ** (epoch // 25)
+            order = torch.tensor(rng.permutation(len(X)), device=self.device_)
+            for rows in order.split(32):
+                optimiser.zero_grad()
+                scores = self._scores(keys[rows], mask[rows], query[rows], linear=epoch < self.epochs // 5)
+                self._losses(scores, targets[rows]).sum().backward()
+                torch.nn.utils.clip_grad_norm_(self.weights_, 40.0)
+                optimiser.step()
+        with torch.no_grad():
+            parts = [self._scores(keys[r], mask[r], query[r]) for r in torch.arange(len(X)).split(128)]
+            self.best_ = int(self._losses(torch.cat(parts, dim=1), targets).argmin())
+        return self
+
+    def _tensors(self, X: Any) -> tuple[Any, Any, Any]:
+        return tuple(part.to(self.device_) for part in padded(X, np.zeros(X.dim), np.ones(X.dim)))
+
+    def _losses(self, scores: Any, targets: Any) -> Any:
+        import torch
+
+        each = torch.nn.functional.cross_entropy(scores.flatten(0, 1), targets.repeat(len(scores)), reduction="none")
+        return each.view(len(scores), -1).mean(1)
+
+    def _scores(self, keys: Any, mask: Any, query: Any, linear: bool = False) -> Any:
+        """(restarts, n, classes)."""
+        import torch
+
+        *embeddings, answer = self.weights_
+        state = torch.einsum("nd,rde->rne", query, embeddings[0])
+        memory = torch.einsum("nkd,rde->rnke", keys, embeddings[0])
+        for embedding in embeddings[1:]:
+            match = torch.einsum("rne,rnke->rnk", state, memory).masked_fill(~mask, 0.0 if linear else -torch.inf)
+            memory = torch.einsum("nkd,rde->rnke", keys, embedding)
+            state = state + torch.einsum("rnk,rnke->rne", match if linear else match.softmax(2), memory)
+        return state @ answer
+
+    def predict(self, X: Any) -> np.ndarray:
+        import torch
+
+        keys, mask, query = self._tensors(X)
+        with torch.no_grad():
+            parts = [self._scores(keys[r], mask[r], query[r])[self.best_] for r in torch.arange(len(X)).split(128)]
+        return self.classes_[torch.cat(parts).argmax(1).cpu().numpy()]
+
+
 def _module(kind: str, dim: int, width: int, total: bool) -> Any:
     import torch
     from torch import nn

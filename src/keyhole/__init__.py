@@ -26,6 +26,7 @@ _HOME = {
     "AttentionFeatures": "estimators.features",
     "NormBallRegressor": "estimators.norm_ball",
     "NormBallClassifier": "estimators.norm_ball",
+    "lens": "lab.lens.look",
     "save": "models",
     "load": "models",
 }
@@ -71,6 +72,7 @@ if TYPE_CHECKING:  # what `__getattr__` will find, for type checkers and editors
     from keyhole.estimators import AttentionRegressor as AttentionRegressor
     from keyhole.estimators import NormBallClassifier as NormBallClassifier
     from keyhole.estimators import NormBallRegressor as NormBallRegressor
+    from keyhole.lab.lens.look import lens as lens
     from keyhole.models import load as load
     from keyhole.models import save as save
     from keyhole.theory import targets as targets

@@ -17,7 +17,13 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from keyhole._array import MEMORY_BUDGET, block_size, blocks, narrowed, unit_exponent
-from keyhole.attention.features import apply_values, attention_features, feature_blocks
+from keyhole.attention.features import (
+    apply_values,
+    attention_features,
+    feature_blocks,
+    key_contributions,
+    written_blocks,
+)
 from keyhole.attention.heads import DRAWN_BYTES, HeadDraw, HeadLaw
 from keyhole.attention.kernels import attention_kernel, tensor_kernel
 from keyhole.data.sets import PooledSets, SampleBatch, SetBatch, first_occurrences
@@ -26,7 +32,7 @@ from keyhole.ridge.design import ridge_rows
 from keyhole.ridge.gram import ridge_gram
 from keyhole.ridge.iterative import Preconditioner, ResidualWarning, ridge_cg
 from keyhole.ridge.matrices import add_outer, mirror_lower
-from keyhole.ridge.problem import EPS, RidgeFit, RidgeProblem
+from keyhole.ridge.problem import EPS, RidgeFit, RidgeProblem, Smoother
 
 MIN_SAMPLES_TO_CENTRE_BY = 32
 """Samples at least, or a sixteenth of all, whose mean feature stands for that of all while rounding is at stake."""
@@ -109,6 +115,14 @@ class FiniteLayer:
             scores[rows] = as_array(attention_features(part, self.heads, self.activation).to(values.dtype) @ values)
         return np.asarray(scores + self.intercept)
 
+    def contributions(self, batch: SampleBatch, *, memory_budget: int = MEMORY_BUDGET) -> Float[np.ndarray, "k t"]:
+        """What every key adds to f, sample after sample; by NumPy."""
+        units = unit_exponent(self.values, axis=(0, 1))
+        options: dict[str, Any] = {"dtype": self.dtype, "memory_budget": memory_budget}
+        return np.ldexp(
+            key_contributions(batch, self.heads, np.ldexp(self.values, -units), self.activation, **options), units
+        )
+
     def in_units(self, exponent: int) -> FiniteLayer:
         """The layer of outputs 2^exponent times as large."""
         extras = None if self.extras_values is None else np.ldexp(self.extras_values, exponent)
@@ -164,6 +178,22 @@ class KernelLayer:
             scores[rows] = as_array(kernel.to(dual.dtype) @ dual)
         return np.asarray(scores + self.intercept)
 
+    def contributions(self, batch: SampleBatch, *, memory_budget: int = MEMORY_BUDGET) -> Float[np.ndarray, "k t"]:
+        """What every key adds to f, sample after sample; by NumPy.
+
+        K of a set is the mean of K over its keys, each as a set of its own with the same query.
+        """
+        parts = []
+        for _, written in written_blocks(batch, 8 * self.dual.shape[1]):
+            keys, lengths = written.sets.single_keys(), written.sets.lengths
+            out = np.empty((len(keys), self.dual.shape[1]))
+            for rows in blocks(len(keys), block_size(8 * len(self.sets), memory_budget)):
+                # keys as columns: what is done once for a row and a column is then done for a training set, not a key
+                kernel = attention_kernel(self.sets, keys[rows], self.law, self.activation, memory_budget=memory_budget)
+                out[rows] = kernel.T @ self.dual
+            parts.append(written.of_keys(out / np.repeat(lengths, lengths)[:, None]))
+        return np.concatenate(parts)
+
     def in_units(self, exponent: int) -> KernelLayer:
         """The layer of outputs 2^exponent times as large."""
         extras = None if self.extras_values is None else np.ldexp(self.extras_values, exponent)
@@ -185,12 +215,29 @@ class LayerFit:
         not left out. Empty if nobody went over the samples again.
     route : str
         "primal", "dual", "kernel" or "cg".
+    samples : Samples or None
+        What was fitted; None where samples came in batches.
     """
 
     layer: FiniteLayer | KernelLayer
     ridge: RidgeFit
     predictions: Float[np.ndarray, "n t"] = field(repr=False)
     route: str
+    samples: Samples | None = field(default=None, repr=False)
+
+    def judged(self) -> Int[np.ndarray, " k"]:
+        """One of the samples given for every distinct one, or every group, that was left out: those to rank by.
+
+        Samples left out together tell one thing. Of a group that one is drawn at random, always the same.
+        """
+        assert self.samples is not None
+        known = np.flatnonzero(np.isfinite(self.predictions).all(axis=1) & (self.samples.owner >= 0))
+        owner, w = self.samples.owner[known], self.samples.weights
+        known, owner = (known, owner) if w is None else (known[w[owner] > 0], owner[w[owner] > 0])
+        if self.samples.groups is not None:
+            order = np.random.default_rng(0).permutation(len(known))
+            known, owner = known[order], self.samples.groups[owner[order]]
+        return np.sort(known[np.unique(owner, return_index=True)[1]])
 
     def in_units(self, exponent: int) -> LayerFit:
         """The fit to outputs 2^exponent times as large."""
@@ -276,6 +323,7 @@ class _Task:
     dtype: str
     device: str | None
     memory_budget: int
+    keep_factor: bool = False
 
     def layer(self, values: np.ndarray, intercept: np.ndarray) -> FiniteLayer:
         """The layer of these values (p, t), those of extras last."""
@@ -312,6 +360,7 @@ def fit_layer(
     criterion: str = "squared_error",
     draft: bool = False,
     hold_out: bool = False,
+    keep_factor: bool = False,
     memory_budget: int = MEMORY_BUDGET,
 ) -> LayerFit:
     """Fit the values of M heads, or of infinitely many, by ridge with a penalty chosen on what it leaves out.
@@ -340,6 +389,8 @@ def fit_layer(
         Whether the fit only serves to be compared with others: its automatic grid of penalties is coarse.
     hold_out : bool
         Whether conjugate gradients predict a tenth of the samples, held out, even if there is nothing to choose.
+    keep_factor : bool
+        Whether ``ridge`` keeps its factorisation, on the host.
     memory_budget : int
         Bound in bytes on any temporary but the Gram matrix, n × n or p × p with p = M·D.
 
@@ -374,7 +425,7 @@ def fit_layer(
         )
     given: dict[str, Any] = {"fit_intercept": fit_intercept, "weights": samples.weights, "groups": samples.groups}
     problem = RidgeProblem.of(samples.columns, penalties, criterion=criterion, draft=draft, **given)
-    task = _Task(samples, heads, problem, device=device, **options)
+    task = _Task(samples, heads, problem, device=device, keep_factor=keep_factor, **options)
     if gradients:
         return _fit_by_gradients(task, hold_out)
     layer: FiniteLayer | KernelLayer
@@ -398,7 +449,172 @@ def fit_layer(
         ridge = replace(ridge, errors=unknown, log_losses=None if ridge.log_losses is None else unknown)
     if not known.all():  # a sample of weight 0, without copies and siblings, is left out already
         predictions[~known] = layer.predict(batch[~known], memory_budget=memory_budget)
-    return LayerFit(layer, ridge, predictions, route)
+    return LayerFit(layer, ridge, predictions, route, samples)
+
+
+SETS_SQUARED = 16
+"""Sets whose kernels with themselves are computed at a time, all pairs of them: few beside the samples of a fit."""
+
+
+@dataclass(frozen=True)
+class Refits:
+    """All the fits that leave out one sample, or one group, without refitting: see `ridge.problem.Smoother`.
+
+    Attributes
+    ----------
+    batch : SetBatch or PooledSets
+        The n' distinct samples of positive weight that were fitted, those of a group next to each other.
+    smoother : Smoother
+    columns, residuals : arrays (n', t)
+        Outputs, and outputs less the prediction without the sample or its group; infinite where rounding hides it.
+    coef, intercept : arrays
+        Of the fit itself: dual coefficients, or values on the primal route.
+    starts : array (G,)
+        The first sample of each of the G groups, of one sample each where there are none.
+    rows : array (n',)
+        Where each stood among the samples given.
+    """
+
+    heads: HeadDraw | HeadLaw
+    activation: str
+    route: str
+    batch: Any
+    smoother: Smoother = field(repr=False)
+    columns: Float[np.ndarray, "n t"] = field(repr=False)
+    residuals: Float[np.ndarray, "n t"] = field(repr=False)
+    coef: Float[np.ndarray, "q t"] = field(repr=False)
+    intercept: Float[np.ndarray, " t"]
+    weights: Float[np.ndarray, " n"] = field(repr=False)
+    starts: Int[np.ndarray, " g"] = field(repr=False)
+    rows: Int[np.ndarray, " n"] = field(repr=False)
+    alpha: float
+    has_variance: bool
+
+    @classmethod
+    def of(
+        cls,
+        batch: SetBatch | PooledSets,
+        columns: Float[np.ndarray, "n t"],
+        heads: HeadDraw | HeadLaw,
+        alpha: float,
+        *,
+        weights: Float[np.ndarray, " n"] | None,
+        groups: Int[np.ndarray, " n"] | None,
+        **options: Any,
+    ) -> Refits:
+        """Factorise the fit at one penalty, in float64, by NumPy; at most what a fit that chooses a penalty costs."""
+        heard = np.arange(len(batch)) if weights is None else np.flatnonzero(weights > 0)
+        if groups is not None:
+            heard = heard[np.argsort(groups[heard], kind="stable")]
+        batch, columns = batch[heard], columns[heard]
+        weights, groups = (None if a is None else a[heard] for a in (weights, groups))
+        given: dict[str, Any] = {"weights": weights, "groups": groups, "keep_factor": True, "solver": "direct"}
+        units = int(unit_exponent(columns))  # as in the fit, so that squares neither overflow nor vanish
+        fit = fit_layer(batch, np.ldexp(columns, -units), heads, np.array([alpha]), **given, **options)
+        samples, ridge = fit.samples, fit.ridge
+        assert samples is not None
+        assert ridge.factor is not None
+        assert ridge.left_out is not None
+        n = len(samples.batch)
+        names = np.arange(n) if samples.groups is None else samples.groups
+        return cls(
+            heads,
+            options["activation"],
+            fit.route,
+            samples.batch,
+            ridge.factor.smoother(0),
+            np.ldexp(samples.columns, units),
+            np.ldexp(ridge.left_out, units),
+            np.ldexp(ridge.coef, units),
+            np.ldexp(ridge.intercept, units),
+            np.ones(n) if samples.weights is None else samples.weights,
+            np.flatnonzero(np.diff(names, prepend=-1)),
+            heard[np.unique(samples.owner, return_index=True)[1]],
+            alpha,
+            bool(alpha > 0 and alpha >= ridge.floor),
+        )
+
+    @property
+    def sizes(self) -> Int[np.ndarray, " g"]:
+        """Samples of each group."""
+        return np.diff(self.starts, append=len(self.columns))
+
+    @property
+    def shares(self) -> Float[np.ndarray, " n"]:
+        """What each sample counts in a rank over groups: one over the size of its group."""
+        return np.repeat(1.0 / self.sizes, self.sizes)
+
+    def mean_and_error(self, numbers: Float[np.ndarray, " n"]) -> tuple[float, float]:
+        """The mean over groups of numbers of samples, and its standard error; of those that are known."""
+        means = np.add.reduceat(numbers * self.shares, self.starts)
+        means = means[np.isfinite(means)]
+        return float(means.mean()), float(means.std(ddof=1) / math.sqrt(len(means)))
+
+    def without(self, outputs: Float[np.ndarray, "m t"], hat: Float[np.ndarray, "m n"]) -> Float[np.ndarray, "m t n"]:
+        """Predictions of the fits without each sample's group; NaN of a fit that rounding hides."""
+        moved = hat[:, None, :] * np.where(np.isfinite(self.residuals), self.residuals, np.nan).T
+        if len(self.starts) < len(self.columns):
+            moved = np.repeat(np.add.reduceat(moved, self.starts, axis=2), self.sizes, axis=2)
+        return np.subtract(outputs[:, :, None], moved, out=moved)
+
+    def predictions(
+        self, batch: SampleBatch, memory_budget: int, *, variances: bool
+    ) -> Iterator[tuple[slice, Float[np.ndarray, "m t"], Float[np.ndarray, "m n"], Float[np.ndarray, " m"]]]:
+        """f(x), h(x) and, if asked for, v(x) of some samples at a time."""
+        width = self.heads.n_heads * (self.heads.dim + 1) if isinstance(self.heads, HeadDraw) else 0
+        each = 8 * (width * (self.route == "primal") + 4 * len(self.columns) * (2 + self.columns.shape[1]))
+        for rows in blocks(len(batch), block_size(each, memory_budget)):
+            compared, own = self._compared(batch[rows], memory_budget, variances=variances)
+            yield rows, compared @ self.coef + self.intercept, *self.smoother.apply(compared, own)
+
+    def _compared(self, batch: SampleBatch, memory_budget: int, *, variances: bool) -> tuple[np.ndarray, np.ndarray]:
+        """What the smoother needs of new samples: K(x, x_j) and K(x, x), or features."""
+        extras = batch.extras
+        if self.route == "primal":
+            features = attention_features(batch, self.heads, self.activation)
+            return features if extras is None else beside(features, extras), np.zeros(len(batch))
+        cross, own = np.zeros((len(batch), len(self.batch))), np.zeros(len(batch))
+        if isinstance(self.heads, HeadDraw):
+            heads, width = self.heads.seen_by(query=self.batch.has_query), self.heads.dim + 1
+            row = 8 * (len(batch) + len(self.batch)) * width
+            for part in blocks(heads.n_heads, block_size(row, memory_budget // 2)):
+                drawn = heads.block(part.start, part.stop)
+                new, known = (attention_features(b, drawn, self.activation) for b in (batch, self.batch))
+                share = len(drawn) / heads.n_heads  # M^{-1/2} is that of all heads
+                cross += share * (new @ known.T)
+                own += share * np.einsum("np,np->n", new, new)
+        else:
+            options: dict[str, Any] = {"memory_budget": memory_budget}
+            cross += attention_kernel(batch, self.batch, self.heads, self.activation, **options)
+            for rows in blocks(len(batch) if variances else 0, SETS_SQUARED):
+                own[rows] = attention_kernel(batch[rows], None, self.heads, self.activation, **options).diagonal()
+        if extras is not None:
+            cross += extras @ self.batch.extras.T
+            own += np.einsum("nc,nc->n", extras, extras)
+        return cross, own
+
+    def own_variances(self) -> Float[np.ndarray, " n"]:
+        """v_{−g}(x_i), the variance of each sample under the fit without its group."""
+        if len(self.starts) == len(self.columns):
+            with np.errstate(divide="ignore"):  # 0 where rounding hides it: nothing is known without that sample
+                inverse = 1.0 / self.smoother.precisions()
+        else:
+            groups = np.split(np.arange(len(self.columns)), self.starts[1:])
+            inverse = np.concatenate([np.diagonal(np.linalg.inv(self.smoother.precision(rows))) for rows in groups])
+        return np.maximum(inverse - self.alpha / self.weights, 0.0)
+
+    def variances_without(
+        self, hat: Float[np.ndarray, "m n"], variance: Float[np.ndarray, " m"]
+    ) -> Float[np.ndarray, "m n"]:
+        """v_{−g}(x) of new samples, for the group of each sample of the fit."""
+        if len(self.starts) == len(self.columns):
+            with np.errstate(divide="ignore"):
+                return np.asarray(variance[:, None] + np.square(hat) / self.smoother.precisions())
+        result = np.empty_like(hat)
+        for own in np.split(np.arange(len(self.columns)), self.starts[1:]):
+            pulled = np.linalg.solve(self.smoother.precision(own), hat[:, own].T).T
+            result[:, own] = (variance + np.einsum("mg,mg->m", pulled, hat[:, own]))[:, None]
+        return result
 
 
 def beside(features: Float[np.ndarray, "n p"], extras: Float[np.ndarray, "n c"]) -> Float[np.ndarray, "n q"]:
@@ -481,7 +697,7 @@ def _fit_primal(task: _Task) -> tuple[FiniteLayer, RidgeFit]:
             else:
                 yield beside(attention_features(batch[rows], heads, task.activation, dtype=task.dtype), extras[rows])
 
-    ridge = ridge_rows(row_blocks, task.problem)
+    ridge = ridge_rows(row_blocks, task.problem, keep_factor=task.keep_factor)
     return task.layer(ridge.coef, ridge.intercept), ridge
 
 
@@ -491,7 +707,9 @@ def _fit_dual(task: _Task) -> tuple[FiniteLayer, RidgeFit]:
     batch, budget = task.samples.batch, task.memory_budget
     n, width = len(batch), task.heads.dim + 1
     heads = task.heads.seen_by(query=batch.has_query).stored(budget // 4)
-    centre = mean_feature(batch, heads, task) if task.problem.fit_intercept and not task.problem.draft else None
+    # new samples are compared with those of a factor that is kept as they are
+    about_mean = task.problem.fit_intercept and not (task.problem.draft or task.keep_factor)
+    centre = mean_feature(batch, heads, task) if about_mean else None
     # all features in one block if they fit; blocks of half the budget are as fast, and leave the rest to the solver
     fits = n * heads.n_heads * width * np.dtype(task.dtype).itemsize <= 0.9 * budget
     options: dict[str, Any] = {"dtype": task.dtype, "memory_budget": budget if fits else budget // 2}
@@ -508,7 +726,7 @@ def _fit_dual(task: _Task) -> tuple[FiniteLayer, RidgeFit]:
         add_outer(gram, np.asfortranarray(task.extras.astype(task.dtype)))
     if task.problem.groups is not None:
         mirror_lower(gram)
-    ridge = ridge_gram(gram, task.problem, overwrite_gram=True, memory_budget=budget)
+    ridge = ridge_gram(gram, task.problem, overwrite_gram=True, keep_factor=task.keep_factor, memory_budget=budget)
     values = np.empty((heads.n_heads * width, ridge.coef.shape[1]))
     narrow, units = narrowed(ridge.coef, task.dtype)
     for part, block in kept or made():
@@ -543,7 +761,7 @@ def _fit_kernel(task: _Task) -> tuple[KernelLayer, RidgeFit]:
             gram[rows] += task.extras[rows] @ task.extras.T
         if samples.groups is not None:
             mirror_lower(gram)
-        ridge = ridge_gram(gram, task.problem, overwrite_gram=True, **options)
+        ridge = ridge_gram(gram, task.problem, overwrite_gram=True, keep_factor=task.keep_factor, **options)
     else:
         sets = samples.batch.astype(task.dtype).to(task.device)
         gram = tensor_kernel(sets, law, task.activation, "float64", task.memory_budget)
@@ -766,7 +984,7 @@ def _fit_by_gradients(task: _Task, hold_out: bool) -> LayerFit:
             stacklevel=2,
         )
     return LayerFit(
-        layer, replace(ridge, alphas=penalties, errors=errors, best=best, log_losses=losses), predictions, "cg"
+        layer, replace(ridge, alphas=penalties, errors=errors, best=best, log_losses=losses), predictions, "cg", samples
     )
 
 

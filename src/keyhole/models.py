@@ -24,6 +24,7 @@ from keyhole.data.sets import POOLINGS, PooledSets, SetBatch, SetGroups
 from keyhole.data.tokens import QUERIES, SCALINGS, TokenRule
 from keyhole.estimators.attention import AttentionClassifier, AttentionRegressor
 from keyhole.estimators.features import AttentionFeatures
+from keyhole.estimators.intervals import TrainingSamples
 from keyhole.estimators.norm_ball import NormBallClassifier, NormBallRegressor, PrunedLayer
 from keyhole.estimators.streaming import N_KEPT, resume_stream
 from keyhole.layer import FiniteLayer, KernelLayer
@@ -114,11 +115,18 @@ LAWS: dict[str, type] = {
 RECORDS: dict[str, type] = {
     record.__name__: record
     for record in (
-        TokenRule, FittedHeads, Step, FiniteLayer, KernelLayer, PooledSets, LayerSums, DesignMoments, KeptSamples
+        TokenRule, FittedHeads, Step, FiniteLayer, KernelLayer, PooledSets, LayerSums, DesignMoments, KeptSamples,
+        TrainingSamples,
     )
 }  # fmt: skip
-UNSAVED = {"LearnedHeads": {"callback"}, "FiniteLayer": {"device"}, "KernelLayer": {"device", "dtype"}}
-"""What is not in a file: functions, which are no data; and devices, which the reader may not have: NumPy predicts."""
+UNSAVED = {
+    "LearnedHeads": {"callback", "augment"},
+    "FiniteLayer": {"device"},
+    "KernelLayer": {"device", "dtype"},
+    "TokenRule": {"looks"},
+}
+"""What is not in a file: functions, which are no data; devices, which the reader may not have: NumPy predicts; and the
+looks of a rule, which are those of the law."""
 PRECISIONS = ("float64", "float32")
 CHOICES = ("zero-mean", "identity", "learned")  # what a fitted law was chosen as
 MOST_HEADS = 10**9
@@ -389,6 +397,7 @@ def _check_record(kind: str, built: Any) -> None:
                     axis = 1 if name == "query_scales_" else 2
                     if len(scales) != built.means_.shape[axis] or not (scales > 0).all():
                         raise ValueError(f"{name} that do not fit the means")
+            _check_looks(built)
             check_choice(built.chosen, "chosen", CHOICES)
             check_number(built.strength, "strength")
             check_count(built.steps, "steps", minimum=0)
@@ -426,6 +435,28 @@ def _check_record(kind: str, built: Any) -> None:
             _check_moments(built)
         case "KeptSamples":
             _check_kept(built)
+        case "TrainingSamples":
+            refuse_if(not isinstance(built.batch, (SetBatch, SetGroups)), "training samples without their sets")
+            _check_array(built.columns, 2, "columns")
+            n = len(built.batch)
+            refuse_if(len(built.columns) != n, f"outputs of {len(built.columns)} training samples for {n}")
+            for name, array, kinds in (("weights", built.weights, "f"), ("groups", built.groups, "i")):
+                if array is not None:
+                    _check_array(array, 1, name, kinds)
+                    refuse_if(len(array) != n or array.min() < 0, f"{name} of training samples that do not fit")
+            refuse_if(built.weights is not None and not built.weights.any(), "training samples of no weight")
+
+
+def _check_looks(law: FittedHeads) -> None:
+    """Every look asks with what the looks before it found, and the last one's means with what all of them did."""
+    refuse_if(not isinstance(law.looks_, tuple), "looks that are none")
+    rows, width = law.means_.shape[1:]
+    for number, look in reversed(list(enumerate(law.looks_))):
+        _check_array(look, 3, f"looks_[{number}]")
+        asked = rows - len(look) * (width - 1)
+        refuse_if(not len(look) or look.shape[1:] != (asked, width), f"a look of shape {look.shape} before {rows} rows")
+        rows = asked
+    refuse_if(rows < 1, "looks that find more than the last one asks with")
 
 
 def _check_extras_values(layer: Any) -> None:
@@ -514,8 +545,10 @@ def save(
         The file appears whole or not at all.
     keep : "all" or "predict"
         "all" keeps the sums of a model fitted in batches, p × p numbers, so that ``partial_fit`` goes on after loading
-        exactly where it was. "predict" is the lean file: without the sums and the leave-one-out predictions of the
-        training samples. A model loaded from it predicts, and refuses to go on.
+        exactly where it was; and the training samples of any other, so that its leave-one-out fits are made anew for
+        intervals and novelty. "predict" is the lean file: without the sums, the training samples of finitely many heads
+        and their leave-one-out predictions. A model loaded from it predicts, has intervals of the plain jackknife only,
+        and refuses to go on.
     schema : Schema, optional
         What `read_table` learned about columns (``data.schema``), to read tables the same way when they are predicted;
         made from the estimator if not given.
@@ -570,9 +603,11 @@ def save(
             "codings": [coding.as_list() for coding in schema.codings],
         },
     }
-    stream = vars(estimator).get("_stream")
+    stream, training = (vars(estimator).get(name) for name in ("_stream", "_training"))
     if keep == "all" and stream is not None:
         document["stream"] = packer.pack(stream.sums, "sums")
+    if keep == "all" and training is not None:
+        document["training"] = packer.pack(training, "training samples")
     try:
         _restore(json.loads(json.dumps(document)), Unpacker(packer.arrays))
     except UNREADABLE as error:
@@ -675,6 +710,10 @@ def _restore(document: dict[str, Any], unpacker: Unpacker) -> SavedModel:
     _check_fitted(estimator, list(document["fitted"]))
     if "stream" in document:
         _resume(estimator, unpacker.unpack(document["stream"]))
+    if "training" in document:
+        training = unpacker.unpack(document["training"])
+        _check_training(estimator, training)
+        estimator._keep_training(training)
     found = document["schema"]
     schema = Schema(
         estimator.n_features_in_,
@@ -700,6 +739,7 @@ def _option(value: Any) -> Any:
 def _attach_layer(estimator: Any, described: Any, unpacker: Unpacker) -> None:
     if isinstance(estimator, AttentionFeatures):
         heads = unpacker.unpack(described)
+        _attach_looks(estimator, heads)
         _check_heads(heads, estimator)
         check_activation(estimator.activation)
         check_choice(estimator.dtype, "dtype", PRECISIONS)
@@ -710,6 +750,7 @@ def _attach_layer(estimator: Any, described: Any, unpacker: Unpacker) -> None:
         layer = unpacker.unpack(described)
         single = _is_single(estimator)
         estimator.layer_ = layer
+        _attach_looks(estimator, getattr(layer, "heads", layer))
         if isinstance(layer, FiniteLayer):
             _check_heads(layer.heads, estimator)
             estimator.heads_, estimator.n_heads_ = layer.heads, layer.heads.n_heads
@@ -737,16 +778,34 @@ def _resume(estimator: Any, sums: Any) -> None:
         raise ValueError("sums about the mean without an intercept, or the other way round")
     if not moments.count <= estimator.n_samples_seen_:
         raise ValueError(f"sums over {moments.count} samples, of which {estimator.n_samples_seen_} were seen")
-    if kept.limit != (N_KEPT if labelled else 0) or kept.columns.shape[1] != len(layer.intercept):
+    limits = (N_KEPT,) if labelled else (0, N_KEPT)  # regressors of older files keep none
+    if kept.limit not in limits or kept.columns.shape[1] != len(layer.intercept):
         raise ValueError("samples kept that are not those of the layer")
-    if labelled:
-        if kept.sets is None or kept.sets.dim != estimator.n_features_in_ or not (np.abs(kept.columns) == 1).all():
-            raise ValueError("no samples to calibrate on, or of another dimension or other labels")
-        if (kept.sets.query_dim if kept.sets.query is not None else 0) != estimator.n_query_features_in_:
-            raise ValueError("samples to calibrate on with queries and training sets without, or the other way round")
-        if (0 if kept.sets.extras is None else kept.sets.extras.shape[1]) != estimator.n_extras_in_:
-            raise ValueError("samples to calibrate on with other extras than the training sets")
+    if labelled and (kept.sets is None or not (np.abs(kept.columns) == 1).all()):
+        raise ValueError("no samples to calibrate on, or of other labels")
+    if kept.sets is not None:
+        _check_input(estimator, kept.sets, "samples to calibrate on")
     resume_stream(estimator, sums, single=_is_single(estimator))
+
+
+def _check_input(estimator: Any, samples: SetBatch | SetGroups, what: str) -> None:
+    """Samples must be such as the model takes."""
+    refuse_if(samples.dim != estimator.n_features_in_, f"{what} of another dimension")
+    if (samples.query_dim if samples.query is not None else 0) != estimator.n_query_features_in_:
+        raise ValueError(f"{what} with queries and training sets without, or the other way round")
+    if (0 if samples.extras is None else samples.extras.shape[1]) != estimator.n_extras_in_:
+        raise ValueError(f"{what} with other extras than the training sets")
+
+
+def _check_training(estimator: Any, training: Any) -> None:
+    """Samples that the leave-one-out fits are made from, checked against the layer."""
+    known = isinstance(training, TrainingSamples) and isinstance(estimator, (AttentionRegressor, AttentionClassifier))
+    refuse_if(not known or estimator.solver_ == "cg", "training samples that are none, or of a model that has none")
+    _check_input(estimator, training.batch, "training samples")
+    if training.columns.shape[1] != len(estimator.layer_.intercept):
+        raise ValueError("training samples with other outputs than the layer")
+    if isinstance(estimator, AttentionClassifier) and not (np.abs(training.columns) == 1).all():
+        raise ValueError("training samples of other labels")
 
 
 def _check_training_sets(estimator: Any, sets: SetBatch | PooledSets) -> None:
@@ -766,6 +825,7 @@ def _check_training_sets(estimator: Any, sets: SetBatch | PooledSets) -> None:
 
 def _attach_pruned(estimator: Any, parts: dict[str, Any]) -> None:
     heads, active, values, intercept = (parts[k] for k in ("heads", "active", "values", "intercept"))
+    _attach_looks(estimator, heads)
     _check_heads(heads, estimator)
     activation, dtype = check_activation(parts["activation"]), check_choice(parts["dtype"], "dtype", PRECISIONS)
     if not all(isinstance(a, np.ndarray) and np.isfinite(a).all() for a in (active, values, intercept)):
@@ -787,11 +847,18 @@ def _attach_pruned(estimator: Any, parts: dict[str, Any]) -> None:
     _check_extras_values(estimator.layer_)
 
 
+def _attach_looks(estimator: Any, heads: Any) -> None:
+    """The rule for tokens looks through the looks of the law, which a file holds once."""
+    refuse_if(not isinstance(estimator.tokens_, TokenRule), "no rule for tokens")
+    estimator.tokens_ = estimator.tokens_.with_looks_of(getattr(heads, "law", None))
+
+
 def _query_dim(estimator: Any) -> int:
-    """The dimension of the queries that the layer sees: those given, or made of keys."""
-    rule = getattr(estimator, "tokens_", None)
-    given = estimator.has_query_ and (rule is None or rule.query == "given")
-    return int(estimator.n_query_features_in_ if given else estimator.n_features_in_)
+    """The dimension of the queries that the layer sees: those given, or made of keys, and what looks find."""
+    rule = estimator.tokens_
+    given = estimator.has_query_ and rule.query == "given"
+    asked = int(estimator.n_query_features_in_ if given else estimator.n_features_in_)
+    return asked + sum(len(look) for look in rule.looks) * int(estimator.n_features_in_)
 
 
 def _check_heads(heads: Any, estimator: Any) -> None:
@@ -881,6 +948,11 @@ def _fits(name: str, value: Any, estimator: Any) -> bool:
         case "loo_predictions_" | "loo_decision_":
             outputs = () if _is_single(estimator) else (len(estimator.layer_.intercept),)
             return _is_array(value, "f", (None, *outputs))
+        case "left_out_errors_":
+            fits = _is_array(
+                value, "f", (None, 1 if hasattr(estimator, "classes_") else len(estimator.layer_.intercept))
+            )
+            return fits and bool((value >= 0).all())
         case "scaling_errors_":
             return isinstance(value, dict) and all(isinstance(v, float) for v in value.values())
         case "cv_results_":
@@ -898,5 +970,7 @@ def _same_law(one: Any, other: Any) -> bool:
     """Whether the law that is shown is the law that is drawn from."""
     if type(one) is not type(other):
         return False
-    pairs = [(value, vars(other)[name]) for name, value in vars(one).items()]
-    return all(type(a) is type(b) and np.array_equal(a, b) for a, b in pairs)
+    pairs = [(value, vars(other)[name]) for name, value in vars(one).items() if name != "looks_"]
+    looks = [getattr(law, "looks_", ()) for law in (one, other)]
+    same = len(looks[0]) == len(looks[1]) and all(map(np.array_equal, *looks))
+    return same and all(type(a) is type(b) and np.array_equal(a, b) for a, b in pairs)

@@ -44,6 +44,7 @@ HOME = {
     "anyio": {"lab"},
     "safetensors": {"lab", "models"},
     "pyarrow": {"data", "lab"},
+    "narwhals": {"data"},
     "torch": {"attention", "ridge", "_tensors"},
     "triton": {"attention"},
     "dask": {"distributed"},

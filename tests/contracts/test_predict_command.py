@@ -405,3 +405,62 @@ def test_columns_of_tokens_are_copied_where_a_set_has_one_value(tmp_path):
     assert found["shop"].to_pylist() == [f"s{i}" for i in range(10)]
     done = runner.invoke(app, ["predict", *places, "--id", "day", "--overwrite"])
     assert "'day' must be the same in all rows of a set: row 1 of in.csv says 1" in done.stderr
+
+
+def test_intervals_novelty_and_what_each_key_adds(files, sets):
+    model, folder = files
+    result = invoke(folder, "--interval", "0.8", "--explain")
+    table = pq.read_table(folder / "out.parquet")
+    ends = model.predict_interval(sets, 0.8)
+    np.testing.assert_allclose(np.stack([table["lower"], table["upper"]], axis=1), ends, rtol=1e-9)
+    np.testing.assert_allclose(table["novelty"], model.novelty(sets), atol=0.02)  # ranks, which rounding may turn
+    parts = table["contributions"].to_pylist()
+    np.testing.assert_allclose(np.sum(parts, axis=1) + model.intercept_, table["prediction"], rtol=1e-9)
+    assert "extrapolates" not in result.output  # the training sets are like the training sets
+    far = kh.SetBatch(50 * sets.tokens.reshape(90, 4, 3), sets.query)
+    write_parquet(folder / "in.parquet", [far])
+    assert "warning: 90 of 90 sets are more novel" in invoke(folder, "--interval", "0.8", "--overwrite").output
+    kh.save(model, folder / "model", keep="predict", overwrite=True)
+    assert "plain jackknife" in invoke(folder, "--interval", "0.8", "--overwrite").output
+    assert "novelty" not in pq.read_table(folder / "out.parquet").column_names
+    ball = kh.NormBallRegressor(5, group_radius=1.0, ball_radius=1.0, random_state=0).fit(sets, sets.query[:, 0])
+    kh.save(ball, folder / "model", overwrite=True)
+    assert "--interval needs an attention" in invoke(folder, "--interval", "0.8", "--overwrite", code=2).output
+
+
+def test_plausible_labels_and_what_speaks_for_the_one_that_won(sets, tmp_path):
+    y = np.array(["a", "b", "c"])[np.argsort(np.argsort(sets.query[:, 0])) // 30]
+    model = kh.AttentionClassifier(10, random_state=0, alpha=1.0).fit(sets, y)
+    kh.save(model, tmp_path / "model")
+    write_parquet(tmp_path / "in.parquet", [sets])
+    invoke(tmp_path, "--interval", "0.9", "--explain", "--proba")
+    table = pq.read_table(tmp_path / "out.parquet")
+    expected = [model.classes_[row].tolist() for row in model.predict_set(sets, 0.9)]
+    assert table["labels"].to_pylist() == expected
+    won = model.decision_function(sets).argmax(axis=1)
+    found = np.sum(table["contributions"].to_pylist(), axis=1) + model.intercept_[won]
+    np.testing.assert_allclose(found, model.decision_function(sets).max(axis=1), rtol=1e-9)
+
+
+def test_a_page_takes_one_prediction_apart(tmp_path, rng):
+    rows = [
+        f"{name},{x:.4f},{y:.4f},{k % 7}"
+        for k, name in enumerate("abcdefghijklmnop")
+        for x, y in rng.normal(size=(3, 2))
+    ]
+    (tmp_path / "sets.csv").write_text("\n".join(["set,x,y,target", *rows]))
+    fitted = runner.invoke(app, ["fit", str(tmp_path / "sets.csv"), str(tmp_path / "model"), "--task", "regression"])
+    assert fitted.exit_code == 0, fitted.output
+    arguments = ["explain", str(tmp_path / "model"), str(tmp_path / "sets.csv"), "--out", str(tmp_path / "page")]
+    result = runner.invoke(app, [*arguments, "--set", "c"])
+    assert result.exit_code == 0, result.output
+    model = kh.load(tmp_path / "model")
+    found = kh.data.read_table(tmp_path / "sets.csv", **dict(models.read_model(tmp_path / "model").schema.columns))
+    low, high = model.predict_interval(found.sets[2])[0]
+    assert f"predicts {model.predict(found.sets[2])[0]:.4g}. It was 2" in result.output
+    assert f"from {low:.4g} to {high:.4g} (jackknife+)" in result.output
+    page = (tmp_path / "page" / "report.html").read_text()
+    assert "Why set c is predicted so" in page
+    again = runner.invoke(app, [*arguments, "--set", "nobody", "--overwrite"])
+    assert again.exit_code == 2
+    assert "'nobody' is none of a, b" in again.output

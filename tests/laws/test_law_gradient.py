@@ -11,6 +11,7 @@ from keyhole.attention.features import (
     attention_pullback,
 )
 from keyhole.attention.learned import Task, gradient_in_law
+from keyhole.attention.looks import LookTrace
 from keyhole.data.sets import PooledSets
 from keyhole.ridge.gradient import loo_gradient
 from keyhole.ridge.gram import ridge_gram
@@ -124,7 +125,7 @@ def test_gradient_in_the_means(activation, scales, rng):
     found = gradient_in_law(task, means, noise, 0.05, dtype="float64", scales=scales).means
 
     def error(move):
-        return gradient_in_law(task, means + move, noise, 0.05, dtype="float64").left_out.error
+        return gradient_in_law(task, means + move, noise, 0.05, dtype="float64").error
 
     np.testing.assert_allclose(np.sum(found * direction), slope(error, direction), rtol=1e-4, atol=1e-7)
 
@@ -137,7 +138,7 @@ def test_gradient_in_the_scales(activation, rng):
 
     def error(move):
         spread = np.outer(*np.exp(move))
-        return gradient_in_law(task, means, spread * noise, 0.05, dtype="float64").left_out.error
+        return gradient_in_law(task, means, spread * noise, 0.05, dtype="float64").error
 
     np.testing.assert_allclose(found @ direction.ravel(), slope(error, direction), rtol=1e-4, atol=1e-7)
 
@@ -151,7 +152,7 @@ def test_gradient_with_queries_of_their_own_kind_and_extras(rng):
     assert found.scales.shape == (6 + 4,)
 
     def error(move):
-        return gradient_in_law(task, means + move, noise, 0.05, dtype="float64").left_out.error
+        return gradient_in_law(task, means + move, noise, 0.05, dtype="float64").error
 
     np.testing.assert_allclose(np.sum(found.means * direction), slope(error, direction), rtol=1e-4, atol=1e-7)
 
@@ -181,3 +182,86 @@ def test_softmax_is_pulled_back_however_large_the_scores(rng):
     higher[:, -1, -1] += 1e4
     found = attention_pullback(batch, higher, cotangent, "softmax")
     np.testing.assert_allclose(found, attention_pullback(batch, heads, cotangent, "softmax"), atol=1e-9)
+
+
+# ---- several looks -----------------------------------------------------------------------------------------
+
+
+def looks_of(rng, asked=2, dim=3, patterns=2, hops=3):
+    """Matrices of the looks before the last, and means and noise of the last one."""
+    rows = [asked + k * patterns * dim + 1 for k in range(hops)]
+    looks = [rng.normal(size=(patterns, f, dim + 1)) for f in rows[:-1]]
+    return looks, rng.normal(size=(2, rows[-1], dim + 1)), 0.3 * rng.normal(size=(5, rows[-1], dim + 1))
+
+
+@pytest.mark.parametrize("activation", ["relu", "softmax"])
+@pytest.mark.parametrize("grouped", [False, True])
+def test_gradient_through_all_looks(activation, grouped, rng):
+    batch = sets(rng, n=20).with_query(rng.normal(size=(20, 2))).with_extras(rng.normal(size=(20, 2)))
+    groups = np.arange(20) // 3 if grouped else None
+    task = Task.of(batch, rng.normal(size=(20, 2)), rng.uniform(0.5, 2.0, 20), activation, True, groups)
+    looks, means, noise = looks_of(rng)
+    found = gradient_in_law(task, means, noise, 0.05, dtype="float64", looks=looks)
+    towards = [rng.normal(size=matrix.shape) for matrix in (*looks, means)]
+
+    def error(move):
+        *moved, last = (m + move * d for m, d in zip((*looks, means), towards, strict=True))
+        return gradient_in_law(task, last, noise, 0.05, dtype="float64", looks=moved).error
+
+    expected = (error(STEP) - error(-STEP)) / (2 * STEP)
+    along = sum(np.sum(g * d) for g, d in zip((*found.looks, found.means), towards, strict=True))
+    np.testing.assert_allclose(along, expected, rtol=1e-4, atol=1e-7)
+    for k in range(2):  # and each look on its own
+        alone = [np.where(j == k, towards[j], 0.0) for j in range(2)]
+        pair = [
+            gradient_in_law(
+                task, means, noise, 0.05, dtype="float64", looks=[m + s * a for m, a in zip(looks, alone, strict=True)]
+            ).error
+            for s in (STEP, -STEP)
+        ]
+        slope_k = (pair[0] - pair[1]) / (2 * STEP)
+        np.testing.assert_allclose(np.sum(found.looks[k] * towards[k]), slope_k, rtol=1e-4, atol=1e-7)
+
+
+def test_broken_twin_a_look_whose_query_has_no_gradient_is_seen(rng, monkeypatch):
+    """What a later look says of what an earlier one found is a part of the gradient of the earlier one."""
+    whole = LookTrace.pullback
+
+    def forgetful(self, cotangent):
+        found = whole(self, cotangent)
+        rows = self.looks[0].shape[1] - 1 + len(self.looks[0]) * (self.keys.shape[1] - 1)
+        last = np.zeros_like(cotangent)
+        last[:, :rows] = cotangent[:, :rows]
+        return [whole(self, last)[0], found[1]]
+
+    monkeypatch.setattr(LookTrace, "pullback", forgetful)
+    with pytest.raises(AssertionError):
+        test_gradient_through_all_looks("softmax", False, rng)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "sum"])
+def test_looks_of_samples_of_several_sets(pooling, rng):
+    batch = PooledSets(kh.SetGroups(sets(rng, n=20), np.full(10, 2)), pooling)
+    task = Task.of(batch, rng.normal(size=(10, 1)), None, "softmax", True)
+    looks, means, noise = looks_of(rng, asked=3, hops=2)
+    found = gradient_in_law(task, means, noise, 0.05, dtype="float64", looks=looks).looks[0]
+    direction = rng.normal(size=found.shape)
+
+    def error(move):
+        return gradient_in_law(task, means, noise, 0.05, dtype="float64", looks=[looks[0] + move]).error
+
+    np.testing.assert_allclose(np.sum(found * direction), slope(error, direction), rtol=1e-4, atol=1e-7)
+
+
+def test_a_look_that_is_switched_off_changes_nothing(rng):
+    """Zeros in the rows of what it finds: the same error and the same gradient as without it, and none of its own."""
+    task = Task.of(sets(rng, n=20), rng.normal(size=(20, 2)), None, "softmax", True)
+    looks, means, noise = looks_of(rng, asked=3, hops=2)
+    for matrix in (means, noise):
+        matrix[:, 3:-1] = 0.0
+    with_it = gradient_in_law(task, means, noise, 0.05, dtype="float64", looks=looks, scales=True)
+    kept = np.r_[:3, means.shape[1] - 1]
+    without = gradient_in_law(task, means[:, kept], noise[:, kept], 0.05, dtype="float64", scales=True)
+    np.testing.assert_allclose(with_it.error, without.error, rtol=1e-12)
+    np.testing.assert_allclose(with_it.means[:, kept], without.means, atol=1e-12)
+    np.testing.assert_allclose(with_it.looks[0], 0.0, atol=1e-12)

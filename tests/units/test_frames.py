@@ -1,11 +1,14 @@
 """From a table in memory to sets: text, dates and gaps; two tables joined; what was learned reads another table."""
 
 import datetime
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 
 import keyhole as kh
 from keyhole.data.columns import SchemaError
@@ -201,9 +204,78 @@ def test_a_coding_that_anybody_may_have_written_is_checked(stored):
         Coding.of_list(stored)
 
 
+def test_what_is_not_read_may_be_of_any_kind():
+    frame = baskets()[["basket", "price", "cost"]].assign(odd=[1, "a", *[2.5] * 70], cost2=0)
+    frame = frame.set_axis(["basket", "price", "cost", "odd", 7], axis=1)
+    data = kh.read_table(pd.concat([frame, frame[["odd"]]], axis=1), set_id="basket", keys="price", target="cost")
+    assert data.sets.dim == 1
+    data = kh.read_table(frame, set_id="basket", target="cost")
+    assert data.names == ("price",)
+    assert data.left_out[0] == "'odd' holds several kinds of things"
+    with pytest.raises(SchemaError, match="one kind of thing: 'odd' does not"):
+        kh.read_table(frame, set_id="basket", keys="price,odd")
+    assert kh.read_table(frame, set_id="basket", keys=["price", "7"], target="cost").sets.dim == 2
+
+
 def test_lists_of_text_name_the_row():
     table = pa.table({"price": [[1.0, 2.0], [3.0]], "colour": [["red", "blue"], ["red"]], "y": [0.0, 1.0]})
     data = kh.read_table(table)
     assert data.sets.tokens.tolist() == [[1, 0, 1], [2, 1, 0], [3, 0, 1]]
     with pytest.raises(SchemaError, match="row 1 says 'mauve'"):
         data.schema.read(pa.table({"price": [[1.0, 2.0], [3.0]], "colour": [["red", "blue"], ["mauve"]]}))
+
+
+ODD = st.sampled_from(["x", "colour", "z", "a,b", "", " ", "é", "y", "role", "query", "keys", "[red]", "x=1", "0"])
+CELLS = {
+    "numbers": st.one_of(st.floats(-9, 9), st.none(), st.just(float("inf")), st.integers(-3, 3)),
+    "text": st.sampled_from(["red", "blue", "", " ", "mauve", "1", None, "nan"]),
+    "dates": st.sampled_from([DAY, DAY + datetime.timedelta(days=3), None]),
+    "flags": st.booleans(),
+    "mixed": st.sampled_from([1, "a", None, 2.5, DAY, [1.0], b"x"]),
+    "many": st.integers(0, 10**6).map(lambda i: f"name {i}"),
+    "big": st.sampled_from([2**63 - 1, -(2**62), 2**70, 0]),
+    "lists": st.lists(st.floats(-1, 1), max_size=2),
+    "vectors": st.just([0.5, 1.0]),
+}
+
+
+@st.composite
+def frames(draw, rows=6):
+    """A table with an id, and columns of any kind under any names, twice the same perhaps, constant in sets perhaps."""
+    kinds = draw(st.lists(st.sampled_from(list(CELLS)), min_size=1, max_size=4))
+    names = draw(st.lists(ODD, min_size=len(kinds), max_size=len(kinds), unique=draw(st.integers(0, 4)) > 0))
+    cells = [draw(st.lists(CELLS[kind], min_size=rows, max_size=rows)) for kind in kinds]
+    cells = [[c[i // 2] for i in range(rows)] if draw(st.booleans()) else c for c in cells]
+    columns = [[i // 2 for i in range(rows)], *cells]
+    frame = pd.concat([pd.Series(c, dtype=object).infer_objects() for c in columns], axis=1)
+    return frame.set_axis(["set", *names], axis=1)
+
+
+def in_our_words(error):
+    """Whether the line that raised is one of keyhole's."""
+    place = error.__traceback__
+    while place.tb_next is not None:
+        place = place.tb_next
+    ours = Path(kh.__file__).parent in Path(place.tb_frame.f_code.co_filename).parents
+    return ours and isinstance(error, (ValueError, TypeError)) and str(error).rstrip()[-1:] in ".?"
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
+@given(old=frames(), new=frames(), missing=st.sampled_from(["error", "drop", "impute"]), data=st.data())
+def test_any_table_is_read_or_refused_in_words(old, new, missing, data):
+    names = st.sampled_from([str(name) for name in old.columns])
+    some = st.one_of(st.none(), st.lists(names, min_size=1, max_size=2, unique=True))
+    options = {"keys": data.draw(some), "query": data.draw(some), "extras": data.draw(some), "missing": missing}
+    options["target"] = data.draw(st.one_of(st.none(), st.just(()), names))
+    options |= {name: data.draw(st.one_of(st.none(), names)) for name in ("groups", "time")}
+    tokens = data.draw(st.sampled_from([None, old, new]))
+    try:
+        found = kh.read_table(old, tokens=tokens, set_id=data.draw(st.sampled_from([None, "set"])), **options)
+        assert found.sets.dim == len(found.names) or found.names == ()
+        for later in (old, new):
+            again = found.schema.read(later, tokens=tokens)
+            assert again.names == found.names
+            assert np.isfinite(again.sets.tokens).all()
+            assert later is new or np.array_equal(again.sets.tokens, found.sets.tokens)
+    except Exception as error:
+        assert in_our_words(error), repr(error)  # noqa: PT017

@@ -434,3 +434,45 @@ def add_outputs(heads, values, queries, keys, offsets, sets, code, scale, out, w
                 _attend(keys, offsets[i], offsets[i + 1], 0 if shared else i - group, code, scale, work)
                 for j in range(values.shape[1]):
                     out[i, j] += _inner(work.total, values[t, j])
+
+
+@_compiled
+def add_contributions(heads, values, queries, keys, offsets, sets, code, scale, out, pulled, work):
+    """Add scale · Σ_m weight_mi <v_m, x~_i> of every key i of a range of sets to ``out`` (keys, t).
+
+    Values (T, t, D, width), zeros after all heads; ``pulled`` (CHUNK, width) is scratch. Weights of softmax need the
+    norm of the whole set, so that sets of more than CHUNK keys have their scores computed twice.
+    """
+    D, width = heads.shape[2], heads.shape[3]
+    shared = len(queries) == heads.shape[1]
+    norm, peak = work.norm, work.peak
+    for group in range(sets[0], sets[1], GROUP):
+        count = min(GROUP, sets[1] - group)
+        for t in range(heads.shape[0]):
+            _project(queries, 0 if shared else group, 1 if shared else count, heads[t], work)
+            for i in range(group, group + count):
+                projected = work.queries[0 if shared else i - group]
+                start, stop = offsets[i], offsets[i + 1]
+                if code == SOFTMAX:
+                    for first in range(start, stop, CHUNK):
+                        n_keys = min(CHUNK, stop - first)
+                        _multiply(keys, first * D, D, 1, projected, work.scores[:n_keys], n_keys, 0)
+                        _soften(work, n_keys, first == start)
+                    for h in range(width):
+                        norm[h] = norm.dtype.type(scale) / norm[h]
+                for first in range(start, stop, CHUNK):
+                    n_keys = min(CHUNK, stop - first)
+                    some = work.scores[:n_keys]
+                    if code != SOFTMAX or stop - start > CHUNK:
+                        _multiply(keys, first * D, D, 1, projected, some, n_keys, 0)
+                    if code != SOFTMAX:
+                        _weigh(some.reshape(-1), code, norm.dtype.type(scale / (stop - start)))
+                    else:
+                        for k in range(n_keys):
+                            for h in range(width):
+                                weight = _exp(some[k, h] - peak[h]) if stop - start > CHUNK else some[k, h]
+                                some[k, h] = weight * norm[h]
+                    for j in range(values.shape[1]):
+                        _multiply(keys, first * D, D, 1, values[t, j], pulled[:n_keys], n_keys, 0)
+                        for k in range(n_keys):
+                            out[first + k, j] += _inner(some[k], pulled[k])

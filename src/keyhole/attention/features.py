@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
@@ -127,6 +127,27 @@ class TiledLayer:
             add_outputs(*inputs, *self.weighting, out, workspace(packed))
 
         run_threads(work, self._set_ranges(slice(0, len(out)), len(block)))
+
+    def add_contributions(
+        self,
+        out: Float[np.ndarray, "k t"],
+        block: Float[np.ndarray, "m f e"],
+        values: Float[np.ndarray, "m e t"],
+    ) -> None:
+        """Add what every key adds to the outputs of a block of heads to ``out``."""
+        from keyhole.attention.compiled import announce_compilation
+        from keyhole.attention.compiled_features import CHUNK, add_contributions, workspace
+
+        announce_compilation(add_contributions)
+        packed = self._pack(block)
+        table = _heads_last(values.transpose(0, 2, 1), packed.shape[-1], self.dtype)
+
+        def work(sets: tuple[int, int]) -> None:
+            inputs = (packed, table, self.queries, self.keys, self.offsets, sets)
+            pulled = np.empty((CHUNK, packed.shape[-1]), self.dtype)
+            add_contributions(*inputs, *self.weighting, out, pulled, workspace(packed))
+
+        run_threads(work, self._set_ranges(slice(0, len(self.batch)), len(block)))
 
     def overflow(self, i: int) -> ValueError:
         """Return the error that says that set ``i`` has features that are not finite."""
@@ -281,12 +302,12 @@ def _pooled_features(
 ) -> Float[np.ndarray, "n p"]:
     """Φ_i = Σ_j c_j φ(set j) over the sets of sample i, which are written out for a few samples at a time."""
     out = np.empty((len(batch), len(heads) * (batch.dim + 1)), check_dtype(dtype))
-    for rows, written in _written_blocks(batch, out.shape[1] * out.itemsize):
+    for rows, written in written_blocks(batch, out.shape[1] * out.itemsize):
         out[rows] = written.pool(attention_features(written.sets, heads, activation, dtype=dtype))
     return out
 
 
-def _written_blocks(batch: SampleBatch, bytes_per_set: int) -> Iterator[tuple[slice, WrittenSets]]:
+def written_blocks(batch: SampleBatch, bytes_per_set: int) -> Iterator[tuple[slice, WrittenSets]]:
     """Runs of samples that write out to few enough tokens, and whose sets have few enough features."""
     batch = batch.numpy()
     cost = np.cumsum(batch.token_counts * max(1, bytes_per_set * _TOKENS // (MEMORY_BUDGET // 4) // 8))
@@ -373,7 +394,7 @@ def apply_values(
     table = _check_values(values, len(heads), batch.dim + 1)
     if not batch.is_plain:
         pooled = np.empty((len(batch), table.shape[2]))
-        for rows, written in _written_blocks(batch, 8 * table.shape[2]):
+        for rows, written in written_blocks(batch, 8 * table.shape[2]):
             outputs = apply_values(written.sets, heads, table, activation, dtype=dtype, memory_budget=memory_budget)
             pooled[rows] = written.pool(outputs.astype(np.float64))
         return pooled
@@ -388,6 +409,37 @@ def apply_values(
     if not finite.all():
         raise layer.overflow(int(np.flatnonzero(~finite)[0]))
     return out
+
+
+def key_contributions(
+    batch: SampleBatch,
+    heads: Any,
+    values: np.ndarray,
+    activation: str = "relu",
+    *,
+    dtype: Any = None,
+    memory_budget: int = MEMORY_BUDGET,
+) -> Float[np.ndarray, "k t"]:
+    """Return what every key adds to Φ·values: c_i = M^{-1/2} Σ_m w_mi <v_m, x~_i>, sample after sample.
+
+    w_mi are the weights of the layer, σ(s_mi)/N or softmax, times the coefficient of the set in its sample; where every
+    key is a query in turn, those of a key are added up over queries. Sums over a sample are `apply_values`. 2MD(1 + t)
+    operations for a key, where `apply_values` takes 4MD; sets of more than 32 keys under softmax 2MD more.
+    """
+    check_samples(batch, "batch")
+    heads, memory_budget = heads_seen_by(batch, heads), check_count(memory_budget, "memory_budget")
+    table = _check_values(values, len(heads), batch.dim + 1)
+    parts = []
+    for _, written in written_blocks(batch, 8 * table.shape[2]):
+        layer = TiledLayer.of(written.sets, heads, activation, dtype)
+        out = np.zeros((len(written.sets.tokens), table.shape[2]), layer.dtype)
+        for part, block in layer.head_blocks(memory_budget, in_cache=True):
+            layer.add_contributions(out, block, table[part])
+        wrong = np.flatnonzero(~np.isfinite(out).all(axis=1))
+        if len(wrong):
+            raise layer.overflow(int(np.searchsorted(layer.offsets, wrong[0], side="right")) - 1)
+        parts.append(written.of_keys(out.astype(np.float64)))
+    return np.concatenate(parts)
 
 
 def _add_products(
@@ -430,58 +482,156 @@ def attention_pullback(
     activation: str = "relu",
     *,
     n_means: int | None = None,
+    queries: Float[np.ndarray, "s f"] | None = None,
     memory_budget: int = MEMORY_BUDGET,
 ) -> Float[np.ndarray, "k f e"]:
     """Return the gradient (K, D_q, D) of Σ <cotangent, Φ> in the means U, where W_m = U_k + noise with k = m mod K.
 
     With a_m = cotangent_m / √M and g_mi = <a_m, x~_i>, the gradient in the score s_mi is σ'(s_mi) g_mi / N, or
     w_mi (g_mi − Σ_j w_mj g_mj) for softmax weights w; that in W_m is Σ_i ∂s_mi x~_0 x~_iᵀ, summed over sets. K = M
-    unless given. Cost: 2MD² + 6MD·N_i operations for a set of N_i keys, about that of the features themselves. Sets
-    of equal length are stacked, so nothing is padded.
+    unless given. Into ``queries``, a row for each of ``batch.sets``, goes the gradient in their x~_0,
+    Σ_mi ∂s_mi W_m x~_i, if it is given; samples whose every key is the query in turn have none. Cost: 2MD² + 6MD·N_i
+    operations for a set of N_i keys, about that of the features themselves. Sets of equal length are stacked, so
+    nothing is padded.
     """
     check_choice(activation, "activation", DIFFERENTIABLE)
     n_means = len(heads) if n_means is None else n_means
     if batch.is_plain:
-        return _sets_pullback(batch.sets, heads, cotangent, activation, n_means, memory_budget)
+        trace = FeatureTrace.of(batch.sets, heads, activation, memory_budget=memory_budget)
+        return trace.pullback(cotangent, n_means, queries)
     pooled = np.zeros((n_means, *heads.shape[1:]), heads.dtype)
-    for rows, written in _written_blocks(batch, cotangent.shape[1] * cotangent.itemsize):
-        spread = written.spread(cotangent[rows])
-        pooled += _sets_pullback(written.sets, heads, spread, activation, n_means, memory_budget)
+    for rows, written in written_blocks(batch, cotangent.shape[1] * cotangent.itemsize):
+        own = None if queries is None else queries[batch.set_offsets[rows.start] : batch.set_offsets[rows.stop]]
+        trace = FeatureTrace.of(written.sets, heads, activation, memory_budget=memory_budget)
+        pooled += trace.pullback(written.spread(cotangent[rows]), n_means, own)
     return pooled
 
 
-def _sets_pullback(
-    batch: SetBatch,
-    heads: Float[np.ndarray, "m f e"],
-    cotangent: Float[np.ndarray, "n p"],
+@dataclass(frozen=True)
+class FeatureTrace:
+    """The features of some sets by matrix products, and the scores behind them, which their gradient needs again."""
+
+    batch: SetBatch
+    activation: str
+    keys: Float[np.ndarray, "t e"] = field(repr=False)
+    queries: Float[np.ndarray, "n f"] = field(repr=False)
+    wide: Float[np.ndarray, "f c"] = field(repr=False)  # the heads side by side
+    width: int
+    parts: list[Int[np.ndarray, " _"]] = field(repr=False)  # rows of sets of equal length
+    scores: list[Any] = field(repr=False)  # (sets, heads, keys) for each part
+
+    @classmethod
+    def of(
+        cls, batch: SetBatch, heads: Float[np.ndarray, "m f e"], activation: str, *, memory_budget: int = MEMORY_BUDGET
+    ) -> FeatureTrace:
+        """Go through the scores in the precision of the heads."""
+        n_heads, rows, width = heads.shape
+        wide = np.ascontiguousarray(heads.transpose(1, 0, 2)).reshape(rows, n_heads * width)
+        parts = list(_stacks(batch, n_heads, width, heads.itemsize, memory_budget // 16))
+        keys, queries = batch.extended_keys().astype(heads.dtype), batch.extended_query().astype(heads.dtype)
+        trace = cls(batch, activation, keys, queries, wide, width, parts, [np.zeros(0)] * len(parts))
+        projected = (queries @ wide).reshape(len(batch), n_heads, width)
+
+        def work(number: int) -> None:
+            own = parts[number]
+            trace.scores[number] = projected[own] @ trace.stack(own).transpose(0, 2, 1)
+
+        trace._each(work)
+        return trace
+
+    def _each(self, work: Callable[[int], None]) -> None:
+        """Do all parts, on several threads if that is worth their while."""
+        numbers = range(len(self.parts))
+        if len(self.keys) * self.wide.shape[1] < _TASK:
+            for number in numbers:
+                work(number)
+        else:
+            run_threads(work, numbers)
+
+    @property
+    def n_heads(self) -> int:
+        """M."""
+        return self.wide.shape[1] // self.width
+
+    def stack(self, rows: Int[np.ndarray, " b"]) -> Float[np.ndarray, "b k e"]:
+        """The keys of sets of equal length."""
+        return self.keys[self.batch.offsets[rows][:, None] + np.arange(self.batch.lengths[rows[0]])]
+
+    def features(self) -> Float[np.ndarray, "n p"]:
+        """Φ, as `attention_features` has it."""
+        out = np.empty((len(self.batch), self.wide.shape[1]), self.wide.dtype)
+
+        def work(number: int) -> None:
+            own = self.parts[number]
+            weights = _weights_of(self.activation, self.scores[number])
+            out[own] = (weights @ self.stack(own)).reshape(len(own), -1)
+
+        self._each(work)
+        out /= math.sqrt(self.n_heads)
+        return out
+
+    def pullback(
+        self, cotangent: Float[np.ndarray, "n p"], n_means: int, queries: Float[np.ndarray, "n f"] | None = None
+    ) -> Float[np.ndarray, "k f e"]:
+        """`attention_pullback` of these features; the scores are scratch afterwards."""
+        lines = np.empty((len(self.batch), n_means, self.width), self.wide.dtype)  # Σ_i ∂s_mi x~_i
+        each = lines if n_means == self.n_heads or queries is None else np.empty_like(cotangent, self.wide.dtype)
+
+        def work(number: int) -> None:
+            own = self.parts[number]
+            stack = self.stack(own)
+            pulled = cotangent[own].reshape(len(own), self.n_heads, self.width).astype(self.wide.dtype, copy=False)
+            slopes = pulled @ stack.transpose(0, 2, 1)
+            _through_weights(self.activation, self.scores[number], slopes)
+            lines[own] = _sum_shared(slopes, n_means) @ stack
+            if each is not lines:
+                each[own] = (slopes @ stack).reshape(len(own), -1)
+
+        self._each(work)
+        lines /= math.sqrt(self.n_heads)
+        if queries is not None:
+            queries[:] = each.reshape(len(each), -1) @ self.wide.T
+            if each is not lines:
+                queries /= math.sqrt(self.n_heads)
+        total = (self.queries.T @ lines.reshape(len(lines), -1)).reshape(len(self.wide), n_means, self.width)
+        return np.ascontiguousarray(total.transpose(1, 0, 2))
+
+
+def attention_weights(
+    sets: SetBatch,
+    heads: HeadDraw | HeadArray,
     activation: str,
-    n_means: int,
-    memory_budget: int,
-) -> Float[np.ndarray, "k f e"]:
-    n_heads, rows_of_a_head, width = heads.shape
-    wide = np.ascontiguousarray(heads.transpose(1, 0, 2)).reshape(rows_of_a_head, n_heads * width)
-    parts = list(_stacks(batch, n_heads, width, heads.itemsize, memory_budget // 16))
-    keys, queries = batch.extended_keys().astype(heads.dtype), batch.extended_query().astype(heads.dtype)
-    # one place for each part, summed in their order: the same bits whichever thread is done first
-    totals = [np.zeros(0)] * len(parts)
+    n_means: int = 1,
+    *,
+    memory_budget: int = MEMORY_BUDGET,
+) -> Float[np.ndarray, "t k"]:
+    """The weight σ(s_mi)/N, or softmax_i(s_mi), of every key, averaged over the heads m, m + K, m + 2K … of each mean.
 
-    def work(number: int) -> None:
-        rows = parts[number]
-        length = batch.lengths[rows[0]]
-        stack = keys[batch.offsets[rows][:, None] + np.arange(length)]  # (b, N, D)
-        query = queries[rows]
-        projected = (query @ wide).reshape(len(rows), n_heads, width)
-        scores = projected @ stack.transpose(0, 2, 1)
-        pulled = cotangent[rows].reshape(len(rows), n_heads, width).astype(heads.dtype, copy=False)
-        slopes = pulled @ stack.transpose(0, 2, 1)
-        _through_weights(activation, scores, slopes)
-        shared = _sum_shared(slopes, n_means)  # (b, K, N)
-        lines = (shared @ stack).reshape(len(rows), n_means * width)
-        totals[number] = query.T @ lines
+    A row for each of ``sets.tokens``. O(M (D_q D + D N)) operations for each set of N keys.
+    """
+    heads = heads_seen_by(sets, heads)
+    keys, queries = sets.extended_keys().astype(np.float64), sets.seen_query().astype(np.float64)
+    totals = np.zeros((len(keys), n_means))
+    for part, block in heads.blocks(n_means * block_size(64 * heads.entries * n_means, memory_budget)):
+        rows, width = block.shape[1:]
+        wide = np.ascontiguousarray(block.transpose(1, 0, 2)).reshape(rows, -1)
+        for own in _stacks(sets, len(block), width, 8, memory_budget // 16):
+            places = sets.offsets[own][:, None] + np.arange(sets.lengths[own[0]])
+            projected = (queries[own] @ wide).reshape(len(own), len(block), width)
+            scores = projected @ keys[places].transpose(0, 2, 1)
+            weights = _weights_of(activation, scores)
+            for mean in range(n_means):
+                totals[places, mean] += weights[:, (mean - part.start) % n_means :: n_means].sum(axis=1)
+    return totals / np.bincount(np.arange(len(heads)) % n_means, minlength=n_means)
 
-    run_threads(work, range(len(parts)))
-    total = np.sum(totals, axis=0) / math.sqrt(n_heads)
-    return np.ascontiguousarray(total.reshape(rows_of_a_head, n_means, width).transpose(1, 0, 2))
+
+def _weights_of(activation: str, scores: Float[np.ndarray, "b m k"]) -> Float[np.ndarray, "b m k"]:
+    """Weights of keys from their scores."""
+    if activation == SOFTMAX:
+        scores = np.exp(scores - scores.max(axis=2, keepdims=True))
+        return np.asarray(scores / scores.sum(axis=2, keepdims=True))
+    σ: dict[str, Any] = {"relu": lambda s: np.maximum(s, 0), "linear": lambda s: s, "square": np.square, "exp": np.exp}
+    return np.asarray(σ.get(activation, lambda s: (s > 0).astype(s.dtype))(scores) / scores.shape[2])
 
 
 def _stacks(batch: SetBatch, n_heads: int, width: int, itemsize: int, budget: int) -> Iterator[Int[np.ndarray, " b"]]:

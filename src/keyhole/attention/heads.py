@@ -428,10 +428,16 @@ class Step:
 class FittedHeads:
     """Heads W_m = means_[m mod K] + scale · diag(query_scales_) G_m diag(key_scales_) with standard normal G_m.
 
+    With ``looks_`` they are those of the last of several looks: their query is extended by what earlier ones found.
+
     Attributes
     ----------
     means_ : array (K, D_q, D)
         The means; head m has mean number m mod K.
+    looks_ : tuple of arrays (P, D_h, D)
+        The matrices of the looks before the last, each with P patterns: look h weighs key i by
+        softmax_i(x~ᵀ U_p x~_i) and adds what pattern p finds, Σ_i a_i x_i, to the query of the looks after it. Empty
+        for one look.
     scale : float
         Standard deviation of the entries around them.
     query_scales_, key_scales_ : arrays (D_q,) and (D,), or None
@@ -464,20 +470,26 @@ class FittedHeads:
     reason: str = field(default="", repr=False)
     query_scales_: Float[np.ndarray, " f"] | None = field(default=None, repr=False)
     key_scales_: Float[np.ndarray, " e"] | None = field(default=None, repr=False)
+    looks_: tuple[Float[np.ndarray, "p _ e"], ...] = field(default=(), repr=False)
+
+    @property
+    def hops(self) -> int:
+        """The number of looks, the last one included."""
+        return 1 + len(self.looks_)
 
     def sample(
         self, n_heads: int, dim: int, seed: int, query_dim: int | None = None, *, start: int = 0
     ) -> Float[np.ndarray, "m f e"]:
         """Draw heads ``start … start + n_heads − 1`` of the sequence that ``seed`` names; D = dim + 1."""
         self._check_dim(dim, query_dim)
-        return self._around_means(head_normals(n_heads, dim, seed, query_dim, start=start), start)
+        return self.around(head_normals(n_heads, dim, seed, query_dim, start=start), start)
 
     def last_rows(self, n_heads: int, dim: int, seed: int, *, start: int = 0) -> Float[np.ndarray, "m 1 e"]:
         """The last rows of the heads of ``sample(n_heads, dim, seed)``, and nothing else drawn."""
         self._check_dim(dim)
-        return self._around_means(head_normals(n_heads, dim, seed, start=start, last_row=True), start)
+        return self.around(head_normals(n_heads, dim, seed, start=start, last_row=True), start)
 
-    def _around_means(self, heads: Float[np.ndarray, "m g e"], start: int) -> Float[np.ndarray, "m g e"]:
+    def around(self, heads: Float[np.ndarray, "m g e"], start: int = 0) -> Float[np.ndarray, "m g e"]:
         """The last rows of heads, as many as there are of noise; which is overwritten."""
         rows = heads.shape[1]
         heads *= self.scale
@@ -527,6 +539,7 @@ class FittedHeads:
             fitted = f"tokens of dimension {width - 1}"
             if rows != width:
                 fitted = f"queries of dimension {rows - 1} and keys of dimension {width - 1}"
+                fitted += f" ({self.hops - 1} looks before the last extend them)" if self.looks_ else ""
             got = f"dim {dim}" if asked == dim else f"dim {dim} and query_dim {asked}"
             raise ValueError(
                 f"this law was fitted to {fitted}, and its heads are {rows} × {width}: got {got}. Fit a law to these "

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from keyhole._checks import check_choice, check_count, check_number, check_seed
-from keyhole.attention.features import DIFFERENTIABLE, attention_features, attention_pullback
+from keyhole.attention.features import DIFFERENTIABLE, FeatureTrace, attention_features, attention_pullback
 from keyhole.attention.heads import (
     FittedHeads,
     GaussianHeads,
@@ -24,8 +24,10 @@ from keyhole.attention.heads import (
     head_normals,
     identity_mean,
 )
-from keyhole.data.sets import SampleBatch
-from keyhole.ridge.gradient import LooGradient, loo_gradient
+from keyhole.attention.looks import START_NOISE, Ages, LookTrace, newer_first, starting_looks
+from keyhole.data.sets import SampleBatch, SetBatch
+from keyhole.data.tokens import looked_through
+from keyhole.ridge.gradient import centred_inverse, left_out_residuals, loo_gradient
 from keyhole.ridge.gram import ridge_gram
 from keyhole.ridge.problem import RidgeProblem
 
@@ -78,11 +80,23 @@ class Task:
         groups = None if self.groups is None else self.groups[rows]
         return replace(self, batch=self.batch[rows], columns=self.columns[rows], weights=weights, groups=groups)
 
-    def at_most(self, count: int, seed: int) -> Task:
+    def rows(self, count: int, seed: int) -> Int[np.ndarray, " r"]:
         """At most ``count`` of the samples, drawn at random, in their order."""
         if len(self) <= count:
-            return self
-        return self.take(np.sort(np.random.default_rng([seed, count]).permutation(len(self))[:count]))
+            return np.arange(len(self))
+        return np.sort(np.random.default_rng([seed, count]).permutation(len(self))[:count])
+
+    def at_most(self, count: int, seed: int) -> Task:
+        """Those samples."""
+        return self if len(self) <= count else self.take(self.rows(count, seed))
+
+    def with_sets(self, sets: SetBatch) -> Task:
+        """The same samples with other sets."""
+        return replace(self, batch=self.batch.with_sets(sets))
+
+    def through(self, looks: Sequence[Float[np.ndarray, "p _ e"]]) -> Task:
+        """The samples as the last look sees them."""
+        return self.with_sets(looked_through(self.batch.sets, looks)) if looks else self
 
     @property
     def extras(self) -> Float[np.ndarray, "n c"]:
@@ -92,6 +106,8 @@ class Task:
 
     def features(self, heads: Float[np.ndarray, "m f e"]) -> Float[np.ndarray, "n p"]:
         """Features in float32: an error only steers the search, and the values are fitted afresh afterwards."""
+        if self.batch.is_plain and self.batch.has_query:
+            return FeatureTrace.of(self.batch.sets, heads, self.activation).features()
         return attention_features(self.batch, heads, self.activation, dtype=np.float32)
 
 
@@ -121,38 +137,56 @@ def held_out_parts(
 
 @dataclass(frozen=True)
 class Judgement:
-    """Squared errors of a law, sample by sample, averaged over outputs."""
+    """Squared errors of a law, sample by sample, averaged over outputs; ``spread`` is that of its features."""
 
     loo: Float[np.ndarray, " n"] = field(repr=False)
     held_out: Float[np.ndarray, " h"] = field(repr=False)
     alpha: float
+    spread: float = 1.0
 
 
-def judge(task: Task, law: HeadLaw, n_heads: int, seed: int, held_out: Task | None = None) -> Judgement:
-    """Fit the values of ``n_heads`` heads of a law to ``task`` with a penalty by leave-one-out, and predict.
+def judge(
+    task: Task, law: HeadLaw, n_heads: int, seed: int, held_out: Task | None = None, alpha: float | None = None
+) -> Judgement:
+    """Fit the values of ``n_heads`` heads of a law to ``task``, the penalty by leave-one-out unless given, and predict.
 
     O(n²p + n³) with p = n_heads · D.
     """
-    heads = HeadDraw(law, n_heads, task.batch.dim, seed, task.batch.query_dim).block(0, n_heads)
-    features = task.features(heads)
+    looks = getattr(law, "looks_", ())
+    ready = task.through(looks)
+    heads = HeadDraw(law, n_heads, ready.batch.dim, seed, ready.batch.query_dim).block(0, n_heads).astype(np.float32)
+    features = ready.features(heads)
     centre = features.mean(axis=0) if task.fit_intercept else np.zeros(features.shape[1], features.dtype)
     features -= centre
-    options: dict[str, Any] = {"fit_intercept": task.fit_intercept, "weights": task.weights, "groups": task.groups}
     gram = features @ features.T
     gram += task.extras @ task.extras.T
+    coef, intercept, left_out, alpha = _values(gram, task, alpha)
+    ahead = np.zeros(0)
+    if held_out is not None:
+        values = features.T @ coef.astype(features.dtype)
+        predicted = (held_out.through(looks).features(heads) - centre) @ values + intercept
+        predicted = predicted + held_out.extras @ (task.extras.T @ coef)
+        ahead = np.square(held_out.columns - predicted).mean(axis=1)
+    return Judgement(np.square(left_out).mean(axis=1), ahead, alpha, float(gram.trace()) / len(gram))
+
+
+def _values(gram: np.ndarray, task: Task, alpha: float | None) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
+    """Dual coefficients, intercept, left-out residuals and penalty of ridge on a Gram matrix."""
+    options: dict[str, Any] = {"fit_intercept": task.fit_intercept, "weights": task.weights, "groups": task.groups}
+    if alpha is not None:
+        weights = np.ones(len(task)) if task.weights is None else task.weights
+        inverse = centred_inverse(gram, alpha / weights, fit_intercept=task.fit_intercept)
+        dual = inverse @ task.columns
+        level = task.columns - gram @ dual - alpha * dual / weights[:, None]  # the same for every sample
+        intercept = np.average(level, axis=0, weights=weights) if task.fit_intercept else np.zeros(dual.shape[1])
+        return dual, intercept, left_out_residuals(inverse, dual, task.groups), alpha
     few = None
     if task.groups is not None:
         # a few, from what float32 carries up, will do to compare laws
         few = (float(np.linalg.norm(gram)) or 1.0) * np.geomspace(4e-6, 1.0, 7)
     fit = ridge_gram(gram, RidgeProblem.of(task.columns, few, **options), dtype=np.float64)
     assert fit.left_out is not None
-    ahead = np.zeros(0)
-    if held_out is not None:
-        values = features.T @ fit.coef.astype(features.dtype)
-        predicted = (held_out.features(heads) - centre) @ values + fit.intercept
-        predicted = predicted + held_out.extras @ (task.extras.T @ fit.coef)
-        ahead = np.square(held_out.columns - predicted).mean(axis=1)
-    return Judgement(np.square(fit.left_out).mean(axis=1), ahead, fit.alpha)
+    return fit.coef, fit.intercept, fit.left_out, fit.alpha
 
 
 def improvement(
@@ -293,14 +327,34 @@ _MAX_RAISES = 60
 
 @dataclass(frozen=True)
 class LawGradient:
-    """The leave-one-out error of some heads, and its gradient in their law.
+    """The leave-one-out error of some heads, and its gradient in their law and in the logarithm of the penalty.
 
-    ``means`` is (K, D_q, D); ``scales`` (D_q + D,), in the logarithms of the scales of query and key, or None.
+    ``means`` is (K, D_q, D); ``scales`` (D_q + D,), in the logarithms of the scales of query and key, or None;
+    ``looks`` in the matrices of the looks before the last.
     """
 
-    left_out: LooGradient
+    error: float
+    log_alpha: float
     means: Float[np.ndarray, "k f e"] = field(repr=False)
     scales: Float[np.ndarray, " g"] | None = field(repr=False)
+    looks: list[Float[np.ndarray, "p _ e"]] = field(default_factory=list, repr=False)
+
+    @classmethod
+    def of_heads(
+        cls,
+        error: float,
+        log_alpha: float,
+        heads: Float[np.ndarray, "m f e"],
+        noise: Float[np.ndarray, "m f e"],
+        n_means: int,
+        looks: list[Float[np.ndarray, "p _ e"]],
+    ) -> LawGradient:
+        """From the gradient in every head, which is overwritten: those of a mean add up."""
+        owner = np.arange(len(heads)) % n_means
+        in_means = np.stack([heads[owner == k].sum(axis=0, dtype=np.float64) for k in range(n_means)])
+        heads *= noise
+        in_scales = np.concatenate([heads.sum(axis=(0, 2)), heads.sum(axis=(0, 1))])
+        return cls(error, log_alpha, in_means, in_scales, looks)
 
 
 def gradient_in_law(
@@ -311,15 +365,20 @@ def gradient_in_law(
     dtype: str = "float32",
     *,
     scales: bool = False,
+    looks: Sequence[Float[np.ndarray, "p _ e"]] = (),
 ) -> LawGradient:
-    """The leave-one-out error of heads W_m = means[m mod K] + noise_m, and its gradient in their law.
+    """The leave-one-out error of heads W_m = means[m mod K] + noise_m after some looks, and its gradient in their law.
 
     Values are solved for, not descended on: the error is that of ridge at penalty ``alpha``, a function of the Gram
     matrix ΦΦᵀ alone. O(n²p + n³ + tokens·p) for p = M·D. Where noise_ij is a_i b_j times something fixed, the gradient
     in log a_i is Σ_mj ∂E/∂W_mij noise_mij, and that in log b_j the sum over m and i.
     """
-    heads = (noise + means[np.arange(len(noise)) % len(means)]).astype(dtype)
-    features = attention_features(task.batch, heads, task.activation, dtype=dtype)
+    trace = LookTrace.of(task.batch.sets.astype(dtype), looks)
+    task = task.with_sets(trace.sets)
+    owner = np.arange(len(noise)) % len(means)
+    heads = (noise + means[owner]).astype(dtype)
+    plain = FeatureTrace.of(trace.sets, heads, task.activation) if task.batch.is_plain else None
+    features = plain.features() if plain else attention_features(task.batch, heads, task.activation, dtype=dtype)
     if task.fit_intercept:  # the intercept makes up for it, and float32 keeps its digits
         features -= features.mean(axis=0)
     gram = features @ features.T
@@ -329,13 +388,21 @@ def gradient_in_law(
     cotangent = found.gram.astype(dtype) @ features
     cotangent *= 2
     n_means = len(heads) if scales else len(means)
-    pulled = attention_pullback(task.batch, heads, cotangent, task.activation, n_means=n_means).astype(np.float64)
+    queries = np.empty((len(trace.sets), heads.shape[1]), dtype) if looks else None
+    if plain:
+        pulled = plain.pullback(cotangent, n_means, queries)
+    else:
+        options = {"n_means": n_means, "queries": queries}
+        pulled = attention_pullback(task.batch, heads, cotangent, task.activation, **options)
+    in_looks = [] if queries is None else trace.pullback(queries)
     if not scales:
-        return LawGradient(found, pulled, None)
-    moved = pulled * noise
-    in_means = np.zeros(means.shape)
-    np.add.at(in_means, np.arange(len(heads)) % len(means), pulled)
-    return LawGradient(found, in_means, np.concatenate([moved.sum(axis=(0, 2)), moved.sum(axis=(0, 1))]))
+        return LawGradient(found.error, found.log_alpha, pulled.astype(np.float64), None, in_looks)
+    return LawGradient.of_heads(found.error, found.log_alpha, pulled, noise, len(means), in_looks)
+
+
+_LEAST_SLOPE = 1e-4
+"""Share of the largest size of a gradient below which entries hardly move: what is zero but for the rounding of float32
+(softmax does not see a number added to all scores) would otherwise move as far as what matters."""
 
 
 @dataclass
@@ -354,61 +421,94 @@ class Adam:
         self.second = 0.99 * self.second + 0.01 * np.square(gradient)
         mean = self.first / (1 - 0.9**self.count)
         size = np.sqrt(self.second / (1 - 0.99**self.count))
-        return np.asarray(-self.rate * mean / (size + 1e-12))
+        return np.asarray(-self.rate * mean / (size + _LEAST_SLOPE * size.max() + 1e-12))
 
 
 class LawDescent:
-    """A descent on the law of heads: means, scales, penalty and their moments; `step` moves it, `law` is where it is.
+    """A descent on a law: matrices of all looks, scales, penalty and their moments; `step` moves it, `law` is there.
 
     Every step draws fresh noise and, of many samples, a fresh part: what falls is the error of the law, not that
-    of some heads of it.
+    of some heads of it. ``start`` has the matrices of every look, the means of the last one last.
     """
 
-    def __init__(self, task: Task, start: Float[np.ndarray, "k f e"], alpha: float, plan: LearningPlan) -> None:
-        self.task, self.plan, self.means, self.anchor = task, plan, start.copy(), start
+    def __init__(
+        self,
+        task: Task,
+        start: Sequence[np.ndarray],
+        alpha: float,
+        plan: LearningPlan,
+        began: FittedHeads | None = None,
+    ) -> None:
+        """Descend from ``start``, or from a law that was reached from there."""
+        self.task, self.plan, self.anchors = task, plan, list(start)
+        matrices = self.anchors if began is None else [*began.looks_, began.means_]
+        self.matrices = [matrix.copy() for matrix in matrices]
         self.log_alpha = math.log(alpha)
-        self.scales = np.zeros(sum(start.shape[1:]))  # logarithms, of the query's and of the key's coordinates
-        self.adam, self.adam_of_scales, self.penalty = Adam(plan.rate), Adam(plan.rate), Adam(0.1)
+        self.scales = np.zeros(sum(start[-1].shape[1:]))  # logarithms, of the query's and of the key's coordinates
+        if began is not None and began.query_scales_ is not None and began.key_scales_ is not None:
+            self.scales = np.log(np.concatenate([began.query_scales_, began.key_scales_]))
+        self.adams = [Adam(plan.rate) for _ in start]
+        self.adam_of_scales, self.penalty = Adam(plan.rate), Adam(0.1)
         self.count = 0
-        self.average = start.copy()
+        self.averages = [matrix.copy() for matrix in self.matrices]
         self.average_scales = self.scales.copy()
+        self.on_device: Any = None
+        if plan.device is not None:
+            from keyhole.attention.torch_law import DeviceTask
+
+            self.on_device = DeviceTask(task, plan.device)
 
     def law(self, **about: Any) -> FittedHeads:
         """The law of the running averages."""
         query, key = self._parts(self.average_scales) if self.plan.learn_scales else (None, None)
-        return FittedHeads(self.average, self.plan.scale, **about, query_scales_=query, key_scales_=key)
+        *looks, means = self.averages
+        about |= {"query_scales_": query, "key_scales_": key, "looks_": tuple(looks)}
+        return FittedHeads(means, self.plan.scale, **about)
+
+    @property
+    def alpha(self) -> float:
+        """The penalty it is at."""
+        return math.exp(self.log_alpha)
 
     def _parts(self, scales: Float[np.ndarray, " g"]) -> tuple[np.ndarray, np.ndarray]:
         """The scales of the query and of the key, out of their logarithms."""
-        rows = self.means.shape[1]
+        rows = self.matrices[-1].shape[1]
         return np.exp(scales[:rows]), np.exp(scales[rows:])
 
     def step(self) -> float:
         """One step; returns the leave-one-out error before it."""
-        plan, batch = self.plan, self.task.batch
-        start = self.count * plan.n_heads
-        noise = plan.scale * head_normals(plan.n_heads, batch.dim, plan.seed, batch.query_dim, start=start)
-        noise *= np.outer(*self._parts(self.scales))
-        part = self.task.at_most(plan.max_samples, plan.seed + self.count)
+        plan = self.plan
+        few = max(2, round(plan.max_samples / math.sqrt(len(self.matrices))))
+        rows = self.task.rows(few, plan.seed + self.count)
+        if self.on_device is None:
+            part = plan.augmented(self.task if len(rows) == len(self.task) else self.task.take(rows), self.count)
+        else:
+            part = self.on_device.part(rows, plan, self.count)
+        rng = np.random.default_rng([plan.seed, self.count])
+        shape = (plan.n_heads[len(self.matrices)], *self.matrices[-1].shape[1:])
+        noise = plan.scale * rng.standard_normal(shape, dtype=np.float32)
+        noise *= np.outer(*self._parts(self.scales)).astype(np.float32)
         found = self._gradient(part, noise)
         self.count += 1
-        back = plan.rate * plan.shrinkage
-        self.means += self.adam.move(found.means)
-        self.means -= back * (self.means - self.anchor)
+        keep = min(_KEPT_SHARE, 1.0 - 1.0 / self.count)
+        gradients = [*found.looks, found.means]
+        for i, gradient in enumerate(gradients):
+            pull = 2.0 * plan.shrinkage * (self.matrices[i] - self.anchors[i])
+            self.matrices[i] += self.adams[i].move(gradient + pull)
+            self.averages[i] = keep * self.averages[i] + (1.0 - keep) * self.matrices[i]
         if found.scales is not None:
             self.scales += self.adam_of_scales.move(found.scales)
-            self.scales -= back * self.scales
-        self.log_alpha += float(self.penalty.move(np.array(found.left_out.log_alpha)))
-        keep = min(_KEPT_SHARE, 1.0 - 1.0 / self.count)
-        self.average = keep * self.average + (1.0 - keep) * self.means
-        self.average_scales = keep * self.average_scales + (1.0 - keep) * self.scales
-        return found.left_out.error
+            self.average_scales = keep * self.average_scales + (1.0 - keep) * self.scales
+        self.log_alpha += float(self.penalty.move(np.array(found.log_alpha)))
+        return found.error
 
-    def _gradient(self, part: Task, noise: np.ndarray) -> LawGradient:
+    def _gradient(self, part: Any, noise: np.ndarray) -> LawGradient:
+        *looks, means = self.matrices
+        compute = gradient_in_law if self.on_device is None else type(part).gradient_in_law
         for _ in range(_MAX_RAISES):
             try:
-                alpha = math.exp(self.log_alpha)
-                return gradient_in_law(part, self.means, noise, alpha, scales=self.plan.learn_scales)
+                found: LawGradient = compute(part, means, noise, self.alpha, scales=self.plan.learn_scales, looks=looks)
+                return found
             except np.linalg.LinAlgError:  # below the floor of float32: a little more penalty
                 self.log_alpha += 1.0
         raise ValueError(
@@ -424,28 +524,48 @@ MIN_SAMPLES_FOR_ONE_SPLIT = 250
 """Samples below which every one is held out in turn, and a law must be better by two standard errors and not by one:
 the best of twenty looks at few samples is a lucky one."""
 
-MAX_HEADS_TO_JUDGE = 256
-"""Heads that a law is judged with at most."""
+MIN_HEADS_TO_JUDGE, MAX_HEADS_TO_JUDGE = 32, 256
+"""Heads that a law is judged with: as many as the layer will have, if four times as many features as samples or more
+take that many; so many at least, and at most."""
 
-MIN_HEADS_PER_STEP, MAX_HEADS_PER_STEP = 32, 256
-"""Bounds on the heads of a step when their number is automatic."""
+MIN_HEADS_PER_STEP, MAX_HEADS_PER_STEP = 16, 256
+"""Bounds on the heads of a step when their number is automatic; of several looks the last has the larger matrices, and
+the lower bound is shared out among them."""
 
-STEPS_BETWEEN_LOOKS = 5
-"""Steps between looks at the held-out part."""
+MAX_SAMPLES_TO_START = 400
+"""Samples that the law without learning, where a descent starts, is chosen by."""
 
-MAX_LOOKS_WITHOUT_GAIN = 5
-"""Looks without a new best after which a descent ends."""
+MAX_FIRST_PENALTY = 0.3
+"""The penalty that a descent starts with at most, as a share of the mean squared length of a feature vector: a start
+that explains nothing would have an infinite one, and no slope."""
+
+CHECKS = 20
+"""How often, at least, a descent of all its steps is checked on the held-out part; never more often than every fifth
+step."""
+
+MAX_CHECKS_WITHOUT_GAIN = 7
+"""Checks without a new best after which a descent ends."""
+
+SHARE_TO_GO_ON = 0.25
+"""Steps, as a share of those of the best check, that all samples take from the law it found."""
+
+MAX_HOPS = 3
+"""Looks that are tried when their number is automatic."""
 
 
 class LearnedHeads(UnfittedLaw):
     """Heads W_m = U_k + scale·A G_m B, k = m mod n_means, whose law (U, A and B) is fitted to the training set.
 
     The values of random heads are solved for in closed form, and so are the n fits that each leave a sample out;
-    what remains is a function of the means alone, the leave-one-out error, and Adam descends it along its exact
+    what remains is a function of the law alone, the leave-one-out error, and Adam descends it along its exact
     gradient (variable projection). Every step draws fresh noise G, so that a law is learned and not a set of
     heads. A part of the training set that the descent never sees says after how many steps to stop, and whether
-    to keep the result at all; then all samples descend that many steps. Below 250 samples several descents leave
-    out a part each, so that all samples have a say.
+    to keep the result at all; then all samples take a few more steps. Below 250 samples several descents leave
+    out a part each, so that all samples have a say, and all samples descend anew.
+
+    With several looks (``hops``) the query is extended, look by look, by what softmax attention with a learned matrix
+    finds, and these heads are those of the last look: for questions that need two facts, the second of which follows
+    from the first.
 
     Parameters
     ----------
@@ -456,7 +576,7 @@ class LearnedHeads(UnfittedLaw):
     steps : int
         Most steps of a descent. 0 chooses among multiples of the identity only.
     n_heads : int or "auto"
-        Heads drawn at each step: twice as many features as samples, 32 to 256 heads.
+        Heads drawn at each step: as many features as samples, 16 to 256 heads (from 8 with two looks, 5 with three).
     covariance : {"auto", "diagonal", "none"}
         "diagonal" also learns how far the heads vary in each coordinate of the query (A) and of the key (B), two
         diagonal matrices; "none" keeps them at the identity, which infinitely many heads need. "auto" is "diagonal"
@@ -464,14 +584,32 @@ class LearnedHeads(UnfittedLaw):
     learning_rate : float
         Of Adam, in units of entries of W, and of logarithms of A and B.
     shrinkage : float
-        Share of the way back to the start, per step and unit of the learning rate.
+        Weight of |U − U_start|², summed over all matrices, in what is descended on; the error is in units of the
+        variance of the target.
+    hops : int or "auto"
+        Looks. "auto" tries 1, 2 and 3 (the third only if the second was worth it) and keeps the fewest that no larger
+        number beats by more than one standard error on the held-out part, two below 250 samples. Without a query there
+        is one.
+    patterns : int
+        P, what each look before the last finds at a time.
+    ages : "auto", None or sequence of int
+        Coordinates of keys, zeros and a one, that say how old a key is, newest first, as `kh.tokens.with_ages` makes
+        them; "auto" finds such. Looks then start with new keys, and with keys just older than what was found.
+    jitter : float
+        Probability with which, at every step, a while passes before a key, so that it and all older ones are one age
+        older: ages are not learned by heart.
+    augment : callable, optional
+        Called with the sets of a step, a SetBatch, and a NumPy generator; the step sees the SetBatch that it returns.
+        It must keep the number of sets and what the answer depends on.
+    pairs : sequence of (query coordinate, key coordinate), optional
+        Which coordinates are of one kind, for queries of another dimension than the keys.
     strengths : sequence of float
         Multiples c of the identity to start from, chosen by leave-one-out, 0 first; and with them the scale of the
         law if nothing is learned, from 0.5, ``scale`` and 0.1 (softmax weights close to a plain mean).
     validation : float
         Share of the samples that the first descent does not see.
     max_samples : int
-        Samples that one step uses, a fresh part if there are more.
+        Samples that one step uses, a fresh part if there are more; with H looks 1/√H of them.
     seconds : float, optional
         Time after which to stop, approximately; the result then depends on the machine.
     callback : callable, optional
@@ -481,8 +619,10 @@ class LearnedHeads(UnfittedLaw):
 
     Notes
     -----
-    Costs n²p + n³ operations a step for n = min(samples, max_samples) and p = n_heads·D. The result is a
-    deterministic function of the data, the parameters and the seed, which is that of the estimator.
+    Costs n²p + n³ operations a step for n = min(samples, max_samples) and p = n_heads·D, and 6 n p D_H for the last of
+    H looks, D_H = d_q + (H−1)·P·d + 1. The result is a deterministic function of the data, the parameters and the
+    seed, which is that of the estimator. With ``device`` of the estimator a GPU does it, with the same numbers up to
+    the rounding of float32.
 
     Guaranteed: values are optimal for the law at hand, and the law is kept only if it beat the law without
     learning on the held-out part by more than one standard error, two below 250 samples. Not guaranteed: the error
@@ -507,10 +647,16 @@ class LearnedHeads(UnfittedLaw):
         n_heads: Any = "auto",
         covariance: Any = "auto",
         learning_rate: Any = 0.1,
-        shrinkage: Any = 0.0,
+        shrinkage: Any = 1e-4,
+        hops: Any = 1,
+        patterns: Any = 1,
+        ages: Any = "auto",
+        jitter: Any = 0.1,
+        augment: Any = None,
+        pairs: Any = None,
         strengths: Any = (0.0, 1.0, 3.0),
         validation: Any = 0.2,
-        max_samples: Any = 1000,
+        max_samples: Any = 600,
         seconds: Any = None,
         callback: Any = None,
         verbose: Any = False,
@@ -522,6 +668,12 @@ class LearnedHeads(UnfittedLaw):
         self.covariance = covariance
         self.learning_rate = learning_rate
         self.shrinkage = shrinkage
+        self.hops = hops
+        self.patterns = patterns
+        self.ages = ages
+        self.jitter = jitter
+        self.augment = augment
+        self.pairs = pairs
         self.strengths = strengths
         self.validation = validation
         self.max_samples = max_samples
@@ -540,8 +692,9 @@ class LearnedHeads(UnfittedLaw):
         groups: Int[np.ndarray, " n"] | None = None,
         seed: int = 0,
         n_heads: int | None = None,
+        device: str | None = None,
     ) -> FittedHeads:
-        """Learn the law of a training set; the estimators call this first.
+        """Learn the law of a training set, on a device if torch has it; the estimators call this first.
 
         ``y`` has one column of ±1 per class to classify. Samples of one of the ``groups`` are left out, and held out,
         together. ``n_heads`` is that of the layer that the law is for: laws are judged with as many (256 at most),
@@ -549,36 +702,53 @@ class LearnedHeads(UnfittedLaw):
         """
         columns = np.asarray(y, dtype=np.float64).reshape(len(batch), -1)
         task = Task.of(batch, columns, weights, activation, fit_intercept, groups)
-        plan = self._plan(len(task), batch.dim, check_seed(seed), n_heads)
+        plan = replace(self._plan(task, check_seed(seed), n_heads), device=device)
         if plan.steps and activation not in DIFFERENTIABLE:
             check_choice(activation, "activation", DIFFERENTIABLE)
-        return _fit(task, plan)
+        return _fit(task.with_sets(batch_in_float32(task.batch)), plan)
 
-    def _plan(self, n: int, dim: int, seed: int, meant_for: int | None) -> LearningPlan:
+    def _plan(self, task: Task, seed: int, meant_for: int | None) -> LearningPlan:
         share = check_number(self.validation, "validation", minimum=0.0, exclusive=True)
         if share >= 1:
             raise ValueError(f"`validation` must be a share between 0 and 1: got {share:g}.")
+        jitter = check_number(self.jitter, "jitter", minimum=0.0)
+        if jitter >= 1:
+            raise ValueError(f"`jitter` must be a probability below 1: got {jitter:g}.")
+        if self.augment is not None and not callable(self.augment):
+            raise TypeError(f"`augment` must be a function of sets and a generator, or None: got {self.augment!r}.")
         seconds = None if self.seconds is None else check_number(self.seconds, "seconds", minimum=0.0, exclusive=True)
         n_means, most = check_count(self.n_means, "n_means"), check_count(self.max_samples, "max_samples", minimum=2)
+        hops = self._hops(task.batch)
+        n, width = min(len(task), most), task.batch.dim + 1
+        each = {h: min(n, round(most / math.sqrt(h))) for h in hops}
         if isinstance(self.n_heads, str):
             check_choice(self.n_heads, "n_heads", ("auto",))
-            wanted = -(-2 * min(n, most) // (dim + 1))  # twice as many features as samples
-            n_heads = max(n_means, MIN_HEADS_PER_STEP, min(MAX_HEADS_PER_STEP, wanted))
+            # as many features as samples
+            n_heads = [
+                max(n_means, MIN_HEADS_PER_STEP // h, min(MAX_HEADS_PER_STEP, -(-each[h] // width))) for h in hops
+            ]
         else:
-            n_heads = check_count(self.n_heads, "n_heads")
-        if n_heads < n_means:
+            n_heads = [check_count(self.n_heads, "n_heads")] * len(hops)
+        if min(n_heads) < n_means:
             raise ValueError(
-                f"`n_heads` must be at least `n_means` = {n_means}, so that each has a head: got {n_heads}."
+                f"`n_heads` must be at least `n_means` = {n_means}, so that each has a head: got {n_heads[0]}."
             )
+        enough = max(MIN_HEADS_TO_JUDGE, min(MAX_HEADS_TO_JUDGE, -(-4 * n // width)))
         return LearningPlan(
             n_means=n_means,
             scale=check_number(self.scale, "scale", minimum=0.0, exclusive=True),
             steps=check_count(self.steps, "steps", minimum=0),
-            n_heads=n_heads,
-            judge_heads=max(n_heads, min(meant_for or 0, MAX_HEADS_TO_JUDGE)),
+            n_heads=dict(zip(hops, n_heads, strict=True)),
+            judge_heads=max(*n_heads, min(meant_for or 0, enough)),
             learn_scales=check_choice(self.covariance, "covariance", ("auto", "diagonal", "none")) != "none",
             rate=check_number(self.learning_rate, "learning_rate", minimum=0.0, exclusive=True),
             shrinkage=check_number(self.shrinkage, "shrinkage", minimum=0.0),
+            hops=hops,
+            patterns=check_count(self.patterns, "patterns"),
+            ages=Ages.of(task.batch.sets, self.ages),
+            jitter=jitter,
+            augment=self.augment,
+            pairs=self.pairs,
             strengths=[check_number(c, f"strengths[{i}]") for i, c in enumerate(self.strengths)],
             validation=share,
             max_samples=most,
@@ -587,6 +757,21 @@ class LearnedHeads(UnfittedLaw):
             tell=self._tell(),
             seed=seed,
         )
+
+    def _hops(self, batch: SampleBatch) -> list[int]:
+        """The numbers of looks to try, fewest first."""
+        asks = batch.sets.query is not None
+        if isinstance(self.hops, str):
+            check_choice(self.hops, "hops", ("auto",))
+            return list(range(1, MAX_HOPS + 1)) if asks else [1]
+        hops = check_count(self.hops, "hops")
+        if hops > 1 and not asks:
+            reason = "every key is the query in turn" if getattr(batch, "each", False) else "these samples have none"
+            raise ValueError(
+                f"`hops` = {hops} needs a query of each set, to be extended by what a look finds: {reason}. Give one, "
+                "let query='mean' make one, or use hops=1 (or 'auto')."
+            )
+        return [hops]
 
     def _tell(self) -> Callable[[Step], None]:
         def tell(step: Step) -> None:
@@ -602,18 +787,31 @@ class LearnedHeads(UnfittedLaw):
         return tell
 
 
+def batch_in_float32(batch: SampleBatch) -> SetBatch:
+    """The sets of some samples in float32, whose digits are enough to steer by; as they are if they do not fit."""
+    with np.errstate(over="ignore"):
+        sets = batch.sets.astype(np.float32)
+    return sets if np.isfinite(sets.tokens).all() else batch.sets
+
+
 @dataclass(frozen=True)
 class LearningPlan:
-    """The parameters of `LearnedHeads`, checked."""
+    """The parameters of `LearnedHeads`, checked; ``n_heads`` of a step for each number of looks."""
 
     n_means: int
     scale: float
     steps: int
-    n_heads: int
+    n_heads: dict[int, int]
     judge_heads: int
     learn_scales: bool
     rate: float
     shrinkage: float
+    hops: list[int]
+    patterns: int
+    ages: Ages | None
+    jitter: float
+    augment: Callable[[SetBatch, np.random.Generator], SetBatch] | None = field(repr=False)
+    pairs: Any
     strengths: list[float]
     validation: float
     max_samples: int
@@ -621,79 +819,180 @@ class LearningPlan:
     seconds: float
     tell: Callable[[Step], None] = field(repr=False)
     seed: int
+    device: str | None = None
 
     def scales(self) -> list[float]:
         """Noise to choose from without learning: the paper's, that of the descent, and next to none."""
         return list(dict.fromkeys([0.5, self.scale, 0.1]))
 
-    def start(self, base: FittedHeads) -> np.ndarray:
-        """The base mean for all; several need a little of their own to part ways."""
-        rows, width = base.means_.shape[1:]
-        start = np.repeat(base.means_, self.n_means, axis=0)
-        if self.n_means > 1:
-            start += self.rate * head_normals(self.n_means, width - 1, self.seed + 1, rows - 1)
-        return start
+    def start(self, base: FittedHeads, task: Task, hops: int) -> list[np.ndarray]:
+        """The matrices of all looks at the start; the last look of one starts from the law without learning."""
+        dim, asked = task.batch.dim, task.batch.query_dim
+        if hops > 1:
+            counts = hops, self.patterns, self.n_means
+            return starting_looks(asked, dim, *counts, self.ages, self.pairs, self.seed)
+        means = np.repeat(base.means_, self.n_means, axis=0)
+        means[:, -1] += newer_first(dim, self.ages)
+        if self.n_means > 1:  # several need a little of their own to part ways
+            means += START_NOISE * head_normals(self.n_means, dim, self.seed + 1, asked)
+        return [means]
+
+    def generator(self, count: int) -> np.random.Generator:
+        """What step number ``count`` changes samples by."""
+        return np.random.default_rng([self.seed, count, 1])
+
+    def augmented(self, task: Task, count: int) -> Task:
+        """The samples as step number ``count`` sees them."""
+        sets, rng = task.batch.sets, self.generator(count)
+        if self.ages is not None and self.jitter:
+            sets = self.ages.moved(sets, self.jitter, rng)
+        if self.augment is not None:
+            sets = _check_augmented(self.augment(sets, rng), sets)
+        return task if sets is task.batch.sets else task.with_sets(sets)
+
+    def judge_of(self, seen: Task, unseen: Task) -> Callable[[FittedHeads, float | None], Judgement]:
+        """What judges laws by a fit to some samples, at a penalty if one is given, and its predictions of others."""
+
+        def on_host(law: FittedHeads, alpha: float | None) -> Judgement:
+            return judge(seen, law, self.judge_heads, self.seed, unseen, alpha)
+
+        if self.device is None:
+            return on_host
+        from keyhole.attention.torch_law import judge_on_device
+
+        there = judge_on_device(seen, unseen, self.device, self.judge_heads, self.seed)
+        return lambda law, alpha: on_host(law, alpha) if alpha is None else Judgement(*there(law, alpha), alpha)
+
+
+def _check_augmented(found: Any, sets: SetBatch) -> SetBatch:
+    """What a caller's function made of sets, as long as it is sets of their kind."""
+    if not isinstance(found, SetBatch) or (len(found), found.dim, found.query_dim) != (
+        len(sets), sets.dim, sets.query_dim
+    ):  # fmt: skip
+        raise ValueError(
+            f"`augment` must return a SetBatch of as many sets of the same dimensions: got {found!r:.200} for {sets!r}."
+        )
+    return found.astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Search:
+    """A descent on what is seen: checks on the held-out part, and the best of them.
+
+    ``errors`` are those of the best law, sample by sample held out; ``gain`` and ``doubt`` are over the law without
+    learning, and its standard error; ``law`` and ``alpha`` are where the first descent, from ``start``, was then.
+    """
+
+    start: list[np.ndarray] = field(repr=False)
+    history: tuple[Step, ...]
+    errors: Float[np.ndarray, " h"] = field(repr=False)
+    gain: float
+    doubt: float
+    law: FittedHeads
+    alpha: float
+
+    @property
+    def hops(self) -> int:
+        """The number of looks."""
+        return len(self.start)
+
+    @property
+    def best(self) -> Step:
+        """The best check."""
+        return min(self.history, key=lambda step: step.held_out_error)
 
 
 def _fit(task: Task, plan: LearningPlan) -> FittedHeads:
-    """Choose the law without learning; descend apart from the held-out part; keep what it says; descend on all."""
-    sample = task.at_most(plan.max_samples, plan.seed)
-    base, judged = choose_identity(sample, plan.strengths, plan.scales(), plan.n_heads, plan.seed)
+    """Choose the law without learning; descend apart from the held-out part; keep what it says; go on with all."""
+    some = task.at_most(min(plan.max_samples, MAX_SAMPLES_TO_START), plan.seed)
+    heads = max(plan.n_heads.values())
+    base, judged = choose_identity(some, plan.strengths, plan.scales(), heads, plan.seed, plan.pairs)
     if plan.steps == 0 or len(task) < MIN_SAMPLES_TO_DESCEND:
         return base
     few = len(task) < MIN_SAMPLES_FOR_ONE_SPLIT
+    certain = 2 if few else 1  # standard errors
     turns = round(1 / plan.validation) if few else 1
     masks = held_out_parts(len(task), plan.validation, plan.seed, task.groups, turns)
     pairs = [(task.take(np.flatnonzero(~mask)), task.take(np.flatnonzero(mask))) for mask in masks]
-    start = plan.start(base)
-    history, gain, error = _search(pairs, base, start, judged.alpha, plan)
-    best = min(history, key=lambda step: step.held_out_error)
-    doubt = f"held-out error fell by {gain:.3g} ± {error:.3g} of the variance in {best.step} steps"
-    if best.step == 0 or gain <= (2 if few else 1) * error:
-        reason = f"nothing learned beyond doubt: {doubt}; {base.reason}"
-        return FittedHeads(base.means_, base.scale, base.chosen, base.strength, 0, tuple(history), reason)
-    descent = LawDescent(task, start, judged.alpha, plan)
-    for _ in range(best.step):
+    unseen = [held_out.at_most(plan.max_samples, plan.seed) for _, held_out in pairs]
+    weights, groups = _joined([part.weights for part in unseen]), _joined([part.groups for part in unseen])
+    found: Search | None = None
+    against = ""
+    for left, hops in zip(range(len(plan.hops), 0, -1), plan.hops, strict=True):
+        share = (plan.deadline - time.monotonic()) / left  # of the time that is left
+        start = plan.start(base, task, hops)
+        law = LawDescent(some, start, judged.alpha, plan).law()
+        at = judge(some, law, heads, plan.seed)
+        alpha = min(at.alpha, MAX_FIRST_PENALTY * at.spread)
+        search = _search(pairs, unseen, base, start, alpha, plan, time.monotonic() + share)
+        if found is not None:
+            gain, doubt = improvement(found.errors, search.errors, weights, groups)
+            more = f"{hops} looks against {found.hops}: {gain:.3g} ± {doubt:.3g}"
+            against = f"{against}; {more}" if against else more
+            if gain <= certain * doubt:
+                break
+        found = search
+    assert found is not None
+    best = found.best
+    doubt_said = f"held-out error fell by {found.gain:.3g} ± {found.doubt:.3g} of the variance in {best.step} steps"
+    doubt_said += f" ({against})" if against else ""
+    if best.step == 0 or found.gain <= certain * found.doubt:
+        reason = f"nothing learned beyond doubt: {doubt_said}; {base.reason}"
+        return replace(base, history=found.history, reason=reason)
+    if few:
+        descent, steps = LawDescent(task, found.start, found.alpha, plan), best.step
+    else:
+        descent = LawDescent(task, found.start, found.alpha, plan, found.law)
+        steps = max(1, round(SHARE_TO_GO_ON * best.step))
+    for _ in range(steps):
         descent.step()
-    return descent.law(strength=base.strength, steps=best.step, history=tuple(history), reason=doubt)
+    return descent.law(strength=base.strength, steps=best.step, history=found.history, reason=doubt_said)
 
 
 def _search(
-    pairs: list[tuple[Task, Task]], base: FittedHeads, start: np.ndarray, alpha: float, plan: LearningPlan
-) -> tuple[list[Step], float, float]:
-    """Descend on what is seen of each pair; return the looks at what is not, the best gain over the base, its error."""
+    pairs: list[tuple[Task, Task]],
+    unseen: list[Task],
+    base: FittedHeads,
+    start: list[np.ndarray],
+    alpha: float,
+    plan: LearningPlan,
+    deadline: float,
+) -> Search:
+    """Descend on what is seen of each pair; return the checks on what is not, and the best of them."""
     seen = [task.at_most(2 * plan.max_samples, plan.seed) for task, _ in pairs]
-    unseen = [task.at_most(plan.max_samples, plan.seed) for _, task in pairs]
+    judges = [plan.judge_of(task, other) for task, other in zip(seen, unseen, strict=True)]
 
-    def look(laws: list[FittedHeads]) -> tuple[float, np.ndarray]:
+    def check(laws: list[FittedHeads], alphas: list[float | None]) -> tuple[float, np.ndarray]:
         """The leave-one-out error of the laws, each where it is from, and their errors on what they have not seen."""
-        judged = [judge(a, law, plan.judge_heads, plan.seed, b) for a, law, b in zip(seen, laws, unseen, strict=True)]
+        judged = [one(law, alpha) for one, law, alpha in zip(judges, laws, alphas, strict=True)]
         return _average([j.loo for j in judged], seen), np.concatenate([j.held_out for j in judged])
 
     weights, groups = _joined([task.weights for task in unseen]), _joined([task.groups for task in unseen])
-    loo, before = look([base] * len(pairs))
+    loo, before = check([base] * len(pairs), [None] * len(pairs))
     history = [Step(0, loo, float(np.average(before, weights=weights)))]
     plan.tell(history[0])
     descents = [LawDescent(task, start, alpha, plan) for task, _ in pairs]
-    best, gain, error, since = history[0].held_out_error, 0.0, 0.0, 0
-    began = time.monotonic()
+    best = Search(start, (), before, 0.0, 0.0, base, alpha)
+    least, since = history[0].held_out_error, 0
+    began, apart = time.monotonic(), max(5, plan.steps // CHECKS)
     for count in range(1, plan.steps + 1):
         for descent in descents:
             descent.step()
-        # the descent on all samples takes as long as one of these
-        late = (1 + 1 / len(pairs)) * (time.monotonic() - began) + began > plan.deadline
-        if count % STEPS_BETWEEN_LOOKS and count < plan.steps and not late:
+        # going on with all samples takes as long as one of these
+        late = (1 + 1 / len(pairs)) * (time.monotonic() - began) + began > deadline
+        if count % apart and count < plan.steps and not late:
             continue
-        loo, now = look([descent.law() for descent in descents])
+        loo, now = check([descent.law() for descent in descents], [descent.alpha for descent in descents])
         history.append(Step(count, loo, float(np.average(now, weights=weights))))
         plan.tell(history[-1])
         since += 1
-        if history[-1].held_out_error < best:
-            best, since = history[-1].held_out_error, 0
-            gain, error = improvement(before, now, weights, groups)
-        if since >= MAX_LOOKS_WITHOUT_GAIN or late:
+        if history[-1].held_out_error < least:
+            least, since = history[-1].held_out_error, 0
+            gain, doubt = improvement(before, now, weights, groups)
+            best = Search(start, (), now, gain, doubt, descents[0].law(), descents[0].alpha)
+        if since >= MAX_CHECKS_WITHOUT_GAIN or late:
             break
-    return history, gain, error
+    return replace(best, history=tuple(history))
 
 
 def _joined(parts: list[np.ndarray | None]) -> np.ndarray | None:

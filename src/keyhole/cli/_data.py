@@ -56,8 +56,9 @@ def task_of(target: np.ndarray, task: str) -> str:
         refuse(f"--task regression needs a target of numbers: this one holds text such as {target[0]!r:.40}.")
     if task != "auto":
         return task
-    few = kind in "iu" and len(np.unique(target)) <= min(20, max(2, len(target) // 5))
-    return "classification" if kind in "Ub" or few else "regression"
+    from keyhole.lab.lens.look import likely_task
+
+    return likely_task(target)
 
 
 def read_heads(text: str) -> float:

@@ -32,10 +32,9 @@ from keyhole.cli._data import (
 _HELP = """What can one attention layer learn from this data?
 
 DATA is a table of sets (Parquet, Arrow, CSV with one row per token, npz), or a name that comes with keyhole: digits.
-Fits learners on pooled input and attention layers side by side within a time budget, and says in plain words whether
-attention pays, whether the query matters, and whether more data or more heads would help.
+Fits learners on pooled input and attention layers side by side, as many as a budget of predicted seconds allows, and
+says in plain words whether attention pays, whether the query matters, and whether more data or more heads would help.
 """
-REPORT_SECONDS = 9.0  # what it takes to draw the charts, with some to spare
 
 
 @app.command(help=_HELP)
@@ -53,7 +52,7 @@ def lens(
     time: Time = None,
     split: Split = None,
     task: Task = "auto",
-    budget: Annotated[float, typer.Option(help="Seconds for everything.", min=5.0, max=86400.0)] = 60.0,
+    budget: Annotated[float, typer.Option(help="Seconds, predicted from sizes.", min=5.0, max=86400.0)] = 60.0,
     heads: Annotated[int, typer.Option(help="Heads of the finite layers.", min=1, max=100_000)] = 256,
     activation: Annotated[str, typer.Option(help="relu, softmax, linear, square, step or exp.")] = "relu",
     pooling: Annotated[str, typer.Option(help="mean, or sum for targets that grow with the set.")] = "mean",
@@ -78,21 +77,18 @@ def lens(
     kind = task_of(found.target, task)
     from keyhole.lab.lens.findings import LensConfig
     from keyhole.lab.lens.look import look
-    from keyhole.lab.lens.page import report_of
     from keyhole.lab.report.html import as_json as plain
-    from keyhole.lab.report.html import write_report
 
-    reserve = min(REPORT_SECONDS, 0.3 * budget) if report else 0.0
-    config = LensConfig(kind, budget, heads, activation, pooling, reserve=reserve, seed=seed)
+    config = LensConfig(kind, budget, heads, activation, pooling, seed=seed)
     console = Console(stderr=True)
     with console.status("starting …") as status:
         findings = answer_or_exit(lambda: look(found, config, status.update))
         files = []
         if folder is not None:
             status.update("drawing the report")
-            files = write_report(report_of(findings), folder)
+            files = findings.save(folder, overwrite=overwrite)
     if as_json:
-        echo_json(json.loads(plain(as_data(findings))))
+        echo_json(json.loads(plain(findings.as_data())))
     else:
         _print(Console(), findings)
     if files:
@@ -113,44 +109,13 @@ def _folder(data: str, out: Path | None, overwrite: bool) -> Path:
     return folder
 
 
-def as_data(findings: Any) -> dict[str, Any]:
-    """Everything, as plain data for JSON."""
-    from keyhole.lab.lens.page import learner_rows
-
-    return {
-        "data": findings.description,
-        "task": findings.config.kind,
-        "settings": findings.settings,
-        "error": findings.measure,
-        "learners": learner_rows(findings),
-        "answers": {
-            name: {"says": a.says, "sentence": a.sentence, "numbers": a.numbers} for name, a in findings.answers.items()
-        },
-        "learning_curves": [
-            {"learner": c.name, "n": list(c.sizes), "error": [float(x.mean()) for x in c.losses]}
-            for c in findings.curves
-        ],
-        "heads": [
-            {"heads": int(m.heads) if m.heads < 1e12 else "inf", "error": m.error} for m in findings.heads if m.losses
-        ],
-        "skipped": findings.skipped,
-        "seconds": findings.seconds,
-    }
-
-
 def _print(console: Console, findings: Any) -> None:
     from keyhole.lab.lens.findings import percent
-    from keyhole.lab.lens.page import learner_rows
 
     rows = [
-        {
-            "learner": row["learner"],
-            "error": percent(row["error"]),
-            "±": percent(row["standard error"]),
-            "folds": str(row["folds"]),
-            "seconds": f"{row['seconds']:.1f}",
-        }
-        for row in learner_rows(findings)
+        {"learner": row["learner"], "error": percent(row["error, %"] / 100), "±": percent(row["±"] / 100)}
+        | {name: str(row[name]) for name in ("sets", "folds")}
+        for row in findings.table
     ]
     say(console, f"{findings.description}; {findings.config.kind}")
     console.print(text_table(f"held-out error: {findings.measure}", rows))
@@ -158,4 +123,4 @@ def _print(console: Console, findings: Any) -> None:
         say(console, f"{answer.question} {answer.sentence}")
     for note in findings.skipped:
         say(console, f"(skipped) {note}")
-    say(console, f"{findings.settings} {findings.seconds:.0f} s.")
+    say(console, findings.settings)

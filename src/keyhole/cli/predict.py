@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
+import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -43,6 +45,10 @@ def predict(
     dim: Dim = None,
     keep: Annotated[list[str] | None, typer.Option("--id", help="Column to copy to OUT; may be repeated.")] = None,
     proba: Annotated[bool, typer.Option("--proba", help="Add a column of probabilities for each class.")] = False,
+    interval: Annotated[
+        float | None, typer.Option(help="Coverage, such as 0.9: adds intervals, or sets of labels, and novelty.")
+    ] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Add what each key adds to the prediction.")] = False,
     batch_size: Annotated[int | None, typer.Option(help="Sets at a time [default: some 32 MiB].", min=1)] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT, and start over.")] = False,
 ) -> None:
@@ -60,13 +66,16 @@ def predict(
         saved = read_model(model)
         if proba and not hasattr(saved.estimator, "predict_proba"):
             refuse(f"--proba needs a classifier: {model} holds a {type(saved.estimator).__name__}.")
+        _check_sureness(saved, interval)
         given: dict[str, Any] = {"keys": keys, "query": query, "set_id": set_id, "missing": missing, "dim": dim}
         given |= {"tokens": tokens, "schema": saved.schema, "unknown": unknown, "batch_size": batch_size}
         sets = open_data(source, target=(), **given)
         copied = list(dict.fromkeys(filter(None, [sets.layout.set_id, *(keep or [])])))
         sets.require(copied, one_type=True)
-        file = PartedFile(out, _job(model, sets, copied, proba), overwrite=overwrite)
-        work = _Work(saved, sets, copied, proba)
+        asked = {"probabilities": proba, **({} if interval is None else {"interval": interval})}
+        asked |= {"explain": True} if explain else {}
+        file = PartedFile(out, _job(model, sets, copied) | asked, overwrite=overwrite)
+        work = _Work(saved, sets, copied, proba, interval, explain)
         work.check_first()
         with file:
             rows = work.write_missing(file)
@@ -76,14 +85,46 @@ def predict(
     except (ValueError, OSError) as error:
         refuse(str(error))
     typer.echo(f"wrote {out}: {rows} predictions")
+    if work.has_novelty:
+        _warn_of_novelty(out)
 
 
-def _job(model: Path, sets: ParquetSets, copied: list[str], proba: bool) -> dict[str, Any]:
+def _check_sureness(saved: SavedModel, interval: float | None) -> None:
+    """Refuse what has no intervals; say where they are not what they could be."""
+    if interval is None:
+        return
+    method = getattr(saved.estimator, "interval_method", None)
+    if method is None:
+        refuse(f"--interval needs an attention regressor or classifier: this is a {type(saved.estimator).__name__}.")
+    if method == "jackknife":
+        typer.echo(
+            "note: intervals are those of the plain jackknife, and there is no novelty: the model has no samples to "
+            "leave out. Fit it in one piece, and save it with keep='all'.",
+            err=True,
+        )
+
+
+def _warn_of_novelty(out: Path) -> None:
+    """Say how many sets are unlike those of training."""
+    from keyhole.data.writer import written_column
+    from keyhole.lab.explain import NOVEL
+
+    found = written_column(out, "novelty")
+    count = int((found > NOVEL).sum())
+    if count:
+        typer.echo(
+            f"warning: {count} of {len(found)} sets are more novel than {NOVEL:.0%} of the training sets: there the "
+            "model extrapolates. See column novelty.",
+            err=True,
+        )
+
+
+def _job(model: Path, sets: ParquetSets, copied: list[str]) -> dict[str, Any]:
     """What the output depends on; sizes and times stand for the contents of the input."""
     digest = hashlib.sha256(model.read_bytes()).hexdigest()
     inputs = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in sets.files]
     columns = [*sets.layout.options, *([("unknown", "ignore")] if sets.layout.unknown == "ignore" else [])]
-    return {"model": digest, "input": inputs, "columns": columns, "copied": copied, "probabilities": proba}
+    return {"model": digest, "input": inputs, "columns": columns, "copied": copied}
 
 
 @dataclass(frozen=True)
@@ -94,6 +135,13 @@ class _Work:
     sets: ParquetSets
     copied: list[str]
     proba: bool
+    interval: float | None = None
+    explain: bool = False
+
+    @property
+    def has_novelty(self) -> bool:
+        """Whether there is a column of novelty."""
+        return self.interval is not None and self.model.estimator.interval_method == "jackknife+"
 
     def check_first(self) -> None:
         """Predict one set, to refuse before the work what would be refused after it."""
@@ -151,4 +199,51 @@ class _Work:
         if self.proba:
             shares = fitted.predict_proba(data.sets)
             columns |= {f"probability_{label}": c for label, c in zip(fitted.classes_, shares.T, strict=True)}
+        if self.interval is not None:
+            columns |= self.sureness(data.sets)
+        if self.explain:
+            columns |= self.explanations(data.sets)
         return columns
+
+    def sureness(self, sets: Any) -> dict[str, np.ndarray]:
+        """Lower and upper ends, or lists of plausible labels; and novelty, where there are leave-one-out fits."""
+        fitted, columns = self.model.estimator, {}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # said once, before
+            if hasattr(fitted, "classes_"):
+                columns["labels"] = lists(fitted.classes_[row] for row in fitted.predict_set(sets, self.interval))
+            else:
+                found = fitted.predict_interval(sets, self.interval)
+                for i, ends in enumerate(np.moveaxis(found.reshape(len(sets), -1, 2), 1, 0)):
+                    suffix = "" if found.ndim == 2 else f"_{i}"
+                    columns |= {f"lower{suffix}": ends[:, 0], f"upper{suffix}": ends[:, 1]}
+        return columns | ({"novelty": fitted.novelty(sets)} if self.has_novelty else {})
+
+    def explanations(self, sets: Any) -> dict[str, np.ndarray]:
+        """What each key adds to the prediction, in the order of the keys, and each column of extras.
+
+        Of several classes, to the score of the one that won; of several outputs a column for each.
+        """
+        fitted = self.model.estimator
+        keys, extras = fitted.contributions(sets), fitted.extras_contributions(sets)
+        if keys[0].ndim == 1:
+            columns = {"": (keys, extras)}
+        elif hasattr(fitted, "classes_"):
+            won = fitted.decision_function(sets).argmax(axis=1)
+            own = [part[:, j] for part, j in zip(keys, won, strict=True)], extras[np.arange(len(won)), :, won]
+            columns = {"": own}
+        else:
+            columns = {f"_{j}": ([part[:, j] for part in keys], extras[:, :, j]) for j in range(keys[0].shape[1])}
+        named = {f"contributions{suffix}": lists(parts) for suffix, (parts, _) in columns.items()}
+        if extras.shape[1]:
+            named |= {f"extras_contributions{suffix}": lists(parts) for suffix, (_, parts) in columns.items()}
+        return named
+
+
+def lists(rows: Iterable[Any]) -> np.ndarray:
+    """Arrays of any lengths as one column of objects."""
+    found = list(rows)
+    column = np.empty(len(found), dtype=object)
+    for i, row in enumerate(found):
+        column[i] = row
+    return column

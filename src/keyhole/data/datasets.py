@@ -164,18 +164,20 @@ def babi_tokens(
     questions: Int[np.ndarray, " n"],
     vocabulary: Sequence[str],
     *,
-    newest: int = 40,
+    newest: int = 80,
     order: float = 0.5,
     shared: float = 1.0,
+    ages: bool = True,
     empty: bool = True,
 ) -> Dataset:
     """Turn stories with a question each into sets of sentences with a query.
 
-    The token of a sentence has four parts: its bag of words, of length one; the same words weighed by their place,
+    The token of a sentence has five parts: its bag of words, of length one; the same words weighed by their place,
     from −1 for the first word to 1 for the last, of length ``order``; its words that the question has as well, with
-    the weight they have there times ``shared``; and three functions of its age. The question has the first two parts,
-    and zeros for the others. To every story one ``empty`` token of zeros is added, for heads to turn to when no
-    sentence concerns them. ``order=0, shared=0, empty=False`` is the plain bag of words with its age.
+    the weight they have there times ``shared``; a one among zeros that says its age, the newest first; and three
+    functions of its age. The question has the first two parts, and zeros for the others. To every story one ``empty``
+    token of zeros is added, for heads to turn to when no sentence concerns them. ``order=0, shared=0, ages=False,
+    empty=False`` is the plain bag of words with three functions of its age.
 
     Parameters
     ----------
@@ -192,13 +194,17 @@ def babi_tokens(
         Length of the part that holds the order of words; 0 leaves it out.
     shared : float
         Weight of the part that holds what sentence and question share; 0 leaves it out.
+    ages : bool
+        Whether to add a column for each age, as many as the longest story kept has sentences; `LearnedHeads` finds
+        them, and looks learn to look before or after what they found.
     empty : bool
         Whether to add the token of zeros.
 
     Returns
     -------
     Dataset
-        Without a target. Names are the word, ``word@`` for its place, ``word=`` for a word shared with the question.
+        Without a target. Names are the word, ``word@`` for its place, ``word=`` for a word shared with the question,
+        ``age k``, and the three functions of the age k.
 
     Examples
     --------
@@ -207,11 +213,12 @@ def babi_tokens(
     >>> table = np.array([[1, 2, 3], [4, 5, 1]])
     >>> made = babi_tokens(table, [np.array([0])], np.array([1]), words)
     >>> made.sets
-    SetBatch(1 set, 2 keys, dim 18, with query, float64)
+    SetBatch(1 set, 2 keys, dim 19, with query, float64)
     >>> made.names[10], made.sets.tokens[0, 10].round(3)       # mary is in both
     ('mary=', np.float64(0.577))
     """
     bags, places = _word_parts(sentences, len(vocabulary))
+    n_ages = max((min(len(story), newest) for story in stories), default=0) if ages else 0
     keys = []
     for story, question in zip(stories, questions, strict=True):
         rows = story[-newest:] if newest else story[:0]
@@ -221,6 +228,8 @@ def babi_tokens(
             parts.append(order * places[rows])
         if shared:
             parts.append(shared * (bags[rows] > 0) * bags[question])
+        if n_ages:
+            parts.append(np.eye(n_ages)[age])
         parts.append(np.stack([2.0**-age, 2.0 ** (-age / 2), 1.0 / (1 + age)], axis=1))
         block = np.concatenate(parts, axis=1)
         keys.append(np.concatenate([block, np.zeros((1, block.shape[1]))]) if empty else block)
@@ -230,6 +239,7 @@ def babi_tokens(
     asked = np.concatenate([bags[questions], order * places[questions]], axis=1)[:, : len(names)]
     if shared:
         names += [f"{word}=" for word in vocabulary]
+    names += [f"age {k}" for k in range(n_ages)]
     names += RECENCY
     query = np.zeros((len(questions), len(names)))
     query[:, : asked.shape[1]] = asked
@@ -261,7 +271,7 @@ class Question(NamedTuple):
     answer: str
 
 
-def load_babi(path: Any, task: int = 1, *, folder: str = "en", newest: int = 40) -> Dataset:
+def load_babi(path: Any, task: int = 1, *, folder: str = "en", newest: int = 80) -> Dataset:
     r"""Read one bAbI task: each question is a query, the sentences of its story are the keys.
 
     Parameters

@@ -41,6 +41,8 @@ from keyhole.data.sets import SetBatch, SetGroups
 
 SET_NAMES = ("set", "set_id", "bag", "bag_id", "id", "group")
 TARGET_NAMES = ("target", "label", "class", "y")  # usual names, "y" last: it may be a coordinate
+PROBLEM = b"keyhole: no column"
+"""Note of a field whose cells make no column, with the reason: it may not be read, and does no harm unread."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,6 +163,12 @@ def check_columns(schema: pa.Schema, names: Sequence[str], option: str | None, s
             raise SchemaError(
                 f"{rule}: column {name!r} {problem}. It has {', '.join(repr(c) for c in schema.names[:30])}.{remedy}"
             )
+        note = (schema.field(name).metadata or {}).get(PROBLEM)
+        if note is not None:
+            raise SchemaError(
+                f"a column must hold one kind of thing: {name!r} does not ({note.decode(errors='replace')}). Convert "
+                "it, for example to text."
+            )
 
 
 @dataclass(frozen=True)
@@ -221,6 +229,8 @@ class Layout:
             check_columns(schema, named or (), "keys", source)
         single: dict[str, Any] = {"set_id": set_id, "weight": weight, "groups": groups, "time": time, "split": split}
         for option, name in single.items():
+            if name is not None and (not isinstance(name, str) or not name):
+                raise ValueError(f"`{option}` must name a column: got {name!r:.60}.")
             check_columns(schema, [name] if name else [], option, source)
         usual = [n for n in TARGET_NAMES if n in schema.names and n not in {*(named or ()), *asked}]
         found = [n for n in usual if not _is_ragged(schema, n)][:1]
@@ -255,6 +265,7 @@ class Layout:
             )
         check_columns(schema, [set_id], "set_id", source)
         check_columns(schema, query, "query", source)
+        check_columns(tokens.schema, keys or (), "keys", "of tokens")
         found = cls._by_token(tokens.schema, tokens.select, "the table of tokens", keys, (), set(), set_id)
         others = [f.name for f in schema if f.name not in {*used, set_id}]
         left_out = tuple(f"{name!r} of the samples is neither query nor extra" for name in others)
@@ -280,7 +291,8 @@ class Layout:
         left_out: tuple[str, ...] = ()
         if keys is None:
             others = [f for f in schema if f.name not in {*used, set_id, role}]
-            left_out = tuple(f"{f.name!r} holds {f.type}" for f in others if not kind_of(f.type))
+            odd = [(f.name, "several kinds of things" if f.metadata else f.type) for f in others if not kind_of(f.type)]
+            left_out = tuple(f"{name!r} holds {what}" for name, what in odd)
             keys, more = _coordinates([f.name for f in others if kind_of(f.type)], schema, head, source)
             left_out += more
         if not keys:

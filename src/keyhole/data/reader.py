@@ -22,7 +22,7 @@ from keyhole._array import MEMORY_BUDGET, thread_count
 from keyhole._checks import check_choice, check_count
 from keyhole.data.batches import Batch
 from keyhole.data.columns import Place, SchemaError, is_list, labels, one_piece, plain_values, set_ids, unlisted
-from keyhole.data.layout import Dataset, Layout, check_columns, check_names
+from keyhole.data.layout import PROBLEM, Dataset, Layout, check_columns, check_names
 from keyhole.data.npz import npz_table
 from keyhole.data.schema import Coding, Schema
 
@@ -230,12 +230,11 @@ def table_of(source: Any, what: str) -> pa.Table:
         source = pa.Table.from_batches([source])
     if isinstance(source, pa.Table):
         return source
-    names = [str(name) for name in getattr(source, "columns", ())]
-    for name in names:
-        if names.count(name) > 1:
-            raise SchemaError(f"columns must have names of their own: {name!r} is there {names.count(name)} times.")
-    if hasattr(source, "set_axis") and any(not isinstance(name, str) for name in source.columns):
-        source = source.set_axis(names, axis=1)
+    if hasattr(source, "set_axis"):  # pandas may have names twice, and names that are no text: they stand aside
+        names = [str(name) for name in source.columns]
+        source = source.set_axis([str(i) for i in range(len(names))], axis=1)
+    else:
+        names = list(getattr(source, "columns", ()))
     try:
         frame = nw.from_native(source, eager_only=True)
     except TypeError:
@@ -243,22 +242,22 @@ def table_of(source: Any, what: str) -> pa.Table:
             f"`{what}` must be a path, or a table of pandas, polars or Arrow: got {type(source).__name__}. Collect a "
             "lazy frame first, and make a table of anything else, for example with pandas.DataFrame."
         ) from None
-    return pa.table({name: _arrow_column(frame[name], name) for name in frame.columns})
+    columns = [_arrow_column(frame[column]) for column in frame.columns]
+    notes = [{PROBLEM: problem} if problem else None for _, problem in columns]
+    fields = [pa.field(n, c.type, metadata=note) for n, (c, _), note in zip(names, columns, notes, strict=True)]
+    return pa.table([column for column, _ in columns], schema=pa.schema(fields))
 
 
-def _arrow_column(series: Any, name: str) -> Any:
-    """A column of a frame; cells that are matrices are lists of their rows."""
+def _arrow_column(series: Any) -> tuple[Any, str]:
+    """A column of a frame, cells that are matrices being lists of their rows; or nulls, and what is the matter."""
     try:
-        return series.to_arrow()
+        return series.to_arrow(), ""
     except (pa.ArrowException, ValueError, TypeError, OverflowError):
         cells = [list(cell) if getattr(cell, "ndim", 0) == 2 else cell for cell in series.to_list()]
     try:
-        return pa.array(cells, from_pandas=True)
+        return pa.array(cells, from_pandas=True), ""
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
-        raise SchemaError(
-            f"a column must hold one kind of thing: {name!r} does not ({str(error).strip()[:150]}). Convert it, for "
-            "example to text."
-        ) from None
+        return pa.nulls(len(cells)), " ".join(str(error).split())[:150]
 
 
 def _files(path: Any) -> list[Path]:

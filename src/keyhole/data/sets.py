@@ -200,6 +200,8 @@ class WrittenSets:
     sets: SetBatch
     offsets: Int[np.ndarray, " o"]
     coefficients: Float[np.ndarray, " s"]
+    repeated: bool = False
+    """Whether the sets of a sample hold the same keys in the same order, each being the query in turn."""
 
     def pool(self, numbers: Float[np.ndarray, "a b"], axis: int = 0) -> Float[np.ndarray, "c e"]:
         """Numbers of sets along ``axis``, which are overwritten, as numbers of samples: Σ_j c_j x_j."""
@@ -211,6 +213,17 @@ class WrittenSets:
         rows = np.repeat(numbers, np.diff(self.offsets), axis=0)
         rows *= self.coefficients[:, None].astype(rows.dtype)
         return rows
+
+    def of_keys(self, numbers: Float[np.ndarray, "k t"]) -> Float[np.ndarray, "l t"]:
+        """Numbers of keys written out, which are overwritten, as numbers of the keys held: Σ_j c_j x_j over copies."""
+        lengths = self.sets.lengths
+        numbers *= np.repeat(self.coefficients, lengths)[:, None]
+        if not self.repeated:
+            return numbers
+        # a sample has as many sets as keys, so that its first set, and its first key, have the same number
+        first = np.repeat(self.offsets[:-1], np.diff(self.offsets))
+        place = np.arange(len(numbers)) - np.repeat(self.sets.offsets[:-1] - first, lengths)
+        return np.stack([np.bincount(place, weights=column) for column in numbers.T], axis=1)
 
 
 def check_samples(value: Any, name: str) -> None:
@@ -478,6 +491,11 @@ class SetBatch(SampleBatch):
         """Every key of every set as the query of a copy of its set."""
         copies = self[np.repeat(np.arange(len(self)), self.lengths)]
         return self._from_flat(copies.tokens, copies.offsets, self._tokens)
+
+    def single_keys(self) -> SetBatch:
+        """Every key as a set of its own, with the query of its set."""
+        query = None if self._query is None else np.repeat(self._query, self.lengths, axis=0)
+        return self._from_flat(self._tokens, np.arange(len(self._tokens) + 1), query)
 
     def extended_keys(self) -> Float[Any, "t e"]:
         """All keys with a one appended: x~ = [x; 1]."""
@@ -1033,8 +1051,8 @@ class PooledSets(SampleBatch):
         if self.each:
             sets = sets.each_key_as_query()
         if self.pooling == "sum":
-            return WrittenSets(sets, offsets, sets.lengths.astype(np.float64))
-        return WrittenSets(sets, offsets, np.repeat(1.0 / np.diff(offsets), np.diff(offsets)))
+            return WrittenSets(sets, offsets, sets.lengths.astype(np.float64), self.each)
+        return WrittenSets(sets, offsets, np.repeat(1.0 / np.diff(offsets), np.diff(offsets)), self.each)
 
     def signature(self) -> SetBatch:
         """That of the samples before they are pooled."""

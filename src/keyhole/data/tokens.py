@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from keyhole._array import unit_exponent
+from keyhole._array import block_size, set_blocks, unit_exponent
 from keyhole._checks import check_count, check_float_array
 from keyhole.data.sets import PooledSets, SampleBatch, SetBatch
 
@@ -41,6 +42,8 @@ class TokenRule:
         Columns of samples become (z − centre) / spread: their training mean taken off (without an intercept it stays),
         divided by their standard deviation (without an intercept by their root mean square), times ``extras_scale``.
     extras_scale : float
+    looks : tuple of arrays (P, D_h, D)
+        Those of the law: the query the layer sees is extended, last of all, by what each look finds (`looked_through`).
     """
 
     scaling: str
@@ -53,6 +56,7 @@ class TokenRule:
     extras_centre: Float[np.ndarray, " c"] | None = field(default=None, repr=False)
     extras_spread: Float[np.ndarray, " c"] | None = field(default=None, repr=False)
     extras_scale: float = 1.0
+    looks: tuple[Float[np.ndarray, "p _ e"], ...] = field(default=(), repr=False)
 
     @classmethod
     def learn(
@@ -95,9 +99,20 @@ class TokenRule:
             return self
         return replace(self, extras_spread=self.extras_spread * (self.extras_scale / scale), extras_scale=scale)
 
+    def with_looks_of(self, law: Any) -> TokenRule:
+        """The same rule with the looks of a law, if it has any."""
+        looks = getattr(law, "looks_", ())
+        if looks and self.query == "each":
+            raise ValueError(
+                "further looks extend a query, and with query='each' every key is the query in turn. Use "
+                "query='given' or query='mean', or a law of one look."
+            )
+        return replace(self, looks=looks) if looks or self.looks else self
+
     def query_dim(self, batch: SampleBatch) -> int:
-        """The dimension of the queries that the layer will see: those given, or made of keys."""
-        return batch.query_dim if self.query == "given" else batch.dim
+        """The dimension of the queries that the layer will see: those given, or made of keys, and what looks find."""
+        asked = batch.query_dim if self.query == "given" else batch.dim
+        return asked + sum(len(look) for look in self.looks) * batch.dim
 
     def apply(self, batch: SampleBatch) -> SetBatch | PooledSets:
         """Scale, make queries, and pool."""
@@ -106,6 +121,8 @@ class TokenRule:
             sets = sets.with_query(_means_of_keys(sets))
         if self.query == "each":  # a query that was given is not looked at: samples that differ in it alone are copies
             sets = sets.with_query(None)
+        if self.looks:
+            sets = looked_through(sets, self.looks)
         ready = batch.with_sets(sets)
         if batch.extras is not None and self.extras_centre is not None:
             ready = ready.with_extras((batch.extras - self.extras_centre) / self.extras_spread)
@@ -122,6 +139,44 @@ class TokenRule:
         return batch.mapped(
             lambda tokens: _standardised(tokens, self.centre, self.spread), lambda query: _standardised(query, *own)
         )
+
+
+def looked_through(sets: SetBatch, looks: Sequence[Float[np.ndarray, "p _ e"]]) -> SetBatch:
+    """The same sets, their queries extended by what each pattern of each look finds: Σ_i a_i x_i, look after look.
+
+    What is found is rounded to float32, so that copies of a sample remain copies whatever the order of their keys.
+    """
+    for look in looks:
+        weights, found = look_weights(sets, look), np.empty((len(sets), len(look), sets.dim), np.float32)
+        for rows in _look_blocks(sets, look):
+            part, own = sets[rows], weights[sets.offsets[rows.start] : sets.offsets[rows.stop]]
+            kept = own[:, :, None] * part.tokens[:, None, :]
+            found[rows] = np.add.reduceat(kept, part.offsets[:-1], axis=0)
+        query = np.concatenate([sets.extended_query()[:, :-1], found.reshape(len(sets), -1)], axis=1)
+        sets = sets.with_query(query.astype(sets.dtype))
+    return sets
+
+
+def look_weights(sets: SetBatch, look: Float[np.ndarray, "p f e"]) -> Float[np.ndarray, "t p"]:
+    """softmax_i(x~_0ᵀ U_p x~_i) of every pattern p of a look on every key, set after set."""
+    wide = look.transpose(1, 0, 2).reshape(look.shape[1], -1)
+    weights = np.empty((len(sets.tokens), len(look)))
+    for rows in _look_blocks(sets, look):
+        part = sets[rows]
+        asked = (part.extended_query().astype(np.float64) @ wide).reshape(len(part), len(look), look.shape[2])
+        own = np.repeat(asked, part.lengths, axis=0)
+        scores = np.einsum("tpe,te->tp", own, part.extended_keys())
+        starts, counts = part.offsets[:-1], part.lengths
+        scores -= np.repeat(np.maximum.reduceat(scores, starts, axis=0), counts, axis=0)
+        np.exp(scores, out=scores)
+        scores /= np.repeat(np.add.reduceat(scores, starts, axis=0), counts, axis=0)
+        weights[sets.offsets[rows.start] : sets.offsets[rows.stop]] = scores
+    return weights
+
+
+def _look_blocks(sets: SetBatch, look: Float[np.ndarray, "p f e"]) -> list[slice]:
+    """Runs of sets whose keys, times patterns, take 64 MiB."""
+    return set_blocks(sets.offsets, block_size(8 * len(look) * look.shape[2], 2**26))
 
 
 def _standardised(tokens: Float[np.ndarray, "t d"], centre: Any, spread: Any) -> Float[np.ndarray, "t d"]:

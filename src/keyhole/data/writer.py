@@ -304,3 +304,8 @@ def _locked(path: Path, output: Path) -> int | None:
 def predictions_table(columns: dict[str, Any]) -> Any:
     """An Arrow table of some columns: arrays, or lists of Arrow arrays that follow each other."""
     return pa.table({name: pa.chunked_array(v) if isinstance(v, list) else pa.array(v) for name, v in columns.items()})
+
+
+def written_column(path: Path, name: str) -> np.ndarray:
+    """One column of numbers of a Parquet file that was written."""
+    return np.asarray(pq.read_table(path, columns=[name])[name].to_numpy())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,12 @@ from sklearn.base import ClassifierMixin, MultiOutputMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
 from keyhole._checks import check_choice
+from keyhole.attention.features import attention_weights
+from keyhole.attention.heads import HeadDraw
+from keyhole.attention.learned import MAX_HEADS_TO_JUDGE
 from keyhole.data.sets import SetBatch, SetGroups
-from keyhole.estimators.base import LabelScores, SetEstimator, class_scores, memory_budget, outputs
+from keyhole.data.tokens import look_weights
+from keyhole.estimators.base import KeyContributions, LabelScores, SetEstimator, class_scores, memory_budget, outputs
 from keyhole.estimators.inputs import (
     LayerPlan,
     as_columns,
@@ -30,6 +35,7 @@ from keyhole.estimators.inputs import (
     class_weights,
     fit_sets,
 )
+from keyhole.estimators.intervals import ClassificationSets, LeftOutFits, RegressionIntervals, TrainingSamples
 from keyhole.estimators.streaming import StreamedClassifier, StreamedRegressor, forget_stream, store_log_losses
 from keyhole.layer import KernelLayer, LayerFit, pick_device
 from keyhole.ridge.calibration import fit_temperature
@@ -37,7 +43,7 @@ from keyhole.ridge.calibration import fit_temperature
 CRITERIA = ("squared_error", "log_loss")
 
 
-class _AttentionModel(SetEstimator):
+class _AttentionModel(LeftOutFits, KeyContributions, SetEstimator):
     """What regression and classification share: parameters, the fit of columns, and scores."""
 
     def __init__(
@@ -108,15 +114,61 @@ class _AttentionModel(SetEstimator):
         store_log_losses(self, ridge)
         if fit.route == "cg":
             self.residual_, self.n_iter_ = ridge.residual, ridge.n_iter
+        self._keep_training(TrainingSamples(batch, columns, weights, options["groups"]))
         return fit
 
-    def _scores(self, X: Any) -> np.ndarray:
+    def _ready(self, X: Any) -> Any:
         check_is_fitted(self)
         batch = as_samples(self, X, reset=False).numpy()
-        return self.layer_.predict(self.tokens_.apply(batch), memory_budget=memory_budget())
+        _ = self.layer_  # after partial_fit, asking for the layer settles the rule for tokens
+        return self.tokens_.apply(batch)
+
+    def _scores(self, X: Any) -> np.ndarray:
+        batch = self._ready(X)  # first: it says so if nothing was fitted
+        return self.layer_.predict(batch, memory_budget=memory_budget())
+
+    def hop_weights(self, X: Any) -> list[list[Float[np.ndarray, "p k"]]]:
+        """Return how much each look of the model weighs each key: for answers that show their evidence.
+
+        Parameters
+        ----------
+        X : samples as `fit` takes them
+            For SetGroups, all their sets one after the other.
+
+        Returns
+        -------
+        list, one entry per look, of n arrays (patterns, N_i)
+            Look h < H has softmax weights, a row for each of its patterns. The last look is that of the random heads:
+            a row for each mean of the law, the mean weight of the heads around it (of 256 heads drawn from the law if
+            there are infinitely many). A law of one look has that alone.
+
+        Examples
+        --------
+        >>> import keyhole as kh
+        >>> sets = kh.targets.sphere_sets(80, n_keys=3, dim=2, seed=0)
+        >>> model = kh.AttentionRegressor(32, kh.GaussianHeads(), "loo", "softmax", random_state=0)
+        >>> (last,) = model.fit(sets, kh.targets.TokenPower(2, dim=2)(sets)).hop_weights(sets[:2])
+        >>> [weights.shape for weights in last], bool(abs(last[0].sum() - 1) < 1e-12)
+        ([(1, 3), (1, 3)], True)
+        """
+        check_is_fitted(self)
+        batch = as_samples(self, X, reset=False).numpy()
+        found = []
+        for hop, look in enumerate(self.tokens_.looks):
+            sets = replace(self.tokens_, looks=self.tokens_.looks[:hop]).apply(batch).sets
+            found.append(look_weights(sets, look))
+        ready = self.tokens_.apply(batch)
+        sets = ready.written_out().sets if self.tokens_.query == "each" else ready.sets
+        heads = getattr(self.layer_, "heads", None)
+        if heads is None:
+            heads = HeadDraw(self.law_, MAX_HEADS_TO_JUDGE, sets.dim, 0, sets.query_dim)
+        n_means = len(getattr(self.law_, "means_", (None,)))
+        options = self.layer_.activation, min(n_means, heads.n_heads)
+        found.append(attention_weights(sets, heads, *options, memory_budget=memory_budget()))
+        return [[part.T for part in np.split(weights, sets.offsets[1:-1])] for weights in found]
 
 
-class AttentionRegressor(StreamedRegressor, MultiOutputMixin, RegressorMixin, _AttentionModel):
+class AttentionRegressor(StreamedRegressor, RegressionIntervals, MultiOutputMixin, RegressorMixin, _AttentionModel):
     """Regression on sets with a query, by one attention layer with frozen random heads and ridge values.
 
     The layer is f(x) = Σ_m <v_m, φ_m(x)> + b with features φ_m of M random heads; v minimises
@@ -128,8 +180,9 @@ class AttentionRegressor(StreamedRegressor, MultiOutputMixin, RegressorMixin, _A
     ----------
     n_heads : int, math.inf or "auto"
         M, or infinity for the exact kernel of infinitely many heads. "auto" is the exact kernel where it is predicted,
-        from the sizes of the training set alone, to take less time than 512 heads, and 512 heads where it is not; in
-        batches, as many as make 2048 columns, 512 at most.
+        from the sizes of the training set alone, to take less time than 512 heads, and 512 heads where it is not; half
+        as many, and again, where a fit is predicted to take more than 120 s of one core. In batches, as many as make
+        2048 columns, 512 at most.
     law : law of the heads, optional
         ``kh.GaussianHeads(mean=1.0)`` favours targets that depend on <x_0, x_i>. None is ``kh.GaussianHeads()``, or a
         multiple of the identity as its mean where there is a query and the left-out loss is lower beyond doubt.
@@ -184,6 +237,9 @@ class AttentionRegressor(StreamedRegressor, MultiOutputMixin, RegressorMixin, _A
         The penalties tried and the error of each; infinite where rounding makes it meaningless.
     loo_predictions_ : array (n,) or (n, outputs)
         Prediction for each training sample by the model fitted without it and without its exact copies.
+    left_out_errors_ : array (k, outputs)
+        Sizes of left-out errors of up to 2048 samples, one of each group and of copies, each output's in order: what
+        `predict_interval` is made of where there are no leave-one-out fits. Few or none after "cg".
     intercept_ : float or array (outputs,)
     values_ : array (M, D) or (M, D, outputs)
         v, for finite heads.
@@ -210,6 +266,8 @@ class AttentionRegressor(StreamedRegressor, MultiOutputMixin, RegressorMixin, _A
     Exact copies of a sample (same keys in any order, same query, same y) count as one sample of their joint weight,
     so leave-one-out leaves all of them out. Temporaries stay within scikit-learn's ``working_memory`` setting
     (1 GiB); the n × n or p × p Gram matrix comes on top.
+    A fit keeps a copy of its training samples for `predict_interval` and the like, unless their factor, n × n or n × p
+    numbers, would exceed ``working_memory``.
 
     Examples
     --------
@@ -235,6 +293,8 @@ class AttentionRegressor(StreamedRegressor, MultiOutputMixin, RegressorMixin, _A
         columns = as_columns(self, y, batch)
         fit = self._fit_columns(batch, columns, as_weights(sample_weight, batch), groups)
         self._store(fit, single=np.asarray(y).ndim == 1)
+        rows = fit.judged()
+        self._keep_errors(np.abs(columns - fit.predictions)[rows])
         return self
 
     def _store(self, fit: LayerFit, *, single: bool) -> None:
@@ -249,7 +309,7 @@ class AttentionRegressor(StreamedRegressor, MultiOutputMixin, RegressorMixin, _A
         return outputs(self._scores(X), self._single)
 
 
-class AttentionClassifier(StreamedClassifier, LabelScores, ClassifierMixin, _AttentionModel):
+class AttentionClassifier(StreamedClassifier, ClassificationSets, LabelScores, ClassifierMixin, _AttentionModel):
     """Classification of sets with a query, by one attention layer with frozen random heads and ridge values.
 
     Ridge on ±1 columns, one per class (a single one for two classes), as scikit-learn's ``RidgeClassifier`` does;
@@ -277,6 +337,8 @@ class AttentionClassifier(StreamedClassifier, LabelScores, ClassifierMixin, _Att
         Leave-one-out decision function of the training samples.
     temperature_ : float
         c.
+    left_out_errors_ : array (k, 1)
+        One less the left-out probability of the right label, of up to 2048 samples, in order.
     log_loss_, log_losses_ : float and array (a,)
         With ``criterion="log_loss"``: mean log-loss of left-out samples at ``alpha_``, and at every penalty tried, each
         at the temperature that suits it. Left out is what ``selection_`` says: one sample or group ("loo"), or a tenth
@@ -342,7 +404,8 @@ class AttentionClassifier(StreamedClassifier, LabelScores, ClassifierMixin, _Att
         weights = class_weights(self.class_weight, self.classes_[labels], as_weights(sample_weight, batch))
         columns = np.where(labels[:, None] == np.arange(len(self.classes_)), 1.0, -1.0)
         single = len(self.classes_) == 2
-        fit = self._fit_columns(batch, columns[:, 1:] if single else columns, weights, groups)
+        columns = columns[:, 1:] if single else columns
+        fit = self._fit_columns(batch, columns, weights, groups)
         scores = outputs(fit.predictions, single)
         if self.selection_ == "loo":
             self.loo_decision_ = scores
@@ -350,6 +413,8 @@ class AttentionClassifier(StreamedClassifier, LabelScores, ClassifierMixin, _Att
         left = slice(None) if self.selection_ == "loo" else np.isfinite(fit.predictions[:, 0])
         known = None if weights is None else weights[left]
         self.temperature_ = fit_temperature(class_scores(scores[left]), labels[left], known)
+        rows = fit.judged()
+        self._keep_label_errors(fit.predictions[rows], columns[rows])
         _store_coefficients(self, fit, single)
         return self
 

@@ -96,16 +96,17 @@ class AttentionFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SetEs
         )
         batch = as_sets(self, X, reset=True)
         learned_on = batch.numpy() if self.scaling == "standard" else batch
-        self.tokens_ = TokenRule.learn(learned_on.with_extras(None), self.scaling, self.query)
+        law = as_law(self.law)
+        self.tokens_ = TokenRule.learn(learned_on.with_extras(None), self.scaling, self.query).with_looks_of(law)
         query_dim = self.tokens_.query_dim(batch)
-        self.heads_ = HeadDraw(as_law(self.law), n_heads, batch.dim, as_seed(self.random_state), query_dim)
+        self.heads_ = HeadDraw(law, n_heads, batch.dim, as_seed(self.random_state), query_dim)
         return self
 
     def transform(self, X: Any) -> Float[np.ndarray, "n p"]:
         """Return the features, (n, M·D): column m·D + e is coordinate e of head m; extras, as they are, come last."""
         check_is_fitted(self)
         batch: SetBatch | PooledSets = as_sets(self, X, reset=False)
-        if (self.tokens_.scaling, self.tokens_.query) != ("none", "given"):  # tokens are prepared in NumPy
+        if (self.tokens_.scaling, self.tokens_.query, self.tokens_.looks) != ("none", "given", ()):  # done in NumPy
             batch = self.tokens_.apply(batch.sets.numpy())
         features = attention_features(batch, self.heads_, self.activation, dtype=self.dtype)
         return features if batch.extras is None else beside(features, batch.extras)

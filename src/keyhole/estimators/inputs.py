@@ -223,7 +223,10 @@ MIN_SAMPLES_TO_CHOOSE_BY = 8
 """Distinct samples below which nothing is chosen: tokens stay as they are."""
 
 AUTO_HEADS = 512
-"""Heads of ``n_heads="auto"`` where the exact kernel is not cheaper."""
+"""Heads of ``n_heads="auto"`` where the exact kernel is not cheaper, and a fit takes at most `AUTO_SECONDS`."""
+
+AUTO_SECONDS, FEWEST_AUTO_HEADS = 120.0, 32
+"""Predicted seconds of one core that a fit with "auto" heads may take: else these are halved, down to the fewest."""
 
 HEADS_TO_CHOOSE_BY = 64
 """Heads at most that scaling, query and law are chosen with."""
@@ -282,6 +285,7 @@ class LayerPlan:
         options = {name: self.options[name] for name in ("activation", "fit_intercept")}
         if isinstance(law, LearnedHeads):
             options["n_heads"] = MAX_HEADS_TO_JUDGE if self.n_heads is None else self.n_heads
+            options["device"] = self.options["device"] if batch.is_plain else None
         weights, groups = self.options["weights"], self.options["groups"]
         if groups is not None:
             kept = np.arange(len(batch)) if weights is None else np.flatnonzero(weights > 0)
@@ -371,6 +375,9 @@ def fit_sets(
         rule = plan.with_extras_scale(rule, batch, columns)
         ready = rule.apply(batch)
         law = plan.fitted_law(ready, columns)
+        if law is not plan.law:  # it may look more than once
+            rule = rule.with_looks_of(law)
+            ready = rule.apply(batch)
         heads = plan.heads(law, ready)
         warn_if_long(ready, heads)
         fit = fit_layer(ready, columns, heads, plan.penalties, **plan.options)
@@ -401,8 +408,8 @@ def choose_rule(
     scalings = _candidates(scaling, "scaling", SCALINGS, SCALINGS)
     queries = _candidates(query, "query", QUERIES, ("given",) if batch.has_own_queries else ("given", "mean"))
     learned: dict[str, Any] = {"weights": weights, "fit_intercept": plan.options["fit_intercept"]}
-    rules = [TokenRule.learn(batch, s, queries[0], pooling, **learned) for s in scalings]
     law = GaussianHeads() if plan.law is None or hasattr(plan.law, "fit") else plan.law
+    rules = [TokenRule.learn(batch, s, queries[0], pooling, **learned).with_looks_of(law) for s in scalings]
     asks = plan.law is None and (batch.sets.query is not None or queries[-1] != "given")
     known = np.arange(len(batch)) if weights is None else np.flatnonzero(weights > 0)
     n_drafts = len(scalings) + len(queries) - 1 + 2 * asks
@@ -431,7 +438,7 @@ def choose_rule(
     best = int(np.argmin([found.ridge.loss for found in drafts]))
     rule, found = rules[best], drafts[best]
     for other in queries[1:]:
-        asked = TokenRule.learn(batch, rule.scaling, other, pooling, **learned)
+        asked = TokenRule.learn(batch, rule.scaling, other, pooling, **learned).with_looks_of(law)
         answer = draft(asked, law)
         tried[asked.scaling, asked.query] = answer.ridge.loss
         if answer.ridge.loss < found.ridge.loss:
@@ -476,15 +483,21 @@ def fit_seconds(n: int, n_tokens: int, dim: int, n_heads: float, *, has_query: b
 
 
 def cheaper_heads(batch: SetBatch | SetGroups, law: HeadLaw | None, query: Any, options: dict[str, Any]) -> int | None:
-    """None, the exact kernel, where it exists and is predicted to take less time than `AUTO_HEADS`; else that many."""
+    """None, the exact kernel, where it exists and is predicted to take less time than heads; else how many heads.
+
+    These are `AUTO_HEADS`, halved until a direct fit without a device is predicted to take `AUTO_SECONDS` at most.
+    """
+    has_query = batch.sets.query is not None or query != "given"
+    counts = batch.token_counts.astype(float) ** (2 if query == "each" else 1)
+    sizes = len(batch), int(counts.sum()), batch.dim
+    n_heads, halve = AUTO_HEADS, options["solver"] != "cg" and options["device"] is None
+    while halve and n_heads > FEWEST_AUTO_HEADS and fit_seconds(*sizes, n_heads, has_query=has_query) > AUTO_SECONDS:
+        n_heads //= 2
     has_kernel = law is None or (not hasattr(law, "fit") and (hasattr(law, "moments") or hasattr(law, "components")))
     if not has_kernel or options["activation"] not in POINTWISE or options["solver"] == "cg":
-        return AUTO_HEADS
-    counts = batch.token_counts.astype(float) ** (2 if query == "each" else 1)
-    has_query = batch.sets.query is not None or query != "given"
-    sizes = len(batch), int(counts.sum()), batch.dim
-    kernel, heads = (fit_seconds(*sizes, m, has_query=has_query) for m in (math.inf, AUTO_HEADS))
-    return None if kernel <= heads else AUTO_HEADS
+        return n_heads
+    kernel, heads = (fit_seconds(*sizes, m, has_query=has_query) for m in (math.inf, n_heads))
+    return None if kernel <= heads else n_heads
 
 
 def warn_if_long(batch: SetBatch | PooledSets, heads: HeadDraw | HeadLaw) -> None:

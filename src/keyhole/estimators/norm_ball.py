@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,15 +17,15 @@ from sklearn.utils.validation import check_is_fitted
 
 from keyhole._array import MEMORY_BUDGET, block_size, blocks, unit_exponent
 from keyhole._checks import check_choice, check_count, check_float_array, check_number
-from keyhole.attention.features import apply_values, attention_features
+from keyhole.attention.features import apply_values, attention_features, key_contributions
 from keyhole.attention.heads import HeadDraw
 from keyhole.ball.design import DenseDesign, StreamedDesign
 from keyhole.ball.losses import LOSSES
 from keyhole.ball.norm_ball import BallSetup, NormBallFit, check_problem, check_radii, check_radius
 from keyhole.ball.projection import NormBall, group_norms
 from keyhole.ball.solver import OBJECTIVE_FLOOR, Solution, SolverWarning, null_model, warn_if_short
-from keyhole.data.sets import PooledSets, SetBatch
-from keyhole.estimators.base import LabelScores, SetEstimator, finite_heads, memory_budget, outputs
+from keyhole.data.sets import PooledSets, SampleBatch, SetBatch
+from keyhole.estimators.base import KeyContributions, LabelScores, SetEstimator, finite_heads, memory_budget, outputs
 from keyhole.estimators.inputs import (
     LayerPlan,
     as_columns,
@@ -187,7 +187,18 @@ class PrunedLayer:
 
     def predict(self, batch: SetBatch | PooledSets, *, memory_budget: int = MEMORY_BUDGET) -> Float[np.ndarray, "n t"]:
         """Return f on every set of ``batch``. O(tokens · k · D), no temporary beyond the budget."""
-        scores = np.zeros((len(batch), len(self.intercept)))
+        scores = self._sum_over_heads(apply_values, batch, len(batch), memory_budget)
+        return np.asarray(scores + self.intercept + of_extras(self, batch))
+
+    def contributions(self, batch: SampleBatch, *, memory_budget: int = MEMORY_BUDGET) -> Float[np.ndarray, "k t"]:
+        """What every key adds to f, sample after sample."""
+        return self._sum_over_heads(key_contributions, batch, int(batch.unpooled.token_counts.sum()), memory_budget)
+
+    def _sum_over_heads(
+        self, outputs_of: Callable[..., np.ndarray], batch: SampleBatch, n_rows: int, memory_budget: int
+    ) -> Float[np.ndarray, "k t"]:
+        """The outputs of the active heads, some of them at a time."""
+        scores = np.zeros((n_rows, len(self.intercept)))
         # values have the units of y, which may be beyond the range of float32
         units = unit_exponent(self.values, axis=(0, 1)) if len(self.values) else np.zeros(len(self.intercept), int)
         heads = self.heads.seen_by(query=batch.has_query)
@@ -196,10 +207,10 @@ class PrunedLayer:
             drawn = draw_heads(heads, self.active[part])
             # apply_values carries the M^{-1/2} of the heads it is given
             values = math.sqrt(len(drawn)) * np.ldexp(self.values[part], -units)
-            scores += apply_values(
+            scores += outputs_of(
                 batch, drawn, values, self.activation, dtype=self.dtype, memory_budget=memory_budget // 2
             )
-        return np.asarray(np.ldexp(scores, units) + self.intercept + of_extras(self, batch))
+        return np.ldexp(scores, units)
 
 
 @dataclass(frozen=True)
@@ -567,7 +578,7 @@ class NormBallWarning(SolverWarning, ConvergenceWarning):
     """The solver stopped before the gap was as small as asked; scikit-learn's filters see a ConvergenceWarning."""
 
 
-class _NormBallModel(SetEstimator):
+class _NormBallModel(KeyContributions, SetEstimator):
     """What regression and classification share: parameters, the fit of columns, and scores."""
 
     def __init__(
@@ -660,9 +671,12 @@ class _NormBallModel(SetEstimator):
         self.tokens_ = rule
         return rule.apply(batch)
 
-    def _scores(self, X: Any) -> np.ndarray:
+    def _ready(self, X: Any) -> Any:
         check_is_fitted(self)
-        batch = self.tokens_.apply(as_sets(self, X, reset=False).numpy())
+        return self.tokens_.apply(as_sets(self, X, reset=False).numpy())
+
+    def _scores(self, X: Any) -> np.ndarray:
+        batch = self._ready(X)  # first: it says so if nothing was fitted
         return self.layer_.predict(batch, memory_budget=memory_budget())
 
 

@@ -44,7 +44,7 @@ from keyhole.ridge.problem import RidgeFit
 from keyhole.streaming import LayerRecipe, LayerSums
 
 N_KEPT = 2048
-"""Samples that a classifier keeps to calibrate its probabilities on."""
+"""Samples kept to calibrate probabilities and intervals on."""
 
 N_PENDING = 1024
 """Samples gathered before they are added: p² numbers are gone through at each addition, however few they are."""
@@ -52,9 +52,12 @@ N_PENDING = 1024
 SOLVED = (
     "layer_", "alpha_", "alphas_", "selection_", "solver_", "values_", "heads_", "intercept_", "temperature_",
     "loo_error_", "loo_errors_", "gcv_error_", "gcv_errors_", "holdout_error_", "holdout_errors_",
-    "loo_predictions_", "loo_decision_", "residual_", "n_iter_", "log_loss_", "log_losses_",
+    "loo_predictions_", "loo_decision_", "residual_", "n_iter_", "log_loss_", "log_losses_", "left_out_errors_",
 )  # fmt: skip
 """What follows from the sums; computed when first asked for."""
+
+OF_A_WHOLE_FIT = ("_training", "_refits")
+"""What a fit to all samples at once keeps, for leave-one-out fits."""
 
 SETTLED = ("law_", "tokens_", "n_heads_", "scaling_errors_")
 """What the first samples decide, and later ones keep."""
@@ -228,7 +231,7 @@ class _Streamed:
                 f"every batch must have the outputs of the first: got {samples[1].shape[1]} for "
                 f"{self._stream.n_outputs}, or y of another number of axes."
             )
-        for name in SOLVED:
+        for name in (*SOLVED, *OF_A_WHOLE_FIT):
             self.__dict__.pop(name, None)
         self._stream.put(samples)
         self.n_samples_seen_ = getattr(self, "n_samples_seen_", 0) + len(samples[1])
@@ -252,9 +255,8 @@ class _Streamed:
         self.n_heads_: float = heads.n_heads
         self.scaling_errors_ = choice.tried
         given = plan.options
-        n_kept = N_KEPT if hasattr(self, "classes_") else 0
         options = given["activation"], given["dtype"], given["fit_intercept"], given["memory_budget"], self.n_extras_in_
-        return LayerRecipe(heads, choice.rule, columns.shape[1], n_kept, *options)
+        return LayerRecipe(heads, choice.rule, columns.shape[1], N_KEPT, *options)
 
     def _solve_stream(self, source: Iterable[Any] | None = None) -> None:
         """The values from the sums; the penalty by leave-one-out if the source can be read again."""
@@ -349,6 +351,9 @@ class StreamedRegressor(_Streamed):
     def _finish_outputs(self, fit: LayerFit, axes: PrincipalAxes) -> None:
         self._single = self._stream.single
         self.intercept_ = float(fit.layer.intercept[0]) if self._single else fit.layer.intercept
+        kept = self._stream.sums.kept
+        if kept.sets is not None:
+            self._keep_errors(np.abs(kept.columns - self._stream.recipe.left_out(axes, kept, fit.ridge.alpha)))
 
 
 class StreamedClassifier(_Streamed):
@@ -415,16 +420,16 @@ class StreamedClassifier(_Streamed):
     def _finish_outputs(self, fit: LayerFit, axes: PrincipalAxes) -> None:
         self.intercept_ = fit.layer.intercept
         kept = self._stream.sums.kept
-        scores = class_scores(self._stream.recipe.left_out(axes, kept, fit.ridge.alpha))
-        self.temperature_ = fit_temperature(scores, labels_of(kept.columns), kept.weights)
+        scores = self._stream.recipe.left_out(axes, kept, fit.ridge.alpha)
+        self.temperature_ = fit_temperature(class_scores(scores), labels_of(kept.columns), kept.weights)
+        self._keep_label_errors(scores, kept.columns)
 
 
 def resume_stream(model: Any, sums: LayerSums, *, single: bool) -> None:
     """Go on from sums that were saved, of a model whose layer was solved from them."""
     layer = model.layer_
-    n_kept = N_KEPT if hasattr(model, "classes_") else 0
     options = layer.activation, layer.dtype, bool(model.fit_intercept), memory_budget(), model.n_extras_in_
-    recipe = LayerRecipe(layer.heads, model.tokens_, len(layer.intercept), n_kept, *options)
+    recipe = LayerRecipe(layer.heads, model.tokens_, len(layer.intercept), sums.kept.limit, *options)
     settle = partial(model._settle, None)  # it is settled
     model._stream = Stream(settle, recipe.n_outputs, single, recipe, sums, solved=True)
 
@@ -437,7 +442,7 @@ def store_log_losses(model: Any, ridge: RidgeFit) -> None:
 
 def forget_stream(model: Any) -> None:
     """Start over: drop the sums, and everything that was solved from them."""
-    for name in ("_stream", "n_samples_seen_", *SETTLED, *SOLVED):
+    for name in ("_stream", "n_samples_seen_", *OF_A_WHOLE_FIT, *SETTLED, *SOLVED):
         model.__dict__.pop(name, None)
 
 

@@ -34,7 +34,7 @@ def draw_chart(chart: Any, style: Mapping[str, tuple[str, str]]) -> dict[str, by
     handles: dict[tuple[str, str], Any] = {}
     for series in chart.series:
         colour, marker = style[series.role or series.name]
-        drawn = _draw_series(axis, series, colour, _MARKERS[marker])
+        drawn = _draw_series(axis, series, colour, _MARKERS[marker], lying=bool(chart.names))
         handles.setdefault((series.name, series.look), drawn)
     # an axis without a positive number has no logarithm
     if chart.x_log and any((_drawable(series.x) > 0).any() for series in chart.series):
@@ -57,6 +57,11 @@ def draw_chart(chart: Any, style: Mapping[str, tuple[str, str]]) -> dict[str, by
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
     _name_axes(axis, chart)
+    if chart.names:
+        axis.set_yticks(range(len(chart.names)), [_label(name) for name in chart.names])
+        axis.set_ylim(len(chart.names) - 0.5, -0.5)
+        axis.set_xlim(left=0.0)
+        axis.set(xlabel=axis.get_ylabel().replace("\n", " "), ylabel="")
     _draw_legend(axis, handles)
     return _pictures(figure)
 
@@ -101,7 +106,7 @@ def _draw_legend(axis: Any, handles: Mapping[tuple[str, str], Any]) -> None:
         axis.legend(list(kept.values()), [_label(name) for name, _ in kept], frameon=False, fontsize=7.5, **place)
 
 
-def _draw_series(axis: Any, series: Any, colour: str, marker: str) -> Any:
+def _draw_series(axis: Any, series: Any, colour: str, marker: str, *, lying: bool) -> Any:
     x, y = _drawable(series.x), _drawable(series.y)
     low = y if series.low is None else _drawable(series.low)
     high = y if series.high is None else _drawable(series.high)
@@ -110,6 +115,8 @@ def _draw_series(axis: Any, series: Any, colour: str, marker: str) -> Any:
     if series.look == "points":
         bars = np.nan_to_num(np.maximum([y - low, high - y], 0.0))
         yerr = None if series.low is None or series.high is None else bars
+        if lying:
+            return axis.errorbar(y, x, xerr=yerr, color=colour, ls="", marker=marker, ms=6, elinewidth=1.2, capsize=3)
         return axis.errorbar(x, y, yerr=yerr, color=colour, lw=1.6, marker=marker, ms=4.2, elinewidth=0.9, capsize=2)
     strokes: dict[str, dict[str, Any]] = {
         "line": {"lw": 1.8},

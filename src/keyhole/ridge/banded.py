@@ -12,7 +12,7 @@ out; with BLAS threads as they come it took 5 to 6 times as long at n = 2048, si
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -278,6 +278,10 @@ class BandedSweep:
         with threadpool_limits(1, user_api="blas"):
             run_threads(work, blocks(len(basis), ROWS))
         return result * (alphas / self.scale)[:, None]
+
+    def inverted(self, alphas: Float[np.ndarray, " 1"]) -> Float[np.ndarray, "n n"]:
+        """(K + alpha)⁻¹ on the span of the basis, at one penalty."""
+        return replace(self, outputs=self.form.basis.T.astype(np.float64), last={}).solve(alphas)[0][0]
 
     def residuals(self, alphas: Float[np.ndarray, " a"]) -> Float[np.ndarray, "a n t"]:
         """y − K (K + alpha)⁻¹ y for each penalty."""

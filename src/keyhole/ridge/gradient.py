@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from scipy.linalg import get_lapack_funcs
 
 from keyhole.ridge.gram import group_stacks
+from keyhole.ridge.matrices import mirror_lower
 from keyhole.ridge.problem import RidgeProblem
 
 
@@ -53,31 +54,54 @@ def loo_gradient(
     True
     """
     w = RidgeProblem.of(y, [alpha], weights=weights).weights
-    inverse = _inverse(gram, alpha / w)
-    if fit_intercept:
-        sums = inverse.sum(axis=1)
-        inverse -= np.outer(sums, sums / sums.sum())
+    inverse = centred_inverse(gram, alpha / w, fit_intercept=fit_intercept)
     dual = inverse @ y
     share = w / (w.sum() * y.shape[1])
+    # products of n × n matrices in the precision of the Gram matrix: float32 steers as well
+    narrow = inverse.astype(gram.dtype, copy=False)
     if groups is None:
         diagonal = inverse.diagonal().copy()
         residuals = dual / diagonal[:, None]
         pull = 2.0 * (share / diagonal)[:, None] * residuals
-        gradient = (inverse * np.einsum("nt,nt->n", pull, residuals)) @ inverse
+        gradient = (narrow * np.einsum("nt,nt->n", pull, residuals).astype(narrow.dtype)) @ narrow
     else:
-        residuals, pull = np.empty_like(dual), np.empty_like(dual)
-        middle = np.empty_like(inverse)  # blocks times the inverse
+        residuals, pull = left_out_residuals(inverse, dual, groups), np.empty_like(dual)
+        middle = np.empty_like(narrow)  # blocks times the inverse
         for rows in group_stacks(groups):
             block = inverse[rows[:, :, None], rows[:, None, :]]
-            residuals[rows] = np.linalg.solve(block, dual[rows])
             pull[rows] = 2.0 * np.linalg.solve(block, share[rows][:, :, None] * residuals[rows])
             outer = pull[rows] @ residuals[rows].transpose(0, 2, 1)
             middle[rows] = 0.5 * (outer + outer.transpose(0, 2, 1)) @ inverse[rows]
-        gradient = inverse @ middle
+        gradient = narrow @ middle
     error = float((share @ np.square(residuals)).sum())
-    cross = (inverse @ pull) @ dual.T
-    gradient -= 0.5 * (cross + cross.T)
+    along = 0.5 * (inverse @ pull)
+    cross = along.astype(narrow.dtype) @ dual.T.astype(narrow.dtype)
+    gradient -= cross
+    gradient -= cross.T
     return LooGradient(error, gradient, float(alpha * (gradient.diagonal() / w).sum()), residuals)
+
+
+def left_out_residuals(
+    inverse: Float[np.ndarray, "n n"], dual: Float[np.ndarray, "n t"], groups: Int[np.ndarray, " n"] | None
+) -> Float[np.ndarray, "n t"]:
+    """Residuals of the fits without each sample, or group, from `centred_inverse` B and By: B_gg⁻¹ (By)_g."""
+    if groups is None:
+        return dual / inverse.diagonal()[:, None]
+    residuals = np.empty_like(dual)
+    for rows in group_stacks(groups):
+        residuals[rows] = np.linalg.solve(inverse[rows[:, :, None], rows[:, None, :]], dual[rows])
+    return residuals
+
+
+def centred_inverse(
+    gram: Float[np.ndarray, "n n"], ridge: Float[np.ndarray, " n"], *, fit_intercept: bool
+) -> Float[np.ndarray, "n n"]:
+    """(K + diag(ridge))⁻¹ by Cholesky, in float64, less its part along the intercept: ridge has coefficients By."""
+    inverse = _inverse(gram, ridge)
+    if fit_intercept:
+        sums = inverse.sum(axis=1)
+        inverse -= np.outer(sums, sums / sums.sum())
+    return inverse
 
 
 def _inverse(gram: Float[np.ndarray, "n n"], ridge: Float[np.ndarray, " n"]) -> Float[np.ndarray, "n n"]:
@@ -93,5 +117,5 @@ def _inverse(gram: Float[np.ndarray, "n n"], ridge: Float[np.ndarray, " n"]) -> 
             f"the Gram matrix plus the penalty {ridge.min():g} must be positive definite: it is not, within rounding. "
             "Use a larger penalty, at least the numerical floor of the matrix."
         )
-    lower = np.tril(factor)
-    return np.asarray(lower + np.tril(lower, -1).T)
+    mirror_lower(factor)
+    return np.asarray(factor)

@@ -61,12 +61,12 @@ def ridge_gram(
     """
     rounding = float(np.finfo(gram.dtype).eps) if rounding is None else rounding
     if problem.groups is not None:
-        return _leave_groups_out(gram, problem, rounding)
+        return _leave_groups_out(gram, problem, rounding, keep_factor=keep_factor)
     matrix, weighing = weigh_gram(gram, problem, overwrite=overwrite_gram)
     route: SolvedRoute | GramRoute | None = None
     if problem.alphas is not None and len(problem.alphas) == 1:
         dtype = matrix.dtype
-        route = cholesky_route(matrix, weighing, problem.alphas, rounding, memory_budget)
+        route = cholesky_route(matrix, weighing, problem.alphas, rounding, memory_budget, keep_factor=keep_factor)
     if route is None:
         route = path_route(matrix, weighing, rounding, gram.dtype if dtype is None else np.dtype(dtype), memory_budget)
     return problem.fit(route, keep_factor=keep_factor)
@@ -149,8 +149,53 @@ def _reflect_in_place(
 
 
 @dataclass(frozen=True)
+class GramSmoother:
+    """A fit from a Gram matrix as a linear map of its outputs, `Smoother`.
+
+    With S = diag √w, C = (S K S + alpha)⁻¹ and s = √w, ``matrix`` is Q = S (C − C s sᵀ C / sᵀCs) S, or S C S without an
+    intercept: then h(x) = w/Σw + Q (k(x) − K w/Σw), and v(x) that of the kernel about its mean over the samples.
+    """
+
+    weighing: Weighing
+    alpha: float
+    matrix: Float[np.ndarray, "n n"]
+
+    @classmethod
+    def of(cls, weighing: Weighing, alpha: float, inverse: Float[np.ndarray, "n n"]) -> GramSmoother:
+        """From C less its part along the intercept, which is overwritten."""
+        inverse *= weighing.problem.roots
+        inverse *= weighing.problem.roots[:, None]
+        return cls(weighing, alpha, inverse)
+
+    def apply(
+        self, compared: Float[np.ndarray, "m n"], own: Float[np.ndarray, " m"]
+    ) -> tuple[Float[np.ndarray, "m n"], Float[np.ndarray, " m"]]:
+        """h(x) and v(x) from K(x, x_j) and K(x, x). 2n² operations for a sample."""
+        problem = self.weighing.problem
+        about = compared - self.weighing.gram_mean / problem.roots
+        hat = about @ self.matrix
+        variance = own - np.einsum("mn,mn->m", about, hat)
+        if problem.fit_intercept:
+            total = problem.weights.sum()
+            variance += (self.weighing.removed + self.alpha) / total - 2 * (compared @ problem.weights) / total
+            hat += problem.weights / total
+        return hat, np.maximum(variance, 0.0)
+
+    def precision(self, rows: Int[np.ndarray, " g"]) -> Float[np.ndarray, "g g"]:
+        """Q_gg."""
+        return self.matrix[np.ix_(rows, rows)]
+
+    def precisions(self) -> Float[np.ndarray, " n"]:
+        """The diagonal of Q."""
+        return self.matrix.diagonal()
+
+
+@dataclass(frozen=True)
 class SolvedRoute:
-    """Penalties that were factorised one by one: dual coefficients, and 1 − h of every sample, for each."""
+    """Penalties that were factorised one by one: dual coefficients, and 1 − h of every sample, for each.
+
+    ``inverse``, if it was kept, is the inverse of the Cholesky factor of the only one, in its lower triangle.
+    """
 
     name: str
     alphas: Float[np.ndarray, " a"]
@@ -158,6 +203,7 @@ class SolvedRoute:
     rounding: float
     weighing: Weighing
     solved: list[tuple[Float[np.ndarray, "n t"], Float[np.ndarray, " n"]]]
+    inverse: Float[np.ndarray, "n n"] | None = None
 
     def left_out(self) -> Iterator[tuple[slice, slice, Float[np.ndarray, "1 n t"]]]:
         """Residuals of the fits without each sample, one penalty at a time."""
@@ -170,6 +216,16 @@ class SolvedRoute:
         residuals = float(self.alphas[i]) * dual / self.weighing.problem.roots[:, None]
         return *self.weighing.unscale(dual), leave_one_out(residuals, complement)
 
+    def smoother(self, i: int) -> GramSmoother:
+        """The fit as a linear map. 2n³ operations."""
+        assert self.inverse is not None
+        lower, u = np.tril(self.inverse).astype(np.float64), self.weighing.normal
+        product = lower.T @ lower
+        if u is not None:
+            product -= np.outer(2 * u, u @ product)
+            product -= np.outer(product @ u, 2 * u)
+        return GramSmoother.of(self.weighing, float(self.alphas[i]), product)
+
 
 def cholesky_route(
     matrix: Float[np.ndarray, "n n"],
@@ -177,6 +233,8 @@ def cholesky_route(
     alphas: Float[np.ndarray, " a"],
     rounding: float,
     memory_budget: int,
+    *,
+    keep_factor: bool = False,
 ) -> SolvedRoute | None:
     """Factorise for one penalty, solve, and invert the factor in its own place for the leverages. 2n³/3 operations.
 
@@ -203,7 +261,8 @@ def cholesky_route(
     if weighing.normal is not None:
         matrix[0, 0] = 0.0
     complement = alpha * _inverse_diagonal(matrix, weighing.normal, memory_budget)
-    return SolvedRoute("cholesky", alphas, floor, rounding, weighing, [(dual, complement)])
+    kept = matrix if keep_factor else None
+    return SolvedRoute("cholesky", alphas, floor, rounding, weighing, [(dual, complement)], kept)
 
 
 def _inverse_diagonal(
@@ -255,6 +314,11 @@ class GramRoute:
         dual, residuals = (x[0] for x in self.factor.solve(self.alphas[i : i + 1]))
         left_out = leave_one_out(residuals / self.weighing.problem.roots[:, None], self.complements[i])
         return *self.weighing.unscale(dual), left_out
+
+    def smoother(self, i: int) -> GramSmoother:
+        """The fit as a linear map: the solutions for outputs that are 1 at one sample. 4n³ operations."""
+        inverse = self.factor.inverted(self.alphas[i : i + 1])
+        return GramSmoother.of(self.weighing, float(self.alphas[i]), inverse)
 
 
 def path_route(
@@ -433,6 +497,10 @@ class Sweep:
         run_threads(sweep, blocks(n, max(256, TILE // len(alphas))))
         return result
 
+    def inverted(self, alphas: Float[np.ndarray, " 1"]) -> Float[np.ndarray, "n n"]:
+        """(K + alpha)⁻¹ on the span of the basis, at one penalty."""
+        return replace(self, outputs=self.form.basis.T.astype(np.float64)).solve(alphas)[0][0]
+
     def residuals(self, alphas: Float[np.ndarray, " a"]) -> Float[np.ndarray, "a n t"]:
         """y − K (K + alpha)⁻¹ y for each penalty."""
         return self.solve(alphas)[1]
@@ -547,6 +615,10 @@ class GramSpectrum:
         rest = (np.maximum(self.values, 0.0) * np.maximum(1.0 - squares, 0.0)).max(axis=1)
         return np.asarray(rest < 0.1 * self.values.max())
 
+    def inverted(self, alphas: Float[np.ndarray, " 1"]) -> Float[np.ndarray, "n n"]:
+        """(K + alpha)⁻¹ on the span of the eigenvectors, at one penalty."""
+        return ((self.vectors * self.inverse(alphas)[:, 0]) @ self.vectors.T).astype(np.float64)
+
     def residuals(self, alphas: Float[np.ndarray, " a"]) -> Float[np.ndarray, "a n t"]:
         """Outputs minus fit, for each penalty, or in proportion to it as ``shrinkage`` is."""
         return self._turned_back(self.shrinkage(alphas))
@@ -586,6 +658,11 @@ class GroupRoute:
         """Residuals of the fits without each group, one penalty at a time."""
         for i in range(len(self.alphas)):
             yield slice(i, i + 1), slice(None), self._left_out(i)[None]
+
+    def smoother(self, i: int) -> GramSmoother:
+        """The fit as a linear map. 2n³ operations."""
+        inverse = self.spectrum.inverted(self.alphas[i : i + 1])
+        return GramSmoother.of(self.weighing, float(self.alphas[i]), inverse)
 
     def solve(self, i: int) -> Solution:
         """Coefficients, intercept, left-out residuals."""
@@ -630,7 +707,9 @@ class GroupRoute:
         return residuals / self.weighing.problem.roots[:, None]
 
 
-def _leave_groups_out(gram: Float[np.ndarray, "n n"], problem: RidgeProblem, rounding: float) -> RidgeFit:
+def _leave_groups_out(
+    gram: Float[np.ndarray, "n n"], problem: RidgeProblem, rounding: float, *, keep_factor: bool
+) -> RidgeFit:
     """Choose the penalty on whole groups. A member of weight 0 is predicted by the fit without its group."""
     groups = problem.groups
     assert groups is not None
@@ -650,7 +729,7 @@ def _leave_groups_out(gram: Float[np.ndarray, "n n"], problem: RidgeProblem, rou
     alphas = own.grid(largest, max(floor, 1e-9 * scale), most=20)
     spectrum = GramSpectrum.of(form, own.scaled, floor, rounding * scale)
     route = GroupRoute(alphas, floor, rounding, weighing, spectrum, list(group_stacks(groups[heard])))
-    fit = own.fit(route)
+    fit = own.fit(route, keep_factor=keep_factor)
     if own is problem:
         return fit
     assert fit.left_out is not None

@@ -70,6 +70,36 @@ class Route(Protocol):
     def solve(self, i: int) -> Solution:
         """The fit at ``alphas[i]``."""
 
+    def smoother(self, i: int) -> Smoother:
+        """The fit at ``alphas[i]`` as a linear map of its outputs; of a route whose factor was kept."""
+
+
+@runtime_checkable
+class Smoother(Protocol):
+    """A fit as what it is, linear in its outputs: f(x) = Σ_j h_j(x) y_j, with the variance v(x) that goes with it.
+
+    v(x) is the posterior variance under the prior whose covariance is K = ΦΦᵀ, noise alpha/w_j in output j and a free
+    intercept. With ``precision`` Q both are known of every fit that leaves out some samples g, of residuals e_g:
+
+        f_{−g}(x) = f(x) − Σ_{j in g} h_j(x) e_j          v_{−g}(x) = v(x) + h_gᵀ Q_gg⁻¹ h_g
+        v_{−g}(x_i) = (Q_gg⁻¹)_ii − alpha/w_i             for i in g
+    """
+
+    def apply(
+        self, compared: Float[np.ndarray, "m q"], own: Float[np.ndarray, " m"]
+    ) -> tuple[Float[np.ndarray, "m n"], Float[np.ndarray, " m"]]:
+        """h(x) and v(x) of some samples.
+
+        A route from a Gram matrix compares them with those of the fit, K(x, x_j), ``own`` being K(x, x), zeros where
+        v(x) is of no interest; a route from a design by their features alone.
+        """
+
+    def precision(self, rows: Int[np.ndarray, " g"]) -> Float[np.ndarray, "g g"]:
+        """Q_gg, 1/alpha times √w (I − H) √w."""
+
+    def precisions(self) -> Float[np.ndarray, " n"]:
+        """The diagonal of Q."""
+
 
 @dataclass(frozen=True)
 class RidgeFit:
@@ -85,7 +115,7 @@ class RidgeFit:
     solve fitted values are off, in root mean square, by at most ``residual`` of the standard deviation of y.
     ``log_losses`` (a,), of classes, are the weighted mean log-losses of left-out scores, each penalty's at the
     temperature that suits it; where they are, ``best`` is the position of their least. ``factor``, if it was asked to
-    be kept (n² or p² numbers), solves for any penalty of ``alphas``.
+    be kept (n² or p² numbers), solves for any penalty of ``alphas``, and gives the fit as a `Smoother`.
     """
 
     alphas: Float[np.ndarray, " a"]

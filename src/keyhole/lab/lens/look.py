@@ -1,23 +1,27 @@
-"""The look itself: the question a table asks, what to fit, in which order, and what there is time for."""
+"""The look itself: the question a table asks, what to fit, on how many sets, and what the budget leaves for it."""
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from keyhole.attention.activations import SOFTMAX
+from keyhole._checks import check_choice, check_count, check_float_array, check_number, check_seed
+from keyhole.attention.activations import SOFTMAX, check_activation
 from keyhole.attention.features import attention_features
 from keyhole.attention.heads import GaussianHeads, HeadDraw
 from keyhole.attention.kernels import attention_kernel
-from keyhole.attention.learned import LearnedHeads
-from keyhole.data.sets import PooledSets, SetBatch, SetGroups
+from keyhole.attention.learned import CHECKS, MIN_SAMPLES_FOR_ONE_SPLIT, LearnedHeads
+from keyhole.data.layout import Dataset
+from keyhole.data.sets import POOLINGS, PooledSets, SetBatch, SetGroups
 from keyhole.data.tokens import SCALINGS, TokenRule
+from keyhole.estimators.attention import AttentionRegressor
+from keyhole.estimators.inputs import as_samples, fit_seconds
 from keyhole.lab.lens.findings import (
     Findings,
     HeldOutCurve,
@@ -32,17 +36,24 @@ from keyhole.ridge.gram import ridge_gram
 from keyhole.ridge.problem import RidgeProblem
 
 N_FOLDS = 5
+MIN_TESTED = 10  # samples that a test part must have to count as one
 
 
 @dataclass(frozen=True, eq=False)
 class LensProblem:
-    """Samples with targets as columns, and the folds that take turns at being held out."""
+    """Samples with targets as columns, and the folds that take turns at being held out.
+
+    Samples stand in an order drawn at random, in which every beginning has its share of each class, and of each part
+    of a split: a learner that is given fewer of them takes the first ones.
+    """
 
     sets: SetBatch | SetGroups
     columns: Float[np.ndarray, "n t"] = field(repr=False)
     """Regression: the target, centred and of unit variance. Classification: ±1 per class, one column for two."""
     labels: Int[np.ndarray, " n"] | None = field(repr=False)  # classes by number
     folds: tuple[tuple[np.ndarray, np.ndarray], ...] = field(repr=False)  # row numbers to train on and to test on
+    groups: Int[np.ndarray, " n"] | None = field(default=None, repr=False)  # numbers; None if every sample is its own
+    held: str = "5 folds held out in turn"
 
     def __len__(self) -> int:
         return len(self.columns)
@@ -62,57 +73,119 @@ class LensProblem:
         """Keys in all."""
         return len(self.batch.tokens)
 
-    def losses(self, rows: Int[np.ndarray, " r"], scores: Float[np.ndarray, "r t"]) -> Float[np.ndarray, " r"]:
-        """Squared error in units of the variance of the target; or 1 where the wrong class wins."""
+    def losses(self, rows: Int[np.ndarray, " r"], scores: Float[np.ndarray, "r t"]) -> Float[np.ndarray, " u"]:
+        """Squared error in units of the variance of the target, or 1 where the wrong class wins.
+
+        One number per sample, or per group, whose members are not independent; of the same mean.
+        """
         if self.labels is None:
-            return np.asarray(np.square(self.columns[rows] - scores).mean(axis=1))
-        won = (scores[:, 0] > 0).astype(int) if scores.shape[1] == 1 else scores.argmax(axis=1)
-        return np.asarray((won != self.labels[rows]).astype(np.float64))
+            lost = np.asarray(np.square(self.columns[rows] - scores).mean(axis=1))
+        else:
+            won = (scores[:, 0] > 0).astype(int) if scores.shape[1] == 1 else scores.argmax(axis=1)
+            lost = np.asarray((won != self.labels[rows]).astype(np.float64))
+        if self.groups is None:
+            return lost
+        _, member = np.unique(self.groups[rows], return_inverse=True)
+        sums = np.bincount(member, lost)
+        return np.asarray(sums * (len(sums) / len(rows)))
+
+    def fold(self, k: int, size: int) -> tuple[Int[np.ndarray, " a"], Int[np.ndarray, " b"]]:
+        """A fold of the first ``size`` samples: row numbers to train on and to test on."""
+        train, test = self.folds[k]
+        return train[train < size], test[test < size]
+
+    def trained_on(self, size: int) -> int:
+        """Samples that the folds of the first ``size`` train on, on average."""
+        return round(float(np.mean([len(self.fold(k, size)[0]) for k in range(len(self.folds))])))
+
+    def ridge(self, rows: Int[np.ndarray, " r"]) -> RidgeProblem:
+        """Ridge on some samples, its penalty by leaving out samples, or whole groups."""
+        return RidgeProblem.of(self.columns[rows], groups=None if self.groups is None else self.groups[rows])
 
 
-def pose(data: Any, kind: str, rows: Int[np.ndarray, " n"], seed: int) -> LensProblem:
-    """The problem of some rows of a dataset; the data's own split is the only fold where it has one."""
-    target = np.asarray(data.target)[rows]
-    split = None if data.split is None else data.split[rows]
-    if kind == "regression":
-        y = target.astype(np.float64)
-        spread = float(y.std())
-        if not spread > 0:
-            raise ValueError(f"the target must vary: all {len(y)} values are {y[0]:g}. There is nothing to learn.")
-        columns, labels = ((y - y.mean()) / spread)[:, None], None
-    else:
+def pose(data: Dataset, kind: str, most: int, seed: int) -> LensProblem:
+    """The problem of a dataset, or of ``most`` of its samples."""
+    target, n, labels = np.asarray(data.target), len(data), None
+    if kind != "regression":
         classes, labels = np.unique(target, return_inverse=True)
         if len(classes) < 2:
             raise ValueError(f"the target must have two classes at least: all are {classes[0]!s:.40}.")
+    parts = np.zeros(n, dtype=np.int64) if labels is None else labels
+    rows = balanced_order(parts if data.split is None else 2 * parts + (data.split == 1), seed)[:most]
+    if labels is None:
+        y = target[rows].astype(np.float64)
+        spread = float(y.std())
+        if not spread > 0:
+            raise ValueError(f"the target must vary: all {len(y)} values are {y[0]:g}. There is nothing to learn.")
+        columns = ((y - y.mean()) / spread)[:, None]
+    else:
+        labels = labels[rows]
         columns = np.where(labels[:, None] == np.arange(len(classes)), 1.0, -1.0)
         columns = columns[:, 1:] if len(classes) == 2 else columns
-    return LensProblem(data.sets[rows], columns, labels, make_folds(len(rows), labels, split, seed))
+    split, groups, time = (None if x is None else x[rows] for x in (data.split, data.groups, data.time))
+    if groups is not None:
+        names, groups = np.unique(groups, return_inverse=True)
+        groups = None if len(names) == len(rows) else groups
+    folds, held = make_folds(len(rows), labels, split, groups, time)
+    return LensProblem(data.sets[rows], columns, labels, folds, groups, held)
+
+
+def balanced_order(parts: Int[np.ndarray, " n"], seed: int) -> Int[np.ndarray, " n"]:
+    """All rows in random order, every beginning with about its share of each part.
+
+    >>> balanced_order(np.repeat([0, 1], [4, 2]), seed=0)[:3] < 4
+    array([ True,  True, False])
+    """
+    rng = np.random.default_rng([seed, len(parts)])
+    place = np.empty(len(parts))
+    for part in np.unique(parts):
+        rows = rng.permutation(np.flatnonzero(parts == part))
+        place[rows] = (np.arange(len(rows)) + 0.5) / len(rows)
+    return np.argsort(place, kind="stable")
 
 
 def make_folds(
-    n: int, labels: np.ndarray | None, split: np.ndarray | None, seed: int
-) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
-    """Five folds, classes spread evenly; or the split that the data brings."""
-    order = np.random.default_rng([seed, n]).permutation(n)
-    if split is not None and min((split == 0).sum(), (split == 1).sum()) >= 10:
-        return ((order[split[order] == 0], order[split[order] == 1]),)
-    dealt = order if labels is None else order[np.argsort(labels[order], kind="stable")]
-    fold = np.empty(n, dtype=np.int64)
-    fold[dealt] = np.arange(n) % N_FOLDS
-    return tuple((order[fold[order] != k], order[fold[order] == k]) for k in range(N_FOLDS))
+    n: int, labels: np.ndarray | None, split: np.ndarray | None, groups: np.ndarray | None, time: np.ndarray | None
+) -> tuple[tuple[tuple[np.ndarray, np.ndarray], ...], str]:
+    """Row numbers to train on and to test on, and how they were chosen, in words.
 
-
-def choose_rows(n: int, most: int, split: np.ndarray | None, seed: int) -> Int[np.ndarray, " r"]:
-    """At most so many rows, drawn at random, in their order; a split keeps its shares."""
-    if n <= most:
-        return np.arange(n)
-    rng = np.random.default_rng([seed, n, most])
-    if split is None:
-        return np.sort(rng.permutation(n)[:most])
-    parts: Sequence[np.ndarray] = [
-        rng.permutation(np.flatnonzero(split == k))[: max(1, round(most * float((split == k).mean())))] for k in (0, 1)
-    ]
-    return np.sort(np.concatenate(parts))
+    The split that the data brings; or forward in time, the later half in five parts, each predicted from all before
+    it, also where the split says no more than that; or five folds of whole groups, or of samples with classes spread
+    evenly. A group is never on both sides.
+    """
+    parted = split is not None and min((split == 0).sum(), (split == 1).sum()) >= MIN_TESTED
+    if parted and not (time is not None and time[split == 0].max() <= time[split == 1].min()):
+        pairs, held = [(np.flatnonzero(split == 0), np.flatnonzero(split == 1))], "the data's own test part held out"
+    elif time is not None:
+        order = np.argsort(time, kind="stable")
+        ends = [float(time[order[k]]) for k in np.linspace(n // 2, n, N_FOLDS + 1)[:-1].astype(int)] + [math.inf]
+        pairs = [
+            (np.flatnonzero(time < low), np.flatnonzero((time >= low) & (time < high))) for low, high in pairwise(ends)
+        ]
+        pairs = [(train, test) for train, test in pairs if len(train) and len(test)]
+        held = f"{len(pairs)} parts of the later half held out, each predicted from what came before it"
+    else:
+        fold = np.arange(n) % N_FOLDS
+        held = f"{N_FOLDS} folds held out in turn"
+        if groups is not None:  # the largest groups first, each to the fold that has least
+            counts = np.bincount(groups)
+            filled, of_group = np.zeros(N_FOLDS), np.empty(len(counts), dtype=np.int64)
+            for group in np.argsort(-counts, kind="stable"):
+                of_group[group] = int(filled.argmin())
+                filled[of_group[group]] += counts[group]
+            fold, held = of_group[groups], f"{N_FOLDS} folds of whole groups held out in turn"
+        elif labels is not None:
+            fold[np.argsort(labels, kind="stable")] = np.arange(n) % N_FOLDS
+        pairs = [(np.flatnonzero(fold != k), np.flatnonzero(fold == k)) for k in range(N_FOLDS)]
+    if groups is not None:
+        pairs = [(train[~np.isin(groups[train], groups[test])], test) for train, test in pairs]
+    few = [min(len(train), len(test)) for train, test in pairs]
+    if not pairs or min(few) < 2:
+        raise ValueError(
+            f"what is held out must leave something to train on and to test on: {held}, and a part has "
+            f"{min(few, default=0)} samples. Use more groups, or times that differ."
+        )
+    return tuple(pairs), held
 
 
 EPS32 = float(np.finfo(np.float32).eps)
@@ -128,25 +201,26 @@ class Gram:
 
 def held_out_losses(
     gram: Gram, problem: LensProblem, train: np.ndarray, test: np.ndarray
-) -> tuple[Float[np.ndarray, " r"], float]:
+) -> tuple[Float[np.ndarray, " u"], float]:
     """Fit on ``train`` with the penalty of least leave-one-out error, predict ``test``; losses and penalty."""
     own = np.ascontiguousarray(gram.matrix[np.ix_(train, train)])
-    fit = ridge_gram(own, RidgeProblem.of(problem.columns[train]), rounding=gram.rounding, overwrite_gram=True)
+    fit = ridge_gram(own, problem.ridge(train), rounding=gram.rounding, overwrite_gram=True)
     scores = gram.matrix[np.ix_(test, train)] @ fit.coef + fit.intercept
     return problem.losses(test, scores), fit.alpha
 
 
-def kernel_gram(ready: SetBatch | PooledSets, law: Any, activation: str) -> Gram:
-    """Infinitely many heads."""
-    return Gram(attention_kernel(ready, None, law, activation))
+def make_gram(ready: SetBatch | PooledSets, law: Any, heads: float, config: LensConfig) -> Gram:
+    """Of so many heads, their features in single precision, or exactly of infinitely many; and of extras."""
+    if math.isinf(heads):
+        return Gram(attention_kernel(ready, None, law, config.activation) + extras_gram(ready))
+    draw = HeadDraw(law, int(heads), ready.dim, config.seed, ready.query_dim)
+    gram = feature_gram(attention_features(ready, draw, config.activation, dtype="float32"))
+    return replace(gram, matrix=gram.matrix + extras_gram(ready))
 
 
-def head_gram(ready: SetBatch | PooledSets, law: Any, n_heads: int, activation: str, seed: int) -> Gram:
-    """M heads, their features in single precision."""
-    features = attention_features(
-        ready, HeadDraw(law, n_heads, ready.dim, seed, ready.query_dim), activation, dtype="float32"
-    )
-    return feature_gram(features)
+def extras_gram(ready: Any) -> Float[np.ndarray, "n n"] | float:
+    """Of the columns of samples, which are solved for beside the heads; 0 without any."""
+    return 0.0 if ready.extras is None else np.asarray(ready.extras @ ready.extras.T, dtype=np.float64)
 
 
 def feature_gram(features: np.ndarray) -> Gram:
@@ -166,15 +240,14 @@ def nested_head_grams(
     for count in counts:
         features = attention_features(ready, draw.block(start, count), activation, dtype="float32")
         total = total + (count - start) * feature_gram(features).matrix
-        grams.append(Gram(np.asarray(total / count), EPS32))
+        grams.append(Gram(np.asarray(total / count + extras_gram(ready)), EPS32))
         start = count
     return grams
 
 
-def pooled_numbers(problem: LensProblem, *, statistics: bool, pooling: str) -> Float[np.ndarray, "n p"]:
-    """Mean (or sum) of the keys and the query; with ``statistics`` their spread, extremes and number as well."""
-    sets = problem.sets
-    batch = problem.batch
+def pooled_numbers(sets: SetBatch | SetGroups, *, statistics: bool, pooling: str) -> Float[np.ndarray, "n p"]:
+    """Mean (or sum) of the keys, query, extras; with ``statistics`` the spread, extremes and number of keys as well."""
+    batch = sets.sets
     offsets = batch.offsets[sets.set_offsets]
     tokens, lengths = batch.tokens.astype(np.float64), np.diff(offsets)[:, None]
     mean = np.add.reduceat(tokens, offsets[:-1], axis=0) / lengths
@@ -188,6 +261,8 @@ def pooled_numbers(problem: LensProblem, *, statistics: bool, pooling: str) -> F
     if batch.query is not None:
         query = np.add.reduceat(batch.query.astype(np.float64), sets.set_offsets[:-1], axis=0)
         parts.append(query / sets.set_counts[:, None])
+    if sets.extras is not None:
+        parts.append(np.asarray(sets.extras, dtype=np.float64))
     return standardised(np.concatenate(parts, axis=1))
 
 
@@ -228,57 +303,108 @@ def spectrum_of(m: Measured, gram: np.ndarray, columns: np.ndarray) -> TargetLoa
 
 MOST = 300  # samples that choices are made on
 MOST_TOKENS = 8000
-SIZES = (2000, 1500, 1200, 1000, 800, 600, 500, 400, 300, 200, 150, 100)  # numbers of samples to fall back to
+HALVINGS = 2  # how often the samples of a learner are halved to make it cheaper, before it is left out
+MIN_HALVED = 100  # samples below which they are not
+STEPS = (100, 50, 25, 10)  # steps of a descent to fall back to
+MOST_PER_STEP = 400  # samples that one step of a descent uses
 STRENGTHS = (1.0, 3.0, 10.0)
 PILOT_HEADS = 64
+MOST_FOR_SPECTRUM = 1000
+FOR_LEARNERS = 2 / 3  # share of the budget that goes to learners; the rest is for the questions
 
 
-@dataclass(eq=False)
-class Preparation:
-    """What a small part spoke for, and the seconds that steps take, measured on it and scaled up."""
+@dataclass(frozen=True)
+class Costs:
+    """Seconds of one core that steps take, predicted from sizes alone: the same on any machine, busy or not."""
+
+    keys: float  # per sample
+    dim: int
+    activation: str
+    grouped: bool = False
+    n_folds: int = N_FOLDS
+
+    def gram(self, n: int, heads: float, biased: bool = False) -> float:
+        """A Gram matrix of so many heads; around a mean, a pair of keys takes 20 ns more where σ has a kink."""
+        tokens = n * self.keys
+        if math.isinf(heads):
+            around = 2e-8 if biased and self.activation in ("relu", "step") else 0.0
+            return fit_seconds(0, round(tokens), self.dim, heads, has_query=True) + around * tokens**2 / 2
+        return fit_seconds(1, round(tokens), self.dim, heads, has_query=True) + 2e-11 * n**2 * heads * (self.dim + 1)
+
+    def fit(self, n: float) -> float:
+        """A ridge path with leave-one-out; leaving groups out takes eigenvectors, thrice as long."""
+        return (3 if self.grouped else 1) * fit_seconds(math.ceil(n), 0, self.dim, math.inf, has_query=False)
+
+    def folds(self, n: int) -> float:
+        """A fit per fold of n samples, and a seventh more for those of half and a quarter of them."""
+        return 8 / 7 * self.n_folds * self.fit((1 - 1 / N_FOLDS) * n)
+
+    def learn(self, n: int, steps: int) -> float:
+        """A law learned from n samples: a gradient is three passes through the features, a look one fit."""
+        part = min(n, MOST_PER_STEP)
+        one = self.gram(part, max(32, min(256, 2 * part // (self.dim + 1))))
+        descents = 2 if n >= MIN_SAMPLES_FOR_ONE_SPLIT else 6
+        return one * (9 + descents * (3 * steps + CHECKS))
+
+    def curve(self, n: float) -> float:
+        """The subsets of a learning curve."""
+        return self.n_folds * sum(r * self.fit(n * share) for share, r in SUBSETS)
+
+
+def share_out(budget: float, options: Mapping[str, Sequence[tuple[float, Any]]]) -> dict[str, tuple[float, Any]]:
+    """For everyone the first option it can afford: (seconds, what it gets).
+
+    The cheapest come first and take what they need, as far as it is their equal share of what is left: nobody has less
+    because another is dear. What is left over goes to those who would have more, in the same order; who can afford
+    nothing is left out.
+
+    >>> share_out(10.0, {"dear": [(100.0, "all"), (7.0, "some")], "cheap": [(2.0, "all"), (1.0, "some")]})
+    {'cheap': (2.0, 'all'), 'dear': (7.0, 'some')}
+    """
+    chosen: dict[str, tuple[float, Any]] = {}
+    ordered = sorted(options, key=lambda name: options[name][0][0])
+    for share in (*range(len(ordered), 0, -1), *[1] * len(ordered)):
+        name, ordered = ordered[0], [*ordered[1:], ordered[0]]
+        has = chosen[name][0] if name in chosen else 0.0
+        found = next((option for option in options[name] if option[0] <= has + budget / share), None)
+        if found is not None and found[0] > has:
+            chosen[name] = found
+            budget -= found[0] - has
+    return chosen
+
+
+@dataclass(frozen=True)
+class TokenChoice:
+    """What a small part spoke for."""
 
     rule: TokenRule
-    strength: float | None = None  # of the identity for biased heads; None where there is no query to resemble
-    pair: float = 0.0  # of the kernel of zero-mean heads, per pair of tokens
-    biased_pair: float = 0.0
-    token_head: float = 0.0  # of features, per token, head and coordinate
-    solve: float = 0.0  # of a ridge path, per n²
-
-    def kernel(self, tokens: float, biased: bool = False) -> float:
-        """A Gram matrix of infinitely many heads."""
-        return (self.biased_pair if biased else self.pair) * tokens**2
-
-    def heads(self, tokens: float, n: int, n_heads: int, width: int) -> float:
-        """Features of M heads and their Gram matrix."""
-        return self.token_head * tokens * n_heads * width + 2e-11 * n * n * n_heads * width
-
-    def fit(self, n: int) -> float:
-        """One ridge path with leave-one-out."""
-        return max(self.solve * n**2, 2e-10 * n**3) + 0.01
+    strength: float | None  # of the identity for biased heads; None where there is no query to resemble
+    seconds: float  # predicted
 
 
-def make_choice(problem: LensProblem, config: LensConfig) -> Preparation:
+def make_choice(problem: LensProblem, config: LensConfig, costs: Costs) -> TokenChoice:
     """Scaling (and a query made of the keys) by leave-one-out of zero-mean heads; then the strength of a bias."""
-    rows = _few(problem, config.seed)
-    sets, columns = problem.sets[rows], problem.columns[rows]
+    rows = _few(problem)
+    sets = problem.sets[rows]
+    heads = PILOT_HEADS if config.activation == SOFTMAX else math.inf
     queries = ("given",) if sets.has_own_queries else ("given", "mean")
     found: list[tuple[float, TokenRule]] = []
     for scaling in SCALINGS:
         for query in queries:
             rule = TokenRule.learn(sets, scaling, query, config.pooling)
-            gram = _pilot(rule.apply(sets), GaussianHeads(), config)
-            found.append((_loo(gram, columns), rule))
-    choice = Preparation(min(found, key=lambda pair: pair[0])[1])
-    ready = choice.rule.apply(sets)
-    if problem.has_query or choice.rule.query != "given":
-        grams = [head_gram(ready, GaussianHeads(c), PILOT_HEADS, config.activation, config.seed) for c in STRENGTHS]
-        errors = [_loo(gram, columns) for gram in grams]
-        choice.strength = STRENGTHS[int(np.argmin(errors))]
-    _measure(choice, problem, rows, ready, config)
-    return choice
+            gram = make_gram(rule.apply(sets), GaussianHeads(), heads, config)
+            found.append((_loo(gram, problem, rows), rule))
+    rule, strength = min(found, key=lambda pair: pair[0])[1], None
+    seconds = len(found) * costs.gram(len(rows), heads)
+    if problem.has_query or rule.query != "given":
+        ready = rule.apply(sets)
+        grams = [make_gram(ready, GaussianHeads(c), PILOT_HEADS, config) for c in STRENGTHS]
+        strength = STRENGTHS[int(np.argmin([_loo(gram, problem, rows) for gram in grams]))]
+        seconds += len(STRENGTHS) * costs.gram(len(rows), PILOT_HEADS)
+    return TokenChoice(rule, strength, seconds)
 
 
-def _few(problem: LensProblem, seed: int) -> Int[np.ndarray, " r"]:
+def _few(problem: LensProblem) -> Int[np.ndarray, " r"]:
     """Rows of the training part of the first fold, few enough to be quick."""
     train = problem.folds[0][0]
     lengths = problem.tokens / len(problem)
@@ -286,257 +412,321 @@ def _few(problem: LensProblem, seed: int) -> Int[np.ndarray, " r"]:
     return np.asarray(train[:count])
 
 
-def _pilot(ready: Any, law: Any, config: LensConfig) -> Gram:
-    if config.activation == SOFTMAX:
-        return head_gram(ready, law, PILOT_HEADS, config.activation, config.seed)
-    return kernel_gram(ready, law, config.activation)
+def _loo(gram: Gram, problem: LensProblem, rows: np.ndarray) -> float:
+    return ridge_gram(gram.matrix, problem.ridge(rows), rounding=gram.rounding, overwrite_gram=True).error
 
 
-def _loo(gram: Gram, columns: np.ndarray) -> float:
-    return ridge_gram(gram.matrix, RidgeProblem.of(columns), rounding=gram.rounding, overwrite_gram=True).error
-
-
-def _measure(costs: Preparation, problem: LensProblem, rows: np.ndarray, ready: Any, config: LensConfig) -> None:
-    """Time each kind of step once more, now that everything is compiled."""
-    tokens = problem.tokens * len(rows) / len(problem)
-    began = time.perf_counter()
-    gram = head_gram(ready, GaussianHeads(), PILOT_HEADS, config.activation, config.seed)
-    costs.token_head = (time.perf_counter() - began) / (tokens * PILOT_HEADS * (ready.dim + 1))
-    if config.activation != SOFTMAX:
-        began = time.perf_counter()
-        gram = kernel_gram(ready, GaussianHeads(), config.activation)
-        costs.pair = (time.perf_counter() - began) / tokens**2
-        few = max(2, len(rows) // 6)  # around a mean a pair can cost thirty times as much
-        kernel_gram(ready[:1], GaussianHeads(1.0), config.activation)
-        began = time.perf_counter()
-        kernel_gram(ready[:few], GaussianHeads(1.0), config.activation)
-        costs.biased_pair = (time.perf_counter() - began) / (tokens * few / len(rows)) ** 2
-    part = LensProblem(problem.sets[rows], problem.columns[rows], None, ())
-    half = np.arange(len(rows))
-    began = time.perf_counter()
-    held_out_losses(gram, part, half, half[:1])
-    costs.solve = (time.perf_counter() - began) / len(rows) ** 2
-
-
-def affordable(problem: LensProblem, choice: Preparation, config: LensConfig, spent: float) -> tuple[int, int]:
-    """Samples and folds whose fits take about three fifths of what is left; the rest is for learning a law."""
-    n, biased = len(problem), choice.strength is not None
-    left = 0.6 * (config.budget - config.reserve - spent)
-    width = problem.batch.dim + 1
-    for size in [n, *(s for s in SIZES if s < n)]:
-        tokens = problem.tokens * size / n
-        kernels = choice.kernel(tokens) * (3 if problem.has_query else 2)
-        kernels += choice.heads(tokens, size, config.n_heads, width) * (2 + 2 * biased)
-        for folds in (5, 3):
-            fits = (7 + biased) * folds + 12
-            if kernels + fits * choice.fit(int(0.8 * size)) < left:
-                return size, folds
-    return min(n, SIZES[-1]), 2
-
-
+STATISTICS = ("pooled statistics, ridge", "pooled statistics, MLP")
 WIDTH = 1024  # units of the MLP
 MIN_SETS = 40
+SUBSETS = ((2**-0.5, 2), (0.5, 2), (2**-1.5, 2), (0.25, 4))
+"""Points of a learning curve below its end: share of a training part, and subsets drawn of each."""
+MIN_SUBSET = 8  # samples of the smallest subset
 
 
-def look(data: Any, config: LensConfig, progress: Callable[[str], None] = lambda text: None) -> Findings:
-    """Fit everything there is time for, and answer the four questions; ``progress`` is told what is being done.
+def look(data: Dataset, config: LensConfig, progress: Callable[[str], None] = lambda text: None) -> Findings:
+    """Fit everything that the budget allows, and answer the four questions; ``progress`` is told what is being done.
 
-    Every learner is ridge on a Gram matrix, its penalty chosen by leave-one-out inside the training part; errors are
-    of five folds that take turns, or of the split that the data brings. Costs are measured on a small part first;
-    then the number of samples is chosen so that all fits the budget, and what does not is skipped and named.
+    Every learner is ridge on a Gram matrix, its penalty chosen by leave-one-out inside the training part. Which
+    learners, on how many sets, follows from sizes and predicted costs before anything is fitted: same data, same seed,
+    same findings on any machine. What the budget does not allow is skipped and named.
     """
-    began = time.perf_counter()
     n = len(data)
     if n < MIN_SETS:
         raise ValueError(f"a look needs at least {MIN_SETS} sets to hold some out: got {n}. Gather more.")
-    progress("choosing how to scale tokens, measuring costs")
-    rows = choose_rows(n, config.max_samples, data.split, config.seed)
-    problem = pose(data, config.kind, rows, config.seed)
-    choice = make_choice(problem, config)
-    size, n_folds = affordable(problem, choice, config, time.perf_counter() - began)
-    if size < len(problem):
-        rows = choose_rows(n, size, data.split, config.seed)
-        problem = pose(data, config.kind, rows, config.seed)
-    return _Look(data, problem, choice, config, min(n_folds, len(problem.folds)), began, progress).run()
+    progress("choosing how to scale tokens")
+    problem = pose(data, config.kind, min(n, config.max_samples), config.seed)
+    grouped, n_folds = problem.groups is not None, len(problem.folds)
+    costs = Costs(problem.tokens / len(problem), problem.batch.dim, config.activation, grouped, n_folds)
+    return _Look(data, problem, make_choice(problem, config, costs), costs, config, progress).run()
+
+
+def lens(
+    X: Any,
+    y: Any = None,
+    *,
+    task: str = "auto",
+    groups: Any = None,
+    time: Any = None,
+    split: Any = None,
+    budget: float = 60.0,
+    n_heads: int = 256,
+    activation: str = "relu",
+    pooling: str = "mean",
+    seed: int = 0,
+) -> Findings:
+    """What can one attention layer learn from these sets? Learners side by side, and four questions in plain words.
+
+    Parameters
+    ----------
+    X : SetBatch, SetGroups, or tokens as the estimators take them; or a Dataset, which brings its own target and split
+    y : array (n,)
+        Numbers or labels.
+    task : "auto", "regression" or "classification"
+        "auto" takes text, booleans, and few different whole numbers for classes.
+    groups : array (n,), optional
+        Samples of one group (questions about one story, visits of one patient) are held out together.
+    time : array (n,) of numbers, optional
+        The later half is held out in five parts, each predicted from all that came before it.
+    split : array (n,) of 0 and 1, optional
+        Where given, the samples of 1 are held out.
+    budget : float
+        Seconds of one core for fitting, predicted from sizes: same data, same seed, same findings on any machine.
+    n_heads, activation, pooling
+        Of the attention layers, as in `AttentionRegressor`.
+    seed : int
+
+    Returns
+    -------
+    Findings
+        With ``table``, ``answers`` and ``save(folder)``.
+
+    Examples
+    --------
+    >>> import keyhole as kh
+    >>> sets = kh.targets.sphere_sets(120, n_keys=4, dim=3, seed=0)
+    >>> found = kh.lens(sets, kh.targets.Correlation(1, dim=3)(sets), budget=5.0, n_heads=32)
+    >>> found.answers["attention"].says, found.answers["query"].says
+    ('yes', 'yes')
+    """
+    data = X if isinstance(X, Dataset) else None
+    samples = data.sets if data is not None else as_samples(AttentionRegressor(), X, reset=True)
+    target = np.asarray(data.target if data is not None and y is None else y)
+    if target.shape != (len(samples),):
+        raise ValueError(f"`y` must have one value per sample: got shape {target.shape} for {len(samples)} samples.")
+    if target.dtype.kind not in "biufUO" or (target.dtype.kind == "f" and not np.isfinite(target).all()):
+        raise ValueError(
+            f"`y` must hold finite numbers or labels: got {target.dtype} with {target[:3].tolist()!r:.60}."
+        )
+    kind = likely_task(target) if check_choice(task, "task", TASKS) == "auto" else task
+    if kind == "regression" and target.dtype.kind in "UO":
+        raise ValueError(f"task='regression' needs a target of numbers: got labels such as {target[0]!r:.40}.")
+    given = {"split": split, "groups": groups, "time": time}
+    asked: dict[str, Any] = {name: np.asarray(values) for name, values in given.items() if values is not None}
+    for name, values in asked.items():
+        if values.shape != target.shape:
+            raise ValueError(f"`{name}` must have one value per sample: got {values.shape} for {len(samples)} samples.")
+    if split is not None and not np.isin(split, (0, 1)).all():
+        raise ValueError("`split` must be 0 (train) or 1 (test) for every sample.")
+    if time is not None:
+        asked["time"] = check_float_array(time, "time").astype(np.float64)
+    config = LensConfig(
+        kind,
+        check_number(budget, "budget", minimum=0.0, exclusive=True),
+        check_count(n_heads, "n_heads"),
+        check_activation(activation),
+        check_choice(pooling, "pooling", POOLINGS),
+        seed=check_seed(seed),
+    )
+    about = Dataset(samples, target) if data is None else replace(data, target=target)
+    return look(replace(about, **asked), config)
+
+
+TASKS = ("auto", "regression", "classification")
+
+
+def likely_task(target: np.ndarray) -> str:
+    """Classification where the target is text, yes or no, or a few whole numbers.
+
+    >>> likely_task(np.array([0.5, 1.0])), likely_task(np.array(["a", "b"])), likely_task(np.arange(100))
+    ('regression', 'classification', 'regression')
+    """
+    kind = target.dtype.kind
+    few = kind in "iu" and len(np.unique(target)) <= min(20, max(2, len(target) // 5))
+    return "classification" if kind in "UbO" or few else "regression"
 
 
 class _Look:
-    """The state of a look: Gram matrices at hand, findings so far, time left."""
+    """The state of a look: Gram matrices at hand, findings so far, predicted seconds left."""
 
     def __init__(
-        self,
-        data: Any,
-        problem: LensProblem,
-        choice: Preparation,
-        config: LensConfig,
-        n_folds: int,
-        began: float,
-        progress: Any,
+        self, data: Any, problem: LensProblem, choice: TokenChoice, costs: Costs, config: LensConfig, progress: Any
     ) -> None:
-        self.problem, self.choice, self.config, self.progress = problem, choice, config, progress
-        self.began, self.folds = began, range(n_folds)
-        self.ready = choice.rule.apply(problem.sets)
-        self.grams: dict[str, Gram] = {}
+        self.problem, self.choice, self.costs, self.config, self.progress = problem, choice, costs, config, progress
+        self.left = config.budget - choice.seconds
+        self.folds = range(len(problem.folds))
         self.exact = config.activation != SOFTMAX
-        self.found = Findings(
-            config, data.description, len(data), len(problem), len(problem.folds[0][0]), n_folds, names=data.names
-        )
+        self.grams: dict[str, Gram] = {}
+        self.found = Findings(config, data.description, len(data), names=data.names)
+        self.plan = self._plan()
+        sizes = [size for _, (size, _) in self.plan.values()]
+        self.tiers = sorted(set(sizes)) or [len(problem)]
+        self.found.n_used, self.found.n_train = self.tiers[-1], problem.trained_on(self.tiers[-1])
         self.found.settings = self._settings()
 
     def run(self) -> Findings:
+        self._constant()
         self._pooled()
         self._fixed_laws()
+        self._learned_law()
         self._curves()
-        self._spectra()
-        self._learned_law()  # takes what time it is given: whatever is sure to be short comes before
         self._query()
+        self._learned_infinite()
         self._heads()
-        self._learned_curve()
+        self._spectra()
+        self.found.cost = self.config.budget - self.left
         self.found.answers = answer_all(self.found)
-        self.found.seconds = time.perf_counter() - self.began
         return self.found
 
+    def _plan(self) -> dict[str, tuple[float, tuple[int, int]]]:
+        """Who is fitted: its predicted seconds, on how many samples, and the steps of a law that is learned."""
+        n, costs, config = len(self.problem), self.costs, self.config
+        sizes = [n >> k for k in range(HALVINGS + 1) if k == 0 or n >> k >= MIN_HALVED]
+        options: dict[str, Any] = {
+            name: [(costs.folds(s), (s, 0)) for s in sizes] for name in (f"{config.pooling} pool, ridge", *STATISTICS)
+        }
+        for name, (law, heads) in self._laws().items():
+            biased = law.mean != 0.0
+            options[name] = [(costs.gram(s, heads, biased) + costs.folds(s), (s, 0)) for s in sizes]
+        if config.steps:
+            turns = min(2, costs.n_folds)
+            rungs = [(n, min(steps, config.steps)) for steps in STEPS] + [(s, STEPS[-1]) for s in sizes[1:]]
+            options[self._learned_name(config.n_heads)] = [
+                (turns * (costs.learn(s, k) + costs.gram(s, config.n_heads) + costs.fit(0.8 * s)), (s, k))
+                for s, k in rungs
+            ]
+        plan = share_out(FOR_LEARNERS * self.left, options)
+        for name in options:
+            if name not in plan:
+                seconds = options[name][-1][0]
+                self._skip(f"{name}: takes about {seconds:.2g} s even on {options[name][-1][1][0]} sets.")
+        return plan
+
+    def _laws(self) -> dict[str, tuple[GaussianHeads, float]]:
+        """Laws that are not learned, by the names of learners: the law, and its number of heads."""
+        laws = {"zero-mean attention": GaussianHeads()}
+        if self.choice.strength is not None:
+            laws["biased attention"] = GaussianHeads(self.choice.strength)
+        counts = {f"{self.config.n_heads} heads": float(self.config.n_heads)}
+        if self.exact:
+            counts["infinite heads"] = math.inf
+        return {f"{name}, {many}": (law, heads) for name, law in laws.items() for many, heads in counts.items()}
+
+    def _learned_name(self, heads: float) -> str:
+        return f"learned law, {'infinite' if math.isinf(heads) else heads} heads"
+
     def _settings(self) -> str:
-        rule, config = self.choice.rule, self.config
-        used = f"{self.found.n_used} of {self.found.n_given} sets, drawn at random"
-        if self.found.n_used == self.found.n_given:
-            used = f"all {self.found.n_used} sets"
-        own = len(self.problem.folds) == 1
-        held = "the data's own test part held out" if own else f"{len(self.folds)} of 5 folds held out in turn"
+        rule, config, found = self.choice.rule, self.config, self.found
+        used = f"{found.n_used} of {found.n_given} sets, drawn at random"
+        if found.n_used == found.n_given:
+            used = f"all {found.n_used} sets"
+        if len(self.tiers) > 1:
+            used += f" ({self.tiers[0]} for the dearest learner)"
         bias = "" if self.choice.strength is None else f", biased heads of strength {self.choice.strength:g}"
         return (
-            f"{used}, {held}; tokens {rule.scaling}, query {rule.query}, pooling {rule.pooling}, {config.activation} "
-            f"weights{bias} (chosen on 300 training sets at most); {config.n_heads} heads where finite; "
-            f"seed {config.seed}."
+            f"{used}, {self.problem.held}; tokens {rule.scaling}, query {rule.query}, pooling {rule.pooling}, "
+            f"{config.activation} weights{bias} (chosen on {MOST} training sets at most); {config.n_heads} heads where "
+            f"finite; seed {config.seed}; {config.budget:g} predicted seconds."
         )
 
-    @property
-    def left(self) -> float:
-        return self.config.budget - self.config.reserve - (time.perf_counter() - self.began)
+    def _skip(self, words: str) -> None:
+        self.found.skipped.append(words)
 
     def _afford(self, what: str, seconds: float) -> bool:
-        """Say what comes next, or note that there is no time for it, with a quarter to spare."""
-        if 1.25 * seconds > self.left:
-            self.found.skipped.append(f"{what}: would take about {seconds:.0f} s, {max(self.left, 0):.0f} s are left.")
+        """Take the seconds from what is left and say what comes next, or note that there are too few."""
+        if seconds > self.left:
+            self._skip(f"{what}: takes about {seconds:.2g} s, {max(self.left, 0):.2g} s are left.")
             return False
-        self.progress(f"{what} ({max(self.left, 0):.0f} s left)")
+        self.left -= seconds
+        self.progress(what)
         return True
 
-    def _fit_cost(self, n_fits: int) -> float:
-        return n_fits * self.choice.fit(self.found.n_train)
+    def _ready(self, size: int, sets: Any = None, rule: TokenRule | None = None) -> Any:
+        return (rule or self.choice.rule).apply((self.problem.sets if sets is None else sets)[:size])
 
     def _evaluate(self, m: Measured, gram: Gram, folds: Any = None) -> Measured:
-        began = time.perf_counter()
-        for k in self.folds if folds is None else folds:
-            train, test = self.problem.folds[k]
-            m.losses[k], m.alpha = held_out_losses(gram, self.problem, train, test)
-        m.seconds += time.perf_counter() - began
+        """Losses of the folds, on all samples of a Gram matrix and on as many as those have that were given fewer."""
+        size = len(gram.matrix)
+        for tier in {t for t in self.tiers if t < size} | {size}:
+            for k in self.folds if folds is None else folds:
+                fold = self.problem.fold(k, tier)
+                if min(map(len, fold)) > 1:
+                    m.at.setdefault(tier, {})[k], m.alpha = held_out_losses(gram, self.problem, *fold)
         return m
 
-    def _add(self, m: Measured, make: Callable[[], Gram]) -> None:
-        began = time.perf_counter()
-        gram = make()
-        m.seconds = time.perf_counter() - began
-        self.found.learners.append(self._evaluate(m, gram))
-        self.grams[m.name] = gram
+    def _add(self, m: Measured, make: Callable[[int], Gram]) -> None:
+        """Fit a learner on the samples that the plan gives it, if it does."""
+        if m.name not in self.plan:
+            return
+        seconds, (size, _) = self.plan[m.name]
+        self._afford(m.name, seconds)
+        m.seconds = seconds
+        self.grams[m.name] = make(size)
+        self.found.learners.append(self._evaluate(m, self.grams[m.name]))
 
-    def _pooled(self) -> None:
-        self.progress("learners on pooled input")
-        self.found.learners.append(self._constant())
-        pooling, problem = self.config.pooling, self.problem
-        plain = pooled_numbers(problem, statistics=False, pooling=pooling)
-        many = pooled_numbers(problem, statistics=True, pooling=pooling)
-        for name, role, make in (
-            (f"{pooling} pool, ridge", "ridge", lambda: linear_gram(plain)),
-            ("pooled statistics, ridge", "statistics", lambda: linear_gram(many)),
-            ("pooled statistics, MLP", "mlp", lambda: mlp_gram(many, WIDTH, self.config.seed)),
-        ):
-            self._add(Measured(name, "pooled", role), make)
-
-    def _constant(self) -> Measured:
+    def _constant(self) -> None:
         """The mean of the training part, or its most frequent class."""
         m = Measured("a constant guess", "constant", "null")
-        for k in self.folds:
-            train, test = self.problem.folds[k]
-            guess = self.problem.columns[train].mean(axis=0)
-            m.losses[k] = self.problem.losses(test, np.tile(guess, (len(test), 1)))
-        return m
+        for tier in self.tiers:
+            for k in self.folds:
+                train, test = self.problem.fold(k, tier)
+                guess = self.problem.columns[train].mean(axis=0)
+                m.at.setdefault(tier, {})[k] = self.problem.losses(test, np.tile(guess, (len(test), 1)))
+        self.found.learners.append(m)
+
+    def _pooled(self) -> None:
+        pooling, ridge, mlp = self.config.pooling, *STATISTICS
+
+        def numbers(size: int, statistics: bool = True) -> np.ndarray:
+            return pooled_numbers(self.problem.sets[:size], statistics=statistics, pooling=pooling)
+
+        self._add(Measured(f"{pooling} pool, ridge", "pooled", "ridge"), lambda n: linear_gram(numbers(n, False)))
+        self._add(Measured(ridge, "pooled", "statistics"), lambda n: linear_gram(numbers(n)))
+        self._add(Measured(mlp, "pooled", "mlp"), lambda n: mlp_gram(numbers(n), WIDTH, self.config.seed))
 
     def _fixed_laws(self) -> None:
-        laws: list[tuple[str, str, Any]] = [("zero-mean attention", "attention", GaussianHeads())]
+        for name, (law, heads) in self._laws().items():
+            m = Measured(name, "attention", "biased" if law.mean != 0.0 else "attention", law, heads)
+            self._add(m, lambda n, law=law, heads=heads: make_gram(self._ready(n), law, heads, self.config))  # type: ignore[misc]
         if self.choice.strength is None:
-            self.found.skipped.append("biased attention: without a query there is nothing for keys to resemble.")
-        else:
-            laws.append(("biased attention", "biased", GaussianHeads(self.choice.strength)))
-        costs, tokens, n_heads = self.choice, self.problem.tokens, self.config.n_heads
-        for name, role, law in laws:
-            seconds = costs.heads(tokens, len(self.problem), n_heads, self.problem.batch.dim + 1)
-            if self._afford(f"{name}, {n_heads} heads", seconds + self._fit_cost(len(self.folds))):
-                m = Measured(f"{name}, {n_heads} heads", "attention", role, law, n_heads)
-                self._add(m, lambda law=law: self._gram(law))  # type: ignore[misc]
-            if not self.exact:
-                continue
-            seconds = costs.kernel(tokens, biased=role == "biased")
-            if self._afford(f"{name}, infinite heads", seconds + self._fit_cost(len(self.folds))):
-                m = Measured(f"{name}, infinite heads", "attention", role, law, math.inf)
-                self._add(m, lambda law=law: self._gram(law, infinite=True))  # type: ignore[misc]
+            self._skip("biased attention: without a query there is nothing for keys to resemble.")
         if not self.exact:
-            self.found.skipped.append("infinite heads: softmax weights have no kernel in closed form.")
-
-    def _gram(self, law: Any, *, infinite: bool = False, ready: Any = None) -> Gram:
-        ready, config = self.ready if ready is None else ready, self.config
-        if infinite:
-            return kernel_gram(ready, law, config.activation)
-        return head_gram(ready, law, config.n_heads, config.activation, config.seed)
+            self._skip("infinite heads: softmax weights have no kernel in closed form.")
 
     def _learned_law(self) -> None:
         """Learn a law on the training part of each of a few folds."""
+        m = Measured(self._learned_name(self.config.n_heads), "attention", "learned", {}, self.config.n_heads)
         if self.config.steps == 0:
-            self.found.skipped.append("learned law: none was asked for.")
+            self._skip("learned law: none was asked for.")
+        if m.name not in self.plan:
             return
-        # as much again for shuffled queries, and for half the samples
-        seconds = max(0.0, self.left) * (0.27 if len(self.folds) == 1 else 0.2)
-        if seconds < 1.0 or not self._afford("learned law", seconds):
-            self.found.skipped.append("learned law: too little time was left to learn one.")
-            return
-        m = Measured(f"learned law, {self.config.n_heads} heads", "attention", "learned", {}, self.config.n_heads)
+        m.seconds, (size, _) = self.plan[m.name]
+        self.left -= m.seconds
+        ready = self._ready(size)
+        for k in self.folds[:2]:
+            self.progress(f"learning a law on fold {k + 1}")
+            m.law[k] = self._learn(ready, k)
+            self._evaluate(m, make_gram(ready, m.law[k], m.heads, self.config), [k])
         self.found.learners.append(m)
-        for k in list(self.folds)[:2]:
-            if k and self.left < 1.2 * seconds:
-                break
-            self.progress(f"learning a law on fold {k + 1} ({max(self.left, 0):.0f} s left)")
-            began = time.perf_counter()
-            m.law[k] = self._learn(self.ready, self.problem.folds[k][0], seconds)
-            gram = self._gram(m.law[k])
-            m.seconds += time.perf_counter() - began
-            self._evaluate(m, gram, [k])
-        self.found.law = m.law.get(0)
-        self._learned_infinite(m)
+        self.found.law = m.law[0]
 
-    def _learn(self, ready: Any, train: np.ndarray, seconds: float) -> Any:
-        """A law for the training part; at most 400 samples a step keep a step short.
+    def _learn(self, ready: Any, k: int) -> Any:
+        """A law for the training part of a fold.
 
         Its noise has one scale where infinitely many heads of the same law are shown beside it, which needs that.
         """
-        covariance = "none" if self.exact else "auto"
-        law = LearnedHeads(steps=self.config.steps, covariance=covariance, seconds=0.8 * seconds, max_samples=400)
-        rows = np.sort(train)
-        return law.fit(
-            ready[rows], self.problem.columns[rows], activation=self.config.activation, seed=self.config.seed
-        )
+        _, (size, steps) = self.plan[self._learned_name(self.config.n_heads)]
+        law = LearnedHeads(steps=steps, covariance="none" if self.exact else "auto", max_samples=MOST_PER_STEP)
+        rows, groups = self.problem.fold(k, size)[0], self.problem.groups
+        options: dict[str, Any] = {"activation": self.config.activation, "seed": self.config.seed}
+        columns = self.problem.columns[rows]
+        return law.fit(ready[rows], columns, groups=None if groups is None else groups[rows], **options)
 
-    def _learned_infinite(self, learned: Measured) -> None:
-        seconds = self.choice.kernel(self.problem.tokens, biased=True) + self._fit_cost(1)
-        if not self.exact or not self._afford("learned law, infinite heads", seconds * len(learned.law)):
+    def _learned(self) -> Measured | None:
+        return next((m for m in self.found.learners if m.role == "learned"), None)
+
+    def _learned_infinite(self) -> None:
+        """The same laws with infinitely many heads."""
+        learned = self._learned()
+        if learned is None or not self.exact:
             return
-        m = Measured("learned law, infinite heads", "attention", "learned", learned.law, math.inf)
-        m.seconds = learned.seconds
-        for k, law in learned.law.items():
-            began = time.perf_counter()
-            gram = self._gram(law, infinite=True)
-            m.seconds += time.perf_counter() - began
-            self._evaluate(m, gram, [k])
-        self.found.learners.append(m)
+        m = replace(learned, name=self._learned_name(math.inf), heads=math.inf, at={})
+        m.seconds = len(m.law) * (self.costs.gram(learned.size, math.inf, biased=True) + self.costs.fit(learned.size))
+        if self._afford(m.name, m.seconds):
+            ready = self._ready(learned.size)
+            for k, law in m.law.items():
+                self._evaluate(m, make_gram(ready, law, math.inf, self.config), [k])
+            self.found.learners.append(m)
 
     def _best_fixed(self) -> Measured | None:
         fixed = [m for m in self.found.learners if m.name in self.grams and m.family == "attention"]
@@ -544,12 +734,10 @@ class _Look:
 
     def _learned_leads(self) -> Measured | None:
         """The learned law, if it beats the best fixed one beyond doubt."""
-        fixed = self._best_fixed()
-        learned = [m for m in self.found.learners if m.role == "learned" and m.losses]
-        best = min(learned, key=self.found.error_of, default=None)
-        if best is None or fixed is None:
-            return best
-        return best if judge(difference(fixed, best)) == "yes" else None
+        fixed, learned = self._best_fixed(), self._learned()
+        if learned is None or fixed is None:
+            return learned
+        return learned if judge(difference(fixed, learned)) == "yes" else None
 
     def _query(self) -> None:
         best = self._best_fixed()
@@ -558,45 +746,34 @@ class _Look:
         if not self.problem.has_query:
             self._made_query(best)
             return
-        costs, tokens = self.choice, self.problem.tokens
-        biased = best.role == "biased" and math.isinf(best.heads)
-        seconds = costs.kernel(tokens) + costs.kernel(tokens, biased=biased) + 2 * self._fit_cost(len(self.folds))
-        if not self._afford("the query taken away, and shuffled", seconds):
-            return
         leader = self._learned_leads() or best
+        plain, size = self.costs.gram(best.size, best.heads), leader.size
+        again = self.costs.gram(best.size, best.heads, best.role == "biased")
+        if leader is not best:  # a law is learned anew on the first fold
+            again = leader.seconds / len(leader.law)
+        if not self._afford("the query taken away, and shuffled", plain + again + 2 * self.costs.folds(best.size)):
+            return
         self.found.query.append(replace(leader, name="with its query", role="with"))
-        rule, infinite = self.choice.rule, math.isinf(best.heads)
-        bare = self._gram(GaussianHeads(), infinite=infinite, ready=rule.apply(_with_query(self.problem.sets, None)))
-        self.found.query.append(self._evaluate(Measured("without a query", "attention", "without"), bare))
         query = self.problem.batch.query
         assert query is not None  # has_query
+        bare = self._ready(best.size, _with_query(self.problem.sets, None))
+        gram = make_gram(bare, GaussianHeads(), best.heads, self.config)
+        self.found.query.append(self._evaluate(Measured("without a query", "attention", "without"), gram))
         mixed = query[np.random.default_rng(self.config.seed).permutation(len(query))]
-        swapped = _with_query(self.problem.sets, mixed)
+        swapped = self._ready(size, _with_query(self.problem.sets, mixed))
         m = Measured("with the query of another set", "attention", "shuffled")
-        if leader is best:
-            self._evaluate(m, self._gram(best.law, infinite=infinite, ready=rule.apply(swapped)))
-        else:
-            self._relearn(m, swapped, leader)
-        if m.losses:
-            self.found.query.append(m)
-
-    def _relearn(self, m: Measured, sets: Any, leader: Measured) -> None:
-        """Learn a law for shuffled queries on the first fold, with the time the leader had."""
-        seconds = leader.seconds / max(1, len(leader.law))
-        if self._afford("a law learned with shuffled queries", seconds):
-            ready = self.choice.rule.apply(sets)
-            law = self._learn(ready, self.problem.folds[0][0], seconds)
-            self._evaluate(m, self._gram(law, ready=ready), [0])
+        law, folds = (best.law, None) if leader is best else (self._learn(swapped, 0), [0])
+        self.found.query.append(self._evaluate(m, make_gram(swapped, law, leader.heads, self.config), folds))
 
     def _made_query(self, best: Measured) -> None:
         """Where no query was given: whether the mean of the keys makes one."""
         if self.problem.sets.has_own_queries:
             return
         other = replace(self.choice.rule, query="given" if self.choice.rule.query == "mean" else "mean")
-        seconds = self.choice.kernel(self.problem.tokens, biased=False) + self._fit_cost(len(self.folds))
+        seconds = self.costs.gram(best.size, best.heads) + self.costs.folds(best.size)
         if not self._afford("a query made of the keys", seconds):
             return
-        gram = self._gram(GaussianHeads(), infinite=math.isinf(best.heads), ready=other.apply(self.problem.sets))
+        gram = make_gram(self._ready(best.size, rule=other), GaussianHeads(), best.heads, self.config)
         tried = self._evaluate(Measured("", "attention", ""), gram)
         pairs = {other.query: tried, self.choice.rule.query: best}
         self.found.query += [
@@ -611,65 +788,84 @@ class _Look:
             return
         used = self.config.n_heads
         counts = tuple(sorted({4, 16, 64, used} - {c for c in (4, 16, 64) if c > used}))
-        counts = counts if self.exact else (*counts, 4 * used)
-        folds = [k for k in list(self.folds)[:3] if k in leader.losses]
-        width = self.problem.batch.dim + 1
-        seconds = self.choice.heads(self.problem.tokens, len(self.problem), counts[-1], width)
+        infinite = [m for m in self.found.learners if m.law is leader.law and math.isinf(m.heads)]
+        counts = counts if infinite else (*counts, 4 * used)
+        folds = [k for k in self.folds[:3] if k in leader.losses]
         many = len(folds) if leader.role == "learned" else 1
-        if not self._afford("the number of heads", many * seconds + self._fit_cost(len(counts) * len(folds))):
+
+        def seconds(size: int) -> float:
+            return many * self.costs.gram(size, counts[-1]) + len(counts) * len(folds) * self.costs.fit(0.8 * size)
+
+        sizes = sorted((s for s in leader.at if all(s in m.at for m in infinite)), reverse=True)
+        size = next((s for s in sizes if seconds(s) <= self.left / 2), sizes[-1])
+        if not self._afford("the number of heads", seconds(size)):
             return
         rows = [Measured(f"{c} heads", "attention", "finite", heads=c) for c in counts]
+        ready = self._ready(size)
         for k in folds:
             if leader.role == "learned" or k == folds[0]:
                 law = leader.law[k] if leader.role == "learned" else leader.law
-                grams = nested_head_grams(self.ready, law, counts, self.config.activation, self.config.seed)
+                grams = nested_head_grams(ready, law, counts, self.config.activation, self.config.seed)
             for m, gram in zip(rows, grams, strict=True):
-                self._evaluate(m, gram, [k])
+                m.at.setdefault(size, {})[k] = held_out_losses(gram, self.problem, *self.problem.fold(k, size))[0]
         self.found.heads = rows
-        same = [m for m in self.found.learners if m.law is leader.law and math.isinf(m.heads)]
-        for m in same:  # on the same folds as the others
-            losses = {k: m.losses[k] for k in folds if k in m.losses}
-            self.found.heads.append(replace(m, name="infinite heads", role="infinite", losses=losses))
+        for m in infinite:  # on the same folds as the others
+            losses = {k: m.at[size][k] for k in folds if k in m.at[size]}
+            self.found.heads.append(replace(m, name="infinite heads", role="infinite", at={size: losses}))
 
     def _curves(self) -> None:
-        """Held-out error against training samples, on the same held-out samples."""
+        """Held-out error against training samples: ends where the table is, on the same held-out samples throughout."""
         pooled, fixed = self.found.best("pooled"), self._best_fixed()
-        folds = list(self.folds)[:3]
-        n = self.found.n_train
-        sizes = tuple(n >> k for k in (3, 2, 1, 0) if n >> k >= 20)
         for m in (fixed, pooled):
-            if m is None or not self._afford(f"learning curve of {m.name}", 1.2 * self._fit_cost(len(folds))):
+            n = 0 if m is None else self.problem.trained_on(m.size)
+            if m is None or not self._afford(f"learning curve of {m.name}", self.costs.curve(n)):
                 continue
-            gram = self.grams[m.name]
-            losses = [self._losses_at(gram, size, folds) for size in sizes[:-1]]
-            losses.append(np.concatenate([m.losses[k] for k in folds]))
-            self.found.curves.append(HeldOutCurve(m.name, "pooled" if m is pooled else m.role, sizes, tuple(losses)))
-
-    def _losses_at(self, gram: Gram, size: int, folds: list[int]) -> np.ndarray:
-        parts = ((self.problem.folds[k][0][:size], self.problem.folds[k][1]) for k in folds)
-        return np.concatenate([held_out_losses(gram, self.problem, *part)[0] for part in parts])
-
-    def _learned_curve(self) -> None:
-        """Half the samples, and all of them, on the first fold, if the learned law leads: it is learned anew."""
-        learned = self._learned_leads()
-        if learned is None or 0 not in learned.losses:
-            return
-        seconds = learned.seconds / max(1, len(learned.law))
-        if not self._afford("learning curve of the learned law", seconds):
-            return
-        train, test = self.problem.folds[0]
-        half = train[: len(train) // 2]
-        gram = self._gram(self._learn(self.ready, half, seconds))
-        losses = held_out_losses(gram, self.problem, half, test)[0]
-        curve = HeldOutCurve(learned.name, "learned", (len(half), len(train)), (losses, learned.losses[0]))
-        self.found.curves.insert(0, curve)
+            sizes, losses = learning_curve(self.grams[m.name], self.problem, self.config.seed)
+            end = np.concatenate(list(m.losses.values()))
+            role = "pooled" if m is pooled else m.role
+            self.found.curves.append(HeldOutCurve(m.name, role, (*sizes, n), (*losses, end)))
 
     def _spectra(self) -> None:
         pooled, fixed = self.found.best("pooled"), self._best_fixed()
         for m in (fixed, pooled):
-            if m is None or not self._afford(f"spectrum of {m.name}", 4 * self._fit_cost(1)):
+            if m is None:
                 continue
-            self.found.spectra.append(spectrum_of(m, self.grams[m.name].matrix, self.problem.columns))
+            gram = self.grams[m.name].matrix[:MOST_FOR_SPECTRUM, :MOST_FOR_SPECTRUM]
+            if self._afford(f"spectrum of {m.name}", 4 * self.costs.fit(len(gram))):
+                self.found.spectra.append(spectrum_of(m, gram, self.problem.columns[: len(gram)]))
+
+
+def learning_curve(
+    gram: Gram, problem: LensProblem, seed: int
+) -> tuple[tuple[int, ...], tuple[Float[np.ndarray, " u"], ...]]:
+    """Sizes below that of a training part, increasing, and for each the losses of all that is held out, fold by fold.
+
+    Every loss is a mean over a few random subsets of the training part of its fold: sub-blocks of one Gram matrix,
+    each with a penalty of its own by leave-one-out. Groups are taken whole.
+    """
+    folds = [problem.fold(k, len(gram.matrix)) for k in range(len(problem.folds))]
+    n = problem.trained_on(len(gram.matrix))
+    rng = np.random.default_rng([seed, n])
+    sizes, curve = [], []
+    for share, repeats in reversed(SUBSETS):
+        if share * n < MIN_SUBSET:
+            continue
+        parts = [
+            [held_out_losses(gram, problem, _subset(train, share, problem, rng), test)[0] for _ in range(repeats)]
+            for train, test in folds
+        ]
+        sizes.append(round(share * n))
+        curve.append(np.concatenate([np.mean(part, axis=0) for part in parts]))
+    return tuple(sizes), tuple(curve)
+
+
+def _subset(train: np.ndarray, share: float, problem: LensProblem, rng: np.random.Generator) -> np.ndarray:
+    """About a share of the rows: whole groups, in an order of which every beginning has its share of each class."""
+    if problem.groups is not None:
+        names = rng.permutation(np.unique(problem.groups[train]))
+        return train[np.isin(problem.groups[train], names[: max(2, round(share * len(names)))])]
+    parts = np.zeros(len(train), dtype=int) if problem.labels is None else problem.labels[train]
+    return np.sort(train[balanced_order(parts, int(rng.integers(2**31)))[: round(share * len(train))]])
 
 
 def _with_query(sets: Any, query: np.ndarray | None) -> Any:

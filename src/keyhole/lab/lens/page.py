@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from keyhole import __version__
-from keyhole.lab.lens.findings import Answer, Findings, HeldOutCurve, TargetLoading, extrapolate
+from keyhole.lab.lens.findings import Answer, Findings, HeldOutCurve, TargetLoading, forecast
 from keyhole.lab.report.document import Chart, HeatMap, Report, Section, Series, Table, Verdict, bars
 
 _STATES: dict[str, Any] = {
@@ -26,7 +26,7 @@ def report_of(found: Findings) -> Report:
         "keyhole": __version__,
         "NumPy": np.__version__,
         "Python": platform.python_version(),
-        "seconds": f"{found.seconds:.0f} of {found.config.budget:.0f}",
+        "predicted seconds": f"{found.cost:.0f} of {found.config.budget:.0f}",
         "seed": str(found.config.seed),
         "settings": found.settings,
     }
@@ -35,21 +35,6 @@ def report_of(found: Findings) -> Report:
         sections.append(_law(found))
     title = found.description.partition(":")[0].partition(",")[0]
     return Report(f"A look at {title or 'your data'}", lead, sections, provenance)
-
-
-def learner_rows(found: Findings) -> list[dict[str, Any]]:
-    """One row per learner, best first."""
-    order = sorted((m for m in found.learners if m.losses), key=found.error_of)
-    return [
-        {
-            "learner": m.name,
-            "error": found.error_of(m),
-            "standard error": m.uncertainty,
-            "folds": len(m.losses),
-            "seconds": round(m.seconds, 2),
-        }
-        for m in order
-    ]
 
 
 def _verdict(answer: Answer) -> Verdict:
@@ -63,28 +48,34 @@ def _forecast(answer: Answer) -> Verdict:
 
 
 def _learners(found: Findings) -> Section:
-    rows = learner_rows(found)
-    n = len(rows)
-    order = sorted((m for m in found.learners if m.losses), key=found.error_of)
+    rows = found.table
+    order = sorted((m for m in found.learners if m.losses and m.family != "constant"), key=found.error_of)
+    families = {"attention": ("attention", "attention"), "pooled": ("pooled input", "mlp")}
     series = []
-    for k, m in enumerate((m for m in order if m.family != "constant"), start=1):
-        role = "mlp" if m.family == "pooled" else m.role
-        series.append(bars(m.name, [k], [found.error_of(m)], [m.uncertainty], role, floor=0.0))
+    for family, (name, role) in families.items():
+        places = [k for k, m in enumerate(order) if m.family == family]
+        errors, spreads = [100 * order[k].error for k in places], [100 * order[k].uncertainty for k in places]
+        series.append(bars(name, places, errors, spreads, role, floor=0.0))
+    names = [f"★ {m.name}" if k == 0 else m.name for k, m in enumerate(order)]
+    note = "Bars are one standard error; ★ is the best. All see the same folds."
+    if any(m.size < found.n_used for m in order):
+        note += " A dear learner has fewer sets; answers compare learners on the sets that both were given."
     chart = Chart(
-        "learners", f"Held-out error of {n - 1} learners, best first", "rank", f"error: {found.measure}", series,
-        rows=rows, note="Bars are one standard error. All see the same folds; where time was short, the first of them.",
+        "learners", "Held-out error, best first", "learner", f"error, % ({found.measure})", series, rows=rows,
+        note=note, names=names,
     )  # fmt: skip
     table = Table("learners_table", "The same in numbers", rows, note=" ".join(found.skipped))
     return Section(
         "attention", "Does attention pay?",
         "Attention weighs the keys of a set before it adds them up; a learner on pooled input adds them up first.",
-        [chart, table], _verdict(found.answers["attention"]), found.settings,
+        [chart, table] if order else [table], _verdict(found.answers["attention"]), found.settings,
     )  # fmt: skip
 
 
 def _query(found: Findings) -> Section:
     rows: list[dict[str, Any]] = [
-        {"sets": m.name, "error": m.error, "standard error": m.uncertainty, "folds": len(m.losses)} for m in found.query
+        {"sets": m.name, "error, %": 100 * m.error, "±": 100 * m.uncertainty, "folds": len(m.losses)}
+        for m in found.query
     ]
     blocks = [Table("query", "Error with the query and without it", rows)] if rows else []
     claim = "If the query matters, taking it away, or giving each set that of another, makes the error larger."
@@ -92,24 +83,22 @@ def _query(found: Findings) -> Section:
 
 
 def _curve_series(curve: HeldOutCurve, role: str) -> Series:
-    means = [float(x.mean()) for x in curve.losses]
-    errors = [float(x.std(ddof=1) / np.sqrt(len(x))) for x in curve.losses]
+    means = [100 * float(x.mean()) for x in curve.losses]
+    errors = [100 * float(x.std(ddof=1) / np.sqrt(len(x))) for x in curve.losses]
     return bars(curve.name, list(curve.sizes), means, errors, role, floor=0.0)
 
 
 def _data(found: Findings) -> Section:
     series = [_curve_series(c, "mlp" if c.role == "pooled" else c.role) for c in found.curves]
     for curve in found.curves[:1]:
-        if curve.role != "pooled" and len(curve.sizes) > 1:
-            _, error, now, later = extrapolate(curve, found.config.seed)
-            n, level = curve.sizes[-1], max(later, 0.0)
-            name, low, high = f"{curve.name}, extrapolated", max(0.0, later - 2 * error), later + 2 * error
-            ends, levels = [n, 2 * n], [now, level]
-            series.append(Series(name, ends, levels, look="dashed", role="prediction"))
-            series.append(Series(name, ends, levels, [now, low], [now, high], look="band", role="prediction"))
+        if curve.role != "pooled" and (ahead := forecast(curve, found.config.seed)) is not None:
+            ends, name = [curve.sizes[-1], ahead.n_train], f"{curve.name}, forecast"
+            now, low, middle, high = (100 * x for x in (ahead.now, ahead.low, ahead.middle, ahead.high))
+            series.append(Series(name, ends, [now, middle], look="dashed", role="prediction"))
+            series.append(Series(name, ends, [now, middle], [now, low], [now, high], look="band", role="prediction"))
     blocks = [
-        Chart("learning_curve", "Error against training sets", "training sets n", f"error: {found.measure}", series,
-              x_log=True, note="Bars are one standard error; the band of the extrapolation is two.")
+        Chart("learning_curve", "Error against training sets", "training sets n", f"error, % ({found.measure})", series,
+              x_log=True, note="Bars are one standard error; the band is where nine forecasts in ten come true.")
     ] if series else []  # fmt: skip
     claim = "Where the curve still falls, more sets would help; the next doubling gains a little less than the last."
     return Section("data", "Would more data help?", claim, blocks, _forecast(found.answers["data"]))
@@ -119,13 +108,13 @@ def _heads(found: Findings) -> Section:
     finite = sorted((m for m in found.heads if m.losses and math.isfinite(m.heads)), key=lambda m: m.heads)
     blocks: list[Chart] = []
     if finite:
-        errors, spreads = [m.error for m in finite], [m.uncertainty for m in finite]
+        errors, spreads = [100 * m.error for m in finite], [100 * m.uncertainty for m in finite]
         series = [bars("finite heads", [m.heads for m in finite], errors, spreads, "attention", floor=0.0)]
         common = set(finite[0].losses)
         exact = [m for m in found.heads if math.isinf(m.heads) and common <= set(m.losses)]
-        marks = {m.name: float(np.concatenate([m.losses[k] for k in common]).mean()) for m in exact}
+        marks = {m.name: 100 * float(np.concatenate([m.losses[k] for k in common]).mean()) for m in exact}
         blocks = [
-            Chart("heads", "Error against the number of heads", "heads M", f"error: {found.measure}", series,
+            Chart("heads", "Error against the number of heads", "heads M", f"error, % ({found.measure})", series,
                   x_log=True, marks=marks, note="The heads of one draw, the first M of them; the law that did best.")
         ]  # fmt: skip
     claim = (
@@ -141,7 +130,7 @@ def reach(spectrum: TargetLoading, share: float) -> int:
 
 def _spectrum(found: Findings) -> Section:
     if not found.spectra:
-        verdict = Verdict("not tested", "There was no time for a spectrum.")
+        verdict = Verdict("not tested", "The budget left nothing for a spectrum.")
         return Section("spectrum", "What the kernel finds easy", "", verdict=verdict)
     n = len(found.spectra[0].power)
     points = np.unique(np.geomspace(1, n, 60).astype(int))

@@ -52,7 +52,10 @@ def bars(
 
 @dataclass(frozen=True)
 class Chart:
-    """Curves on common axes, with the rows that drew them."""
+    """Curves on common axes, with the rows that drew them.
+
+    With ``names``, x counts these from 0: the chart lies on its side, the names one below the other, y from zero.
+    """
 
     name: str
     title: str
@@ -64,6 +67,7 @@ class Chart:
     y_log: bool = False
     note: str = ""
     marks: Mapping[str, float] = field(default_factory=dict)  # horizontal levels to mark, by name
+    names: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

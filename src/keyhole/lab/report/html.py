@@ -258,6 +258,7 @@ def chart_data(chart: Chart) -> dict[str, Any]:
         "y_log": chart.y_log,
         "series": [_series_data(series, chart) for series in ordered],
         "marks": [[as_chart_text(_cut(name, 40)), level] for name, level in chart.marks.items()],
+        "names": [as_chart_text(_cut(name, 40)) for name in chart.names],
     }
 
 
@@ -326,9 +327,10 @@ def _series_data(series: Series, chart: Chart) -> dict[str, Any]:
 
 
 def _words(series: Series, chart: Chart, k: int) -> str:
+    place = as_chart_text(chart.names[int(series.x[k])]) if chart.names else number(series.x[k], 5)
     lines = [
         f"<b>{as_chart_text(series.name)}</b>",
-        f"{as_chart_text(chart.x_label)}: {number(series.x[k], 5)}",
+        f"{as_chart_text(chart.x_label)}: {place}",
         f"{as_chart_text(chart.y_label)}: {number(series.y[k])}",
     ]
     if series.low is not None and series.high is not None:

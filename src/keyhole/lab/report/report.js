@@ -101,10 +101,9 @@
           arrayminus: series.low.map((v, k) => (isNumber(v) && isNumber(series.y[k]) ? Math.max(0, series.y[k] - v) : 0)),
         },
       } : {};
-      return [{
-        ...common, ...bars, mode: "lines+markers", line: { color: colour, width: 2 },
-        marker: { color: colour, size: 7, symbol: MARKERS[inks[series.role][2]] },
-      }];
+      const marker = { color: colour, size: chart.names.length ? 9 : 7, symbol: MARKERS[inks[series.role][2]] };
+      if (chart.names.length) return [{ ...common, x: series.y, y: series.x, error_x: bars.error_y, mode: "markers", marker }];
+      return [{ ...common, ...bars, mode: "lines+markers", line: { color: colour, width: 2 }, marker }];
     });
   }
 
@@ -158,6 +157,12 @@
       xaxis: axis(wrapped(chart.x_label, width - 70), chart.x_log, range(xs, chart.x_log), doubling, most),
       yaxis: axis(wrapped(chart.y_label, height - 60), chart.y_log, range(floored(ys, chart), chart.y_log), false, 7),
     });
+    if (chart.names.length) { // the chart lies on its side
+      [layout.xaxis, layout.yaxis] = [
+        axis(wrapped(chart.y_label, width - 160), false, range([0, ...ys], false), false, 6),
+        { ...axis("", false, [chart.names.length - 0.5, -0.5], false, most), tickmode: "array", tickvals: [...chart.names.keys()], ticktext: chart.names.map((name) => (width < 480 ? wrapped(name, 145) : name)) },
+      ];
+    }
     return { data: [...traces(chart, hidden), ...marks(chart, xs)], layout, doubling, most };
   }
 

@@ -1,0 +1,257 @@
+"""Looks before the last: where they start, their gradient, and ages of keys that are moved a little at every step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+from scipy.sparse import csr_array
+
+from keyhole.attention.heads import identity_mean
+from keyhole.data.sets import SetBatch
+
+QUERY_STRENGTH, FOUND_STRENGTH = 3.0, 2.0
+"""Multiples of the identity that the looks before the last start from: for the query, and for what was found."""
+
+LAST_QUERY_STRENGTH, LAST_FOUND_STRENGTH = 1.0, 3.0
+"""The same for the last look, which reads the answer off what was found."""
+
+NEWER_STRENGTH, OLDER_STRENGTH, AGE_RANGE = 2.0, 1.0, 4.0
+"""Where ages are known: every look prefers new keys, 2·exp(−age/4), and keys older than what was found by Δ > 0 ages,
+exp(−Δ/4)."""
+
+START_NOISE = 0.02
+"""Standard deviation of what tells patterns, and means, apart at the start."""
+
+MIN_AGES = 3
+"""Columns at least that are taken for ages if nobody said so."""
+
+
+@dataclass(frozen=True)
+class Ages:
+    """Coordinates of keys that say how old each is: ``hot`` are zeros and a one, newest first.
+
+    ``columns`` are all that follow from the age, those and others such as 2^-age, and ``table`` their values at each
+    age; a key of no age has zeros in all of ``hot``.
+    """
+
+    hot: Int[np.ndarray, " a"]
+    columns: Int[np.ndarray, " c"]
+    table: Float[np.ndarray, "a c"] = field(repr=False)
+
+    @classmethod
+    def of(cls, sets: SetBatch, hot: Any = "auto") -> Ages | None:
+        """The ages of some sets: the coordinates told, or found; None if there are none.
+
+        Found are columns of zeros and ones of which every set uses the first few, each once: its newest key has the
+        first, the next the second. The last may be shared by all that are older still.
+
+        >>> from keyhole.data.tokens import with_ages
+        >>> keys = with_ages([np.ones((3, 2)), 2 * np.ones((4, 2))], n_ages=4)
+        >>> Ages.of(SetBatch(keys)).hot
+        array([2, 3, 4, 5])
+        """
+        if hot is None:
+            return None
+        found = _find_ages(sets) if isinstance(hot, str) else _check_ages(sets, hot)
+        if len(found) == 0:
+            return None
+        ages = ages_of(sets.tokens, found)
+        known = np.flatnonzero(ages >= 0)
+        first = np.full(len(found), -1)
+        first[ages[known][::-1]] = known[::-1]  # one key of each age
+        seen = np.flatnonzero(first >= 0)
+        firsts = first[seen][np.searchsorted(seen, ages[known])]
+        follows = (sets.tokens[known] == sets.tokens[firsts]).all(axis=0) & (np.ptp(sets.tokens[known], axis=0) > 0)
+        columns = np.flatnonzero(follows)
+        found = found[: seen[-1] + 1]
+        columns = np.concatenate([found, np.setdiff1d(columns, found)])
+        table = np.eye(len(found), len(columns))
+        table[seen] = sets.tokens[first[seen]][:, columns]
+        return cls(found, columns, table)
+
+    def moved(self, sets: SetBatch, share: float, rng: np.random.Generator) -> SetBatch:
+        """The same sets, in which before each key, with probability ``share``, a while has passed.
+
+        It and all older ones then are one age older; none becomes older than the oldest seen in training.
+        """
+        tokens = sets.tokens.copy()
+        known, values = self.older(ages_of(tokens, self.hot), sets.offsets, share, rng)
+        tokens[known[:, None], self.columns] = values
+        return SetBatch._from_flat(tokens, sets.offsets, sets.query, sets.extras)
+
+    def older(
+        self, ages: Int[np.ndarray, " t"], offsets: Int[np.ndarray, " o"], share: float, rng: np.random.Generator
+    ) -> tuple[Int[np.ndarray, " k"], Float[np.ndarray, "k c"]]:
+        """Which keys have an age, and what `moved` puts into their ``columns``."""
+        counts = np.diff(offsets)
+        order = np.lexsort((ages, np.repeat(np.arange(len(counts)), counts)))
+        gaps = np.cumsum((rng.random(len(ages)) < share) & (ages[order] >= 0))
+        before = np.concatenate([[0], gaps])[offsets[:-1]]  # those of earlier sets
+        passed = np.empty(len(ages), int)
+        passed[order] = gaps - np.repeat(before, counts)
+        known = np.flatnonzero(ages >= 0)
+        older = np.minimum(ages[known] + passed[known], len(self.table) - 1)
+        return known, self.table[older].astype(np.float32)
+
+
+def ages_of(tokens: Float[np.ndarray, "t d"], hot: Int[np.ndarray, " a"]) -> Int[np.ndarray, " t"]:
+    """The age of every key, −1 for one of none."""
+    own = tokens[:, hot]
+    return np.where(own.any(axis=1), own.argmax(axis=1), -1)
+
+
+def _find_ages(sets: SetBatch) -> Int[np.ndarray, " a"]:
+    tokens, starts = sets.tokens, sets.offsets[:-1]
+    binary = ((tokens == 0) | (tokens == 1)).all(axis=0)
+    counts = np.add.reduceat(np.where(binary, tokens, 0.0), starts, axis=0)
+    once = binary & (counts <= 1).all(axis=0) & (counts > 0).any(axis=0)
+    best: tuple[int, int] = (0, 0)
+    column, dim = 0, sets.dim
+    while column < dim:
+        stop = column + 1
+        if once[column]:
+            while stop < dim and binary[stop] and (counts[counts[:, stop] > 0, stop - 1] > 0).all():
+                if (tokens[:, column:stop].any(axis=1) & (tokens[:, stop] > 0)).any():
+                    break  # a key of two ages
+                stop += 1
+                if not once[stop - 1]:
+                    break
+            if stop - column > best[1] - best[0] and (counts[:, column:stop].sum(axis=1) > 0).mean() > 0.5:
+                best = column, stop
+        column = stop
+    enough = best[1] - best[0] >= MIN_AGES
+    return np.arange(*best) if enough else np.zeros(0, int)
+
+
+def _check_ages(sets: SetBatch, hot: Any) -> Int[np.ndarray, " a"]:
+    given = np.asarray(hot)
+    if given.ndim != 1 or given.dtype.kind not in "iu" or not len(given):
+        raise ValueError(f"`ages` must be 'auto', None, or the coordinates of keys that say their age: got {hot!r}.")
+    if (given < 0).any() or (given >= sets.dim).any() or len(np.unique(given)) < len(given):
+        raise ValueError(
+            f"`ages` must name different coordinates of keys of dimension {sets.dim}, newest first: got {hot!r}."
+        )
+    own = sets.tokens[:, given]
+    wrong = np.flatnonzero(((own != 0) & (own != 1)).any(axis=1) | (own.sum(axis=1) > 1))
+    if len(wrong):
+        raise ValueError(
+            f"`ages` must name coordinates of zeros and at most one 1 for each key: key {wrong[0]} has "
+            f"{own[wrong[0]].tolist()}. kh.tokens.with_ages makes such; use scaling='none', so that they stay."
+        )
+    return given
+
+
+def starting_looks(
+    query_dim: int, dim: int, hops: int, patterns: int, n_means: int, ages: Ages | None, pairs: Any, seed: int
+) -> list[Float[np.ndarray, "p _ e"]]:
+    """The matrices of all looks before anything is learned, those of the last one last.
+
+    Keys that resemble the query, or what was found; where ages are known, new ones, and such as are just older than
+    what was found.
+    """
+    rng = np.random.default_rng([seed, hops])
+    looks, found = [], 0
+    for hop in range(hops):
+        last = hop == hops - 1
+        strengths = (LAST_QUERY_STRENGTH, LAST_FOUND_STRENGTH) if last else (QUERY_STRENGTH, FOUND_STRENGTH)
+        blocks = [strengths[0] * without_ages(identity_mean(dim, query_dim, pairs), ages)[:-1]]
+        blocks += [strengths[1] * without_ages(identity_mean(dim), ages)[:-1] + just_older(dim, ages)] * found
+        start = np.concatenate([*blocks, newer_first(dim, ages)[None]])
+        count = n_means if last else patterns
+        looks.append(start + START_NOISE * rng.standard_normal((count, *start.shape)))
+        found += patterns
+    return looks
+
+
+def without_ages(mean: Float[np.ndarray, "f e"], ages: Ages | None) -> Float[np.ndarray, "f e"]:
+    """The matrix without what it says of ages: two keys of one age need not be alike."""
+    if ages is not None:
+        mean[:, ages.columns] = 0.0
+    return mean
+
+
+def newer_first(dim: int, ages: Ages | None) -> Float[np.ndarray, " e"]:
+    """The last row of a matrix, that of the appended one, which prefers new keys."""
+    row = np.zeros(dim + 1)
+    if ages is not None:
+        row[ages.hot] = NEWER_STRENGTH * np.exp(-np.arange(len(ages.hot)) / AGE_RANGE)
+    return row
+
+
+def just_older(dim: int, ages: Ages | None) -> Float[np.ndarray, "d e"]:
+    """Rows for what was found, which prefer keys a little older than that."""
+    rows = np.zeros((dim, dim + 1))
+    if ages is not None:
+        apart = np.arange(len(ages.hot)) - np.arange(len(ages.hot))[:, None]
+        rows[np.ix_(ages.hot, ages.hot)] = OLDER_STRENGTH * np.where(apart > 0, np.exp(-apart / AGE_RANGE), 0.0)
+    return rows
+
+
+@dataclass(frozen=True)
+class LookTrace:
+    """Looks gone through: what each asked and how it weighed the keys; ``sets`` have the extended queries.
+
+    ::
+
+        a_pi = softmax_i(x~ᵀ U_p x~_i),   o_p = Σ_i a_pi x_i,   the next query is [x; o_1; …; o_P]
+    """
+
+    sets: SetBatch
+    looks: Sequence[Float[np.ndarray, "p _ e"]]
+    keys: Float[np.ndarray, "t e"] = field(repr=False)
+    asked: list[Float[np.ndarray, "n _"]] = field(repr=False)
+    weights: list[Float[np.ndarray, "t p"]] = field(repr=False)
+
+    @classmethod
+    def of(cls, sets: SetBatch, looks: Sequence[Float[np.ndarray, "p _ e"]]) -> LookTrace:
+        """Go through the looks in the precision of the sets. O(patterns · (n D_h D + keys · D)) operations each."""
+        keys, asked, weighed = sets.extended_keys(), [], []
+        owner = np.repeat(np.arange(len(sets)), sets.lengths)
+        for look in looks:
+            query = sets.extended_query()
+            asked.append(query)
+            wide = look.transpose(1, 0, 2).reshape(look.shape[1], -1).astype(query.dtype)
+            projected = (query @ wide).reshape(len(sets), len(look), -1)
+            scores = np.einsum("tpe,te->tp", projected[owner], keys)
+            scores -= np.maximum.reduceat(scores, sets.offsets[:-1], axis=0)[owner]
+            np.exp(scores, out=scores)
+            scores /= np.add.reduceat(scores, sets.offsets[:-1], axis=0)[owner]
+            weighed.append(scores)
+            found = _sum_keys(scores, keys[:, :-1], sets.offsets)
+            sets = sets.with_query(np.concatenate([query[:, :-1], found.reshape(len(sets), -1)], axis=1))
+        return cls(sets, looks, keys, asked, weighed)
+
+    def pullback(self, cotangent: Float[np.ndarray, "n f"]) -> list[Float[np.ndarray, "p _ e"]]:
+        """The gradient in the matrices of every look, from that in the extended queries x~ of the last one.
+
+        ∂a_i = <∂o, x_i>, ∂s_i = a_i (∂a_i − Σ_j a_j ∂a_j), ∂U = Σ ∂s_i x~ x~_iᵀ, and ∂x~ = Σ_i ∂s_i U x~_i is added to
+        what later looks say of the same query.
+        """
+        offsets, owner = self.sets.offsets, np.repeat(np.arange(len(self.sets)), self.sets.lengths)
+        gradients: list[np.ndarray] = []
+        pulled = cotangent[:, :-1]
+        for look, asked, weights in zip(self.looks[::-1], self.asked[::-1], self.weights[::-1], strict=True):
+            n, count = len(asked), len(look)
+            own = asked.shape[1] - 1
+            found = pulled[:, own:].reshape(n, count, -1)
+            slopes = np.einsum("tpd,td->tp", found[owner], self.keys[:, :-1])
+            slopes -= np.add.reduceat(weights * slopes, offsets[:-1], axis=0)[owner]
+            slopes *= weights
+            lines = _sum_keys(slopes, self.keys, offsets).reshape(n, -1)
+            gradients.append((asked.T @ lines).reshape(own + 1, count, -1).transpose(1, 0, 2))
+            wide = look.transpose(1, 0, 2).reshape(own + 1, -1).astype(lines.dtype)
+            pulled = pulled[:, :own] + (lines @ wide.T)[:, :-1]
+        return gradients[::-1]
+
+
+def _sum_keys(
+    weights: Float[np.ndarray, "t p"], keys: Float[np.ndarray, "t e"], offsets: Int[np.ndarray, " o"]
+) -> Float[np.ndarray, "n p e"]:
+    """Σ_i weights_pi x_i over the keys of each set."""
+    places, shape = np.arange(len(keys)), (len(offsets) - 1, len(keys))
+    sums = [csr_array((column, places, offsets), shape=shape) @ keys for column in np.ascontiguousarray(weights.T)]
+    return np.stack(sums, axis=1)

@@ -1,0 +1,68 @@
+"""`keyhole explain`."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+
+from keyhole.cli._app import answer_or_exit, app, check_folder, refuse
+from keyhole.cli._data import Tokens
+
+
+@app.command()
+def explain(
+    model: Annotated[Path, typer.Argument(help="A model written by kh.save or keyhole fit.")],
+    data: Annotated[str, typer.Argument(help="Data like that the model was fitted to.")],
+    tokens: Tokens = None,
+    *,
+    chosen: Annotated[str, typer.Option("--set", help="Which set: its id, or its number, from 0 on.")],
+    out: Annotated[Path, typer.Option(help="Folder of the page.")] = Path("out/explain"),
+    coverage: Annotated[float, typer.Option(help="Share of outcomes that the interval should hold.")] = 0.9,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the page in OUT.")] = False,
+) -> None:
+    """Take one prediction apart: a page with what each key adds to it, the query, the interval and the novelty."""
+    check_folder(out, overwrite=overwrite)
+    from keyhole.data.datasets import holds_series, load_data
+    from keyhole.data.reader import SUFFIXES
+    from keyhole.lab.explain import explanation
+    from keyhole.lab.report.html import write_report
+    from keyhole.models import read_model
+
+    try:
+        saved = read_model(model)
+        if not hasattr(saved.estimator, "contributions"):
+            refuse(f"{model} must predict to be explained: it holds a {type(saved.estimator).__name__}.")
+        path = Path(data)
+        table = path.suffix.lower() in SUFFIXES or (path.is_dir() and not holds_series(path))
+        found = saved.schema.read(path, tokens=tokens) if table else load_data(data)
+    except (ValueError, OSError) as error:
+        refuse(str(error))
+    row = _row(chosen, found.ids, len(found))
+    names = () if any("[" in name for name in found.names) else found.names
+    answer_or_exit(lambda: saved.schema.check(found.sets, names))
+    truth = None if found.target is None else found.target[row]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the page itself names the plain jackknife
+        report = answer_or_exit(
+            lambda: explanation(
+                saved.estimator, found.sets[row : row + 1], f"set {chosen}", saved.schema.names, truth, coverage
+            )
+        )
+    typer.echo(report.lead)
+    typer.echo(f"wrote {write_report(report, out)[0]} and the charts beside it")
+
+
+def _row(chosen: str, ids: np.ndarray | None, n: int) -> int:
+    """The place of the set that was named, by its id where sets have one."""
+    if ids is not None:
+        known = [str(name) for name in ids.tolist()]
+        if chosen not in known:
+            refuse(f"--set must name a set of the data: {chosen!r} is none of {', '.join(known[:5])} … ({n} in all).")
+        return known.index(chosen)
+    if not chosen.isdecimal() or int(chosen) >= n:
+        refuse(f"--set must be the number of a set, from 0 to {n - 1}: got {chosen!r}.")
+    return int(chosen)

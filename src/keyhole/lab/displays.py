@@ -1,0 +1,200 @@
+"""Diagnostics in one picture each, as matplotlib displays: left-out predictions, calibration, coverage.
+
+As scikit-learn's displays: ``from_estimator`` and ``from_predictions`` compute and draw, ``plot`` draws again what was
+computed. matplotlib is imported when something is drawn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+LEVELS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+"""Nominal coverages that are tried."""
+N_BINS = 10
+
+
+def _axes(ax: Any) -> Any:
+    if ax is not None:
+        return ax
+    from keyhole.lab.report.html import check_lab
+
+    check_lab("a display")
+    from matplotlib import pyplot
+
+    return pyplot.subplots()[1]
+
+
+def _share_error(share: Float[np.ndarray, " k"], count: Any) -> Float[np.ndarray, " k"]:
+    """Standard errors of shares of so many outcomes."""
+    return np.sqrt(share * (1 - share) / np.maximum(count, 1))
+
+
+@dataclass
+class LeftOutDisplay:
+    """Predictions of each training sample by the fit without it, against what was measured.
+
+    Attributes
+    ----------
+    y_true, y_pred : arrays (n,)
+    ax_, figure_ : after `plot`
+
+    Examples
+    --------
+    >>> import keyhole as kh
+    >>> sets = kh.targets.sphere_sets(100, n_keys=4, dim=3, seed=0)
+    >>> y = kh.targets.TokenPower(2, dim=3)(sets)
+    >>> model = kh.AttentionRegressor(random_state=0).fit(sets, y)
+    >>> display = LeftOutDisplay.from_estimator(model, sets, y)
+    >>> display.ax_.get_xlabel()
+    'measured'
+    """
+
+    y_true: Float[np.ndarray, " n"]
+    y_pred: Float[np.ndarray, " n"]
+    ax_: Any = field(default=None, init=False, repr=False)
+    figure_: Any = field(default=None, init=False, repr=False)
+
+    @classmethod
+    def from_estimator(cls, estimator: Any, X: Any, y: Any, *, output: int = 0, ax: Any = None) -> LeftOutDisplay:
+        """Of a regressor and the samples it was fitted to; of several outputs, one."""
+        found = getattr(estimator, "loo_predictions_", None)
+        if found is None or len(found) != len(y):
+            raise ValueError(
+                "left-out predictions are those of the training samples: pass what the model was fitted to, by fit; "
+                f"got {len(y)} samples, and {'none' if found is None else len(found)} left-out predictions."
+            )
+        return cls.from_predictions(np.reshape(y, (len(y), -1))[:, output], found.reshape(len(y), -1)[:, output], ax=ax)
+
+    @classmethod
+    def from_predictions(cls, y_true: Any, y_pred: Any, *, ax: Any = None) -> LeftOutDisplay:
+        """Of outcomes and the predictions without them."""
+        return cls(np.asarray(y_true, float), np.asarray(y_pred, float)).plot(ax)
+
+    def plot(self, ax: Any = None) -> LeftOutDisplay:
+        """Draw points, and the line on which they would lie."""
+        self.ax_ = _axes(ax)
+        self.figure_ = self.ax_.figure
+        ends = [min(self.y_true.min(), self.y_pred.min()), max(self.y_true.max(), self.y_pred.max())]
+        self.ax_.plot(ends, ends, color="0.6", lw=0.8, zorder=0)
+        self.ax_.plot(self.y_true, self.y_pred, ".", ms=4, alpha=0.6)
+        self.ax_.set(xlabel="measured", ylabel="predicted without it")
+        return self
+
+
+@dataclass
+class ReliabilityDisplay:
+    """How often labels are right against the probability they were given, in bins of as many labels each.
+
+    Attributes
+    ----------
+    chance, share, error : arrays (bins,)
+        Mean probability, share of labels that were right, and its standard error.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> chance = rng.uniform(size=2000)
+    >>> display = ReliabilityDisplay.from_predictions(rng.uniform(size=2000) < chance, np.c_[1 - chance, chance])
+    >>> bool((np.abs(display.share - display.chance) < 4 * display.error + 0.01).all())
+    True
+    """
+
+    chance: Float[np.ndarray, " b"]
+    share: Float[np.ndarray, " b"]
+    error: Float[np.ndarray, " b"]
+    ax_: Any = field(default=None, init=False, repr=False)
+    figure_: Any = field(default=None, init=False, repr=False)
+
+    @classmethod
+    def from_estimator(cls, estimator: Any, X: Any, y: Any, *, ax: Any = None) -> ReliabilityDisplay:
+        """Of a classifier and samples it was not fitted to."""
+        labels = np.searchsorted(estimator.classes_, y)
+        return cls.from_predictions(labels, estimator.predict_proba(X), ax=ax)
+
+    @classmethod
+    def from_predictions(cls, y_true: Any, y_prob: Any, *, n_bins: int = N_BINS, ax: Any = None) -> ReliabilityDisplay:
+        """Of labels, as numbers of columns, and probabilities (n, classes); every class of every sample counts."""
+        chances = np.asarray(y_prob, float)
+        right = np.asarray(y_true).astype(int)[:, None] == np.arange(chances.shape[1])
+        if chances.shape[1] == 2:  # the other column says the same
+            chances, right = chances[:, 1:], right[:, 1:]
+        order = np.argsort(chances, axis=None)
+        parts = [part for part in np.array_split(order, n_bins) if len(part)]
+        chance = np.array([chances.ravel()[part].mean() for part in parts])
+        share = np.array([right.ravel()[part].mean() for part in parts])
+        return cls(chance, share, _share_error(share, np.array([len(part) for part in parts]))).plot(ax)
+
+    def plot(self, ax: Any = None) -> ReliabilityDisplay:
+        """Draw shares with bars of one standard error."""
+        self.ax_ = _axes(ax)
+        self.figure_ = self.ax_.figure
+        self.ax_.plot([0, 1], [0, 1], color="0.6", lw=0.8, zorder=0)
+        self.ax_.errorbar(self.chance, self.share, yerr=self.error, marker="o", ms=4, lw=1, capsize=2)
+        self.ax_.set(xlabel="probability given", ylabel="share that was right")
+        return self
+
+
+@dataclass
+class CoverageDisplay:
+    """Share of outcomes inside their intervals, or sets, against the share asked for.
+
+    Attributes
+    ----------
+    nominal, share, error : arrays (levels,)
+        Coverage asked for, share inside, and its standard error.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import keyhole as kh
+    >>> rng = np.random.default_rng(0)
+    >>> x = rng.uniform(-1, 1, size=(400, 1))
+    >>> y = x[:, 0] + rng.standard_normal(400)
+    >>> model = kh.AttentionRegressor(random_state=0).fit(x[:200], y[:200])
+    >>> display = CoverageDisplay.from_estimator(model, x[200:], y[200:])
+    >>> bool((np.abs(display.share - display.nominal) < 0.15).all())
+    True
+    """
+
+    nominal: Float[np.ndarray, " l"]
+    share: Float[np.ndarray, " l"]
+    error: Float[np.ndarray, " l"]
+    ax_: Any = field(default=None, init=False, repr=False)
+    figure_: Any = field(default=None, init=False, repr=False)
+
+    @classmethod
+    def from_estimator(
+        cls, estimator: Any, X: Any, y: Any, *, levels: Any = LEVELS, width: str = "constant", ax: Any = None
+    ) -> CoverageDisplay:
+        """Of a model and samples it was not fitted to: intervals of a regressor, sets of a classifier."""
+        if hasattr(estimator, "classes_"):
+            own = np.searchsorted(estimator.classes_, y)
+            inside = [estimator.predict_set(X, level)[np.arange(len(own)), own] for level in levels]
+            return cls.from_predictions(levels, inside, ax=ax)
+        inside = []
+        for level in levels:
+            ends = estimator.predict_interval(X, level, width=width)
+            inside.append((ends[..., 0] <= y) & (y <= ends[..., 1]))
+        return cls.from_predictions(levels, inside, ax=ax)
+
+    @classmethod
+    def from_predictions(cls, nominal: Any, inside: Any, *, ax: Any = None) -> CoverageDisplay:
+        """Of levels, and for each which outcomes were inside."""
+        hits = [np.asarray(one, float).ravel() for one in inside]
+        share = np.array([one.mean() for one in hits])
+        return cls(np.asarray(nominal, float), share, _share_error(share, len(hits[0]))).plot(ax)
+
+    def plot(self, ax: Any = None) -> CoverageDisplay:
+        """Draw shares with bars of one standard error."""
+        self.ax_ = _axes(ax)
+        self.figure_ = self.ax_.figure
+        self.ax_.plot([0, 1], [0, 1], color="0.6", lw=0.8, zorder=0)
+        self.ax_.errorbar(self.nominal, self.share, yerr=self.error, marker="o", ms=4, lw=1, capsize=2)
+        low = max(0.0, min(self.nominal.min(), self.share.min()) - 0.05)
+        self.ax_.set(xlabel="coverage asked for", ylabel="share inside", xlim=(low, 1), ylim=(low, 1))
+        return self
