@@ -35,7 +35,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from keyhole import __version__
 from keyhole.lab.cells import Cell, Values
-from keyhole.lab.explore.views import VIEW_OF, Answer, ExploreState, cells_of
+from keyhole.lab.explore.views import VIEW_OF, ExploreState, View, cells_of
 from keyhole.lab.jobs import cell_costs
 from keyhole.lab.report.document import Report, Section
 from keyhole.lab.report.html import as_json, asset, fragment, library, one_page
@@ -213,7 +213,10 @@ class Guard:
 
         async def sealed(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *((k.lower().encode(), v.encode()) for k, v in HEADERS.items())]
+                message["headers"] = [
+                    *message["headers"],
+                    *((k.lower().encode(), v.encode()) for k, v in HEADERS.items()),
+                ]
             await send(message)
 
         refusal = self._refusal(scope)
@@ -311,7 +314,7 @@ class Explorer:
             "milliseconds": 1e3 * (time.perf_counter() - start),
         }
 
-    def _answer(self, state: ExploreState) -> Answer:
+    def _answer(self, state: ExploreState) -> View:
         if state.view not in VIEW_OF:
             raise ValueError("your data are shown when a table is dropped: they are not in the address.")
         return VIEW_OF[state.view](state, self.bench.results(cells_of(state)))

@@ -225,7 +225,7 @@ def answered(ask: Ask, target: str, dim: int, samples: tuple[int, ...]) -> tuple
 
 
 @dataclass
-class Answer:
+class View:
     """A view: what is drawn, what is to be said, and the lines that compute it."""
 
     title: str
@@ -278,7 +278,7 @@ def _curve_asks(state: ExploreState) -> list[Ask]:
     return [*asks, *bounds]
 
 
-def _ask_all(state: ExploreState, answer: Answer, asks: list[Ask], samples: tuple[int, ...]) -> list[Series]:
+def _ask_all(state: ExploreState, answer: View, asks: list[Ask], samples: tuple[int, ...]) -> list[Series]:
     """Series of what the theory says, and the lines for them."""
     series = []
     answer.lines += [*_preamble(state, samples), "shown = {"]
@@ -294,9 +294,9 @@ def _ask_all(state: ExploreState, answer: Answer, asks: list[Ask], samples: tupl
     return series
 
 
-def curves(state: ExploreState, results: Results) -> Answer:
+def curves(state: ExploreState, results: Results) -> View:
     """Learning curves, with measured points on them."""
-    answer = Answer("Learning curves")
+    answer = View("Learning curves")
     samples = state.sizes
     predicted = _ask_all(state, answer, _curve_asks(state), samples)
     noise = state.noise * state.variance
@@ -332,14 +332,14 @@ def curves(state: ExploreState, results: Results) -> Answer:
 
 def _deviation(state: ExploreState) -> str:
     return (
-        "Points are means over repetitions, bars one standard error. The theory itself is asymptotic: predictions may "
-        f"be off by about {tolerance(state.dim):.0%} at d = {state.dim}, with nothing fitted."
+        "Points are means over repetitions, bars one standard error; the curves were not fitted to them. Most settings of "
+        f"d = {state.dim} are predicted within {tolerance(state.dim):.0%}, those of few heads worse."
     )
 
 
-def needs(state: ExploreState, results: Results) -> Answer:
+def needs(state: ExploreState, results: Results) -> View:
     """Samples and heads that suffice for a tenth of Var f*."""
-    answer = Answer("What suffices")
+    answer = View("What suffices")
     error = state.variance / 10
     noise = state.noise * state.variance
     answer.lines = [*_preamble(state, []), f"error = target_variance(target, n_keys={state.n_keys}) / 10", "shown = {"]
@@ -379,9 +379,9 @@ def needs(state: ExploreState, results: Results) -> Answer:
     return answer
 
 
-def surface(state: ExploreState, results: Results) -> Answer:
+def surface(state: ExploreState, results: Results) -> View:
     """The error over samples and heads, and the line beyond which more heads do not help."""
-    answer = Answer("Samples and heads")
+    answer = View("Samples and heads")
     sizes = tuple(int(n) for n in np.unique(np.geomspace(10, state.most_samples, 13).round()))
     heads = tuple(int(m) for m in np.unique(np.geomspace(1, 2000, 12).round()))
     noise = state.noise * state.variance
@@ -427,9 +427,9 @@ def _predicted(state: ExploreState, n: int, heads: int) -> float:
     )
 
 
-def spectrum(state: ExploreState, results: Results) -> Answer:
+def spectrum(state: ExploreState, results: Results) -> View:
     """Levels of both laws, where the target sits in them, and what is learned at n."""
-    answer = Answer("Spectrum")
+    answer = View("Spectrum")
     samples = state.sizes
     answer.lines = _preamble(
         state, samples, ["from keyhole.theory.curves import Learner, feature_count, implicit_ridges"]
@@ -508,9 +508,9 @@ def _level_rows(state: ExploreState, law: _Mean | None, gamma: float) -> list[di
     ]
 
 
-def law(state: ExploreState, results: Results) -> Answer:
+def law(state: ExploreState, results: Results) -> View:
     """The error against the strength of the mean, at three numbers of samples."""
-    answer = Answer("The law of the heads")
+    answer = View("The law of the heads")
     if state.dim < 2:
         answer.note("there is no mean to speak of in one dimension: choose d of 2 at least.")
         return answer
@@ -544,9 +544,9 @@ def law(state: ExploreState, results: Results) -> Answer:
     return answer
 
 
-def rotation(state: ExploreState, results: Results) -> Answer:
+def rotation(state: ExploreState, results: Results) -> View:
     """The correlation turned away from the identity, for zero-mean and biased heads."""
-    answer = Answer("Rotation")
+    answer = View("Rotation")
     powers = {f"corr^{power} * token".replace("^1 ", " "): power for power in (1, 2, 3)}
     power = powers.get(state.text)
     if power is None or state.dim < 2:
@@ -592,7 +592,7 @@ def rotation(state: ExploreState, results: Results) -> Answer:
     return answer
 
 
-VIEW_OF: dict[str, Callable[[ExploreState, Results], Answer]] = {
+VIEW_OF: dict[str, Callable[[ExploreState, Results], View]] = {
     "curves": curves, "needs": needs, "surface": surface, "spectrum": spectrum, "law": law, "rotation": rotation,
 }  # fmt: skip
 
