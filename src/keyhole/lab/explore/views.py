@@ -6,7 +6,10 @@ Every number of the theory on the page is an `Ask`, which is both called here an
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any
@@ -224,6 +227,31 @@ def answered(ask: Ask, target: str, dim: int, samples: tuple[int, ...]) -> tuple
     return (), why
 
 
+answer_by: ContextVar[float] = ContextVar("answer_by", default=math.inf)
+"""When an answer has to be there, by the monotonic clock: what is not known by then is left out for now."""
+MOST_MEANWHILE = 8
+MEANWHILE = "is being computed, which takes seconds where the blocks of a mean are new."
+_threads = ThreadPoolExecutor(2, thread_name_prefix="theory")
+_meanwhile: dict[Any, Future[tuple[tuple[float, ...], str]]] = {}
+
+
+def _soon(*question: Any) -> tuple[tuple[float, ...], str]:
+    """As `answered`; heads with a mean are given until `answer_by`."""
+    ask, end = question[0], answer_by.get()
+    if end == math.inf or not any(isinstance(value, _Mean) and value for _, value in ask.options):
+        return answered(*question)
+    future = _meanwhile.get(question)
+    if future is None:
+        if len(_meanwhile) >= MOST_MEANWHILE:
+            return (), MEANWHILE
+        future = _meanwhile[question] = _threads.submit(answered, *question)
+        future.add_done_callback(lambda _: _meanwhile.pop(question, None))
+    try:
+        return future.result(timeout=max(0.0, end - time.monotonic()))
+    except TimeoutError:
+        return (), MEANWHILE
+
+
 @dataclass
 class View:
     """A view: what is drawn, what is to be said, and the lines that compute it."""
@@ -232,6 +260,11 @@ class View:
     blocks: list[Chart | HeatMap | Table] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
+
+    @property
+    def pending(self) -> bool:
+        """Whether something is still being computed, so that it pays to ask again."""
+        return any(note.endswith(MEANWHILE) for note in self.notes)
 
     def note(self, text: str) -> None:
         """Say something once."""
@@ -283,7 +316,7 @@ def _ask_all(state: ExploreState, answer: View, asks: list[Ask], samples: tuple[
     series = []
     answer.lines += [*_preamble(state, samples), "shown = {"]
     for ask in asks:
-        found, why = answered(ask, state.target, state.dim, samples)
+        found, why = _soon(ask, state.target, state.dim, samples)
         if why:
             answer.note(f"{ask.name}: {why}")
         if found:
@@ -332,8 +365,8 @@ def curves(state: ExploreState, results: Results) -> View:
 
 def _deviation(state: ExploreState) -> str:
     return (
-        "Points are means over repetitions, bars one standard error; the curves were not fitted to them. Most settings of "
-        f"d = {state.dim} are predicted within {tolerance(state.dim):.0%}, those of few heads worse."
+        "Points are means over repetitions, bars one standard error; the curves are not fitted to them. Most settings "
+        f"of d = {state.dim} are predicted within {tolerance(state.dim):.0%}, those of few heads worse."
     )
 
 
@@ -576,7 +609,7 @@ def rotation(state: ExploreState, results: Results) -> View:
             text = f"rotated({angle:g})^{power} * token" if angle else state.text
             variance = _variance(text, state.dim, state.n_keys)
             base = (("n_keys", state.n_keys), ("ridge", state.ridge), ("noise", _Noise(state.noise * variance)))
-            found, why = answered(Ask(name, "learning_curve", (*base, *law)), text, state.dim, (state.n_samples,))
+            found, why = _soon(Ask(name, "learning_curve", (*base, *law)), text, state.dim, (state.n_samples,))
             answer.note(why and f"{name}, γ = {angle:g}: {why}")
             if found:
                 x.append(angle)
