@@ -83,7 +83,6 @@ def test_every_control_changes_what_it_should(new_page, server):
     for name, value in {"ridge": "0.01", "noise": "0.5", "M": "3", "N": "8", "d": "5", "top": "2000"}.items():
         put(page, name, value)
         until(lambda: page.ask(SERIES.format("curves")) != shown[-1])
-        page.wait(DRAWN)
         shown.append(page.ask(SERIES.format("curves")))
     assert address(page) == "?M=3&d=5&N=8&c=0&ridge=0.01&noise=0.5&top=2000"
     put(page, "n", "77")
