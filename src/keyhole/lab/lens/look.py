@@ -134,7 +134,7 @@ def balanced_order(parts: Int[np.ndarray, " n"], seed: int) -> Int[np.ndarray, "
     """All rows in random order, every beginning with about its share of each part.
 
     >>> balanced_order(np.repeat([0, 1], [4, 2]), seed=0)[:3] < 4
-    array([ True,  True, False])
+    array([ True, False,  True])
     """
     rng = np.random.default_rng([seed, len(parts)])
     place = np.empty(len(parts))
