@@ -214,7 +214,7 @@ def former_default(problem: Problem, seed: int) -> Any:
     )
 
 
-LOOKS = {"n_means": 2, "steps": 300, "learning_rate": 0.05, "hops": "auto"}
+LOOKS = {"n_means": 2, "steps": 300, "learning_rate": 0.05, "max_samples": 1000, "hops": "auto"}
 """The law of several looks: one line for all stories."""
 
 METHODS: dict[str, Callable[[Problem, int], Any]] = {

@@ -204,8 +204,10 @@ class Network(BaseEstimator):
 
 
 class MemoryNetwork(BaseEstimator):
-    """A memory network with three hops, adjacent weights and a linear start; of ten restarts, trained side by side,
-    that of least training error predicts (Sukhbaatar et al. 2015; 20 dimensions, 100 epochs, the rate halved every 25).
+    """A memory network with three hops, adjacent weights and a linear start (Sukhbaatar et al. 2015).
+
+    Of ten restarts, trained side by side, that of least training error predicts; 20 dimensions, 100 epochs, the rate
+    halved every 25.
 
     Tokens hold words, their places and a column for each age, so that a linear embedding of them has the position and
     the time encoding of the paper; here with Adam, and without the noise of empty memories.

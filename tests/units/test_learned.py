@@ -352,7 +352,7 @@ def test_a_plan_is_the_parameters_and_their_documented_defaults():
     assert (plan.rate, plan.shrinkage, plan.strengths) == (0.1, 1e-4, [0.0, 1.0, 3.0])
     assert (plan.hops, plan.patterns, plan.ages, plan.jitter, plan.augment) == ([1], 1, None, 0.1, None)
     assert plan_of(hops="auto").hops == [1, 2, 3]
-    assert (plan.validation, plan.max_samples, plan.deadline, plan.seconds) == (0.2, 1000, math.inf, math.inf)
+    assert (plan.validation, plan.max_samples, plan.deadline, plan.seconds) == (0.2, 600, math.inf, math.inf)
     assert plan.scales() == [0.5, 0.25, 0.1]
     assert plan_of(scale=0.1).scales() == [0.5, 0.1], "each once"
     assert not plan_of(covariance="none").learn_scales
@@ -370,7 +370,8 @@ def test_a_plan_is_the_parameters_and_their_documented_defaults():
         (100, {}, 100, (34, 100)),  # judged with as many as the layer will have
         (100, {}, 1000, (34, 134)),  # or as many as make four times as many features as samples
         (10, {}, 1000, (16, 32)),
-        (5000, {}, 10, (256, 256)),
+        (5000, {}, 10, (200, 200)),
+        (5000, {"max_samples": 5000}, 10, (256, 256)),
         (5000, {"max_samples": 90}, None, (30, 30)),
         (10, {"n_means": 40}, None, (40, 40)),
         (100, {"n_heads": 9, "n_means": 9}, 5, (9, 9)),

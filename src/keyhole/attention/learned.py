@@ -656,7 +656,7 @@ class LearnedHeads(UnfittedLaw):
         pairs: Any = None,
         strengths: Any = (0.0, 1.0, 3.0),
         validation: Any = 0.2,
-        max_samples: Any = 1000,
+        max_samples: Any = 600,
         seconds: Any = None,
         callback: Any = None,
         verbose: Any = False,

@@ -65,11 +65,10 @@ def loo_gradient(
         pull = 2.0 * (share / diagonal)[:, None] * residuals
         gradient = (narrow * np.einsum("nt,nt->n", pull, residuals).astype(narrow.dtype)) @ narrow
     else:
-        residuals, pull = np.empty_like(dual), np.empty_like(dual)
+        residuals, pull = left_out_residuals(inverse, dual, groups), np.empty_like(dual)
         middle = np.empty_like(narrow)  # blocks times the inverse
         for rows in group_stacks(groups):
             block = inverse[rows[:, :, None], rows[:, None, :]]
-            residuals[rows] = np.linalg.solve(block, dual[rows])
             pull[rows] = 2.0 * np.linalg.solve(block, share[rows][:, :, None] * residuals[rows])
             outer = pull[rows] @ residuals[rows].transpose(0, 2, 1)
             middle[rows] = 0.5 * (outer + outer.transpose(0, 2, 1)) @ inverse[rows]
@@ -85,7 +84,7 @@ def loo_gradient(
 def left_out_residuals(
     inverse: Float[np.ndarray, "n n"], dual: Float[np.ndarray, "n t"], groups: Int[np.ndarray, " n"] | None
 ) -> Float[np.ndarray, "n t"]:
-    """What `centred_inverse` B and the coefficients By say of fits without each sample or group: B_gg⁻¹ (By)_g."""
+    """Residuals of the fits without each sample, or group, from `centred_inverse` B and By: B_gg⁻¹ (By)_g."""
     if groups is None:
         return dual / inverse.diagonal()[:, None]
     residuals = np.empty_like(dual)
