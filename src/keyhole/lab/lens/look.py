@@ -660,8 +660,9 @@ class _Look:
         for tier in self.tiers:
             for k in self.folds:
                 train, test = self.problem.fold(k, tier)
-                guess = self.problem.columns[train].mean(axis=0)
-                m.at.setdefault(tier, {})[k] = self.problem.losses(test, np.tile(guess, (len(test), 1)))
+                if min(len(train), len(test)) > 1:
+                    guess = self.problem.columns[train].mean(axis=0)
+                    m.at.setdefault(tier, {})[k] = self.problem.losses(test, np.tile(guess, (len(test), 1)))
         self.found.learners.append(m)
 
     def _pooled(self) -> None:
