@@ -382,8 +382,8 @@ SLOPE, SLOPE_SPREAD = -0.3, 0.5  # what is believed of the first slope of a curv
 DAMPING = 0.8  # share of a slope that is left a doubling later
 ROUGHNESS = 0.2  # standard deviation of what else happens to a slope within a doubling
 COVERAGE = 0.9
-"""The four numbers above were chosen once, on tables that come with scikit-learn and on made-up targets, so that
-intervals hold as often as they say; `benchmarks/lens_honest.py` counts on other data."""
+"""The numbers above were chosen once, so that intervals hold as often as they say, on tables that come with
+scikit-learn, made-up targets, and other cuts of the data that `benchmarks/lens_honest.py` counts on."""
 MIN_POINTS = 3  # of a curve that a forecast is made from
 
 
