@@ -521,8 +521,11 @@ MIN_SAMPLES_TO_DESCEND = 50
 """Samples below which nothing is descended on: ten held out could not tell a better law from a worse."""
 
 MIN_SAMPLES_FOR_ONE_SPLIT = 250
-"""Samples below which every one is held out in turn, and a law must be better by two standard errors and not by one:
-the best of twenty looks at few samples is a lucky one."""
+"""Samples below which every one is held out in turn, and one more look must be better by two standard errors and not by
+one."""
+
+STANDARD_ERRORS_TO_LEARN = 2
+"""By how many of them a law must beat the law without learning to be kept: the best of twenty checks is a lucky one."""
 
 MIN_HEADS_TO_JUDGE, MAX_HEADS_TO_JUDGE = 32, 256
 """Heads that a law is judged with: as many as the layer will have, if four times as many features as samples or more
@@ -601,8 +604,6 @@ class LearnedHeads(UnfittedLaw):
     augment : callable, optional
         Called with the sets of a step, a SetBatch, and a NumPy generator; the step sees the SetBatch that it returns.
         It must keep the number of sets and what the answer depends on.
-    pairs : sequence of (query coordinate, key coordinate), optional
-        Which coordinates are of one kind, for queries of another dimension than the keys.
     strengths : sequence of float
         Multiples c of the identity to start from, chosen by leave-one-out, 0 first; and with them the scale of the
         law if nothing is learned, from 0.5, ``scale`` and 0.1 (softmax weights close to a plain mean).
@@ -625,8 +626,8 @@ class LearnedHeads(UnfittedLaw):
     the rounding of float32.
 
     Guaranteed: values are optimal for the law at hand, and the law is kept only if it beat the law without
-    learning on the held-out part by more than one standard error, two below 250 samples. Not guaranteed: the error
-    is not convex in the law, and the descent finds a local minimum.
+    learning on the held-out part by more than two standard errors. Not guaranteed: the error is not convex in the law,
+    and the descent finds a local minimum.
 
     Examples
     --------
@@ -653,7 +654,6 @@ class LearnedHeads(UnfittedLaw):
         ages: Any = "auto",
         jitter: Any = 0.1,
         augment: Any = None,
-        pairs: Any = None,
         strengths: Any = (0.0, 1.0, 3.0),
         validation: Any = 0.2,
         max_samples: Any = 600,
@@ -673,7 +673,6 @@ class LearnedHeads(UnfittedLaw):
         self.ages = ages
         self.jitter = jitter
         self.augment = augment
-        self.pairs = pairs
         self.strengths = strengths
         self.validation = validation
         self.max_samples = max_samples
@@ -748,7 +747,6 @@ class LearnedHeads(UnfittedLaw):
             ages=Ages.of(task.batch.sets, self.ages),
             jitter=jitter,
             augment=self.augment,
-            pairs=self.pairs,
             strengths=[check_number(c, f"strengths[{i}]") for i, c in enumerate(self.strengths)],
             validation=share,
             max_samples=most,
@@ -811,7 +809,6 @@ class LearningPlan:
     ages: Ages | None
     jitter: float
     augment: Callable[[SetBatch, np.random.Generator], SetBatch] | None = field(repr=False)
-    pairs: Any
     strengths: list[float]
     validation: float
     max_samples: int
@@ -830,7 +827,7 @@ class LearningPlan:
         dim, asked = task.batch.dim, task.batch.query_dim
         if hops > 1:
             counts = hops, self.patterns, self.n_means
-            return starting_looks(asked, dim, *counts, self.ages, self.pairs, self.seed)
+            return starting_looks(asked, dim, *counts, self.ages, task.batch.sets.pairs, self.seed)
         means = np.repeat(base.means_, self.n_means, axis=0)
         means[:, -1] += newer_first(dim, self.ages)
         if self.n_means > 1:  # several need a little of their own to part ways
@@ -906,11 +903,10 @@ def _fit(task: Task, plan: LearningPlan) -> FittedHeads:
     """Choose the law without learning; descend apart from the held-out part; keep what it says; go on with all."""
     some = task.at_most(min(plan.max_samples, MAX_SAMPLES_TO_START), plan.seed)
     heads = max(plan.n_heads.values())
-    base, judged = choose_identity(some, plan.strengths, plan.scales(), heads, plan.seed, plan.pairs)
+    base, judged = choose_identity(some, plan.strengths, plan.scales(), heads, plan.seed)
     if plan.steps == 0 or len(task) < MIN_SAMPLES_TO_DESCEND:
         return base
     few = len(task) < MIN_SAMPLES_FOR_ONE_SPLIT
-    certain = 2 if few else 1  # standard errors
     turns = round(1 / plan.validation) if few else 1
     masks = held_out_parts(len(task), plan.validation, plan.seed, task.groups, turns)
     pairs = [(task.take(np.flatnonzero(~mask)), task.take(np.flatnonzero(mask))) for mask in masks]
@@ -929,14 +925,14 @@ def _fit(task: Task, plan: LearningPlan) -> FittedHeads:
             gain, doubt = improvement(found.errors, search.errors, weights, groups)
             more = f"{hops} looks against {found.hops}: {gain:.3g} ± {doubt:.3g}"
             against = f"{against}; {more}" if against else more
-            if gain <= certain * doubt:
+            if gain <= (2 if few else 1) * doubt:
                 break
         found = search
     assert found is not None
     best = found.best
     doubt_said = f"held-out error fell by {found.gain:.3g} ± {found.doubt:.3g} of the variance in {best.step} steps"
     doubt_said += f" ({against})" if against else ""
-    if best.step == 0 or found.gain <= certain * found.doubt:
+    if best.step == 0 or found.gain <= STANDARD_ERRORS_TO_LEARN * found.doubt:
         reason = f"nothing learned beyond doubt: {doubt_said}; {base.reason}"
         return replace(base, history=found.history, reason=reason)
     if few:
