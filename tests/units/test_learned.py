@@ -533,7 +533,8 @@ class Told:
         self.steps.append(0)
         return Followed(self, len(self.steps) - 1)
 
-    def judge(self, task, law, n_heads, seed, held_out, alpha):
+    def judge(self, task, law, n_heads, seed, held_out, alpha, heads):
+        np.testing.assert_array_equal(heads, law.sample(n_heads, 3, seed))
         if law.chosen != "told":  # the incumbent: errors 1 and 3 in turn
             return Judgement(np.full(len(task), 0.5), 2.0 + np.resize([-1.0, 1.0], len(held_out)), 1.0)
         error = self.errors[-(-self.steps[law.steps] // 5)]

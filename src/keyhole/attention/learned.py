@@ -146,15 +146,23 @@ class Judgement:
 
 
 def judge(
-    task: Task, law: HeadLaw, n_heads: int, seed: int, held_out: Task | None = None, alpha: float | None = None
+    task: Task,
+    law: HeadLaw,
+    n_heads: int,
+    seed: int,
+    held_out: Task | None = None,
+    alpha: float | None = None,
+    heads: Float[np.ndarray, "m f e"] | None = None,
 ) -> Judgement:
     """Fit the values of ``n_heads`` heads of a law to ``task``, the penalty by leave-one-out unless given, and predict.
 
-    O(n²p + n³) with p = n_heads · D.
+    ``heads`` are those of the law under the seed, if somebody drew them already. O(n²p + n³) with p = n_heads · D.
     """
     looks = getattr(law, "looks_", ())
     ready = task.through(looks)
-    heads = HeadDraw(law, n_heads, ready.batch.dim, seed, ready.batch.query_dim).block(0, n_heads).astype(np.float32)
+    if heads is None:
+        heads = HeadDraw(law, n_heads, ready.batch.dim, seed, ready.batch.query_dim).block(0, n_heads)
+    heads = heads.astype(np.float32)
     features = ready.features(heads)
     centre = features.mean(axis=0) if task.fit_intercept else np.zeros(features.shape[1], features.dtype)
     features -= centre
@@ -849,16 +857,24 @@ class LearningPlan:
 
     def judge_of(self, seen: Task, unseen: Task) -> Callable[[FittedHeads, float | None], Judgement]:
         """What judges laws by a fit to some samples, at a penalty if one is given, and its predictions of others."""
+        normals: dict[tuple[int, ...], np.ndarray] = {}  # the noise is drawn once
+        there: Any = None
+        if self.device is not None:
+            from keyhole.attention.torch_law import judge_on_device
 
-        def on_host(law: FittedHeads, alpha: float | None) -> Judgement:
-            return judge(seen, law, self.judge_heads, self.seed, unseen, alpha)
+            there = judge_on_device(seen, unseen, self.device)
 
-        if self.device is None:
-            return on_host
-        from keyhole.attention.torch_law import judge_on_device
+        def judge_law(law: FittedHeads, alpha: float | None) -> Judgement:
+            rows, width = shape = law.means_.shape[1:]
+            if shape not in normals:
+                normals[shape] = head_normals(self.judge_heads, width - 1, self.seed, rows - 1)
+            heads = law.around(normals[shape].copy())
+            if there is None or alpha is None:
+                return judge(seen, law, self.judge_heads, self.seed, unseen, alpha, heads)
+            loo, ahead = there(law, heads, alpha)
+            return Judgement(loo, ahead, alpha)
 
-        there = judge_on_device(seen, unseen, self.device, self.judge_heads, self.seed)
-        return lambda law, alpha: on_host(law, alpha) if alpha is None else Judgement(*there(law, alpha), alpha)
+        return judge_law
 
 
 def _check_augmented(found: Any, sets: SetBatch) -> SetBatch:
