@@ -73,3 +73,22 @@ def test_molecules(tmp_path: Path, rng: np.random.Generator, capsys: pytest.Capt
     example("molecules").main(tmp_path, train=45, test=15, n_heads=8)
     errors = figures(capsys.readouterr().out)
     assert errors["attention, 8 heads"] < errors["counts of elements, ridge"]
+
+
+def test_stories(tmp_path: Path, rng: np.random.Generator, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two people go somewhere, one of them with the milk: where is it?"""
+    for part, count in (("train", 80), ("test", 40)):
+        lines = []
+        for _ in range(count):
+            places, who = rng.choice(["garden", "office", "kitchen"], 2), rng.integers(2)
+            moves = [f"{name} went to the {place}." for name, place in zip(("Mary", "John"), places, strict=True)]
+            story = [f"{('Mary', 'John')[who]} took the milk.", *(moves[k] for k in rng.permutation(2))]
+            lines += [f"{k + 1} {line}" for k, line in enumerate(story)] + [f"4 Where is the milk?\t{places[who]}\t1"]
+        (tmp_path / f"qa2_two_{part}.txt").write_text("\n".join(lines))
+    law = {"steps": 5, "learning_rate": 0.2, "n_heads": 4, "strengths": (1.0,)}
+    example("stories").main(tmp_path, 2, questions=1, law=law)
+    shown = capsys.readouterr().out
+    scores = figures(shown)
+    assert len(scores) == 2
+    assert min(scores.values()) > 80
+    assert "where is the milk?\n  look 1: " in shown

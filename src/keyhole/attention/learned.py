@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from keyhole._checks import check_choice, check_count, check_number, check_seed
-from keyhole.attention.features import DIFFERENTIABLE, FeatureTrace, attention_features, attention_pullback
+from keyhole.attention.features import DIFFERENTIABLE, FeatureTrace, attention_features, attention_pullback, narrow
 from keyhole.attention.heads import (
     FittedHeads,
     GaussianHeads,
@@ -106,9 +106,12 @@ class Task:
 
     def features(self, heads: Float[np.ndarray, "m f e"]) -> Float[np.ndarray, "n p"]:
         """Features in float32: an error only steers the search, and the values are fitted afresh afterwards."""
-        if self.batch.is_plain and self.batch.has_query:
-            return FeatureTrace.of(self.batch.sets, heads, self.activation).features()
-        return attention_features(self.batch, heads, self.activation, dtype=np.float32)
+        if self.batch.has_query and FeatureTrace.fits(self.batch, len(heads)):
+            with np.errstate(over="ignore", invalid="ignore"):
+                found = FeatureTrace.of(self.batch.sets, heads, self.activation).features()
+            if np.isfinite(found).all():
+                return found
+        return attention_features(self.batch, heads, self.activation, dtype=np.float32)  # which says what is too large
 
 
 def held_out_parts(
@@ -385,7 +388,9 @@ def gradient_in_law(
     task = task.with_sets(trace.sets)
     owner = np.arange(len(noise)) % len(means)
     heads = (noise + means[owner]).astype(dtype)
-    plain = FeatureTrace.of(trace.sets, heads, task.activation) if task.batch.is_plain else None
+    plain = None
+    if FeatureTrace.fits(task.batch, len(heads)):
+        plain = FeatureTrace.of(trace.sets, heads, task.activation)
     features = plain.features() if plain else attention_features(task.batch, heads, task.activation, dtype=dtype)
     if task.fit_intercept:  # the intercept makes up for it, and float32 keeps its digits
         features -= features.mean(axis=0)
@@ -712,7 +717,8 @@ class LearnedHeads(UnfittedLaw):
         plan = replace(self._plan(task, check_seed(seed), n_heads), device=device)
         if plan.steps and activation not in DIFFERENTIABLE:
             check_choice(activation, "activation", DIFFERENTIABLE)
-        return _fit(task.with_sets(batch_in_float32(task.batch)), plan)
+        # float32 has digits enough to steer by
+        return _fit(task.with_sets(narrow(task.batch.sets, np.dtype(np.float32))), plan)
 
     def _plan(self, task: Task, seed: int, meant_for: int | None) -> LearningPlan:
         share = check_number(self.validation, "validation", minimum=0.0, exclusive=True)
@@ -791,13 +797,6 @@ class LearnedHeads(UnfittedLaw):
                 self.callback(step)
 
         return tell
-
-
-def batch_in_float32(batch: SampleBatch) -> SetBatch:
-    """The sets of some samples in float32, whose digits are enough to steer by; as they are if they do not fit."""
-    with np.errstate(over="ignore"):
-        sets = batch.sets.astype(np.float32)
-    return sets if np.isfinite(sets.tokens).all() else batch.sets
 
 
 @dataclass(frozen=True)
