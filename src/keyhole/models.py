@@ -713,7 +713,7 @@ def _restore(document: dict[str, Any], unpacker: Unpacker) -> SavedModel:
     if "training" in document:
         training = unpacker.unpack(document["training"])
         _check_training(estimator, training)
-        estimator._training = training
+        estimator._keep_training(training)
     found = document["schema"]
     schema = Schema(
         estimator.n_features_in_,

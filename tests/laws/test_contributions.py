@@ -95,6 +95,14 @@ def test_of_sums_a_contribution_is_the_effect_of_removal(n_heads, law, rng):
         assert (shares.predict(alone)[0] - rest) / len(keys) == pytest.approx(shares.contributions(sets[i])[0][k])
 
 
+def test_several_looks_add_up_too(rng):
+    sets, y = draw(rng, n=20), rng.standard_normal(20)
+    law = kh.LearnedHeads(steps=2, hops=2)
+    model = kh.AttentionRegressor(10, law, activation="softmax", alpha=1.0, random_state=0).fit(sets, y)
+    check_sums(model, sets, decisions(model, sets), 1e-12)
+    assert model.predict_interval(sets, 0.5).shape == (20, 2)
+
+
 @pytest.mark.parametrize("loss", ["squared", "logistic"])
 def test_norm_ball_models_are_sums_over_keys(loss, rng):
     sets = draw(rng, n=20, extras=rng.standard_normal((20, 1)))

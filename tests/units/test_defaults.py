@@ -9,7 +9,7 @@ import pytest
 import keyhole as kh
 from keyhole.cli.fit import fit as fit_command
 from keyhole.estimators import inputs, streaming
-from keyhole.estimators.inputs import AUTO_HEADS, fit_seconds
+from keyhole.estimators.inputs import AUTO_HEADS, AUTO_SECONDS, cheaper_heads, fit_seconds
 from keyhole.ridge.problem import N_ALPHAS
 
 
@@ -75,6 +75,19 @@ def test_the_kernel_is_taken_where_it_is_predicted_to_be_cheaper(n, n_keys, dim,
 def test_heads_are_finite_where_there_is_no_kernel(bags, options):
     model = kh.AttentionRegressor(random_state=0, scaling="standard", **options).fit(bags, bags.lengths.astype(float))
     assert model.n_heads_ == AUTO_HEADS
+
+
+def test_heads_are_fewer_where_a_fit_would_take_long():
+    """Sizes of the ratings of examples/movielens.py: 512 heads would take half an hour of one core."""
+    tokens, query = (np.broadcast_to(np.zeros(d), (n, d)) for n, d in ((77_000 * 43, 23), (77_000, 22)))  # no memory
+    many = kh.SetBatch._from_flat(tokens, np.arange(0, 77_000 * 43 + 1, 43), query)
+    options = {"activation": "softmax", "solver": "auto", "device": None}
+    heads = cheaper_heads(many, None, "auto", options)
+    assert heads == 128
+    assert fit_seconds(77_000, 77_000 * 43, 23, heads, has_query=True) <= AUTO_SECONDS
+    assert fit_seconds(77_000, 77_000 * 43, 23, 2 * heads, has_query=True) > AUTO_SECONDS
+    assert cheaper_heads(many, None, "auto", {**options, "solver": "cg"}) == AUTO_HEADS
+    assert cheaper_heads(many, None, "auto", {**options, "device": "cuda"}) == AUTO_HEADS
 
 
 def test_batches_without_settings_settle_on_the_first_samples_and_tell(bags, monkeypatch):

@@ -58,8 +58,8 @@ def test_attention_does_not_pay_where_the_mean_tells_all(seed):
 def test_enough_is_enough(seed):
     """One coordinate, much noise: what there is to know is known from a hundred sets, and by a few heads."""
     rng = np.random.default_rng([seed, 2])
-    keys = rng.uniform(-1, 1, size=(400, 3, 1))
-    y = keys.mean(axis=(1, 2)) + 0.7 * rng.standard_normal(400)
+    keys = rng.uniform(-1, 1, size=(200, 3, 1))
+    y = keys.mean(axis=(1, 2)) + 0.7 * rng.standard_normal(200)
     found = look(Dataset(kh.SetBatch(keys), y), LensConfig("regression", n_heads=64, **QUIET))
     assert says(found)["data"] != "yes"
     assert says(found)["heads"] != "yes"
@@ -68,7 +68,7 @@ def test_enough_is_enough(seed):
 
 def test_more_heads_help_where_there_is_one(seed):
     target = kh.targets.Correlation(1, DIM)
-    found = look(data_of(target, seed, n=300), LensConfig("regression", n_heads=1, **QUIET))
+    found = look(data_of(target, seed, n=200), LensConfig("regression", n_heads=1, **QUIET))
     assert says(found)["heads"] == "yes"
 
 
@@ -117,7 +117,7 @@ def test_a_budget_is_kept_by_leaving_things_out():
 
 def test_no_clock_has_a_say(monkeypatch):
     """Same data, same seed, same findings: on a machine that stands still, and on one where an hour passes per look."""
-    data, config = data_of(kh.targets.Correlation(1, DIM), 0, n=60), LensConfig("regression", budget=5.0, n_heads=16)
+    data, config = data_of(kh.targets.Correlation(1, DIM), 0, n=60), LensConfig("regression", budget=5.0, n_heads=4)
     calm = look(data, config)
     assert any(m.role == "learned" for m in calm.learners)
     hours = iter(3600.0 * k for k in range(10**9))
@@ -174,14 +174,14 @@ def test_groups_stay_whole_and_time_runs_forward(rng):
 def test_copies_in_one_group_tell_nothing_of_each_other(seed):
     """Noise, every set three times: folds that part copies call it learned, folds of whole groups do not."""
     rng = np.random.default_rng([seed, 3])
-    sets = kh.SetBatch(np.repeat(rng.normal(size=(40, 2, 3)), 3, axis=0))
-    y, groups = np.repeat(rng.normal(size=40), 3), np.repeat(np.arange(40), 3)
-    data, config = Dataset(sets, y), LensConfig("regression", n_heads=16, **QUIET)
-    assert min(row["error, %"] for row in look(data, config).table) < 50
+    sets = kh.SetBatch(np.repeat(rng.normal(size=(20, 2, 3)), 3, axis=0))
+    y, groups = np.repeat(rng.normal(size=20), 3), np.repeat(np.arange(20), 3)
+    data, config = Dataset(sets, y), LensConfig("regression", n_heads=4, **QUIET)
+    assert min(row["error, %"] for row in look(data, config).table) < 10
     found = look(replace(data, groups=groups), config)
-    assert min(row["error, %"] for row in found.table) > 80
+    assert min(row["error, %"] for row in found.table) > 50
     assert "yes" not in says(found).values()
-    assert {len(m.losses[0]) for m in found.learners} == {8}  # a group has one say
+    assert {len(m.losses[0]) for m in found.learners} == {4}  # a group has one say
 
 
 def test_the_split_of_the_data_is_used(seed):
@@ -243,6 +243,8 @@ def test_forecasts_at_the_ends(rng):
     assert steep.n_train == 160
     nothing = forecast(HeldOutCurve("c", "attention", SIZES, tuple(np.zeros(100) for _ in SIZES)))
     assert (nothing.says, nothing.low) == ("no", 0.0)
+    tiny = forecast(HeldOutCurve("c", "attention", SIZES, tuple(4e-5 * hard / k for k in SIZES)))
+    assert tiny.high == pytest.approx(1e-6 * steep.high, rel=1e-6)  # no unit is special, where losses are no counts
     assert forecast(HeldOutCurve("c", "attention", SIZES[:2], (hard, hard))) is None
 
 
@@ -261,11 +263,9 @@ def test_in_python_as_on_the_command_line(tmp_path, seed):
     same = look(data, LensConfig("regression", 1.0, 8, seed=seed))
     assert found.table == same.table
     assert all(row["learner"] in str(found) for row in found.table)
-    page = found.save(tmp_path / "report")[0]
-    assert "Does attention pay?" in page.read_text()
-    assert json.loads((tmp_path / "report/lens.json").read_text())["answers"].keys() == found.answers.keys()
+    (tmp_path / "report.html").touch()
     with pytest.raises(FileExistsError, match="overwrite=True"):
-        found.save(tmp_path / "report")
+        found.save(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ def test_the_command(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     data = data_of(kh.targets.TokenPower(2, DIM), 0, n=80)
     np.savez("sets.npz", keys=data.sets.tokens.reshape(80, KEYS, DIM), query=data.sets.query, y=data.target)
-    run = CliRunner().invoke(app, ["lens", "sets.npz", "--budget", "6", "--heads", "16", "--json"])
+    run = CliRunner().invoke(app, ["lens", "sets.npz", "--budget", "5", "--heads", "8", "--json"])
     assert run.exit_code == 0, run.output
     answer = json.loads(run.stdout)
     assert set(answer["answers"]) == {"attention", "query", "data", "heads"}

@@ -11,8 +11,9 @@ import pytest
 from reports import EVIL, every_block, evil, not_finite, sample
 
 from keyhole._files import write_whole
-from keyhole.lab.report.document import Chart, HeatMap, Report, Section, Series, Table, Verdict
-from keyhole.lab.report.html import KNOWN, inks_of, safe_names, write_report
+from keyhole.lab.plots import draw_chart
+from keyhole.lab.report.document import Chart, HeatMap, Report, Section, Series, Table, Verdict, bars
+from keyhole.lab.report.html import KNOWN, chart_data, inks_of, safe_names, write_report
 
 VOID = {"meta", "img"}
 
@@ -240,3 +241,15 @@ def test_numbers_in_tables_align(tmp_path):
     text = (tmp_path / "report.html").read_text()
     assert '<td class="n">0.5000</td><td class="n">1,000</td>' in text
     assert '<td class="n">0.0625</td><td class="n">20</td>' in text
+
+
+def test_a_chart_of_names_lies_on_its_side():
+    """Names down the side, on the page and on paper, and in the words under the pointer."""
+    series = bars("attention", [0, 1], [2.0, 3.0], [0.5, 0.5], "attention")
+    chart = Chart("learners", "Errors", "learner", "error, %", [series], names=["★ 256 heads", "<none>"])
+    data = chart_data(chart)
+    assert data["names"] == ["★ 256 heads", "&lt;none&gt;"]
+    assert "learner: &lt;none&gt;" in data["series"][0]["hover"][1]
+    picture = draw_chart(chart, {"attention": ("#0072b2", "circle")})["svg"].decode()
+    assert "256 heads" in picture
+    assert "<!-- error, % -->" in picture

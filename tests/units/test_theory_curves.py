@@ -263,6 +263,15 @@ def test_the_trace_counts_what_lies_beyond_the_levels():
     assert math.isclose(coarse.trace, fine.trace, rel_tol=1e-9)
 
 
+@pytest.mark.parametrize("k", [3.0, 90.0, math.inf])
+@pytest.mark.parametrize("ridge", [0.0, 1e-12, 1e-4, 10.0])
+def test_many_implicit_ridges_are_those_of_each(k, ridge):
+    problem = next(problems(Correlation(1, 8), 4, "attention"))
+    samples = np.array([1.0, 2.5, 40.0, 90.0, 1e6, 7.0])
+    each = [implicit_ridge(problem, n, k, ridge) for n in samples]
+    np.testing.assert_allclose(curves.implicit_ridges(problem, samples, k, ridge), each, rtol=1e-11)
+
+
 def test_the_finest_spectrum_is_used_where_it_nearly_suffices(monkeypatch):
     """Finer ones are asked for while more than γ/100 lies beyond; of the last, γ/10 may."""
     coarse = EigenProblem(np.array([1.0, 0.1]), np.array([1.0, 9.0]), np.array([1.0, 0.5]), remainder=0.5)
@@ -272,8 +281,8 @@ def test_the_finest_spectrum_is_used_where_it_nearly_suffices(monkeypatch):
         chain = [replace(coarse, next_eigenvalue=share * gamma) for share in beyond]
         monkeypatch.setattr(curves, "problems", lambda *_: iter(chain))
         learner = curves.Learner(Correlation(1, 3), 2, "attention", math.inf)
-        found = learner.error(20.0, 0.1, 0.0)
-        return found, chain.index(learner.problem)
+        [found] = learner.errors(np.array([20.0]), 0.1, 0.0)
+        return pytest.approx(found, rel=1e-12), chain.index(learner.problem)
 
     plain = predicted_error(coarse, 20.0, math.inf, gamma, 0.0)
     assert error(0.009, 0.0) == (plain, 0)

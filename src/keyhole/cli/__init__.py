@@ -1,6 +1,7 @@
 """The command line: one file per command."""
 
-from keyhole.cli import explain, fit, heads, lens, predict, reproduce, theory  # noqa: F401  (each joins the application)
+# each joins the application
+from keyhole.cli import explain, explore, fit, heads, lens, predict, reproduce, theory  # noqa: F401
 from keyhole.cli._app import app
 
 

@@ -72,8 +72,9 @@ def predict(
         sets = open_data(source, target=(), **given)
         copied = list(dict.fromkeys(filter(None, [sets.layout.set_id, *(keep or [])])))
         sets.require(copied, one_type=True)
-        job = {"probabilities": proba, "interval": interval, "explain": explain}
-        file = PartedFile(out, _job(model, sets, copied) | job, overwrite=overwrite)
+        asked = {"probabilities": proba, **({} if interval is None else {"interval": interval})}
+        asked |= {"explain": True} if explain else {}
+        file = PartedFile(out, _job(model, sets, copied) | asked, overwrite=overwrite)
         work = _Work(saved, sets, copied, proba, interval, explain)
         work.check_first()
         with file:

@@ -35,7 +35,7 @@ from keyhole.estimators.inputs import (
     class_weights,
     fit_sets,
 )
-from keyhole.estimators.intervals import ClassificationSets, LeftOutFits, RegressionIntervals
+from keyhole.estimators.intervals import ClassificationSets, LeftOutFits, RegressionIntervals, TrainingSamples
 from keyhole.estimators.streaming import StreamedClassifier, StreamedRegressor, forget_stream, store_log_losses
 from keyhole.layer import KernelLayer, LayerFit, pick_device
 from keyhole.ridge.calibration import fit_temperature
@@ -114,7 +114,7 @@ class _AttentionModel(LeftOutFits, KeyContributions, SetEstimator):
         store_log_losses(self, ridge)
         if fit.route == "cg":
             self.residual_, self.n_iter_ = ridge.residual, ridge.n_iter
-        self._keep_training(batch, columns, options, fit)
+        self._keep_training(TrainingSamples(batch, columns, weights, options["groups"]))
         return fit
 
     def _ready(self, X: Any) -> Any:
@@ -266,6 +266,8 @@ class AttentionRegressor(StreamedRegressor, RegressionIntervals, MultiOutputMixi
     Exact copies of a sample (same keys in any order, same query, same y) count as one sample of their joint weight,
     so leave-one-out leaves all of them out. Temporaries stay within scikit-learn's ``working_memory`` setting
     (1 GiB); the n × n or p × p Gram matrix comes on top.
+    A fit keeps a copy of its training samples for `predict_interval` and the like, unless their factor, n × n or n × p
+    numbers, would exceed ``working_memory``.
 
     Examples
     --------

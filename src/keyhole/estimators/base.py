@@ -49,8 +49,9 @@ class KeyContributions:
         A share or an effect? With ``pooling="sum"``, another activation than "softmax", a query that does not depend
         on the keys ("given") and no extras that count keys, c_i is exactly what removing key i takes away, whatever
         else is in the set, and hence its Shapley value. With ``pooling="mean"`` a removal also changes 1/N for the
-        others; under softmax it changes their weights; with ``query="mean"`` or "each" it changes queries: there c_i is
-        the key's share of this prediction, and not what would be missing without it. Neither says what causes y.
+        others; under softmax it changes their weights; with ``query="mean"`` or "each", and under a law of several
+        looks, it changes queries: there c_i is the key's share of this prediction, and not what would be missing
+        without it. Neither says what causes y.
 
         Cost: for one output about that of `predict`, 2MD for a key and each further output; NumPy computes it wherever
         the model was fitted, in blocks of some 200,000 keys.

@@ -485,13 +485,13 @@ def fit_seconds(n: int, n_tokens: int, dim: int, n_heads: float, *, has_query: b
 def cheaper_heads(batch: SetBatch | SetGroups, law: HeadLaw | None, query: Any, options: dict[str, Any]) -> int | None:
     """None, the exact kernel, where it exists and is predicted to take less time than heads; else how many heads.
 
-    These are `AUTO_HEADS`, halved until a fit is predicted to take `AUTO_SECONDS` at most.
+    These are `AUTO_HEADS`, halved until a direct fit without a device is predicted to take `AUTO_SECONDS` at most.
     """
     has_query = batch.sets.query is not None or query != "given"
     counts = batch.token_counts.astype(float) ** (2 if query == "each" else 1)
     sizes = len(batch), int(counts.sum()), batch.dim
-    n_heads = AUTO_HEADS
-    while n_heads > FEWEST_AUTO_HEADS and fit_seconds(*sizes, n_heads, has_query=has_query) > AUTO_SECONDS:
+    n_heads, halve = AUTO_HEADS, options["solver"] != "cg" and options["device"] is None
+    while halve and n_heads > FEWEST_AUTO_HEADS and fit_seconds(*sizes, n_heads, has_query=has_query) > AUTO_SECONDS:
         n_heads //= 2
     has_kernel = law is None or (not hasattr(law, "fit") and (hasattr(law, "moments") or hasattr(law, "components")))
     if not has_kernel or options["activation"] not in POINTWISE or options["solver"] == "cg":

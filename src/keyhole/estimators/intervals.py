@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from scipy.special import softmax
 from keyhole._checks import check_choice, check_count, check_number, check_seed
 from keyhole.data.sets import SetBatch, SetGroups
 from keyhole.estimators.base import memory_budget, outputs
-from keyhole.layer import LayerFit, Refits
+from keyhole.layer import Refits
 from keyhole.ridge.calibration import class_scores, labels_of
 
 MAX_ERRORS_KEPT = 2048
@@ -119,15 +119,16 @@ class LeftOutFits:
     layer_: Any
     tokens_: Any
     alpha_: float
+    solver_: str
     left_out_errors_: np.ndarray
 
-    def _keep_training(self, batch: Any, columns: np.ndarray, options: dict[str, Any], fit: LayerFit) -> None:
+    def _keep_training(self, samples: TrainingSamples) -> None:
         """Keep the samples if a factor of their fit, n × n or n × p numbers, is within the memory budget."""
-        values = getattr(fit.layer, "values", None)
-        width = len(batch) if values is None or options["groups"] is not None else values[..., 0].size
-        if fit.route != "cg" and 8 * len(batch) * min(len(batch), width) <= memory_budget():
-            own = batch.numpy()[np.arange(len(batch))]  # a copy: what was given may be changed later
-            self._training = TrainingSamples(own, columns.copy(), options["weights"], options["groups"])
+        n, values = len(samples.batch), getattr(self.layer_, "values", None)
+        width = n if values is None or samples.groups is not None else values[..., 0].size
+        if self.solver_ != "cg" and 8 * n * min(n, width) <= memory_budget():
+            own = samples.batch.numpy()[np.arange(n)]  # a copy: what was given may be changed later
+            self._training = replace(samples, batch=own, columns=samples.columns.copy())
 
     def _keep_errors(self, errors: Float[np.ndarray, "k t"]) -> None:
         """Keep left-out errors, each output's in order."""
@@ -160,7 +161,7 @@ class LeftOutFits:
 
     def _reason(self) -> str:
         """Why there are no leave-one-out fits, and what to do about it."""
-        if self.solver_ == "cg":  # type: ignore[attr-defined]
+        if self.solver_ == "cg":
             return "conjugate gradients make no factor of it. Fit with solver='direct'."
         if "n_samples_seen_" in vars(self):
             return "a fit in batches keeps sums, and not its samples. Use fit, on a part of the samples if need be."

@@ -77,7 +77,7 @@ def run_local(plan: Plan, store: Store, n_workers: int | None, report: OnFinishe
                 report([cell.key])
         return
     last, _ = store.keys()
-    pool = _Pool(workers)
+    pool = WorkerPool(workers)
     try:
         futures = {pool.submit(_run_into, store.path, job, plan.wanted(job)) for job in plan.jobs}
         while futures:
@@ -134,7 +134,7 @@ def _single_threaded() -> Iterator[None]:
                 os.environ[name] = value
 
 
-class _Pool:
+class WorkerPool:
     """Worker processes that can be stopped at once, in the middle of a job."""
 
     def __init__(self, workers: int) -> None:
@@ -145,9 +145,11 @@ class _Pool:
                 future.result()
 
     def submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """Give a worker something to do."""
         return self._executor.submit(work, *arguments)
 
     def stop(self) -> None:
+        """End the workers, whatever they are doing."""
         processes = list((self._executor._processes or {}).values())
         self._executor.shutdown(wait=False, cancel_futures=True)
         for process in processes:

@@ -219,8 +219,7 @@ def learning_curve(
     noise = check_number(noise, "noise", minimum=0.0)
     features = feature_count(n_heads, target.dim)
     solver = Learner(target, n_keys, model, features, law)
-    errors = [solver.error(n, ridge, noise) for n in samples.ravel()]
-    return np.array(errors).reshape(samples.shape)
+    return solver.errors(samples.ravel(), ridge, noise).reshape(samples.shape)
 
 
 def learning_surface(
@@ -439,6 +438,43 @@ def implicit_ridge(problem: EigenProblem, n: float, k: float, ridge: float) -> f
     return math.exp(float(brentq(excess, low, high, xtol=1e-14, rtol=8.9e-16, maxiter=500)))
 
 
+def implicit_ridges(
+    problem: EigenProblem, samples: Float[np.ndarray, " n"], k: float, ridge: float
+) -> Float[np.ndarray, " n"]:
+    """:func:`implicit_ridge` for many numbers of samples at once: Newton's method in log γ, held in a bracket."""
+    if ridge == 0.0 or problem.trace == 0.0:
+        return np.array([implicit_ridge(problem, float(n), k, ridge) for n in samples])
+    values, counts = problem.eigenvalues, problem.multiplicities
+    found = np.empty(len(samples))
+    for block in blocks(len(samples), block_size(16 * len(values), _BLOCK)):
+        n = samples[block]
+        fewest = np.minimum(n, k)
+        # γ ≥ λ, and above the upper end z ≤ min(n, k)/2, so that the product is at least a quarter
+        low = np.full(len(n), math.log(ridge))
+        high = np.log(np.maximum(2 * problem.trace / fewest, 4 * ridge)) + 1e-9
+        x = high
+        for _ in range(200):
+            gamma = np.exp(x)
+            learned = values / (values + gamma[:, None])
+            z = learned @ counts + problem.remainder / gamma
+            q = np.square(learned, out=learned) @ counts
+            inside = z < fewest
+            free = np.where(inside, (1 - z / k) * (1 - z / n), 1.0)
+            excess = np.where(inside, np.log(np.maximum(free, 1e-300)) + x - math.log(ridge), -math.inf)
+            low, high = np.where(excess < 0, x, low), np.where(excess >= 0, x, high)
+            slope = 1 + np.where(inside, z - q, 0.0) * (
+                1 / np.where(inside, k - z, 1.0) + 1 / np.where(inside, n - z, 1.0)
+            )
+            newton = np.where(inside, x - np.where(inside, excess, 0.0) / slope, low - 1)
+            following = np.where((newton >= low) & (newton <= high), newton, 0.5 * (low + high))
+            moved = float(np.abs(following - x).max())
+            x = following
+            if moved <= 1e-14 * max(1.0, float(np.abs(x).max())):
+                break
+        found[block] = np.exp(x)
+    return found
+
+
 def _saturation(problem: EigenProblem, fewest: float) -> float:
     """The γ at which z(γ) = min(n, k); 0 where the kernel has no more eigenfunctions than that."""
     if problem.remainder == 0.0 and problem.freedom(0.0)[0] <= fewest:
@@ -466,9 +502,9 @@ def predicted_error(problem: EigenProblem, n: float, k: float, gamma: float, noi
 
 
 def predicted_errors(
-    problem: EigenProblem, n: float, k: float, gammas: Float[np.ndarray, " g"], noise: float
+    problem: EigenProblem, n: float | Float[np.ndarray, " g"], k: float, gammas: Float[np.ndarray, " g"], noise: float
 ) -> Float[np.ndarray, " g"]:
-    """Test errors at positive implicit ridges; temporaries are (levels,) times a block of them."""
+    """Test errors at positive implicit ridges, of one n or one each; temporaries are (levels,) times a block."""
     sums = np.empty((4, len(gammas)))
     loaded = problem.powers.nonzero()[0]  # few of a million levels
     values, powers = problem.eigenvalues[loaded], problem.powers[loaded]
@@ -487,7 +523,9 @@ _BLOCK = 2**25
 """Bytes of one temporary in predicted_errors."""
 
 
-def _assembled(n: float, k: float, sums: Float[np.ndarray, "4 g"], noise: float) -> Float[np.ndarray, " g"]:
+def _assembled(
+    n: float | Float[np.ndarray, " g"], k: float, sums: Float[np.ndarray, "4 g"], noise: float
+) -> Float[np.ndarray, " g"]:
     """The formula of this module from its four sums: z, q, Σ c²(1−L)² and Σ c² L(1−L), L = λ/(λ+γ)."""
     z, q, bias, spread = sums
     excess = np.zeros_like(z)
@@ -511,12 +549,23 @@ class Learner:
         self._finer: Iterator[EigenProblem] = problems(target, n_keys, model, law)
         self.problem = next(self._finer)
 
-    def error(self, n: float, ridge: float, noise: float) -> float:
-        """Test error at a given ridge."""
-        gamma = implicit_ridge(self.problem, n, self.features, ridge)
-        while self._refined(n, gamma):
-            gamma = implicit_ridge(self.problem, n, self.features, ridge)
-        return predicted_error(self.problem, n, self.features, gamma, noise)
+    def errors(self, samples: Float[np.ndarray, " n"], ridge: float, noise: float) -> Float[np.ndarray, " n"]:
+        """Test errors at a given ridge, each from the spectrum that it or one before it asks for."""
+        parts = [np.zeros(0)]
+        while len(samples):
+            problem, done = self.problem, len(samples)
+            gammas = implicit_ridges(problem, samples, self.features, ridge)
+            for i in np.flatnonzero(problem.next_eigenvalue > RESOLVED * gammas):
+                if self._refined(samples[i], gammas[i]):
+                    done = int(i)
+                    break
+            n, gammas, samples = samples[:done], gammas[:done], samples[done:]
+            if (gammas > 0).all():
+                parts.append(predicted_errors(problem, n, self.features, gammas, noise))
+            else:
+                one_each = zip(n.tolist(), gammas.tolist(), strict=True)
+                parts.append(np.array([predicted_error(problem, m, self.features, g, noise) for m, g in one_each]))
+        return np.concatenate(parts)
 
     def best(self, n: float, noise: float) -> tuple[float, float]:
         """(ridge, test error) at the best ridge."""

@@ -76,7 +76,7 @@ def tail_nodes(start: int) -> tuple[Float[np.ndarray, " q"], Float[np.ndarray, "
     taken in v = √(start/n), where f with an expansion in half-integer powers is a smooth function on (0,
     1].
     """
-    nodes, weights = np.polynomial.legendre.leggauss(120)
+    nodes, weights = _gauss_legendre(120)
     v, dv = (nodes + 1) / 2, weights / 2
     integral_nodes = start / v**2
     integral_weights = 0.5 * 2 * start / v**3 * dv
@@ -85,6 +85,7 @@ def tail_nodes(start: int) -> tuple[Float[np.ndarray, " q"], Float[np.ndarray, "
 
 
 _GREGORY = 9
+_gauss_legendre = lru_cache(maxsize=1)(np.polynomial.legendre.leggauss)  # 5 ms, and asked for by every spectrum
 
 
 @lru_cache(maxsize=1)

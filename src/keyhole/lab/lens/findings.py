@@ -418,21 +418,23 @@ def forecast(curve: HeldOutCurve, seed: int = 0, n_draws: int = 4000) -> Forecas
     points, n = losses.shape
     if points < MIN_POINTS:
         return None
-    now = float(losses[-1].mean())
-    levels = np.maximum(losses.mean(axis=1), 0.5 / n)  # half a sample, where none was wrong
+    now, levels = float(losses[-1].mean()), losses.mean(axis=1)
+    counts = bool(np.isin(losses[-1], (0.0, 1.0)).all())
+    half = 0.5 / n if counts else 0.0  # of a sample, where none was wrong
+    levels = np.maximum(levels, half or max(1e-12 * levels.max(), 1e-150))
     doublings = np.log2(np.asarray(curve.sizes) / curve.sizes[-1])
     trend = damped_trend(np.append(doublings, 1.0))
     prior = np.array([25.0, SLOPE_SPREAD**2, *np.full(points, ROUGHNESS**2)])
-    noise = (np.cov(losses) / n + 0.5 / n**2) / np.outer(levels, levels) + 1e-8 * np.eye(points)
+    noise = (np.cov(losses) + half) / n / np.outer(levels, levels) + 1e-8 * np.eye(points)
     seen, gain = trend[:-1], trend[-1] - trend[-2]
     weights = np.linalg.solve((seen * prior) @ seen.T + noise, (seen * prior) @ gain)
     expected = gain[1] * SLOPE + weights @ (np.log(levels / levels[0]) - seen[:, 1] * SLOPE)
     spread = math.sqrt(max(0.0, float((gain * prior) @ gain - weights @ ((seen * prior) @ gain))))
     rng = np.random.default_rng(seed)
     factor = np.exp(expected + spread * rng.standard_normal(n_draws))
-    half = int(np.argmin(np.abs(doublings + 1.0)))
-    old = now * factor + np.std(losses[-1] - losses[half], ddof=1) / math.sqrt(n) * rng.standard_normal(n_draws)
-    if np.isin(losses[-1], (0.0, 1.0)).all():
+    moved = losses[-1] - losses[int(np.argmin(np.abs(doublings + 1.0)))]  # by the last doubling
+    old = now * factor + np.std(moved, ddof=1) / math.sqrt(n) * rng.standard_normal(n_draws)
+    if counts:
         level = rng.beta(n * now + 0.5, n * (1 - now) + 0.5, n_draws)
         new = rng.binomial(n, np.minimum(level * factor, 1.0)) / n
     else:
@@ -498,7 +500,7 @@ def more_heads(found: Findings) -> Answer:
     many = "infinitely many heads" if math.isinf(most.heads) else f"{most.heads:.0f} heads"
     compared = f"{used.heads:.0f} heads leave {percent(gain.base)}, {many} {percent(gain.better)}"
     numbers = {f"{'∞' if math.isinf(m.heads) else int(m.heads)} heads": with_error(m) for m in found.heads if m.losses}
-    words = f"No. {compared}: {_enough(found)} are enough."
+    words = f"No sign of it. {compared}: as far as these sets tell, {_enough(found)} would do."
     if says != "no":
         words = f"{says.capitalize()}. {compared}, {gain.z:.1f} standard errors apart."
     return Answer(question, says, words, numbers)

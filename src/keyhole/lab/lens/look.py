@@ -94,6 +94,10 @@ class LensProblem:
         train, test = self.folds[k]
         return train[train < size], test[test < size]
 
+    def trained_on(self, size: int) -> int:
+        """Samples that the folds of the first ``size`` train on, on average."""
+        return round(float(np.mean([len(self.fold(k, size)[0]) for k in range(len(self.folds))])))
+
     def ridge(self, rows: Int[np.ndarray, " r"]) -> RidgeProblem:
         """Ridge on some samples, its penalty by leaving out samples, or whole groups."""
         return RidgeProblem.of(self.columns[rows], groups=None if self.groups is None else self.groups[rows])
@@ -547,7 +551,7 @@ class _Look:
         self.plan = self._plan()
         sizes = [size for _, (size, _) in self.plan.values()]
         self.tiers = sorted(set(sizes)) or [len(problem)]
-        self.found.n_used, self.found.n_train = self.tiers[-1], len(problem.fold(0, self.tiers[-1])[0])
+        self.found.n_used, self.found.n_train = self.tiers[-1], problem.trained_on(self.tiers[-1])
         self.found.settings = self._settings()
 
     def run(self) -> Findings:
@@ -578,7 +582,8 @@ class _Look:
             turns = min(2, costs.n_folds)
             rungs = [(n, min(steps, config.steps)) for steps in STEPS] + [(s, STEPS[-1]) for s in sizes[1:]]
             options[self._learned_name(config.n_heads)] = [
-                (turns * (costs.learn(s, k) + costs.gram(s, config.n_heads) + costs.fit(s)), (s, k)) for s, k in rungs
+                (turns * (costs.learn(s, k) + costs.gram(s, config.n_heads) + costs.fit(0.8 * s)), (s, k))
+                for s, k in rungs
             ]
         plan = share_out(FOR_LEARNERS * self.left, options)
         for name in options:
@@ -812,12 +817,13 @@ class _Look:
         """Held-out error against training samples: ends where the table is, on the same held-out samples throughout."""
         pooled, fixed = self.found.best("pooled"), self._best_fixed()
         for m in (fixed, pooled):
-            if m is None or not self._afford(f"learning curve of {m.name}", self.costs.curve(self.found.n_train)):
+            n = 0 if m is None else self.problem.trained_on(m.size)
+            if m is None or not self._afford(f"learning curve of {m.name}", self.costs.curve(n)):
                 continue
             sizes, losses = learning_curve(self.grams[m.name], self.problem, self.config.seed)
-            ends = len(self.problem.fold(0, m.size)[0]), np.concatenate(list(m.losses.values()))
+            end = np.concatenate(list(m.losses.values()))
             role = "pooled" if m is pooled else m.role
-            self.found.curves.append(HeldOutCurve(m.name, role, (*sizes, ends[0]), (*losses, ends[1])))
+            self.found.curves.append(HeldOutCurve(m.name, role, (*sizes, n), (*losses, end)))
 
     def _spectra(self) -> None:
         pooled, fixed = self.found.best("pooled"), self._best_fixed()
@@ -838,7 +844,7 @@ def learning_curve(
     each with a penalty of its own by leave-one-out. Groups are taken whole.
     """
     folds = [problem.fold(k, len(gram.matrix)) for k in range(len(problem.folds))]
-    n = len(folds[0][0])
+    n = problem.trained_on(len(gram.matrix))
     rng = np.random.default_rng([seed, n])
     sizes, curve = [], []
     for share, repeats in reversed(SUBSETS):

@@ -72,7 +72,11 @@ class Chart:
 
 @dataclass(frozen=True)
 class HeatMap:
-    """A matrix of numbers over named rows and columns; colours diverge from `centre` when it is given."""
+    """A matrix of numbers over named rows and columns; colours diverge from `centre` when it is given.
+
+    `words` stand in the cells in the place of the numbers. Over it lie a line, which has a row for each column (None
+    where it has none), and points: column, row and words. Both are counted from zero and may fall between.
+    """
 
     name: str
     title: str
@@ -84,6 +88,9 @@ class HeatMap:
     centre: float | None = None
     rows: Sequence[Row] = ()
     note: str = ""
+    words: Sequence[Sequence[str]] | None = None
+    line: Sequence[float | None] = ()
+    points: Sequence[tuple[float, float, str]] = ()
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import html
 import io
@@ -10,13 +11,14 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from html import escape
 from importlib import resources
 from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
 from string import Template
-from typing import Any
+from typing import Any, Literal
 
 from keyhole._files import write_whole
 from keyhole.lab.plots import draw_chart, draw_heat_map
@@ -85,6 +87,7 @@ def as_html(text: str) -> str:
     return _CODE.sub(r"<code>\1</code>", _shifted(html.escape(text)))
 
 
+@lru_cache(maxsize=4096)  # a name stands under every point of its curve
 def as_chart_text(text: str) -> str:
     """The same for the chart library, whose labels know some tags; it has no code, so backquotes go.
 
@@ -267,6 +270,7 @@ def heat_map_data(block: HeatMap) -> dict[str, Any]:
     columns, index = [as_chart_text(c) for c in block.columns], [as_chart_text(i) for i in block.index]
     short_columns, short_index = ([as_chart_text(_cut(n)) for n in names] for names in (block.columns, block.index))
     x, y = as_chart_text(block.x_label), as_chart_text(block.y_label)
+    words = [[number(v) for v in row] for row in block.values] if block.words is None else block.words
     return {
         "kind": "map",
         "x_label": x,
@@ -274,11 +278,13 @@ def heat_map_data(block: HeatMap) -> dict[str, Any]:
         "columns": short_columns,
         "index": short_index,
         "values": [list(row) for row in block.values],
-        "texts": _short(block.values),
+        "texts": _short(block.values) if block.words is None else [[as_chart_text(w) for w in row] for row in words],
         "hover": [
-            [f"{y} {row}, {x} {name}<br><b>{number(v)}</b>" for name, v in zip(columns, values, strict=True)]
-            for row, values in zip(index, block.values, strict=True)
+            [f"{y} {row}, {x} {name}<br><b>{as_chart_text(w)}</b>" for name, w in zip(columns, said, strict=True)]
+            for row, said in zip(index, words, strict=True)
         ],
+        "line": list(block.line),
+        "points": [[column, row, as_chart_text(text)] for column, row, text in block.points],
         "centre": centre,
         "reach": reach,
     }
@@ -344,6 +350,7 @@ class _Placed:
 
     block: Chart | HeatMap | Table
     name: str
+    rows_are: Literal["beside", "inside", "elsewhere"] = "beside"  # the page, where its links find the rows as CSV
 
 
 def check_lab(what: str = "a report") -> None:
@@ -372,6 +379,28 @@ def write_report(report: Report, folder: Path) -> list[Path]:
     return [page, *written]
 
 
+def one_page(report: Report) -> str:
+    """The report as one HTML file that carries the rows behind its charts and tables, as CSV to be taken out."""
+    check_lab()
+    names = iter(safe_names([block.name for section in report.sections for block in section.blocks]))
+    placed = [[_Placed(block, next(names), "inside") for block in section.blocks] for section in report.sections]
+    return _page(report, placed, inks_of(report))
+
+
+def fragment(blocks: Sequence[Chart | HeatMap | Table]) -> dict[str, Any]:
+    """Blocks for a page that is there already: their HTML, the data of their charts, and the inks of these."""
+    inks = inks_of(Report("", "", [Section("", "", "", blocks)]))
+    placed = [
+        _Placed(block, name, "elsewhere")
+        for block, name in zip(blocks, safe_names([b.name for b in blocks]), strict=True)
+    ]
+    return {
+        "html": "\n".join(_blocks(placed, inks)),
+        "charts": _data([placed]),
+        "inks": {role: [ink.light, ink.dark, ink.marker] for role, ink in inks.items()},
+    }
+
+
 def write_chart(chart: Chart, folder: Path) -> list[Path]:
     """Write one chart as ``NAME.svg`` and ``.png``, and its rows as ``NAME.csv``."""
     check_lab("a chart")
@@ -398,7 +427,7 @@ def _page(report: Report, placed: Sequence[Sequence[_Placed]], inks: dict[str, I
         _section(section, anchor, k, blocks, inks)
         for k, (section, anchor, blocks) in enumerate(zip(report.sections, anchors, placed, strict=True), 1)
     ]
-    return Template(_asset("report.html")).substitute(
+    return Template(asset("report.html")).substitute(
         title=escape(as_plain(report.title)),
         heading=as_html(report.title),
         lead=as_html(report.lead),
@@ -407,9 +436,9 @@ def _page(report: Report, placed: Sequence[Sequence[_Placed]], inks: dict[str, I
         sections="\n".join(sections),
         provenance=_definitions(report.provenance),
         data=as_json({"inks": {r: [i.light, i.dark, i.marker] for r, i in inks.items()}, "charts": _data(placed)}),
-        css=_asset("report.css"),
-        js=_asset("report.js"),
-        library=_library(),
+        css=asset("report.css"),
+        js=asset("report.js"),
+        library=library(),
     )
 
 
@@ -524,10 +553,13 @@ def _figure(item: _Placed) -> str:
     kind = "map" if isinstance(block, HeatMap) else "curves"
     label = escape(as_plain(f"{block.title}: {block.y_label} against {block.x_label}"))
     height = f' style="--rows:{len(block.index)}"' if isinstance(block, HeatMap) else ""
+    picture = (
+        "" if item.rows_are != "beside" else f'<noscript><img src="charts/{item.name}.svg" alt="{label}"></noscript>'
+    )
     return (
         f"<figure><figcaption>{as_html(block.title)}</figcaption>"
         f'<div class="plot {kind}" data-chart="{item.name}" role="img" aria-label="{label}"{height}>'
-        f'<noscript><img src="charts/{item.name}.svg" alt="{label}"></noscript></div>'
+        f"{picture}</div>"
         f"{_note(block.note)}{_links(item)}</figure>"
     )
 
@@ -553,6 +585,11 @@ def _note(note: str) -> str:
 
 
 def _links(item: _Placed) -> str:
+    if item.rows_are == "elsewhere":
+        return ""
+    if item.rows_are == "inside":
+        content = base64.b64encode(csv_bytes(rows_behind(item.block))).decode()
+        return f'<p class="links"><a download="{item.name}.csv" href="data:text/csv;base64,{content}">CSV</a></p>'
     suffixes = ("csv",) if isinstance(item.block, Table) else ("svg", "png", "csv")
     links = (f'<a href="charts/{item.name}.{suffix}">{suffix.upper()}</a>' for suffix in suffixes)
     return f'<p class="links">{" ".join(links)}</p>'
@@ -582,11 +619,13 @@ def _check_shape(block: HeatMap) -> None:
         )
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """A file of the report's page."""
     return resources.files("keyhole.lab.report").joinpath(name).read_text(encoding="utf-8")
 
 
-def _library() -> str:
+def library() -> str:
+    """The chart library, as it may stand in a script element."""
     from plotly.offline import get_plotlyjs
 
     # inside a script element only these two could end or confuse it; in JavaScript the backslash changes nothing

@@ -160,7 +160,7 @@
     if (chart.names.length) { // the chart lies on its side
       [layout.xaxis, layout.yaxis] = [
         axis(wrapped(chart.y_label, width - 160), false, range([0, ...ys], false), false, 6),
-        { ...axis("", false, [chart.names.length - 0.5, -0.5], false, most), tickmode: "array", tickvals: [...chart.names.keys()], ticktext: chart.names.map((name) => (width < 480 ? wrapped(name, 110) : name)) },
+        { ...axis("", false, [chart.names.length - 0.5, -0.5], false, most), tickmode: "array", tickvals: [...chart.names.keys()], ticktext: chart.names.map((name) => (width < 480 ? wrapped(name, 145) : name)) },
       ];
     }
     return { data: [...traces(chart, hidden), ...marks(chart, xs)], layout, doubling, most };
@@ -197,7 +197,13 @@
       xaxis: { ...plainAxis, title: title(wrapped(chart.x_label, width - 120)), ...places(chart.columns, Math.max(3, Math.floor(width / 34))) },
       yaxis: { ...plainAxis, title: title(wrapped(chart.y_label, height - 60)), autorange: "reversed", ...places(chart.index, 32) },
     });
-    return { data: [trace], layout };
+    const over = { type: "scatter", xaxis: "x", yaxis: "y", showlegend: false, cliponaxis: false };
+    const line = { ...over, mode: "lines", x: chart.line.map((_, k) => k), y: chart.line, line: { color: shade("ink"), width: 2.5 }, hoverinfo: "skip" };
+    const points = {
+      ...over, mode: "markers", x: chart.points.map((p) => p[0]), y: chart.points.map((p) => p[1]), hovertext: chart.points.map((p) => p[2]),
+      hovertemplate: "%{hovertext}<extra></extra>", marker: { size: 13, color: shade("raised"), line: { color: shade("ink"), width: 2.5 } },
+    };
+    return { data: [trace, ...(chart.line.length ? [line] : []), ...(chart.points.length ? [points] : [])], layout };
   }
 
   // ---- drawing ---------------------------------------------------------------------------------------------------
@@ -274,7 +280,7 @@
     root.dataset.shade = theme === "dark" || (theme === "system" && system.matches) ? "dark" : "light";
     button.title = SAYS[theme];
     button.setAttribute("aria-label", SAYS[theme]);
-    drawn.forEach((plot) => draw(plot));
+    drawn.forEach((plot) => (plot.isConnected ? draw(plot) : drawn.delete(plot)));
   }
   button.addEventListener("click", () => {
     theme = NEXT[theme];
@@ -286,7 +292,9 @@
   later(rest);
 
   // ---- legends and contents --------------------------------------------------------------------------------------
-  document.querySelectorAll(".legend button").forEach((key) => key.addEventListener("click", () => {
+  document.addEventListener("click", ({ target }) => {
+    const key = target.closest(".legend button");
+    if (!key) return;
     const group = key.closest(".group");
     const hidden = hiddenFor(key);
     const shown = key.getAttribute("aria-pressed") === "true";
@@ -294,7 +302,7 @@
     if (shown) hidden.add(JSON.stringify(JSON.parse(key.dataset.key)));
     else hidden.delete(JSON.stringify(JSON.parse(key.dataset.key)));
     group.querySelectorAll(".plot").forEach((plot) => drawn.has(plot) && draw(plot));
-  }));
+  });
   const links = new Map([...document.querySelectorAll("nav a")].map((link) => [link.getAttribute("href").slice(1), link]));
   const reading = new IntersectionObserver((entries) => {
     for (const entry of entries) {
@@ -304,4 +312,6 @@
     }
   }, { rootMargin: "-15% 0px -75% 0px" });
   document.querySelectorAll("main > section").forEach((section) => reading.observe(section));
+  // a page whose charts change puts their data and inks here, then draws
+  window.keyhole = { inks, charts, draw };
 })();

@@ -1,0 +1,46 @@
+"""`keyhole explore`."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from keyhole.cli._app import answer_or_exit, app, check_folder, refuse
+
+
+@app.command()
+def explore(
+    port: Annotated[
+        int, typer.Option(help="Port on the loopback address; 0 is any that is free.", min=0, max=65535)
+    ] = 0,
+    browser: Annotated[bool, typer.Option(help="Open the page in the browser.")] = True,
+    out: Annotated[Path, typer.Option(help="Folder of the store of finished cells, shared with reproduce.")] = Path(
+        "out/reproduce"
+    ),
+) -> None:
+    """Theory and experiment on one page: turn sizes, law and target, see the curves move, measure on top of them.
+
+    The first line of output is the address of the page, which nobody can reach but programs on this machine that know
+    it. Measured points are kept in OUT/cells.sqlite. Stop with Ctrl-C.
+    """
+    check_folder(out)
+    try:
+        from keyhole.lab.explore.server import ExploreServer, PortTakenError
+    except ImportError as error:
+        refuse(f"`keyhole explore` needs {error.name or 'starlette and uvicorn'}: pip install 'keyhole[lab]'.")
+    try:
+        server = answer_or_exit(lambda: ExploreServer(out / "cells.sqlite", port))
+    except PortTakenError as error:
+        refuse(str(error))
+    typer.echo(server.address)
+    typer.echo("Open it in a browser on this machine; Ctrl-C stops.", err=True)
+    if browser:
+        threading.Thread(target=webbrowser.open, args=(server.address,), daemon=True).start()
+    with contextlib.suppress(KeyboardInterrupt):
+        server.run()
+    typer.echo(f"stopped; what was measured is in {out / 'cells.sqlite'}.", err=True)

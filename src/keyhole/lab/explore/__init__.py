@@ -1,0 +1,1 @@
+"""`keyhole explore`: theory and experiment on one page in the browser."""

@@ -1,0 +1,494 @@
+"""The server of `keyhole explore`: on the loopback address only, behind a random token, for one person's browser.
+
+A request must name our own host, come from our own page where it says where it comes from, and know the token. Nothing
+in it is ever taken for a path. Numbers of the theory are computed in threads; fits and uploaded tables in processes of
+their own, which can be ended and take nothing along when a damaged file ends them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import io
+import secrets
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from concurrent.futures.process import BrokenProcessPool
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import anyio.to_thread
+import numpy as np
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from keyhole import __version__
+from keyhole.lab.cells import Cell, Values
+from keyhole.lab.explore.views import VIEW_OF, Answer, ExploreState, cells_of
+from keyhole.lab.jobs import cell_costs
+from keyhole.lab.report.document import Report, Section
+from keyhole.lab.report.html import as_json, asset, fragment, library, one_page
+from keyhole.lab.runner import Plan, RunError, Timer, WorkerPool, run_local
+from keyhole.lab.store import Store, StoreError
+
+MOST_BYTES = 2**25  # of an upload
+MOST_WAITING = 64  # requests at a time; the page has two
+MOST_COMPUTING = 4
+MOST_LISTENING = 32  # tabs that hear of progress
+MEASURE_SECONDS = 600.0  # of a measurement, by the clock; what is asked for must be half of it by estimate
+MEASURE_MEMORY = 2**30  # bytes of a job
+DATA_SECONDS = 60.0  # of a look at an uploaded table
+DATA_BUDGET = 15.0  # of which it plans to use so much
+DATA_MEMORY = 2**32  # bytes of address space of the process that reads it
+LEAST_RIDGE = 1e-9
+NEWS_SECONDS = 0.25
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data: blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+"""Of every answer. Styles may stand in elements, because the chart library puts them there; scripts may not."""
+
+ASSETS = {
+    "plotly.js": ("text/javascript", library),
+    "report.js": ("text/javascript", lambda: asset("report.js")),
+    "report.css": ("text/css", lambda: asset("report.css")),
+    "explore.js": ("text/javascript", lambda: _own("explore.js")),
+    "explore.css": ("text/css", lambda: _own("explore.css")),
+}
+
+
+def _own(name: str) -> str:
+    return resources.files("keyhole.lab.explore").joinpath(name).read_text(encoding="utf-8")
+
+
+@lru_cache(maxsize=16)
+def _asset(name: str) -> str:
+    return ASSETS[name][1]()
+
+
+class PortTakenError(RuntimeError):
+    """Another program listens there; in words for the person who asked for the port."""
+
+
+class Bench:
+    """The measurements of all tabs: one at a time, into one store; results are read from there by everyone."""
+
+    def __init__(self, path: Path) -> None:
+        self._store = Store(path)
+        self._lock = threading.Lock()  # of everything below
+        self._last, self._keys, self._known = 0, set[str](), dict[str, Values]()
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+        self._timer: Timer | None = None
+        self._message = ""
+
+    def results(self, cells: list[Cell]) -> dict[Cell, Values]:
+        """Finished ones of the cells."""
+        found = {}
+        with self._lock:
+            self._last, news = self._store.keys(self._last)
+            self._keys.update(news)
+            for cell in cells:
+                key = _key(cell)
+                if key in self._keys:
+                    if key not in self._known:
+                        self._known[key] = self._store.get([cell])[cell]
+                    found[cell] = self._known[key]
+        return found
+
+    def offer(self, state: ExploreState) -> dict[str, Any]:
+        """What measuring this state would take, and why not if not."""
+        cells = cells_of(state)
+        with self._lock:
+            plan = Plan.of(cells, self._store)
+        seconds = sum(sum(cell_costs(plan.wanted(job)).values()) for job in plan.jobs)
+        memory = max((job.memory for job in plan.jobs), default=0)
+        refused = ""
+        if not cells:
+            refused = "there is nothing to measure here"
+            if state.view == "surface":
+                refused = "click places on the surface first"
+        elif state.ridge < LEAST_RIDGE:
+            refused = f"fits need a penalty λ of {LEAST_RIDGE:g} at least"
+        elif seconds > MEASURE_SECONDS / 2:
+            refused = (
+                f"these fits take about {seconds:,.0f} s, and {MEASURE_SECONDS / 2:g} s are allowed: lower d, N or M"
+            )
+        elif memory > MEASURE_MEMORY:
+            refused = f"these fits take {memory / 2**30:.1f} GiB, and {MEASURE_MEMORY / 2**30:g} GiB are allowed"
+        return {"cells": len(cells), "missing": len(plan.missing), "seconds": round(seconds, 1), "refused": refused}
+
+    def start(self, state: ExploreState) -> None:
+        """Measure what is missing; a ValueError where that is not allowed."""
+        offer = self.offer(state)
+        if offer["refused"]:
+            raise ValueError(f"this cannot be measured: {offer['refused']}.")
+        with self._lock:
+            if self._thread is not None and self._thread.is_alive():
+                raise ValueError("one measurement runs at a time: stop the one that does, or wait for it.")
+            plan = Plan.of(cells_of(state), self._store)
+            costs = {cell.key: cost for job in plan.jobs for cell, cost in cell_costs(plan.wanted(job)).items()}
+            self._timer, self._message = Timer(plan, costs), ""
+            self._stop.clear()
+            self._thread = threading.Thread(target=self._run, args=(plan, self._timer), daemon=True)
+            self._thread.start()
+
+    def _run(self, plan: Plan, timer: Timer) -> None:
+        def report(keys: Any) -> None:
+            timer.finish(keys)
+            if self._stop.is_set():
+                raise RunError("stopped")
+            if timer.seconds > MEASURE_SECONDS:
+                raise RunError(f"stopped after {MEASURE_SECONDS:g} s: what is finished is kept")
+
+        try:
+            with Store(self._store.path) as store:
+                run_local(plan, store, None, report)
+        except Exception as error:  # whatever a fit dies of is told in the page, and the server goes on
+            self._message = str(error) or type(error).__name__
+
+    def stop(self) -> None:
+        """End the measurement; cells that are finished stay."""
+        self._stop.set()
+        thread = self._thread
+        if thread is not None:
+            thread.join(timeout=30)
+
+    def close(self) -> None:
+        """Stop, and close the store."""
+        self.stop()
+        self._store.close()
+
+    def news(self) -> dict[str, Any]:
+        """How far it is: what every tab hears."""
+        with self._lock:
+            self._last, news = self._store.keys(self._last)
+            self._keys.update(news)
+            timer, running = self._timer, self._thread is not None and self._thread.is_alive()
+        progress = {"done": timer.done, "total": timer.total, "left": timer.left} if timer is not None else {}
+        return {"running": running, "message": self._message, "finished": len(self._keys), **progress}
+
+
+@lru_cache(maxsize=2**15)
+def _key(cell: Cell) -> str:
+    return cell.key
+
+
+class Guard:
+    """Lets nobody in but our own page: checks host, origin and token, and puts the headers on every answer."""
+
+    def __init__(self, app: ASGIApp, token: str, port: int) -> None:
+        self.app, self.token = app, token
+        self.hosts = {f"127.0.0.1:{port}", f"localhost:{port}"}
+        self.busy = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self.app(scope, receive, send)
+            return
+
+        async def sealed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *((k.encode(), v.encode()) for k, v in HEADERS.items())]
+            await send(message)
+
+        refusal = self._refusal(scope)
+        if refusal is not None:
+            await refusal(scope, receive, sealed)
+            return
+        self.busy += 1
+        try:
+            # the token is no business of the routes
+            path = scope["path"][1 + len(self.token) :]
+            await self.app({**scope, "path": path, "raw_path": path.encode()}, receive, sealed)
+        finally:
+            self.busy -= 1
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        headers: dict[str, list[str]] = {}
+        for name, value in scope["headers"]:
+            headers.setdefault(name.decode("latin-1"), []).append(value.decode("latin-1"))
+        host, origin = headers.get("host", []), headers.get("origin", [])
+        if len(host) != 1 or host[0] not in self.hosts:
+            return _plain("this server answers to its own address only.", 421)
+        if origin and origin != [f"http://{host[0]}"]:
+            return _plain("requests of other pages are not answered.", 403)
+        if headers.get("sec-fetch-site", ["same-origin"])[0] not in ("same-origin", "none"):
+            return _plain("requests of other pages are not answered.", 403)
+        first, _, rest = scope["path"][1:].partition("/")
+        if not hmac.compare_digest(first.encode("utf-8", "surrogateescape"), self.token.encode()):
+            return _plain("the address must have its token: copy all of the line that `keyhole explore` printed.", 403)
+        if self.busy >= MOST_WAITING + (MOST_LISTENING if rest == "events" else 0):
+            return _plain(f"at most {MOST_WAITING} requests are answered at a time. Ask again.", 503)
+        return None
+
+
+def _plain(text: str, status: int) -> Response:
+    return Response(text, status, media_type="text/plain")
+
+
+class Explorer:
+    """The application: the page, its views, measurements, uploads."""
+
+    def __init__(self, bench: Bench, ended: Callable[[], bool] = lambda: False) -> None:
+        self.bench, self.ended = bench, ended
+        self.listening, self.looking = 0, threading.Lock()
+        self._limit: anyio.CapacityLimiter | None = None
+        routes = [
+            Route("/", self.page),
+            Route("/view", self.view),
+            Route("/offer", self.offer),
+            Route("/save", self.save),
+            Route("/events", self.events),
+            Route("/measure", self.measure, methods=["POST"]),
+            Route("/stop", self.stop, methods=["POST"]),
+            Route("/data", self.data, methods=["POST"]),
+            *(Route(f"/{name}", self.asset) for name in ASSETS),
+        ]
+        self.app = Starlette(routes=routes)
+
+    async def _computed(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        if self._limit is None:
+            self._limit = anyio.CapacityLimiter(MOST_COMPUTING)
+        return await anyio.to_thread.run_sync(work, *arguments, limiter=self._limit)
+
+    async def _answered(self, work: Callable[..., Any], *arguments: Any) -> Response:
+        """JSON of what a piece of work gives, or of why it does not."""
+        try:
+            found = await self._computed(work, *arguments)
+        except (ValueError, ArithmeticError, RunError, StoreError) as error:
+            return JSONResponse({"error": str(error) or type(error).__name__}, 422)
+        return found if isinstance(found, Response) else Response(as_json(found), media_type="application/json")
+
+    async def asset(self, request: Request) -> Response:
+        """One of the files of the page, by its exact name."""
+        name = request.url.path.rpartition("/")[2]
+        return Response(_asset(name), media_type=ASSETS[name][0])
+
+    async def page(self, request: Request) -> Response:
+        """The page itself; a state that cannot be read is shown as the page shows a slip."""
+        return Response(Template(_own("explore.html")).substitute(version=__version__), media_type="text/html")
+
+    async def view(self, request: Request) -> Response:
+        """A view of the state in the address."""
+        return await self._answered(self._view, dict(request.query_params))
+
+    def _view(self, query: dict[str, str]) -> dict[str, Any]:
+        start = time.perf_counter()
+        state = ExploreState.read(query)
+        answer = self._answer(state)
+        return {
+            **fragment(answer.blocks),
+            "title": answer.title,
+            "notes": answer.notes,
+            "python": "\n".join(answer.lines),
+            "expanded": state.text,
+            "milliseconds": 1e3 * (time.perf_counter() - start),
+        }
+
+    def _answer(self, state: ExploreState) -> Answer:
+        if state.view not in VIEW_OF:
+            raise ValueError("your data are shown when a table is dropped: they are not in the address.")
+        return VIEW_OF[state.view](state, self.bench.results(cells_of(state)))
+
+    async def offer(self, request: Request) -> Response:
+        """What measuring would take."""
+        query = dict(request.query_params)
+        return await self._answered(lambda: self.bench.offer(ExploreState.read(query)))
+
+    async def measure(self, request: Request) -> Response:
+        """Start to measure the state."""
+        query = dict(request.query_params)
+
+        def begin() -> dict[str, Any]:
+            self.bench.start(ExploreState.read(query))
+            return self.bench.news()
+
+        return await self._answered(begin)
+
+    async def stop(self, request: Request) -> Response:
+        """Stop measuring."""
+
+        def end() -> dict[str, Any]:
+            self.bench.stop()
+            return self.bench.news()
+
+        return await self._answered(end)
+
+    async def events(self, request: Request) -> Response:
+        """Server-sent events: how far the measurement is, whenever that changes; pages then ask for their view anew."""
+        if self.listening >= MOST_LISTENING:
+            return _plain(f"at most {MOST_LISTENING} tabs hear of progress.", 503)
+
+        async def stream() -> AsyncIterator[str]:
+            self.listening += 1
+            told, quiet = None, 0.0
+            try:
+                while not self.ended():
+                    news = as_json(await self._computed(self.bench.news))
+                    if news != told or quiet > 15:
+                        told, quiet = news, 0.0
+                        yield f"data: {news}\n\n"
+                    quiet += NEWS_SECONDS
+                    await asyncio.sleep(NEWS_SECONDS)
+            finally:
+                self.listening -= 1
+
+        return StreamingResponse(stream(), media_type="text/event-stream")
+
+    async def save(self, request: Request) -> Response:
+        """The view as one file that needs no server."""
+        query = dict(request.query_params)
+
+        def saved() -> Response:
+            state = ExploreState.read(query)
+            answer = self._answer(state)
+            lines = [part for line in answer.lines for part in ("`" + line.replace("`", "'") + "`",) if line]
+            section = Section(state.view, answer.title, "", answer.blocks, settings=state.describe(), text=answer.notes)
+            python = Section("python", "The same in Python", "", text=lines)
+            lead = f"A view of `keyhole explore`: {state.describe()}."
+            provenance = {"keyhole": __version__, "NumPy": np.__version__, "address": f"?{state.address}"}
+            page = one_page(Report(answer.title, lead, [section, python], provenance))
+            name = {"Content-Disposition": f'attachment; filename="keyhole-{state.view}.html"'}
+            return Response(page, media_type="text/html", headers=name)
+
+        return await self._answered(saved)
+
+    async def data(self, request: Request) -> Response:
+        """Look at an uploaded table; it lives in memory, in a process of its own, and is never written."""
+        content = bytearray()
+        async for part in request.stream():
+            content += part
+            if len(content) > MOST_BYTES:
+                size = f"a table on this page must be at most {MOST_BYTES >> 20} MiB: this one is larger"
+                return JSONResponse({"error": f"{size}. Use `keyhole lens`."}, 413)
+        query = dict(request.query_params)
+        return await self._answered(self._look, bytes(content), query)
+
+    def _look(self, content: bytes, query: dict[str, str]) -> dict[str, Any]:
+        if not self.looking.acquire(blocking=False):
+            raise ValueError("one table is looked at at a time: wait for the one before.")
+        try:
+            pool = WorkerPool(1)
+            try:
+                report = pool.submit(look_at, content, query).result(timeout=DATA_SECONDS)
+            except FutureTimeoutError:
+                raise ValueError(
+                    f"a look at a table may take {DATA_SECONDS:g} s, and this took longer. Use `keyhole lens`."
+                ) from None
+            except (BrokenProcessPool, MemoryError):
+                raise ValueError(
+                    "the table ended the process that read it: it is damaged, or too large for its memory."
+                ) from None
+            finally:
+                pool.stop()
+        finally:
+            self.looking.release()
+        blocks = [block for section in report.sections for block in section.blocks]
+        sentences = [f"{section.title} {section.verdict.sentence}" for section in report.sections if section.verdict]
+        return {**fragment(blocks), "title": report.title, "notes": [report.lead, *sentences]}
+
+
+def look_at(content: bytes, query: dict[str, str]) -> Report:
+    """What a process of its own does with an upload: read it in memory, and look as `keyhole lens` does."""
+    import resource
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from pyarrow import csv
+
+    from keyhole.data.reader import read_table
+    from keyhole.lab.lens.findings import LensConfig
+    from keyhole.lab.lens.look import look
+    from keyhole.lab.lens.page import report_of
+
+    resource.setrlimit(resource.RLIMIT_AS, (DATA_MEMORY, DATA_MEMORY))
+    unknown = set(query) - {"name", "set", "target"}
+    if unknown:
+        raise ValueError(f"an upload has a name, and perhaps columns for set and target: got {sorted(unknown)!r:.80}.")
+    name = query.get("name", "")
+    try:
+        if content[:4] == b"PAR1":
+            table = pq.read_table(pa.BufferReader(content))
+        elif content[:6] == b"ARROW1":
+            table = pa.ipc.open_file(pa.BufferReader(content)).read_all()
+        else:
+            options = csv.ParseOptions(delimiter="\t" if name.lower().endswith(".tsv") else ",")
+            table = csv.read_csv(io.BytesIO(content), parse_options=options)
+        table.validate(full=True)
+    except (pa.ArrowException, ValueError, OSError) as error:
+        raise ValueError(
+            f"a dropped table must be CSV, TSV, Parquet or Arrow: this one does not read ({str(error).strip()[:200]})."
+        ) from None
+    data = read_table(table, set_id=query.get("set") or None, target=query.get("target") or None)
+    if data.target is None:
+        raise ValueError("a table must have a target to learn: no column target, label, class or y. Name it above.")
+    kind = "classification" if data.target.dtype.kind in "Ub" else "regression"
+    return report_of(look(data, LensConfig(kind, DATA_BUDGET, n_heads=128, max_samples=800, steps=0)))
+
+
+def listen(port: int) -> socket.socket:
+    """A socket on the loopback address; port 0 is any that is free."""
+    found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind(("127.0.0.1", port))
+        found.listen(128)
+    except OSError as error:
+        found.close()
+        raise PortTakenError(
+            f"port {port} of this machine cannot be had ({error.strerror}). Choose another --port, or leave it out."
+        ) from None
+    return found
+
+
+class ExploreServer:
+    """A running server; `address` is what opens the page."""
+
+    def __init__(self, store: Path, port: int = 0) -> None:
+        self.socket = listen(port)
+        try:
+            self.bench = Bench(store)
+        except BaseException:
+            self.socket.close()
+            raise
+        self.port, self.token = self.socket.getsockname()[1], secrets.token_urlsafe(24)
+        self.address = f"http://127.0.0.1:{self.port}/{self.token}/"
+        self.explorer = Explorer(self.bench, lambda: self.server.should_exit)
+        config = uvicorn.Config(
+            Guard(self.explorer.app, self.token, self.port),
+            log_level="error", access_log=False, lifespan="off", server_header=False, date_header=False,
+            timeout_graceful_shutdown=2, timeout_keep_alive=20, limit_concurrency=MOST_WAITING + MOST_LISTENING + 128,
+            h11_max_incomplete_event_size=2**16, ws="none", http="h11", loop="asyncio",
+        )  # fmt: skip
+        self.server = uvicorn.Server(config)
+
+    def run(self) -> None:
+        """Serve until stopped (Ctrl-C); the store is closed in order."""
+        try:
+            self.server.run(sockets=[self.socket])
+        finally:
+            self.bench.close()
+            self.socket.close()
+
+    def stop(self) -> None:
+        """Ask a server that runs in another thread to end."""
+        self.server.should_exit = True

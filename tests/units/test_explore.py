@@ -1,0 +1,198 @@
+"""What the page of `keyhole explore` shows: its state, its numbers, the lines that compute them."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from keyhole.lab.explore.server import Bench
+from keyhole.lab.explore.views import QUICK, VIEW_OF, ExploreState, cells_of, sweeps
+from keyhole.lab.figures import prediction
+from keyhole.lab.jobs import compute, group
+from keyhole.lab.report.document import Chart, HeatMap
+from keyhole.lab.report.html import one_page
+from keyhole.lab.store import Store
+
+TARGETS = ("corr * token", "token^2", "query", "corr^2 * token + 0.5 * query^2 - 1", "rotated(0.5) * token")
+
+
+def random_state(rng, views):
+    """Few dimensions and means, whose spectra are remembered; any size, penalty and noise."""
+    view = str(rng.choice(views))
+    return ExploreState(
+        view=view,
+        target=str(rng.choice(TARGETS[:4] if view == "law" else TARGETS)),
+        dim=int(rng.choice([3, 8])),
+        n_keys=int(rng.choice([1, 4])),
+        n_samples=int(10 ** rng.uniform(1, 3)),
+        n_heads=int(10 ** rng.uniform(0, 3)),
+        bias=0.0,
+        ridge=float(10 ** rng.uniform(-6, -1)),
+        noise=float(rng.choice([0.0, rng.uniform(0, 2)])),
+        most_samples=int(10 ** rng.uniform(2, 4)),
+    )
+
+
+def shown_by(answer):
+    """Names and numbers on the page."""
+    found = {}
+    for block in answer.blocks:
+        if isinstance(block, Chart):
+            found |= {series.name: list(series.y) for series in block.series if series.look != "points"}
+        elif isinstance(block, HeatMap):
+            by_name = {}
+            for row in block.rows:
+                by_name.setdefault(f"{str(row['M']).replace(',', '')} heads", []).append(row["error"])
+            found |= by_name
+        elif block.name == "needs":
+            found |= {row["to have a tenth of Var f* left"]: row["number"] for row in block.rows}
+    return found
+
+
+def computed_by(answer):
+    names = {}
+    exec("\n".join(answer.lines), names)
+    return names["shown"]
+
+
+def test_the_lines_give_what_the_page_shows(seed):
+    """200 states: every number of every curve and cell, to the last bit."""
+    rng, names = np.random.default_rng(seed), 0
+    for _ in range(200):
+        state = random_state(rng, ["curves", "surface", "spectrum"])
+        answer = VIEW_OF[state.view](state, {})
+        shown, computed = shown_by(answer), computed_by(answer)
+        assert set(computed) <= set(shown), state
+        for name, values in computed.items():
+            size = len(shown[name])
+            assert shown[name] == np.asarray(values)[:size].tolist(), (state, name)
+            names += size
+    assert names > 10_000
+
+
+@pytest.mark.parametrize("view", ["curves", "needs", "spectrum", "law", "rotation"])
+def test_the_lines_of_biased_heads_do_too(view):
+    state = ExploreState(view=view, bias=0.5, dim=8, n_samples=300, noise=0.25)
+    answer = VIEW_OF[view](state, {})
+    computed = computed_by(answer)
+    assert computed
+    if view == "rotation":
+        [chart] = answer.blocks
+        shown = {(s.name, x): y for s in chart.series for x, y in zip(s.x, s.y, strict=True)}
+        assert shown == computed
+    elif view == "law":
+        chart = answer.blocks[0]
+        shown = {f"c = {c:g}": [s.y[k] for s in chart.series] for k, c in enumerate(chart.series[0].x)}
+        assert shown == {name: list(values) for name, values in computed.items()}
+    else:
+        shown = shown_by(answer)
+        assert all(np.array_equal(shown[name], values) for name, values in computed.items())
+
+
+def test_the_address_holds_the_state(seed):
+    from urllib.parse import parse_qsl
+
+    rng = np.random.default_rng(seed)
+    for _ in range(50):
+        state = random_state(rng, ["curves", "law"])
+        state = ExploreState(**{**vars(state), "picks": ((100, 20), (7, 3))})
+        assert ExploreState.read(dict(parse_qsl(state.address))) == state
+    assert ExploreState().address == ""
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ({"n": "ten"}, "n must be a whole number from 2 to 1e.07: got 'ten'"),
+        ({"d": "2.5"}, "d must be a whole number"),
+        ({"d": "100000"}, "d must be a whole number from 1 to 512"),
+        ({"ridge": "-1"}, "ridge must be a number from 0"),
+        ({"noise": "nan"}, "noise must be a number"),
+        ({"noise": "inf"}, "noise must be a number"),
+        ({"n": "1e400"}, "n must be a whole number"),
+        ({"view": "../etc/passwd"}, "a view must be one of curves"),
+        ({"path": "/etc/passwd"}, "the address knows view, target"),
+        ({"picks": "1x1x1"}, "n of a pick must be"),
+        ({"picks": ",".join(["10x10"] * 13)}, "at most 12 places"),
+        ({"target": "corr * tokn"}, "Did you mean 'token'"),
+        ({"target": "(corr + token + query)^30"}, "terms|must be quick"),
+        ({"target": "x" * 2000}, "at most 1000 are read"),
+    ],
+)
+def test_a_slip_in_the_address_is_explained(query, words):
+    with pytest.raises(ValueError, match=words):
+        ExploreState.read(query)
+
+
+def test_measured_points_are_the_cells_of_reproduce():
+    """At a setting of the quick preset, the sizes of the preset are its very cells."""
+    state = ExploreState(target="corr * token", dim=8, n_keys=4, n_heads=20, ridge=1e-5)
+    ours = set(cells_of(state))
+    theirs = {c for c in prediction.cells(QUICK) if (c.target, c.dim, c.n_keys, c.ridge, c.noise) == ("corr * token", 8, 4, 1e-5, 0.0)}
+    grid = {c for c in theirs if c.model != "mlp" and not (c.model == "biased" and c.n_heads)}
+    assert grid
+    assert grid <= ours
+    sizes = {n for _, sweep in sweeps(state).values() for n in sweep.x}
+    assert sizes == {25, 50, 100, 200, 400, 800}
+
+
+def test_finished_cells_appear_as_points_with_bars(tmp_path: Path):
+    """Six points of attention land within their bars and the theory's own deviation."""
+    state = ExploreState(dim=8, n_keys=2, ridge=1e-4, noise=0.25)
+    [(role, sweep)] = [found for name, found in sweeps(state).items() if name.startswith("attention, ∞")]
+    assert role == "attention"
+    with Store(tmp_path / "cells.sqlite") as store:
+        for job in group(sweep.cells):
+            for cell, values, seconds in compute(job):
+                store.put(cell, values, seconds)
+    bench = Bench(tmp_path / "cells.sqlite")
+    answer = VIEW_OF["curves"](state, bench.results(cells_of(state)))
+    offer = bench.offer(state)
+    bench.close()
+    series = {s.name: s for s in answer.blocks[0].series}
+    points = series["attention, ∞ heads, measured"]
+    assert [n for n in points.x if math.isfinite(n)] == [25, 50, 100, 200, 400, 800]
+    predicted = VIEW_OF["curves"](ExploreState(**{**vars(state), "most_samples": 800}), {}).blocks[0].series[0]
+    for n, y, high in zip(points.x, points.y, points.high, strict=True):
+        if math.isfinite(n):
+            told = float(np.exp(np.interp(np.log(n), np.log(predicted.x), np.log(predicted.y))))
+            assert abs(told - y) <= 0.12 * y + 3 * (high - y), (n, y, told)
+    assert offer["missing"] == offer["cells"] - len(sweep.cells)
+
+
+def test_what_cannot_be_measured_says_why(tmp_path: Path):
+    bench = Bench(tmp_path / "cells.sqlite")
+    for state, words in (
+        (ExploreState(view="surface"), "click places"),
+        (ExploreState(ridge=0.0), "penalty"),
+        (ExploreState(view="surface", dim=500, n_keys=1, picks=((4000, 4096),)), "allowed"),
+        (ExploreState(view="spectrum"), "nothing to measure"),
+    ):
+        assert words in bench.offer(state)["refused"]
+        with pytest.raises(ValueError, match="this cannot be measured"):
+            bench.start(state)
+    bench.close()
+
+
+def test_a_theory_that_refuses_is_quoted_and_the_rest_is_shown():
+    answer = VIEW_OF["curves"](ExploreState(dim=1, target="token"), {})
+    assert any("biased" in note for note in answer.notes)
+    assert any(series.name.startswith("attention") for series in answer.blocks[0].series)
+    assert VIEW_OF["law"](ExploreState(dim=1, target="token"), {}).blocks == []
+    assert "corr^q * token" in VIEW_OF["rotation"](ExploreState(target="query^2"), {}).notes[0]
+
+
+def test_a_page_alone_carries_its_rows():
+    import base64
+    import re
+
+    from keyhole.lab.report.document import Report, Section
+
+    answer = VIEW_OF["surface"](ExploreState(dim=3, most_samples=1000), {})
+    page = one_page(Report("t", "l", [Section("s", "t", "", answer.blocks)]))
+    [content] = re.findall(r'href="data:text/csv;base64,([^"]+)"', page)
+    lines = base64.b64decode(content).decode().splitlines()
+    assert lines[0] == "n,M,error,over Var f*"
+    assert len(lines) == 1 + len(answer.blocks[0].rows)
+    assert "src=" not in re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)
