@@ -596,7 +596,8 @@ class Refits:
     def own_variances(self) -> Float[np.ndarray, " n"]:
         """v_{−g}(x_i), the variance of each sample under the fit without its group."""
         if len(self.starts) == len(self.columns):
-            inverse = 1.0 / self.smoother.precisions()
+            with np.errstate(divide="ignore"):  # 0 where rounding hides it: nothing is known without that sample
+                inverse = 1.0 / self.smoother.precisions()
         else:
             groups = np.split(np.arange(len(self.columns)), self.starts[1:])
             inverse = np.concatenate([np.diagonal(np.linalg.inv(self.smoother.precision(rows))) for rows in groups])
@@ -607,7 +608,8 @@ class Refits:
     ) -> Float[np.ndarray, "m n"]:
         """v_{−g}(x) of new samples, for the group of each sample of the fit."""
         if len(self.starts) == len(self.columns):
-            return variance[:, None] + np.square(hat) / self.smoother.precisions()
+            with np.errstate(divide="ignore"):
+                return np.asarray(variance[:, None] + np.square(hat) / self.smoother.precisions())
         result = np.empty_like(hat)
         for own in np.split(np.arange(len(self.columns)), self.starts[1:]):
             pulled = np.linalg.solve(self.smoother.precision(own), hat[:, own].T).T

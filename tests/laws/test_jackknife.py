@@ -155,7 +155,6 @@ def check(config):
         )
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_one_factorisation_is_all_the_refits(rng):
     for config in configurations(rng):
         try:
@@ -256,6 +255,9 @@ def test_precision_of_features_and_penalties_at_the_edge(rng):
         exact.novelty(sets)
     few = double.fit(sets[:4], y[:4])
     assert np.isinf(few.predict_interval(sets)).all()  # 90 % of five ranks is more than four samples have
+    lone = double.fit(sets[:1], y[:1])  # nothing is left without it
+    assert np.isinf(lone.predict_interval(sets, 0.5)).all()
+    np.testing.assert_array_equal(lone.novelty(sets), 0.0)
     for wrong in (0.0, 1.0, 1.5):
         with pytest.raises(ValueError, match="`coverage` must be"):
             few.predict_interval(sets, wrong)

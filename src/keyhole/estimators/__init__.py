@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from keyhole.estimators.attention import AttentionClassifier, AttentionRegressor
 from keyhole.estimators.features import AttentionFeatures
+from keyhole.estimators.intervals import PlainJackknifeWarning
 from keyhole.estimators.norm_ball import NormBallClassifier, NormBallRegressor, NormBallWarning
 
 __all__ = [
@@ -13,4 +14,5 @@ __all__ = [
     "NormBallClassifier",
     "NormBallRegressor",
     "NormBallWarning",
+    "PlainJackknifeWarning",
 ]
