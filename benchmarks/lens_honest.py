@@ -4,7 +4,7 @@ Real data is cut: some sets are given, the rest is hidden. From the given ones t
 would show with twice as many, with an interval of 90 %, and says whether more data helps. Then as many again are
 uncovered, and what came is compared with what was said: how many intervals hold the error that came, and how many "yes"
 came true, as the lens measures it (folds of twice the sets), and on sets that nobody had seen where 100 are left. The
-constants of the forecast were chosen on other data (tables of scikit-learn, made-up targets).
+constants of the forecast were chosen on tables of scikit-learn, made-up targets, and other cuts of these data.
 """
 
 from __future__ import annotations

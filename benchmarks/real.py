@@ -84,6 +84,7 @@ def babi(data: Path, name: str) -> Problem:
         "plain": {"order": 0.0, "shared": 0.0, "ages": False, "empty": False},
         "softmax": {"order": 0.0, "shared": 0.0, "ages": False, "empty": False},
         "unshared": {"shared": 0.0},
+        "smooth": {"newest": 40, "ages": False},
     }
     made = babi_tokens(file["sentence_table"], stories, file["query_sent"], meta["vocab"], **parts.get(plain, {}))
     options = {"n_heads": 256, "activation": "relu" if plain == "plain" else "softmax", "dtype": "float32"}
@@ -177,7 +178,8 @@ def molecules(atoms: np.ndarray, ptr: np.ndarray, n_radial: int = 12) -> SetGrou
 
 DATA: dict[str, Callable[[Path, str], Problem]] = {
     **dict.fromkeys(BABI, babi),
-    **dict.fromkeys(("qa01 plain", "qa01 softmax", *(f"{name} unshared" for name in BABI)), babi),
+    **dict.fromkeys(("qa01 plain", "qa01 softmax"), babi),
+    **dict.fromkeys((f"{name} {kind}" for name in BABI for kind in ("unshared", "smooth")), babi),
     "digits": digits,
     "musk1": bags,
     "elephant": bags,

@@ -117,7 +117,7 @@ def test_a_budget_is_kept_by_leaving_things_out():
 
 def test_no_clock_has_a_say(monkeypatch):
     """Same data, same seed, same findings: on a machine that stands still, and on one where an hour passes per look."""
-    data, config = data_of(kh.targets.Correlation(1, DIM), 0, n=60), LensConfig("regression", budget=5.0, n_heads=4)
+    data, config = data_of(kh.targets.Correlation(1, DIM), 0, n=60), LensConfig("regression", budget=7.0, n_heads=4)
     calm = look(data, config)
     assert any(m.role == "learned" for m in calm.learners)
     hours = iter(3600.0 * k for k in range(10**9))

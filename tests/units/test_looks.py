@@ -5,6 +5,7 @@ import pytest
 
 import keyhole as kh
 from keyhole.attention.heads import FittedHeads
+from keyhole.attention.learned import Task
 from keyhole.attention.looks import Ages, LookTrace, starting_looks
 from keyhole.data.tokens import look_weights, looked_through
 
@@ -244,3 +245,20 @@ def test_a_device_takes_the_same_way(activation, grouped, rng):
     for mine, theirs in zip(host.history, device.history, strict=True):
         assert theirs.loo_error == pytest.approx(mine.loo_error, rel=1e-3)
         assert theirs.held_out_error == pytest.approx(mine.held_out_error, rel=1e-3)
+
+
+def test_what_the_sets_pair_is_where_looks_start(rng):
+    keys, query = rng.normal(size=(60, 2, 3)), rng.normal(size=(60, 2))
+    task = Task(kh.SetBatch(keys, query, pairs=[(1, 2)]), np.zeros((60, 1)), None, "softmax", True)
+    plan = kh.LearnedHeads(hops=2, ages=None)._plan(task, 0, None)
+    first, _ = plan.start(FittedHeads(np.zeros((1, 3, 4)), 0.5), task, 2)
+    expected = np.zeros((3, 4))
+    expected[1, 2] = 3.0
+    np.testing.assert_allclose(first[0], expected, atol=0.15)
+
+
+def test_what_keys_add_in_the_last_look_sums_to_the_prediction(sets, rng):
+    model = kh.AttentionRegressor(8, two_looks(rng), alpha=0.3, random_state=0, scaling="none", query="given")
+    model.fit(sets, rng.normal(size=30))
+    parts = model.contributions(sets)
+    np.testing.assert_allclose([p.sum() + model.intercept_ for p in parts], model.predict(sets), atol=1e-9)

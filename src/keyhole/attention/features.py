@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from keyhole._array import MEMORY_BUDGET, block_size, blocks, run_threads, thread_count
+from keyhole._array import MEMORY_BUDGET, block_size, blocks, run_threads, set_blocks, thread_count
 from keyhole._checks import check_choice, check_count, check_finite, check_float_array
 from keyhole.attention.activations import POINTWISE, SOFTMAX, check_activation
 from keyhole.attention.heads import DRAWN_BYTES, HeadArray, HeadDraw, check_heads
@@ -496,10 +496,12 @@ def attention_pullback(
     """
     check_choice(activation, "activation", DIFFERENTIABLE)
     n_means = len(heads) if n_means is None else n_means
-    if batch.is_plain:
-        trace = FeatureTrace.of(batch.sets, heads, activation, memory_budget=memory_budget)
-        return trace.pullback(cotangent, n_means, queries)
     pooled = np.zeros((n_means, *heads.shape[1:]), heads.dtype)
+    if batch.is_plain:
+        for rows in set_blocks(batch.sets.offsets, block_size(heads.itemsize * len(heads), memory_budget // 4)):
+            trace = FeatureTrace.of(batch.sets[rows], heads, activation, memory_budget=memory_budget)
+            pooled += trace.pullback(cotangent[rows], n_means, None if queries is None else queries[rows])
+        return pooled
     for rows, written in written_blocks(batch, cotangent.shape[1] * cotangent.itemsize):
         own = None if queries is None else queries[batch.set_offsets[rows.start] : batch.set_offsets[rows.stop]]
         trace = FeatureTrace.of(written.sets, heads, activation, memory_budget=memory_budget)
@@ -547,6 +549,11 @@ class FeatureTrace:
                 work(number)
         else:
             run_threads(work, numbers)
+
+    @staticmethod
+    def fits(batch: SampleBatch, n_heads: int, memory_budget: int = MEMORY_BUDGET) -> bool:
+        """Whether samples have a trace: one set each, whose scores in float32 take a quarter of the budget at most."""
+        return batch.is_plain and 4 * n_heads * len(batch.sets.tokens) <= memory_budget // 4
 
     @property
     def n_heads(self) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from keyhole._checks import check_choice, check_count, check_number, check_seed
-from keyhole.attention.features import DIFFERENTIABLE, FeatureTrace, attention_features, attention_pullback
+from keyhole.attention.features import DIFFERENTIABLE, FeatureTrace, attention_features, attention_pullback, narrow
 from keyhole.attention.heads import (
     FittedHeads,
     GaussianHeads,
@@ -106,9 +106,12 @@ class Task:
 
     def features(self, heads: Float[np.ndarray, "m f e"]) -> Float[np.ndarray, "n p"]:
         """Features in float32: an error only steers the search, and the values are fitted afresh afterwards."""
-        if self.batch.is_plain and self.batch.has_query:
-            return FeatureTrace.of(self.batch.sets, heads, self.activation).features()
-        return attention_features(self.batch, heads, self.activation, dtype=np.float32)
+        if self.batch.has_query and FeatureTrace.fits(self.batch, len(heads)):
+            with np.errstate(over="ignore", invalid="ignore"):
+                found = FeatureTrace.of(self.batch.sets, heads, self.activation).features()
+            if np.isfinite(found).all():
+                return found
+        return attention_features(self.batch, heads, self.activation, dtype=np.float32)  # which says what is too large
 
 
 def held_out_parts(
@@ -146,15 +149,23 @@ class Judgement:
 
 
 def judge(
-    task: Task, law: HeadLaw, n_heads: int, seed: int, held_out: Task | None = None, alpha: float | None = None
+    task: Task,
+    law: HeadLaw,
+    n_heads: int,
+    seed: int,
+    held_out: Task | None = None,
+    alpha: float | None = None,
+    heads: Float[np.ndarray, "m f e"] | None = None,
 ) -> Judgement:
     """Fit the values of ``n_heads`` heads of a law to ``task``, the penalty by leave-one-out unless given, and predict.
 
-    O(n²p + n³) with p = n_heads · D.
+    ``heads`` are those of the law under the seed, if somebody drew them already. O(n²p + n³) with p = n_heads · D.
     """
     looks = getattr(law, "looks_", ())
     ready = task.through(looks)
-    heads = HeadDraw(law, n_heads, ready.batch.dim, seed, ready.batch.query_dim).block(0, n_heads).astype(np.float32)
+    if heads is None:
+        heads = HeadDraw(law, n_heads, ready.batch.dim, seed, ready.batch.query_dim).block(0, n_heads)
+    heads = heads.astype(np.float32)
     features = ready.features(heads)
     centre = features.mean(axis=0) if task.fit_intercept else np.zeros(features.shape[1], features.dtype)
     features -= centre
@@ -377,7 +388,9 @@ def gradient_in_law(
     task = task.with_sets(trace.sets)
     owner = np.arange(len(noise)) % len(means)
     heads = (noise + means[owner]).astype(dtype)
-    plain = FeatureTrace.of(trace.sets, heads, task.activation) if task.batch.is_plain else None
+    plain = None
+    if FeatureTrace.fits(task.batch, len(heads)):
+        plain = FeatureTrace.of(trace.sets, heads, task.activation)
     features = plain.features() if plain else attention_features(task.batch, heads, task.activation, dtype=dtype)
     if task.fit_intercept:  # the intercept makes up for it, and float32 keeps its digits
         features -= features.mean(axis=0)
@@ -521,8 +534,11 @@ MIN_SAMPLES_TO_DESCEND = 50
 """Samples below which nothing is descended on: ten held out could not tell a better law from a worse."""
 
 MIN_SAMPLES_FOR_ONE_SPLIT = 250
-"""Samples below which every one is held out in turn, and a law must be better by two standard errors and not by one:
-the best of twenty looks at few samples is a lucky one."""
+"""Samples below which every one is held out in turn, and one more look must be better by two standard errors and not by
+one."""
+
+STANDARD_ERRORS_TO_LEARN = 2
+"""By how many of them a law must beat the law without learning to be kept: the best of twenty checks is a lucky one."""
 
 MIN_HEADS_TO_JUDGE, MAX_HEADS_TO_JUDGE = 32, 256
 """Heads that a law is judged with: as many as the layer will have, if four times as many features as samples or more
@@ -601,8 +617,6 @@ class LearnedHeads(UnfittedLaw):
     augment : callable, optional
         Called with the sets of a step, a SetBatch, and a NumPy generator; the step sees the SetBatch that it returns.
         It must keep the number of sets and what the answer depends on.
-    pairs : sequence of (query coordinate, key coordinate), optional
-        Which coordinates are of one kind, for queries of another dimension than the keys.
     strengths : sequence of float
         Multiples c of the identity to start from, chosen by leave-one-out, 0 first; and with them the scale of the
         law if nothing is learned, from 0.5, ``scale`` and 0.1 (softmax weights close to a plain mean).
@@ -625,8 +639,8 @@ class LearnedHeads(UnfittedLaw):
     the rounding of float32.
 
     Guaranteed: values are optimal for the law at hand, and the law is kept only if it beat the law without
-    learning on the held-out part by more than one standard error, two below 250 samples. Not guaranteed: the error
-    is not convex in the law, and the descent finds a local minimum.
+    learning on the held-out part by more than two standard errors. Not guaranteed: the error is not convex in the law,
+    and the descent finds a local minimum.
 
     Examples
     --------
@@ -653,7 +667,6 @@ class LearnedHeads(UnfittedLaw):
         ages: Any = "auto",
         jitter: Any = 0.1,
         augment: Any = None,
-        pairs: Any = None,
         strengths: Any = (0.0, 1.0, 3.0),
         validation: Any = 0.2,
         max_samples: Any = 600,
@@ -673,7 +686,6 @@ class LearnedHeads(UnfittedLaw):
         self.ages = ages
         self.jitter = jitter
         self.augment = augment
-        self.pairs = pairs
         self.strengths = strengths
         self.validation = validation
         self.max_samples = max_samples
@@ -705,7 +717,8 @@ class LearnedHeads(UnfittedLaw):
         plan = replace(self._plan(task, check_seed(seed), n_heads), device=device)
         if plan.steps and activation not in DIFFERENTIABLE:
             check_choice(activation, "activation", DIFFERENTIABLE)
-        return _fit(task.with_sets(batch_in_float32(task.batch)), plan)
+        # float32 has digits enough to steer by
+        return _fit(task.with_sets(narrow(task.batch.sets, np.dtype(np.float32))), plan)
 
     def _plan(self, task: Task, seed: int, meant_for: int | None) -> LearningPlan:
         share = check_number(self.validation, "validation", minimum=0.0, exclusive=True)
@@ -748,7 +761,6 @@ class LearnedHeads(UnfittedLaw):
             ages=Ages.of(task.batch.sets, self.ages),
             jitter=jitter,
             augment=self.augment,
-            pairs=self.pairs,
             strengths=[check_number(c, f"strengths[{i}]") for i, c in enumerate(self.strengths)],
             validation=share,
             max_samples=most,
@@ -787,13 +799,6 @@ class LearnedHeads(UnfittedLaw):
         return tell
 
 
-def batch_in_float32(batch: SampleBatch) -> SetBatch:
-    """The sets of some samples in float32, whose digits are enough to steer by; as they are if they do not fit."""
-    with np.errstate(over="ignore"):
-        sets = batch.sets.astype(np.float32)
-    return sets if np.isfinite(sets.tokens).all() else batch.sets
-
-
 @dataclass(frozen=True)
 class LearningPlan:
     """The parameters of `LearnedHeads`, checked; ``n_heads`` of a step for each number of looks."""
@@ -811,7 +816,6 @@ class LearningPlan:
     ages: Ages | None
     jitter: float
     augment: Callable[[SetBatch, np.random.Generator], SetBatch] | None = field(repr=False)
-    pairs: Any
     strengths: list[float]
     validation: float
     max_samples: int
@@ -830,7 +834,7 @@ class LearningPlan:
         dim, asked = task.batch.dim, task.batch.query_dim
         if hops > 1:
             counts = hops, self.patterns, self.n_means
-            return starting_looks(asked, dim, *counts, self.ages, self.pairs, self.seed)
+            return starting_looks(asked, dim, *counts, self.ages, task.batch.sets.pairs, self.seed)
         means = np.repeat(base.means_, self.n_means, axis=0)
         means[:, -1] += newer_first(dim, self.ages)
         if self.n_means > 1:  # several need a little of their own to part ways
@@ -852,16 +856,24 @@ class LearningPlan:
 
     def judge_of(self, seen: Task, unseen: Task) -> Callable[[FittedHeads, float | None], Judgement]:
         """What judges laws by a fit to some samples, at a penalty if one is given, and its predictions of others."""
+        normals: dict[tuple[int, ...], np.ndarray] = {}  # the noise is drawn once
+        there: Any = None
+        if self.device is not None:
+            from keyhole.attention.torch_law import judge_on_device
 
-        def on_host(law: FittedHeads, alpha: float | None) -> Judgement:
-            return judge(seen, law, self.judge_heads, self.seed, unseen, alpha)
+            there = judge_on_device(seen, unseen, self.device)
 
-        if self.device is None:
-            return on_host
-        from keyhole.attention.torch_law import judge_on_device
+        def judge_law(law: FittedHeads, alpha: float | None) -> Judgement:
+            rows, width = shape = law.means_.shape[1:]
+            if shape not in normals:
+                normals[shape] = head_normals(self.judge_heads, width - 1, self.seed, rows - 1)
+            heads = law.around(normals[shape].copy())
+            if there is None or alpha is None:
+                return judge(seen, law, self.judge_heads, self.seed, unseen, alpha, heads)
+            loo, ahead = there(law, heads, alpha)
+            return Judgement(loo, ahead, alpha)
 
-        there = judge_on_device(seen, unseen, self.device, self.judge_heads, self.seed)
-        return lambda law, alpha: on_host(law, alpha) if alpha is None else Judgement(*there(law, alpha), alpha)
+        return judge_law
 
 
 def _check_augmented(found: Any, sets: SetBatch) -> SetBatch:
@@ -906,11 +918,10 @@ def _fit(task: Task, plan: LearningPlan) -> FittedHeads:
     """Choose the law without learning; descend apart from the held-out part; keep what it says; go on with all."""
     some = task.at_most(min(plan.max_samples, MAX_SAMPLES_TO_START), plan.seed)
     heads = max(plan.n_heads.values())
-    base, judged = choose_identity(some, plan.strengths, plan.scales(), heads, plan.seed, plan.pairs)
+    base, judged = choose_identity(some, plan.strengths, plan.scales(), heads, plan.seed)
     if plan.steps == 0 or len(task) < MIN_SAMPLES_TO_DESCEND:
         return base
     few = len(task) < MIN_SAMPLES_FOR_ONE_SPLIT
-    certain = 2 if few else 1  # standard errors
     turns = round(1 / plan.validation) if few else 1
     masks = held_out_parts(len(task), plan.validation, plan.seed, task.groups, turns)
     pairs = [(task.take(np.flatnonzero(~mask)), task.take(np.flatnonzero(mask))) for mask in masks]
@@ -929,14 +940,14 @@ def _fit(task: Task, plan: LearningPlan) -> FittedHeads:
             gain, doubt = improvement(found.errors, search.errors, weights, groups)
             more = f"{hops} looks against {found.hops}: {gain:.3g} ± {doubt:.3g}"
             against = f"{against}; {more}" if against else more
-            if gain <= certain * doubt:
+            if gain <= (2 if few else 1) * doubt:
                 break
         found = search
     assert found is not None
     best = found.best
     doubt_said = f"held-out error fell by {found.gain:.3g} ± {found.doubt:.3g} of the variance in {best.step} steps"
     doubt_said += f" ({against})" if against else ""
-    if best.step == 0 or found.gain <= certain * found.doubt:
+    if best.step == 0 or found.gain <= STANDARD_ERRORS_TO_LEARN * found.doubt:
         reason = f"nothing learned beyond doubt: {doubt_said}; {base.reason}"
         return replace(base, history=found.history, reason=reason)
     if few:

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from scipy.sparse import csr_array
 
+from keyhole._array import block_size, set_blocks
 from keyhole.attention.heads import identity_mean
 from keyhole.data.sets import SetBatch
 
@@ -215,8 +216,7 @@ class LookTrace:
             query = sets.extended_query()
             asked.append(query)
             wide = look.transpose(1, 0, 2).reshape(look.shape[1], -1).astype(query.dtype)
-            projected = (query @ wide).reshape(len(sets), len(look), -1)
-            scores = np.einsum("tpe,te->tp", projected[owner], keys)
+            scores = _products((query @ wide).reshape(len(sets), len(look), -1), keys, sets.offsets)
             scores -= np.maximum.reduceat(scores, sets.offsets[:-1], axis=0)[owner]
             np.exp(scores, out=scores)
             scores /= np.add.reduceat(scores, sets.offsets[:-1], axis=0)[owner]
@@ -238,7 +238,7 @@ class LookTrace:
             n, count = len(asked), len(look)
             own = asked.shape[1] - 1
             found = pulled[:, own:].reshape(n, count, -1)
-            slopes = np.einsum("tpd,td->tp", found[owner], self.keys[:, :-1])
+            slopes = _products(found, self.keys[:, :-1], offsets)
             slopes -= np.add.reduceat(weights * slopes, offsets[:-1], axis=0)[owner]
             slopes *= weights
             lines = _sum_keys(slopes, self.keys, offsets).reshape(n, -1)
@@ -246,6 +246,18 @@ class LookTrace:
             wide = look.transpose(1, 0, 2).reshape(own + 1, -1).astype(lines.dtype)
             pulled = pulled[:, :own] + (lines @ wide.T)[:, :-1]
         return gradients[::-1]
+
+
+def _products(
+    vectors: Float[np.ndarray, "n p e"], keys: Float[np.ndarray, "t e"], offsets: Int[np.ndarray, " o"]
+) -> Float[np.ndarray, "t p"]:
+    """<v_p, x_i> of every key with the vectors of its set, some sets at a time."""
+    out = np.empty((len(keys), vectors.shape[1]), keys.dtype)
+    for rows in set_blocks(offsets, block_size(vectors[0].nbytes, 2**26)):
+        own = slice(offsets[rows.start], offsets[rows.stop])
+        each = np.repeat(vectors[rows], np.diff(offsets[rows.start : rows.stop + 1]), axis=0)
+        np.einsum("tpe,te->tp", each, keys[own], out=out[own])
+    return out
 
 
 def _sum_keys(

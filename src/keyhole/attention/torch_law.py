@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from keyhole._tensors import as_array, check_device
-from keyhole.attention.heads import FittedHeads, head_normals
+from keyhole.attention.heads import FittedHeads
 from keyhole.attention.learned import LawGradient, LearningPlan, Task
 from keyhole.attention.looks import ages_of
 from keyhole.ridge.gram import group_stacks
@@ -180,19 +180,11 @@ class DevicePart:
 
 
 def judge_on_device(
-    seen: Task, unseen: Task, device: str, n_heads: int, seed: int
-) -> Callable[[FittedHeads, float], tuple[np.ndarray, np.ndarray]]:
-    """What judges laws at a penalty: `learned.judge`, of the same heads."""
+    seen: Task, unseen: Task, device: str
+) -> Callable[[FittedHeads, np.ndarray, float], tuple[np.ndarray, np.ndarray]]:
+    """What judges heads of a law at a penalty: `learned.judge`."""
     here, there = (DeviceTask(task, device).part(np.arange(len(task))) for task in (seen, unseen))
-    normals: list[np.ndarray] = []
-
-    def judge(law: FittedHeads, alpha: float) -> tuple[np.ndarray, np.ndarray]:
-        rows, width = law.means_.shape[1:]
-        if not normals:
-            normals.append(head_normals(n_heads, width - 1, seed, rows - 1))
-        return here.judge(law.looks_, law.around(normals[0].copy()), alpha, there)
-
-    return judge
+    return lambda law, heads, alpha: here.judge(law.looks_, heads, alpha, there)
 
 
 _POINTWISE: dict[str, Any] = {"relu": torch.relu, "linear": lambda s: s, "square": torch.square, "exp": torch.exp}

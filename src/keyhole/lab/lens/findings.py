@@ -114,7 +114,7 @@ def difference(worse: Measured, better: Measured) -> Difference:
 
 
 @dataclass(frozen=True)
-class Answer:
+class LensAnswer:
     """A question, what the data says, in a word and in a sentence, and the numbers behind it."""
 
     question: str
@@ -163,7 +163,7 @@ class Findings:
     curves: list[HeldOutCurve] = field(default_factory=list)
     spectra: list[TargetLoading] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
-    answers: dict[str, Answer] = field(default_factory=dict)
+    answers: dict[str, LensAnswer] = field(default_factory=dict)
     cost: float = 0.0  # seconds, predicted
     law: Any = None
     names: tuple[str, ...] = ()
@@ -264,7 +264,7 @@ def judge(gain: Difference) -> Says:
     return "perhaps" if gain.z > POSSIBLE and gain.share > WORTH_IT else "no"
 
 
-def answer_all(found: Findings) -> dict[str, Answer]:
+def answer_all(found: Findings) -> dict[str, LensAnswer]:
     """The four answers."""
     rules = {"attention": attention_pays, "query": query_matters, "data": more_data, "heads": more_heads}
     return {name: rule(found) for name, rule in rules.items()}
@@ -287,13 +287,13 @@ def with_error(m: Measured) -> str:
     return f"{percent(m.error)} ± {percent(m.uncertainty)}"
 
 
-def attention_pays(found: Findings) -> Answer:
+def attention_pays(found: Findings) -> LensAnswer:
     """Whether the best attention layer beats the best learner on pooled input."""
     question = "Does attention pay?"
     pooled, attention = found.best("pooled"), found.best("attention")
     if pooled is None or attention is None:
         why = "The budget is too small for both attention and a learner on pooled input: give it more seconds."
-        return Answer(question, "not tested", why)
+        return LensAnswer(question, "not tested", why)
     gain = difference(pooled, attention)
     nothing = nothing_learned(found)
     says: Says = "no" if nothing else at_most(learned(found), judge(gain))
@@ -306,7 +306,7 @@ def attention_pays(found: Findings) -> Answer:
     ahead = f"{attention.name} leaves {percent(gain.better)}, {pooled.name} {percent(gain.base)}{fewer}"
     doubt = f"{abs(gain.z):.1f} standard errors apart" if math.isfinite(gain.z) else "without exception"
     if nothing:
-        return Answer(question, says, nothing, numbers)
+        return LensAnswer(question, says, nothing, numbers)
     back = judge(difference(attention, pooled))
     lead = "the pooled learner is better" if back == "yes" else "no difference beyond doubt"
     words = {
@@ -315,7 +315,7 @@ def attention_pays(found: Findings) -> Answer:
         "no": f"No. {ahead}: {lead}. Which keys go together does not matter here, or {found.n_train} sets are too few "
         "to learn it.",
     }
-    return Answer(question, says, words[says], numbers)
+    return LensAnswer(question, says, words[says], numbers)
 
 
 def learned(found: Findings) -> Says:
@@ -345,7 +345,7 @@ def nothing_learned(found: Findings) -> str:
     )
 
 
-def query_matters(found: Findings) -> Answer:
+def query_matters(found: Findings) -> LensAnswer:
     """Whether taking the query away, or giving each set another's, costs anything."""
     question = "Does the query matter?"
     by_role = {m.role: m for m in found.query if m.losses}
@@ -360,7 +360,7 @@ def query_matters(found: Findings) -> Answer:
                 f"The data has no query. One made from the set itself, the mean of its keys, {helps}: "
                 f"{percent(gain.better)} against {percent(gain.base)}."
             )
-        return Answer(question, "not tested", words)
+        return LensAnswer(question, "not tested", words)
     others = [m for role, m in by_role.items() if role in ("without", "shuffled")]
     numbers = {m.name: with_error(m) for m in (whole, *others)}
     # the better of the two stand-ins: noise in a shuffled query harms too, and is no sign of a query that matters
@@ -368,22 +368,22 @@ def query_matters(found: Findings) -> Answer:
     gain = difference(rival, whole)
     nothing = nothing_learned(found)
     if nothing:
-        return Answer(question, "no", nothing, numbers)
+        return LensAnswer(question, "no", nothing, numbers)
     says = at_most(learned(found), judge(gain))
     instead = "without" if rival.role == "without" else "with that of another set"
     compared = f"{percent(gain.better)} with it, {percent(gain.base)} {instead}"
     words = f"No sign of it. The error is {compared}: the keys alone do as well."
     if says != "no":
         words = f"{says.capitalize()}. The error is {compared}, {gain.z:.1f} standard errors apart."
-    return Answer(question, says, words, numbers)
+    return LensAnswer(question, says, words, numbers)
 
 
 SLOPE, SLOPE_SPREAD = -0.3, 0.5  # what is believed of the first slope of a curve, log error per doubling
 DAMPING = 0.8  # share of a slope that is left a doubling later
 ROUGHNESS = 0.2  # standard deviation of what else happens to a slope within a doubling
 COVERAGE = 0.9
-"""The four numbers above were chosen once, on tables that come with scikit-learn and on made-up targets, so that
-intervals hold as often as they say; `benchmarks/lens_honest.py` counts on other data."""
+"""The numbers above were chosen once, so that intervals hold as often as they say, on tables that come with
+scikit-learn, made-up targets, and other cuts of the data that `benchmarks/lens_honest.py` counts on."""
 MIN_POINTS = 3  # of a curve that a forecast is made from
 
 
@@ -463,13 +463,13 @@ def damped_trend(x: Float[np.ndarray, " k"]) -> Float[np.ndarray, "k p"]:
     return found
 
 
-def more_data(found: Findings) -> Answer:
+def more_data(found: Findings) -> LensAnswer:
     """Whether twice the samples would lower the error, by the learning curve of the best attention."""
     question = "Would more data help?"
     curve = next((c for c in found.curves if c.role != "pooled"), None)
     ahead = None if curve is None else forecast(curve, found.config.seed)
     if curve is None or ahead is None:
-        return Answer(question, "not tested", found.why_not("learning curve", "There are too few sets to tell."))
+        return LensAnswer(question, "not tested", found.why_not("learning curve", "There are too few sets to tell."))
     numbers = {f"error at n = {k}": percent(float(x.mean())) for k, x in zip(curve.sizes, curve.losses, strict=True)}
     interval = f"{percent(ahead.low)} to {percent(ahead.high)}"
     numbers[f"forecast for n = {ahead.n_train}"] = f"{percent(ahead.middle)}, nine times in ten {interval}"
@@ -483,17 +483,17 @@ def more_data(found: Findings) -> Answer:
     if nothing and says != "no":
         says, words = "perhaps", "Perhaps. Nothing is learned yet;"
     expected = f"{percent(ahead.now)} with {curve.sizes[-1]} sets to train on, {interval} expected with twice as many."
-    return Answer(question, says, f"{words} {expected}", numbers)
+    return LensAnswer(question, says, f"{words} {expected}", numbers)
 
 
-def more_heads(found: Findings) -> Answer:
+def more_heads(found: Findings) -> LensAnswer:
     """Whether infinitely many heads, or the most tried, beat the number in use."""
     question = "Would more heads help?"
     used = next((m for m in found.heads if m.heads == found.config.n_heads and m.losses), None)
     larger = [m for m in found.heads if m.heads > found.config.n_heads and m.losses]
     if used is None or not larger:
         why = found.why_not("number of heads", "There was no attention layer to vary the number of heads of.")
-        return Answer(question, "not tested", why)
+        return LensAnswer(question, "not tested", why)
     most = max(larger, key=lambda m: m.heads)
     gain = difference(used, most)
     says = judge(gain)
@@ -503,7 +503,7 @@ def more_heads(found: Findings) -> Answer:
     words = f"No sign of it. {compared}: as far as these sets tell, {_enough(found)} would do."
     if says != "no":
         words = f"{says.capitalize()}. {compared}, {gain.z:.1f} standard errors apart."
-    return Answer(question, says, words, numbers)
+    return LensAnswer(question, says, words, numbers)
 
 
 def _enough(found: Findings) -> str:

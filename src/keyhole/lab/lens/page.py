@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from keyhole import __version__
-from keyhole.lab.lens.findings import Answer, Findings, HeldOutCurve, TargetLoading, forecast
+from keyhole.lab.lens.findings import Findings, HeldOutCurve, LensAnswer, TargetLoading, forecast
 from keyhole.lab.report.document import Chart, HeatMap, Report, Section, Series, Table, Verdict, bars
 
 _STATES: dict[str, Any] = {
@@ -37,11 +37,11 @@ def report_of(found: Findings) -> Report:
     return Report(f"A look at {title or 'your data'}", lead, sections, provenance)
 
 
-def _verdict(answer: Answer) -> Verdict:
+def _verdict(answer: LensAnswer) -> Verdict:
     return Verdict(_STATES[answer.says], answer.sentence, answer.numbers)
 
 
-def _forecast(answer: Answer) -> Verdict:
+def _forecast(answer: LensAnswer) -> Verdict:
     """More of something is neither good nor bad: a piece of information."""
     state: Any = "not tested" if answer.says == "not tested" else "information"
     return Verdict(state, answer.sentence, answer.numbers)
