@@ -136,6 +136,7 @@ def test_the_address_holds_the_state(seed):
         ({"picks": ",".join(["10x10"] * 13)}, "at most 12 places"),
         ({"target": "corr * tokn"}, "Did you mean 'token'"),
         ({"target": "(corr + token + query)^10"}, "must be quick"),
+        ({"target": "corr - corr + 3"}, "must vary: 3 has no variance"),
         ({"target": "x" * 2000}, "at most 1000 are read"),
     ],
 )

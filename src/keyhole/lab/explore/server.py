@@ -437,7 +437,7 @@ def looked(content: bytes, query: dict[str, str]) -> Report:
 
     from keyhole.data.reader import read_table
     from keyhole.lab.lens.findings import LensConfig
-    from keyhole.lab.lens.look import look
+    from keyhole.lab.lens.look import likely_task, look
     from keyhole.lab.lens.page import report_of
 
     unknown = set(query) - {"name", "set", "target"}
@@ -460,8 +460,9 @@ def looked(content: bytes, query: dict[str, str]) -> Report:
     data = read_table(table, set_id=query.get("set") or None, target=query.get("target") or None)
     if data.target is None:
         raise ValueError("a table must have a target to learn: no column target, label, class or y. Name it above.")
-    kind = "classification" if data.target.dtype.kind in "Ub" else "regression"
-    return report_of(look(data, LensConfig(kind, DATA_BUDGET, n_heads=128, max_samples=800, steps=0)))
+    return report_of(
+        look(data, LensConfig(likely_task(data.target), DATA_BUDGET, n_heads=128, max_samples=800, steps=0))
+    )
 
 
 def listen(port: int) -> socket.socket:

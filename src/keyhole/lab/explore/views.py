@@ -98,6 +98,10 @@ class ExploreState:
                 f"a target on this page must be quick: multiplied out this one has {len(read.target.terms)} terms, "
                 f"which take about {seconds:,.0f} s. Lower its powers, or ask `keyhole theory --time-limit`."
             )
+        if not state.variance > 0:
+            raise ValueError(
+                f"a target on this page must vary: {read.text} has no variance. There is nothing to learn."
+            )
         return state
 
     @property
@@ -119,6 +123,16 @@ class ExploreState:
     def variance(self) -> float:
         """Var f*."""
         return _variance(self.target, self.dim, self.n_keys)
+
+    @property
+    def noise_variance(self) -> float:
+        """σ²."""
+        return self.noise * self.variance
+
+    @property
+    def settings(self) -> tuple[tuple[str, Any], ...]:
+        """What every learning curve of this state is asked with."""
+        return (("n_keys", self.n_keys), ("ridge", self.ridge), ("noise", _Noise(self.noise_variance)))
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -289,8 +303,7 @@ def _preamble(state: ExploreState, samples: Iterable[int], more: Iterable[str] =
 
 def _curve_asks(state: ExploreState) -> list[Ask]:
     """The curves of the first view, infinitely many heads before M of them."""
-    noise = state.noise * state.variance
-    base = (("n_keys", state.n_keys), ("ridge", state.ridge), ("noise", _Noise(noise)))
+    base = state.settings
     many, few = (("n_heads", math.inf),), (("n_heads", state.n_heads),)
     law = (("law", _Mean(state.bias)),) if state.bias else ()
     width = state.n_heads * (state.dim + 1)
@@ -332,7 +345,7 @@ def curves(state: ExploreState, results: Results) -> View:
     answer = View("Learning curves")
     samples = state.sizes
     predicted = _ask_all(state, answer, _curve_asks(state), samples)
-    noise = state.noise * state.variance
+    noise = state.noise_variance
     measured = [
         series
         for name, (role, sweep) in sweeps(state).items()
@@ -374,7 +387,7 @@ def needs(state: ExploreState, results: Results) -> View:
     """Samples and heads that suffice for a tenth of Var f*."""
     answer = View("What suffices")
     error = state.variance / 10
-    noise = state.noise * state.variance
+    noise = state.noise_variance
     answer.lines = [*_preamble(state, []), f"error = target_variance(target, n_keys={state.n_keys}) / 10", "shown = {"]
     kinds: list[tuple[str, str, dict[str, Any]]] = [
         ("samples, attention, ∞ heads", "samples_needed", {"noise": _Noise(noise)}),
@@ -417,8 +430,8 @@ def surface(state: ExploreState, results: Results) -> View:
     answer = View("Samples and heads")
     sizes = tuple(int(n) for n in np.unique(np.geomspace(10, state.most_samples, 13).round()))
     heads = tuple(int(m) for m in np.unique(np.geomspace(1, 2000, 12).round()))
-    noise = state.noise * state.variance
-    base = (("n_keys", state.n_keys), ("ridge", state.ridge), ("noise", _Noise(noise)))
+    noise = state.noise_variance
+    base = state.settings
     asks = [Ask(f"{m} heads" if m < math.inf else "∞ heads", "learning_curve", (*base, ("n_heads", m)))
             for m in (*heads, math.inf)]  # fmt: skip
     rows_of = _ask_all(state, answer, asks, sizes)
@@ -437,10 +450,12 @@ def surface(state: ExploreState, results: Results) -> View:
                        f"predicted {number(told)}"))  # fmt: skip
     names = [f"{m:,}" for m in heads] + ["∞"]
     share = values / state.variance
+    with np.errstate(divide="ignore"):
+        colours = np.log10(share).tolist()
     answer.blocks = [
         HeatMap(
             "surface", f"{state.describe()}: test error over Var f*, logarithmic colours", "training sets n", "heads M",
-            [f"{size:,}" for size in sizes[:n]], names, np.log10(share).tolist(),
+            [f"{size:,}" for size in sizes[:n]], names, colours,
             rows=[{"n": size, "M": name, "error": float(values[i, k]), "over Var f*": float(share[i, k])}
                   for i, name in enumerate(names) for k, size in enumerate(sizes[:n])],
             note=f"Below the line heads have stopped to matter: the error is at most {MATTERS:g} times that of "
@@ -454,7 +469,7 @@ def surface(state: ExploreState, results: Results) -> View:
 
 
 def _predicted(state: ExploreState, n: int, heads: int) -> float:
-    noise = state.noise * state.variance
+    noise = state.noise_variance
     return float(
         theory.learning_curve(read_target(state.target, state.dim), n, state.n_keys, state.ridge, noise, heads)
     )
@@ -471,7 +486,7 @@ def spectrum(state: ExploreState, results: Results) -> View:
         f"noise, ridge, features = float(noise), {state.ridge!r}, feature_count(math.inf, {state.dim})",
         "shown = {}",
     ]
-    target, noise = read_target(state.target, state.dim), state.noise * state.variance
+    target, noise = read_target(state.target, state.dim), state.noise_variance
     features = feature_count(math.inf, state.dim)
     levels, learned, tables = [], [], []
     laws: list[tuple[str, str, _Mean | None]] = [("zero-mean heads", "attention", None)]
@@ -548,8 +563,8 @@ def law(state: ExploreState, results: Results) -> View:
         answer.note("there is no mean to speak of in one dimension: choose d of 2 at least.")
         return answer
     samples = tuple(sorted({max(2, state.n_samples // 10), state.n_samples, min(10 * state.n_samples, 10**7)}))
-    noise = state.noise * state.variance
-    base = (("n_keys", state.n_keys), ("ridge", state.ridge), ("noise", _Noise(noise)))
+    noise = state.noise_variance
+    base = state.settings
     asks = [Ask(f"c = {c:g}", "learning_curve", (*base, ("law", _Mean(c)))) for c in (0.0, *MEANS)]
     found = _ask_all(state, answer, asks, samples)
     series, roles, rows = [], ("mlp", "kernel", "ball"), []
@@ -557,8 +572,8 @@ def law(state: ExploreState, results: Results) -> View:
         pairs = [(float(s.name[4:]), s.y[k]) for s in found if len(s.y) > k]
         x, y = [c for c, _ in pairs], [error for _, error in pairs]
         series.append(Series(f"n = {n:,}", x, y, look="line", role=roles[k]))
-        if n == state.n_samples and pairs:
-            zero = pairs[0][1]
+        zero = dict(pairs).get(0.0)
+        if n == state.n_samples and zero:
             rows = [{"mean c": c, "error": error, "over that of c = 0": error / zero,
                      "the mean": "" if c == 0 else "helps" if error < zero else "is a handicap"}
                     for c, error in pairs]  # fmt: skip
@@ -607,9 +622,9 @@ def rotation(state: ExploreState, results: Results) -> View:
         x, y = [], []
         for angle in ANGLES if power == 1 else ANGLES[::2]:  # higher powers take seconds each
             text = f"rotated({angle:g})^{power} * token" if angle else state.text
-            variance = _variance(text, state.dim, state.n_keys)
-            base = (("n_keys", state.n_keys), ("ridge", state.ridge), ("noise", _Noise(state.noise * variance)))
-            found, why = _soon(Ask(name, "learning_curve", (*base, *law)), text, state.dim, (state.n_samples,))
+            turned = replace(state, target=text)
+            variance, ask = turned.variance, Ask(name, "learning_curve", (*turned.settings, *law))
+            found, why = _soon(ask, text, state.dim, (state.n_samples,))
             answer.note(why and f"{name}, γ = {angle:g}: {why}")
             if found:
                 x.append(angle)
