@@ -157,10 +157,12 @@ def test_measured_points_land_on_the_prediction_in_every_tab(new_page, server, t
     chart = "document.querySelector('[data-chart=curves]').data"
     points = f"{chart}.filter((t) => t.error_y).map((t) => [t.x, t.y, t.error_y.array])"
     page.wait(f"{element('status')}.textContent === 'all measured'", 200)
-    page.wait(DRAWN)
-    found = page.ask(points)
+    full = f"{points}.length === 3 && {points}.every((p) => p[0].filter((x) => x !== null).length === 6)"
+    page.wait(full)
     other.call("Page.bringToFront")  # a tab in the background does not listen
-    until(lambda: other.ask(points) == found)
+    other.wait(full)
+    until(lambda: page.ask(points) == other.ask(points))
+    found = page.ask(points)
     lines = page.ask(f"{chart}.map((t) => [t.hovertext?.[0] ?? '', t.x, t.y])")
     [told] = [line for line in lines if line[0].startswith("<b>attention, ∞ heads</b>")]
     x, y, bars = found[0]
