@@ -123,3 +123,19 @@ def test_the_command_line_has_no_defaults_of_its_own():
     parameters = inspect.signature(fit_command).parameters
     for name in ("heads", "law", "alpha", "activation", "pooling", "scaling", "make_query"):
         assert parameters[name].default is None
+
+
+@pytest.mark.parametrize("where", ["keys", "query"])
+def test_where_units_differ_tokens_are_standardised_unless_that_is_worse_beyond_doubt(
+    where: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Years beside stars: the drafts of other scalings may win by luck, and then hear the years alone."""
+    keys, query = rng.uniform(0, 5, (60, 4, 3)), rng.uniform(0, 5, (60, 3))
+    (keys if where == "keys" else query)[..., 0] = 2000 + rng.normal(size=(60, 4) if where == "keys" else 60)
+    y = keys[:, :, 1].mean(axis=1)
+    monkeypatch.setattr("keyhole.estimators.inputs.improvement", lambda *_: (0.0, 1.0))  # no doubt is ever removed
+    options = {"n_heads": 8, "law": kh.GaussianHeads(), "random_state": 0}
+    assert kh.AttentionRegressor(**options).fit(kh.SetBatch(keys, query), y).tokens_.scaling == "standard"
+    keys[..., 0], query[..., 0] = keys[..., 0] % 5, query[..., 0] % 5
+    model = kh.AttentionRegressor(**options).fit(kh.SetBatch(keys, query), y)
+    assert model.tokens_.scaling == min(model.scaling_errors_, key=model.scaling_errors_.get)[0]

@@ -14,17 +14,17 @@ from keyhole.lab.report.document import Chart, HeatMap
 from keyhole.lab.report.html import one_page
 from keyhole.lab.store import Store
 
-TARGETS = ("corr * token", "token^2", "query", "corr^2 * token + 0.5 * query^2 - 1", "rotated(0.5) * token")
+TARGETS = ("corr * token", "token^2 - 0.5 * query", "rotated(0.5) * token")
 
 
 def random_state(rng, views):
-    """Few dimensions and means, whose spectra are remembered; any size, penalty and noise."""
+    """Few targets, whose spectra are remembered; any sizes, heads, penalty and noise."""
     view = str(rng.choice(views))
     return ExploreState(
         view=view,
-        target=str(rng.choice(TARGETS[:4] if view == "law" else TARGETS)),
-        dim=int(rng.choice([3, 8])),
-        n_keys=int(rng.choice([1, 4])),
+        target=str(rng.choice(TARGETS)),
+        dim=8,
+        n_keys=4,
         n_samples=int(10 ** rng.uniform(1, 3)),
         n_heads=int(10 ** rng.uniform(0, 3)),
         bias=0.0,
@@ -116,7 +116,7 @@ def test_the_address_holds_the_state(seed):
         ({"picks": "1x1x1"}, "n of a pick must be"),
         ({"picks": ",".join(["10x10"] * 13)}, "at most 12 places"),
         ({"target": "corr * tokn"}, "Did you mean 'token'"),
-        ({"target": "(corr + token + query)^30"}, "terms|must be quick"),
+        ({"target": "(corr + token + query)^10"}, "must be quick"),
         ({"target": "x" * 2000}, "at most 1000 are read"),
     ],
 )
@@ -129,7 +129,11 @@ def test_measured_points_are_the_cells_of_reproduce():
     """At a setting of the quick preset, the sizes of the preset are its very cells."""
     state = ExploreState(target="corr * token", dim=8, n_keys=4, n_heads=20, ridge=1e-5)
     ours = set(cells_of(state))
-    theirs = {c for c in prediction.cells(QUICK) if (c.target, c.dim, c.n_keys, c.ridge, c.noise) == ("corr * token", 8, 4, 1e-5, 0.0)}
+    theirs = {
+        c
+        for c in prediction.cells(QUICK)
+        if (c.target, c.dim, c.n_keys, c.ridge, c.noise) == ("corr * token", 8, 4, 1e-5, 0.0)
+    }
     grid = {c for c in theirs if c.model != "mlp" and not (c.model == "biased" and c.n_heads)}
     assert grid
     assert grid <= ours
@@ -138,12 +142,12 @@ def test_measured_points_are_the_cells_of_reproduce():
 
 
 def test_finished_cells_appear_as_points_with_bars(tmp_path: Path):
-    """Six points of attention land within their bars and the theory's own deviation."""
+    """Points of attention land within three bars and the theory's own deviation."""
     state = ExploreState(dim=8, n_keys=2, ridge=1e-4, noise=0.25)
     [(role, sweep)] = [found for name, found in sweeps(state).items() if name.startswith("attention, ∞")]
     assert role == "attention"
     with Store(tmp_path / "cells.sqlite") as store:
-        for job in group(sweep.cells):
+        for job in group(cell for cell in sweep.cells if cell.most_samples in (400, 200)):
             for cell, values, seconds in compute(job):
                 store.put(cell, values, seconds)
     bench = Bench(tmp_path / "cells.sqlite")
@@ -152,13 +156,13 @@ def test_finished_cells_appear_as_points_with_bars(tmp_path: Path):
     bench.close()
     series = {s.name: s for s in answer.blocks[0].series}
     points = series["attention, ∞ heads, measured"]
-    assert [n for n in points.x if math.isfinite(n)] == [25, 50, 100, 200, 400, 800]
+    assert [n for n in points.x if math.isfinite(n)] == [25, 50, 100, 200, 400]
     predicted = VIEW_OF["curves"](ExploreState(**{**vars(state), "most_samples": 800}), {}).blocks[0].series[0]
     for n, y, high in zip(points.x, points.y, points.high, strict=True):
         if math.isfinite(n):
             told = float(np.exp(np.interp(np.log(n), np.log(predicted.x), np.log(predicted.y))))
             assert abs(told - y) <= 0.12 * y + 3 * (high - y), (n, y, told)
-    assert offer["missing"] == offer["cells"] - len(sweep.cells)
+    assert offer["missing"] == offer["cells"] - 14
 
 
 def test_what_cannot_be_measured_says_why(tmp_path: Path):

@@ -399,10 +399,11 @@ def choose_rule(
 ) -> RuleChoice:
     """Choose scaling, query and law, one after the other, by the left-out loss of fits to few samples.
 
-    The scaling of least loss under the query that is given; the mean of the keys as query if its loss is less; then
-    a multiple of the identity as mean of the law, if that lowers the loss by more than a standard error, sample by
-    sample. Multiples grow until one is worse than the last. A law that is learned is learned later, under the rule that
-    suits heads around zero.
+    The scaling of least loss under the query that is given; where coordinates have units of their own, standardised
+    tokens unless another scaling is better by more than a standard error. The mean of the keys as query if its loss is
+    less; then a multiple of the identity as mean of the law, if that lowers the loss by more than a standard error,
+    sample by sample. Multiples grow until one is worse than the last. A law that is learned is learned later, under the
+    rule that suits heads around zero.
     """
     weights = plan.options["weights"]
     scalings = _candidates(scaling, "scaling", SCALINGS, SCALINGS)
@@ -436,6 +437,9 @@ def choose_rule(
     drafts = [draft(rule, law) for rule in rules]
     tried = {(rule.scaling, rule.query): found.ridge.loss for rule, found in zip(rules, drafts, strict=True)}
     best = int(np.argmin([found.ridge.loss for found in drafts]))
+    if "standard" in scalings and _mixed_units(part.sets):
+        usual = scalings.index("standard")
+        best = best if beyond_doubt(drafts[best], drafts[usual]) else usual
     rule, found = rules[best], drafts[best]
     for other in queries[1:]:
         asked = TokenRule.learn(batch, rule.scaling, other, pooling, **learned).with_looks_of(law)
@@ -456,6 +460,21 @@ def choose_rule(
         if strength and beyond_doubt(leader, found):
             law, found = GaussianHeads(strength, pairs=pairs), leader
     return RuleChoice(rule, law if plan.law is None else plan.law, tried, found if kept else None)
+
+
+MIXED_UNITS = 100.0
+"""Factor between the sizes of the largest coordinate and of the usual one from which on they have units of their own,
+years and stars: what is not standardised then hears the largest one alone, and a few samples may not tell."""
+
+
+def _mixed_units(sets: SetBatch) -> bool:
+    """Whether one coordinate of the keys, or of the queries, is that much larger than most."""
+    for tokens in filter(lambda t: t is not None, (sets.numpy().tokens, sets.numpy().query)):
+        size = np.abs(tokens).max(axis=0)
+        size = size[size > 0]
+        if len(size) and size.max() > MIXED_UNITS * np.median(size):
+            return True
+    return False
 
 
 def _sample_losses(fit: LayerFit, columns: np.ndarray, options: dict[str, Any]) -> Float[np.ndarray, " n"]:

@@ -91,6 +91,7 @@
       $$("expanded").textContent = answer.expanded === state.target ? "" : `= ${answer.expanded}`;
       $$("notes").replaceChildren(...answer.notes.map((text) => Object.assign(document.createElement("li"), { textContent: text })));
       $$("python").querySelector("code").textContent = answer.python;
+      finished = answer.finished;
       root.dataset.milliseconds = answer.milliseconds.toFixed(1);
       await show($$("shown"), answer);
     },
@@ -244,10 +245,21 @@
       ask("shown", "view");
       if (!latest.running) ask("offer", "offer");
     }
-    finished = latest.finished;
     measureButton();
   }
-  new EventSource("events").addEventListener("message", (event) => hear(JSON.parse(event.data)));
+  // browsers keep six connections to a host: a tab that nobody looks at gives its own back
+  let source = null;
+  function listen() {
+    if (document.hidden) {
+      source?.close();
+      source = null;
+    } else if (!source) {
+      source = new EventSource("events");
+      source.addEventListener("message", (event) => hear(JSON.parse(event.data)));
+    }
+  }
+  document.addEventListener("visibilitychange", listen);
+  listen();
 
   function listenForClicks(plot) {
     if (plot.dataset.listens) return;

@@ -17,6 +17,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -112,6 +113,11 @@ class Bench:
                     found[cell] = self._known[key]
         return found
 
+    @property
+    def finished(self) -> int:
+        """How many cells were in the store when it was last looked at."""
+        return len(self._keys)
+
     def offer(self, state: ExploreState) -> dict[str, Any]:
         """What measuring this state would take, and why not if not."""
         cells = cells_of(state)
@@ -182,7 +188,7 @@ class Bench:
             self._keys.update(news)
             timer, running = self._timer, self._thread is not None and self._thread.is_alive()
         progress = {"done": timer.done, "total": timer.total, "left": timer.left} if timer is not None else {}
-        return {"running": running, "message": self._message, "finished": len(self._keys), **progress}
+        return {"running": running, "message": self._message, "finished": self.finished, **progress}
 
 
 @lru_cache(maxsize=2**15)
@@ -207,7 +213,10 @@ class Guard:
 
         async def sealed(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *((k.encode(), v.encode()) for k, v in HEADERS.items())]
+                message["headers"] = [
+                    *message["headers"],
+                    *((k.lower().encode(), v.encode()) for k, v in HEADERS.items()),
+                ]
             await send(message)
 
         refusal = self._refusal(scope)
@@ -301,6 +310,7 @@ class Explorer:
             "notes": answer.notes,
             "python": "\n".join(answer.lines),
             "expanded": state.text,
+            "finished": self.bench.finished,
             "milliseconds": 1e3 * (time.perf_counter() - start),
         }
 
@@ -408,9 +418,16 @@ class Explorer:
 
 
 def look_at(content: bytes, query: dict[str, str]) -> Report:
-    """What a process of its own does with an upload: read it in memory, and look as `keyhole lens` does."""
-    import resource
+    """What a process of its own does with an upload, within bounds of memory where the system has such."""
+    with suppress(ImportError):
+        import resource
 
+        resource.setrlimit(resource.RLIMIT_AS, (DATA_MEMORY, DATA_MEMORY))
+    return looked(content, query)
+
+
+def looked(content: bytes, query: dict[str, str]) -> Report:
+    """Read an upload in memory, and look at it as `keyhole lens` does."""
     import pyarrow as pa
     import pyarrow.parquet as pq
     from pyarrow import csv
@@ -420,7 +437,6 @@ def look_at(content: bytes, query: dict[str, str]) -> Report:
     from keyhole.lab.lens.look import look
     from keyhole.lab.lens.page import report_of
 
-    resource.setrlimit(resource.RLIMIT_AS, (DATA_MEMORY, DATA_MEMORY))
     unknown = set(query) - {"name", "set", "target"}
     if unknown:
         raise ValueError(f"an upload has a name, and perhaps columns for set and target: got {sorted(unknown)!r:.80}.")

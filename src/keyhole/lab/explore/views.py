@@ -173,10 +173,9 @@ class Ask:
     def expression(self, samples: str = "n") -> str:
         """As Python."""
         options = ", ".join(f"{name}={_written(value)}" for name, value in self.options)
-        if self.function == "kernel_risk_bound":
-            return f"kh.theory.kernel_risk_bound(target, 1, {options}).total / np.sqrt({samples})"
-        if self.function == "risk_bound":
-            return f"[kh.theory.risk_bound(target, size, {options}).total for size in {samples}]"
+        if self.function.endswith("bound"):  # samples enter as 1/√n
+            bound = f"(bound := kh.theory.{self.function}(target, 1, {options}))"
+            return f"{bound}.approximation + bound.estimation / np.sqrt({samples})"
         return f"kh.theory.{self.function}(target, {samples}, {options})"
 
 
@@ -213,10 +212,9 @@ def answered(ask: Ask, target: str, dim: int, samples: tuple[int, ...]) -> tuple
     while samples:
         try:
             with np.errstate(all="ignore"):
-                if ask.function == "kernel_risk_bound":
-                    found = theory.kernel_risk_bound(polynomial, 1, **options).total / np.sqrt(samples)
-                elif ask.function == "risk_bound":
-                    found = np.array([theory.risk_bound(polynomial, n, **options).total for n in samples])
+                if ask.function.endswith("bound"):
+                    bound = getattr(theory, ask.function)(polynomial, 1, **options)
+                    found = bound.approximation + bound.estimation / np.sqrt(samples)
                 else:
                     found = getattr(theory, ask.function)(polynomial, samples, **options)
             return tuple(found.tolist()), why

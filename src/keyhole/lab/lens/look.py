@@ -134,7 +134,7 @@ def balanced_order(parts: Int[np.ndarray, " n"], seed: int) -> Int[np.ndarray, "
     """All rows in random order, every beginning with about its share of each part.
 
     >>> balanced_order(np.repeat([0, 1], [4, 2]), seed=0)[:3] < 4
-    array([ True,  True, False])
+    array([ True, False,  True])
     """
     rng = np.random.default_rng([seed, len(parts)])
     place = np.empty(len(parts))
@@ -660,8 +660,9 @@ class _Look:
         for tier in self.tiers:
             for k in self.folds:
                 train, test = self.problem.fold(k, tier)
-                guess = self.problem.columns[train].mean(axis=0)
-                m.at.setdefault(tier, {})[k] = self.problem.losses(test, np.tile(guess, (len(test), 1)))
+                if min(len(train), len(test)) > 1:
+                    guess = self.problem.columns[train].mean(axis=0)
+                    m.at.setdefault(tier, {})[k] = self.problem.losses(test, np.tile(guess, (len(test), 1)))
         self.found.learners.append(m)
 
     def _pooled(self) -> None:
