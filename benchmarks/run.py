@@ -10,7 +10,7 @@ from pathlib import Path
 
 import harness
 
-BENCHES = ("features", "kernels", "ridge", "fit", "norm_ball")
+BENCHES = ("features", "kernels", "ridge", "fit", "norm_ball", "explore")
 SIZES = ("small", "paper")
 
 

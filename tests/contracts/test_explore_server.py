@@ -18,6 +18,7 @@ import pytest
 
 from keyhole.lab.explore import server as explore
 from keyhole.lab.report.document import Chart, Report, Section, Series, Table
+from keyhole.lab.report.html import fragment
 
 
 @contextmanager
@@ -235,19 +236,23 @@ def test_a_table_is_looked_at(seed, monkeypatch):
     """The learning curve, heads, spectrum and loading of a table that is nowhere but in memory."""
     monkeypatch.setattr(explore, "DATA_BUDGET", 2.0)
     rng = np.random.default_rng(seed)
-    rows = ["set,x,y,target"]
+    evil = "<img src=x onerror=alert(1)>"
+    rows = [f"set,{evil},</script><script>alert(2)</script>,target"]
     for name in range(48):
         keys = rng.standard_normal((3, 2))
         rows += [f"{name},{a:.4f},{b:.4f},{(keys[:, 0] ** 2).mean():.4f}" for a, b in keys]
     report = explore.looked("\n".join(rows).encode(), {"name": "x.csv"})
     names = [block.name for section in report.sections for block in section.blocks]
     assert {"learning_curve", "heads", "eigenvalues", "power"} <= set(names)
+    shown = fragment([block for section in report.sections for block in section.blocks])
+    assert "<img" not in shown["html"]
+    assert "<script" not in shown["html"]
 
 
 def test_many_requests_at_once_are_served_or_refused(server):
     def one(k):
         try:
-            return ask(server, "/" if k % 4 else "/view?view=surface&top=100")[0]
+            return ask(server, "/" if k % 10 else "/view?view=surface&top=100")[0]
         except (ConnectionError, http.client.HTTPException):
             return 0
 

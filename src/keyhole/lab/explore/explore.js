@@ -30,7 +30,14 @@
   }
 
   // ---- asking: in each place one request on the way, then the newest; what is stale is dropped ----------------------------
-  const lanes = {};
+  const lanes = {}, pending = new Set();
+  // what takes seconds comes later: ask again as long as the settings are the same
+  function again(place, answer, more) {
+    pending[answer.pending ? "add" : "delete"](place);
+    const settings = query();
+    if (answer.pending) setTimeout(() => { if (query() === settings) ask(place, "view", more); else pending.delete(place); }, 500);
+    if (pending.size) $$("working").hidden = false;
+  }
   let counter = 0;
   async function ask(place, path, more = {}) {
     const lane = (lanes[place] ??= { wanted: null, busy: false, stop: null, since: 0 });
@@ -58,7 +65,7 @@
       else if (!lane.wanted && mine.view === state.view) lane.wanted = mine; // aborted for one that is gone by now
     }
     lane.busy = false;
-    if (!Object.values(lanes).some((other) => other.busy)) $$("working").hidden = true;
+    if (!pending.size && !Object.values(lanes).some((other) => other.busy)) $$("working").hidden = true;
     root.dataset.settled = String(counter);
   }
 
@@ -94,11 +101,14 @@
       finished = answer.finished;
       root.dataset.milliseconds = answer.milliseconds.toFixed(1);
       await show($$("shown"), answer);
+      again("shown", answer);
     },
     async more(answer) {
       if (answer.error) return;
-      for (const text of answer.notes) $$("notes").append(Object.assign(document.createElement("li"), { textContent: text }));
+      const said = [...$$("notes").children].map((note) => note.textContent);
+      for (const text of answer.notes) if (!said.includes(text)) $$("notes").append(Object.assign(document.createElement("li"), { textContent: text }));
       await show($$("more"), answer);
+      again("more", answer, { view: state.view === "law" ? "rotation" : "needs" });
     },
     async offer(answer) {
       offered = answer;

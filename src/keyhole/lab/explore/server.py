@@ -35,7 +35,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from keyhole import __version__
 from keyhole.lab.cells import Cell, Values
-from keyhole.lab.explore.views import VIEW_OF, Answer, ExploreState, cells_of
+from keyhole.lab.explore.views import VIEW_OF, ExploreState, View, answer_by, cells_of
 from keyhole.lab.jobs import cell_costs
 from keyhole.lab.report.document import Report, Section
 from keyhole.lab.report.html import as_json, asset, fragment, library, one_page
@@ -53,6 +53,7 @@ DATA_BUDGET = 15.0  # of which it plans to use so much
 DATA_MEMORY = 2**32  # bytes of address space of the process that reads it
 LEAST_RIDGE = 1e-9
 NEWS_SECONDS = 0.25
+PATIENCE_SECONDS = 0.25  # that a view waits for what is slow; the page then asks again
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
@@ -303,18 +304,20 @@ class Explorer:
     def _view(self, query: dict[str, str]) -> dict[str, Any]:
         start = time.perf_counter()
         state = ExploreState.read(query)
+        answer_by.set(time.monotonic() + PATIENCE_SECONDS)
         answer = self._answer(state)
         return {
             **fragment(answer.blocks),
             "title": answer.title,
             "notes": answer.notes,
+            "pending": answer.pending,
             "python": "\n".join(answer.lines),
             "expanded": state.text,
             "finished": self.bench.finished,
             "milliseconds": 1e3 * (time.perf_counter() - start),
         }
 
-    def _answer(self, state: ExploreState) -> Answer:
+    def _answer(self, state: ExploreState) -> View:
         if state.view not in VIEW_OF:
             raise ValueError("your data are shown when a table is dropped: they are not in the address.")
         return VIEW_OF[state.view](state, self.bench.results(cells_of(state)))

@@ -6,7 +6,10 @@ Every number of the theory on the page is an `Ask`, which is both called here an
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any
@@ -224,14 +227,44 @@ def answered(ask: Ask, target: str, dim: int, samples: tuple[int, ...]) -> tuple
     return (), why
 
 
+answer_by: ContextVar[float] = ContextVar("answer_by", default=math.inf)
+"""When an answer has to be there, by the monotonic clock: what is not known by then is left out for now."""
+MOST_MEANWHILE = 8
+MEANWHILE = "is being computed, which takes seconds where the blocks of a mean are new."
+_threads = ThreadPoolExecutor(2, thread_name_prefix="theory")
+_meanwhile: dict[Any, Future[tuple[tuple[float, ...], str]]] = {}
+
+
+def _soon(*question: Any) -> tuple[tuple[float, ...], str]:
+    """As `answered`; heads with a mean are given until `answer_by`."""
+    ask, end = question[0], answer_by.get()
+    if end == math.inf or not any(isinstance(value, _Mean) and value for _, value in ask.options):
+        return answered(*question)
+    future = _meanwhile.get(question)
+    if future is None:
+        if len(_meanwhile) >= MOST_MEANWHILE:
+            return (), MEANWHILE
+        future = _meanwhile[question] = _threads.submit(answered, *question)
+        future.add_done_callback(lambda _: _meanwhile.pop(question, None))
+    try:
+        return future.result(timeout=max(0.0, end - time.monotonic()))
+    except TimeoutError:
+        return (), MEANWHILE
+
+
 @dataclass
-class Answer:
+class View:
     """A view: what is drawn, what is to be said, and the lines that compute it."""
 
     title: str
     blocks: list[Chart | HeatMap | Table] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
+
+    @property
+    def pending(self) -> bool:
+        """Whether something is still being computed, so that it pays to ask again."""
+        return any(note.endswith(MEANWHILE) for note in self.notes)
 
     def note(self, text: str) -> None:
         """Say something once."""
@@ -278,12 +311,12 @@ def _curve_asks(state: ExploreState) -> list[Ask]:
     return [*asks, *bounds]
 
 
-def _ask_all(state: ExploreState, answer: Answer, asks: list[Ask], samples: tuple[int, ...]) -> list[Series]:
+def _ask_all(state: ExploreState, answer: View, asks: list[Ask], samples: tuple[int, ...]) -> list[Series]:
     """Series of what the theory says, and the lines for them."""
     series = []
     answer.lines += [*_preamble(state, samples), "shown = {"]
     for ask in asks:
-        found, why = answered(ask, state.target, state.dim, samples)
+        found, why = _soon(ask, state.target, state.dim, samples)
         if why:
             answer.note(f"{ask.name}: {why}")
         if found:
@@ -294,9 +327,9 @@ def _ask_all(state: ExploreState, answer: Answer, asks: list[Ask], samples: tupl
     return series
 
 
-def curves(state: ExploreState, results: Results) -> Answer:
+def curves(state: ExploreState, results: Results) -> View:
     """Learning curves, with measured points on them."""
-    answer = Answer("Learning curves")
+    answer = View("Learning curves")
     samples = state.sizes
     predicted = _ask_all(state, answer, _curve_asks(state), samples)
     noise = state.noise * state.variance
@@ -332,14 +365,14 @@ def curves(state: ExploreState, results: Results) -> Answer:
 
 def _deviation(state: ExploreState) -> str:
     return (
-        "Points are means over repetitions, bars one standard error. The theory itself is asymptotic: predictions may "
-        f"be off by about {tolerance(state.dim):.0%} at d = {state.dim}, with nothing fitted."
+        "Points are means over repetitions, bars one standard error; the curves are not fitted to them. Most settings "
+        f"of d = {state.dim} are predicted within {tolerance(state.dim):.0%}, those of few heads worse."
     )
 
 
-def needs(state: ExploreState, results: Results) -> Answer:
+def needs(state: ExploreState, results: Results) -> View:
     """Samples and heads that suffice for a tenth of Var f*."""
-    answer = Answer("What suffices")
+    answer = View("What suffices")
     error = state.variance / 10
     noise = state.noise * state.variance
     answer.lines = [*_preamble(state, []), f"error = target_variance(target, n_keys={state.n_keys}) / 10", "shown = {"]
@@ -379,9 +412,9 @@ def needs(state: ExploreState, results: Results) -> Answer:
     return answer
 
 
-def surface(state: ExploreState, results: Results) -> Answer:
+def surface(state: ExploreState, results: Results) -> View:
     """The error over samples and heads, and the line beyond which more heads do not help."""
-    answer = Answer("Samples and heads")
+    answer = View("Samples and heads")
     sizes = tuple(int(n) for n in np.unique(np.geomspace(10, state.most_samples, 13).round()))
     heads = tuple(int(m) for m in np.unique(np.geomspace(1, 2000, 12).round()))
     noise = state.noise * state.variance
@@ -427,9 +460,9 @@ def _predicted(state: ExploreState, n: int, heads: int) -> float:
     )
 
 
-def spectrum(state: ExploreState, results: Results) -> Answer:
+def spectrum(state: ExploreState, results: Results) -> View:
     """Levels of both laws, where the target sits in them, and what is learned at n."""
-    answer = Answer("Spectrum")
+    answer = View("Spectrum")
     samples = state.sizes
     answer.lines = _preamble(
         state, samples, ["from keyhole.theory.curves import Learner, feature_count, implicit_ridges"]
@@ -508,9 +541,9 @@ def _level_rows(state: ExploreState, law: _Mean | None, gamma: float) -> list[di
     ]
 
 
-def law(state: ExploreState, results: Results) -> Answer:
+def law(state: ExploreState, results: Results) -> View:
     """The error against the strength of the mean, at three numbers of samples."""
-    answer = Answer("The law of the heads")
+    answer = View("The law of the heads")
     if state.dim < 2:
         answer.note("there is no mean to speak of in one dimension: choose d of 2 at least.")
         return answer
@@ -544,9 +577,9 @@ def law(state: ExploreState, results: Results) -> Answer:
     return answer
 
 
-def rotation(state: ExploreState, results: Results) -> Answer:
+def rotation(state: ExploreState, results: Results) -> View:
     """The correlation turned away from the identity, for zero-mean and biased heads."""
-    answer = Answer("Rotation")
+    answer = View("Rotation")
     powers = {f"corr^{power} * token".replace("^1 ", " "): power for power in (1, 2, 3)}
     power = powers.get(state.text)
     if power is None or state.dim < 2:
@@ -576,7 +609,7 @@ def rotation(state: ExploreState, results: Results) -> Answer:
             text = f"rotated({angle:g})^{power} * token" if angle else state.text
             variance = _variance(text, state.dim, state.n_keys)
             base = (("n_keys", state.n_keys), ("ridge", state.ridge), ("noise", _Noise(state.noise * variance)))
-            found, why = answered(Ask(name, "learning_curve", (*base, *law)), text, state.dim, (state.n_samples,))
+            found, why = _soon(Ask(name, "learning_curve", (*base, *law)), text, state.dim, (state.n_samples,))
             answer.note(why and f"{name}, γ = {angle:g}: {why}")
             if found:
                 x.append(angle)
@@ -592,7 +625,7 @@ def rotation(state: ExploreState, results: Results) -> Answer:
     return answer
 
 
-VIEW_OF: dict[str, Callable[[ExploreState, Results], Answer]] = {
+VIEW_OF: dict[str, Callable[[ExploreState, Results], View]] = {
     "curves": curves, "needs": needs, "surface": surface, "spectrum": spectrum, "law": law, "rotation": rotation,
 }  # fmt: skip
 
