@@ -409,9 +409,11 @@ def fit_layer(
     large = solver == "cg" or (solver == "auto" and finite and exceeds_memory(len(batch), n_columns, dtype))
     options: dict[str, Any] = {"activation": activation, "dtype": dtype, "memory_budget": memory_budget}
     if groups is not None and (device is not None or solver == "cg"):
-        # groups are left out on the host; the layer at the penalty they chose is then fitted as asked
+        # groups are left out on the host, by a fit that serves a device as well; conjugate gradients fit anew
         options |= {"fit_intercept": fit_intercept, "weights": weights, "criterion": criterion, "draft": draft}
         judged = fit_layer(batch, columns, heads, penalties, groups=groups, solver="direct", **options)
+        if solver != "cg":
+            return replace(judged, layer=replace(judged.layer, device=device))
         chosen = np.array([judged.ridge.alpha])
         final = fit_layer(batch, columns, heads, chosen, device=device, solver=solver, **options)
         ridge = replace(judged.ridge, residual=final.ridge.residual, n_iter=final.ridge.n_iter)
