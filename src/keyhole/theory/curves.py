@@ -441,7 +441,10 @@ def implicit_ridge(problem: EigenProblem, n: float, k: float, ridge: float) -> f
 def implicit_ridges(
     problem: EigenProblem, samples: Float[np.ndarray, " n"], k: float, ridge: float
 ) -> Float[np.ndarray, " n"]:
-    """:func:`implicit_ridge` for many numbers of samples at once: Newton's method in log γ, held in a bracket."""
+    """:func:`implicit_ridge` for many numbers of samples at once: Newton's method in log γ, held in a bracket.
+
+    The bits of one do not depend on its neighbours: rows are summed one by one, and rest once they have settled.
+    """
     if ridge == 0.0 or problem.trace == 0.0:
         return np.array([implicit_ridge(problem, float(n), k, ridge) for n in samples])
     values, counts = problem.eigenvalues, problem.multiplicities
@@ -452,24 +455,21 @@ def implicit_ridges(
         # γ ≥ λ, and above the upper end z ≤ min(n, k)/2, so that the product is at least a quarter
         low = np.full(len(n), math.log(ridge))
         high = np.log(np.maximum(2 * problem.trace / fewest, 4 * ridge)) + 1e-9
-        x = high
+        x, settled = high, np.zeros(len(n), dtype=bool)
         for _ in range(200):
             gamma = np.exp(x)
             learned = values / (values + gamma[:, None])
-            z = learned @ counts + problem.remainder / gamma
-            q = np.square(learned, out=learned) @ counts
+            z = np.einsum("nl,l->n", learned, counts) + problem.remainder / gamma
+            q = np.einsum("nl,l->n", np.square(learned, out=learned), counts)
             inside = z < fewest
-            free = np.where(inside, (1 - z / k) * (1 - z / n), 1.0)
-            excess = np.where(inside, np.log(np.maximum(free, 1e-300)) + x - math.log(ridge), -math.inf)
+            from_k, from_n, slope = (np.where(inside, part, 1.0) for part in (1 - z / k, 1 - z / n, z - q))
+            excess = np.where(inside, np.log(np.maximum(from_k * from_n, 1e-300)) + x - math.log(ridge), -math.inf)
             low, high = np.where(excess < 0, x, low), np.where(excess >= 0, x, high)
-            slope = 1 + np.where(inside, z - q, 0.0) * (
-                1 / np.where(inside, k - z, 1.0) + 1 / np.where(inside, n - z, 1.0)
-            )
-            newton = np.where(inside, x - np.where(inside, excess, 0.0) / slope, low - 1)
-            following = np.where((newton >= low) & (newton <= high), newton, 0.5 * (low + high))
-            moved = float(np.abs(following - x).max())
-            x = following
-            if moved <= 1e-14 * max(1.0, float(np.abs(x).max())):
+            newton = x - excess / (1 + slope * (1 / (k * from_k) + 1 / (n * from_n)))
+            held = np.where((newton >= low) & (newton <= high), newton, 0.5 * (low + high))
+            moved, x = np.abs(held - x), np.where(settled, x, held)
+            settled |= moved <= 1e-14 * np.maximum(1.0, np.abs(x))
+            if settled.all():
                 break
         found[block] = np.exp(x)
     return found
@@ -502,9 +502,9 @@ def predicted_error(problem: EigenProblem, n: float, k: float, gamma: float, noi
 
 
 def predicted_errors(
-    problem: EigenProblem, n: float | Float[np.ndarray, " g"], k: float, gammas: Float[np.ndarray, " g"], noise: float
+    problem: EigenProblem, n: float, k: float, gammas: Float[np.ndarray, " g"], noise: float
 ) -> Float[np.ndarray, " g"]:
-    """Test errors at positive implicit ridges, of one n or one each; temporaries are (levels,) times a block."""
+    """Test errors at positive implicit ridges; temporaries are (levels,) times a block of them."""
     sums = np.empty((4, len(gammas)))
     loaded = problem.powers.nonzero()[0]  # few of a million levels
     values, powers = problem.eigenvalues[loaded], problem.powers[loaded]
@@ -551,7 +551,7 @@ class Learner:
 
     def errors(self, samples: Float[np.ndarray, " n"], ridge: float, noise: float) -> Float[np.ndarray, " n"]:
         """Test errors at a given ridge, each from the spectrum that it or one before it asks for."""
-        parts = [np.zeros(0)]
+        errors: list[float] = []
         while len(samples):
             problem, done = self.problem, len(samples)
             gammas = implicit_ridges(problem, samples, self.features, ridge)
@@ -559,13 +559,10 @@ class Learner:
                 if self._refined(samples[i], gammas[i]):
                     done = int(i)
                     break
-            n, gammas, samples = samples[:done], gammas[:done], samples[done:]
-            if (gammas > 0).all():
-                parts.append(predicted_errors(problem, n, self.features, gammas, noise))
-            else:
-                one_each = zip(n.tolist(), gammas.tolist(), strict=True)
-                parts.append(np.array([predicted_error(problem, m, self.features, g, noise) for m, g in one_each]))
-        return np.concatenate(parts)
+            pairs = zip(samples[:done].tolist(), gammas[:done].tolist(), strict=True)
+            errors += [predicted_error(problem, n, self.features, gamma, noise) for n, gamma in pairs]
+            samples = samples[done:]
+        return np.array(errors)
 
     def best(self, n: float, noise: float) -> tuple[float, float]:
         """(ridge, test error) at the best ridge."""
