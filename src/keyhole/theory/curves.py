@@ -459,8 +459,8 @@ def implicit_ridges(
         for _ in range(200):
             gamma = np.exp(x)
             learned = values / (values + gamma[:, None])
-            z = np.einsum("nl,l->n", learned, counts) + problem.remainder / gamma
-            q = np.einsum("nl,l->n", np.square(learned, out=learned), counts)
+            z = _row_sums(learned, counts) + problem.remainder / gamma
+            q = _row_sums(np.square(learned, out=learned), counts)
             inside = z < fewest
             from_k, from_n, slope = (np.where(inside, part, 1.0) for part in (1 - z / k, 1 - z / n, z - q))
             excess = np.where(inside, np.log(np.maximum(from_k * from_n, 1e-300)) + x - math.log(ridge), -math.inf)
@@ -502,21 +502,29 @@ def predicted_error(problem: EigenProblem, n: float, k: float, gamma: float, noi
 
 
 def predicted_errors(
-    problem: EigenProblem, n: float, k: float, gammas: Float[np.ndarray, " g"], noise: float
+    problem: EigenProblem, n: float | Float[np.ndarray, " g"], k: float, gammas: Float[np.ndarray, " g"], noise: float
 ) -> Float[np.ndarray, " g"]:
-    """Test errors at positive implicit ridges; temporaries are (levels,) times a block of them."""
+    """Test errors at positive implicit ridges, of one n or one each, to the same bits alone and among others.
+
+    Temporaries are (levels,) times a block of them.
+    """
     sums = np.empty((4, len(gammas)))
     loaded = problem.powers.nonzero()[0]  # few of a million levels
     values, powers = problem.eigenvalues[loaded], problem.powers[loaded]
     for block in blocks(len(gammas), block_size(8 * len(problem.eigenvalues), _BLOCK)):
         gamma = gammas[block, None]
         learned = problem.eigenvalues / (problem.eigenvalues + gamma)
-        sums[0, block] = learned @ problem.multiplicities + problem.remainder / gammas[block]
-        sums[1, block] = np.square(learned, out=learned) @ problem.multiplicities
+        sums[0, block] = _row_sums(learned, problem.multiplicities) + problem.remainder / gammas[block]
+        sums[1, block] = _row_sums(np.square(learned, out=learned), problem.multiplicities)
         share = gamma / (values + gamma)
-        sums[2, block] = np.square(share) @ powers
-        sums[3, block] = (share * (values / (values + gamma))) @ powers
+        sums[2, block] = _row_sums(np.square(share), powers)
+        sums[3, block] = _row_sums(share * (values / (values + gamma)), powers)
     return _assembled(n, k, sums, noise)
+
+
+def _row_sums(matrix: Float[np.ndarray, "g l"], weights: Float[np.ndarray, " l"]) -> Float[np.ndarray, " g"]:
+    """Row by row, where BLAS sums rows together in ways that depend on how many there are."""
+    return np.asarray(np.einsum("gl,l->g", matrix, weights))
 
 
 _BLOCK = 2**25
@@ -551,7 +559,7 @@ class Learner:
 
     def errors(self, samples: Float[np.ndarray, " n"], ridge: float, noise: float) -> Float[np.ndarray, " n"]:
         """Test errors at a given ridge, each from the spectrum that it or one before it asks for."""
-        errors: list[float] = []
+        errors: list[np.ndarray] = []
         while len(samples):
             problem, done = self.problem, len(samples)
             gammas = implicit_ridges(problem, samples, self.features, ridge)
@@ -559,10 +567,12 @@ class Learner:
                 if self._refined(samples[i], gammas[i]):
                     done = int(i)
                     break
-            pairs = zip(samples[:done].tolist(), gammas[:done].tolist(), strict=True)
-            errors += [predicted_error(problem, n, self.features, gamma, noise) for n, gamma in pairs]
-            samples = samples[done:]
-        return np.array(errors)
+            n, gammas, samples = samples[:done], gammas[:done], samples[done:]
+            found = predicted_errors(problem, n, self.features, np.where(gammas > 0, gammas, 1.0), noise)
+            for i in np.flatnonzero(gammas == 0):
+                found[i] = predicted_error(problem, float(n[i]), self.features, 0.0, noise)
+            errors.append(found)
+        return np.concatenate(errors) if errors else np.zeros(0)
 
     def best(self, n: float, noise: float) -> tuple[float, float]:
         """(ridge, test error) at the best ridge."""
