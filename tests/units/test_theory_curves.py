@@ -269,7 +269,14 @@ def test_many_implicit_ridges_are_those_of_each(k, ridge):
     problem = next(problems(Correlation(1, 8), 4, "attention"))
     samples = np.array([1.0, 2.5, 40.0, 90.0, 1e6, 7.0])
     each = [implicit_ridge(problem, n, k, ridge) for n in samples]
-    np.testing.assert_allclose(curves.implicit_ridges(problem, samples, k, ridge), each, rtol=1e-11)
+    found = curves.implicit_ridges(problem, samples, k, ridge)
+    np.testing.assert_allclose(found, each, rtol=1e-11)
+    alone = [curves.implicit_ridges(problem, samples[[i]], k, ridge)[0] for i in range(len(samples))]
+    assert found.tolist() == alone  # to the bit
+    heads = k if k == math.inf else int(k)
+    several = learning_curve(Correlation(1, 8), np.sort(samples), 4, ridge, n_heads=heads)
+    target = Correlation(1, 8)
+    assert several[-1] == learning_curve(target, samples.max(), 4, ridge, n_heads=heads)
 
 
 def test_the_finest_spectrum_is_used_where_it_nearly_suffices(monkeypatch):

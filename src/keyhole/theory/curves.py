@@ -441,7 +441,10 @@ def implicit_ridge(problem: EigenProblem, n: float, k: float, ridge: float) -> f
 def implicit_ridges(
     problem: EigenProblem, samples: Float[np.ndarray, " n"], k: float, ridge: float
 ) -> Float[np.ndarray, " n"]:
-    """:func:`implicit_ridge` for many numbers of samples at once: Newton's method in log γ, held in a bracket."""
+    """:func:`implicit_ridge` for many numbers of samples at once: Newton's method in log γ, held in a bracket.
+
+    The bits of one do not depend on its neighbours: rows are summed one by one, and rest once they have settled.
+    """
     if ridge == 0.0 or problem.trace == 0.0:
         return np.array([implicit_ridge(problem, float(n), k, ridge) for n in samples])
     values, counts = problem.eigenvalues, problem.multiplicities
@@ -452,24 +455,21 @@ def implicit_ridges(
         # γ ≥ λ, and above the upper end z ≤ min(n, k)/2, so that the product is at least a quarter
         low = np.full(len(n), math.log(ridge))
         high = np.log(np.maximum(2 * problem.trace / fewest, 4 * ridge)) + 1e-9
-        x = high
+        x, settled = high, np.zeros(len(n), dtype=bool)
         for _ in range(200):
             gamma = np.exp(x)
             learned = values / (values + gamma[:, None])
-            z = learned @ counts + problem.remainder / gamma
-            q = np.square(learned, out=learned) @ counts
+            z = _row_sums(learned, counts) + problem.remainder / gamma
+            q = _row_sums(np.square(learned, out=learned), counts)
             inside = z < fewest
-            free = np.where(inside, (1 - z / k) * (1 - z / n), 1.0)
-            excess = np.where(inside, np.log(np.maximum(free, 1e-300)) + x - math.log(ridge), -math.inf)
+            from_k, from_n, slope = (np.where(inside, part, 1.0) for part in (1 - z / k, 1 - z / n, z - q))
+            excess = np.where(inside, np.log(np.maximum(from_k * from_n, 1e-300)) + x - math.log(ridge), -math.inf)
             low, high = np.where(excess < 0, x, low), np.where(excess >= 0, x, high)
-            slope = 1 + np.where(inside, z - q, 0.0) * (
-                1 / np.where(inside, k - z, 1.0) + 1 / np.where(inside, n - z, 1.0)
-            )
-            newton = np.where(inside, x - np.where(inside, excess, 0.0) / slope, low - 1)
-            following = np.where((newton >= low) & (newton <= high), newton, 0.5 * (low + high))
-            moved = float(np.abs(following - x).max())
-            x = following
-            if moved <= 1e-14 * max(1.0, float(np.abs(x).max())):
+            newton = x - excess / (1 + slope * (1 / (k * from_k) + 1 / (n * from_n)))
+            held = np.where((newton >= low) & (newton <= high), newton, 0.5 * (low + high))
+            moved, x = np.abs(held - x), np.where(settled, x, held)
+            settled |= moved <= 1e-14 * np.maximum(1.0, np.abs(x))
+            if settled.all():
                 break
         found[block] = np.exp(x)
     return found
@@ -504,19 +504,27 @@ def predicted_error(problem: EigenProblem, n: float, k: float, gamma: float, noi
 def predicted_errors(
     problem: EigenProblem, n: float | Float[np.ndarray, " g"], k: float, gammas: Float[np.ndarray, " g"], noise: float
 ) -> Float[np.ndarray, " g"]:
-    """Test errors at positive implicit ridges, of one n or one each; temporaries are (levels,) times a block."""
+    """Test errors at positive implicit ridges, of one n or one each, to the same bits alone and among others.
+
+    Temporaries are (levels,) times a block of them.
+    """
     sums = np.empty((4, len(gammas)))
     loaded = problem.powers.nonzero()[0]  # few of a million levels
     values, powers = problem.eigenvalues[loaded], problem.powers[loaded]
     for block in blocks(len(gammas), block_size(8 * len(problem.eigenvalues), _BLOCK)):
         gamma = gammas[block, None]
         learned = problem.eigenvalues / (problem.eigenvalues + gamma)
-        sums[0, block] = learned @ problem.multiplicities + problem.remainder / gammas[block]
-        sums[1, block] = np.square(learned, out=learned) @ problem.multiplicities
+        sums[0, block] = _row_sums(learned, problem.multiplicities) + problem.remainder / gammas[block]
+        sums[1, block] = _row_sums(np.square(learned, out=learned), problem.multiplicities)
         share = gamma / (values + gamma)
-        sums[2, block] = np.square(share) @ powers
-        sums[3, block] = (share * (values / (values + gamma))) @ powers
+        sums[2, block] = _row_sums(np.square(share), powers)
+        sums[3, block] = _row_sums(share * (values / (values + gamma)), powers)
     return _assembled(n, k, sums, noise)
+
+
+def _row_sums(matrix: Float[np.ndarray, "g l"], weights: Float[np.ndarray, " l"]) -> Float[np.ndarray, " g"]:
+    """Row by row, where BLAS sums rows together in ways that depend on how many there are."""
+    return np.asarray(np.einsum("gl,l->g", matrix, weights))
 
 
 _BLOCK = 2**25
@@ -551,7 +559,7 @@ class Learner:
 
     def errors(self, samples: Float[np.ndarray, " n"], ridge: float, noise: float) -> Float[np.ndarray, " n"]:
         """Test errors at a given ridge, each from the spectrum that it or one before it asks for."""
-        parts = [np.zeros(0)]
+        errors: list[np.ndarray] = []
         while len(samples):
             problem, done = self.problem, len(samples)
             gammas = implicit_ridges(problem, samples, self.features, ridge)
@@ -560,12 +568,11 @@ class Learner:
                     done = int(i)
                     break
             n, gammas, samples = samples[:done], gammas[:done], samples[done:]
-            if (gammas > 0).all():
-                parts.append(predicted_errors(problem, n, self.features, gammas, noise))
-            else:
-                one_each = zip(n.tolist(), gammas.tolist(), strict=True)
-                parts.append(np.array([predicted_error(problem, m, self.features, g, noise) for m, g in one_each]))
-        return np.concatenate(parts)
+            found = predicted_errors(problem, n, self.features, np.where(gammas > 0, gammas, 1.0), noise)
+            for i in np.flatnonzero(gammas == 0):
+                found[i] = predicted_error(problem, float(n[i]), self.features, 0.0, noise)
+            errors.append(found)
+        return np.concatenate(errors) if errors else np.zeros(0)
 
     def best(self, n: float, noise: float) -> tuple[float, float]:
         """(ridge, test error) at the best ridge."""
