@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from docutils import nodes
-from docutils.utils.math.latex2mathml import tex2mathml
-
 import keyhole
 
 project = "keyhole"
@@ -33,8 +30,11 @@ def _escape_bars(app: object, what: str, name: str, obj: object, options: object
     lines[:] = [line.replace("|", r"\|") for line in lines]
 
 
-def _mathml(translator: Any, node: nodes.math | nodes.math_block) -> None:
-    """Formulas as MathML, by the converter that docutils brings."""
+def _mathml(translator: Any, node: Any) -> None:
+    """Formulas as MathML, by the converter that docutils brings (imported here: tests read this file without Sphinx)."""
+    from docutils import nodes
+    from docutils.utils.math.latex2mathml import tex2mathml
+
     translator.body.append(tex2mathml(node.astext(), as_block=isinstance(node, nodes.math_block)))
     raise nodes.SkipNode
 
