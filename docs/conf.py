@@ -31,7 +31,7 @@ def _escape_bars(app: object, what: str, name: str, obj: object, options: object
 
 
 def _mathml(translator: Any, node: Any) -> None:
-    """Formulas as MathML, by the converter that docutils brings (imported here: tests read this file without Sphinx)."""
+    """Formulas as MathML, by the converter that docutils brings; imported here, for tests read this file without it."""
     from docutils import nodes
     from docutils.utils.math.latex2mathml import tex2mathml
 
