@@ -86,7 +86,7 @@ def kill_and_resume(folder, seed, kills, settings):
     return killed_at, total
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [1, pytest.param(10, marks=pytest.mark.slow)])
 def test_killed_and_resumed_is_the_same_table(tmp_path, seed, kills):
     (tmp_path / "whole").mkdir()
     (tmp_path / "killed").mkdir()

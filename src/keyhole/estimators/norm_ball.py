@@ -767,7 +767,7 @@ class NormBallRegressor(MultiOutputMixin, RegressorMixin, _NormBallModel):
     >>> target = kh.targets.TokenPower(2, dim=4)
     >>> train = kh.targets.sphere_sets(300, n_keys=6, dim=4, seed=0)
     >>> test = kh.targets.sphere_sets(300, n_keys=6, dim=4, seed=1)
-    >>> model = kh.NormBallRegressor(n_heads=100, random_state=0).fit(train, target(train))
+    >>> model = kh.NormBallRegressor(n_heads=100, tol=0.03, random_state=0).fit(train, target(train))
     >>> bool(model.score(test, target(test)) > 0.95)
     True
     >>> model.values_.shape, len(model.active_heads_) < 100
@@ -830,7 +830,7 @@ class NormBallClassifier(LabelScores, ClassifierMixin, _NormBallModel):
     >>> sets = kh.targets.sphere_sets(400, n_keys=5, dim=4, seed=0)
     >>> score = kh.targets.TokenPower(2, dim=4)(sets)
     >>> label = np.where(score > np.median(score), "wide", "narrow")
-    >>> model = kh.NormBallClassifier(n_heads=50, random_state=0).fit(sets[:300], label[:300])
+    >>> model = kh.NormBallClassifier(n_heads=50, tol=0.03, random_state=0).fit(sets[:300], label[:300])
     >>> bool(model.score(sets[300:], label[300:]) > 0.8)
     True
     >>> model.predict_proba(sets[300:]).shape
