@@ -118,15 +118,12 @@ class TiledLayer:
         from keyhole.attention.compiled_features import add_outputs, workspace
 
         announce_compilation(add_outputs)
-        packed = self._pack(block)
-        table = _heads_last(values.transpose(0, 2, 1), packed.shape[-1], self.dtype)
-        table = table.reshape(len(packed), values.shape[2], self.width * packed.shape[-1])
 
-        def work(sets: tuple[int, int]) -> None:
-            inputs = (packed, table, self.queries, self.keys, self.offsets, sets)
-            add_outputs(*inputs, *self.weighting, out, workspace(packed))
+        def add(packed: np.ndarray, table: np.ndarray, *inputs: Any) -> None:
+            flat = table.reshape(len(packed), values.shape[2], self.width * packed.shape[-1])
+            add_outputs(packed, flat, *inputs, *self.weighting, out, workspace(packed))
 
-        run_threads(work, self._set_ranges(slice(0, len(out)), len(block)))
+        self._add(block, values, add)
 
     def add_contributions(
         self,
@@ -139,13 +136,20 @@ class TiledLayer:
         from keyhole.attention.compiled_features import CHUNK, add_contributions, workspace
 
         announce_compilation(add_contributions)
+
+        def add(packed: np.ndarray, *inputs: Any) -> None:
+            pulled = np.empty((CHUNK, packed.shape[-1]), self.dtype)
+            add_contributions(packed, *inputs, *self.weighting, out, pulled, workspace(packed))
+
+        self._add(block, values, add)
+
+    def _add(self, block: np.ndarray, values: np.ndarray, add: Callable[..., None]) -> None:
+        """Call ``add`` for all sets, range by range, with a block of heads, their values and the tokens."""
         packed = self._pack(block)
         table = _heads_last(values.transpose(0, 2, 1), packed.shape[-1], self.dtype)
 
         def work(sets: tuple[int, int]) -> None:
-            inputs = (packed, table, self.queries, self.keys, self.offsets, sets)
-            pulled = np.empty((CHUNK, packed.shape[-1]), self.dtype)
-            add_contributions(*inputs, *self.weighting, out, pulled, workspace(packed))
+            add(packed, table, self.queries, self.keys, self.offsets, sets)
 
         run_threads(work, self._set_ranges(slice(0, len(self.batch)), len(block)))
 

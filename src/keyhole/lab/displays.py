@@ -28,6 +28,14 @@ def _axes(ax: Any) -> Any:
     return pyplot.subplots()[1]
 
 
+def _draw_shares(display: Any, expected: Float[np.ndarray, " b"], ax: Any) -> None:
+    """Shares with bars of one standard error against those expected, and the line on which they would lie."""
+    display.ax_ = _axes(ax)
+    display.figure_ = display.ax_.figure
+    display.ax_.plot([0, 1], [0, 1], color="0.6", lw=0.8, zorder=0)
+    display.ax_.errorbar(expected, display.share, yerr=display.error, marker="o", ms=4, lw=1, capsize=2)
+
+
 def _share_error(share: Float[np.ndarray, " k"], count: Any) -> Float[np.ndarray, " k"]:
     """Standard errors of shares of so many outcomes."""
     return np.sqrt(share * (1 - share) / np.maximum(count, 1))
@@ -131,10 +139,7 @@ class ReliabilityDisplay:
 
     def plot(self, ax: Any = None) -> ReliabilityDisplay:
         """Draw shares with bars of one standard error."""
-        self.ax_ = _axes(ax)
-        self.figure_ = self.ax_.figure
-        self.ax_.plot([0, 1], [0, 1], color="0.6", lw=0.8, zorder=0)
-        self.ax_.errorbar(self.chance, self.share, yerr=self.error, marker="o", ms=4, lw=1, capsize=2)
+        _draw_shares(self, self.chance, ax)
         self.ax_.set(xlabel="probability given", ylabel="share that was right")
         return self
 
@@ -191,10 +196,7 @@ class CoverageDisplay:
 
     def plot(self, ax: Any = None) -> CoverageDisplay:
         """Draw shares with bars of one standard error."""
-        self.ax_ = _axes(ax)
-        self.figure_ = self.ax_.figure
-        self.ax_.plot([0, 1], [0, 1], color="0.6", lw=0.8, zorder=0)
-        self.ax_.errorbar(self.nominal, self.share, yerr=self.error, marker="o", ms=4, lw=1, capsize=2)
+        _draw_shares(self, self.nominal, ax)
         low = max(0.0, min(self.nominal.min(), self.share.min()) - 0.05)
         self.ax_.set(xlabel="coverage asked for", ylabel="share inside", xlim=(low, 1), ylim=(low, 1))
         return self
