@@ -19,9 +19,6 @@ from scipy.special import gammaln
 def series_coefficients(order: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
     """a_n of κ(ρ) = Σ a_n ρ^n; for real n ≥ 2 the smooth function through the even coefficients.
 
-    Examples
-    --------
-    >>> import numpy as np
     >>> series_coefficients(np.array([0.0, 1.0, 2.0, 4.0])) * np.array([2 * np.pi, 4, 4 * np.pi, 48 * np.pi])
     array([1., 1., 1., 1.])
     """
@@ -46,9 +43,6 @@ def log_gamma_ratio(x: Float[np.ndarray, " n"], shift: float) -> Float[np.ndarra
     A difference of two log Γ loses x log x · ε; here x is first moved beyond 30 by the recurrence, and then
     Stirling's series is subtracted term by term.
 
-    Examples
-    --------
-    >>> import numpy as np
     >>> float(np.exp(log_gamma_ratio(np.array([4.0]), 2.0))[0].round(12))    # 3!/5! = 1/20
     0.05
     """
