@@ -6,10 +6,11 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -299,7 +300,7 @@ def _build(kind: str, held: dict[str, Any]) -> Any:
         if record is DesignMoments:
             held["gram"] = from_lower_triangle(held["gram"])
         built = record(**held)
-        _check_record(kind, built)
+        _check_record(built)
         return built
     if kind in LAWS:
         law = LAWS[kind](**held)
@@ -339,166 +340,145 @@ def _sets(tokens: Any, offsets: Any, query: Any, extras: Any = None) -> SetBatch
         raise ValueError("sets without offsets")
     if offsets[0] != 0 or offsets[-1] != len(tokens) or (np.diff(offsets) < 1).any():
         raise ValueError("sets whose offsets do not share out the tokens")
-    if query is not None:
-        _check_array(query, 2, "query")
-        if len(query) != len(offsets) - 1 or not query.shape[1] or query.dtype != tokens.dtype:
-            raise ValueError(f"queries of shape {query.shape} for {len(offsets) - 1} sets")
-    if extras is not None:
-        _check_array(extras, 2, "extras")
-        if len(extras) != len(offsets) - 1 or not extras.shape[1] or extras.dtype != np.float64:
-            raise ValueError(f"extras of shape {extras.shape} for {len(offsets) - 1} sets")
+    for name, rows, dtype in (("query", query, tokens.dtype), ("extras", extras, np.float64)):
+        if rows is not None:
+            _check_array(rows, 2, name)
+            fits = len(rows) == len(offsets) - 1 and rows.shape[1] > 0 and rows.dtype == dtype
+            refuse_if(not fits, f"{name} of shape {rows.shape} for {len(offsets) - 1} sets")
     return SetBatch._from_flat(tokens, offsets, query, extras)
 
 
-def _check_record(kind: str, built: Any) -> None:
-    """The shapes that a record's methods rely on."""
-    match kind:
-        case "TokenRule":
-            check_choice(built.scaling, "scaling", SCALINGS)
-            check_choice(built.query, "query", QUERIES)
-            check_choice(built.pooling, "pooling", POOLINGS)
-            if built.scaling == "standard":
-                _check_array(built.centre, 1, "centre")
-                _check_array(built.spread, 1, "spread")
-                if built.centre.shape != built.spread.shape or not (built.spread > 0).all():
-                    raise ValueError("a token rule whose centre and spread do not fit")
-            of_query = (built.query_centre, built.query_spread)
-            if built.scaling == "standard" and any(array is not None for array in of_query):
-                _check_array(built.query_centre, 1, "query_centre")
-                _check_array(built.query_spread, 1, "query_spread")
-                if of_query[0].shape != of_query[1].shape or not (of_query[1] > 0).all() or built.query != "given":
-                    raise ValueError("a token rule whose centre and spread of queries do not fit")
-            check_number(built.extras_scale, "extras_scale", minimum=0.0, exclusive=True)
-            of_extras = (built.extras_centre, built.extras_spread)
-            if any(array is not None for array in of_extras):
-                _check_array(built.extras_centre, 1, "extras_centre")
-                _check_array(built.extras_spread, 1, "extras_spread")
-                if of_extras[0].shape != of_extras[1].shape or not (of_extras[1] > 0).all():
-                    raise ValueError("a token rule whose centre and spread of extras do not fit")
-            every = (built.centre, built.spread, *of_query)
-            if built.scaling != "standard" and any(array is not None for array in every):
-                raise ValueError(f"a token rule with a centre, and the scaling {built.scaling!r}")
-        case "Step":
-            check_count(built.step, "step", minimum=0)
-            if not all(isinstance(error, float) for error in (built.loo_error, built.held_out_error)):
-                raise ValueError("a step whose errors are no numbers")
-        case "FittedHeads":
-            _check_array(built.means_, 3, "means_")
-            if 0 in built.means_.shape:
-                raise ValueError(f"means of shape {built.means_.shape}")
-            if not (isinstance(built.scale, float) and built.scale > 0 and math.isfinite(built.scale)):
-                raise ValueError(f"a scale of {built.scale!r:.40}")
-            for name in ("query_scales_", "key_scales_"):
-                scales = getattr(built, name)
-                if (scales is None) != (built.query_scales_ is None):
-                    raise ValueError("scales of the query or of the key, and not of both")
-                if scales is not None:
-                    _check_array(scales, 1, name)
-                    axis = 1 if name == "query_scales_" else 2
-                    if len(scales) != built.means_.shape[axis] or not (scales > 0).all():
-                        raise ValueError(f"{name} that do not fit the means")
-            _check_looks(built)
-            check_choice(built.chosen, "chosen", CHOICES)
-            check_number(built.strength, "strength")
-            check_count(built.steps, "steps", minimum=0)
-            refuse_if(not isinstance(built.reason, str), "a law chosen for no reason in words")
-            if not isinstance(built.history, tuple) or not all(isinstance(step, Step) for step in built.history):
-                raise ValueError("a history of something else than steps")
-        case "PooledSets":
-            check_choice(built.pooling, "pooling", POOLINGS)
-            known = isinstance(built.base, SetBatch if built.each else SetBatch | SetGroups)
-            refuse_if(type(built.each) is not bool or not known, "pooled sets that are none")
-        case "FiniteLayer":
-            _check_extras_values(built)
-            _check_array(built.values, 3, "values")
-            _check_array(built.intercept, 1, "intercept")
-            refuse_if(not isinstance(built.heads, HeadDraw), "a layer without heads")
-            check_activation(built.activation)
-            check_choice(built.dtype, "dtype", PRECISIONS)
-            shape = (built.heads.n_heads, built.heads.dim + 1, len(built.intercept))
-            refuse_if(built.values.shape != shape, f"values of shape {built.values.shape}, which should be {shape}")
-        case "KernelLayer":
-            _check_extras_values(built)
-            _check_array(built.dual, 2, "dual")
-            _check_array(built.intercept, 1, "intercept")
-            refuse_if(not isinstance(built.sets, (SetBatch, PooledSets)), "a kernel without its training sets")
-            check_pointwise(built.activation)
-            scaled = getattr(built.law, "query_scales_", None) is not None
-            known = isinstance(built.law, (GaussianHeads, FittedHeads))
-            refuse_if(scaled or not known, "a kernel of a law that has none")
-            if built.dual.shape != (len(built.sets), len(built.intercept)):
-                raise ValueError(f"dual coefficients of shape {built.dual.shape} for {len(built.sets)} sets")
-        case "LayerSums":
-            known = isinstance(built.moments, DesignMoments) and isinstance(built.kept, KeptSamples)
-            refuse_if(not known, "sums that are none")
-        case "DesignMoments":
-            _check_moments(built)
-        case "KeptSamples":
-            _check_kept(built)
-        case "TrainingSamples":
-            refuse_if(not isinstance(built.batch, (SetBatch, SetGroups)), "training samples without their sets")
-            _check_array(built.columns, 2, "columns")
-            n = len(built.batch)
-            refuse_if(len(built.columns) != n, f"outputs of {len(built.columns)} training samples for {n}")
-            for name, array, kinds in (("weights", built.weights, "f"), ("groups", built.groups, "i")):
-                if array is not None:
-                    _check_array(array, 1, name, kinds)
-                    refuse_if(len(array) != n or array.min() < 0, f"{name} of training samples that do not fit")
-            refuse_if(built.weights is not None and not built.weights.any(), "training samples of no weight")
+def _check_record(record: Any) -> None:
+    """What a record's methods rely on: that its fields are what their annotations say, and the rules of its kind."""
+    kind, sizes = type(record).__name__, dict[str, int]()
+    for name, hint in get_type_hints(type(record)).items():
+        if name not in UNSAVED.get(kind, ()):
+            _check_field(getattr(record, name), hint, name, sizes)
+    for words, wrong in RULES.get(kind, {}).items():
+        refuse_if(wrong(record), words)
 
 
-def _check_looks(law: FittedHeads) -> None:
-    """Every look asks with what the looks before it found, and the last one's means with what all of them did."""
-    refuse_if(not isinstance(law.looks_, tuple), "looks that are none")
-    rows, width = law.means_.shape[1:]
-    for number, look in reversed(list(enumerate(law.looks_))):
-        _check_array(look, 3, f"looks_[{number}]")
-        asked = rows - len(look) * (width - 1)
-        refuse_if(not len(look) or look.shape[1:] != (asked, width), f"a look of shape {look.shape} before {rows} rows")
-        rows = asked
-    refuse_if(rows < 1, "looks that find more than the last one asks with")
-
-
-def _check_extras_values(layer: Any) -> None:
-    if layer.extras_values is not None:
-        _check_array(layer.extras_values, 2, "extras_values")
-        if layer.extras_values.shape[1:] != layer.intercept.shape or not len(layer.extras_values):
-            raise ValueError(f"values of extras of shape {layer.extras_values.shape}")
-
-
-def _check_moments(moments: DesignMoments) -> None:
-    for name, ndim in (("gram", 2), ("cross", 2), ("squares", 1), ("means", 1), ("y_mean", 1)):
-        _check_array(getattr(moments, name), ndim, name)
-        refuse_if(getattr(moments, name).dtype != np.float64, f"{name} of single precision")
-    p, t = moments.cross.shape
-    shapes = [getattr(moments, name).shape for name in ("gram", "means", "squares", "y_mean")]
-    refuse_if(shapes != [(p, p), (p,), (t,), (t,)], "sums whose shapes do not fit each other")
-    sizes = np.sqrt(np.abs(moments.gram.diagonal()))
-    # every product of two columns is bounded by their sizes, and no square is negative
-    bounded = all((np.abs(moments.gram[k:, k]) <= (1 + 1e-3) * sizes[k:] * sizes[k] + 1e-280).all() for k in range(p))
-    if not bounded or (moments.gram.diagonal() < 0).any() or (moments.squares < 0).any():
-        raise ValueError("sums that are no sums of squares")
-    check_count(moments.count, "count")
-    check_number(moments.weight, "weight", minimum=0.0, exclusive=True)
-    check_number(moments.y_size, "y_size", minimum=0.0)
-    check_number(moments.rounding, "rounding", minimum=0.0, exclusive=True)
-    refuse_if(moments.rounding > np.finfo(np.float32).eps, f"products rounded to {moments.rounding:g}")
-    refuse_if(type(moments.fit_intercept) is not bool, "no word about an intercept")
-
-
-def _check_kept(kept: KeptSamples) -> None:
-    check_count(kept.limit, "limit", minimum=0)
-    _check_array(kept.columns, 2, "columns")
-    _check_array(kept.weights, 1, "weights")
-    k = len(kept.hashes) if isinstance(kept.hashes, np.ndarray) and kept.hashes.ndim == 1 else -1
-    if k < 0 or k > kept.limit or kept.hashes.dtype != np.uint64 or not (kept.hashes[:-1] < kept.hashes[1:]).all():
-        raise ValueError("hashes of samples that are no increasing numbers, or too many")
-    if (len(kept.columns), len(kept.weights)) != (k, k) or not (kept.weights > 0).all():
-        raise ValueError("samples kept without outputs, or of no weight")
-    if k == 0 and kept.sets is None:
+def _check_field(value: Any, hint: Any, name: str, sizes: dict[str, int]) -> None:
+    """Raise unless a value is of the annotated type; axes of one letter have one length, kept in ``sizes``."""
+    kinds = get_args(hint) if isinstance(hint, UnionType) or get_origin(hint) is Union else (hint,)
+    if value is None and NoneType in kinds:
         return
-    if not isinstance(kept.sets, (SetBatch, SetGroups)) or len(kept.sets) != k:
-        raise ValueError("samples kept without their sets")
+    axes = getattr(kinds[0], "dim_str", None)
+    if axes is not None:  # an array, as jaxtyping writes it
+        _check_array(value, len(axes.split()), name, "f" if "float64" in kinds[0].dtypes else "iu")
+        for axis, length in zip(axes.split(), value.shape, strict=True):
+            if axis != "_" and sizes.setdefault(axis, length) != length:
+                raise ValueError(f"{name} of shape {value.shape}, where other parts have {axis} = {sizes[axis]}")
+    elif get_origin(kinds[0]) is tuple:
+        refuse_if(not isinstance(value, tuple), f"{name} that are no tuple")
+        for i, item in enumerate(value):
+            _check_field(item, get_args(kinds[0])[0], f"{name}[{i}]", sizes.copy())
+    else:
+        wider = {int: (int, np.integer), float: (float, np.floating)}.get(kinds[0], kinds)
+        if not isinstance(value, wider) or (isinstance(value, bool) and bool not in kinds):
+            words = " or ".join(kind.__name__ for kind in kinds)
+            raise ValueError(f"{name} that is no {words}, {value!r:.60}")
+
+
+def _odd_pair(centre: Any, spread: Any) -> bool:
+    """Whether only one of the two is there, or a spread is no size."""
+    return (centre is None) != (spread is None) or (spread is not None and not (spread > 0).all())
+
+
+def _odd_looks(law: FittedHeads) -> bool:
+    """Every look asks with what the looks before it found, and the last one's means with what all of them did."""
+    rows, width = law.means_.shape[1:]
+    for look in reversed(law.looks_):
+        rows -= len(look) * (width - 1)
+        if not len(look) or look.shape[1] != rows:
+            return True
+    return rows < 1
+
+
+def _odd_products(moments: DesignMoments) -> bool:
+    """Whether a product of two columns exceeds their sizes, or a square is negative."""
+    squares = moments.gram.diagonal()
+    sizes = np.sqrt(np.abs(squares))
+    bounds = ((1 + 1e-3) * sizes[k:] * sizes[k] + 1e-280 for k in range(len(sizes)))
+    bounded = all((np.abs(moments.gram[k:, k]) <= bound).all() for k, bound in enumerate(bounds))
+    return not bounded or bool((squares < 0).any() or (moments.squares < 0).any())
+
+
+RULES: dict[str, dict[str, Callable[[Any], Any]]] = {
+    "TokenRule": {
+        "an unknown scaling": lambda r: r.scaling not in SCALINGS,
+        "an unknown rule for query": lambda r: r.query not in QUERIES,
+        "an unknown pooling": lambda r: r.pooling not in POOLINGS,
+        "a token rule whose centre and spread do not fit": lambda r: _odd_pair(r.centre, r.spread),
+        "a token rule whose centre and spread of queries do not fit": lambda r: (
+            _odd_pair(r.query_centre, r.query_spread) or (r.query_centre is not None and r.query != "given")
+        ),
+        "a token rule whose centre and spread of extras do not fit": lambda r: (
+            _odd_pair(r.extras_centre, r.extras_spread) or not 0 < r.extras_scale < math.inf
+        ),
+        "a token rule with a centre, and another scaling than that needs": lambda r: (
+            (r.centre is not None) != (r.scaling == "standard")
+            or (r.query_centre is not None and r.scaling != "standard")
+        ),
+    },
+    "Step": {"a step before the first": lambda r: r.step < 0},
+    "FittedHeads": {
+        "means of no entries": lambda r: 0 in r.means_.shape,
+        "a scale that is none": lambda r: not 0 < r.scale < math.inf,
+        "scales of the query or of the key, and not of both": lambda r: (
+            (r.query_scales_ is None) != (r.key_scales_ is None)
+        ),
+        "scales that are not positive": lambda r: (
+            r.query_scales_ is not None and not ((r.query_scales_ > 0).all() and (r.key_scales_ > 0).all())
+        ),
+        "looks that do not follow each other": _odd_looks,
+        "a law chosen as nothing known": lambda r: r.chosen not in CHOICES,
+        "a strength that is no number": lambda r: not math.isfinite(r.strength),
+        "fewer steps than none": lambda r: r.steps < 0,
+    },
+    "PooledSets": {
+        "an unknown pooling": lambda r: r.pooling not in POOLINGS,
+        "pooled sets that are none": lambda r: not isinstance(r.base, SetBatch if r.each else SetBatch | SetGroups),
+    },
+    "FiniteLayer": {
+        "no known activation": lambda r: not check_activation(r.activation),
+        "a dtype that features do not have": lambda r: r.dtype not in PRECISIONS,
+        "values that do not fit the heads": lambda r: r.values.shape[:2] != (r.heads.n_heads, r.heads.dim + 1),
+        "values of no extras": lambda r: r.extras_values is not None and not len(r.extras_values),
+    },
+    "KernelLayer": {
+        "no known activation": lambda r: not check_pointwise(r.activation),
+        "a kernel of a law that has none": lambda r: (
+            not isinstance(r.law, (GaussianHeads, FittedHeads)) or getattr(r.law, "query_scales_", None) is not None
+        ),
+        "dual coefficients of other sets": lambda r: len(r.dual) != len(r.sets),
+        "values of no extras": lambda r: r.extras_values is not None and not len(r.extras_values),
+    },
+    "DesignMoments": {
+        "sums of single precision": lambda r: any(v.dtype == np.float32 for v in vars(r).values() if np.ndim(v)),
+        "sums that are no sums of squares": _odd_products,
+        "sums of no samples": lambda r: r.count < 1 or not 0 < r.weight < math.inf,
+        "outputs of no size": lambda r: not 0 <= r.y_size < math.inf,
+        "products rounded to less than single precision": lambda r: not 0 < r.rounding <= np.finfo(np.float32).eps,
+    },
+    "KeptSamples": {
+        "hashes of samples that are no increasing numbers, or too many": lambda r: (
+            r.hashes.dtype != np.uint64 or len(r.hashes) > r.limit or not (r.hashes[:-1] < r.hashes[1:]).all()
+        ),
+        "samples kept of no weight": lambda r: not (r.weights > 0).all(),
+        "samples kept without their sets": lambda r: (
+            len(r.hashes) > 0 if r.sets is None else len(r.sets) != len(r.hashes)
+        ),
+    },
+    "TrainingSamples": {
+        "outputs of other training samples": lambda r: len(r.columns) != len(r.batch),
+        "weights of training samples that do not fit": lambda r: (
+            r.weights is not None and not (r.weights.min() >= 0 and r.weights.any())
+        ),
+        "groups of training samples that do not fit": lambda r: r.groups is not None and r.groups.min() < 0,
+    },
+}
+"""What is wrong with a record of each kind, in words that follow "it has", beyond what annotations say."""
 
 
 def _check_array(array: Any, ndim: int, name: str, kinds: str = "f") -> None:
@@ -844,7 +824,9 @@ def _attach_pruned(estimator: Any, parts: dict[str, Any]) -> None:
     estimator.layer_ = PrunedLayer(
         heads, active, kept[active], intercept, activation, dtype, parts.get("extras_values")
     )
-    _check_extras_values(estimator.layer_)
+    if parts.get("extras_values") is not None:
+        _check_array(parts["extras_values"], 2, "extras_values")
+        refuse_if(parts["extras_values"].shape[1:] != intercept.shape, "values of extras that do not fit the intercept")
 
 
 def _attach_looks(estimator: Any, heads: Any) -> None:
