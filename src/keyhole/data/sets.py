@@ -265,6 +265,7 @@ def samples_in(value: Any) -> SampleBatch | None:
     return first.with_sets(first.sets.beside([column.sets for column in columns[1:]]))
 
 
+@dataclass(frozen=True, eq=False, repr=False, init=False, slots=True)
 class SetBatch(SampleBatch):
     """A batch of n sets of keys, each with an optional query.
 
@@ -291,6 +292,7 @@ class SetBatch(SampleBatch):
         All keys, set after set. Read-only.
     offsets : array (n + 1,)
         Set i owns rows ``offsets[i]:offsets[i+1]`` of ``tokens``.
+    query, extras, pairs : as given, or None
 
     Notes
     -----
@@ -316,7 +318,11 @@ class SetBatch(SampleBatch):
     SetBatch(2 sets, 9 keys each (18 in all), dim 3, with query of dim 5, 1 extra, float64)
     """
 
-    __slots__ = ("_extras", "_offsets", "_pairs", "_query", "_tokens")
+    tokens: Float[Any, "t d"]
+    offsets: Int[np.ndarray, " o"]
+    query: Float[Any, "n q"] | None
+    extras: Float[np.ndarray, "n c"] | None
+    pairs: tuple[tuple[int, int], ...] | None
 
     def __init__(self, keys: Any, query: Any = None, extras: Any = None, *, pairs: Any = None) -> None:
         tokens, offsets = _join_sets(keys, "keys")
@@ -329,11 +335,10 @@ class SetBatch(SampleBatch):
         self._store(tokens, offsets, query, _check_extras(extras, len(offsets) - 1), pairs)
 
     def _store(self, tokens: Any, offsets: np.ndarray, query: Any, extras: np.ndarray | None, pairs: Any) -> None:
-        self._tokens = _frozen(tokens)
-        self._offsets = _frozen(offsets)
-        self._query = None if query is None else _frozen(query)
-        self._extras = None if extras is None else _frozen(extras)
-        self._pairs: tuple[tuple[int, int], ...] | None = pairs
+        held = {"tokens": tokens, "offsets": offsets, "query": query, "extras": extras}
+        for name, array in held.items():
+            object.__setattr__(self, name, None if array is None else _frozen(array))
+        object.__setattr__(self, "pairs", pairs)
 
     @classmethod
     def from_tokens(cls, x: Any) -> SetBatch:
@@ -372,55 +377,30 @@ class SetBatch(SampleBatch):
         batch._store(tokens, offsets, query, extras, pairs)
         return batch
 
-    @property
-    def tokens(self) -> Float[Any, "t d"]:
-        """All keys, set after set."""
-        return self._tokens
-
-    @property
-    def offsets(self) -> Int[np.ndarray, " offsets"]:
-        """Set i owns rows ``offsets[i]:offsets[i+1]`` of ``tokens``."""
-        return self._offsets
-
-    @property
-    def query(self) -> Float[Any, "n q"] | None:
-        """One query per set, or None for the constant query."""
-        return self._query
-
-    @property
-    def extras(self) -> Float[np.ndarray, "n c"] | None:
-        """Columns of the samples themselves, or None."""
-        return self._extras
-
-    @property
-    def pairs(self) -> tuple[tuple[int, int], ...] | None:
-        """Coordinates of query and key that mean the same, or None where nobody said."""
-        return self._pairs
-
     def with_extras(self, extras: Any) -> SetBatch:
         """The same sets with other columns of their own, (n, c); or without, for None."""
         extras = _check_extras(extras, len(self))
-        return self._from_flat(self._tokens, self._offsets, self._query, extras, self._pairs)
+        return self._from_flat(self.tokens, self.offsets, self.query, extras, self.pairs)
 
     @property
     def dim(self) -> int:
         """The token dimension d."""
-        return int(self._tokens.shape[1])
+        return int(self.tokens.shape[1])
 
     @property
     def lengths(self) -> Int[np.ndarray, " n"]:
         """The number of keys of each set."""
-        return np.diff(self._offsets)
+        return np.diff(self.offsets)
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """float32 or float64, as NumPy names them."""
-        return np.dtype(str(self._tokens.dtype).removeprefix("torch."))
+        return np.dtype(str(self.tokens.dtype).removeprefix("torch."))
 
     @property
     def device(self) -> str | None:
         """Where torch tensors live, such as "cpu" or "cuda:0"; None for NumPy arrays."""
-        return str(self._tokens.device) if is_tensor(self._tokens) else None
+        return str(self.tokens.device) if is_tensor(self.tokens) else None
 
     @property
     def sets(self) -> SetBatch:
@@ -440,7 +420,7 @@ class SetBatch(SampleBatch):
     @property
     def nbytes(self) -> int:
         """Bytes held by the batch."""
-        held = (self._tokens, self._offsets, self._query, self._extras)
+        held = (self.tokens, self.offsets, self.query, self.extras)
         return sum(int(array.nbytes) for array in held if array is not None)
 
     def astype(self, dtype: Any) -> SetBatch:
@@ -465,19 +445,19 @@ class SetBatch(SampleBatch):
 
     def mapped(self, change: Callable[[Any], Any], of_query: Callable[[Any], Any] | None = None) -> SetBatch:
         """The same sets with keys and queries that ``change`` makes of theirs, row by row; ``of_query`` of queries."""
-        query = None if self._query is None else (of_query or change)(self._query)
-        return self._from_flat(change(self._tokens), self._offsets, query, self._extras, self._pairs)
+        query = None if self.query is None else (of_query or change)(self.query)
+        return self._from_flat(change(self.tokens), self.offsets, query, self.extras, self.pairs)
 
     def with_query(self, query: Float[Any, "n q"] | None) -> SetBatch:
         """The same sets with other queries, or none, that are known to fit; what was paired is not any more."""
-        return self._from_flat(self._tokens, self._offsets, query, self._extras)
+        return self._from_flat(self.tokens, self.offsets, query, self.extras)
 
     def beside(self, others: Sequence[SetBatch]) -> SetBatch:
         """The same sets with the coordinates of sets of the same sizes after their own."""
         batches = (self, *others)
-        query = None if self._query is None else np.concatenate([b.query for b in batches], axis=1)
+        query = None if self.query is None else np.concatenate([b.query for b in batches], axis=1)
         query = None if query is None or query.shape[1] == 0 else query
-        return self._from_flat(np.concatenate([b.tokens for b in batches], axis=1), self._offsets, query, self._extras)
+        return self._from_flat(np.concatenate([b.tokens for b in batches], axis=1), self.offsets, query, self.extras)
 
     def with_sets(self, sets: SetBatch) -> SetBatch:
         """Those sets."""
@@ -490,30 +470,30 @@ class SetBatch(SampleBatch):
     def each_key_as_query(self) -> SetBatch:
         """Every key of every set as the query of a copy of its set."""
         copies = self[np.repeat(np.arange(len(self)), self.lengths)]
-        return self._from_flat(copies.tokens, copies.offsets, self._tokens)
+        return self._from_flat(copies.tokens, copies.offsets, self.tokens)
 
     def single_keys(self) -> SetBatch:
         """Every key as a set of its own, with the query of its set."""
-        query = None if self._query is None else np.repeat(self._query, self.lengths, axis=0)
-        return self._from_flat(self._tokens, np.arange(len(self._tokens) + 1), query)
+        query = None if self.query is None else np.repeat(self.query, self.lengths, axis=0)
+        return self._from_flat(self.tokens, np.arange(len(self.tokens) + 1), query)
 
     def extended_keys(self) -> Float[Any, "t e"]:
         """All keys with a one appended: x~ = [x; 1]."""
-        return _with_last(self._tokens, 1.0)
+        return _with_last(self.tokens, 1.0)
 
     def extended_query(self) -> Float[Any, "n e"]:
         """Queries with a one appended, or the constant query [0; √2] for every set."""
-        if self._query is None:
+        if self.query is None:
             zeros = np.zeros((len(self), self.dim), dtype=self.dtype)
-            return _with_last(_like(zeros, self._tokens), np.sqrt(2.0))
-        return _with_last(self._query, 1.0)
+            return _with_last(_like(zeros, self.tokens), np.sqrt(2.0))
+        return _with_last(self.query, 1.0)
 
     def seen_query(self) -> Float[Any, "n e"]:
         """The same without the zeros of a constant query: (n, 1), to be multiplied with the last rows of heads."""
-        return self.extended_query() if self._query is not None else np.full((len(self), 1), np.sqrt(2.0), self.dtype)
+        return self.extended_query() if self.query is not None else np.full((len(self), 1), np.sqrt(2.0), self.dtype)
 
     def __len__(self) -> int:
-        return len(self._offsets) - 1
+        return len(self.offsets) - 1
 
     def __iter__(self) -> Iterator[SetBatch]:
         return (self[i : i + 1] for i in range(len(self)))
@@ -527,19 +507,16 @@ class SetBatch(SampleBatch):
         return self._gather(self._row_numbers(rows))
 
     def _contiguous(self, start: int, stop: int) -> SetBatch:
-        offsets = self._offsets[start : stop + 1]
+        offsets = self.offsets[start : stop + 1]
         first = offsets[0]
-        query, extras = (None if array is None else array[start:stop] for array in (self._query, self._extras))
-        return self._from_flat(self._tokens[first : offsets[-1]], offsets - first, query, extras, self._pairs)
+        query, extras = (None if array is None else array[start:stop] for array in (self.query, self.extras))
+        return self._from_flat(self.tokens[first : offsets[-1]], offsets - first, query, extras, self.pairs)
 
     def _gather(self, rows: np.ndarray) -> SetBatch:
-        lengths = self.lengths[rows]
-        offsets = _offsets_of(lengths)
-        # token k of new set i is token k of old set rows[i]
-        source = np.arange(offsets[-1]) + np.repeat(self._offsets[rows] - offsets[:-1], lengths)
-        query = None if self._query is None else self._query[_like(rows, self._tokens)]
-        extras = None if self._extras is None else self._extras[rows]
-        return self._from_flat(self._tokens[_like(source, self._tokens)], offsets, query, extras, self._pairs)
+        offsets, source = _gathered(self.offsets, rows)
+        query = None if self.query is None else self.query[_like(rows, self.tokens)]
+        extras = None if self.extras is None else self.extras[rows]
+        return self._from_flat(self.tokens[_like(source, self.tokens)], offsets, query, extras, self.pairs)
 
     @classmethod
     def _joined(cls, batches: Sequence[SetBatch]) -> SetBatch:
@@ -554,11 +531,11 @@ class SetBatch(SampleBatch):
         return cls._from_flat(_concatenate([b.tokens for b in batches]), offsets, query, extras, batches[0].pairs)
 
     def __repr__(self) -> str:
-        n, total = len(self), len(self._tokens)
-        query = "with query" if self._query is not None else "no query"
+        n, total = len(self), len(self.tokens)
+        query = "with query" if self.query is not None else "no query"
         query += f" of dim {self.query_dim}" if self.query_dim != self.dim else ""
-        if self._extras is not None:
-            count = self._extras.shape[1]
+        if self.extras is not None:
+            count = self.extras.shape[1]
             query += f", {count} extra{'' if count == 1 else 's'}"
         tail = f"dim {self.dim}, {query}, {self.dtype}{'' if self.device is None else f', torch on {self.device}'})"
         if n == 0:
@@ -615,6 +592,13 @@ def _joined_rows(arrays: Sequence[Any], what: str) -> Any:
 def _offsets_of(counts: Int[np.ndarray, " n"]) -> Int[np.ndarray, " o"]:
     """Where runs of these lengths begin, and the last one ends."""
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+
+
+def _gathered(offsets: Int[np.ndarray, " o"], rows: np.ndarray) -> tuple[Int[np.ndarray, " p"], Int[np.ndarray, " t"]]:
+    """Some of the runs that begin at ``offsets``: where they begin end to end, and the place of each entry before."""
+    counts = np.diff(offsets)[rows]
+    begin = _offsets_of(counts)
+    return begin, np.arange(begin[-1]) + np.repeat(offsets[rows] - begin[:-1], counts)
 
 
 # What follows takes NumPy arrays and torch tensors alike: `Any` is one of the two.
@@ -855,6 +839,7 @@ def _same_sample(batch: SetBatch, labels: np.ndarray, i: int, j: int) -> bool:
     return bool(np.array_equal(a[np.lexsort(a.T)], b[np.lexsort(b.T)]))
 
 
+@dataclass(frozen=True, eq=False, repr=False, init=False, slots=True)
 class SetGroups(SampleBatch):
     """A batch of n samples, each owning one or more sets, whose features are pooled over its sets.
 
@@ -881,7 +866,9 @@ class SetGroups(SampleBatch):
     2
     """
 
-    __slots__ = ("_extras", "_offsets", "_sets")
+    sets: SetBatch
+    set_offsets: Int[np.ndarray, " o"]
+    extras: Float[np.ndarray, "n c"] | None
 
     def __init__(self, sets: SetBatch, counts: Any, extras: Any = None) -> None:
         check_sets(sets, "sets")
@@ -900,38 +887,18 @@ class SetGroups(SampleBatch):
             raise ValueError(
                 f"`counts` must add up to the number of sets: got {int(counts.sum())} for {len(sets)} sets."
             )
-        self._sets = sets
-        self._offsets = _offsets_of(counts)
-        self._extras = _check_extras(extras, len(counts))
+        self._store(sets, _offsets_of(counts), _check_extras(extras, len(counts)))
 
-    @property
-    def extras(self) -> Float[np.ndarray, "n c"] | None:
-        """Columns of the samples themselves, or None."""
-        return self._extras
+    def _store(self, sets: SetBatch, offsets: Int[np.ndarray, " o"], extras: np.ndarray | None) -> None:
+        for name, value in (("sets", sets), ("set_offsets", offsets), ("extras", extras)):
+            object.__setattr__(self, name, value)
 
     def with_extras(self, extras: Any) -> SetGroups:
         """The same groups with other columns of their own, (n, c); or without, for None."""
-        return self._of(self._sets, self._offsets, _check_extras(extras, len(self)))
+        return self._of(self.sets, self.set_offsets, _check_extras(extras, len(self)))
 
-    @property
-    def sets(self) -> SetBatch:
-        """All sets, sample after sample."""
-        return self._sets
-
-    @property
-    def offsets(self) -> Int[np.ndarray, " offsets"]:
-        """Sample i owns sets ``offsets[i]:offsets[i+1]``."""
-        return self._offsets
-
-    @property
-    def set_offsets(self) -> Int[np.ndarray, " o"]:
-        """The same as ``offsets``."""
-        return self._offsets
-
-    @property
-    def counts(self) -> Int[np.ndarray, " n"]:
-        """The number of sets of each sample."""
-        return np.diff(self._offsets)
+    counts = SampleBatch.set_counts
+    """The number of sets of each sample."""
 
     @property
     def has_own_queries(self) -> bool:
@@ -942,7 +909,7 @@ class SetGroups(SampleBatch):
     def _of(cls, sets: SetBatch, offsets: Int[np.ndarray, " o"], extras: np.ndarray | None) -> SetGroups:
         """Wrap what is known to be valid."""
         groups = cls.__new__(cls)
-        groups._sets, groups._offsets, groups._extras = sets, offsets, extras
+        groups._store(sets, offsets, extras)
         return groups
 
     @classmethod
@@ -952,7 +919,7 @@ class SetGroups(SampleBatch):
 
     def with_sets(self, sets: SetBatch) -> SetGroups:
         """The same groups of other sets."""
-        return self._of(sets, self._offsets, self._extras)
+        return self._of(sets, self.set_offsets, self.extras)
 
     def check_query_rule(self, query: str) -> None:
         """Raise unless queries are those given."""
@@ -967,26 +934,24 @@ class SetGroups(SampleBatch):
 
         Queries and keys alone do not say which keys share a set, and softmax depends on it.
         """
-        sets = self._sets
+        sets = self.sets
         query = np.zeros((len(sets), sets.dim)) if sets.query is None else sets.query
         hashes = (hash_samples(sets, np.zeros((len(sets), 1))) >> np.uint64(11)).astype(np.float64)
         own = np.concatenate([query, hashes[:, None]], axis=1)
         triples = np.concatenate([np.repeat(own, sets.lengths, axis=0), sets.tokens], axis=1)
-        return SetBatch._from_flat(triples, sets.offsets[self._offsets], None, self._extras)
+        return SetBatch._from_flat(triples, sets.offsets[self.set_offsets], None, self.extras)
 
     def __getitem__(self, rows: Any) -> SetGroups:
         """Return the samples that ``rows`` names: a slice, integers, or a mask."""
         chosen = self._row_numbers(rows)
-        counts = self.counts[chosen]
-        offsets = _offsets_of(counts)
-        source = np.arange(offsets[-1]) + np.repeat(self._offsets[chosen] - offsets[:-1], counts)
-        return self._of(self._sets[source], offsets, None if self._extras is None else self._extras[chosen])
+        offsets, source = _gathered(self.set_offsets, chosen)
+        return self._of(self.sets[source], offsets, None if self.extras is None else self.extras[chosen])
 
     def __repr__(self) -> str:
         low, high = (int(self.counts.min()), int(self.counts.max())) if len(self) else (0, 0)
         span = f"{low}" if low == high else f"{low}–{high}"
-        extras = "" if self._extras is None else f", {self._extras.shape[1]} extra(s)"
-        return f"SetGroups({len(self)} samples, {span} sets each{extras}, of {self._sets!r})"
+        extras = "" if self.extras is None else f", {self.extras.shape[1]} extra(s)"
+        return f"SetGroups({len(self)} samples, {span} sets each{extras}, of {self.sets!r})"
 
 
 @dataclass(frozen=True, eq=False)
