@@ -74,39 +74,29 @@ class Theory:
     constant: float
     n_heads: int
 
-    @property
-    def group_radius(self) -> float:
-        """K_1 = c √B."""
-        return self.constant * math.sqrt(self._known("group_radius"))
-
-    @property
-    def ball_radius(self) -> float:
-        """√(c B/(δ M))."""
-        return math.sqrt(self.constant * self._known("ball_radius") / (self.delta * self.n_heads))
+    def __post_init__(self) -> None:
+        if self.complexity is not None:
+            check_number(self.complexity, "complexity", minimum=0.0, exclusive=True)
+        if check_number(self.delta, "delta", minimum=0.0, exclusive=True) >= 1.0:
+            raise ValueError(f"`delta` must be a probability of failure, less than 1: got {self.delta:g}.")
+        check_number(self.constant, "constant", minimum=0.0, exclusive=True)
 
     @property
     def ratio(self) -> float:
         """(δM)^{-1/2}."""
         return 1.0 / math.sqrt(self.delta * self.n_heads)
 
-    def _known(self, name: str) -> float:
+    def radius(self, name: str) -> float:
+        """The group radius or the ball radius."""
         if self.complexity is None:
             raise ValueError(
                 f"`{name}='theory'` needs the complexity B of the target: `complexity` is None. Pass "
                 "complexity=kh.theory.paper_complexity(target) for a known target, or let cross-validation "
                 f"choose with {name}='cv'."
             )
-        return self.complexity
-
-
-def check_theory(complexity: Any, delta: Any, constant: Any, n_heads: int) -> Theory:
-    """Return what the theory's radii are made of, checked."""
-    if complexity is not None:
-        complexity = check_number(complexity, "complexity", minimum=0.0, exclusive=True)
-    delta = check_number(delta, "delta", minimum=0.0, exclusive=True)
-    if delta >= 1.0:
-        raise ValueError(f"`delta` must be a probability of failure, less than 1: got {delta:g}.")
-    return Theory(complexity, delta, check_number(constant, "constant", minimum=0.0, exclusive=True), n_heads)
+        if name == "group_radius":
+            return self.constant * math.sqrt(self.complexity)
+        return math.sqrt(self.constant * self.complexity / (self.delta * self.n_heads))
 
 
 def candidate_balls(group_radius: Any, ball_radius: Any, theory: Theory) -> list[Ray]:
@@ -145,7 +135,7 @@ def _as_radii(radius: Any, name: str, words: tuple[str, ...], theory: Theory) ->
         if radius not in words:
             listed = ", ".join(repr(word) for word in words)
             raise ValueError(f"`{name}` must be a number, a sequence of numbers or one of {listed}: got {radius!r}.")
-        return [float(getattr(theory, name))] if radius == "theory" else None
+        return [theory.radius(name)] if radius == "theory" else None
     if np.ndim(radius) == 0:
         return [check_radius(radius, name)]
     radii = check_float_array(radius, name).astype(np.float64)
@@ -602,23 +592,7 @@ class _NormBallModel(KeyContributions, SetEstimator):
         scaling: Any = "none",
         query: Any = "given",
     ) -> None:
-        self.n_heads = n_heads
-        self.law = law
-        self.loss = loss
-        self.group_radius = group_radius
-        self.ball_radius = ball_radius
-        self.activation = activation
-        self.fit_intercept = fit_intercept
-        self.random_state = random_state
-        self.complexity = complexity
-        self.delta = delta
-        self.constant = constant
-        self.n_folds = n_folds
-        self.tol = tol
-        self.max_iter = max_iter
-        self.dtype = dtype
-        self.scaling = scaling
-        self.query = query
+        self._store_parameters(locals())
 
     def _fit_columns(self, batch: SetBatch, columns: np.ndarray, weights: np.ndarray | None, loss: str) -> BallFit:
         activation, dtype = check_layer_options(self.activation, self.dtype)
@@ -627,7 +601,7 @@ class _NormBallModel(KeyContributions, SetEstimator):
             "the norm ball: it bounds the values of each head. Use a large number, or "
             "kh.AttentionRegressor(n_heads=math.inf) for the exact kernel.",
         )
-        theory = check_theory(self.complexity, self.delta, self.constant, n_heads)
+        theory = Theory(self.complexity, self.delta, self.constant, n_heads)
         balls = candidate_balls(self.group_radius, self.ball_radius, theory)
         settings = BallSettings(
             loss,
@@ -858,25 +832,7 @@ class NormBallClassifier(LabelScores, ClassifierMixin, _NormBallModel):
         scaling: Any = "none",
         query: Any = "given",
     ) -> None:
-        super().__init__(
-            n_heads,
-            law,
-            loss,
-            group_radius,
-            ball_radius,
-            activation,
-            fit_intercept,
-            random_state,
-            complexity=complexity,
-            delta=delta,
-            constant=constant,
-            n_folds=n_folds,
-            tol=tol,
-            max_iter=max_iter,
-            dtype=dtype,
-            scaling=scaling,
-            query=query,
-        )
+        self._store_parameters(locals())
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> NormBallClassifier:
         """Fit the values. ``sample_weight`` weighs the loss of each sample."""
