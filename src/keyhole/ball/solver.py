@@ -325,10 +325,10 @@ class Solution:
 class WorkingSet:
     """Which groups are at hand, as ``chosen`` (m,) of bool, and their ``columns``."""
 
-    def __init__(self, problem: BallRisk, design: Design, dtype: np.dtype, memory_budget: int) -> None:
+    def __init__(self, problem: BallRisk, design: SelectableDesign, dtype: np.dtype, memory_budget: int) -> None:
         self._problem, self._design, self._memory_budget = problem, design, memory_budget
         self._buffer = ColumnBuffer(dtype)
-        self._whole: Design | None = design if not isinstance(design, SelectableDesign) else None
+        self._whole: Design | None = None
         if isinstance(design, DenseDesign) and design.array.dtype == dtype:
             self._whole = WorkingColumns(design.array)
         self._item_bytes = len(problem.targets) * problem.group_size * dtype.itemsize
@@ -343,7 +343,7 @@ class WorkingSet:
         share = float(wanted.mean())
         too_large = int(wanted.sum()) * self._item_bytes > self._memory_budget
         dear = self._whole is not None and COPYING * share >= n_iter * (1.0 - share)
-        if isinstance(self._design, SelectableDesign) and not (too_large or dear):
+        if not (too_large or dear):
             self.chosen = wanted
             self.columns = self._buffer.fill(self._design, np.flatnonzero(wanted), self._problem.group_size)
         else:
@@ -364,7 +364,7 @@ class WorkingSet:
 
 def minimise(
     problem: BallRisk,
-    design: Design,
+    design: SelectableDesign,
     start: Float[np.ndarray, "p t"],
     *,
     dual: Samples | None = None,
@@ -421,9 +421,9 @@ def warn_if_short(
     max_iter: int,
     dtype: Any,
     *,
+    who: str,
+    category: type[SolverWarning],
     stacklevel: int,
-    who: str = "fit_norm_ball",
-    category: type[SolverWarning] = SolverWarning,
 ) -> None:
     """Warn if ``solution`` did not reach ``tol``: the gap it reached, and what to change."""
     if solution.converged:

@@ -21,7 +21,7 @@ from keyhole.attention.features import apply_values, attention_features, key_con
 from keyhole.attention.heads import HeadDraw
 from keyhole.ball.design import DenseDesign, StreamedDesign
 from keyhole.ball.losses import LOSSES
-from keyhole.ball.norm_ball import BallSetup, NormBallFit, check_problem, check_radii, check_radius
+from keyhole.ball.norm_ball import BallSetup, check_radii, check_radius
 from keyhole.ball.projection import NormBall, group_norms
 from keyhole.ball.solver import OBJECTIVE_FLOOR, Solution, SolverWarning, null_model, warn_if_short
 from keyhole.data.sets import PooledSets, SampleBatch, SetBatch
@@ -207,12 +207,15 @@ class PrunedLayer:
 class BallFit:
     """A layer fitted over the norm ball of ``radii`` K_1 and R_2, and the radii tried.
 
-    ``trials`` holds the radii used alone, with losses that are NaN, if there was nothing to choose.
+    Pruned heads of ``values`` are exactly zero; ``objective`` is the weighted mean loss, at most ``gap`` above the
+    minimum. ``trials`` holds the radii used alone, with losses that are NaN, if there was nothing to choose.
     """
 
     layer: PrunedLayer
-    fit: NormBallFit
-    solution: Solution
+    values: Float[np.ndarray, "m e t"] = field(repr=False)
+    objective: float
+    gap: float
+    solution: Solution = field(repr=False)
     radii: Pair
     trials: tuple[Trial, ...] = field(repr=False)
 
@@ -310,28 +313,28 @@ def fit_ball_layer(
     rays = [ray.in_units(-units.exponent) for ray in rays]
     share = max(1, memory_budget // 2)
     design = head_design(samples.batch, heads, activation, dtype, share, centre=settings.fit_intercept)
-    targets = samples.columns[:, 0] if columns.shape[1] == 1 else samples.columns
-    loss, intercept = settings.loss, settings.fit_intercept
-    setup = check_problem(design, targets, heads.dim + 1, loss, intercept, samples.weights, np.dtype(dtype), share)
+    n, width = len(samples.columns), heads.dim + 1
+    weights = np.full(n, 1.0 / n) if samples.weights is None else samples.weights / samples.weights.sum()
+    problem = settings.loss, width, settings.fit_intercept, np.dtype(dtype), share
+    setup = BallSetup(design, samples.columns, weights, *problem)
     if len(rays) == 1 and not rays[0].grows:
-        best, start = Trial(rays[0].at(1.0), (), math.nan, math.nan), setup.check_start(None)
+        best, start = Trial(rays[0].at(1.0), (), math.nan, math.nan), setup.zeros
         trials = [best]
     else:
         trials, best, start = choose_radii(setup, rays, settings)
     solution = solve(setup, best.radii, start, settings.tol, settings.max_iter)
-    fit = setup.report(solution)
-    extras = None
+    values, extras = solution.values[: heads.n_heads * width].reshape(heads.n_heads, width, -1), None
     if samples.batch.extras is not None:
-        rest = fit.values[heads.n_heads :].reshape(-1, columns.shape[1])[: samples.batch.extras.shape[1]]
+        rest = solution.values[heads.n_heads * width :][: samples.batch.extras.shape[1]]
         extras = math.sqrt(heads.n_heads) * rest
-        fit = replace(fit, values=fit.values[: heads.n_heads], active=fit.active[: heads.n_heads])
-    active = np.flatnonzero(fit.active)
-    kept = fit.values.reshape(heads.n_heads, heads.dim + 1, -1)[active]
-    layer = PrunedLayer(heads, active, kept, fit.intercept.reshape(-1), activation, dtype, extras)
+    active = np.flatnonzero(values.any(axis=(1, 2)))
+    intercept = solution.certificate.intercept
+    layer = PrunedLayer(heads, active, values[active], intercept, activation, dtype, extras)
     if settings.fit_intercept:  # the columns were centred
         offset = layer.intercept - layer.predict(samples.batch, memory_budget=memory_budget).mean(axis=0)
         layer = replace(layer, intercept=layer.intercept + offset)
-    return units.leave(BallFit(layer, fit, solution, best.radii, tuple(trials)))
+    objective, gap = solution.certificate.objective, solution.certificate.gap
+    return units.leave(BallFit(layer, values, objective, gap, solution, best.radii, tuple(trials)))
 
 
 DEGREES = {"squared": 2, "absolute": 1}
@@ -370,20 +373,10 @@ class OutputUnits:
 
     def leave(self, fit: BallFit) -> BallFit:
         """A fit in the units of y as it was given."""
-        layer, inner = fit.layer, fit.fit
-        origin = self.origin.reshape(inner.intercept.shape)
+        layer = fit.layer
         extras = None if layer.extras_values is None else self._linear(layer.extras_values)
         intercept = self._linear(layer.intercept) + self.origin
         layer = replace(layer, values=self._linear(layer.values), intercept=intercept, extras_values=extras)
-        inner = replace(
-            inner,
-            values=self._linear(inner.values),
-            intercept=np.asarray(self._linear(inner.intercept) + origin),
-            objective=self._loss(inner.objective),
-            duality_gap=self._loss(inner.duality_gap),
-            # a dual point is a derivative of the loss
-            dual=np.ldexp(inner.dual, (self.degree - 1) * self.exponent),
-        )
         trials = tuple(
             replace(
                 trial,
@@ -393,7 +386,9 @@ class OutputUnits:
             )
             for trial in fit.trials
         )
-        return replace(fit, layer=layer, fit=inner, radii=self._radii(fit.radii), trials=trials)
+        objective, gap, radii = self._loss(fit.objective), self._loss(fit.gap), self._radii(fit.radii)
+        values = self._linear(fit.values)
+        return replace(fit, layer=layer, values=values, objective=objective, gap=gap, radii=radii, trials=trials)
 
     def _linear(self, array: np.ndarray) -> np.ndarray:
         return np.asarray(np.ldexp(array, self.exponent))
@@ -475,7 +470,7 @@ def choose_radii(
     validation = CrossValidation(setup, deal_folds(setup, settings.n_folds), settings.tol, settings.max_iter)
     trials: list[Trial] = []
     best: Trial | None = None
-    start = setup.check_start(None)
+    start = setup.zeros
     for ray in rays:
         scales = [1.0]
         if not ray.grows:  # warm values will do, but the ball need not hold the one before
@@ -516,7 +511,7 @@ class CrossValidation:
 
     def forget(self) -> None:
         """Start from zero again."""
-        self.values = [self.setup.check_start(None) for _ in self.held_out]
+        self.values = [self.setup.zeros for _ in self.held_out]
         self.objectives = [math.inf] * len(self.held_out)
         self.leader = math.inf
 
@@ -535,7 +530,7 @@ class CrossValidation:
             loss = LOSSES[setup.loss].value(setup.targets[out], predictions[out])
             shares.append(float(setup.weights[out].sum()))
             losses.append(float(setup.weights[out] @ loss) / shares[-1])
-            active.append(int((group_norms(solution.values.reshape(setup.value_shape[0], -1)) > 0).sum()))
+            active.append(int(solution.values.reshape(-1, setup.group_size * setup.targets.shape[1]).any(axis=1).sum()))
         mean = float(np.average(losses, weights=shares))
         self.leader = min(self.leader, mean)
         return Trial(radii, tuple(losses), mean, float(np.mean(active)))
@@ -617,9 +612,9 @@ class _NormBallModel(KeyContributions, SetEstimator):
         heads = HeadDraw(as_law(self.law), n_heads, ready.dim, plan.seed, ready.query_dim)
         fit = fit_ball_layer(ready, columns, heads, balls, settings, **options)
         self.layer_, self.heads_, self.active_heads_ = fit.layer, heads, fit.layer.active
-        self.values_ = fit.fit.values
+        self.values_ = outputs(fit.values, columns.shape[1] == 1)
         self.group_radius_, self.ball_radius_ = fit.radii
-        self.objective_, self.duality_gap_, self.n_iter_ = fit.fit.objective, fit.fit.duality_gap, fit.fit.n_iter
+        self.objective_, self.duality_gap_, self.n_iter_ = fit.objective, fit.gap, fit.solution.n_iter
         self.cv_results_ = tabulate(fit.trials)
         who: dict[str, Any] = {"who": type(self).__name__, "category": NormBallWarning}
         warn_if_short(fit.solution, settings.tol, settings.max_iter, dtype, stacklevel=3, **who)
