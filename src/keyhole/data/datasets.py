@@ -576,7 +576,7 @@ def load_molecules(path: Any, *, n_radial: int = 12) -> Dataset:
         charges, positions, ptr, energy = _read_xyz(path)
     elements = np.unique(charges)
     sets = molecule_sets(charges, positions, ptr, elements=elements, n_radial=n_radial)
-    symbols = [_symbol(int(z)) for z in elements]
+    symbols = [SYMBOLS[z - 1] if z <= len(SYMBOLS) else f"Z{z}" for z in elements.tolist()]
     names = (*symbols, *(f"{s} at {r:.2g} Å" for s in symbols for r in _centres(n_radial)))
     words = f"{path.name}: {len(sets)} molecules of {np.diff(ptr).min()}–{np.diff(ptr).max()} atoms"
     return Dataset(sets, energy, names, words, "energy")
@@ -618,10 +618,6 @@ def molecule_sets(
 
 def _centres(n_radial: int) -> Float[np.ndarray, " r"]:
     return np.linspace(0.8, 6.0, n_radial)
-
-
-def _symbol(charge: int) -> str:
-    return SYMBOLS[charge - 1] if 1 <= charge <= len(SYMBOLS) else f"Z{charge}"
 
 
 def _read_npz(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:

@@ -309,7 +309,7 @@ def fit_ball_layer(
     """
     samples = in_canonical_order(distinct_samples(batch, columns, weights))
     units = OutputUnits.of(samples, settings)
-    samples = replace(samples, columns=units.enter(samples.columns))
+    samples = replace(samples, columns=np.ldexp(samples.columns - units.origin, -units.exponent))
     rays = [ray.in_units(-units.exponent) for ray in rays]
     share = max(1, memory_budget // 2)
     design = head_design(samples.batch, heads, activation, dtype, share, centre=settings.fit_intercept)
@@ -366,10 +366,6 @@ class OutputUnits:
             origin = np.median(y, axis=0)  # an output itself or nearly, so that little is rounded
         degree = DEGREES.get(settings.loss, 0)
         return cls(origin, int(unit_exponent(y - origin)) if degree else 0, degree)
-
-    def enter(self, y: Float[np.ndarray, "n t"]) -> Float[np.ndarray, "n t"]:
-        """y in these units."""
-        return np.asarray(np.ldexp(y - self.origin, -self.exponent))
 
     def leave(self, fit: BallFit) -> BallFit:
         """A fit in the units of y as it was given."""

@@ -114,8 +114,9 @@ def pair_eigenvalues(dim: int, max_degree: int) -> Float[np.ndarray, "k l"]:
     array([[0.237284, 0.03788 ],
            [0.010545, 0.002486]])
     """
-    if dim == 1:
-        return _pair_eigenvalues_on_the_line(max_degree)
+    if dim == 1:  # tokens are ±1, the pair kernel is 1 at (1, 1), 1/π at (−1, 1) and 0 at t = −1
+        of_query = (1.0 + (-1.0) ** np.arange(max_degree + 1) / math.pi) / 4
+        return np.tile(of_query[:, None], (1, max_degree + 1))
     order, weight = _pair_nodes(dim, max_degree)
     return np.asarray(
         (harmonic_ratios(order, dim, max_degree) * weight) @ harmonic_ratios(order + 1, dim, max_degree).T
@@ -158,9 +159,3 @@ def harmonic_ratios(order: np.ndarray, dim: int, max_degree: int) -> np.ndarray:
     for i in range(max_degree):
         ratios[i + 1] = ratios[i] * (np.maximum(order - i, 0.0) / (order + i + dim - 1))
     return ratios
-
-
-def _pair_eigenvalues_on_the_line(max_degree: int) -> np.ndarray:
-    """Dimension one: tokens are ±1, the pair kernel is 1 at (1, 1), 1/π at (−1, 1) and 0 at t = −1."""
-    of_query = (1.0 + (-1.0) ** np.arange(max_degree + 1) / math.pi) / 4
-    return np.tile(of_query[:, None], (1, max_degree + 1))
