@@ -227,7 +227,7 @@ def test_known_roles_keep_their_colours():
 
 def test_uneven_series_are_refused(tmp_path):
     chart = Chart("c", "", "", "", [Series("curve", [1.0, 2.0], [1.0])])
-    with pytest.raises(ValueError, match="shape"):
+    with pytest.raises(ValueError, match="same size"):
         write_report(Report("", "", [Section("s", "", "", [chart])]), tmp_path)
     block = HeatMap("m", "", "", "", ["a", "b"], ["c"], [[1.0]])
     with pytest.raises(ValueError, match="reshape"):
