@@ -20,25 +20,27 @@ from keyhole.data.sets import PooledSets, SetGroups
 from keyhole.data.tokens import TokenRule
 from keyhole.layer import FiniteLayer, KernelLayer
 from keyhole.models import (
+    Schema,
+    _check_labels,
+    _check_training_sets,
+    _fits,
+    _option,
+    _resume,
+    read_model,
+)
+from keyhole.packing import (
     FORMAT,
     VERSION,
     Packer,
-    Schema,
     Unpacker,
-    _check_labels,
     _check_law,
     _check_record,
-    _check_training_sets,
     _digest,
-    _fits,
-    _law_fits,
-    _option,
-    _resume,
     _sets,
     from_lower_triangle,
+    law_fits,
     lower_triangle,
     read_container,
-    read_model,
     write_container,
 )
 
@@ -969,13 +971,13 @@ def test_laws_are_refused_for_one_wrong_part(law, words):
 
 def test_a_law_has_heads_of_the_shape_of_its_mean():
     for law in (LAW, kh.GaussianHeads(np.ones((4, 4))), kh.GaussianHeads(3.0), kh.QueryKeyHeads(2)):
-        assert _law_fits(law, (4, 4))
-    assert _law_fits(kh.GaussianHeads(np.ones((5, 4))), (5, 4))
-    assert _law_fits(kh.GaussianHeads(1.0, pairs=[(0, 0), (3, 2)]), (5, 4))
+        assert law_fits(law, (4, 4))
+    assert law_fits(kh.GaussianHeads(np.ones((5, 4))), (5, 4))
+    assert law_fits(kh.GaussianHeads(1.0, pairs=[(0, 0), (3, 2)]), (5, 4))
     for law in (LAW, kh.GaussianHeads(np.ones((4, 5))), kh.GaussianHeads(np.ones((5, 5)))):
-        assert not _law_fits(law, (5, 4))
+        assert not law_fits(law, (5, 4))
     for pairs in ([(4, 2)], [(3, 3)], [(-1, 0)], [(0.0, 1.0)], [0, 1]):
-        assert not _law_fits(kh.GaussianHeads(1.0, pairs=pairs), (5, 4)), pairs
+        assert not law_fits(kh.GaussianHeads(1.0, pairs=pairs), (5, 4)), pairs
 
 
 @pytest.mark.parametrize(
