@@ -35,7 +35,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from keyhole import __version__
 from keyhole.lab.cells import Cell, Values
-from keyhole.lab.explore.views import VIEW_OF, ExploreState, View, answer_by, cells_of
+from keyhole.lab.explore.views import ExploreState, View, answer_by, cells_of, show
 from keyhole.lab.jobs import cell_costs
 from keyhole.lab.report.document import Report, Section
 from keyhole.lab.report.html import as_json, asset, fragment, library, one_page
@@ -318,9 +318,7 @@ class Explorer:
         }
 
     def _answer(self, state: ExploreState) -> View:
-        if state.view not in VIEW_OF:
-            raise ValueError("your data are shown when a table is dropped: they are not in the address.")
-        return VIEW_OF[state.view](state, self.bench.results(cells_of(state)))
+        return show(state, self.bench.results(cells_of(state)))
 
     async def offer(self, request: Request) -> Response:
         """What measuring would take."""
