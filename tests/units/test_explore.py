@@ -1,6 +1,7 @@
 """What the page of `keyhole explore` shows: its state, its numbers, the lines that compute them."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 
 from keyhole.lab.explore import views
 from keyhole.lab.explore.server import Bench
-from keyhole.lab.explore.views import QUICK, VIEWS, ExploreState, cells_of, show, sweeps
+from keyhole.lab.explore.views import MEANS, QUICK, VIEWS, ExploreState, cells_of, show, sweeps
 from keyhole.lab.figures import prediction
 from keyhole.lab.jobs import compute, group
 from keyhole.lab.report.document import Chart
@@ -139,6 +140,8 @@ def test_measured_points_are_the_cells_of_reproduce():
     grid = {c for c in theirs if c.model != "mlp" and not (c.model == "biased" and c.n_heads)}
     assert grid
     assert grid <= ours
+    assert {c.mean for c in cells_of(replace(state, bias=0.5)) if c.model == "biased"} == {0.5}
+    assert {c.mean for c in cells_of(replace(state, view="law")) if c.model == "biased"} == set(MEANS[1:])
     sizes = {n for _, sweep in sweeps(state).values() for n in sweep.x}
     assert sizes == {25, 50, 100, 200, 400, 800}
 
