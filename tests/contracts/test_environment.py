@@ -16,6 +16,7 @@ import sys
 import time
 from pathlib import Path
 
+import jaxtyping
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -74,6 +75,19 @@ def test_without_beartype_tests_run_and_shapes_go_unchecked():
     done = run("-c", hidden)
     assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
     assert "shapes are not checked" in done.stdout.decode()
+
+
+def test_the_first_calls_of_a_function_have_their_shapes_checked():
+    shapecheck = pytest.importorskip("shapecheck")
+
+    @jaxtyping.jaxtyped(typechecker=shapecheck.checker)
+    def rows(a: jaxtyping.Float[np.ndarray, "n d"], b: jaxtyping.Float[np.ndarray, " n"]) -> int:
+        return len(a) + len(b)
+
+    with pytest.raises(jaxtyping.TypeCheckError):
+        rows(np.ones((3, 2)), np.ones(4))
+    assert all(rows(np.ones((3, 2)), np.ones(3)) == 6 for _ in range(shapecheck.CHECKED_CALLS))
+    assert rows(np.ones((3, 2)), np.ones(4)) == 7
 
 
 def test_an_ascii_terminal_is_shown_numbers_of_what_it_lacks():
