@@ -318,7 +318,7 @@ def _check_law(law: Any) -> None:
             raise ValueError(f"heads of rank {law.rank:,}, of which {LARGEST_RANK:,} are allowed")
     elif np.ndim(law.mean) == 0:
         check_number(law.mean, "mean")
-    else:
+    elif not isinstance(law, GaussianHeads) or law.strength_range is None:
         _check_array(law.mean, 2, "mean", kinds="fiub")
 
 
@@ -326,11 +326,11 @@ def _law_fits(law: Any, shape: tuple[int, int]) -> bool:
     """Whether a law has heads of shape (D_q, D)."""
     if isinstance(law, FittedHeads):
         return bool(law.means_.shape[1:] == shape)
-    if isinstance(law, GaussianHeads) and np.ndim(law.mean) == 0 and law.pairs is not None:
+    if isinstance(law, GaussianHeads) and np.ndim(law.mean) < 2 and law.pairs is not None:
         stated = np.asarray(law.pairs)
         return stated.ndim == 2 and stated.dtype.kind in "iu" and bool(((stated >= 0) & (stated + 1 < shape)).all())
     mean = getattr(law, "mean", None)
-    return mean is None or np.ndim(mean) == 0 or np.shape(mean) == shape
+    return mean is None or np.ndim(mean) < 2 or np.shape(mean) == shape
 
 
 def _sets(tokens: Any, offsets: Any, query: Any, extras: Any = None) -> SetBatch:

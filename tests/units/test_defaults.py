@@ -139,3 +139,21 @@ def test_where_units_differ_tokens_are_standardised_unless_that_is_worse_beyond_
     keys[..., 0], query[..., 0] = keys[..., 0] % 5, query[..., 0] % 5
     model = kh.AttentionRegressor(**options).fit(kh.SetBatch(keys, query), y)
     assert model.tokens_.scaling == min(model.scaling_errors_, key=model.scaling_errors_.get)[0]
+
+
+def test_softmax_heads_that_differ_in_what_they_compare(rng):
+    """Four columns name the key that is asked for and four are noise: one multiple of the identity suits neither."""
+    kind, asked, value = rng.integers(0, 4, (240, 5)), rng.integers(0, 4, 240), rng.normal(size=(240, 5, 1))
+    kind[:, 0] = asked
+    keys = np.concatenate([np.eye(4)[kind], rng.normal(size=(240, 5, 4)), value], axis=2)
+    sets = kh.SetBatch(keys, query=np.concatenate([np.eye(4)[asked], rng.normal(size=(240, 4))], axis=1))
+    y = np.ma.array(value[..., 0], mask=kind != asked[:, None]).mean(axis=1).data
+    errors = {}
+    for law in (None, kh.GaussianHeads(), kh.GaussianHeads(3.0)):
+        model = kh.AttentionRegressor(64, law, activation="softmax", scaling="none", random_state=0).fit(
+            sets[:160], y[:160]
+        )
+        errors[repr(model.law_)] = np.mean(np.square(model.predict(sets[160:]) - y[160:]))
+    chosen, *others = errors
+    assert chosen == "GaussianHeads(mean=(0.3, 20.0), scale=0.1)"
+    assert errors[chosen] < 0.8 * min(errors[other] for other in others)

@@ -21,6 +21,7 @@ LAWS = [
     GaussianHeads(),
     GaussianHeads(1.0),
     GaussianHeads(np.arange(16.0).reshape(4, 4), 0.1),
+    GaussianHeads((0.3, 20.0), 0.1),
     QueryKeyHeads(2),
 ]
 
@@ -47,6 +48,19 @@ def test_gaussian_entries_have_the_mean_and_scale_asked_for(seed, mean, scale):
 def test_a_law_with_the_wrong_scale_would_be_seen(seed):
     heads = GaussianHeads(scale=0.6).sample(4000, DIM, seed).reshape(4000, -1)
     assert np.abs(z_scores(heads**2, 0.25)).max() > 5
+
+
+def test_strengths_are_drawn_for_each_head_and_pair_of_coordinates(seed):
+    heads = GaussianHeads((0.25, 16.0), 0.1, pairs=[(0, 1), (1, 0)]).sample(4000, 2, seed, query_dim=3)
+    paired = np.zeros((4, 3), bool)
+    paired[[0, 1], [1, 0]] = True
+    drawn = np.log2(heads[:, paired])
+    assert drawn.min() >= -2
+    assert drawn.max() <= 4
+    assert np.abs(z_scores(drawn, 1.0)).max() < 5
+    assert np.abs(z_scores((drawn - 1.0) ** 2, 36 / 12)).max() < 5
+    assert np.abs(z_scores(drawn[:, :1] * drawn[:, 1:], 1.0)).max() < 5
+    assert np.abs(z_scores(heads[:, ~paired] ** 2, 0.01)).max() < 5
 
 
 @pytest.mark.parametrize("rank", [1, 2, 7])
@@ -193,6 +207,9 @@ BAD = [
     (lambda: GaussianHeads(scale=0.0).sample(2, DIM, 0), ValueError, "`scale` must be larger than 0: got 0"),
     (lambda: GaussianHeads(scale=-1.0).sample(2, DIM, 0), ValueError, "`scale` must be larger than 0"),
     (lambda: GaussianHeads(scale=np.nan).sample(2, DIM, 0), ValueError, "`scale` must be finite: got nan"),
+    (lambda: GaussianHeads((0.0, 1.0)).sample(2, DIM, 0), ValueError, r"`mean\[0\]` must be larger than 0: got 0"),
+    (lambda: GaussianHeads((3.0, 1.0)).sample(2, DIM, 0), ValueError, r"\(low, high\) with low ≤ high: got \(3, 1\)"),
+    (lambda: GaussianHeads((1.0, 3.0)).moments(DIM), ValueError, "no kernel in closed form: use a finite `n_heads`"),
     (lambda: GaussianHeads().sample(0, DIM, 0), ValueError, "`n_heads` must be at least 1: got 0"),
     (lambda: GaussianHeads().sample(-3, DIM, 0), ValueError, "`n_heads` must be at least 1: got -3"),
     (lambda: GaussianHeads().sample(2, 0, 0), ValueError, "`dim` must be at least 1: got 0"),

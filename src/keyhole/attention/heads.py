@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float
-from scipy.special import ndtri
+from scipy.special import ndtr, ndtri
 
 from keyhole._array import blocks, is_tensor
 from keyhole._checks import check_count, check_finite, check_float_array, check_number, check_pairs, check_seed
@@ -71,9 +71,11 @@ class GaussianHeads(_Params):
 
     Parameters
     ----------
-    mean : float or array (D_q, D)
+    mean : float, (low, high) or array (D_q, D)
         A number c means c·W_0 with W_0 = [[I, 0], [0, 0]], so that coordinate i of the query meets coordinate i of the
-        key, for as many as both have; an array is the mean itself, D_q = d_q + 1 and D = d + 1.
+        key, for as many as both have; an array is the mean itself, D_q = d_q + 1 and D = d + 1. With two numbers every
+        head has a strength of its own for each coordinate, exp of a uniform number between log(low) and log(high), in
+        the place of W_0's ones: some heads compare one column sharply, others another. Such a law has no kernel.
     scale : float
         Standard deviation of the entries.
     pairs : sequence of (query coordinate, key coordinate), optional
@@ -88,6 +90,8 @@ class GaussianHeads(_Params):
     True
     >>> law.sample(n_heads=4, dim=3, seed=0, query_dim=6).shape                  # queries of their own kind
     (4, 7, 4)
+    >>> GaussianHeads(mean=(0.3, 20.0), scale=0.1).sample(1, dim=3, seed=0)[0].diagonal().round(1)
+    array([ 0.3,  0.9,  8. , -0.1])
     """
 
     def __init__(self, mean: Any = 0.0, scale: Any = 0.5, pairs: Any = None) -> None:
@@ -106,16 +110,34 @@ class GaussianHeads(_Params):
             D_q = query_dim + 1, D unless given. The same heads whatever the block size: ``sample(M, …)[a:b]`` equals
             ``sample(b−a, …, start=a)``.
         """
-        mean, scale = self.moments(dim, query_dim)
         noise = head_normals(n_heads, dim, seed, query_dim, start=start)
+        if self.strength_range is not None:
+            paired = identity_mean(dim, query_dim, self.pairs) > 0
+            strengths = self.strength_range[0] * (self.strength_range[1] / self.strength_range[0]) ** ndtr(
+                noise[:, paired]
+            )
+            noise *= check_number(self.scale, "scale", minimum=0.0, exclusive=True)
+            noise[:, paired] = strengths
+            return noise
+        mean, scale = self.moments(dim, query_dim)
         noise *= scale
         if mean is not None:
             noise += mean
         return noise
 
+    @property
+    def strength_range(self) -> tuple[float, float] | None:
+        """The range of strengths that heads draw from, or None."""
+        if np.shape(self.mean) != (2,):
+            return None
+        low, high = (check_number(c, f"mean[{i}]", minimum=0.0, exclusive=True) for i, c in enumerate(self.mean))
+        if low > high:
+            raise ValueError(f"`mean` must be (low, high) with low ≤ high: got ({low:g}, {high:g}).")
+        return low, high
+
     def last_rows(self, n_heads: int, dim: int, seed: int, *, start: int = 0) -> Float[np.ndarray, "m 1 e"]:
         """The last rows of the heads of ``sample(n_heads, dim, seed)``, and nothing else drawn."""
-        mean, scale = self.moments(dim)
+        mean, scale = (None, self.scale) if self.strength_range is not None else self.moments(dim)
         noise = head_normals(n_heads, dim, seed, start=start, last_row=True)
         noise *= scale
         if mean is not None:
@@ -127,6 +149,11 @@ class GaussianHeads(_Params):
         dim = check_count(dim, "dim")
         asked = dim if query_dim is None else check_count(query_dim, "query_dim", minimum=0)
         scale = check_number(self.scale, "scale", minimum=0.0, exclusive=True)
+        if self.strength_range is not None:
+            raise ValueError(
+                f"heads that draw their strengths, mean={self.strength_range}, have no kernel in closed form: use "
+                "a finite `n_heads`, or one number as `mean`."
+            )
         if np.ndim(self.mean) == 0:
             strength = check_number(self.mean, "mean")
             return (None if strength == 0 else strength * identity_mean(dim, asked, self.pairs)), scale

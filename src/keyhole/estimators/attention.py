@@ -185,7 +185,8 @@ class AttentionRegressor(StreamedRegressor, RegressionIntervals, MultiOutputMixi
         2048 columns, 512 at most.
     law : law of the heads, optional
         ``kh.GaussianHeads(mean=1.0)`` favours targets that depend on <x_0, x_i>. None is ``kh.GaussianHeads()``, or a
-        multiple of the identity as its mean where there is a query and the left-out loss is lower beyond doubt.
+        multiple of the identity as its mean where there is a query and the left-out loss is lower beyond doubt; under
+        softmax also heads that draw a multiple for each coordinate, ``kh.GaussianHeads((0.3, 20.0), 0.1)``.
     alpha : "loo", number or sequence of numbers
         Ridge penalty; "loo" chooses from an automatic grid, a sequence from itself, both by exact leave-one-out.
     activation : str
