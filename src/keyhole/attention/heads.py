@@ -358,7 +358,7 @@ def identity_mean(dim: int, query_dim: int | None = None, pairs: Any = None) -> 
     both = np.arange(min(asked, dim))
     rows, columns = both, both
     if pairs is not None:
-        rows, columns = np.array(check_pairs(pairs, asked, dim)).T
+        rows, columns = np.array(check_pairs(pairs, asked, dim)).T if len(pairs) else (both[:0], both[:0])
     mean[rows, columns] = 1.0
     return mean
 

@@ -24,7 +24,7 @@ from keyhole.attention.heads import (
     head_normals,
     identity_mean,
 )
-from keyhole.attention.looks import START_NOISE, Ages, LookTrace, newer_first, starting_looks
+from keyhole.attention.looks import START_NOISE, Ages, LookTrace, UsedCoordinates, newer_first, starting_looks
 from keyhole.data.sets import SampleBatch, SetBatch
 from keyhole.data.tokens import looked_through
 from keyhole.ridge.gradient import centred_inverse, left_out_residuals, loo_gradient
@@ -718,7 +718,15 @@ class LearnedHeads(UnfittedLaw):
         if plan.steps and activation not in DIFFERENTIABLE:
             check_choice(activation, "activation", DIFFERENTIABLE)
         # float32 has digits enough to steer by
-        return _fit(task.with_sets(narrow(task.batch.sets, np.dtype(np.float32))), plan)
+        task = task.with_sets(narrow(task.batch.sets, np.dtype(np.float32)))
+        if plan.augment is not None:  # a caller's function knows all coordinates
+            return _fit(task, plan)
+        used = UsedCoordinates.of(task.batch.sets, plan.ages)
+        law = _fit(task.with_sets(used.of_sets(task.batch.sets)), replace(plan, ages=used.of_ages(plan.ages)))
+        identity = identity_mean(task.batch.dim, task.batch.query_dim, task.batch.sets.pairs)
+        base = FittedHeads(law.strength * identity[None], law.scale)
+        start = plan.start(base, task, law.hops) if law.chosen == "learned" else [base.means_]
+        return used.among_all(law, start, task.batch.query_dim)
 
     def _plan(self, task: Task, seed: int, meant_for: int | None) -> LearningPlan:
         share = check_number(self.validation, "validation", minimum=0.0, exclusive=True)

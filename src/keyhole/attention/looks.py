@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from scipy.sparse import csr_array
 
 from keyhole._array import block_size, set_blocks
-from keyhole.attention.heads import identity_mean
+from keyhole.attention.heads import FittedHeads, identity_mean
 from keyhole.data.sets import SetBatch
 
 QUERY_STRENGTH, FOUND_STRENGTH = 3.0, 2.0
@@ -99,10 +99,68 @@ class Ages:
         return known, self.table[older].astype(np.float32)
 
 
+@dataclass(frozen=True)
+class UsedCoordinates:
+    """Coordinates of queries and keys that are not zero throughout a training set, ``query`` and ``keys``.
+
+    What meets zeros alone has no gradient and is in no score: a law is learned in these coordinates, and its other
+    entries stay where they started. Words that no question has, and ages that no story reaches, cost nothing.
+    """
+
+    query: Int[np.ndarray, " q"]
+    keys: Int[np.ndarray, " d"]
+    pairs: tuple[tuple[int, int], ...] | None
+
+    @classmethod
+    def of(cls, sets: SetBatch, ages: Ages | None) -> UsedCoordinates:
+        """Those of some sets, and all that ages may move to; one at least of each."""
+        used = sets.tokens.any(axis=0)
+        used[ages.columns if ages is not None else [] if used.any() else [0]] = True
+        keys = np.flatnonzero(used)
+        if sets.query is None:
+            return cls(keys, keys, None)
+        query = np.flatnonzero(sets.query.any(axis=0))
+        query = query if len(query) else np.zeros(1, int)
+        both = identity_mean(sets.dim, sets.query.shape[1], sets.pairs)[np.ix_(query, keys)]
+        return cls(query, keys, tuple((int(i), int(j)) for i, j in np.argwhere(both)))
+
+    def of_sets(self, sets: SetBatch) -> SetBatch:
+        """The sets in these coordinates."""
+        query = None if sets.query is None else np.ascontiguousarray(sets.query[:, self.query])
+        tokens = np.ascontiguousarray(sets.tokens[:, self.keys])
+        return SetBatch._from_flat(tokens, sets.offsets, query, sets.extras, self.pairs)
+
+    def of_ages(self, ages: Ages | None) -> Ages | None:
+        """The ages in these coordinates."""
+        if ages is None:
+            return None
+        hot, columns = (np.searchsorted(self.keys, own) for own in (ages.hot, ages.columns))
+        return Ages(hot, columns, ages.table)
+
+    def among_all(
+        self, law: FittedHeads, start: Sequence[Float[np.ndarray, "p _ e"]], query_dim: int
+    ) -> FittedHeads:
+        """A law in these coordinates in all of them: the others are where all looks ``start``, which is overwritten."""
+        dim = start[-1].shape[2] - 1
+        keys = np.append(self.keys, dim)
+        for into, matrices in zip(start, (*law.looks_, law.means_), strict=True):
+            last = into.shape[1] - 1
+            found = np.arange(query_dim, last, dim)[:, None] + self.keys
+            rows = np.concatenate([self.query, found.ravel(), [last]])
+            into[:, rows[:, None], keys] = matrices
+        *looks, means = start
+        changes: dict[str, Any] = {"means_": means, "looks_": tuple(looks)}
+        if law.query_scales_ is not None and law.key_scales_ is not None:
+            changes |= {"query_scales_": np.ones(means.shape[1]), "key_scales_": np.ones(dim + 1)}
+            changes["query_scales_"][rows], changes["key_scales_"][keys] = law.query_scales_, law.key_scales_
+        return replace(law, **changes)
+
+
 def ages_of(tokens: Float[np.ndarray, "t d"], hot: Int[np.ndarray, " a"]) -> Int[np.ndarray, " t"]:
     """The age of every key, −1 for one of none."""
-    own = tokens[:, hot]
-    return np.where(own.any(axis=1), own.argmax(axis=1), -1)
+    count = np.zeros(tokens.shape[1], tokens.dtype)
+    count[hot] = np.arange(1, len(hot) + 1)
+    return (tokens @ count).astype(int) - 1
 
 
 def _find_ages(sets: SetBatch) -> Int[np.ndarray, " a"]:
