@@ -519,12 +519,12 @@ class FeatureTrace:
 
     batch: SetBatch
     activation: str
-    keys: Float[np.ndarray, "t e"] = field(repr=False)
     queries: Float[np.ndarray, "n f"] = field(repr=False)
     wide: Float[np.ndarray, "f c"] = field(repr=False)  # the heads side by side
     width: int
     parts: list[Int[np.ndarray, " _"]] = field(repr=False)  # rows of sets of equal length
-    scores: list[Any] = field(repr=False)  # (sets, heads, keys) for each part
+    stacks: list[Float[np.ndarray, "_ _ e"]] = field(repr=False)  # their keys
+    scores: list[Any] = field(repr=False)  # (sets, heads, keys) for each part; the weights themselves of softmax
 
     @classmethod
     def of(
@@ -535,24 +535,14 @@ class FeatureTrace:
         wide = np.ascontiguousarray(heads.transpose(1, 0, 2)).reshape(rows, n_heads * width)
         parts = list(_stacks(batch, n_heads, width, heads.itemsize, memory_budget // 16))
         keys, queries = batch.extended_keys().astype(heads.dtype), batch.extended_query().astype(heads.dtype)
-        trace = cls(batch, activation, keys, queries, wide, width, parts, [np.zeros(0)] * len(parts))
+        stacks = [keys[batch.offsets[own][:, None] + np.arange(batch.lengths[own[0]])] for own in parts]
         projected = (queries @ wide).reshape(len(batch), n_heads, width)
-
-        def work(number: int) -> None:
-            own = parts[number]
-            trace.scores[number] = projected[own] @ trace.stack(own).transpose(0, 2, 1)
-
-        trace._each(work)
-        return trace
-
-    def _each(self, work: Callable[[int], None]) -> None:
-        """Do all parts, on several threads if that is worth their while."""
-        numbers = range(len(self.parts))
-        if len(self.keys) * self.wide.shape[1] < _TASK:
-            for number in numbers:
-                work(number)
-        else:
-            run_threads(work, numbers)
+        # one after the other: the threads of BLAS, which wait in loops, would be in the way of ours
+        scores = [projected[own] @ stack.transpose(0, 2, 1) for own, stack in zip(parts, stacks, strict=True)]
+        if activation == SOFTMAX:
+            for own in scores:
+                _softmax(own)
+        return cls(batch, activation, queries, wide, width, parts, stacks, scores)
 
     @staticmethod
     def fits(batch: SampleBatch, n_heads: int, memory_budget: int = MEMORY_BUDGET) -> bool:
@@ -564,20 +554,12 @@ class FeatureTrace:
         """M."""
         return self.wide.shape[1] // self.width
 
-    def stack(self, rows: Int[np.ndarray, " b"]) -> Float[np.ndarray, "b k e"]:
-        """The keys of sets of equal length."""
-        return self.keys[self.batch.offsets[rows][:, None] + np.arange(self.batch.lengths[rows[0]])]
-
     def features(self) -> Float[np.ndarray, "n p"]:
         """Φ, as `attention_features` has it."""
         out = np.empty((len(self.batch), self.wide.shape[1]), self.wide.dtype)
-
-        def work(number: int) -> None:
-            own = self.parts[number]
-            weights = _weights_of(self.activation, self.scores[number])
-            out[own] = (weights @ self.stack(own)).reshape(len(own), -1)
-
-        self._each(work)
+        for own, stack, scores in zip(self.parts, self.stacks, self.scores, strict=True):
+            weights = scores if self.activation == SOFTMAX else _weights_of(self.activation, scores)
+            out[own] = (weights @ stack).reshape(len(own), -1)
         out /= math.sqrt(self.n_heads)
         return out
 
@@ -587,18 +569,13 @@ class FeatureTrace:
         """`attention_pullback` of these features; the scores are scratch afterwards."""
         lines = np.empty((len(self.batch), n_means, self.width), self.wide.dtype)  # Σ_i ∂s_mi x~_i
         each = lines if n_means == self.n_heads or queries is None else np.empty_like(cotangent, self.wide.dtype)
-
-        def work(number: int) -> None:
-            own = self.parts[number]
-            stack = self.stack(own)
+        for own, stack, scores in zip(self.parts, self.stacks, self.scores, strict=True):
             pulled = cotangent[own].reshape(len(own), self.n_heads, self.width).astype(self.wide.dtype, copy=False)
             slopes = pulled @ stack.transpose(0, 2, 1)
-            _through_weights(self.activation, self.scores[number], slopes)
+            _through_weights(self.activation, scores, slopes)
             lines[own] = _sum_shared(slopes, n_means) @ stack
             if each is not lines:
                 each[own] = (slopes @ stack).reshape(len(own), -1)
-
-        self._each(work)
         lines /= math.sqrt(self.n_heads)
         if queries is not None:
             queries[:] = each.reshape(len(each), -1) @ self.wide.T
@@ -636,11 +613,18 @@ def attention_weights(
     return totals / np.bincount(np.arange(len(heads)) % n_means, minlength=n_means)
 
 
+def _softmax(scores: Float[np.ndarray, "b m k"]) -> Float[np.ndarray, "b m k"]:
+    """Softmax over the keys, in place."""
+    scores -= scores.max(axis=2, keepdims=True)
+    np.exp(scores, out=scores)
+    scores /= scores.sum(axis=2, keepdims=True)
+    return scores
+
+
 def _weights_of(activation: str, scores: Float[np.ndarray, "b m k"]) -> Float[np.ndarray, "b m k"]:
     """Weights of keys from their scores."""
     if activation == SOFTMAX:
-        scores = np.exp(scores - scores.max(axis=2, keepdims=True))
-        return np.asarray(scores / scores.sum(axis=2, keepdims=True))
+        return _softmax(scores)
     σ: dict[str, Any] = {"relu": lambda s: np.maximum(s, 0), "linear": lambda s: s, "square": np.square, "exp": np.exp}
     return np.asarray(σ.get(activation, lambda s: (s > 0).astype(s.dtype))(scores) / scores.shape[2])
 
@@ -658,11 +642,11 @@ def _stacks(batch: SetBatch, n_heads: int, width: int, itemsize: int, budget: in
 
 
 def _through_weights(activation: str, scores: Float[np.ndarray, "b m k"], slopes: Float[np.ndarray, "b m k"]) -> None:
-    """Turn the gradient in the weights, in place, into that in the scores; ``scores`` is scratch afterwards."""
-    if activation == "softmax":
-        scores -= scores.max(axis=2, keepdims=True)
-        np.exp(scores, out=scores)
-        scores /= scores.sum(axis=2, keepdims=True)
+    """Turn the gradient in the weights, in place, into that in the scores; ``scores`` is scratch afterwards.
+
+    Of softmax it is the weights.
+    """
+    if activation == SOFTMAX:
         slopes -= np.einsum("bmk,bmk->bm", scores, slopes)[:, :, None]
         slopes *= scores
         return

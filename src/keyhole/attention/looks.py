@@ -67,10 +67,9 @@ class Ages:
         seen = np.flatnonzero(first >= 0)
         firsts = first[seen][np.searchsorted(seen, ages[known])]
         follows = (sets.tokens[known] == sets.tokens[firsts]).all(axis=0) & (np.ptp(sets.tokens[known], axis=0) > 0)
-        columns = np.flatnonzero(follows)
         found = found[: seen[-1] + 1]
-        columns = np.concatenate([found, np.setdiff1d(columns, found)])
-        table = np.eye(len(found), len(columns))
+        columns = np.union1d(np.flatnonzero(follows), found)
+        table = (columns == found[:, None]).astype(float)
         table[seen] = sets.tokens[first[seen]][:, columns]
         return cls(found, columns, table)
 
@@ -80,23 +79,26 @@ class Ages:
         It and all older ones then are one age older; none becomes older than the oldest seen in training.
         """
         tokens = sets.tokens.copy()
-        known, values = self.older(ages_of(tokens, self.hot), sets.offsets, share, rng)
-        tokens[known[:, None], self.columns] = values
+        moved, values = self.older(ages_of(tokens, self.hot), sets.lengths, share, rng)
+        columns: Any = self.columns
+        if columns[-1] - columns[0] == len(columns) - 1:  # side by side, which is faster to write
+            columns = slice(columns[0], columns[-1] + 1)
+        tokens[moved if isinstance(columns, slice) else moved[:, None], columns] = values
         return SetBatch._from_flat(tokens, sets.offsets, sets.query, sets.extras)
 
     def older(
-        self, ages: Int[np.ndarray, " t"], offsets: Int[np.ndarray, " o"], share: float, rng: np.random.Generator
+        self, ages: Int[np.ndarray, " t"], lengths: Int[np.ndarray, " n"], share: float, rng: np.random.Generator
     ) -> tuple[Int[np.ndarray, " k"], Float[np.ndarray, "k c"]]:
-        """Which keys have an age, and what `moved` puts into their ``columns``."""
-        counts = np.diff(offsets)
-        order = np.lexsort((ages, np.repeat(np.arange(len(counts)), counts)))
-        gaps = np.cumsum((rng.random(len(ages)) < share) & (ages[order] >= 0))
-        before = np.concatenate([[0], gaps])[offsets[:-1]]  # those of earlier sets
-        passed = np.empty(len(ages), int)
-        passed[order] = gaps - np.repeat(before, counts)
+        """Which keys become older, and what `moved` puts into their ``columns``; keys of one age stay together."""
+        owner, oldest = np.repeat(np.arange(len(lengths)), lengths), len(self.table) - 1
         known = np.flatnonzero(ages >= 0)
-        older = np.minimum(ages[known] + passed[known], len(self.table) - 1)
-        return known, self.table[older].astype(np.float32)
+        owner, own = owner[known], np.minimum(ages[known], oldest)
+        gaps = np.zeros((len(lengths), oldest + 1), np.int32)
+        gaps[owner, own] = 1
+        gaps *= rng.random(gaps.shape, dtype=np.float32) < share
+        older = np.minimum(own + np.cumsum(gaps, axis=1, out=gaps)[owner, own], oldest)
+        moved = np.flatnonzero(older > own)
+        return known[moved], self.table[older[moved]].astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -137,9 +139,7 @@ class UsedCoordinates:
         hot, columns = (np.searchsorted(self.keys, own) for own in (ages.hot, ages.columns))
         return Ages(hot, columns, ages.table)
 
-    def among_all(
-        self, law: FittedHeads, start: Sequence[Float[np.ndarray, "p _ e"]], query_dim: int
-    ) -> FittedHeads:
+    def among_all(self, law: FittedHeads, start: Sequence[Float[np.ndarray, "p _ e"]], query_dim: int) -> FittedHeads:
         """A law in these coordinates in all of them: the others are where all looks ``start``, which is overwritten."""
         dim = start[-1].shape[2] - 1
         keys = np.append(self.keys, dim)
