@@ -30,7 +30,8 @@ class TiledLayer:
     heads: HeadDraw | HeadArray
     activation: str
     dtype: np.dtype[Any]
-    queries: Float[np.ndarray, " q"]  # x~_0 of every set end to end, or of one set that stands for all
+    used: Int[np.ndarray, " _"] | slice  # the coordinates of queries that are not zero throughout
+    queries: Float[np.ndarray, " q"]  # these of x~_0 of every set end to end, or of one set that stands for all
     keys: Float[np.ndarray, " k"]  # every x~_i end to end
     offsets: Int[np.ndarray, " o"]
 
@@ -40,11 +41,15 @@ class TiledLayer:
         batch, activation, number = batch.numpy(), check_activation(activation), check_dtype(dtype)
         tokens = narrow(batch, number)
         # sets without a query share one, of one coordinate, which is then projected once for a group of them
-        queries = (tokens if batch.query is not None else tokens[:1]).seen_query().reshape(-1)
+        queries = (tokens if batch.query is not None else tokens[:1]).seen_query()
+        some = np.flatnonzero(queries.any(axis=0))
+        # what is multiplied by zero in every set is left out, which no bit of a sum notices
+        used = some if 0 < 4 * len(some) < 3 * queries.shape[1] else slice(None)
+        queries = np.ascontiguousarray(queries[:, used]).reshape(-1)
         keys = tokens.extended_keys().reshape(-1)
         # a copy, because read-only arrays are another type to compile for, and a batch read from a pickle
         # has writable ones
-        return cls(batch, heads, activation, number, queries, keys, batch.offsets.copy())
+        return cls(batch, heads, activation, number, used, queries, keys, batch.offsets.copy())
 
     @property
     def width(self) -> int:
@@ -170,12 +175,13 @@ class TiledLayer:
             f"{self.activation!r}, with scores of size up to {peak:.3g}. {remedy}."
         )
 
-    def _pack(self, block: Float[np.ndarray, "m f e"]) -> Float[np.ndarray, "tiles f e lanes"]:
+    def _pack(self, block: Float[np.ndarray, "m _ e"]) -> Float[np.ndarray, "tiles _ e lanes"]:
         """Tiles of heads of equal width, small enough for the cache and a whole number of vectors wide."""
         from keyhole.attention.compiled_features import VECTOR_BYTES
 
+        block = block[:, self.used]
         lanes = VECTOR_BYTES // self.dtype.itemsize
-        most = lanes * min(8, max(1, _TILE // (VECTOR_BYTES * self.entries)))
+        most = lanes * min(8, max(1, _TILE // (VECTOR_BYTES * block[0].size)))
         n_tiles = -(-len(block) // most)
         return _heads_last(block, lanes * -(-len(block) // (n_tiles * lanes)), self.dtype)
 

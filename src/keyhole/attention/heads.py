@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy.special import ndtri
 
-from keyhole._array import blocks, is_tensor, run_threads
+from keyhole._array import block_size, blocks, is_tensor, run_threads
 from keyhole._checks import check_count, check_finite, check_float_array, check_number, check_pairs, check_seed
 
 
@@ -252,9 +252,8 @@ class HeadDraw:
         return ((part, self.block(part.start, part.stop)) for part in blocks(self.n_heads, size))
 
     def stored(self, memory_budget: int) -> HeadDraw:
-        """The same heads, drawn once and kept if drawing them takes no more than the budget; else these."""
-        taken = DRAWN_BYTES * self.n_heads * self.entries
-        return _StoredDraw(self) if taken <= memory_budget else self
+        """The same heads, drawn once and kept if they take no more than the budget; else these."""
+        return _StoredDraw(self) if 8 * self.n_heads * self.entries <= memory_budget else self
 
 
 class _StoredDraw(HeadDraw):
@@ -263,7 +262,10 @@ class _StoredDraw(HeadDraw):
     def __init__(self, draw: HeadDraw) -> None:
         super().__init__(draw.law, draw.n_heads, draw.dim, draw.seed, draw.query_dim)
         self.last_row = draw.last_row
-        self._heads = super().block(0, draw.n_heads)
+        rows = 1 if draw.last_row else draw.query_dim + 1
+        self._heads = np.empty((draw.n_heads, rows, draw.dim + 1))
+        for part, block in draw.blocks(block_size(DRAWN_BYTES * draw.entries, 2**26)):
+            self._heads[part] = block
 
     def seen_by(self, *, query: bool) -> HeadDraw:
         twin: Any = super().seen_by(query=query)
