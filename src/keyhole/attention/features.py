@@ -528,27 +528,31 @@ class FeatureTrace:
     queries: Float[np.ndarray, "n f"] = field(repr=False)
     wide: Float[np.ndarray, "f c"] = field(repr=False)  # the heads side by side
     width: int
-    parts: list[Int[np.ndarray, " _"]] = field(repr=False)  # rows of sets of equal length
-    stacks: list[Float[np.ndarray, "_ _ e"]] = field(repr=False)  # their keys
-    scores: list[Any] = field(repr=False)  # (sets, heads, keys) for each part; the weights themselves of softmax
+    stacks: list[KeyStack] = field(repr=False)
+    scores: list[Any] = field(repr=False)  # (sets, heads, keys) for each stack; the weights themselves of softmax
 
     @classmethod
     def of(
-        cls, batch: SetBatch, heads: Float[np.ndarray, "m f e"], activation: str, *, memory_budget: int = MEMORY_BUDGET
+        cls,
+        batch: SetBatch,
+        heads: Float[np.ndarray, "m f e"],
+        activation: str,
+        *,
+        stacks: list[KeyStack] | None = None,
+        memory_budget: int = MEMORY_BUDGET,
     ) -> FeatureTrace:
-        """Go through the scores in the precision of the heads."""
+        """Go through the scores in the precision of the heads, and of ``stacks`` of their keys if they are given."""
         n_heads, rows, width = heads.shape
         wide = np.ascontiguousarray(heads.transpose(1, 0, 2)).reshape(rows, n_heads * width)
-        parts = list(_stacks(batch, n_heads, width, heads.itemsize, memory_budget // 16))
-        keys, queries = batch.extended_keys().astype(heads.dtype), batch.extended_query().astype(heads.dtype)
-        stacks = [keys[batch.offsets[own][:, None] + np.arange(batch.lengths[own[0]])] for own in parts]
+        stacks = key_stacks(batch, n_heads, heads.dtype, memory_budget) if stacks is None else stacks
+        queries = batch.extended_query().astype(heads.dtype, copy=False)
         projected = (queries @ wide).reshape(len(batch), n_heads, width)
         # one after the other: the threads of BLAS, which wait in loops, would be in the way of ours
-        scores = [projected[own] @ stack.transpose(0, 2, 1) for own, stack in zip(parts, stacks, strict=True)]
+        scores = [projected[own] @ keys.transpose(0, 2, 1) for own, keys in stacks]
         if activation == SOFTMAX:
             for own in scores:
-                _softmax(own)
-        return cls(batch, activation, queries, wide, width, parts, stacks, scores)
+                softmax(own)
+        return cls(batch, activation, queries, wide, width, stacks, scores)
 
     @staticmethod
     def fits(batch: SampleBatch, n_heads: int, memory_budget: int = MEMORY_BUDGET) -> bool:
@@ -563,9 +567,9 @@ class FeatureTrace:
     def features(self) -> Float[np.ndarray, "n p"]:
         """Φ, as `attention_features` has it."""
         out = np.empty((len(self.batch), self.wide.shape[1]), self.wide.dtype)
-        for own, stack, scores in zip(self.parts, self.stacks, self.scores, strict=True):
+        for (own, keys), scores in zip(self.stacks, self.scores, strict=True):
             weights = scores if self.activation == SOFTMAX else _weights_of(self.activation, scores)
-            out[own] = (weights @ stack).reshape(len(own), -1)
+            out[own] = (weights @ keys).reshape(len(own), -1)
         out /= math.sqrt(self.n_heads)
         return out
 
@@ -575,13 +579,13 @@ class FeatureTrace:
         """`attention_pullback` of these features; the scores are scratch afterwards."""
         lines = np.empty((len(self.batch), n_means, self.width), self.wide.dtype)  # Σ_i ∂s_mi x~_i
         each = lines if n_means == self.n_heads or queries is None else np.empty_like(cotangent, self.wide.dtype)
-        for own, stack, scores in zip(self.parts, self.stacks, self.scores, strict=True):
+        for (own, keys), scores in zip(self.stacks, self.scores, strict=True):
             pulled = cotangent[own].reshape(len(own), self.n_heads, self.width).astype(self.wide.dtype, copy=False)
-            slopes = pulled @ stack.transpose(0, 2, 1)
-            _through_weights(self.activation, scores, slopes)
-            lines[own] = _sum_shared(slopes, n_means) @ stack
+            slopes = pulled @ keys.transpose(0, 2, 1)
+            through_weights(self.activation, scores, slopes)
+            lines[own] = _sum_shared(slopes, n_means) @ keys
             if each is not lines:
-                each[own] = (slopes @ stack).reshape(len(own), -1)
+                each[own] = (slopes @ keys).reshape(len(own), -1)
         lines /= math.sqrt(self.n_heads)
         if queries is not None:
             queries[:] = each.reshape(len(each), -1) @ self.wide.T
@@ -603,23 +607,21 @@ def attention_weights(
 
     A row for each of ``sets.tokens``. O(M (D_q D + D N)) operations for each set of N keys.
     """
-    heads = heads_seen_by(sets, heads)
-    keys, queries = sets.extended_keys().astype(np.float64), sets.seen_query().astype(np.float64)
-    totals = np.zeros((len(keys), n_means))
+    heads, queries = heads_seen_by(sets, heads), sets.seen_query().astype(np.float64)
+    totals = np.zeros((len(sets.tokens), n_means))
     for part, block in heads.blocks(n_means * block_size(64 * heads.entries * n_means, memory_budget)):
         rows, width = block.shape[1:]
         wide = np.ascontiguousarray(block.transpose(1, 0, 2)).reshape(rows, -1)
-        for own in _stacks(sets, len(block), width, 8, memory_budget // 16):
-            places = sets.offsets[own][:, None] + np.arange(sets.lengths[own[0]])
+        for own, keys in key_stacks(sets, len(block), np.dtype(np.float64), memory_budget):
+            places = sets.offsets[own][:, None] + np.arange(keys.shape[1])
             projected = (queries[own] @ wide).reshape(len(own), len(block), width)
-            scores = projected @ keys[places].transpose(0, 2, 1)
-            weights = _weights_of(activation, scores)
+            weights = _weights_of(activation, projected @ keys.transpose(0, 2, 1))
             for mean in range(n_means):
                 totals[places, mean] += weights[:, (mean - part.start) % n_means :: n_means].sum(axis=1)
     return totals / np.bincount(np.arange(len(heads)) % n_means, minlength=n_means)
 
 
-def _softmax(scores: Float[np.ndarray, "b m k"]) -> Float[np.ndarray, "b m k"]:
+def softmax(scores: Float[np.ndarray, "b m k"]) -> Float[np.ndarray, "b m k"]:
     """Softmax over the keys, in place."""
     scores -= scores.max(axis=2, keepdims=True)
     np.exp(scores, out=scores)
@@ -630,24 +632,33 @@ def _softmax(scores: Float[np.ndarray, "b m k"]) -> Float[np.ndarray, "b m k"]:
 def _weights_of(activation: str, scores: Float[np.ndarray, "b m k"]) -> Float[np.ndarray, "b m k"]:
     """Weights of keys from their scores."""
     if activation == SOFTMAX:
-        return _softmax(scores)
+        return softmax(scores)
     σ: dict[str, Any] = {"relu": lambda s: np.maximum(s, 0), "linear": lambda s: s, "square": np.square, "exp": np.exp}
     return np.asarray(σ.get(activation, lambda s: (s > 0).astype(s.dtype))(scores) / scores.shape[2])
 
 
-def _stacks(batch: SetBatch, n_heads: int, width: int, itemsize: int, budget: int) -> Iterator[Int[np.ndarray, " b"]]:
-    """Rows of sets of equal length, as many at a time as fit the budget."""
-    lengths = batch.lengths
+KeyStack = tuple[Int[np.ndarray, " _"], Float[np.ndarray, "_ _ e"]]
+"""Rows of sets of equal length, and their extended keys one set upon the other."""
+
+
+def key_stacks(
+    batch: SetBatch, n_heads: int, dtype: np.dtype[Any], memory_budget: int = MEMORY_BUDGET
+) -> list[KeyStack]:
+    """The keys of all sets, of few enough sets at a time for what ``n_heads`` heads make of them."""
+    lengths, width = batch.lengths, batch.dim + 1
     order = np.argsort(lengths, kind="stable")
-    cuts = np.flatnonzero(np.diff(lengths[order])) + 1
-    for same in np.split(order, cuts):
+    found = []
+    for same in np.split(order, np.flatnonzero(np.diff(lengths[order])) + 1):
         length = int(lengths[same[0]])
-        each = itemsize * (n_heads * (2 * width + 3 * length) + 2 * length * width)
-        for part in blocks(len(same), min(block_size(each, budget), 256)):
-            yield same[part]
+        each = dtype.itemsize * (n_heads * (2 * width + 3 * length) + 2 * length * width)
+        for part in blocks(len(same), min(block_size(each, memory_budget // 16), 256)):
+            keys = np.ones((part.stop - part.start, length, width), dtype)
+            keys[:, :, :-1] = batch.tokens[batch.offsets[same[part]][:, None] + np.arange(length)]
+            found.append((same[part], keys))
+    return found
 
 
-def _through_weights(activation: str, scores: Float[np.ndarray, "b m k"], slopes: Float[np.ndarray, "b m k"]) -> None:
+def through_weights(activation: str, scores: Float[np.ndarray, "b m k"], slopes: Float[np.ndarray, "b m k"]) -> None:
     """Turn the gradient in the weights, in place, into that in the scores; ``scores`` is scratch afterwards.
 
     Of softmax it is the weights.

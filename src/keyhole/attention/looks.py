@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
-from scipy.sparse import csr_array
 
-from keyhole._array import block_size, set_blocks
+from keyhole.attention.features import KeyStack, softmax, through_weights
 from keyhole.attention.heads import FittedHeads, identity_mean
 from keyhole.data.sets import SetBatch
 
@@ -165,17 +164,20 @@ def ages_of(tokens: Float[np.ndarray, "t d"], hot: Int[np.ndarray, " a"]) -> Int
 
 def _find_ages(sets: SetBatch) -> Int[np.ndarray, " a"]:
     tokens, starts = sets.tokens, sets.offsets[:-1]
-    binary = ((tokens == 0) | (tokens == 1)).all(axis=0)
-    counts = np.add.reduceat(np.where(binary, tokens, 0.0), starts, axis=0)
+    ones = tokens == 1
+    binary = ((tokens == 0) | ones).all(axis=0)
+    counts = np.add.reduceat(ones, starts, axis=0, dtype=int)
     once = binary & (counts <= 1).all(axis=0) & (counts > 0).any(axis=0)
     best: tuple[int, int] = (0, 0)
     column, dim = 0, sets.dim
     while column < dim:
         stop = column + 1
         if once[column]:
+            aged = ones[:, column].copy()  # keys that have an age
             while stop < dim and binary[stop] and (counts[counts[:, stop] > 0, stop - 1] > 0).all():
-                if (tokens[:, column:stop].any(axis=1) & (tokens[:, stop] > 0)).any():
+                if (aged & ones[:, stop]).any():
                     break  # a key of two ages
+                aged |= ones[:, stop]
                 stop += 1
                 if not once[stop - 1]:
                     break
@@ -261,27 +263,25 @@ class LookTrace:
 
     sets: SetBatch
     looks: Sequence[Float[np.ndarray, "p _ e"]]
-    keys: Float[np.ndarray, "t e"] = field(repr=False)
+    stacks: list[KeyStack] = field(repr=False)
     asked: list[Float[np.ndarray, "n _"]] = field(repr=False)
-    weights: list[Float[np.ndarray, "t p"]] = field(repr=False)
+    weights: list[list[Float[np.ndarray, "_ p _"]]] = field(repr=False)  # of every look, for each stack
 
     @classmethod
-    def of(cls, sets: SetBatch, looks: Sequence[Float[np.ndarray, "p _ e"]]) -> LookTrace:
+    def of(cls, sets: SetBatch, looks: Sequence[Float[np.ndarray, "p _ e"]], stacks: list[KeyStack]) -> LookTrace:
         """Go through the looks in the precision of the sets. O(patterns · (n D_h D + keys · D)) operations each."""
-        keys, asked, weighed = sets.extended_keys(), [], []
-        owner = np.repeat(np.arange(len(sets)), sets.lengths)
+        asked, weighed = [], []
         for look in looks:
             query = sets.extended_query()
             asked.append(query)
             wide = look.transpose(1, 0, 2).reshape(look.shape[1], -1).astype(query.dtype)
-            scores = _products((query @ wide).reshape(len(sets), len(look), -1), keys, sets.offsets)
-            scores -= np.maximum.reduceat(scores, sets.offsets[:-1], axis=0)[owner]
-            np.exp(scores, out=scores)
-            scores /= np.add.reduceat(scores, sets.offsets[:-1], axis=0)[owner]
-            weighed.append(scores)
-            found = _sum_keys(scores, keys[:, :-1], sets.offsets)
+            projected = (query @ wide).reshape(len(sets), len(look), -1)
+            weighed.append([softmax(projected[rows] @ keys.transpose(0, 2, 1)) for rows, keys in stacks])
+            found = np.empty((len(sets), len(look), sets.dim), query.dtype)
+            for (rows, keys), weights in zip(stacks, weighed[-1], strict=True):
+                found[rows] = weights @ keys[:, :, :-1]
             sets = sets.with_query(np.concatenate([query[:, :-1], found.reshape(len(sets), -1)], axis=1))
-        return cls(sets, looks, keys, asked, weighed)
+        return cls(sets, looks, stacks, asked, weighed)
 
     def pullback(self, cotangent: Float[np.ndarray, "n f"]) -> list[Float[np.ndarray, "p _ e"]]:
         """The gradient in the matrices of every look, from that in the extended queries x~ of the last one.
@@ -289,39 +289,17 @@ class LookTrace:
         ∂a_i = <∂o, x_i>, ∂s_i = a_i (∂a_i − Σ_j a_j ∂a_j), ∂U = Σ ∂s_i x~ x~_iᵀ, and ∂x~ = Σ_i ∂s_i U x~_i is added to
         what later looks say of the same query.
         """
-        offsets, owner = self.sets.offsets, np.repeat(np.arange(len(self.sets)), self.sets.lengths)
         gradients: list[np.ndarray] = []
         pulled = cotangent[:, :-1]
-        for look, asked, weights in zip(self.looks[::-1], self.asked[::-1], self.weights[::-1], strict=True):
-            n, count = len(asked), len(look)
-            own = asked.shape[1] - 1
+        for look, asked, weighed in zip(self.looks[::-1], self.asked[::-1], self.weights[::-1], strict=True):
+            n, count, own = len(asked), len(look), asked.shape[1] - 1
             found = pulled[:, own:].reshape(n, count, -1)
-            slopes = _products(found, self.keys[:, :-1], offsets)
-            slopes -= np.add.reduceat(weights * slopes, offsets[:-1], axis=0)[owner]
-            slopes *= weights
-            lines = _sum_keys(slopes, self.keys, offsets).reshape(n, -1)
-            gradients.append((asked.T @ lines).reshape(own + 1, count, -1).transpose(1, 0, 2))
+            lines = np.empty((n, count, look.shape[2]), pulled.dtype)
+            for (rows, keys), weights in zip(self.stacks, weighed, strict=True):
+                slopes = found[rows] @ keys[:, :, :-1].transpose(0, 2, 1)
+                through_weights("softmax", weights, slopes)
+                lines[rows] = slopes @ keys
+            gradients.append((asked.T @ lines.reshape(n, -1)).reshape(own + 1, count, -1).transpose(1, 0, 2))
             wide = look.transpose(1, 0, 2).reshape(own + 1, -1).astype(lines.dtype)
-            pulled = pulled[:, :own] + (lines @ wide.T)[:, :-1]
+            pulled = pulled[:, :own] + (lines.reshape(n, -1) @ wide.T)[:, :-1]
         return gradients[::-1]
-
-
-def _products(
-    vectors: Float[np.ndarray, "n p e"], keys: Float[np.ndarray, "t e"], offsets: Int[np.ndarray, " o"]
-) -> Float[np.ndarray, "t p"]:
-    """<v_p, x_i> of every key with the vectors of its set, some sets at a time."""
-    out = np.empty((len(keys), vectors.shape[1]), keys.dtype)
-    for rows in set_blocks(offsets, block_size(vectors[0].nbytes, 2**26)):
-        own = slice(offsets[rows.start], offsets[rows.stop])
-        each = np.repeat(vectors[rows], np.diff(offsets[rows.start : rows.stop + 1]), axis=0)
-        np.einsum("tpe,te->tp", each, keys[own], out=out[own])
-    return out
-
-
-def _sum_keys(
-    weights: Float[np.ndarray, "t p"], keys: Float[np.ndarray, "t e"], offsets: Int[np.ndarray, " o"]
-) -> Float[np.ndarray, "n p e"]:
-    """Σ_i weights_pi x_i over the keys of each set."""
-    places, shape = np.arange(len(keys)), (len(offsets) - 1, len(keys))
-    sums = [csr_array((column, places, offsets), shape=shape) @ keys for column in np.ascontiguousarray(weights.T)]
-    return np.stack(sums, axis=1)
