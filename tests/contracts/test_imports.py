@@ -25,10 +25,11 @@ LEVEL = {
     "layer": 5,
     "streaming": 6,
     "estimators": 7,
-    "models": 8,
+    "packing": 8,
     "distributed": 8,
-    "lab": 9,
-    "cli": 10,
+    "models": 9,
+    "lab": 10,
+    "cli": 11,
 }
 # package → the rooms that may import it
 HOME = {
@@ -42,7 +43,7 @@ HOME = {
     "starlette": {"lab"},
     "uvicorn": {"lab"},
     "anyio": {"lab"},
-    "safetensors": {"lab", "models"},
+    "safetensors": {"lab", "packing"},
     "pyarrow": {"data", "lab"},
     "narwhals": {"data"},
     "torch": {"attention", "ridge", "_tensors"},

@@ -12,9 +12,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from balls import fit_norm_ball
 
 from keyhole.ball.losses import LOSSES
-from keyhole.ball.norm_ball import fit_norm_ball
 from keyhole.ball.projection import group_norms, norm_ball_support, project_norm_ball
 
 SIZE = 9

@@ -34,7 +34,14 @@ from keyhole.theory.blocks import (
 )
 from keyhole.theory.bounds import samples_needed
 from keyhole.theory.complexity import rkhs_norm
-from keyhole.theory.curves import best_bias, best_ridge_curve, implicit_ridge, learning_curve, predicted_error, problems
+from keyhole.theory.curves import (
+    best_bias,
+    best_ridge_curve,
+    implicit_ridges,
+    learning_curve,
+    predicted_errors,
+    problems,
+)
 from keyhole.theory.harmonics import harmonic_count, pair_powers
 from keyhole.theory.moments import harmonic_ratios, log_moment, pair_eigenvalues
 from keyhole.theory.spectrum import attention_spectrum, attention_trace, orthonormal_zonal
@@ -578,7 +585,8 @@ def test_degrees_that_a_curve_does_not_list_do_not_matter(mean, n):
     target, law = Correlation(2, 12), GaussianHeads(mean=mean)
     chosen = float(learning_curve(target, n, 12, 1e-9, law=law))
     finer = list(itertools.islice(problems(target, 12, "attention", law), 4))
-    errors = [predicted_error(p, n, math.inf, implicit_ridge(p, n, math.inf, 1e-9), 0.0) for p in finer]
+    one = np.array([n])
+    errors = [float(predicted_errors(p, n, math.inf, implicit_ridges(p, one, math.inf, 1e-9), 0.0)[0]) for p in finer]
     assert math.isclose(chosen, errors[3], rel_tol=0.01)
     assert mean < 1 or not math.isclose(chosen, errors[0], rel_tol=0.1)
 

@@ -47,7 +47,17 @@ from changes import Mutant, mutants_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "keyhole"
-CORE = ("data/sets.py", "data/tokens.py", "attention", "ridge", "ball", "layer.py", "streaming.py", "models.py")
+CORE = (
+    "data/sets.py",
+    "data/tokens.py",
+    "attention",
+    "ridge",
+    "ball",
+    "layer.py",
+    "streaming.py",
+    "packing.py",
+    "models.py",
+)
 CORE += ("theory",)
 ENOUGH = 0.9  # of the mutants must be caught or marked
 # imported before any fork, so that no mutant pays for it

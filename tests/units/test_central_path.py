@@ -4,11 +4,11 @@ import math
 
 import numpy as np
 import pytest
+from balls import fit_norm_ball
 
 from keyhole.ball import central_path
 from keyhole.ball.central_path import CentralPath
 from keyhole.ball.losses import LOSSES
-from keyhole.ball.norm_ball import fit_norm_ball
 from keyhole.ball.projection import NormBall
 from keyhole.ball.solver import BallRisk, SolverWarning
 

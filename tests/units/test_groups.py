@@ -85,7 +85,7 @@ def test_features_of_a_group_are_pooled_over_its_sets(activation, pooling, group
     if pooling == "sum":
         alone = alone * sets.lengths[:, None]
     how = np.sum if pooling == "sum" else np.mean
-    expected = np.stack([how(part, axis=0) for part in np.split(alone, groups.offsets[1:-1])])
+    expected = np.stack([how(part, axis=0) for part in np.split(alone, groups.set_offsets[1:-1])])
     np.testing.assert_allclose(attention_features(PooledSets(groups, pooling), heads, activation), expected, rtol=1e-12)
 
 

@@ -55,31 +55,6 @@ def test_outputs_are_summed(rng):
         assert loss.value(y, z) == pytest.approx(one_by_one)
 
 
-@pytest.mark.parametrize("name", ["logistic", "hinge"])
-def test_labels_must_be_signs(name):
-    with pytest.raises(ValueError, match=r"needs labels −1 and \+1: found 0 at index \(1, 0\), 1 such labels"):
-        LOSSES[name].check_targets(column(1, 0), np.full(2, 0.5), True)
-
-
-def test_logistic_needs_both_labels_for_an_intercept():
-    weights = np.array([0.5, 0.5, 0.0])
-    with pytest.raises(ValueError, match=r"every sample of positive weight has label \+1 in output 0"):
-        LOSSES["logistic"].check_targets(column(1, 1, -1), weights, True)
-    LOSSES["logistic"].check_targets(column(1, 1, -1), weights, False)
-    LOSSES["hinge"].check_targets(column(1, 1, 1), weights, True)
-
-
-def test_multinomial_needs_distributions_and_every_class():
-    loss, weights = LOSSES["multinomial"], np.full(2, 0.5)
-    with pytest.raises(ValueError, match=r"row 1 is \[0.5 0.6\], 1 such rows"):
-        loss.check_targets(np.array([[1.0, 0.0], [0.5, 0.6]]), weights, True)
-    with pytest.raises(ValueError, match=r"class 1 has no weight"):
-        loss.check_targets(np.array([[1.0, 0.0], [1.0, 0.0]]), weights, True)
-    with pytest.raises(ValueError, match=r"at least two classes: got targets of shape \(2, 1\)"):
-        loss.check_targets(np.ones((2, 1)), weights, True)
-    loss.check_targets(np.array([[1.0, 0.0], [1.0, 0.0]]), weights, False)
-
-
 def test_weighted_quantile_at_its_ends():
     points, weights = np.array([3.0, 1.0, 2.0, 9.0]), np.array([0.25, 0.25, 0.5, 0.0])
     assert weighted_quantile(points, weights, 0.0) == 1.0

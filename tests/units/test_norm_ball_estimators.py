@@ -4,12 +4,12 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from balls import fit_norm_ball
 from sklearn import config_context
 from sklearn.datasets import load_digits
 from sklearn.exceptions import ConvergenceWarning
 
 import keyhole as kh
-from keyhole.ball.norm_ball import fit_norm_ball
 from keyhole.ball.projection import group_norms
 from keyhole.ball.solver import SolverWarning
 from keyhole.data.tokens import TokenRule

@@ -14,10 +14,8 @@ from keyhole.theory.curves import (
     best_ridge_curve,
     curve_from_spectrum,
     empirical_curve,
-    implicit_ridge,
     learning_curve,
     learning_surface,
-    predicted_error,
     problems,
 )
 from keyhole.theory.harmonics import pair_powers
@@ -73,7 +71,7 @@ def test_ridge_roots_hold_over_hundreds_of_orders():
         scale = 10.0**exponent
         problem = EigenProblem(np.array([1.0, 1e-3, 1e-9]) * scale, np.array([1.0, 10.0, 1e6]), np.ones(3))
         for ridge in (0.0, 1e-30, 1e-6, 1.0):
-            gamma = implicit_ridge(problem, 50.0, 200.0, ridge * scale)
+            [gamma] = curves.implicit_ridges(problem, np.array([50.0]), 200.0, ridge * scale)
             z, _ = problem.freedom(gamma)
             assert z <= 50 * (1 + 1e-9)
             left = gamma * (1 - z / 200) * max(1 - z / 50, 0.0)
@@ -265,12 +263,13 @@ def test_the_trace_counts_what_lies_beyond_the_levels():
 
 @pytest.mark.parametrize("k", [3.0, 90.0, math.inf])
 @pytest.mark.parametrize("ridge", [0.0, 1e-12, 1e-4, 10.0])
-def test_many_implicit_ridges_are_those_of_each(k, ridge):
+def test_many_implicit_ridges_solve_their_equation_each_by_itself(k, ridge):
     problem = next(problems(Correlation(1, 8), 4, "attention"))
     samples = np.array([1.0, 2.5, 40.0, 90.0, 1e6, 7.0])
-    each = [implicit_ridge(problem, n, k, ridge) for n in samples]
     found = curves.implicit_ridges(problem, samples, k, ridge)
-    np.testing.assert_allclose(found, each, rtol=1e-11)
+    freedom = np.array([problem.freedom(gamma)[0] for gamma in found])
+    left = found * (1 - freedom / k) * (1 - freedom / samples)
+    np.testing.assert_allclose(left, ridge, rtol=1e-9, atol=1e-12 * found.max())
     alone = [curves.implicit_ridges(problem, samples[[i]], k, ridge)[0] for i in range(len(samples))]
     assert found.tolist() == alone  # to the bit
     heads = k if k == math.inf else int(k)
@@ -282,16 +281,16 @@ def test_many_implicit_ridges_are_those_of_each(k, ridge):
 def test_the_finest_spectrum_is_used_where_it_nearly_suffices(monkeypatch):
     """Finer ones are asked for while more than γ/100 lies beyond; of the last, γ/10 may."""
     coarse = EigenProblem(np.array([1.0, 0.1]), np.array([1.0, 9.0]), np.array([1.0, 0.5]), remainder=0.5)
-    gamma = implicit_ridge(coarse, 20.0, math.inf, 0.1)
+    gamma = curves.implicit_ridges(coarse, np.array([20.0]), math.inf, 0.1)
 
     def error(*beyond):
-        chain = [replace(coarse, next_eigenvalue=share * gamma) for share in beyond]
+        chain = [replace(coarse, next_eigenvalue=share * float(gamma[0])) for share in beyond]
         monkeypatch.setattr(curves, "problems", lambda *_: iter(chain))
         learner = curves.Learner(Correlation(1, 3), 2, "attention", math.inf)
         [found] = learner.errors(np.array([20.0]), 0.1, 0.0)
         return pytest.approx(found, rel=1e-12), chain.index(learner.problem)
 
-    plain = predicted_error(coarse, 20.0, math.inf, gamma, 0.0)
+    [plain] = curves.predicted_errors(coarse, 20.0, math.inf, gamma, 0.0)
     assert error(0.009, 0.0) == (plain, 0)
     assert error(0.011, 0.0) == (plain, 1)
     assert error(0.5, 0.099) == (plain, 1)

@@ -27,7 +27,7 @@ import numpy as np
 import scipy.linalg
 from jaxtyping import Float
 
-from keyhole.ball.design import Design, SelectableDesign
+from keyhole.ball.design import SelectableDesign
 from keyhole.ball.losses import Outputs, Samples
 from keyhole.ball.projection import group_norms
 from keyhole.ball.solver import BallRisk, certify, null_model
@@ -42,25 +42,24 @@ AIM = 0.3  # share of the gap asked for at which the path ends: the rest is for 
 STEPS_PER_STAGE = 30
 
 
-def suits_newton(problem: BallRisk, design: Design, memory_budget: int) -> bool:
+def suits_newton(problem: BallRisk, design: SelectableDesign, memory_budget: int) -> bool:
     """Whether a problem is small enough for Newton steps, and its ball has an interior."""
     (n, p), outputs = design.shape, problem.targets.shape[1]
     unknowns = (p + 1) * outputs + p // problem.group_size
     small = unknowns <= LARGEST_SYSTEM and n * (p + 1) ** 2 * outputs**2 <= LARGEST_STEP
     fits = 4 * 8 * n * (p + 1) * outputs <= memory_budget
     bounded = problem.ball.group_radius > 0 and problem.ball.ball_radius > 0
-    return small and fits and bounded and isinstance(design, SelectableDesign)
+    return small and fits and bounded
 
 
 def newton_start(
-    problem: BallRisk, design: Design, tol: float, max_iter: int
+    problem: BallRisk, design: SelectableDesign, tol: float, max_iter: int
 ) -> tuple[Float[np.ndarray, "p t"], Samples | None, int]:
     """Values and a dual point at the end of the central path, without the groups that the dual point rules out.
 
     All groups are nonzero on the path. If the gap is too large without those, the path is followed further:
     they shrink in proportion. The third is the number of Newton steps.
     """
-    assert isinstance(design, SelectableDesign)
     constant, null, floor = null_model(problem)
     values = np.zeros((design.shape[1], problem.targets.shape[1]))
     if null <= floor:

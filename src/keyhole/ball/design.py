@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from keyhole._array import MEMORY_BUDGET, block_size, blocks
-from keyhole._checks import check_finite, check_float_array
 
 
 @runtime_checkable
 class Design(Protocol):
-    """A linear map from values (p, t) to predictions (n, t): anything with these three members can be fitted.
-
-    Products are float64. A design that also has ``take(groups)``, the columns of some groups as an array, is
-    fitted much faster when few groups are active, because the others are then visited only to check the
-    solution.
-    """
+    """A linear map from values (p, t) to predictions (n, t); products are float64."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -34,7 +28,7 @@ class Design(Protocol):
 
 @runtime_checkable
 class SelectableDesign(Design, Protocol):
-    """A design whose columns can be had, some groups at a time."""
+    """A design whose columns can be had, some groups at a time: the others are visited only to check a solution."""
 
     def take(self, groups: Int[np.ndarray, " k"]) -> Float[np.ndarray, "n q"]:
         """The columns of ``groups``, side by side."""
@@ -177,26 +171,3 @@ def product(matrix: Float[np.ndarray, "a b"], columns: Float[np.ndarray, "b t"])
     if columns.shape[1] == 1:
         return (matrix @ columns[:, 0])[:, None]
     return matrix @ columns
-
-
-def check_design(design: Any, group_size: int, memory_budget: int) -> Design:
-    """Return ``design`` as a Design: arrays are checked and wrapped, operators taken as they are."""
-    if isinstance(design, Design):
-        n, p = design.shape
-    else:
-        array = check_float_array(design, "design")
-        if array.ndim != 2:
-            raise ValueError(
-                "`design` must have shape (n, p), samples × columns, or be an operator with shape, matvec "
-                f"and rmatvec: got shape {array.shape}."
-            )
-        check_finite(array, "design")
-        n, p = array.shape
-        design = DenseDesign(array, group_size, memory_budget)
-    if n == 0 or p == 0 or p % group_size:
-        raise ValueError(
-            f"`design` must have at least one row and whole groups of {group_size} columns: got shape "
-            f"{(n, p)}. `group_size` is the number of columns that belong to one group."
-        )
-    checked: Design = design
-    return checked

@@ -87,9 +87,6 @@ class Loss(ABC):
     lipschitz: float
     smoothness: float
 
-    def check_targets(self, y: Samples, weights: PerSample, intercept: bool) -> None:  # noqa: B027
-        """Raise unless the loss is defined at ``y`` and, with a free intercept, has a minimiser."""
-
     @abstractmethod
     def value(self, y: Samples, z: Samples) -> PerSample:
         """ℓ(y, z) of each sample, summed over outputs."""
@@ -227,10 +224,6 @@ class Hinge(KinkedLoss):
 
     name, lipschitz = "hinge", 1.0
 
-    def check_targets(self, y: Samples, weights: PerSample, intercept: bool) -> None:
-        """Labels are ±1; a best intercept always exists."""
-        _check_signs(y, self.name)
-
     def slopes(self, y: Samples) -> tuple[Samples, Samples]:
         """−1 and 0 for the label 1, 0 and 1 for the label −1."""
         return np.minimum(-y, 0.0), np.maximum(-y, 0.0)
@@ -302,18 +295,6 @@ class Logistic(ScalarLoss):
 
     name, lipschitz, smoothness = "logistic", 1.0, 0.25
 
-    def check_targets(self, y: Samples, weights: PerSample, intercept: bool) -> None:
-        """Labels are ±1; with a free intercept both must occur, or the loss falls for ever as b grows."""
-        _check_signs(y, self.name)
-        for column, labels in enumerate(y.T if intercept else ()):
-            if np.unique(labels[weights > 0]).size < 2:
-                raise ValueError(
-                    "the logistic loss with a free intercept needs both labels: every sample of positive "
-                    f"weight has label {labels[weights > 0][0]:+g} in output {column}, and the loss falls "
-                    "for ever as the intercept grows. Add samples of the other class, or fit without an "
-                    "intercept."
-                )
-
     def value(self, y: Samples, z: Samples) -> PerSample:
         """log(1 + exp(−y z)), without overflow."""
         return np.logaddexp(0.0, -y * z).sum(axis=1)
@@ -344,16 +325,6 @@ def _inside(excess: np.ndarray, value: np.ndarray) -> PerSample:
     return np.where((excess > DOMAIN_SLACK).any(axis=1), math.inf, total)
 
 
-def _check_signs(y: np.ndarray, name: str) -> None:
-    wrong = np.argwhere(np.abs(y) != 1.0)
-    if len(wrong):
-        where = tuple(int(i) for i in wrong[0])
-        raise ValueError(
-            f"the {name} loss needs labels −1 and +1: found {y[where]:g} at index {where}, {len(wrong)} such "
-            "labels in all. Encode two classes as 2·(y == positive) − 1."
-        )
-
-
 class Smoothed(ScalarLoss):
     """ℓ_μ(y, z) = max_a a z − ℓ*(y, a) − μ (a − c)²/2: a loss ℓ smoothed with width μ around centre c.
 
@@ -375,10 +346,6 @@ class Smoothed(ScalarLoss):
         self.lipschitz = base.lipschitz
         self.smoothness = 1.0 / width
         self._low, self._high = base.slopes(targets)
-
-    def check_targets(self, y: Samples, weights: PerSample, intercept: bool) -> None:
-        """The targets of ``base``."""
-        self.base.check_targets(y, weights, intercept)
 
     def value(self, y: Samples, z: Samples) -> PerSample:
         """The maximum itself: a z − ℓ*(y, a) − μ (a − c)²/2 at the maximiser a."""
@@ -418,28 +385,6 @@ class Multinomial(Loss):
     """
 
     name, lipschitz, smoothness = "multinomial", math.sqrt(2.0), 0.5
-
-    def check_targets(self, y: Samples, weights: PerSample, intercept: bool) -> None:
-        """Rows of y lie on the simplex; with free intercepts every class must carry weight."""
-        if y.shape[1] < 2:
-            raise ValueError(
-                f"the multinomial loss needs at least two classes: got targets of shape {y.shape}. Pass one "
-                "column per class, one-hot."
-            )
-        wrong = np.flatnonzero((y < 0).any(axis=1) | (np.abs(y.sum(axis=1) - 1.0) > 1e-9))
-        if len(wrong):
-            raise ValueError(
-                "the multinomial loss needs targets that are distributions over the classes, one-hot or not: "
-                f"row {wrong[0]} is {y[wrong[0]]}, {len(wrong)} such rows in all. Pass "
-                "np.eye(n_classes)[labels]."
-            )
-        absent = np.flatnonzero(weights @ y == 0.0)
-        if intercept and len(absent):
-            raise ValueError(
-                "the multinomial loss with free intercepts needs every class to occur: class "
-                f"{absent[0]} has no weight, and its intercept would fall for ever. Drop its column, or fit "
-                "without an intercept."
-            )
 
     def value(self, y: Samples, z: Samples) -> PerSample:
         """The loss log Σ_k exp z_k − <y, z>, without overflow."""

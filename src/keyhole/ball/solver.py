@@ -227,34 +227,24 @@ class BallDescent:
     """Accelerated descent on some columns that can be taken further and further, until it is ``exhausted``.
 
     ``at`` are values in the ball, of the groups at hand, an intercept, an estimate of L (0 for none) and a feasible
-    dual point; ``width`` smooths a loss with kinks, around that point.
+    dual point; ``width`` smooths a loss with kinks, around that point; ``inner`` is the iteration.
     """
 
     def __init__(self, problem: BallRisk, columns: Design, at: DescentPoint, width: float) -> None:
         self.problem, self.columns, self.width = problem, columns, width
         self.watch = GapWatch(problem, at[0], at[3])
         self.n_iter, self.exhausted = 0, False
-        self._inner = self._begin(*at)
-
-    @property
-    def intercept(self) -> Outputs:
-        """The intercept of the last iterate."""
-        return self._inner.intercept
-
-    @property
-    def curvature(self) -> float:
-        """The current estimate of L."""
-        return self._inner.curvature
+        self.inner = self._begin(*at)
 
     def run(self, target: float, max_iter: int) -> None:
         """Iterate until the gap is at most ``target`` or falls no more, ``max_iter`` times at most."""
         last = self.n_iter + max_iter
         while self.n_iter < last:
-            self._inner.advance()
+            self.inner.advance()
             self.n_iter += 1
             if self.n_iter % CHECK_EVERY == 0 or self.n_iter == last:
-                dual = self.problem.feasible(self._inner.dual)
-                gap = self.watch.look(self._inner, dual)
+                dual = self.problem.feasible(self.inner.dual)
+                gap = self.watch.look(self.inner, dual)
                 if gap <= target:
                     break
                 self._adapt(dual)
@@ -289,7 +279,7 @@ class KinkedDescent(BallDescent):
 
     def _adapt(self, dual: Samples) -> None:
         """Move the centre once the smoothed problem is solved as well as the centre is known."""
-        inner = self._inner
+        inner = self.inner
         shift = 0.5 * self.width * float(self.problem.weights @ np.square(dual - self._centre).sum(axis=1))
         if self._inner_watch.look(inner, dual) > 2.0 * shift and self._inner_watch.stale <= PATIENCE:
             return
@@ -299,7 +289,7 @@ class KinkedDescent(BallDescent):
         if self.watch.gap > 0.3 * self._before:
             self.width, curvature = NARROWER * self.width, curvature / NARROWER
         self._before = self.watch.gap
-        self._inner = self._begin(inner.values, inner.intercept, curvature, dual)
+        self.inner = self._begin(inner.values, inner.intercept, curvature, dual)
 
 
 OBJECTIVE_FLOOR = 1e-3  # the gap is relative to the objective, or to this share of the best constant's loss if larger
@@ -335,10 +325,10 @@ class Solution:
 class WorkingSet:
     """Which groups are at hand, as ``chosen`` (m,) of bool, and their ``columns``."""
 
-    def __init__(self, problem: BallRisk, design: Design, dtype: np.dtype, memory_budget: int) -> None:
+    def __init__(self, problem: BallRisk, design: SelectableDesign, dtype: np.dtype, memory_budget: int) -> None:
         self._problem, self._design, self._memory_budget = problem, design, memory_budget
         self._buffer = ColumnBuffer(dtype)
-        self._whole: Design | None = design if not isinstance(design, SelectableDesign) else None
+        self._whole: Design | None = None
         if isinstance(design, DenseDesign) and design.array.dtype == dtype:
             self._whole = WorkingColumns(design.array)
         self._item_bytes = len(problem.targets) * problem.group_size * dtype.itemsize
@@ -353,7 +343,7 @@ class WorkingSet:
         share = float(wanted.mean())
         too_large = int(wanted.sum()) * self._item_bytes > self._memory_budget
         dear = self._whole is not None and COPYING * share >= n_iter * (1.0 - share)
-        if isinstance(self._design, SelectableDesign) and not (too_large or dear):
+        if not (too_large or dear):
             self.chosen = wanted
             self.columns = self._buffer.fill(self._design, np.flatnonzero(wanted), self._problem.group_size)
         else:
@@ -374,7 +364,7 @@ class WorkingSet:
 
 def minimise(
     problem: BallRisk,
-    design: Design,
+    design: SelectableDesign,
     start: Float[np.ndarray, "p t"],
     *,
     dual: Samples | None = None,
@@ -405,7 +395,7 @@ def minimise(
         moved = descent is None or descent.columns is not working.columns
         if descent is None or moved:
             if descent is not None:
-                curvature, width = descent.curvature, descent.width
+                curvature, width = descent.inner.curvature, descent.width
             at = working.restrict(values), best.intercept, curvature, best.dual
             suited = KinkedDescent if isinstance(problem.loss, KinkedLoss) else BallDescent
             descent = suited(problem, working.columns, at, width)
@@ -414,7 +404,7 @@ def minimise(
         expected = descent.n_iter - before
         n_iter += expected
         candidate = working.extend(descent.watch.values)
-        certificate = certify(problem, design, candidate, descent.watch.dual, descent.intercept)
+        certificate = certify(problem, design, candidate, descent.watch.dual, descent.inner.intercept)
         if certificate.objective <= best.objective:
             values = candidate
         gap, best = best.gap, _merge(best, certificate)
@@ -431,9 +421,9 @@ def warn_if_short(
     max_iter: int,
     dtype: Any,
     *,
+    who: str,
+    category: type[SolverWarning],
     stacklevel: int,
-    who: str = "fit_norm_ball",
-    category: type[SolverWarning] = SolverWarning,
 ) -> None:
     """Warn if ``solution`` did not reach ``tol``: the gap it reached, and what to change."""
     if solution.converged:

@@ -124,7 +124,8 @@ def _progress(timer: Timer, figures: dict[str, set[str]], console: Console) -> I
         def report(keys: Collection[str]) -> None:
             nonlocal last
             timer.finish(keys)
-            name = _figure_of(keys, figures)
+            newest = list(keys)[-1:]
+            name = next((name for name, own in figures.items() for key in newest if key in own), "")
             description = f"figure {name}" if name else bar.tasks[0].description
             bar.update(task, completed=timer.done, description=description, words=_line(timer, ""))
             if not terminal and time.monotonic() - last >= LINE_SECONDS:
@@ -134,11 +135,6 @@ def _progress(timer: Timer, figures: dict[str, set[str]], console: Console) -> I
         yield report
     if not terminal:
         say(console, _line(timer, ""))
-
-
-def _figure_of(keys: Collection[str], figures: dict[str, set[str]]) -> str:
-    newest = list(keys)[-1:]
-    return next((name for name, own in figures.items() for key in newest if key in own), "")
 
 
 def _line(timer: Timer, figure: str) -> str:

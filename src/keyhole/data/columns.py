@@ -299,7 +299,9 @@ def coded(
             values = np.where(np.isnan(values), np.asarray(coding.fill, values.dtype), values)
         return values[:, None]
     found, rows = texts(column)
-    table = _hashed(found) if coding.kind == "hashed" else _one_hot(found, coding.categories)
+    table = np.array([[text == known for known in coding.categories] for text in found], dtype=np.float32)
+    if coding.kind == "hashed":
+        table = _hashed(found)
     if coding.kind == "one-hot" and unknown == "error":
         strange = np.array([bool(text) and text not in coding.categories for text in found])[rows]
         if strange.any():
@@ -313,16 +315,6 @@ def coded(
     if not impute:
         table[[not text for text in found]] = np.nan
     return table[rows]
-
-
-def _one_hot(found: list[str], categories: tuple[str, ...]) -> Float[np.ndarray, "u w"]:
-    from sklearn.preprocessing import OneHotEncoder
-
-    known = np.array(categories, dtype=object)[:, None]
-    encoder = OneHotEncoder(
-        categories=[known[:, 0]], handle_unknown="ignore", sparse_output=False, dtype=np.float32
-    ).fit(known)
-    return np.asarray(encoder.transform(np.array(found, dtype=object)[:, None]))
 
 
 def _hashed(found: list[str]) -> Float[np.ndarray, "u w"]:

@@ -218,31 +218,21 @@ def babi_tokens(
     ('mary=', np.float64(0.577))
     """
     bags, places = _word_parts(sentences, len(vocabulary))
+    words = np.hstack([bags, order * places]) if order else bags
     n_ages = max((min(len(story), newest) for story in stories), default=0) if ages else 0
     keys = []
     for story, question in zip(stories, questions, strict=True):
         rows = story[-newest:] if newest else story[:0]
         age = np.arange(len(rows))[::-1]
-        parts = [bags[rows]]
-        if order:
-            parts.append(order * places[rows])
-        if shared:
-            parts.append(shared * (bags[rows] > 0) * bags[question])
-        if n_ages:
-            parts.append(np.eye(n_ages)[age])
-        parts.append(np.stack([2.0**-age, 2.0 ** (-age / 2), 1.0 / (1 + age)], axis=1))
-        block = np.concatenate(parts, axis=1)
-        keys.append(np.concatenate([block, np.zeros((1, block.shape[1]))]) if empty else block)
-    names = list(vocabulary)
-    if order:
-        names += [f"{word}@" for word in vocabulary]
-    asked = np.concatenate([bags[questions], order * places[questions]], axis=1)[:, : len(names)]
-    if shared:
-        names += [f"{word}=" for word in vocabulary]
-    names += [f"age {k}" for k in range(n_ages)]
-    names += RECENCY
-    query = np.zeros((len(questions), len(names)))
-    query[:, : asked.shape[1]] = asked
+        both = [shared * (bags[rows] > 0) * bags[question]] if shared else []
+        when = [np.eye(n_ages)[age]] if n_ages else []
+        recency = np.stack([2.0**-age, 2.0 ** (-age / 2), 1.0 / (1 + age)], axis=1)
+        block = np.concatenate([words[rows], *both, *when, recency], axis=1)
+        keys.append(np.pad(block, ((0, int(empty)), (0, 0))))
+    marks = [mark for mark, there in (("", True), ("@", order), ("=", shared)) if there]
+    names = [word + mark for mark in marks for word in vocabulary]
+    names += [*(f"age {k}" for k in range(n_ages)), *RECENCY]
+    query = np.pad(words[questions], ((0, 0), (0, len(names) - words.shape[1])))
     return Dataset(SetBatch(keys, query), None, tuple(names), f"{len(keys)} stories")
 
 
@@ -311,10 +301,10 @@ def load_babi(path: Any, task: int = 1, *, folder: str = "en", newest: int = 80)
             f"task {task} needs a file qa{task}_…_train.txt: {Path(path).name!r} has none. Give the archive of the "
             "bAbI tasks, or the folder it unpacks to."
         )
-    parts = [(0 if not n.endswith("_test.txt") else 1, parse_stories(text, n)) for n, text in sorted(texts.items())]
-    parts.sort(key=lambda part: part[0])
-    questions = [q for _, part in parts for q in part]
-    split = np.concatenate([np.full(len(part), which) for which, part in parts])
+    ordered = sorted(texts, key=lambda n: (n.endswith("_test.txt"), n))
+    parts = [parse_stories(texts[n], n) for n in ordered]
+    questions = [q for part in parts for q in part]
+    split = np.repeat([int(n.endswith("_test.txt")) for n in ordered], [len(part) for part in parts])
     made = _tokens(questions, newest)
     answers = np.array([q.answer for q in questions], dtype=np.str_)
     words = f"bAbI task {task}: {len(questions)} questions, {int((split == 0).sum())} of them for training"
@@ -424,7 +414,8 @@ def load_bags(path: Any, *, bag: str | int = 0, label: str | int = -1, skip: Any
         raise ValueError(f"a file of bags is comma separated: {path.name!r} is not ({error}). Is it damaged?") from None
     if not rows:
         raise ValueError(f"a file of bags has a line per instance: {path.name!r} has none.")
-    header = None if any(map(_is_number, rows[0])) else [cell.strip() for cell in rows[0]]
+    first = np.array([cell.strip().rstrip(".") for cell in rows[0]])
+    header = None if np.isfinite(_as_numbers(first)).any() else [cell.strip() for cell in rows[0]]
     if header is not None:
         rows = rows[1:]
     width = len(header or rows[0])
@@ -442,23 +433,32 @@ def load_bags(path: Any, *, bag: str | int = 0, label: str | int = -1, skip: Any
     if bag_at == label_at or not columns:
         raise ValueError("bag and label must be different columns, and one must be left for the instances.")
     names = tuple(header[j] if header else f"x{j}" for j in columns)
-    tokens = np.array([[_number(row[j], k, names[i]) for i, j in enumerate(columns)] for k, row in enumerate(rows)])
+    cells = np.array([[cell.strip() for cell in row] for row in rows], dtype=np.str_)
+    tokens = _as_numbers(cells[:, columns])
+    for k, j in np.argwhere(~np.isfinite(tokens))[:1]:
+        raise ValueError(
+            f"instances are numbers: column {names[j]!r} of instance {k} is {rows[k][columns[j]]!r:.40}. Leave the "
+            "column out with `skip`, or fill it in."
+        )
+    labels = _labels(np.char.rstrip(cells[:, label_at], "."))
     owner: dict[str, list[int]] = {}
-    for k, row in enumerate(rows):
-        owner.setdefault(row[bag_at].strip(), []).append(k)
-    labels = _labels([row[label_at].strip().rstrip(".") for row in rows])
-    target = np.array([labels[members].max() if labels.dtype.kind != "U" else max(labels[members].tolist())
-                       for members in owner.values()])  # fmt: skip
+    for k, name in enumerate(cells[:, bag_at].tolist()):
+        owner.setdefault(name, []).append(k)
+    target = np.array([max(labels[members].tolist()) for members in owner.values()])
     words = f"{path.name}: {len(owner)} bags of {len(rows)} instances"
     return Dataset(SetBatch([tokens[members] for members in owner.values()]), target, names, words, "label")
 
 
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell.strip().rstrip("."))
-    except ValueError:
-        return False
-    return True
+def _as_numbers(cells: np.ndarray) -> np.ndarray:
+    """Texts as numbers, NaN where one is none."""
+
+    def number(cell: str) -> float:
+        try:
+            return float(cell)
+        except ValueError:
+            return float("nan")
+
+    return np.array([number(cell) for cell in cells.ravel().tolist()]).reshape(cells.shape)
 
 
 def _place(column: str | int, header: list[str] | None, width: int, option: str) -> int:
@@ -472,26 +472,14 @@ def _place(column: str | int, header: list[str] | None, width: int, option: str)
     return column % width
 
 
-def _number(cell: str, row: int, name: str) -> float:
-    try:
-        value = float(cell)
-    except ValueError:
-        value = float("nan")
-    if not np.isfinite(value):
-        raise ValueError(
-            f"instances are numbers: column {name!r} of instance {row} is {cell!r:.40}. Leave the column out with "
-            "`skip`, or fill it in."
-        )
-    return value
-
-
-def _labels(cells: list[str]) -> np.ndarray:
+def _labels(cells: np.ndarray) -> np.ndarray:
     """Whole numbers where all labels are, else text."""
-    if all(_is_number(cell) and float(cell).is_integer() for cell in cells):
-        return np.array([int(float(cell)) for cell in cells])
-    if not all(cells):
-        raise ValueError(f"every instance has a label: instance {cells.index('')} has none.")
-    return np.array(cells, dtype=np.str_)
+    values = _as_numbers(cells)
+    if np.isfinite(values).all() and (values == np.rint(values)).all():
+        return values.astype(np.int64)
+    if not np.all(cells != ""):
+        raise ValueError(f"every instance has a label: instance {int(np.argmax(cells == ''))} has none.")
+    return cells
 
 
 def load_digits_sets(position: str = "bumps") -> Dataset:
@@ -588,7 +576,7 @@ def load_molecules(path: Any, *, n_radial: int = 12) -> Dataset:
         charges, positions, ptr, energy = _read_xyz(path)
     elements = np.unique(charges)
     sets = molecule_sets(charges, positions, ptr, elements=elements, n_radial=n_radial)
-    symbols = [_symbol(int(z)) for z in elements]
+    symbols = [SYMBOLS[z - 1] if z <= len(SYMBOLS) else f"Z{z}" for z in elements.tolist()]
     names = (*symbols, *(f"{s} at {r:.2g} Å" for s in symbols for r in _centres(n_radial)))
     words = f"{path.name}: {len(sets)} molecules of {np.diff(ptr).min()}–{np.diff(ptr).max()} atoms"
     return Dataset(sets, energy, names, words, "energy")
@@ -630,10 +618,6 @@ def molecule_sets(
 
 def _centres(n_radial: int) -> Float[np.ndarray, " r"]:
     return np.linspace(0.8, 6.0, n_radial)
-
-
-def _symbol(charge: int) -> str:
-    return SYMBOLS[charge - 1] if 1 <= charge <= len(SYMBOLS) else f"Z{charge}"
 
 
 def _read_npz(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:

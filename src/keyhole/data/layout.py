@@ -203,33 +203,20 @@ class Layout:
 
     @classmethod
     def of(
-        cls,
-        schema: pa.Schema,
-        head: Callable[[list[str]], Any],
-        source: str,
-        *,
-        keys: str | Sequence[str] | None = None,
-        query: str | Sequence[str] | None = None,
-        target: str | Sequence[str] | None = None,
-        extras: str | Sequence[str] | None = None,
-        weight: str | None = None,
-        groups: str | None = None,
-        time: str | None = None,
-        split: str | None = None,
-        set_id: str | None = None,
-        dim: int | None = None,
-        missing: str = "error",
-        tokens: pa.Table | None = None,
+        cls, schema: pa.Schema, head: Callable[[list[str]], Any], source: str, given: dict[str, Any], tokens: Any = None
     ) -> Layout:
         """Settle what was not said by names and types, and by the first rows.
 
         ``head`` gives the first rows of some columns, None if there are no rows; ``source`` is the name of the table,
-        for messages; all else is as in `ParquetSets`.
+        for messages; ``given`` are the options of `ParquetSets`, by name, and ``tokens`` is a table of their own.
         """
-        named, asked = _names(keys, schema if tokens is None else tokens.schema), _names(query, schema) or ()
+        target, extras, set_id = (given[option] for option in ("target", "extras", "set_id"))
+        named = _names(given["keys"], schema if tokens is None else tokens.schema)
+        asked = _names(given["query"], schema) or ()
         if tokens is None:
             check_columns(schema, named or (), "keys", source)
-        single: dict[str, Any] = {"set_id": set_id, "weight": weight, "groups": groups, "time": time, "split": split}
+        rest = {option: given[option] for option in ("missing", "dim", "weight", "groups", "time", "split")}
+        single = {option: given[option] for option in ("set_id", "weight", "groups", "time", "split")}
         for option, name in single.items():
             if name is not None and (not isinstance(name, str) or not name):
                 raise ValueError(f"`{option}` must name a column: got {name!r:.60}.")
@@ -243,15 +230,13 @@ class Layout:
         if extras is None and "extras" in lists and "extras" not in {*(named or ()), *asked, *targets}:
             own = ("extras",)
         check_columns(schema, own, "extras", source)
-        used = {*asked, *(targets or found), *own, weight, groups, time, split}
-        del single["set_id"]
+        used = {*asked, *(targets or found), *own, *(rest[o] for o in ("weight", "groups", "time", "split"))}
         if tokens is not None:
             made = cls._by_join(schema, source, tokens, named, asked, used, set_id)
-            return replace(made, target=targets, extras=own, missing=missing, dim=dim, **single)
+            return replace(made, target=targets, extras=own, **rest)
         settle = cls._by_set if set_id is None and (named[0] in lists if named else lists) else cls._by_token
         made = settle(schema, head, source, named, asked, used, set_id)
-        made = replace(made, target=targets, extras=own, missing=missing, dim=dim, **single)
-        return made._with_width(schema, head, source)
+        return replace(made, target=targets, extras=own, **rest)._with_width(schema, head, source)
 
     @classmethod
     def _by_join(

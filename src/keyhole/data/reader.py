@@ -428,8 +428,8 @@ class ParquetSets:
         first = self._file(0)
         if "target" in known and not set(self._arrays["target"] or ()) <= set(first.schema.names):
             named["target"] = ()  # what is to be predicted is not known yet
-        single: dict[str, Any] = {"weight": weight, "groups": groups, "time": time, "split": split}
-        self.layout = Layout.of(first.schema, self._head, self.paths[0].name, **named, **single, tokens=tokens)
+        named |= {"weight": weight, "groups": groups, "time": time, "split": split}
+        self.layout = Layout.of(first.schema, self._head, self.paths[0].name, named, tokens)
         self._ends = np.cumsum([self._file(i).n_groups for i in range(len(self.paths))]).tolist()
         every: int = self._ends[-1]
         self.start = check_count(start, "start", minimum=0)

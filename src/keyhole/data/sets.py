@@ -11,7 +11,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from keyhole._array import is_tensor
-from keyhole._checks import check_finite, check_float_array, check_pairs
+from keyhole._checks import check_float_array, check_pairs
+from keyhole.data import arrays
 
 POOLINGS = ("mean", "sum")
 
@@ -265,6 +266,7 @@ def samples_in(value: Any) -> SampleBatch | None:
     return first.with_sets(first.sets.beside([column.sets for column in columns[1:]]))
 
 
+@dataclass(frozen=True, eq=False, repr=False, init=False, slots=True)
 class SetBatch(SampleBatch):
     """A batch of n sets of keys, each with an optional query.
 
@@ -291,6 +293,7 @@ class SetBatch(SampleBatch):
         All keys, set after set. Read-only.
     offsets : array (n + 1,)
         Set i owns rows ``offsets[i]:offsets[i+1]`` of ``tokens``.
+    query, extras, pairs : as given, or None
 
     Notes
     -----
@@ -316,24 +319,27 @@ class SetBatch(SampleBatch):
     SetBatch(2 sets, 9 keys each (18 in all), dim 3, with query of dim 5, 1 extra, float64)
     """
 
-    __slots__ = ("_extras", "_offsets", "_pairs", "_query", "_tokens")
+    tokens: Float[Any, "t d"]
+    offsets: Int[np.ndarray, " o"]
+    query: Float[Any, "n q"] | None
+    extras: Float[np.ndarray, "n c"] | None
+    pairs: tuple[tuple[int, int], ...] | None
 
     def __init__(self, keys: Any, query: Any = None, extras: Any = None, *, pairs: Any = None) -> None:
         tokens, offsets = _join_sets(keys, "keys")
         if query is not None:
-            query = _check_numbers(query, "query")
-            _check_query(query, n=len(offsets) - 1)
-            tokens, query = _alike(tokens, query)
-            _check_finite(query, "query")
+            query = arrays.check_numbers(query, "query")
+            arrays.check_query(query, n=len(offsets) - 1)
+            tokens, query = arrays.alike(tokens, query)
+            arrays.check_all_finite(query, "query")
         pairs = check_pairs(pairs, 0 if query is None else int(query.shape[1]), int(tokens.shape[1]))
-        self._store(tokens, offsets, query, _check_extras(extras, len(offsets) - 1), pairs)
+        self._store(tokens, offsets, query, arrays.check_extras(extras, len(offsets) - 1), pairs)
 
     def _store(self, tokens: Any, offsets: np.ndarray, query: Any, extras: np.ndarray | None, pairs: Any) -> None:
-        self._tokens = _frozen(tokens)
-        self._offsets = _frozen(offsets)
-        self._query = None if query is None else _frozen(query)
-        self._extras = None if extras is None else _frozen(extras)
-        self._pairs: tuple[tuple[int, int], ...] | None = pairs
+        held = {"tokens": tokens, "offsets": offsets, "query": query, "extras": extras}
+        for name, array in held.items():
+            object.__setattr__(self, name, None if array is None else arrays.frozen(array))
+        object.__setattr__(self, "pairs", pairs)
 
     @classmethod
     def from_tokens(cls, x: Any) -> SetBatch:
@@ -360,8 +366,8 @@ class SetBatch(SampleBatch):
             )
         is_key = np.ones(len(tokens), dtype=bool)
         is_key[offsets[:-1]] = False
-        queries = tokens[_like(offsets[:-1], tokens)]
-        return cls._from_flat(tokens[_like(is_key, tokens)], offsets - np.arange(len(offsets)), queries)
+        queries = tokens[arrays.like(offsets[:-1], tokens)]
+        return cls._from_flat(tokens[arrays.like(is_key, tokens)], offsets - np.arange(len(offsets)), queries)
 
     @classmethod
     def _from_flat(
@@ -372,55 +378,30 @@ class SetBatch(SampleBatch):
         batch._store(tokens, offsets, query, extras, pairs)
         return batch
 
-    @property
-    def tokens(self) -> Float[Any, "t d"]:
-        """All keys, set after set."""
-        return self._tokens
-
-    @property
-    def offsets(self) -> Int[np.ndarray, " offsets"]:
-        """Set i owns rows ``offsets[i]:offsets[i+1]`` of ``tokens``."""
-        return self._offsets
-
-    @property
-    def query(self) -> Float[Any, "n q"] | None:
-        """One query per set, or None for the constant query."""
-        return self._query
-
-    @property
-    def extras(self) -> Float[np.ndarray, "n c"] | None:
-        """Columns of the samples themselves, or None."""
-        return self._extras
-
-    @property
-    def pairs(self) -> tuple[tuple[int, int], ...] | None:
-        """Coordinates of query and key that mean the same, or None where nobody said."""
-        return self._pairs
-
     def with_extras(self, extras: Any) -> SetBatch:
         """The same sets with other columns of their own, (n, c); or without, for None."""
-        extras = _check_extras(extras, len(self))
-        return self._from_flat(self._tokens, self._offsets, self._query, extras, self._pairs)
+        extras = arrays.check_extras(extras, len(self))
+        return self._from_flat(self.tokens, self.offsets, self.query, extras, self.pairs)
 
     @property
     def dim(self) -> int:
         """The token dimension d."""
-        return int(self._tokens.shape[1])
+        return int(self.tokens.shape[1])
 
     @property
     def lengths(self) -> Int[np.ndarray, " n"]:
         """The number of keys of each set."""
-        return np.diff(self._offsets)
+        return np.diff(self.offsets)
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """float32 or float64, as NumPy names them."""
-        return np.dtype(str(self._tokens.dtype).removeprefix("torch."))
+        return np.dtype(str(self.tokens.dtype).removeprefix("torch."))
 
     @property
     def device(self) -> str | None:
         """Where torch tensors live, such as "cpu" or "cuda:0"; None for NumPy arrays."""
-        return str(self._tokens.device) if is_tensor(self._tokens) else None
+        return str(self.tokens.device) if is_tensor(self.tokens) else None
 
     @property
     def sets(self) -> SetBatch:
@@ -440,14 +421,14 @@ class SetBatch(SampleBatch):
     @property
     def nbytes(self) -> int:
         """Bytes held by the batch."""
-        held = (self._tokens, self._offsets, self._query, self._extras)
+        held = (self.tokens, self.offsets, self.query, self.extras)
         return sum(int(array.nbytes) for array in held if array is not None)
 
     def astype(self, dtype: Any) -> SetBatch:
         """Return the batch in float32 or float64."""
         if np.dtype(dtype) not in (np.float32, np.float64):
             raise ValueError(f"`dtype` must be float32 or float64: got {np.dtype(dtype)}.")
-        return self if self.dtype == np.dtype(dtype) else self.mapped(lambda array: _astype(array, dtype))
+        return self if self.dtype == np.dtype(dtype) else self.mapped(lambda array: arrays.astype(array, dtype))
 
     def numpy(self) -> SetBatch:
         """Return the batch in host memory, as NumPy arrays; itself if it is there."""
@@ -465,19 +446,19 @@ class SetBatch(SampleBatch):
 
     def mapped(self, change: Callable[[Any], Any], of_query: Callable[[Any], Any] | None = None) -> SetBatch:
         """The same sets with keys and queries that ``change`` makes of theirs, row by row; ``of_query`` of queries."""
-        query = None if self._query is None else (of_query or change)(self._query)
-        return self._from_flat(change(self._tokens), self._offsets, query, self._extras, self._pairs)
+        query = None if self.query is None else (of_query or change)(self.query)
+        return self._from_flat(change(self.tokens), self.offsets, query, self.extras, self.pairs)
 
     def with_query(self, query: Float[Any, "n q"] | None) -> SetBatch:
         """The same sets with other queries, or none, that are known to fit; what was paired is not any more."""
-        return self._from_flat(self._tokens, self._offsets, query, self._extras)
+        return self._from_flat(self.tokens, self.offsets, query, self.extras)
 
     def beside(self, others: Sequence[SetBatch]) -> SetBatch:
         """The same sets with the coordinates of sets of the same sizes after their own."""
         batches = (self, *others)
-        query = None if self._query is None else np.concatenate([b.query for b in batches], axis=1)
+        query = None if self.query is None else np.concatenate([b.query for b in batches], axis=1)
         query = None if query is None or query.shape[1] == 0 else query
-        return self._from_flat(np.concatenate([b.tokens for b in batches], axis=1), self._offsets, query, self._extras)
+        return self._from_flat(np.concatenate([b.tokens for b in batches], axis=1), self.offsets, query, self.extras)
 
     def with_sets(self, sets: SetBatch) -> SetBatch:
         """Those sets."""
@@ -490,30 +471,30 @@ class SetBatch(SampleBatch):
     def each_key_as_query(self) -> SetBatch:
         """Every key of every set as the query of a copy of its set."""
         copies = self[np.repeat(np.arange(len(self)), self.lengths)]
-        return self._from_flat(copies.tokens, copies.offsets, self._tokens)
+        return self._from_flat(copies.tokens, copies.offsets, self.tokens)
 
     def single_keys(self) -> SetBatch:
         """Every key as a set of its own, with the query of its set."""
-        query = None if self._query is None else np.repeat(self._query, self.lengths, axis=0)
-        return self._from_flat(self._tokens, np.arange(len(self._tokens) + 1), query)
+        query = None if self.query is None else np.repeat(self.query, self.lengths, axis=0)
+        return self._from_flat(self.tokens, np.arange(len(self.tokens) + 1), query)
 
     def extended_keys(self) -> Float[Any, "t e"]:
         """All keys with a one appended: x~ = [x; 1]."""
-        return _with_last(self._tokens, 1.0)
+        return arrays.with_last(self.tokens, 1.0)
 
     def extended_query(self) -> Float[Any, "n e"]:
         """Queries with a one appended, or the constant query [0; √2] for every set."""
-        if self._query is None:
+        if self.query is None:
             zeros = np.zeros((len(self), self.dim), dtype=self.dtype)
-            return _with_last(_like(zeros, self._tokens), np.sqrt(2.0))
-        return _with_last(self._query, 1.0)
+            return arrays.with_last(arrays.like(zeros, self.tokens), np.sqrt(2.0))
+        return arrays.with_last(self.query, 1.0)
 
     def seen_query(self) -> Float[Any, "n e"]:
         """The same without the zeros of a constant query: (n, 1), to be multiplied with the last rows of heads."""
-        return self.extended_query() if self._query is not None else np.full((len(self), 1), np.sqrt(2.0), self.dtype)
+        return self.extended_query() if self.query is not None else np.full((len(self), 1), np.sqrt(2.0), self.dtype)
 
     def __len__(self) -> int:
-        return len(self._offsets) - 1
+        return len(self.offsets) - 1
 
     def __iter__(self) -> Iterator[SetBatch]:
         return (self[i : i + 1] for i in range(len(self)))
@@ -527,38 +508,37 @@ class SetBatch(SampleBatch):
         return self._gather(self._row_numbers(rows))
 
     def _contiguous(self, start: int, stop: int) -> SetBatch:
-        offsets = self._offsets[start : stop + 1]
+        offsets = self.offsets[start : stop + 1]
         first = offsets[0]
-        query, extras = (None if array is None else array[start:stop] for array in (self._query, self._extras))
-        return self._from_flat(self._tokens[first : offsets[-1]], offsets - first, query, extras, self._pairs)
+        query, extras = (None if array is None else array[start:stop] for array in (self.query, self.extras))
+        return self._from_flat(self.tokens[first : offsets[-1]], offsets - first, query, extras, self.pairs)
 
     def _gather(self, rows: np.ndarray) -> SetBatch:
-        lengths = self.lengths[rows]
-        offsets = _offsets_of(lengths)
-        # token k of new set i is token k of old set rows[i]
-        source = np.arange(offsets[-1]) + np.repeat(self._offsets[rows] - offsets[:-1], lengths)
-        query = None if self._query is None else self._query[_like(rows, self._tokens)]
-        extras = None if self._extras is None else self._extras[rows]
-        return self._from_flat(self._tokens[_like(source, self._tokens)], offsets, query, extras, self._pairs)
+        offsets, source = arrays.gathered(self.offsets, rows)
+        query = None if self.query is None else self.query[arrays.like(rows, self.tokens)]
+        extras = None if self.extras is None else self.extras[rows]
+        return self._from_flat(self.tokens[arrays.like(source, self.tokens)], offsets, query, extras, self.pairs)
 
     @classmethod
     def _joined(cls, batches: Sequence[SetBatch]) -> SetBatch:
         dims = {b.dim for b in batches}
         if len(dims) > 1:
             raise ValueError(f"`batches` must share their token dimension: got {sorted(dims)}.")
-        query = _joined_rows([b.query for b in batches], "a query")
-        offsets = _offsets_of(np.concatenate([b.lengths for b in batches]))
-        extras = _joined_rows([b.extras for b in batches], "extras")
+        query = arrays.joined_rows([b.query for b in batches], "a query")
+        offsets = arrays.offsets_of(np.concatenate([b.lengths for b in batches]))
+        extras = arrays.joined_rows([b.extras for b in batches], "extras")
         if len({b.pairs for b in batches}) > 1:
             raise ValueError("`batches` must pair the same coordinates of query and key: they pair different ones.")
-        return cls._from_flat(_concatenate([b.tokens for b in batches]), offsets, query, extras, batches[0].pairs)
+        return cls._from_flat(
+            arrays.concatenated([b.tokens for b in batches]), offsets, query, extras, batches[0].pairs
+        )
 
     def __repr__(self) -> str:
-        n, total = len(self), len(self._tokens)
-        query = "with query" if self._query is not None else "no query"
+        n, total = len(self), len(self.tokens)
+        query = "with query" if self.query is not None else "no query"
         query += f" of dim {self.query_dim}" if self.query_dim != self.dim else ""
-        if self._extras is not None:
-            count = self._extras.shape[1]
+        if self.extras is not None:
+            count = self.extras.shape[1]
             query += f", {count} extra{'' if count == 1 else 's'}"
         tail = f"dim {self.dim}, {query}, {self.dtype}{'' if self.device is None else f', torch on {self.device}'})"
         if n == 0:
@@ -598,108 +578,12 @@ def concatenate(batches: Sequence[Any]) -> Any:
     return kinds.pop()._joined(batches)
 
 
-def _joined_rows(arrays: Sequence[Any], what: str) -> Any:
-    """What every batch has one row per sample of, or none has, end to end."""
-    held = [array for array in arrays if array is not None]
-    if held and len(held) != len(arrays):
-        raise ValueError(
-            f"`batches` must all carry {what}, or none: {len(held)} of {len(arrays)} do. Give the others {what} of "
-            "their own."
-        )
-    widths = {int(array.shape[1]) for array in held}
-    if len(widths) > 1:
-        raise ValueError(f"`batches` must have {what} of one dimension: got {sorted(widths)}.")
-    return _concatenate(held) if held else None
-
-
-def _offsets_of(counts: Int[np.ndarray, " n"]) -> Int[np.ndarray, " o"]:
-    """Where runs of these lengths begin, and the last one ends."""
-    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-
-
-# What follows takes NumPy arrays and torch tensors alike: `Any` is one of the two.
-
-
-def _check_numbers(value: Any, name: str) -> Any:
-    if not is_tensor(value):
-        return check_float_array(value, name)
-    from keyhole._tensors import check_float_tensor
-
-    return check_float_tensor(value, name)
-
-
-def _check_finite(array: Any, name: str) -> None:
-    if not is_tensor(array):
-        return check_finite(array, name)
-    from keyhole._tensors import check_finite_tensor
-
-    return check_finite_tensor(array, name)
-
-
-def _concatenate(arrays: Sequence[Any]) -> Any:
-    if not any(is_tensor(array) for array in arrays):
-        return np.concatenate(arrays)
-    if not all(is_tensor(array) for array in arrays):
-        raise TypeError("sets must be NumPy arrays or torch tensors, all of one kind: got both. Convert some of them.")
-    from keyhole._tensors import concatenate
-
-    return concatenate(arrays)
-
-
-def _like(array: Any, other: Any) -> Any:
-    """``array`` as it is, or on the device of ``other`` if that is a tensor."""
-    if not is_tensor(other):
-        return array
-    from keyhole._tensors import as_tensor
-
-    return as_tensor(array, other)
-
-
-def _astype(array: Any, dtype: Any) -> Any:
-    if not is_tensor(array):
-        return array.astype(dtype, copy=False)
-    from keyhole._tensors import astype
-
-    return astype(array, np.dtype(dtype).name)
-
-
-def _alike(tokens: Any, query: Any) -> tuple[Any, Any]:
-    """Both in the wider type of the two, and where the tokens are."""
-    if is_tensor(query) and not is_tensor(tokens):
-        raise TypeError(
-            "`keys` and `query` must be of one kind: got NumPy keys and a torch query. Convert one of them."
-        )
-    wide = np.result_type(*(np.dtype(str(x.dtype).removeprefix("torch.")) for x in (tokens, query)))
-    if is_tensor(tokens):
-        query = _like(query, tokens)
-    return _astype(tokens, wide), _astype(query, wide)
-
-
-def _frozen(array: Any) -> Any:
-    if is_tensor(array):
-        return array.contiguous()
-    view = np.ascontiguousarray(array).view()
-    view.flags.writeable = False
-    return view
-
-
-def _with_last(array: Any, value: float) -> Any:
-    if is_tensor(array):
-        from keyhole._tensors import with_last
-
-        return with_last(array, float(value))
-    extended = np.empty((array.shape[0], array.shape[1] + 1), dtype=array.dtype)
-    extended[:, :-1] = array
-    extended[:, -1] = value
-    return extended
-
-
 def _join_sets(sets: Any, name: str) -> tuple[Any, np.ndarray]:
     """Return (tokens, offsets) for an (n, N, d) array or a sequence of (N_i, d) arrays, checked."""
     if isinstance(sets, SampleBatch):
         raise TypeError(f"`{name}` is a {type(sets).__name__} already: use it as it is, or pass its arrays.")
     if is_tensor(sets) or (isinstance(sets, np.ndarray) and sets.dtype != object):
-        return _join_dense(_check_numbers(sets, name), name)
+        return _join_dense(arrays.check_numbers(sets, name), name)
     if isinstance(sets, np.ndarray) and sets.ndim == 3:
         return _join_dense(check_float_array(sets, name), name)
     is_scalar = isinstance(sets, np.ndarray) and sets.ndim == 0
@@ -717,82 +601,39 @@ def _join_dense(array: Any, name: str) -> tuple[Any, np.ndarray]:
             f"got shape {tuple(array.shape)}. For one key per set, pass x[:, None, :]."
         )
     n, length, dim = array.shape
-    _check_sizes(n, np.full(n, length), dim, name)
-    _check_finite(array, name)
+    arrays.check_sizes(n, np.full(n, length), dim, name)
+    arrays.check_all_finite(array, name)
     return array.reshape(n * length, dim), np.arange(0, n * length + 1, length, dtype=np.int64)
 
 
 def _join_ragged(sets: Any, name: str) -> tuple[Any, np.ndarray]:
-    arrays: list[Any] = []
+    held: list[Any] = []
     for i in range(len(sets)):
         if isinstance(sets[i], SampleBatch):
             raise TypeError(f"`{name}` must hold arrays: {name}[{i}] is a batch. Join batches with kh.concatenate.")
-        array = _check_numbers(sets[i], f"{name}[{i}]")
+        array = arrays.check_numbers(sets[i], f"{name}[{i}]")
         if array.ndim != 2:
             raise ValueError(
                 f"each set of `{name}` must have shape (N_i, d): set {i} has shape {tuple(array.shape)}. "
                 "A set of one key is x[None, :]."
             )
-        if arrays and array.shape[1] != arrays[0].shape[1]:
+        if held and array.shape[1] != held[0].shape[1]:
             raise ValueError(
                 f"all sets of `{name}` must share their last axis (the token dimension): set 0 has shape "
-                f"{tuple(arrays[0].shape)} and set {i} has shape {tuple(array.shape)}."
+                f"{tuple(held[0].shape)} and set {i} has shape {tuple(array.shape)}."
             )
-        arrays.append(array)
-    lengths = np.array([len(a) for a in arrays], dtype=np.int64)
-    _check_sizes(len(arrays), lengths, arrays[0].shape[1] if arrays else 1, name)
-    offsets = _offsets_of(lengths)
-    tokens = _concatenate(arrays)
+        held.append(array)
+    lengths = np.array([len(a) for a in held], dtype=np.int64)
+    arrays.check_sizes(len(held), lengths, held[0].shape[1] if held else 1, name)
+    offsets = arrays.offsets_of(lengths)
+    tokens = arrays.concatenated(held)
     try:
-        _check_finite(tokens, name)
+        arrays.check_all_finite(tokens, name)
     except ValueError:  # say in which set
-        for i, array in enumerate(arrays):
-            _check_finite(array, f"{name}[{i}]")
+        for i, array in enumerate(held):
+            arrays.check_all_finite(array, f"{name}[{i}]")
         raise
     return tokens, offsets
-
-
-def _check_sizes(n: int, lengths: np.ndarray, dim: int, name: str) -> None:
-    if n == 0:
-        raise ValueError(f"`{name}` must hold at least one set: got none (0 sample(s)).")
-    if dim == 0:
-        raise ValueError(f"tokens of `{name}` must have at least one coordinate: got 0 feature(s).")
-    if lengths.min() == 0:
-        i = int(lengths.argmin())
-        raise ValueError(
-            f"every set of `{name}` must have at least one key: set {i} has no keys. "
-            "Drop it, or give it a token that says 'empty'."
-        )
-
-
-def _check_query(query: Any, n: int) -> None:
-    if query.ndim != 2 or query.shape[1] == 0:
-        raise ValueError(
-            f"`query` must have shape (n, d_q), one query per set: got shape {tuple(query.shape)} for {n} sets."
-        )
-    if query.shape[0] != n:
-        raise ValueError(f"`query` must have one row per set: got {query.shape[0]} rows for {n} sets.")
-
-
-def _check_extras(extras: Any, n: int) -> Float[np.ndarray, "n c"] | None:
-    """Columns of n samples in float64, in host memory; or None."""
-    if extras is None:
-        return None
-    if is_tensor(extras):
-        from keyhole._tensors import as_array
-
-        extras = as_array(extras)
-    columns = check_float_array(extras, "extras").astype(np.float64)
-    if columns.ndim != 2 or len(columns) != n or columns.shape[1] == 0:
-        raise ValueError(
-            f"`extras` must have shape (n, c), one row per sample: got shape {columns.shape} for {n} samples. A single "
-            "column is x[:, None]."
-        )
-    check_finite(columns, "extras")
-    return columns
-
-
-_MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
 def first_occurrences(batch: SampleBatch, labels: Float[np.ndarray, "n t"]) -> Int[np.ndarray, " n"]:
@@ -821,26 +662,15 @@ def first_occurrences(batch: SampleBatch, labels: Float[np.ndarray, "n t"]) -> I
     return first
 
 
-def _hash_rows(rows: np.ndarray) -> np.ndarray:
-    """One 64-bit hash per row; rows that compare equal hash alike (so −0.0 is made 0.0)."""
-    words = np.ascontiguousarray(rows, dtype=np.float64) + 0.0
-    hashes = np.zeros(len(words), dtype=np.uint64)
-    # two rounds more, or hashes of short numbers stay so regular that sums of other keys are equal
-    for column in (*words.view(np.uint64).T, np.uint64(0), np.uint64(0)):
-        hashes = (hashes ^ column) * _MIX
-        hashes ^= hashes >> np.uint64(29)
-    return hashes
-
-
 def hash_samples(batch: SampleBatch, labels: np.ndarray) -> np.ndarray:
     """One 64-bit hash per sample, the same for any order of its keys."""
     batch = batch.signature()
     # a sum over the keys does not see their order
-    hashes = np.add.reduceat(_hash_rows(batch.tokens), batch.offsets[:-1])
+    hashes = np.add.reduceat(arrays.hash_rows(batch.tokens), batch.offsets[:-1])
     for rows in (batch.query, batch.extras):
         if rows is not None:
-            hashes = hashes * _MIX + _hash_rows(rows)
-    return np.asarray(hashes * _MIX + _hash_rows(labels))
+            hashes = hashes * arrays.MIX + arrays.hash_rows(rows)
+    return np.asarray(hashes * arrays.MIX + arrays.hash_rows(labels))
 
 
 def _same_sample(batch: SetBatch, labels: np.ndarray, i: int, j: int) -> bool:
@@ -855,6 +685,7 @@ def _same_sample(batch: SetBatch, labels: np.ndarray, i: int, j: int) -> bool:
     return bool(np.array_equal(a[np.lexsort(a.T)], b[np.lexsort(b.T)]))
 
 
+@dataclass(frozen=True, eq=False, repr=False, init=False, slots=True)
 class SetGroups(SampleBatch):
     """A batch of n samples, each owning one or more sets, whose features are pooled over its sets.
 
@@ -881,7 +712,9 @@ class SetGroups(SampleBatch):
     2
     """
 
-    __slots__ = ("_extras", "_offsets", "_sets")
+    sets: SetBatch
+    set_offsets: Int[np.ndarray, " o"]
+    extras: Float[np.ndarray, "n c"] | None
 
     def __init__(self, sets: SetBatch, counts: Any, extras: Any = None) -> None:
         check_sets(sets, "sets")
@@ -900,38 +733,18 @@ class SetGroups(SampleBatch):
             raise ValueError(
                 f"`counts` must add up to the number of sets: got {int(counts.sum())} for {len(sets)} sets."
             )
-        self._sets = sets
-        self._offsets = _offsets_of(counts)
-        self._extras = _check_extras(extras, len(counts))
+        self._store(sets, arrays.offsets_of(counts), arrays.check_extras(extras, len(counts)))
 
-    @property
-    def extras(self) -> Float[np.ndarray, "n c"] | None:
-        """Columns of the samples themselves, or None."""
-        return self._extras
+    def _store(self, sets: SetBatch, offsets: Int[np.ndarray, " o"], extras: np.ndarray | None) -> None:
+        for name, value in (("sets", sets), ("set_offsets", offsets), ("extras", extras)):
+            object.__setattr__(self, name, value)
 
     def with_extras(self, extras: Any) -> SetGroups:
         """The same groups with other columns of their own, (n, c); or without, for None."""
-        return self._of(self._sets, self._offsets, _check_extras(extras, len(self)))
+        return self._of(self.sets, self.set_offsets, arrays.check_extras(extras, len(self)))
 
-    @property
-    def sets(self) -> SetBatch:
-        """All sets, sample after sample."""
-        return self._sets
-
-    @property
-    def offsets(self) -> Int[np.ndarray, " offsets"]:
-        """Sample i owns sets ``offsets[i]:offsets[i+1]``."""
-        return self._offsets
-
-    @property
-    def set_offsets(self) -> Int[np.ndarray, " o"]:
-        """The same as ``offsets``."""
-        return self._offsets
-
-    @property
-    def counts(self) -> Int[np.ndarray, " n"]:
-        """The number of sets of each sample."""
-        return np.diff(self._offsets)
+    counts = SampleBatch.set_counts
+    """The number of sets of each sample."""
 
     @property
     def has_own_queries(self) -> bool:
@@ -942,17 +755,17 @@ class SetGroups(SampleBatch):
     def _of(cls, sets: SetBatch, offsets: Int[np.ndarray, " o"], extras: np.ndarray | None) -> SetGroups:
         """Wrap what is known to be valid."""
         groups = cls.__new__(cls)
-        groups._sets, groups._offsets, groups._extras = sets, offsets, extras
+        groups._store(sets, offsets, extras)
         return groups
 
     @classmethod
     def _joined(cls, batches: Sequence[SetGroups]) -> SetGroups:
-        extras = _joined_rows([b.extras for b in batches], "extras")
+        extras = arrays.joined_rows([b.extras for b in batches], "extras")
         return cls(concatenate([b.sets for b in batches]), np.concatenate([b.counts for b in batches]), extras)
 
     def with_sets(self, sets: SetBatch) -> SetGroups:
         """The same groups of other sets."""
-        return self._of(sets, self._offsets, self._extras)
+        return self._of(sets, self.set_offsets, self.extras)
 
     def check_query_rule(self, query: str) -> None:
         """Raise unless queries are those given."""
@@ -967,26 +780,24 @@ class SetGroups(SampleBatch):
 
         Queries and keys alone do not say which keys share a set, and softmax depends on it.
         """
-        sets = self._sets
+        sets = self.sets
         query = np.zeros((len(sets), sets.dim)) if sets.query is None else sets.query
         hashes = (hash_samples(sets, np.zeros((len(sets), 1))) >> np.uint64(11)).astype(np.float64)
         own = np.concatenate([query, hashes[:, None]], axis=1)
         triples = np.concatenate([np.repeat(own, sets.lengths, axis=0), sets.tokens], axis=1)
-        return SetBatch._from_flat(triples, sets.offsets[self._offsets], None, self._extras)
+        return SetBatch._from_flat(triples, sets.offsets[self.set_offsets], None, self.extras)
 
     def __getitem__(self, rows: Any) -> SetGroups:
         """Return the samples that ``rows`` names: a slice, integers, or a mask."""
         chosen = self._row_numbers(rows)
-        counts = self.counts[chosen]
-        offsets = _offsets_of(counts)
-        source = np.arange(offsets[-1]) + np.repeat(self._offsets[chosen] - offsets[:-1], counts)
-        return self._of(self._sets[source], offsets, None if self._extras is None else self._extras[chosen])
+        offsets, source = arrays.gathered(self.set_offsets, chosen)
+        return self._of(self.sets[source], offsets, None if self.extras is None else self.extras[chosen])
 
     def __repr__(self) -> str:
         low, high = (int(self.counts.min()), int(self.counts.max())) if len(self) else (0, 0)
         span = f"{low}" if low == high else f"{low}–{high}"
-        extras = "" if self._extras is None else f", {self._extras.shape[1]} extra(s)"
-        return f"SetGroups({len(self)} samples, {span} sets each{extras}, of {self._sets!r})"
+        extras = "" if self.extras is None else f", {self.extras.shape[1]} extra(s)"
+        return f"SetGroups({len(self)} samples, {span} sets each{extras}, of {self.sets!r})"
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -280,14 +280,17 @@ def drop_missing(keys: Any) -> list[Float[np.ndarray, "k d"]]:
     >>> SetBatch(drop_missing(padded)).lengths
     array([1, 1])
     """
-    kept = []
+    kept = (tokens[~np.isnan(tokens).any(axis=1)] for tokens in _token_arrays(keys))
+    return [tokens if len(tokens) else np.zeros((1, tokens.shape[1]), tokens.dtype) for tokens in kept]
+
+
+def _token_arrays(keys: Any) -> Iterator[Float[np.ndarray, "k d"]]:
+    """The tokens of each set, checked."""
     for i in range(len(keys)):
         tokens = check_float_array(keys[i], f"keys[{i}]")
         if tokens.ndim != 2:
             raise ValueError(f"each set must have shape (N_i, d): set {i} has shape {tokens.shape}.")
-        tokens = tokens[~np.isnan(tokens).any(axis=1)]
-        kept.append(tokens if len(tokens) else np.zeros((1, tokens.shape[1]), tokens.dtype))
-    return kept
+        yield tokens
 
 
 def windows(series: Any, width: int, stride: int = 1, *, split: bool = True) -> list[Float[np.ndarray, "k e"]]:
@@ -351,10 +354,7 @@ def with_ages(keys: Any, n_ages: int) -> list[Float[np.ndarray, "k e"]]:
            [9., 1., 0.]])
     """
     n_ages, made = check_count(n_ages, "n_ages"), []
-    for i in range(len(keys)):
-        tokens = check_float_array(keys[i], f"keys[{i}]")
-        if tokens.ndim != 2:
-            raise ValueError(f"each set must have shape (N_i, d): set {i} has shape {tokens.shape}.")
+    for tokens in _token_arrays(keys):
         ages = np.minimum(np.arange(len(tokens))[::-1], n_ages - 1)
         made.append(np.concatenate([tokens, np.eye(n_ages, dtype=tokens.dtype)[ages]], axis=1))
     return made
@@ -376,9 +376,8 @@ def with_shared(keys: Any, query: Any) -> list[Float[np.ndarray, "k e"]]:
     if len(asked) != len(keys):
         raise ValueError(f"`query` must have one row per set: got {len(asked)} rows for {len(keys)} sets.")
     made = []
-    for i in range(len(keys)):
-        tokens = check_float_array(keys[i], f"keys[{i}]")
-        if tokens.ndim != 2 or tokens.shape[1:] != asked.shape[1:]:
+    for i, tokens in enumerate(_token_arrays(keys)):
+        if tokens.shape[1:] != asked.shape[1:]:
             raise ValueError(
                 f"keys and query must have coordinates of one kind: set {i} has shape {tokens.shape}, `query` "
                 f"{asked.shape}. Choose the columns they have in common."

@@ -28,11 +28,10 @@ def write_parquet(
     *,
     row_group_size: int | None = None,
     extra: dict[str, Any] | None = None,
-    compression: str = "none",
 ) -> int:
     """Write batches, (X, y) or sets alone, to a Parquet file with columns keys, query, extras, y and weight.
 
-    The file appears under its name when it is complete.
+    The file appears under its name when it is complete. It is not compressed: random numbers would not shrink.
 
     Parameters
     ----------
@@ -43,8 +42,6 @@ def write_parquet(
         Rows of a row group; by default each batch is one.
     extra : dict of arrays, optional
         Further columns, rows in order over all batches.
-    compression : str
-        "none" reads fastest: random numbers do not compress.
 
     Returns
     -------
@@ -62,7 +59,7 @@ def write_parquet(
             for item in batches:
                 table = sets_table(as_batch(item), extra or {}, rows)
                 if writer is None:
-                    options = {"compression": compression, "use_dictionary": False, "write_statistics": False}
+                    options = {"compression": "none", "use_dictionary": False, "write_statistics": False}
                     writer = stack.enter_context(pq.ParquetWriter(draft, table.schema, **options))
                 writer.write_table(table, row_group_size=row_group_size or table.num_rows)
                 rows += table.num_rows

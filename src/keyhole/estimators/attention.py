@@ -63,19 +63,7 @@ class _AttentionModel(LeftOutFits, KeyContributions, SetEstimator):
         solver: Any = "auto",
         extras_scale: Any = "loo",
     ) -> None:
-        self.n_heads = n_heads
-        self.law = law
-        self.alpha = alpha
-        self.activation = activation
-        self.fit_intercept = fit_intercept
-        self.random_state = random_state
-        self.dtype = dtype
-        self.pooling = pooling
-        self.scaling = scaling
-        self.query = query
-        self.device = device
-        self.solver = solver
-        self.extras_scale = extras_scale
+        self._store_parameters(locals())
 
     def _fit_columns(
         self, batch: SetBatch | SetGroups, columns: np.ndarray, weights: np.ndarray | None, groups: Any
@@ -380,23 +368,7 @@ class AttentionClassifier(StreamedClassifier, ClassificationSets, LabelScores, C
         class_weight: Any = None,
         criterion: Any = "log_loss",
     ) -> None:
-        super().__init__(
-            n_heads,
-            law,
-            alpha,
-            activation,
-            fit_intercept,
-            random_state,
-            dtype=dtype,
-            pooling=pooling,
-            scaling=scaling,
-            query=query,
-            device=device,
-            solver=solver,
-            extras_scale=extras_scale,
-        )
-        self.class_weight = class_weight
-        self.criterion = criterion
+        self._store_parameters(locals())
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, *, groups: Any = None) -> AttentionClassifier:
         """Fit the values and the temperature; ``sample_weight`` and ``groups`` as for `AttentionRegressor.fit`."""

@@ -19,6 +19,11 @@ from keyhole.ridge import calibration
 class SetEstimator(BaseEstimator):
     """An estimator whose samples are sets."""
 
+    def _store_parameters(self, given: dict[str, Any]) -> None:
+        """Keep the arguments of ``__init__``, its ``locals()``, as they are and under their names."""
+        for name in self._get_param_names():
+            setattr(self, name, given[name])
+
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.three_d_array = True

@@ -76,13 +76,7 @@ class AttentionFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SetEs
         scaling: Any = "none",
         query: Any = "given",
     ) -> None:
-        self.n_heads = n_heads
-        self.law = law
-        self.activation = activation
-        self.random_state = random_state
-        self.dtype = dtype
-        self.scaling = scaling
-        self.query = query
+        self._store_parameters(locals())
 
     def fit(self, X: Any, y: Any = None) -> AttentionFeatures:
         """Draw the heads. ``X`` gives the token dimension, and the means and deviations of scaling="standard"."""

@@ -28,10 +28,19 @@ from keyhole.ridge.calibration import calibrate, class_scores, labels_of
 
 
 def as_sets(estimator: BaseEstimator, X: Any, *, reset: bool) -> SetBatch:
-    """Return ``X`` as a SetBatch, and record (``reset``) or compare its dimensions, queries and extras."""
-    sets = _as_sets(estimator, X, reset=reset)
-    _check_extras(estimator, sets, reset=reset)
-    return sets
+    """Return ``X`` as a SetBatch: `as_samples` where a sample is one set."""
+    samples = as_samples(estimator, X, reset=reset)
+    check_sets(samples, "X")
+    return samples.sets
+
+
+def as_samples(estimator: BaseEstimator, X: Any, *, reset: bool) -> SetBatch | SetGroups:
+    """Return ``X`` as sets, or as the groups of sets it is, checked against what `fit` saw unless ``reset``."""
+    held: Any = samples_in(X)
+    sets = _as_sets(estimator, X if held is None else held.sets, reset=reset)
+    samples: SetBatch | SetGroups = sets if held is None else held
+    _check_extras(estimator, samples, reset=reset)
+    return samples
 
 
 def _check_extras(estimator: BaseEstimator, samples: SetBatch | SetGroups, *, reset: bool) -> None:
@@ -59,10 +68,8 @@ def _as_sets(estimator: BaseEstimator, X: Any, *, reset: bool) -> SetBatch:
 
     ``X`` is a SetBatch; or tokens as `SetBatch.from_tokens` takes them; or an (n, d) table, one key per set.
     """
-    held = samples_in(X)
-    if held is not None:
-        check_sets(held, "X")
-        batch = held.sets
+    if isinstance(X, SetBatch):
+        batch = X
         if len(batch) == 0:
             raise ValueError("`X` must hold at least one set: got a SetBatch of 0 sets (0 sample(s)).")
     elif _holds_token_arrays(X):
@@ -240,15 +247,6 @@ the multiple is how sharply a head looks. Chosen on the first 80 % of MovieLens;
 
 LONG_FIT = 60.0
 """Predicted seconds above which a fit says so beforehand."""
-
-
-def as_samples(estimator: BaseEstimator, X: Any, *, reset: bool) -> SetBatch | SetGroups:
-    """Return ``X`` as sets, or as the groups of sets it is, checked against what `fit` saw unless ``reset``."""
-    held: Any = samples_in(X)
-    sets = _as_sets(estimator, X if held is None else held.sets, reset=reset)
-    samples: SetBatch | SetGroups = sets if held is None else held
-    _check_extras(estimator, samples, reset=reset)
-    return samples
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from keyhole.attention.features import apply_values, attention_features, key_con
 from keyhole.attention.heads import HeadDraw
 from keyhole.ball.design import DenseDesign, StreamedDesign
 from keyhole.ball.losses import LOSSES
-from keyhole.ball.norm_ball import BallSetup, NormBallFit, check_problem, check_radii, check_radius
+from keyhole.ball.norm_ball import BallSetup, check_radii, check_radius
 from keyhole.ball.projection import NormBall, group_norms
 from keyhole.ball.solver import OBJECTIVE_FLOOR, Solution, SolverWarning, null_model, warn_if_short
 from keyhole.data.sets import PooledSets, SampleBatch, SetBatch
@@ -74,39 +74,29 @@ class Theory:
     constant: float
     n_heads: int
 
-    @property
-    def group_radius(self) -> float:
-        """K_1 = c √B."""
-        return self.constant * math.sqrt(self._known("group_radius"))
-
-    @property
-    def ball_radius(self) -> float:
-        """√(c B/(δ M))."""
-        return math.sqrt(self.constant * self._known("ball_radius") / (self.delta * self.n_heads))
+    def __post_init__(self) -> None:
+        if self.complexity is not None:
+            check_number(self.complexity, "complexity", minimum=0.0, exclusive=True)
+        if check_number(self.delta, "delta", minimum=0.0, exclusive=True) >= 1.0:
+            raise ValueError(f"`delta` must be a probability of failure, less than 1: got {self.delta:g}.")
+        check_number(self.constant, "constant", minimum=0.0, exclusive=True)
 
     @property
     def ratio(self) -> float:
         """(δM)^{-1/2}."""
         return 1.0 / math.sqrt(self.delta * self.n_heads)
 
-    def _known(self, name: str) -> float:
+    def radius(self, name: str) -> float:
+        """The group radius or the ball radius."""
         if self.complexity is None:
             raise ValueError(
                 f"`{name}='theory'` needs the complexity B of the target: `complexity` is None. Pass "
                 "complexity=kh.theory.paper_complexity(target) for a known target, or let cross-validation "
                 f"choose with {name}='cv'."
             )
-        return self.complexity
-
-
-def check_theory(complexity: Any, delta: Any, constant: Any, n_heads: int) -> Theory:
-    """Return what the theory's radii are made of, checked."""
-    if complexity is not None:
-        complexity = check_number(complexity, "complexity", minimum=0.0, exclusive=True)
-    delta = check_number(delta, "delta", minimum=0.0, exclusive=True)
-    if delta >= 1.0:
-        raise ValueError(f"`delta` must be a probability of failure, less than 1: got {delta:g}.")
-    return Theory(complexity, delta, check_number(constant, "constant", minimum=0.0, exclusive=True), n_heads)
+        if name == "group_radius":
+            return self.constant * math.sqrt(self.complexity)
+        return math.sqrt(self.constant * self.complexity / (self.delta * self.n_heads))
 
 
 def candidate_balls(group_radius: Any, ball_radius: Any, theory: Theory) -> list[Ray]:
@@ -145,7 +135,7 @@ def _as_radii(radius: Any, name: str, words: tuple[str, ...], theory: Theory) ->
         if radius not in words:
             listed = ", ".join(repr(word) for word in words)
             raise ValueError(f"`{name}` must be a number, a sequence of numbers or one of {listed}: got {radius!r}.")
-        return [float(getattr(theory, name))] if radius == "theory" else None
+        return [theory.radius(name)] if radius == "theory" else None
     if np.ndim(radius) == 0:
         return [check_radius(radius, name)]
     radii = check_float_array(radius, name).astype(np.float64)
@@ -217,12 +207,15 @@ class PrunedLayer:
 class BallFit:
     """A layer fitted over the norm ball of ``radii`` K_1 and R_2, and the radii tried.
 
-    ``trials`` holds the radii used alone, with losses that are NaN, if there was nothing to choose.
+    Pruned heads of ``values`` are exactly zero; ``objective`` is the weighted mean loss, at most ``gap`` above the
+    minimum. ``trials`` holds the radii used alone, with losses that are NaN, if there was nothing to choose.
     """
 
     layer: PrunedLayer
-    fit: NormBallFit
-    solution: Solution
+    values: Float[np.ndarray, "m e t"] = field(repr=False)
+    objective: float
+    gap: float
+    solution: Solution = field(repr=False)
     radii: Pair
     trials: tuple[Trial, ...] = field(repr=False)
 
@@ -316,32 +309,32 @@ def fit_ball_layer(
     """
     samples = in_canonical_order(distinct_samples(batch, columns, weights))
     units = OutputUnits.of(samples, settings)
-    samples = replace(samples, columns=units.enter(samples.columns))
+    samples = replace(samples, columns=np.ldexp(samples.columns - units.origin, -units.exponent))
     rays = [ray.in_units(-units.exponent) for ray in rays]
     share = max(1, memory_budget // 2)
     design = head_design(samples.batch, heads, activation, dtype, share, centre=settings.fit_intercept)
-    targets = samples.columns[:, 0] if columns.shape[1] == 1 else samples.columns
-    loss, intercept = settings.loss, settings.fit_intercept
-    setup = check_problem(design, targets, heads.dim + 1, loss, intercept, samples.weights, np.dtype(dtype), share)
+    n, width = len(samples.columns), heads.dim + 1
+    weights = np.full(n, 1.0 / n) if samples.weights is None else samples.weights / samples.weights.sum()
+    problem = settings.loss, width, settings.fit_intercept, np.dtype(dtype), share
+    setup = BallSetup(design, samples.columns, weights, *problem)
     if len(rays) == 1 and not rays[0].grows:
-        best, start = Trial(rays[0].at(1.0), (), math.nan, math.nan), setup.check_start(None)
+        best, start = Trial(rays[0].at(1.0), (), math.nan, math.nan), setup.zeros
         trials = [best]
     else:
         trials, best, start = choose_radii(setup, rays, settings)
     solution = solve(setup, best.radii, start, settings.tol, settings.max_iter)
-    fit = setup.report(solution)
-    extras = None
+    values, extras = solution.values[: heads.n_heads * width].reshape(heads.n_heads, width, -1), None
     if samples.batch.extras is not None:
-        rest = fit.values[heads.n_heads :].reshape(-1, columns.shape[1])[: samples.batch.extras.shape[1]]
+        rest = solution.values[heads.n_heads * width :][: samples.batch.extras.shape[1]]
         extras = math.sqrt(heads.n_heads) * rest
-        fit = replace(fit, values=fit.values[: heads.n_heads], active=fit.active[: heads.n_heads])
-    active = np.flatnonzero(fit.active)
-    kept = fit.values.reshape(heads.n_heads, heads.dim + 1, -1)[active]
-    layer = PrunedLayer(heads, active, kept, fit.intercept.reshape(-1), activation, dtype, extras)
+    active = np.flatnonzero(values.any(axis=(1, 2)))
+    intercept = solution.certificate.intercept
+    layer = PrunedLayer(heads, active, values[active], intercept, activation, dtype, extras)
     if settings.fit_intercept:  # the columns were centred
         offset = layer.intercept - layer.predict(samples.batch, memory_budget=memory_budget).mean(axis=0)
         layer = replace(layer, intercept=layer.intercept + offset)
-    return units.leave(BallFit(layer, fit, solution, best.radii, tuple(trials)))
+    objective, gap = solution.certificate.objective, solution.certificate.gap
+    return units.leave(BallFit(layer, values, objective, gap, solution, best.radii, tuple(trials)))
 
 
 DEGREES = {"squared": 2, "absolute": 1}
@@ -374,26 +367,12 @@ class OutputUnits:
         degree = DEGREES.get(settings.loss, 0)
         return cls(origin, int(unit_exponent(y - origin)) if degree else 0, degree)
 
-    def enter(self, y: Float[np.ndarray, "n t"]) -> Float[np.ndarray, "n t"]:
-        """y in these units."""
-        return np.asarray(np.ldexp(y - self.origin, -self.exponent))
-
     def leave(self, fit: BallFit) -> BallFit:
         """A fit in the units of y as it was given."""
-        layer, inner = fit.layer, fit.fit
-        origin = self.origin.reshape(inner.intercept.shape)
+        layer = fit.layer
         extras = None if layer.extras_values is None else self._linear(layer.extras_values)
         intercept = self._linear(layer.intercept) + self.origin
         layer = replace(layer, values=self._linear(layer.values), intercept=intercept, extras_values=extras)
-        inner = replace(
-            inner,
-            values=self._linear(inner.values),
-            intercept=np.asarray(self._linear(inner.intercept) + origin),
-            objective=self._loss(inner.objective),
-            duality_gap=self._loss(inner.duality_gap),
-            # a dual point is a derivative of the loss
-            dual=np.ldexp(inner.dual, (self.degree - 1) * self.exponent),
-        )
         trials = tuple(
             replace(
                 trial,
@@ -403,7 +382,9 @@ class OutputUnits:
             )
             for trial in fit.trials
         )
-        return replace(fit, layer=layer, fit=inner, radii=self._radii(fit.radii), trials=trials)
+        objective, gap, radii = self._loss(fit.objective), self._loss(fit.gap), self._radii(fit.radii)
+        values = self._linear(fit.values)
+        return replace(fit, layer=layer, values=values, objective=objective, gap=gap, radii=radii, trials=trials)
 
     def _linear(self, array: np.ndarray) -> np.ndarray:
         return np.asarray(np.ldexp(array, self.exponent))
@@ -485,7 +466,7 @@ def choose_radii(
     validation = CrossValidation(setup, deal_folds(setup, settings.n_folds), settings.tol, settings.max_iter)
     trials: list[Trial] = []
     best: Trial | None = None
-    start = setup.check_start(None)
+    start = setup.zeros
     for ray in rays:
         scales = [1.0]
         if not ray.grows:  # warm values will do, but the ball need not hold the one before
@@ -526,7 +507,7 @@ class CrossValidation:
 
     def forget(self) -> None:
         """Start from zero again."""
-        self.values = [self.setup.check_start(None) for _ in self.held_out]
+        self.values = [self.setup.zeros for _ in self.held_out]
         self.objectives = [math.inf] * len(self.held_out)
         self.leader = math.inf
 
@@ -545,7 +526,7 @@ class CrossValidation:
             loss = LOSSES[setup.loss].value(setup.targets[out], predictions[out])
             shares.append(float(setup.weights[out].sum()))
             losses.append(float(setup.weights[out] @ loss) / shares[-1])
-            active.append(int((group_norms(solution.values.reshape(setup.value_shape[0], -1)) > 0).sum()))
+            active.append(int(solution.values.reshape(-1, setup.group_size * setup.targets.shape[1]).any(axis=1).sum()))
         mean = float(np.average(losses, weights=shares))
         self.leader = min(self.leader, mean)
         return Trial(radii, tuple(losses), mean, float(np.mean(active)))
@@ -602,23 +583,7 @@ class _NormBallModel(KeyContributions, SetEstimator):
         scaling: Any = "none",
         query: Any = "given",
     ) -> None:
-        self.n_heads = n_heads
-        self.law = law
-        self.loss = loss
-        self.group_radius = group_radius
-        self.ball_radius = ball_radius
-        self.activation = activation
-        self.fit_intercept = fit_intercept
-        self.random_state = random_state
-        self.complexity = complexity
-        self.delta = delta
-        self.constant = constant
-        self.n_folds = n_folds
-        self.tol = tol
-        self.max_iter = max_iter
-        self.dtype = dtype
-        self.scaling = scaling
-        self.query = query
+        self._store_parameters(locals())
 
     def _fit_columns(self, batch: SetBatch, columns: np.ndarray, weights: np.ndarray | None, loss: str) -> BallFit:
         activation, dtype = check_layer_options(self.activation, self.dtype)
@@ -627,7 +592,7 @@ class _NormBallModel(KeyContributions, SetEstimator):
             "the norm ball: it bounds the values of each head. Use a large number, or "
             "kh.AttentionRegressor(n_heads=math.inf) for the exact kernel.",
         )
-        theory = check_theory(self.complexity, self.delta, self.constant, n_heads)
+        theory = Theory(self.complexity, self.delta, self.constant, n_heads)
         balls = candidate_balls(self.group_radius, self.ball_radius, theory)
         settings = BallSettings(
             loss,
@@ -643,9 +608,9 @@ class _NormBallModel(KeyContributions, SetEstimator):
         heads = HeadDraw(as_law(self.law), n_heads, ready.dim, plan.seed, ready.query_dim)
         fit = fit_ball_layer(ready, columns, heads, balls, settings, **options)
         self.layer_, self.heads_, self.active_heads_ = fit.layer, heads, fit.layer.active
-        self.values_ = fit.fit.values
+        self.values_ = outputs(fit.values, columns.shape[1] == 1)
         self.group_radius_, self.ball_radius_ = fit.radii
-        self.objective_, self.duality_gap_, self.n_iter_ = fit.fit.objective, fit.fit.duality_gap, fit.fit.n_iter
+        self.objective_, self.duality_gap_, self.n_iter_ = fit.objective, fit.gap, fit.solution.n_iter
         self.cv_results_ = tabulate(fit.trials)
         who: dict[str, Any] = {"who": type(self).__name__, "category": NormBallWarning}
         warn_if_short(fit.solution, settings.tol, settings.max_iter, dtype, stacklevel=3, **who)
@@ -858,25 +823,7 @@ class NormBallClassifier(LabelScores, ClassifierMixin, _NormBallModel):
         scaling: Any = "none",
         query: Any = "given",
     ) -> None:
-        super().__init__(
-            n_heads,
-            law,
-            loss,
-            group_radius,
-            ball_radius,
-            activation,
-            fit_intercept,
-            random_state,
-            complexity=complexity,
-            delta=delta,
-            constant=constant,
-            n_folds=n_folds,
-            tol=tol,
-            max_iter=max_iter,
-            dtype=dtype,
-            scaling=scaling,
-            query=query,
-        )
+        self._store_parameters(locals())
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> NormBallClassifier:
         """Fit the values. ``sample_weight`` weighs the loss of each sample."""

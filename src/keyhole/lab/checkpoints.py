@@ -356,11 +356,6 @@ def lean_of_layer(query: Float[np.ndarray, "h r d"], key: Float[np.ndarray, "g r
     (5.656854, 1.0)
     """
     heads, rank, dim = query.shape
-    if key.shape[0] < 1 or heads % key.shape[0]:
-        raise ValueError(
-            f"heads must share keys in groups of equal size: got {heads} heads and {key.shape[0]} key matrices. "
-            "Check the numbers of heads."
-        )
     query = _about_one(query.astype(np.float64))
     key = np.repeat(_about_one(key.astype(np.float64)), heads // key.shape[0], axis=0)
     diagonals = np.einsum("hrd,hrd->hd", query, key)

@@ -213,13 +213,9 @@ class Job:
 def group(cells: Iterable[Cell]) -> list[Job]:
     """Join cells into jobs, longest first; the same cells in any order give the same jobs."""
     shared: dict[tuple[object, ...], list[Cell]] = {}
-    for cell in sorted(set(cells), key=_order):
+    for cell in sorted(set(cells), key=lambda cell: (cell.n_heads or 0, cell.n_samples, cell.config)):
         shared.setdefault(_shared(cell), []).append(cell)
     return sorted((Job(tuple(members)) for members in shared.values()), key=lambda job: (-job.cost, job.name))
-
-
-def _order(cell: Cell) -> tuple[object, ...]:
-    return (cell.n_heads or 0, cell.n_samples, cell.config)
 
 
 def _shared(cell: Cell) -> tuple[object, ...]:

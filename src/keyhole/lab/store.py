@@ -140,7 +140,7 @@ def _is_result(name: str, value: Any) -> bool:
     return name.isidentifier() and not known and type(value) in (int, float) and math.isfinite(value)
 
 
-def export(results: Mapping[Cell, Values], folder: Path, name: str = "cells") -> list[Path]:
+def export(results: Mapping[Cell, Values], folder: Path) -> list[Path]:
     """Write the results as CSV and Parquet, a row per cell in the order of their configurations.
 
     The same results are the same bytes, whoever computed them and when: floats read back to the same bits, and nothing
@@ -150,8 +150,8 @@ def export(results: Mapping[Cell, Values], folder: Path, name: str = "cells") ->
     ordered = sorted(results, key=lambda cell: cell.config)
     rows = [{"key": cell.key, **asdict(cell), **values, **results[cell]} for cell in ordered]
     return [
-        write_whole(csv_bytes(rows), folder / f"{name}.csv"),
-        write_whole(_parquet(rows, ["key", *Cell.__dataclass_fields__, *values]), folder / f"{name}.parquet"),
+        write_whole(csv_bytes(rows), folder / "cells.csv"),
+        write_whole(_parquet(rows, ["key", *Cell.__dataclass_fields__, *values]), folder / "cells.parquet"),
     ]
 
 

@@ -87,9 +87,14 @@ def run(config: TheoryQuestion) -> dict[str, Any]:
     sheet = _Sheet(config, parse_target(config.target, config.dim))
     _check_cost(sheet.read, config.time_limit)
     target = sheet.read.target
-    moments = sheet.ask("variance", _moments, sheet) or {"squared_mean": None, "variance": None}
-    share = 0.1 * moments["variance"] if moments["variance"] else None
-    sheet.error = share if config.error is None else config.error
+    powers = sheet.ask("variance", pair_powers, target)
+    variance = None if powers is None else target_variance(target, config.n_keys)
+    moments = {"squared_mean": None if powers is None else float(powers[0, 0]), "variance": variance}
+    sheet.error = config.error or (0.1 * variance if variance else None)
+    biased = sheet.ask(
+        "biased_norm_bound",
+        lambda: theory.biased_norm_bound(target, sheet.needed_error(), config.bias or 1.0),
+    )
     norms = sheet.ask("coefficient_norms", target.coefficient_norms) or {}
     settings = ("dim", "n_keys", "n_heads", "ridge", "noise", "error", "delta", "bias")
     models = MODELS[config.model]
@@ -103,7 +108,7 @@ def run(config: TheoryQuestion) -> dict[str, Any]:
             "paper_complexity": sheet.ask("paper_complexity", theory.paper_complexity, target),
             "rkhs_norm_bound": sheet.ask("rkhs_norm_bound", theory.rkhs_norm_bound, target),
             "rkhs_norm": sheet.ask("rkhs_norm", theory.rkhs_norm, target, config.law()),
-            "biased_norm_bound": sheet.ask("biased_norm_bound", _biased, sheet),
+            "biased_norm_bound": biased and {"squared_norm": biased.norm, "error": biased.error, "mean": biased.mean},
             "mlp_norm": sheet.ask("mlp_norm", theory.mlp_norm, target, config.n_keys),
         },
         "spectrum": {model: sheet.ask(f"spectrum.{model}", _levels, sheet, model) for model in models},
@@ -128,17 +133,6 @@ def _check_cost(read: Notation, limit: float) -> None:
             f"{len(read.target.terms)} terms, which take about {seconds:,.0f} s, and {limit:g} s are allowed. "
             "Lower its powers, or raise --time-limit."
         )
-
-
-def _moments(sheet: _Sheet) -> dict[str, float]:
-    target = sheet.read.target
-    squared_mean = float(pair_powers(target)[0, 0])
-    return {"squared_mean": squared_mean, "variance": target_variance(target, sheet.config.n_keys)}
-
-
-def _biased(sheet: _Sheet) -> dict[str, float]:
-    bound = theory.biased_norm_bound(sheet.read.target, sheet.needed_error(), sheet.config.bias or 1.0)
-    return {"squared_norm": bound.norm, "error": bound.error, "mean": bound.mean}
 
 
 def _levels(sheet: _Sheet, model: str) -> dict[str, Any]:

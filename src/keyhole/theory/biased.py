@@ -106,9 +106,6 @@ def biased_norm_bound(target: Polynomial, error: float | int, mean: float | int 
 def hermite_moments(m: Float[np.ndarray, " q"], n_terms: int) -> Float[np.ndarray, "k q"]:
     """h_k(m)/√k! for k < K, with h_k(m) = E[ReLU^(k)(m + z)].
 
-    Examples
-    --------
-    >>> import numpy as np
     >>> h = hermite_moments(np.zeros(1), 5)[:, 0]
     >>> (h**2 * np.array([2 * np.pi, 4, 4 * np.pi, 1, 48 * np.pi])).round(12)    # κ's coefficients
     array([1., 1., 1., 0., 1.])

@@ -116,8 +116,6 @@ def second_moment(m: Float[np.ndarray, " q"]) -> Float[np.ndarray, " q"]:
 def irrep_dimension(dim: int, a: int, b: int) -> int:
     """Number of dimensions of the irrep (a, b) of O(d), exactly; for d = 2, of the momenta ±a.
 
-    Examples
-    --------
     >>> [irrep_dimension(dim=6, a=a, b=b) for a, b in ((0, 0), (1, 0), (2, 0), (1, 1))]
     [1, 6, 20, 15]
     """
@@ -157,8 +155,6 @@ def correlation_matrix(dim: int, a: int, b: int, states: Int[np.ndarray, "states
 
     entries positive. In dimension 2 it is half the sum of the shifts (p, q) → (p±1, q∓1).
 
-    Examples
-    --------
     >>> correlation_matrix(3, 0, 0, block_states(3, 0, 0, degree=1)).toarray().round(6)    # E u² = 1/3
     array([[0.     , 0.57735],
            [0.57735, 0.     ]])
@@ -432,12 +428,7 @@ def target_vectors(target: Polynomial, degree: int) -> dict[tuple[int, int], Flo
 
     Their squares and products are those of the parts of F in the members of the irrep. Terms u^q <β, x>^p have closed
     forms (:func:`_zonal_vectors`); any other F whose terms have one degree is taken apart by its contractions
-    (:func:`_part_products`).
-
-    Raises
-    ------
-    ValueError
-        Where a target mixes the two, or is too large to be taken apart.
+    (:func:`_part_products`); one that mixes the two, or is too large for that, is a ValueError.
     """
     zonal = [_one_direction(term, target.dim) for term in target.terms]
     if None not in zonal:

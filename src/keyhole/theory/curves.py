@@ -409,44 +409,21 @@ def curve_from_spectrum(
     ridge = check_number(ridge, "ridge", minimum=0.0)
     noise = check_number(noise, "noise", minimum=0.0)
     features = check_features(n_features, "n_features")
-    errors = []
-    for n in samples.ravel():
-        gamma = implicit_ridge(problem, n, features, ridge)
-        errors.append(predicted_error(problem, n, features, gamma, noise))
-    return np.array(errors).reshape(samples.shape)
-
-
-def implicit_ridge(problem: EigenProblem, n: float, k: float, ridge: float) -> float:
-    """The root γ of γ (1 − z/k)(1 − z/n) = λ with z(γ) < min(n, k); for λ = 0, where z = min(n, k)."""
-    fewest, trace = min(n, k), problem.trace
-    if trace == 0.0:
-        return ridge
-    floor = _saturation(problem, fewest)
-    if ridge == 0.0:
-        return floor
-
-    def excess(log_gamma: float) -> float:
-        gamma = math.exp(log_gamma)
-        z, _ = problem.freedom(gamma)
-        return math.log(max((1 - z / k) * (1 - z / n), 1e-300)) + log_gamma - math.log(ridge)
-
-    # above, z ≤ min(n, k)/2, so that the product is at least a quarter
-    top = max(2 * trace / fewest, 4 * ridge)
-    low, high = math.log(max(floor, min(ridge, 1e-300))), math.log(top) + 1e-9
-    if excess(low) >= 0.0:
-        return math.exp(low)
-    return math.exp(float(brentq(excess, low, high, xtol=1e-14, rtol=8.9e-16, maxiter=500)))
+    return _errors_at(problem, samples.ravel(), features, ridge, noise).reshape(samples.shape)
 
 
 def implicit_ridges(
     problem: EigenProblem, samples: Float[np.ndarray, " n"], k: float, ridge: float
 ) -> Float[np.ndarray, " n"]:
-    """:func:`implicit_ridge` for many numbers of samples at once: Newton's method in log γ, held in a bracket.
+    """The root γ of γ (1 − z/k)(1 − z/n) = λ with z(γ) < min(n, k), of every n; for λ = 0, where z = min(n, k).
 
-    The bits of one do not depend on its neighbours: rows are summed one by one, and rest once they have settled.
+    By Newton's method in log γ, held in a bracket. The bits of one do not depend on its neighbours: rows are summed one
+    by one, and rest once they have settled.
     """
-    if ridge == 0.0 or problem.trace == 0.0:
-        return np.array([implicit_ridge(problem, float(n), k, ridge) for n in samples])
+    if problem.trace == 0.0:
+        return np.full(len(samples), ridge)
+    if ridge == 0.0:
+        return np.array([_saturation(problem, min(float(n), k)) for n in samples])
     values, counts = problem.eigenvalues, problem.multiplicities
     found = np.empty(len(samples))
     for block in blocks(len(samples), block_size(16 * len(values), _BLOCK)):
@@ -492,23 +469,15 @@ def _saturation(problem: EigenProblem, fewest: float) -> float:
     return math.exp(float(brentq(excess, low, high, xtol=1e-14, rtol=8.9e-16, maxiter=500)))
 
 
-def predicted_error(problem: EigenProblem, n: float, k: float, gamma: float, noise: float) -> float:
-    """Test error at implicit ridge γ; infinite where an error meets the interpolation peak n = k = q."""
-    if gamma > 0.0:
-        return float(predicted_errors(problem, n, k, np.array([gamma]), noise)[0])
-    z, q = problem.freedom(0.0)
-    bias = float(problem.powers[problem.eigenvalues == 0].sum())
-    return float(_assembled(n, k, np.array([[z], [q], [bias], [0.0]]), noise)[0])
-
-
 def predicted_errors(
     problem: EigenProblem, n: float | Float[np.ndarray, " g"], k: float, gammas: Float[np.ndarray, " g"], noise: float
 ) -> Float[np.ndarray, " g"]:
-    """Test errors at positive implicit ridges, of one n or one each, to the same bits alone and among others.
+    """Test errors at implicit ridges, of one n or one each, to the same bits alone and among others.
 
-    Temporaries are (levels,) times a block of them.
+    Infinite where an error meets the interpolation peak n = k = q. Temporaries are (levels,) times a block of them.
     """
-    sums = np.empty((4, len(gammas)))
+    sums, zero = np.empty((4, len(gammas))), gammas == 0.0
+    gammas = np.where(zero, math.ulp(0.0), gammas)  # as good as 0, and 0/0 is not met
     loaded = problem.powers.nonzero()[0]  # few of a million levels
     values, powers = problem.eigenvalues[loaded], problem.powers[loaded]
     for block in blocks(len(gammas), block_size(8 * len(problem.eigenvalues), _BLOCK)):
@@ -519,12 +488,20 @@ def predicted_errors(
         share = gamma / (values + gamma)
         sums[2, block] = _row_sums(np.square(share), powers)
         sums[3, block] = _row_sums(share * (values / (values + gamma)), powers)
+    sums[3, zero] = 0.0
     return _assembled(n, k, sums, noise)
 
 
 def _row_sums(matrix: Float[np.ndarray, "g l"], weights: Float[np.ndarray, " l"]) -> Float[np.ndarray, " g"]:
     """Row by row, where BLAS sums rows together in ways that depend on how many there are."""
     return np.asarray(np.einsum("gl,l->g", matrix, weights))
+
+
+def _errors_at(
+    problem: EigenProblem, samples: Float[np.ndarray, " n"], k: float, ridge: float, noise: float
+) -> Float[np.ndarray, " n"]:
+    """Test errors at a ridge λ, of every n."""
+    return predicted_errors(problem, samples, k, implicit_ridges(problem, samples, k, ridge), noise)
 
 
 _BLOCK = 2**25
@@ -568,10 +545,7 @@ class Learner:
                     done = int(i)
                     break
             n, gammas, samples = samples[:done], gammas[:done], samples[done:]
-            found = predicted_errors(problem, n, self.features, np.where(gammas > 0, gammas, 1.0), noise)
-            for i in np.flatnonzero(gammas == 0):
-                found[i] = predicted_error(problem, float(n[i]), self.features, 0.0, noise)
-            errors.append(found)
+            errors.append(predicted_errors(problem, n, self.features, gammas, noise))
         return np.concatenate(errors) if errors else np.zeros(0)
 
     def learned(
@@ -587,14 +561,17 @@ class Learner:
     def best(self, n: float, noise: float) -> tuple[float, float]:
         """(ridge, test error) at the best ridge."""
         while True:
-            floor = implicit_ridge(self.problem, n, self.features, 0.0)
+            floor = _saturation(self.problem, min(n, self.features))
             if not self._refined(n, self._best_gamma(n, floor, noise, passes=1)):
                 gamma = self._best_gamma(n, floor, noise, passes=4)
                 if not self._refined(n, gamma):
                     break
         z, _ = self.problem.freedom(gamma)
         ridge = 0.0 if gamma == floor else gamma * max(1 - z / self.features, 0.0) * max(1 - z / n, 0.0)
-        return ridge, predicted_error(self.problem, n, self.features, gamma, noise)
+        return ridge, self._error(n, gamma, noise)
+
+    def _error(self, n: float, gamma: float, noise: float) -> float:
+        return float(predicted_errors(self.problem, n, self.features, np.array([gamma]), noise)[0])
 
     def _best_gamma(self, n: float, floor: float, noise: float, passes: int) -> float:
         """Search γ = floor · e^x over a grid of x; each further pass is over a finer grid around the best."""
@@ -606,9 +583,7 @@ class Learner:
             errors = predicted_errors(self.problem, n, self.features, gammas, noise)
             best = int(errors.argmin())
             lifts = np.linspace(lifts[max(best - 1, 0)], lifts[min(best + 1, len(lifts) - 1)], 17)
-        if predicted_error(self.problem, n, self.features, floor, noise) <= errors[best]:
-            return floor
-        return float(gammas[best])
+        return floor if self._error(n, floor, noise) <= errors[best] else float(gammas[best])
 
     def _refined(self, n: float, gamma: float) -> bool:
         """Take the next finer spectrum if γ asks for it; False where the one at hand will do."""
@@ -775,12 +750,7 @@ def _curve(
     values, vectors = np.linalg.eigh(gram / m)
     # rounding leaves eigenvalues of the order of ε λ_max, of either sign, where there should be zeros
     values = np.where(values > m * np.finfo(float).eps * values[-1], values, 0.0)
-    problem = EigenProblem(values, np.ones(m), np.square(vectors.T @ y) / m)
-    errors = []
-    for n in samples:
-        gamma = implicit_ridge(problem, float(n), features, ridge)
-        errors.append(predicted_error(problem, float(n), features, gamma, noise))
-    return np.array(errors)
+    return _errors_at(EigenProblem(values, np.ones(m), np.square(vectors.T @ y) / m), samples, features, ridge, noise)
 
 
 def _check_sample(gram: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -46,8 +46,6 @@ def power_moment(power: int, degree: int, dim: int) -> float:
 
     With j = (p−k)/2 it is p! Γ(d/2) / (2^p j! Γ(d/2+k+j)): no cancellation at any degree.
 
-    Examples
-    --------
     >>> round(power_moment(power=2, degree=0, dim=5), 12)    # E <u,v>² = 1/d
     0.2
     """
@@ -120,8 +118,6 @@ one core for targets of up to 84 terms, to be right within a factor of three."""
 def pair_powers_seconds(target: Polynomial) -> float:
     """Seconds that `pair_powers` takes, roughly, from counting the states of its sums over joinings; takes far less.
 
-    Examples
-    --------
     >>> from keyhole.theory.notation import parse_target
     >>> short, long = (parse_target(f"(corr + token + query + 1)^{p}", dim=64).target for p in (2, 8))
     >>> pair_powers_seconds(short) < 0.01, pair_powers_seconds(long) > 10
@@ -248,8 +244,6 @@ def _correlation_form(term: Term) -> tuple[int, np.ndarray] | None:
 def gegenbauer(max_degree: int, t: float, dim: int) -> Float[np.ndarray, " k"]:
     """P_0(t), …, P_K(t) on the sphere of R^d by their three-term recurrence, for |t| ≤ 1.
 
-    Examples
-    --------
     >>> gegenbauer(max_degree=3, t=0.5, dim=3)    # Legendre
     array([ 1.    ,  0.5   , -0.125 , -0.4375])
     """

@@ -95,8 +95,6 @@ def highest_total_degree(dim: int, n_keys: int) -> int:
 
     Beyond 32 the eigenvalues would need more terms of the power series than are summed.
 
-    Examples
-    --------
     >>> highest_total_degree(dim=8, n_keys=8), highest_total_degree(dim=8, n_keys=1)
     (16, 32)
     """
@@ -146,8 +144,6 @@ def _multiplicity(dim: int, n_keys: int, parts: Parts) -> float:
 def mlp_eigenvalue(dim: int, n_keys: int, parts: Parts) -> float:
     """ν_l for token degrees ``parts`` in falling order, zeros left out.
 
-    Examples
-    --------
     >>> round(mlp_eigenvalue(dim=8, n_keys=8, parts=(1,)), 8)
     0.00332542
     """

@@ -19,9 +19,6 @@ from scipy.special import gammaln
 def series_coefficients(order: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
     """a_n of κ(ρ) = Σ a_n ρ^n; for real n ≥ 2 the smooth function through the even coefficients.
 
-    Examples
-    --------
-    >>> import numpy as np
     >>> series_coefficients(np.array([0.0, 1.0, 2.0, 4.0])) * np.array([2 * np.pi, 4, 4 * np.pi, 48 * np.pi])
     array([1., 1., 1., 1.])
     """
@@ -46,9 +43,6 @@ def log_gamma_ratio(x: Float[np.ndarray, " n"], shift: float) -> Float[np.ndarra
     A difference of two log Γ loses x log x · ε; here x is first moved beyond 30 by the recurrence, and then
     Stirling's series is subtracted term by term.
 
-    Examples
-    --------
-    >>> import numpy as np
     >>> float(np.exp(log_gamma_ratio(np.array([4.0]), 2.0))[0].round(12))    # 3!/5! = 1/20
     0.05
     """
@@ -120,8 +114,9 @@ def pair_eigenvalues(dim: int, max_degree: int) -> Float[np.ndarray, "k l"]:
     array([[0.237284, 0.03788 ],
            [0.010545, 0.002486]])
     """
-    if dim == 1:
-        return _pair_eigenvalues_on_the_line(max_degree)
+    if dim == 1:  # tokens are ±1, the pair kernel is 1 at (1, 1), 1/π at (−1, 1) and 0 at t = −1
+        of_query = (1.0 + (-1.0) ** np.arange(max_degree + 1) / math.pi) / 4
+        return np.tile(of_query[:, None], (1, max_degree + 1))
     order, weight = _pair_nodes(dim, max_degree)
     return np.asarray(
         (harmonic_ratios(order, dim, max_degree) * weight) @ harmonic_ratios(order + 1, dim, max_degree).T
@@ -164,9 +159,3 @@ def harmonic_ratios(order: np.ndarray, dim: int, max_degree: int) -> np.ndarray:
     for i in range(max_degree):
         ratios[i + 1] = ratios[i] * (np.maximum(order - i, 0.0) / (order + i + dim - 1))
     return ratios
-
-
-def _pair_eigenvalues_on_the_line(max_degree: int) -> np.ndarray:
-    """Dimension one: tokens are ±1, the pair kernel is 1 at (1, 1), 1/π at (−1, 1) and 0 at t = −1."""
-    of_query = (1.0 + (-1.0) ** np.arange(max_degree + 1) / math.pi) / 4
-    return np.tile(of_query[:, None], (1, max_degree + 1))

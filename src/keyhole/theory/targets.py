@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from keyhole._array import MEMORY_BUDGET
+from keyhole._array import MEMORY_BUDGET, set_blocks
 from keyhole._checks import check_count, check_finite, check_float_array, check_number, check_seed
 from keyhole.data.sets import SetBatch
 
@@ -102,6 +102,9 @@ class Polynomial:
     (5,)
     """
 
+    _named_by: tuple[str, ...] = ()
+    """The arguments that a family's own name is followed by."""
+
     def __init__(self, dim: int, terms: Iterable[Term]) -> None:
         self._dim = check_count(dim, "dim")
         collected: dict[frozenset[tuple[Factor, int]], Term] = {}
@@ -138,21 +141,9 @@ class Polynomial:
         return self.degrees[1] > 0
 
     def __call__(self, batch: SetBatch) -> Float[np.ndarray, " n"]:
-        """Values of the target on a batch, ragged or not.
+        """Values of the target on a batch of n sets, ragged or not: an array (n,) in float64.
 
-        Parameters
-        ----------
-        batch : SetBatch
-            n sets of dimension d; with a query if the target depends on it.
-
-        Returns
-        -------
-        array (n,), float64
-
-        Notes
-        -----
-        Cost: one pass over the tokens per factor, in blocks of sets that keep temporaries within the memory
-        budget.
+        One pass over the tokens per factor, in blocks of sets that keep temporaries within the memory budget.
         """
         if batch.dim != self._dim:
             raise ValueError(
@@ -165,7 +156,7 @@ class Polynomial:
                 "Pass SetBatch(keys, query=…)."
             )
         values = np.empty(len(batch))
-        for rows in _set_blocks(batch.offsets, budget=MEMORY_BUDGET // (32 * self._dim)):
+        for rows in set_blocks(batch.offsets, MEMORY_BUDGET // (32 * self._dim)):
             values[rows] = self._block_values(batch[rows])
         return values
 
@@ -250,10 +241,11 @@ class Polynomial:
         return hash((self._dim, frozenset((t.monomial, t.coefficient) for t in self._terms)))
 
     def __repr__(self) -> str:
-        return f"Polynomial(dim={self._dim}, {len(self._terms)} terms of degrees {self._degree_list()})"
-
-    def _degree_list(self) -> str:
-        return ", ".join(str(d) for d in sorted({term.degrees for term in self._terms})) or "none"
+        if self._named_by:
+            shown = (f"{name}={getattr(self, name):.15g}" for name in self._named_by)
+            return f"{type(self).__name__}({', '.join(shown)})"
+        degrees = ", ".join(str(d) for d in sorted({term.degrees for term in self._terms})) or "none"
+        return f"Polynomial(dim={self._dim}, {len(self._terms)} terms of degrees {degrees})"
 
     def _coerce(self, other: Any) -> Polynomial | None:
         if isinstance(other, Polynomial):
@@ -324,16 +316,6 @@ def _check_same_dim(a: Polynomial, b: Polynomial) -> None:
         raise ValueError(f"targets must share the token dimension: got dim {a.dim} and dim {b.dim}.")
 
 
-def _set_blocks(offsets: np.ndarray, budget: int) -> Iterable[slice]:
-    """Cut the sets into runs of at most ``budget`` tokens, or one set where a set is longer than that."""
-    start, n = 0, len(offsets) - 1
-    while start < n:
-        stop = int(np.searchsorted(offsets, offsets[start] + budget, side="right")) - 1
-        stop = max(stop, start + 1)
-        yield slice(start, stop)
-        start = stop
-
-
 # Inner products of symmetrised coefficient tensors, by counting contractions instead of forming tensors. A term of
 # degree (r, s) is a tensor with r query slots and s key slots: a vector fills one slot, a matrix links a query slot
 # to a key slot. An inner product of two symmetrised terms is a sum over all ways to join their slots, query to query
@@ -369,8 +351,6 @@ def coefficient_norms(target: Polynomial) -> dict[tuple[int, int], float]:
 def symmetric_product(first: Term, second: Term, dim: int) -> float:
     """<Sym T_1, Sym T_2> of two terms of equal degree, coefficients left out.
 
-    Examples
-    --------
     >>> from keyhole.theory.targets import Correlation
     >>> term, = Correlation(q=2, dim=3).terms
     >>> symmetric_product(term, term, dim=3)    # (d+1)(d+2)/3!
@@ -382,26 +362,12 @@ def symmetric_product(first: Term, second: Term, dim: int) -> float:
 
 
 def joinings(first: Term, second: Term, dim: int, inside: bool = True) -> Float[np.ndarray, "i j"]:
-    """Sum of all joinings of two terms, divided by r! s! of the first, coefficients left out.
+    """Sum of all joinings of two terms, of degrees (r, s) and as even, divided by r! s!, coefficients left out.
 
-    Parameters
-    ----------
-    first, second : Term
-        Of degrees (r, s) and (r', s'), equal in parity where ``inside`` is True.
-    dim : int
-        Token dimension d.
-    inside : bool
-        Whether slots of one term may be joined to each other.
-
-    Returns
-    -------
-    array (⌊s/2⌋+1, ⌊r/2⌋+1), or (1, 1) without joints inside
-        Entry [i, j]: the joinings with i key joints and j query joints inside the first term.
-
-    Notes
-    -----
-    Cost: states number the product of (power + 1) over all factors. With one matrix, however often it occurs,
-    a singular value decomposition makes every step O(d); with several, a ring costs O(d³) per state.
+    Entry [i, j] has i key joints and j query joints inside the first term, up to ⌊s/2⌋ and ⌊r/2⌋; without ``inside``
+    slots of one term are not joined, and there is one entry. States number the product of (power + 1) over all factors.
+    With one matrix, however often it occurs, a singular value decomposition makes every step O(d); with several, a ring
+    costs O(d³) per state.
     """
     return _joinings(_nodes(first, second), dim, first.degrees, inside, crossings=0)[:, :, 0, 0]
 
@@ -712,13 +678,12 @@ class QueryPower(Polynomial):
     {(2, 0): 1.0}
     """
 
+    _named_by = ("p", "dim")
+
     def __init__(self, p: int, dim: int, beta: Float[np.ndarray, " d"] | None = None) -> None:
         self.p = check_count(p, "p", minimum=0)
         self.beta = _direction(beta, dim)
         super().__init__(dim, monomial(dim, query=[(self.beta, self.p)]).terms)
-
-    def __repr__(self) -> str:
-        return f"QueryPower(p={self.p}, dim={self.dim})"
 
 
 class TokenPower(Polynomial):
@@ -737,13 +702,12 @@ class TokenPower(Polynomial):
     {(0, 2): 1.0}
     """
 
+    _named_by = ("p", "dim")
+
     def __init__(self, p: int, dim: int, beta: Float[np.ndarray, " d"] | None = None) -> None:
         self.p = check_count(p, "p", minimum=0)
         self.beta = _direction(beta, dim)
         super().__init__(dim, monomial(dim, keys=[(self.beta, self.p)]).terms)
-
-    def __repr__(self) -> str:
-        return f"TokenPower(p={self.p}, dim={self.dim})"
 
 
 class Correlation(Polynomial):
@@ -764,13 +728,12 @@ class Correlation(Polynomial):
     {(1, 2): 2.0}
     """
 
+    _named_by = ("q", "dim")
+
     def __init__(self, q: int, dim: int, beta: Float[np.ndarray, " d"] | None = None) -> None:
         self.q = check_count(q, "q", minimum=0)
         self.beta = _direction(beta, dim)
         super().__init__(dim, monomial(dim, pairs=[(None, self.q)], keys=[(self.beta, 1)]).terms)
-
-    def __repr__(self) -> str:
-        return f"Correlation(q={self.q}, dim={self.dim})"
 
 
 class RotatedCorrelation(Polynomial):
@@ -796,15 +759,14 @@ class RotatedCorrelation(Polynomial):
     True
     """
 
+    _named_by = ("gamma", "dim", "seed")
+
     def __init__(self, gamma: float | int, dim: int, seed: int, beta: Float[np.ndarray, " d"] | None = None) -> None:
         self.gamma = check_number(gamma, "gamma")
         self.seed = check_seed(seed)
         self.beta = _direction(beta, dim)
         self.rotation = (1 - self.gamma) * np.eye(dim) + self.gamma * fixed_free_rotation(dim, seed)
         super().__init__(dim, monomial(dim, pairs=[(self.rotation, 3)], keys=[(self.beta, 1)]).terms)
-
-    def __repr__(self) -> str:
-        return f"RotatedCorrelation(gamma={self.gamma:g}, dim={self.dim}, seed={self.seed})"
 
 
 def _direction(beta: Any, dim: int) -> np.ndarray:

@@ -85,17 +85,10 @@ def curve_cells(config: CurveConfig, targets: Iterable[str], sizes: Sequence[int
 
 
 def measured_curve(
-    config: CurveConfig,
-    results: Results,
-    model: str,
-    target: str,
-    *,
-    exact: bool = False,
-    name: str = "error",
-    sizes: Sequence[int] | None = None,
+    config: CurveConfig, results: Results, model: str, target: str, *, exact: bool = False, name: str = "error"
 ) -> Curve:
     """Error against n of one model on one target."""
-    return config.sweep(model, target, sizes or config.sizes, exact=exact).curve(results, name)
+    return config.sweep(model, target, config.sizes, exact=exact).curve(results, name)
 
 
 def predicted_curve(

@@ -412,24 +412,24 @@ def write_chart(chart: Chart, folder: Path) -> list[Path]:
 def _files(item: _Placed, inks: dict[str, Ink]) -> dict[str, bytes]:
     pictures: dict[str, bytes] = {}
     if isinstance(item.block, Chart):
-        _check_lengths(item.block)
         style = {role: (ink.light, ink.marker) for role, ink in inks.items()}
         pictures = draw_chart(item.block, style)
     elif isinstance(item.block, HeatMap):
-        _check_shape(item.block)
         pictures = draw_heat_map(item.block)
     return {**pictures, "csv": csv_bytes(rows_behind(item.block))}
 
 
 def _page(report: Report, placed: Sequence[Sequence[_Placed]], inks: dict[str, Ink]) -> str:
     anchors = safe_names([section.slug for section in report.sections])
-    sections = [
-        _section(section, anchor, k, blocks, inks)
-        for k, (section, anchor, blocks) in enumerate(zip(report.sections, anchors, placed, strict=True), 1)
-    ]
-    contents = "\n".join(_content(s, a, k) for k, (s, a) in enumerate(zip(report.sections, anchors, strict=True), 1))
+    contents, sections = [], []
+    for k, (section, anchor, blocks) in enumerate(zip(report.sections, anchors, placed, strict=True), 1):
+        badge = "" if section.verdict is None else _badge(section.verdict)
+        words = f'<span class="k">{k}</span><span>{as_html(section.title)}</span>{badge}'
+        contents.append(f'<li><a href="#{anchor}">{words}</a></li>')
+        sections.append(_section(section, anchor, k, blocks, inks))
+    listed = "\n".join(contents)
     body = [
-        f'<nav aria-label="Contents">\n<ol>\n{contents}\n</ol>\n</nav>\n<main>',
+        f'<nav aria-label="Contents">\n<ol>\n{listed}\n</ol>\n</nav>\n<main>',
         *sections,
         f"</main>\n<footer>\n<h2>Where this comes from</h2>\n{_definitions(report.provenance)}\n</footer>",
     ]
@@ -461,11 +461,6 @@ def _data(placed: Sequence[Sequence[_Placed]]) -> dict[str, Any]:
         for item in blocks
         if not isinstance(item.block, Table)
     }
-
-
-def _content(section: Section, anchor: str, k: int) -> str:
-    badge = "" if section.verdict is None else _badge(section.verdict)
-    return f'<li><a href="#{anchor}"><span class="k">{k}</span><span>{as_html(section.title)}</span>{badge}</a></li>'
 
 
 def _tally(sections: Sequence[Section]) -> str:
@@ -605,30 +600,6 @@ def _links(item: _Placed) -> str:
     suffixes = ("csv",) if isinstance(item.block, Table) else ("svg", "png", "csv")
     links = (f'<a href="charts/{item.name}.{suffix}">{suffix.upper()}</a>' for suffix in suffixes)
     return f'<p class="links">{" ".join(links)}</p>'
-
-
-def _check_lengths(chart: Chart) -> None:
-    for series in chart.series:
-        lengths = {
-            name: len(values)
-            for name in ("x", "y", "low", "high", "hover")
-            if (values := getattr(series, name)) is not None
-        }
-        if len(set(lengths.values())) > 1:
-            raise ValueError(
-                f"every part of a series must be as long as its x: series {series.name!r} of chart {chart.name!r} has "
-                f"{', '.join(f'{count} {name}' for name, count in lengths.items())}. Leave out what is not there."
-            )
-
-
-def _check_shape(block: HeatMap) -> None:
-    widths = {len(row) for row in block.values} or {len(block.columns)}
-    if len(block.values) != len(block.index) or widths != {len(block.columns)}:
-        raise ValueError(
-            f"`values` of a heat map must have a row per index and a number per column: heat map {block.name!r} has "
-            f"{len(block.index)} x {len(block.columns)} names and {len(block.values)} rows of "
-            f"{number(min(widths))} to {number(max(widths))} numbers. Fill gaps with NaN."
-        )
 
 
 def asset(name: str) -> str:

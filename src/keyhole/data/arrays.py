@@ -1,0 +1,155 @@
+"""Rows of numbers, NumPy arrays and torch tensors alike: checked, joined, gathered, hashed. `Any` is one of the two."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from keyhole._array import is_tensor
+from keyhole._checks import check_finite, check_float_array
+
+
+def joined_rows(arrays: Sequence[Any], what: str) -> Any:
+    """What every batch has one row per sample of, or none has, end to end."""
+    held = [array for array in arrays if array is not None]
+    if held and len(held) != len(arrays):
+        raise ValueError(
+            f"`batches` must all carry {what}, or none: {len(held)} of {len(arrays)} do. Give the others {what} of "
+            "their own."
+        )
+    widths = {int(array.shape[1]) for array in held}
+    if len(widths) > 1:
+        raise ValueError(f"`batches` must have {what} of one dimension: got {sorted(widths)}.")
+    return concatenated(held) if held else None
+
+
+def offsets_of(counts: Int[np.ndarray, " n"]) -> Int[np.ndarray, " o"]:
+    """Where runs of these lengths begin, and the last one ends."""
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+
+
+def gathered(offsets: Int[np.ndarray, " o"], rows: np.ndarray) -> tuple[Int[np.ndarray, " p"], Int[np.ndarray, " t"]]:
+    """Some of the runs that begin at ``offsets``: where they begin end to end, and the place of each entry before."""
+    counts = np.diff(offsets)[rows]
+    begin = offsets_of(counts)
+    return begin, np.arange(begin[-1]) + np.repeat(offsets[rows] - begin[:-1], counts)
+
+
+def _of_tensors() -> Any:
+    """The same for tensors: torch is imported where there are any."""
+    from keyhole import _tensors
+
+    return _tensors
+
+
+def check_numbers(value: Any, name: str) -> Any:
+    """Return ``value`` in float32 or float64."""
+    return _of_tensors().check_float_tensor(value, name) if is_tensor(value) else check_float_array(value, name)
+
+
+def check_all_finite(array: Any, name: str) -> None:
+    """Raise if there is NaN or infinity; the message names the first."""
+    (_of_tensors().check_finite_tensor if is_tensor(array) else check_finite)(array, name)
+
+
+def concatenated(arrays: Sequence[Any]) -> Any:
+    """Rows end to end."""
+    tensors = [is_tensor(array) for array in arrays]
+    if any(tensors) and not all(tensors):
+        raise TypeError("sets must be NumPy arrays or torch tensors, all of one kind: got both. Convert some of them.")
+    return _of_tensors().concatenate(arrays) if any(tensors) else np.concatenate(arrays)
+
+
+def like(array: Any, other: Any) -> Any:
+    """``array`` as it is, or on the device of ``other`` if that is a tensor."""
+    return _of_tensors().as_tensor(array, other) if is_tensor(other) else array
+
+
+def astype(array: Any, dtype: Any) -> Any:
+    """The array in float32 or float64; itself if it is that."""
+    return _of_tensors().astype(array, np.dtype(dtype).name) if is_tensor(array) else array.astype(dtype, copy=False)
+
+
+def alike(tokens: Any, query: Any) -> tuple[Any, Any]:
+    """Both in the wider type of the two, and where the tokens are."""
+    if is_tensor(query) and not is_tensor(tokens):
+        raise TypeError(
+            "`keys` and `query` must be of one kind: got NumPy keys and a torch query. Convert one of them."
+        )
+    wide = np.result_type(*(np.dtype(str(x.dtype).removeprefix("torch.")) for x in (tokens, query)))
+    return astype(tokens, wide), astype(like(query, tokens), wide)
+
+
+def frozen(array: Any) -> Any:
+    """A view that cannot be written to, in one piece; tensors have none such."""
+    if is_tensor(array):
+        return array.contiguous()
+    view = np.ascontiguousarray(array).view()
+    view.flags.writeable = False
+    return view
+
+
+def with_last(array: Any, value: float) -> Any:
+    """[x; value] for every row."""
+    if is_tensor(array):
+        return _of_tensors().with_last(array, float(value))
+    extended = np.empty((array.shape[0], array.shape[1] + 1), dtype=array.dtype)
+    extended[:, :-1] = array
+    extended[:, -1] = value
+    return extended
+
+
+def check_sizes(n: int, lengths: np.ndarray, dim: int, name: str) -> None:
+    """Raise unless there are sets, all with keys, and coordinates."""
+    if n == 0:
+        raise ValueError(f"`{name}` must hold at least one set: got none (0 sample(s)).")
+    if dim == 0:
+        raise ValueError(f"tokens of `{name}` must have at least one coordinate: got 0 feature(s).")
+    if lengths.min() == 0:
+        i = int(lengths.argmin())
+        raise ValueError(
+            f"every set of `{name}` must have at least one key: set {i} has no keys. "
+            "Drop it, or give it a token that says 'empty'."
+        )
+
+
+def check_query(query: Any, n: int) -> None:
+    """Raise unless there is one query per set."""
+    if query.ndim != 2 or query.shape[1] == 0:
+        raise ValueError(
+            f"`query` must have shape (n, d_q), one query per set: got shape {tuple(query.shape)} for {n} sets."
+        )
+    if query.shape[0] != n:
+        raise ValueError(f"`query` must have one row per set: got {query.shape[0]} rows for {n} sets.")
+
+
+def check_extras(extras: Any, n: int) -> Float[np.ndarray, "n c"] | None:
+    """Columns of n samples in float64, in host memory; or None."""
+    if extras is None:
+        return None
+    extras = _of_tensors().as_array(extras) if is_tensor(extras) else extras
+    columns = check_float_array(extras, "extras").astype(np.float64)
+    if columns.ndim != 2 or len(columns) != n or columns.shape[1] == 0:
+        raise ValueError(
+            f"`extras` must have shape (n, c), one row per sample: got shape {columns.shape} for {n} samples. A single "
+            "column is x[:, None]."
+        )
+    check_finite(columns, "extras")
+    return columns
+
+
+MIX = np.uint64(0x9E3779B97F4A7C15)
+
+
+def hash_rows(rows: np.ndarray) -> np.ndarray:
+    """One 64-bit hash per row; rows that compare equal hash alike (so −0.0 is made 0.0)."""
+    words = np.ascontiguousarray(rows, dtype=np.float64) + 0.0
+    hashes = np.zeros(len(words), dtype=np.uint64)
+    # two rounds more, or hashes of short numbers stay so regular that sums of other keys are equal
+    for column in (*words.view(np.uint64).T, np.uint64(0), np.uint64(0)):
+        hashes = (hashes ^ column) * MIX
+        hashes ^= hashes >> np.uint64(29)
+    return hashes

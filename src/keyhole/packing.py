@@ -1,0 +1,482 @@
+"""Objects as JSON and arrays, in one safetensors file; whatever is read is checked, and nothing is executed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
+
+from keyhole._checks import check_count, check_number
+from keyhole._files import write_whole
+from keyhole.attention.activations import check_activation, check_pointwise
+from keyhole.attention.heads import FittedHeads, GaussianHeads, HeadDraw, QueryKeyHeads, Step
+from keyhole.attention.learned import IdentityHeads, LearnedHeads, UnfittedLaw
+from keyhole.data.sets import POOLINGS, PooledSets, SetBatch, SetGroups
+from keyhole.data.tokens import QUERIES, SCALINGS, TokenRule
+from keyhole.estimators.intervals import TrainingSamples
+from keyhole.layer import FiniteLayer, KernelLayer
+from keyhole.ridge.design import DesignMoments
+from keyhole.streaming import KeptSamples, LayerSums
+
+FORMAT, VERSION = "keyhole-model", 1
+_NAMES = {
+    np.dtype(code): name
+    for name, code in {
+        "F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "|i1",
+        "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "|u1", "BOOL": "|b1",
+    }.items()
+}  # fmt: skip
+"""Types of arrays that a model may hold."""
+
+
+def write_container(path: Path, document: Any, arrays: Mapping[str, np.ndarray], *, overwrite: bool) -> None:
+    """Write arrays and a document as a file that appears whole; refuse an existing one unless told otherwise."""
+    from safetensors.numpy import save
+
+    stored = {name: np.ascontiguousarray(a, dtype=a.dtype.newbyteorder("<")) for name, a in arrays.items()}
+    text = json.dumps(document, allow_nan=False, ensure_ascii=True, separators=(",", ":"))
+    metadata = {"format": FORMAT, "version": str(VERSION), "document": text, "sha256": _digest(text, stored)}
+    try:
+        write_whole(save(stored, metadata), path, overwrite=overwrite)
+    except FileExistsError as error:
+        raise ValueError(f"{error} Choose another name, or pass overwrite=True.") from None
+
+
+def read_container(path: Path) -> tuple[Any, dict[str, np.ndarray]]:
+    """Read document and arrays, and compare them with their digest. Raises ValueError or OSError."""
+    from safetensors import SafetensorError, safe_open
+
+    path.stat()  # a file that is not there is no damaged one
+    try:
+        with safe_open(str(path), framework="numpy") as file:
+            metadata = file.metadata() or {}
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+        raise damaged(path, "a model file is safetensors, whole and unchanged", f"{str(error)[:200]!r}") from None
+    if metadata.get("format") != FORMAT:
+        raise damaged(path, f"a model file says that its format is {FORMAT!r}", "no such words")
+    if metadata.get("version") != str(VERSION):
+        raise ValueError(
+            f"this keyhole reads version {VERSION} of its model files: {path.name!r} has version "
+            f"{metadata.get('version')!r:.40}. Use the keyhole that wrote it, or a newer one."
+        )
+    text = metadata.get("document", "")
+    if any(array.dtype not in _NAMES for array in arrays.values()) or _digest(text, arrays) != metadata.get("sha256"):
+        raise damaged(path, "contents must match the digest that was stored with them", "contents that do not")
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise damaged(path, "the description of a model must be JSON", f"another ({str(error)[:80]})") from None
+    if not isinstance(document, dict):
+        raise damaged(path, "the description of a model must be a JSON object", f"a {type(document).__name__}")
+    return document, arrays
+
+
+def damaged(path: Path, rule: str, evidence: str) -> ValueError:
+    """An error with its remedy."""
+    return ValueError(
+        f"{rule}: {path.name!r} has {evidence}. It is damaged, or was not written by kh.save; fetch it again, or fit "
+        "and save the model anew."
+    )
+
+
+def _digest(text: str, arrays: Mapping[str, np.ndarray]) -> str:
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass"))
+    for name in sorted(arrays):
+        array = arrays[name]
+        line = f"\n{name!r} {_NAMES[array.dtype]} {array.shape} {array.nbytes}\n"
+        digest.update(line.encode("utf-8", "surrogatepass"))
+        digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def refuse_if(wrong: Any, words: str) -> None:
+    """What is wrong with a description, in words that follow "it has"."""
+    if wrong:
+        raise ValueError(words)
+
+
+LAWS: dict[str, type] = {
+    law.__name__: law for law in (GaussianHeads, QueryKeyHeads, IdentityHeads, LearnedHeads, FittedHeads)
+}
+RECORDS: dict[str, type] = {
+    record.__name__: record
+    for record in (
+        TokenRule, FittedHeads, Step, FiniteLayer, KernelLayer, PooledSets, LayerSums, DesignMoments, KeptSamples,
+        TrainingSamples,
+    )
+}  # fmt: skip
+UNSAVED = {
+    "LearnedHeads": {"callback", "augment"},
+    "FiniteLayer": {"device"},
+    "KernelLayer": {"device", "dtype"},
+    "TokenRule": {"looks"},
+}
+"""What is not in a file: functions, which are no data; devices, which the reader may not have: NumPy predicts; and the
+looks of a rule, which are those of the law."""
+PRECISIONS = ("float64", "float32")
+CHOICES = ("zero-mean", "identity", "learned")  # what a fitted law was chosen as
+MOST_HEADS = 10**9
+LARGEST_RANK = 2**20
+MOST_PADDING = 2**26
+"""Bytes by which the text of a file may grow in memory, where NumPy makes short texts as wide as the longest."""
+
+
+def known(table: dict[str, type], value: Any) -> bool:
+    """Whether the type of ``value`` is in the table; a type derived from one that is does not count."""
+    return table.get(type(value).__name__) is type(value)
+
+
+class Packer:
+    """Turns objects into JSON; arrays are put aside under numbers."""
+
+    def __init__(self) -> None:
+        self.arrays: dict[str, np.ndarray] = {}
+        self._padding = 0
+
+    def pack(self, value: Any, name: str) -> Any:
+        """JSON for ``value``; ``name`` is what an error calls it."""
+        if value is None or isinstance(value, (bool, str)):
+            return value
+        if isinstance(value, (np.bool_, np.integer, np.floating)) and not isinstance(value, float):
+            return self._array(np.asarray(value), name)
+        if isinstance(value, int):
+            return int(value) if abs(value) < 2**63 else {"number": str(value)}
+        if isinstance(value, float):
+            return float(value) if math.isfinite(value) else {"number": repr(float(value))}
+        if isinstance(value, np.ndarray):
+            return self._array(value, name)
+        if isinstance(value, (list, tuple)):
+            kind = "tuple" if isinstance(value, tuple) else "list"
+            return {kind: [self.pack(v, f"{name}[{i}]") for i, v in enumerate(value)]}
+        if isinstance(value, dict):
+            return {"dict": [[self.pack(k, name), self.pack(v, f"{name}[{k!r}]")] for k, v in value.items()]}
+        return self._object(value, name)
+
+    def _array(self, array: np.ndarray, name: str) -> Any:
+        if array.dtype.kind == "U" or (array.dtype == object and all(isinstance(v, str) for v in array.ravel())):
+            kind = "object" if array.dtype == object else "text"
+            items = [str(v) for v in array.ravel()]
+            self._padding += padding_of(items) if kind == "text" else 0
+            if self._padding > MOST_PADDING:
+                raise ValueError(
+                    f"text in a model file may grow by {MOST_PADDING:,} bytes as it is read: {name} takes up "
+                    f"{array.nbytes:,} because all its texts are as wide as the longest. Shorten that one, or pass the "
+                    "texts as an array of objects."
+                )
+            return {"strings": items, "shape": list(array.shape), "as": kind}
+        if array.dtype.newbyteorder("<") not in _NAMES:
+            raise ValueError(
+                f"a model file holds numbers, booleans and text: {name} is an array of {array.dtype}. Convert it "
+                "before fitting, labels for instance to text or integers."
+            )
+        # the order of an array in memory decides the last bit of a matrix product with it
+        turned = array.ndim > 1 and array.flags.f_contiguous and not array.flags.c_contiguous
+        key = str(len(self.arrays))
+        self.arrays[key] = array.T if turned else array
+        return {"array": key, "turned": turned}
+
+    def _object(self, value: Any, name: str) -> Any:
+        kind = type(value).__name__
+        if isinstance(value, SetBatch):
+            held: dict[str, Any] = {"tokens": value.tokens, "offsets": value.offsets, "query": value.query}
+            held["extras"] = value.extras
+        elif isinstance(value, SetGroups):
+            held = {"sets": value.sets, "counts": value.counts, "extras": value.extras}
+        elif isinstance(value, HeadDraw):
+            held = {"law": value.law, "n_heads": value.n_heads, "dim": value.dim, "seed": value.seed}
+            held["query_dim"] = value.query_dim
+        elif known(RECORDS, value):
+            held = {f.name: getattr(value, f.name) for f in fields(value) if f.name not in UNSAVED.get(kind, ())}
+            if isinstance(value, DesignMoments):
+                held["gram"] = lower_triangle(value.gram)
+        elif known(LAWS, value):
+            parameters: dict[str, Any] = value.get_params(deep=False)
+            held = {k: v for k, v in parameters.items() if k not in UNSAVED.get(kind, ())}
+        else:
+            laws = ", ".join(f"kh.{law}" for law in LAWS if law != "FittedHeads")
+            raise ValueError(
+                f"a model file holds data, and objects that keyhole knows: {name} is a {kind}. Of laws it knows {laws}."
+            )
+        return {"object": kind, "with": {k: self.pack(v, f"{name}.{k}") for k, v in held.items()}}
+
+
+class Unpacker:
+    """Builds objects from JSON and arrays; whatever is not in the table is refused."""
+
+    def __init__(self, arrays: dict[str, np.ndarray]) -> None:
+        self.arrays = arrays
+        self._padding = 0
+
+    def unpack(self, value: Any) -> Any:
+        """The object that ``value`` describes. Raises ValueError, TypeError or KeyError where it describes none."""
+        if value is None or isinstance(value, (bool, str, int, float)):
+            return value
+        match value:
+            case {"number": str(text)} if len(text) < 1000:
+                return float(text) if text in ("inf", "-inf", "nan") else int(text)
+            case {"list": list(items)}:
+                return [self.unpack(item) for item in items]
+            case {"tuple": list(items)}:
+                return tuple(self.unpack(item) for item in items)
+            case {"dict": list(items)}:
+                return {self.unpack(k): self.unpack(v) for k, v in items}
+            case {"array": str(key), "turned": bool(turned)}:
+                array = self.arrays[key]
+                return (array.T if turned else array) if array.ndim else array[()]
+            case {"strings": list(items), "shape": list(shape), "as": ("text" | "object") as kind}:
+                return self._strings(items, shape, kind)
+            case {"object": str(kind), "with": dict(held)}:
+                return _build(kind, {str(k): self.unpack(v) for k, v in held.items()})
+        raise ValueError(f"an unknown description, {str(value)[:60]}")
+
+    def _strings(self, items: list[Any], shape: list[Any], kind: str) -> np.ndarray:
+        refuse_if(not all(isinstance(item, str) for item in items), "labels that are not text where text is announced")
+        if kind == "text":
+            self._padding += padding_of(items)
+            if self._padding > MOST_PADDING:
+                raise ValueError(f"text that grows by {self._padding:,} bytes as it is read, {MOST_PADDING:,} allowed")
+        array = np.array(items, dtype=object if kind == "object" else np.str_)
+        return array.reshape([int(s) for s in shape])
+
+
+def lower_triangle(matrix: np.ndarray) -> np.ndarray:
+    """The columns of the lower triangle end to end: half the size, and nothing about symmetry left to check."""
+    return np.concatenate([matrix[k:, k] for k in range(len(matrix))])
+
+
+def from_lower_triangle(columns: Any) -> np.ndarray:
+    """The matrix, its upper triangle zero."""
+    check_array(columns, 1, "sums of products")
+    size = math.isqrt(2 * len(columns))
+    if size < 1 or size * (size + 1) // 2 != len(columns):
+        raise ValueError(f"{len(columns)} sums of products, which make no triangle")
+    matrix = np.zeros((size, size), order="F")
+    start = 0
+    for k in range(size):
+        matrix[k:, k] = columns[start : start + size - k]
+        start += size - k
+    return matrix
+
+
+def padding_of(items: list[str]) -> int:
+    """Bytes of a NumPy array of these texts that hold no character of theirs.
+
+    >>> padding_of(["yes", "no"])
+    4
+    """
+    lengths = [len(item) for item in items]
+    return 4 * (len(lengths) * max(lengths, default=0) - sum(lengths))
+
+
+def _build(kind: str, held: dict[str, Any]) -> Any:
+    if kind == "SetBatch":
+        return _sets(**held)
+    if kind == "SetGroups":
+        return SetGroups(held["sets"], held["counts"], held.get("extras"))
+    if kind == "HeadDraw":
+        refuse_if(held["n_heads"] > MOST_HEADS, f"{held['n_heads']:,} heads, of which {MOST_HEADS:,} are allowed")
+        # files of 0.1.0 say nothing of queries: they have the dimension of keys
+        return HeadDraw(held["law"], held["n_heads"], held["dim"], held["seed"], held.get("query_dim"))
+    if kind in RECORDS:
+        record = RECORDS[kind]
+        wanted = {f.name for f in fields(record) if f.default is MISSING and f.default_factory is MISSING}
+        known = {f.name for f in fields(record)} - UNSAVED.get(kind, set())
+        refuse_if(not wanted <= set(held) <= known, f"a {kind} with {sorted(held)}, which should have {sorted(known)}")
+        if record is DesignMoments:
+            held["gram"] = from_lower_triangle(held["gram"])
+        built = record(**held)
+        _check_record(built)
+        return built
+    if kind in LAWS:
+        law = LAWS[kind](**held)
+        _check_law(law)
+        return law
+    raise ValueError(f"an object of the unknown kind {kind!r:.60}")
+
+
+def _check_law(law: Any) -> None:
+    """What drawing heads relies on. A law that a training set has yet to choose is checked when it is fitted."""
+    if isinstance(law, UnfittedLaw):
+        return
+    check_number(law.scale, "scale", minimum=0.0, exclusive=True)
+    if isinstance(law, QueryKeyHeads):
+        if check_count(law.rank, "rank") > LARGEST_RANK:
+            raise ValueError(f"heads of rank {law.rank:,}, of which {LARGEST_RANK:,} are allowed")
+    elif np.ndim(law.mean) == 0:
+        check_number(law.mean, "mean")
+    elif not isinstance(law, GaussianHeads) or law.strength_range is None:
+        check_array(law.mean, 2, "mean", kinds="fiub")
+
+
+def law_fits(law: Any, shape: tuple[int, int]) -> bool:
+    """Whether a law has heads of shape (D_q, D)."""
+    if isinstance(law, FittedHeads):
+        return bool(law.means_.shape[1:] == shape)
+    if isinstance(law, GaussianHeads) and np.ndim(law.mean) < 2 and law.pairs is not None:
+        stated = np.asarray(law.pairs)
+        return stated.ndim == 2 and stated.dtype.kind in "iu" and bool(((stated >= 0) & (stated + 1 < shape)).all())
+    mean = getattr(law, "mean", None)
+    return mean is None or np.ndim(mean) < 2 or np.shape(mean) == shape
+
+
+def _sets(tokens: Any, offsets: Any, query: Any, extras: Any = None) -> SetBatch:
+    check_array(tokens, 2, "tokens")
+    if not isinstance(offsets, np.ndarray) or offsets.dtype != np.int64 or offsets.ndim != 1 or len(offsets) < 2:
+        raise ValueError("sets without offsets")
+    if offsets[0] != 0 or offsets[-1] != len(tokens) or (np.diff(offsets) < 1).any():
+        raise ValueError("sets whose offsets do not share out the tokens")
+    for name, rows, dtype in (("query", query, tokens.dtype), ("extras", extras, np.float64)):
+        if rows is not None:
+            check_array(rows, 2, name)
+            fits = len(rows) == len(offsets) - 1 and rows.shape[1] > 0 and rows.dtype == dtype
+            refuse_if(not fits, f"{name} of shape {rows.shape} for {len(offsets) - 1} sets")
+    return SetBatch._from_flat(tokens, offsets, query, extras)
+
+
+def _check_record(record: Any) -> None:
+    """What a record's methods rely on: that its fields are what their annotations say, and the rules of its kind."""
+    kind, sizes = type(record).__name__, dict[str, int]()
+    for name, hint in get_type_hints(type(record)).items():
+        if name not in UNSAVED.get(kind, ()):
+            _check_field(getattr(record, name), hint, name, sizes)
+    for words, wrong in RULES.get(kind, {}).items():
+        refuse_if(wrong(record), words)
+
+
+def _check_field(value: Any, hint: Any, name: str, sizes: dict[str, int]) -> None:
+    """Raise unless a value is of the annotated type; axes of one letter have one length, kept in ``sizes``."""
+    kinds = get_args(hint) if isinstance(hint, UnionType) or get_origin(hint) is Union else (hint,)
+    if value is None and NoneType in kinds:
+        return
+    axes = getattr(kinds[0], "dim_str", None)
+    if axes is not None:  # an array, as jaxtyping writes it
+        check_array(value, len(axes.split()), name, "f" if "float64" in kinds[0].dtypes else "iu")
+        for axis, length in zip(axes.split(), value.shape, strict=True):
+            if axis != "_" and sizes.setdefault(axis, length) != length:
+                raise ValueError(f"{name} of shape {value.shape}, where other parts have {axis} = {sizes[axis]}")
+    elif get_origin(kinds[0]) is tuple:
+        refuse_if(not isinstance(value, tuple), f"{name} that are no tuple")
+        for i, item in enumerate(value):
+            _check_field(item, get_args(kinds[0])[0], f"{name}[{i}]", sizes.copy())
+    else:
+        wider = {int: (int, np.integer), float: (float, np.floating)}.get(kinds[0], kinds)
+        if not isinstance(value, wider) or (isinstance(value, bool) and bool not in kinds):
+            words = " or ".join(kind.__name__ for kind in kinds)
+            raise ValueError(f"{name} that is no {words}, {value!r:.60}")
+
+
+def _odd_pair(centre: Any, spread: Any) -> bool:
+    """Whether only one of the two is there, or a spread is no size."""
+    return (centre is None) != (spread is None) or (spread is not None and not (spread > 0).all())
+
+
+def _odd_looks(law: FittedHeads) -> bool:
+    """Every look asks with what the looks before it found, and the last one's means with what all of them did."""
+    rows, width = law.means_.shape[1:]
+    for look in reversed(law.looks_):
+        rows -= len(look) * (width - 1)
+        if not len(look) or look.shape[1] != rows:
+            return True
+    return rows < 1
+
+
+def _odd_products(moments: DesignMoments) -> bool:
+    """Whether a product of two columns exceeds their sizes, or a square is negative."""
+    squares = moments.gram.diagonal()
+    sizes = np.sqrt(np.abs(squares))
+    bounds = ((1 + 1e-3) * sizes[k:] * sizes[k] + 1e-280 for k in range(len(sizes)))
+    bounded = all((np.abs(moments.gram[k:, k]) <= bound).all() for k, bound in enumerate(bounds))
+    return not bounded or bool((squares < 0).any() or (moments.squares < 0).any())
+
+
+RULES: dict[str, dict[str, Callable[[Any], Any]]] = {
+    "TokenRule": {
+        "an unknown scaling": lambda r: r.scaling not in SCALINGS,
+        "an unknown rule for query": lambda r: r.query not in QUERIES,
+        "an unknown pooling": lambda r: r.pooling not in POOLINGS,
+        "a token rule whose centre and spread do not fit": lambda r: _odd_pair(r.centre, r.spread),
+        "a token rule whose centre and spread of queries do not fit": lambda r: (
+            _odd_pair(r.query_centre, r.query_spread) or (r.query_centre is not None and r.query != "given")
+        ),
+        "a token rule whose centre and spread of extras do not fit": lambda r: (
+            _odd_pair(r.extras_centre, r.extras_spread) or not 0 < r.extras_scale < math.inf
+        ),
+        "a token rule with a centre, and another scaling than that needs": lambda r: (
+            (r.centre is not None) != (r.scaling == "standard")
+            or (r.query_centre is not None and r.scaling != "standard")
+        ),
+    },
+    "Step": {"a step before the first": lambda r: r.step < 0},
+    "FittedHeads": {
+        "means of no entries": lambda r: 0 in r.means_.shape,
+        "a scale that is none": lambda r: not 0 < r.scale < math.inf,
+        "scales of the query or of the key, and not of both": lambda r: (
+            (r.query_scales_ is None) != (r.key_scales_ is None)
+        ),
+        "scales that are not positive": lambda r: (
+            r.query_scales_ is not None and not ((r.query_scales_ > 0).all() and (r.key_scales_ > 0).all())
+        ),
+        "looks that do not follow each other": _odd_looks,
+        "a law chosen as nothing known": lambda r: r.chosen not in CHOICES,
+        "a strength that is no number": lambda r: not math.isfinite(r.strength),
+        "fewer steps than none": lambda r: r.steps < 0,
+    },
+    "PooledSets": {
+        "an unknown pooling": lambda r: r.pooling not in POOLINGS,
+        "pooled sets that are none": lambda r: not isinstance(r.base, SetBatch if r.each else SetBatch | SetGroups),
+    },
+    "FiniteLayer": {
+        "no known activation": lambda r: not check_activation(r.activation),
+        "a dtype that features do not have": lambda r: r.dtype not in PRECISIONS,
+        "values that do not fit the heads": lambda r: r.values.shape[:2] != (r.heads.n_heads, r.heads.dim + 1),
+        "values of no extras": lambda r: r.extras_values is not None and not len(r.extras_values),
+    },
+    "KernelLayer": {
+        "no known activation": lambda r: not check_pointwise(r.activation),
+        "a kernel of a law that has none": lambda r: (
+            not isinstance(r.law, (GaussianHeads, FittedHeads)) or getattr(r.law, "query_scales_", None) is not None
+        ),
+        "dual coefficients of other sets": lambda r: len(r.dual) != len(r.sets),
+        "values of no extras": lambda r: r.extras_values is not None and not len(r.extras_values),
+    },
+    "DesignMoments": {
+        "sums of single precision": lambda r: any(v.dtype == np.float32 for v in vars(r).values() if np.ndim(v)),
+        "sums that are no sums of squares": _odd_products,
+        "sums of no samples": lambda r: r.count < 1 or not 0 < r.weight < math.inf,
+        "outputs of no size": lambda r: not 0 <= r.y_size < math.inf,
+        "products rounded to less than single precision": lambda r: not 0 < r.rounding <= np.finfo(np.float32).eps,
+    },
+    "KeptSamples": {
+        "hashes of samples that are no increasing numbers, or too many": lambda r: (
+            r.hashes.dtype != np.uint64 or len(r.hashes) > r.limit or not (r.hashes[:-1] < r.hashes[1:]).all()
+        ),
+        "samples kept of no weight": lambda r: not (r.weights > 0).all(),
+        "samples kept without their sets": lambda r: (
+            len(r.hashes) > 0 if r.sets is None else len(r.sets) != len(r.hashes)
+        ),
+    },
+    "TrainingSamples": {
+        "outputs of other training samples": lambda r: len(r.columns) != len(r.batch),
+        "weights of training samples that do not fit": lambda r: (
+            r.weights is not None and not (r.weights.min() >= 0 and r.weights.any())
+        ),
+        "groups of training samples that do not fit": lambda r: r.groups is not None and r.groups.min() < 0,
+    },
+}
+"""What is wrong with a record of each kind, in words that follow "it has", beyond what annotations say."""
+
+
+def check_array(array: Any, ndim: int, name: str, kinds: str = "f") -> None:
+    """Raise unless an array has so many axes, and finite numbers."""
+    if not isinstance(array, np.ndarray) or array.ndim != ndim or array.dtype.kind not in kinds:
+        raise ValueError(f"{name} that are not an array of numbers with {ndim} axes")
+    refuse_if(array.dtype == np.float16, f"{name} of half precision")
+    refuse_if(not np.isfinite(array).all(), f"{name} that are not finite")
