@@ -146,6 +146,8 @@ class TiledLayer:
         announce_compilation(add_contributions)
 
         def table(packed: np.ndarray) -> np.ndarray:
+            if values.shape[2] == 1:
+                return _heads_last(values.transpose(0, 2, 1), packed.shape[-1], self.dtype)[:, 0]
             columns, lanes = values.shape[1] * values.shape[2], VECTOR_BYTES // self.dtype.itemsize
             found = np.zeros((len(packed) * packed.shape[-1], -(-columns // lanes) * lanes), self.dtype)
             with np.errstate(over="ignore"):  # shows in the sums
