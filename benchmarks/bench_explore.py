@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import sys
 import tempfile
 import threading
@@ -105,3 +106,4 @@ if __name__ == "__main__":
     print(harness.header())
     for found in run("small"):
         print(harness.line(found))
+    print(f"  load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")

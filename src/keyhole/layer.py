@@ -581,7 +581,8 @@ class Refits:
                 new, known = (attention_features(b, drawn, self.activation) for b in (batch, self.batch))
                 share = len(drawn) / heads.n_heads  # M^{-1/2} is that of all heads
                 cross += share * (new @ known.T)
-                own += share * np.einsum("np,np->n", new, new)
+                if variances:
+                    own += share * np.einsum("np,np->n", new, new)
         else:
             options: dict[str, Any] = {"memory_budget": memory_budget}
             cross += attention_kernel(batch, self.batch, self.heads, self.activation, **options)

@@ -119,8 +119,7 @@ class Refitted:
 def configurations(rng):
     """Every route, and every value of every other option, dealt out at random; penalties that refits can resolve."""
     n = len(ROUTES)
-    choices = {**CHOICES, "activation": CHOICES["activation"][:-1]}  # exp outgrows the resolution of refits
-    dealt = {name: rng.permutation(np.resize(list(dict.fromkeys(v)), n)).tolist() for name, v in choices.items()}
+    dealt = {name: rng.permutation(np.resize(list(dict.fromkeys(v)), n)).tolist() for name, v in CHOICES.items()}
     for i, route in enumerate(ROUTES):
         options = {name: values[i] for name, values in dealt.items()}
         options |= {"route": route, "dtype": "float64", "decades": rng.uniform(0.7, 1.0), "penalty": "fixed"}
@@ -131,6 +130,12 @@ def check(config):
     problem = pose(config)
     model = fit(problem, penalties(problem, Plain(problem).size))
     expected = Refitted(model, problem)
+    if (
+        config.activation == "exp"
+    ):  # e^s of a new set may outgrow the digits that refits have: of these nothing is compared
+        size = np.abs(expected.new).max() / np.abs(problem.columns).max()
+        if not 1e-6 < size < 100 or np.trace(expected.kernel(expected.ready, expected.ready)) > 1e6 * model.alpha_:
+            return
     tolerance = {"rtol": 1e-9, "atol": 1e-9 * max(1.0, np.abs(expected.new).max())}
     spread = np.square(expected.columns - expected.left) / (expected.variances + model.alpha_)[:, None]
     amplitude = expected.shares @ spread / expected.shares.sum()

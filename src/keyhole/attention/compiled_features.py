@@ -437,13 +437,16 @@ def add_outputs(heads, values, queries, keys, offsets, sets, code, scale, out, w
 
 
 @_compiled
-def add_contributions(heads, values, queries, keys, offsets, sets, code, scale, out, pulled, work):
+def add_contributions(heads, values, queries, keys, offsets, sets, code, scale, out, mixed, work):
     """Add scale · Σ_m weight_mi <v_m, x~_i> of every key i of a range of sets to ``out`` (keys, t).
 
-    Values (T, t, D, width), zeros after all heads; ``pulled`` (CHUNK, width) is scratch. Weights of softmax need the
-    norm of the whole set, so that sets of more than CHUNK keys have their scores computed twice.
+    Values (T, width, columns), zeros after all heads and after D · t columns, coordinates outside; ``mixed`` (CHUNK,
+    columns), the values mixed by the weights of a key, is scratch. Of one output, values (T, D, width), which need no
+    zeros beside them, meet the keys first. Weights of softmax need the norm of the whole set, so that sets of more than
+    CHUNK keys have their scores computed twice.
     """
-    D, width = heads.shape[2], heads.shape[3]
+    D, width, n_outputs = heads.shape[2], heads.shape[3], out.shape[1]
+    weights = work.scores.reshape(-1)
     shared = len(queries) == heads.shape[1]
     norm, peak = work.norm, work.peak
     for group in range(sets[0], sets[1], GROUP):
@@ -472,7 +475,14 @@ def add_contributions(heads, values, queries, keys, offsets, sets, code, scale, 
                             for h in range(width):
                                 weight = _exp(some[k, h] - peak[h]) if stop - start > CHUNK else some[k, h]
                                 some[k, h] = weight * norm[h]
-                    for j in range(values.shape[1]):
-                        _multiply(keys, first * D, D, 1, values[t, j], pulled[:n_keys], n_keys, 0)
+                    if n_outputs == 1:
+                        _multiply(keys, first * D, D, 1, values[t], mixed, n_keys, 0)
                         for k in range(n_keys):
-                            out[first + k, j] += _inner(some[k], pulled[k])
+                            out[first + k, 0] += _inner(some[k], mixed[k])
+                        continue
+                    _multiply(weights, 0, width, 1, values[t], mixed, n_keys, 0)
+                    for k in range(n_keys):
+                        for e in range(D):
+                            x = keys[(first + k) * D + e]
+                            for j in range(n_outputs):
+                                out[first + k, j] += x * mixed[k, e * n_outputs + j]

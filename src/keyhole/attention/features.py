@@ -124,11 +124,14 @@ class TiledLayer:
 
         announce_compilation(add_outputs)
 
-        def add(packed: np.ndarray, table: np.ndarray, *inputs: Any) -> None:
-            flat = table.reshape(len(packed), values.shape[2], self.width * packed.shape[-1])
-            add_outputs(packed, flat, *inputs, *self.weighting, out, workspace(packed))
+        def table(packed: np.ndarray) -> np.ndarray:
+            found = _heads_last(values.transpose(0, 2, 1), packed.shape[-1], self.dtype)
+            return found.reshape(len(packed), values.shape[2], self.width * packed.shape[-1])
 
-        self._add(block, values, add)
+        def add(packed: np.ndarray, *inputs: Any) -> None:
+            add_outputs(packed, *inputs, *self.weighting, out, workspace(packed))
+
+        self._add(block, table, add)
 
     def add_contributions(
         self,
@@ -138,20 +141,29 @@ class TiledLayer:
     ) -> None:
         """Add what every key adds to the outputs of a block of heads to ``out``."""
         from keyhole.attention.compiled import announce_compilation
-        from keyhole.attention.compiled_features import CHUNK, add_contributions, workspace
+        from keyhole.attention.compiled_features import CHUNK, VECTOR_BYTES, add_contributions, workspace
 
         announce_compilation(add_contributions)
 
-        def add(packed: np.ndarray, *inputs: Any) -> None:
-            pulled = np.empty((CHUNK, packed.shape[-1]), self.dtype)
-            add_contributions(packed, *inputs, *self.weighting, out, pulled, workspace(packed))
+        def table(packed: np.ndarray) -> np.ndarray:
+            if values.shape[2] == 1:
+                return _heads_last(values.transpose(0, 2, 1), packed.shape[-1], self.dtype)[:, 0]
+            columns, lanes = values.shape[1] * values.shape[2], VECTOR_BYTES // self.dtype.itemsize
+            found = np.zeros((len(packed) * packed.shape[-1], -(-columns // lanes) * lanes), self.dtype)
+            with np.errstate(over="ignore"):  # shows in the sums
+                found[: len(values), :columns] = values.reshape(len(values), columns)
+            return found.reshape(len(packed), packed.shape[-1], found.shape[1])
 
-        self._add(block, values, add)
+        def add(packed: np.ndarray, values: np.ndarray, *inputs: Any) -> None:
+            mixed = np.empty((CHUNK, values.shape[-1]), self.dtype)
+            add_contributions(packed, values, *inputs, *self.weighting, out, mixed, workspace(packed))
 
-    def _add(self, block: np.ndarray, values: np.ndarray, add: Callable[..., None]) -> None:
+        self._add(block, table, add)
+
+    def _add(self, block: np.ndarray, table_of: Callable[[np.ndarray], np.ndarray], add: Callable[..., None]) -> None:
         """Call ``add`` for all sets, range by range, with a block of heads, their values and the tokens."""
         packed = self._pack(block)
-        table = _heads_last(values.transpose(0, 2, 1), packed.shape[-1], self.dtype)
+        table = table_of(packed)
 
         def work(sets: tuple[int, int]) -> None:
             add(packed, table, self.queries, self.keys, self.offsets, sets)

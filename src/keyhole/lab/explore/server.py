@@ -425,9 +425,6 @@ def look_at(content: bytes, query: dict[str, str]) -> Report:
 def looked(content: bytes, query: dict[str, str]) -> Report:
     """Read an upload in memory, and look at it as `keyhole lens` does."""
     from keyhole.data.reader import read_table, table_in_memory
-    from keyhole.lab.lens.findings import LensConfig
-    from keyhole.lab.lens.look import likely_task, look
-    from keyhole.lab.lens.page import report_of
 
     unknown = set(query) - {"name", "set", "target"}
     if unknown:
@@ -437,6 +434,11 @@ def looked(content: bytes, query: dict[str, str]) -> Report:
     data = read_table(table, set_id=query.get("set") or None, target=target)
     if data.target is None:
         raise ValueError("a table must have a target to learn: no column target, label, class or y. Name it above.")
+    # what is costly to import waits until there is something to look at
+    from keyhole.lab.lens.findings import LensConfig
+    from keyhole.lab.lens.look import likely_task, look
+    from keyhole.lab.lens.page import report_of
+
     return report_of(
         look(data, LensConfig(likely_task(data.target), DATA_BUDGET, n_heads=128, max_samples=800, steps=0))
     )
