@@ -47,8 +47,9 @@ wheel: $(VENV)/.wheel  ## the wheel, installed alone into an empty environment: 
 bench: $(VENV)/.bench  ## every hot path beside its rivals, in one run
 	$(BIN)/python benchmarks/run.py
 
-docs: $(VENV)/.docs  ## these pages as HTML, in out/docs
+docs: $(VENV)/.docs  ## these pages as HTML, in out/docs, with saved views of `keyhole explore`
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs $(OUT)/docs
+	$(BIN)/python docs/views.py $(OUT)/docs/figures $(OUT)/docs/views
 	@echo "wrote $(OUT)/docs/index.html"
 
 help:  ## this list

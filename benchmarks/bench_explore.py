@@ -1,9 +1,13 @@
-"""How fast the page of `keyhole explore` is answered, over HTTP: a hand on the sliders, every state seen once."""
+"""How fast the page of `keyhole explore` is answered, over HTTP: a hand on the sliders, every state seen once.
+
+And, where Chromium is installed, how many frames a second the browser draws while a slider is dragged.
+"""
 
 from __future__ import annotations
 
 import http.client
 import json
+import sys
 import tempfile
 import threading
 import time
@@ -13,6 +17,9 @@ from urllib.parse import urlencode
 
 import harness
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from chromium import chromium, find_chromium  # the browser of the tests
 
 ALLOWED = {"curves": 0.030, "surface": 0.150}
 """Seconds at the median."""
@@ -39,8 +46,39 @@ def run(size: str) -> Iterator[harness.Row]:
             note = f"worst: {max(jumped):.1f} s"
             yield harness.row(f"{view}, a new d, N or c", float(np.median(jumped)), note=note)
         connection.close()
+        if find_chromium() is None:
+            yield harness.row("frames", note="not measured: no Chromium")
+        else:
+            yield from _frames(server.address, 3.0 if size == "small" else 10.0)
         server.stop()
         thread.join()
+
+
+DRAG = """new Promise((done) => {
+  const slider = document.getElementById("ridge-slider"), times = [];
+  const frame = (now) => {
+    times.push(now);
+    if (now - times[0] > %d) return done(times);
+    slider.value = 500 + 400 * Math.sin((now - times[0]) / 700);
+    slider.dispatchEvent(new Event("input"));
+    requestAnimationFrame(frame);
+  };
+  requestAnimationFrame(frame);
+})"""
+"""A slider that moves with every frame, and the times of the frames."""
+
+
+def _frames(address: str, seconds: float) -> Iterator[harness.Row]:
+    with chromium() as new_page:
+        page = new_page()
+        page.call("Emulation.setDeviceMetricsOverride", width=1280, height=900, deviceScaleFactor=1, mobile=False)
+        for view in ALLOWED:
+            page.call("Page.navigate", url=f"{address}?view={view}&c=0")
+            page.wait("document.querySelector('#shown .plot svg.main-svg')")
+            times = np.array(page.ask(DRAG % int(1000 * seconds)))
+            gaps, per_second = np.diff(times), 1000 * (len(times) - 1) / (times[-1] - times[0])
+            note = f"{per_second:.0f} frames a second; 90 % of the gaps below {np.quantile(gaps, 0.9):.0f} ms"
+            yield harness.row(f"{view}, a frame while dragging", float(np.median(gaps)) / 1000, note=note)
 
 
 def _walk(connection: http.client.HTTPConnection, token: str, view: str, steps: int) -> Iterator[tuple[float, bool]]:

@@ -408,12 +408,9 @@ def fit_layer(
     n_columns += 0 if batch.extras is None else batch.extras.shape[1]
     large = solver == "cg" or (solver == "auto" and finite and exceeds_memory(len(batch), n_columns, dtype))
     options: dict[str, Any] = {"activation": activation, "dtype": dtype, "memory_budget": memory_budget}
-    if groups is not None and (device is not None or solver == "cg"):
-        # groups are left out on the host, by a fit that serves a device as well; conjugate gradients fit anew
+    if groups is not None and solver == "cg":  # groups are left out by a direct fit; conjugate gradients fit anew
         options |= {"fit_intercept": fit_intercept, "weights": weights, "criterion": criterion, "draft": draft}
-        judged = fit_layer(batch, columns, heads, penalties, groups=groups, solver="direct", **options)
-        if solver != "cg":
-            return replace(judged, layer=replace(judged.layer, device=device))
+        judged = fit_layer(batch, columns, heads, penalties, groups=groups, device=device, solver="direct", **options)
         chosen = np.array([judged.ridge.alpha])
         final = fit_layer(batch, columns, heads, chosen, device=device, solver=solver, **options)
         ridge = replace(judged.ridge, residual=final.ridge.residual, n_iter=final.ridge.n_iter)
@@ -805,27 +802,32 @@ def _fit_dual_on_device(task: _Task) -> tuple[FiniteLayer, RidgeFit]:
             # M^{-1/2} is that of all heads
             yield part, block.mul_(((part.stop - part.start) / heads.n_heads) ** 0.5)
 
-    gram = zeros(n, n, device)
-    for _, block in made():
+    gram, kept = zeros(n, n, device), []
+    for part, block in made():
+        if part == slice(0, heads.n_heads):
+            kept.append((part, block))
         gram.addmm_(block, block.T)
     _add_extras_on_device(gram, task)
     ridge = _ridge_on_device(gram, task, EPS)
     dual = to_device(ridge.coef, device)
     values = np.empty((heads.n_heads, width, dual.shape[1]))
-    for part, block in made():
+    for part, block in kept or made():
         values[part] = as_array(block.T @ dual).reshape(-1, width, dual.shape[1])
     every = np.concatenate([values.reshape(-1, dual.shape[1]), task.extras.T @ ridge.coef])
     return task.layer(every, ridge.intercept), ridge
 
 
 def _ridge_on_device(gram: Any, task: _Task, rounding: float) -> RidgeFit:
-    """Ridge on a float64 Gram matrix on a device, which is overwritten."""
-    from keyhole._tensors import free_bytes
+    """Ridge on a float64 Gram matrix on a device, which is overwritten; groups are left out on the host."""
+    from keyhole._tensors import as_array, free_bytes
     from keyhole.ridge.device import ridge_device
 
+    if task.problem.groups is not None:
+        options: dict[str, Any] = {"overwrite_gram": True, "memory_budget": task.memory_budget}
+        return ridge_gram(as_array(gram), task.problem, rounding=rounding, **options)
     room = 8 * gram.shape[0] ** 2 <= free_bytes(str(gram.device))
-    options: dict[str, Any] = {"rounding": rounding, "room_for_a_copy": room, "memory_budget": task.memory_budget}
-    return ridge_device(gram, task.problem, **options)
+    options = {"room_for_a_copy": room, "memory_budget": task.memory_budget}
+    return ridge_device(gram, task.problem, rounding=rounding, **options)
 
 
 def exceeds_memory(n: int, p: int, dtype: str) -> bool:

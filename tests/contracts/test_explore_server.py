@@ -169,6 +169,7 @@ def test_uploads_that_make_no_sense_are_explained(server, monkeypatch):
         (b"\x00\xff" * 50, "does not read"),
         (b"PAR1 no parquet at all PAR1", "does not read"),
         (b"ARROW1 nor Arrow", "does not read"),
+        (b"PK\x03\x04 nor npz", "does not read"),
         (b"a,b\n1,2\n3\n", "does not read"),
         (b"a,b\n1,2\n", "target|set|column"),
     ):

@@ -428,6 +428,43 @@ def test_intervals_novelty_and_what_each_key_adds(files, sets):
     assert "--interval needs an attention" in invoke(folder, "--interval", "0.8", "--overwrite", code=2).output
 
 
+def test_keys_keep_their_ids(tmp_path):
+    """One row per token, in any order; a table of tokens of its own; lists beside lists: parts stand as the ids do."""
+    names = [f"{'ab'[i % 2]}{i}" for i in range(40)]
+    rows = {"set": [i * 7 % 10 for i in range(40)], "x": [float(i % 9) for i in range(40)], "name": names}
+    both = pa.table({**rows, "target": [float(s) for s in rows["set"]]})
+    sets = list(dict.fromkeys(rows["set"]))
+    grouped = {s: [i for i in range(40) if rows["set"][i] == s] for s in sets}
+    lists = {"keys": [[[rows["x"][i]] for i in grouped[s]] for s in sets], "target": [float(s) for s in sets]}
+    lists["name"] = [[names[i] for i in grouped[s]] for s in sets]
+    pq.write_table(both, tmp_path / "in.parquet")
+    pq.write_table(both.drop_columns(["target"]), tmp_path / "tokens.parquet")
+    pq.write_table(pa.table({"set": sets, "target": lists["target"]}), tmp_path / "samples.parquet")
+    pq.write_table(pa.table(lists), tmp_path / "lists.parquet")
+    expected = None
+    for source, more in (
+        ("in.parquet", ["--keys", "x", "--set", "set"]),
+        ("samples.parquet", ["--keys", "x", "--set", "set", "--tokens", str(tmp_path / "tokens.parquet")]),
+        ("lists.parquet", ["--keys", "keys"]),
+    ):
+        places = [str(tmp_path / n) for n in (source, "model")]
+        fit = ["fit", *places, *more, "--heads", "3", "--task", "regression", "--target", "target", "--overwrite"]
+        done = runner.invoke(app, fit)
+        assert done.exit_code == 0, done.output
+        out = tmp_path / f"out-{source}"
+        ask = ["predict", places[1], places[0], str(out), *more[4:], "--explain", "--key-id", "name"]
+        done = runner.invoke(app, ask)
+        assert done.exit_code == 0, done.output
+        found = pq.read_table(out)
+        assert found["name"].to_pylist() == lists["name"]
+        parts = found["contributions"].to_pylist()
+        assert [len(part) for part in parts] == [len(ids) for ids in lists["name"]]
+        expected = parts if expected is None else expected
+        np.testing.assert_allclose(np.concatenate(parts), np.concatenate(expected), rtol=1e-9)
+    done = runner.invoke(app, [*ask[:-1], "target", "--overwrite"])
+    assert "'target' must have an id for each key" in done.output
+
+
 def test_plausible_labels_and_what_speaks_for_the_one_that_won(sets, tmp_path):
     y = np.array(["a", "b", "c"])[np.argsort(np.argsort(sets.query[:, 0])) // 30]
     model = kh.AttentionClassifier(10, random_state=0, alpha=1.0).fit(sets, y)

@@ -46,11 +46,9 @@ def test_broken_twin_a_softmax_that_forgets_its_normalisation_is_seen(rng, monke
     from keyhole.attention import features as room
 
     def forgetful(activation, scores, slopes):
-        scores -= scores.max(axis=2, keepdims=True)
-        weights = np.exp(scores)
-        slopes *= weights / weights.sum(axis=2, keepdims=True)
+        slopes *= scores  # the weights
 
-    monkeypatch.setattr(room, "_through_weights", forgetful)
+    monkeypatch.setattr(room, "through_weights", forgetful)
     with pytest.raises(AssertionError):
         test_pullback_is_the_transposed_derivative_of_the_features("softmax", 1, rng)
 
@@ -229,7 +227,7 @@ def test_broken_twin_a_look_whose_query_has_no_gradient_is_seen(rng, monkeypatch
 
     def forgetful(self, cotangent):
         found = whole(self, cotangent)
-        rows = self.looks[0].shape[1] - 1 + len(self.looks[0]) * (self.keys.shape[1] - 1)
+        rows = self.looks[0].shape[1] - 1 + len(self.looks[0]) * self.sets.dim
         last = np.zeros_like(cotangent)
         last[:, :rows] = cotangent[:, :rows]
         return [whole(self, last)[0], found[1]]

@@ -33,7 +33,8 @@ def test_a_key_is_of_the_settings_alone():
             ("outlier_size", 1.0),
         ]
     ]
-    others.append(dataclasses.replace(CELL, learner="fixed", ridge=0.1))
+    fixed = {"learner": "fixed", "ridge": 0.1}
+    others += [dataclasses.replace(CELL, **fixed), dataclasses.replace(CELL, **fixed, model="biased", mean=0.5)]
     assert len(others) == len(dataclasses.fields(Cell))
     assert len({CELL.key, *(cell.key for cell in others)}) == 1 + len(others)
 
@@ -52,6 +53,7 @@ def test_another_arithmetic_is_another_key(monkeypatch):
         ({"n_samples": 17}, "between 2 and `most_samples` = 16"),
         ({"learner": "lasso"}, "must be one of ridge"),
         ({"ridge": 0.1}, "belongs to the learner fixed"),
+        ({"mean": 0.5}, "`mean` belongs to biased heads"),
     ],
 )
 def test_an_impossible_cell_is_refused(changes, message):

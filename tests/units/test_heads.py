@@ -263,4 +263,4 @@ def test_stored_heads_are_the_same_heads():
     stored = draw.stored(2**20)
     assert stored is not draw
     np.testing.assert_array_equal(stored.block(2, 6), draw.block(2, 6))
-    assert draw.stored(40 * 7 * 16 - 1) is draw, "what exceeds the budget is drawn again"
+    assert draw.stored(8 * 7 * 16 - 1) is draw, "what exceeds the budget is drawn again"

@@ -10,6 +10,7 @@ from ridges import gram_path
 
 from keyhole.attention.features import attention_features, mlp_features
 from keyhole.attention.heads import GaussianHeads, sample_mlp_weights
+from keyhole.attention.kernels import attention_kernel
 from keyhole.lab.cells import Cell
 from keyhole.lab.jobs import HEAD_BLOCK, Draw, FactorisedGram, Job, compute, group, nested_grams, read_target
 from keyhole.lab.runner import worker_count
@@ -113,3 +114,28 @@ def test_memory_is_counted_high_enough():
     """The Gram matrix, the copy that is reduced, and the kernel of the test sets are there at once."""
     [job] = group([Cell("attention", "token", 3, 2, 5, 1000, 1000, 100, 0, 0)])
     assert job.memory > 8 * (2 * 1000**2 + 1000 * 100)
+
+
+@pytest.mark.parametrize("n_heads", [None, 40])
+def test_biased_cells_have_their_mean(n_heads):
+    """Ridge by hand on the kernel or the features of that mean; the job of another mean is another."""
+    cells = [
+        Cell("biased", "corr * token", 3, 2, n_heads, 20, 20, 30, 0, 0, "fixed", ridge=1e-3, mean=c) for c in (0.5, 2.0)
+    ]
+    jobs = group(cells)
+    assert len(jobs) == 2
+    for job in jobs:
+        [(cell, values, _)] = compute(job)
+        draw, target = Draw.of(cell), read_target(cell.target, cell.dim)
+        found = []
+        for k in range(1 if n_heads is None else 2):  # 80 heads are drawn in all
+            law = GaussianHeads(mean=cell.mean)
+            if n_heads is None:
+                gram, cross = attention_kernel(draw.train, law=law), attention_kernel(draw.test, draw.train, law=law)
+            else:
+                heads = law.sample(n_heads, cell.dim, draw.head_seed + k)
+                features, of_test = attention_features(draw.train, heads), attention_features(draw.test, heads)
+                gram, cross = features @ features.T, of_test @ features.T
+            fitted = cross @ np.linalg.solve(gram + 20 * 1e-3 * np.eye(20), target(draw.train))
+            found.append(np.mean((fitted - target(draw.test)) ** 2))
+        np.testing.assert_allclose(values["mean_square"], np.mean(found), rtol=1e-8)

@@ -13,6 +13,7 @@ from keyhole.cli._app import app
 from keyhole.data import Dataset
 from keyhole.lab.lens.findings import HeldOutCurve, LensConfig, Measured, difference, forecast
 from keyhole.lab.lens.look import look, make_folds, share_out
+from keyhole.lab.lens.page import report_of
 
 DIM, KEYS = 3, 4
 # the budget is far away, and no law is learned unless a test is about that
@@ -303,3 +304,20 @@ def test_the_command(tmp_path, monkeypatch):
     run = CliRunner().invoke(app, ["lens", "sets.npz", "--out", "out/lens/sets"])
     assert (run.exit_code, "--overwrite" in run.stderr) == (2, True)
     assert sorted((tmp_path / "out").rglob("*")) == before
+
+
+def test_samples_are_taken_apart(seed):
+    """Bags with one witness: it is the first key of those found rightly, and rows are those of the data."""
+    rng = np.random.default_rng(seed)
+    keys, labels = rng.normal(size=(80, 4, 2)), np.arange(80) % 2
+    keys[labels == 1, 2, 0] += 6.0
+    found = kh.lens(kh.SetBatch(keys), np.array(["no", "yes"])[labels], budget=1.0, n_heads=32, seed=seed)
+    assert 1 <= sum(one.right for one in found.examples) <= 2
+    for one in found.examples:
+        assert (one.truth == one.said) == one.right
+        assert one.truth == ["no", "yes"][labels[one.row]]
+        np.testing.assert_array_equal(one.keys, keys[one.row])
+        if one.right and one.said == "yes":
+            assert one.parts.argmax() == 2
+    [section] = [section for section in report_of(found).sections if section.slug == "keys"]
+    assert len(section.blocks[0].rows) == 3 * len(found.examples)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import keyhole as kh
+from keyhole.attention.features import key_stacks
 from keyhole.attention.heads import FittedHeads
 from keyhole.attention.learned import Task
 from keyhole.attention.looks import Ages, LookTrace, starting_looks
@@ -53,11 +54,15 @@ def test_two_facts_need_two_looks_and_are_shown(rng):
 def test_layers_and_searches_look_alike(sets, rng):
     """The queries that a fitted model extends, in float64, are those that the gradient goes through."""
     law = two_looks(rng)
-    trace, seen = LookTrace.of(sets, law.looks_), looked_through(sets, law.looks_)
+    stacks, seen = key_stacks(sets, 1, sets.dtype), looked_through(sets, law.looks_)
+    trace = LookTrace.of(sets, law.looks_, stacks)
     np.testing.assert_allclose(seen.query, trace.sets.query, rtol=1e-6, atol=1e-6)
-    np.testing.assert_allclose(look_weights(sets, law.looks_[0]), trace.weights[0], atol=1e-12)
+    weights = look_weights(sets, law.looks_[0])
+    for (rows, _), stacked in zip(stacks, trace.weights[0], strict=True):
+        own = [weights[slice(*sets.offsets[row : row + 2])].T for row in rows]
+        np.testing.assert_allclose(stacked, own, atol=1e-12)
     by_hand = np.exp(sets.extended_query()[4] @ law.looks_[0][1] @ sets[4].extended_keys().T)
-    np.testing.assert_allclose(trace.weights[0][slice(*sets.offsets[4:6]), 1], by_hand / by_hand.sum())
+    np.testing.assert_allclose(weights[slice(*sets.offsets[4:6]), 1], by_hand / by_hand.sum())
     np.testing.assert_allclose(trace.sets.query[4, 5:], by_hand / by_hand.sum() @ sets[4].tokens, atol=1e-12)
 
 

@@ -30,7 +30,8 @@ class TiledLayer:
     heads: HeadDraw | HeadArray
     activation: str
     dtype: np.dtype[Any]
-    queries: Float[np.ndarray, " q"]  # x~_0 of every set end to end, or of one set that stands for all
+    used: Int[np.ndarray, " _"] | slice  # the coordinates of queries that are not zero throughout
+    queries: Float[np.ndarray, " q"]  # these of x~_0 of every set end to end, or of one set that stands for all
     keys: Float[np.ndarray, " k"]  # every x~_i end to end
     offsets: Int[np.ndarray, " o"]
 
@@ -40,11 +41,15 @@ class TiledLayer:
         batch, activation, number = batch.numpy(), check_activation(activation), check_dtype(dtype)
         tokens = narrow(batch, number)
         # sets without a query share one, of one coordinate, which is then projected once for a group of them
-        queries = (tokens if batch.query is not None else tokens[:1]).seen_query().reshape(-1)
+        queries = (tokens if batch.query is not None else tokens[:1]).seen_query()
+        some = np.flatnonzero(queries.any(axis=0))
+        # what is multiplied by zero in every set is left out, which no bit of a sum notices
+        used = some if 0 < 4 * len(some) < 3 * queries.shape[1] else slice(None)
+        queries = np.ascontiguousarray(queries[:, used]).reshape(-1)
         keys = tokens.extended_keys().reshape(-1)
         # a copy, because read-only arrays are another type to compile for, and a batch read from a pickle
         # has writable ones
-        return cls(batch, heads, activation, number, queries, keys, batch.offsets.copy())
+        return cls(batch, heads, activation, number, used, queries, keys, batch.offsets.copy())
 
     @property
     def width(self) -> int:
@@ -170,12 +175,13 @@ class TiledLayer:
             f"{self.activation!r}, with scores of size up to {peak:.3g}. {remedy}."
         )
 
-    def _pack(self, block: Float[np.ndarray, "m f e"]) -> Float[np.ndarray, "tiles f e lanes"]:
+    def _pack(self, block: Float[np.ndarray, "m _ e"]) -> Float[np.ndarray, "tiles _ e lanes"]:
         """Tiles of heads of equal width, small enough for the cache and a whole number of vectors wide."""
         from keyhole.attention.compiled_features import VECTOR_BYTES
 
+        block = block[:, self.used]
         lanes = VECTOR_BYTES // self.dtype.itemsize
-        most = lanes * min(8, max(1, _TILE // (VECTOR_BYTES * self.entries)))
+        most = lanes * min(8, max(1, _TILE // (VECTOR_BYTES * block[0].size)))
         n_tiles = -(-len(block) // most)
         return _heads_last(block, lanes * -(-len(block) // (n_tiles * lanes)), self.dtype)
 
@@ -519,40 +525,34 @@ class FeatureTrace:
 
     batch: SetBatch
     activation: str
-    keys: Float[np.ndarray, "t e"] = field(repr=False)
     queries: Float[np.ndarray, "n f"] = field(repr=False)
     wide: Float[np.ndarray, "f c"] = field(repr=False)  # the heads side by side
     width: int
-    parts: list[Int[np.ndarray, " _"]] = field(repr=False)  # rows of sets of equal length
-    scores: list[Any] = field(repr=False)  # (sets, heads, keys) for each part
+    stacks: list[KeyStack] = field(repr=False)
+    scores: list[Any] = field(repr=False)  # (sets, heads, keys) for each stack; the weights themselves of softmax
 
     @classmethod
     def of(
-        cls, batch: SetBatch, heads: Float[np.ndarray, "m f e"], activation: str, *, memory_budget: int = MEMORY_BUDGET
+        cls,
+        batch: SetBatch,
+        heads: Float[np.ndarray, "m f e"],
+        activation: str,
+        *,
+        stacks: list[KeyStack] | None = None,
+        memory_budget: int = MEMORY_BUDGET,
     ) -> FeatureTrace:
-        """Go through the scores in the precision of the heads."""
+        """Go through the scores in the precision of the heads, and of ``stacks`` of their keys if they are given."""
         n_heads, rows, width = heads.shape
         wide = np.ascontiguousarray(heads.transpose(1, 0, 2)).reshape(rows, n_heads * width)
-        parts = list(_stacks(batch, n_heads, width, heads.itemsize, memory_budget // 16))
-        keys, queries = batch.extended_keys().astype(heads.dtype), batch.extended_query().astype(heads.dtype)
-        trace = cls(batch, activation, keys, queries, wide, width, parts, [np.zeros(0)] * len(parts))
+        stacks = key_stacks(batch, n_heads, heads.dtype, memory_budget) if stacks is None else stacks
+        queries = batch.extended_query().astype(heads.dtype, copy=False)
         projected = (queries @ wide).reshape(len(batch), n_heads, width)
-
-        def work(number: int) -> None:
-            own = parts[number]
-            trace.scores[number] = projected[own] @ trace.stack(own).transpose(0, 2, 1)
-
-        trace._each(work)
-        return trace
-
-    def _each(self, work: Callable[[int], None]) -> None:
-        """Do all parts, on several threads if that is worth their while."""
-        numbers = range(len(self.parts))
-        if len(self.keys) * self.wide.shape[1] < _TASK:
-            for number in numbers:
-                work(number)
-        else:
-            run_threads(work, numbers)
+        # one after the other: the threads of BLAS, which wait in loops, would be in the way of ours
+        scores = [projected[own] @ keys.transpose(0, 2, 1) for own, keys in stacks]
+        if activation == SOFTMAX:
+            for own in scores:
+                softmax(own)
+        return cls(batch, activation, queries, wide, width, stacks, scores)
 
     @staticmethod
     def fits(batch: SampleBatch, n_heads: int, memory_budget: int = MEMORY_BUDGET) -> bool:
@@ -564,20 +564,12 @@ class FeatureTrace:
         """M."""
         return self.wide.shape[1] // self.width
 
-    def stack(self, rows: Int[np.ndarray, " b"]) -> Float[np.ndarray, "b k e"]:
-        """The keys of sets of equal length."""
-        return self.keys[self.batch.offsets[rows][:, None] + np.arange(self.batch.lengths[rows[0]])]
-
     def features(self) -> Float[np.ndarray, "n p"]:
         """Φ, as `attention_features` has it."""
         out = np.empty((len(self.batch), self.wide.shape[1]), self.wide.dtype)
-
-        def work(number: int) -> None:
-            own = self.parts[number]
-            weights = _weights_of(self.activation, self.scores[number])
-            out[own] = (weights @ self.stack(own)).reshape(len(own), -1)
-
-        self._each(work)
+        for (own, keys), scores in zip(self.stacks, self.scores, strict=True):
+            weights = scores if self.activation == SOFTMAX else _weights_of(self.activation, scores)
+            out[own] = (weights @ keys).reshape(len(own), -1)
         out /= math.sqrt(self.n_heads)
         return out
 
@@ -587,18 +579,13 @@ class FeatureTrace:
         """`attention_pullback` of these features; the scores are scratch afterwards."""
         lines = np.empty((len(self.batch), n_means, self.width), self.wide.dtype)  # Σ_i ∂s_mi x~_i
         each = lines if n_means == self.n_heads or queries is None else np.empty_like(cotangent, self.wide.dtype)
-
-        def work(number: int) -> None:
-            own = self.parts[number]
-            stack = self.stack(own)
+        for (own, keys), scores in zip(self.stacks, self.scores, strict=True):
             pulled = cotangent[own].reshape(len(own), self.n_heads, self.width).astype(self.wide.dtype, copy=False)
-            slopes = pulled @ stack.transpose(0, 2, 1)
-            _through_weights(self.activation, self.scores[number], slopes)
-            lines[own] = _sum_shared(slopes, n_means) @ stack
+            slopes = pulled @ keys.transpose(0, 2, 1)
+            through_weights(self.activation, scores, slopes)
+            lines[own] = _sum_shared(slopes, n_means) @ keys
             if each is not lines:
-                each[own] = (slopes @ stack).reshape(len(own), -1)
-
-        self._each(work)
+                each[own] = (slopes @ keys).reshape(len(own), -1)
         lines /= math.sqrt(self.n_heads)
         if queries is not None:
             queries[:] = each.reshape(len(each), -1) @ self.wide.T
@@ -620,49 +607,63 @@ def attention_weights(
 
     A row for each of ``sets.tokens``. O(M (D_q D + D N)) operations for each set of N keys.
     """
-    heads = heads_seen_by(sets, heads)
-    keys, queries = sets.extended_keys().astype(np.float64), sets.seen_query().astype(np.float64)
-    totals = np.zeros((len(keys), n_means))
+    heads, queries = heads_seen_by(sets, heads), sets.seen_query().astype(np.float64)
+    totals = np.zeros((len(sets.tokens), n_means))
     for part, block in heads.blocks(n_means * block_size(64 * heads.entries * n_means, memory_budget)):
         rows, width = block.shape[1:]
         wide = np.ascontiguousarray(block.transpose(1, 0, 2)).reshape(rows, -1)
-        for own in _stacks(sets, len(block), width, 8, memory_budget // 16):
-            places = sets.offsets[own][:, None] + np.arange(sets.lengths[own[0]])
+        for own, keys in key_stacks(sets, len(block), np.dtype(np.float64), memory_budget):
+            places = sets.offsets[own][:, None] + np.arange(keys.shape[1])
             projected = (queries[own] @ wide).reshape(len(own), len(block), width)
-            scores = projected @ keys[places].transpose(0, 2, 1)
-            weights = _weights_of(activation, scores)
+            weights = _weights_of(activation, projected @ keys.transpose(0, 2, 1))
             for mean in range(n_means):
                 totals[places, mean] += weights[:, (mean - part.start) % n_means :: n_means].sum(axis=1)
     return totals / np.bincount(np.arange(len(heads)) % n_means, minlength=n_means)
 
 
+def softmax(scores: Float[np.ndarray, "b m k"]) -> Float[np.ndarray, "b m k"]:
+    """Softmax over the keys, in place."""
+    scores -= scores.max(axis=2, keepdims=True)
+    np.exp(scores, out=scores)
+    scores /= scores.sum(axis=2, keepdims=True)
+    return scores
+
+
 def _weights_of(activation: str, scores: Float[np.ndarray, "b m k"]) -> Float[np.ndarray, "b m k"]:
     """Weights of keys from their scores."""
     if activation == SOFTMAX:
-        scores = np.exp(scores - scores.max(axis=2, keepdims=True))
-        return np.asarray(scores / scores.sum(axis=2, keepdims=True))
+        return softmax(scores)
     σ: dict[str, Any] = {"relu": lambda s: np.maximum(s, 0), "linear": lambda s: s, "square": np.square, "exp": np.exp}
     return np.asarray(σ.get(activation, lambda s: (s > 0).astype(s.dtype))(scores) / scores.shape[2])
 
 
-def _stacks(batch: SetBatch, n_heads: int, width: int, itemsize: int, budget: int) -> Iterator[Int[np.ndarray, " b"]]:
-    """Rows of sets of equal length, as many at a time as fit the budget."""
-    lengths = batch.lengths
+KeyStack = tuple[Int[np.ndarray, " _"], Float[np.ndarray, "_ _ e"]]
+"""Rows of sets of equal length, and their extended keys one set upon the other."""
+
+
+def key_stacks(
+    batch: SetBatch, n_heads: int, dtype: np.dtype[Any], memory_budget: int = MEMORY_BUDGET
+) -> list[KeyStack]:
+    """The keys of all sets, of few enough sets at a time for what ``n_heads`` heads make of them."""
+    lengths, width = batch.lengths, batch.dim + 1
     order = np.argsort(lengths, kind="stable")
-    cuts = np.flatnonzero(np.diff(lengths[order])) + 1
-    for same in np.split(order, cuts):
+    found = []
+    for same in np.split(order, np.flatnonzero(np.diff(lengths[order])) + 1):
         length = int(lengths[same[0]])
-        each = itemsize * (n_heads * (2 * width + 3 * length) + 2 * length * width)
-        for part in blocks(len(same), min(block_size(each, budget), 256)):
-            yield same[part]
+        each = dtype.itemsize * (n_heads * (2 * width + 3 * length) + 2 * length * width)
+        for part in blocks(len(same), min(block_size(each, memory_budget // 16), 256)):
+            keys = np.ones((part.stop - part.start, length, width), dtype)
+            keys[:, :, :-1] = batch.tokens[batch.offsets[same[part]][:, None] + np.arange(length)]
+            found.append((same[part], keys))
+    return found
 
 
-def _through_weights(activation: str, scores: Float[np.ndarray, "b m k"], slopes: Float[np.ndarray, "b m k"]) -> None:
-    """Turn the gradient in the weights, in place, into that in the scores; ``scores`` is scratch afterwards."""
-    if activation == "softmax":
-        scores -= scores.max(axis=2, keepdims=True)
-        np.exp(scores, out=scores)
-        scores /= scores.sum(axis=2, keepdims=True)
+def through_weights(activation: str, scores: Float[np.ndarray, "b m k"], slopes: Float[np.ndarray, "b m k"]) -> None:
+    """Turn the gradient in the weights, in place, into that in the scores; ``scores`` is scratch afterwards.
+
+    Of softmax it is the weights.
+    """
+    if activation == SOFTMAX:
         slopes -= np.einsum("bmk,bmk->bm", scores, slopes)[:, :, None]
         slopes *= scores
         return

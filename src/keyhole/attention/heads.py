@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy.special import ndtr, ndtri
 
-from keyhole._array import blocks, is_tensor
+from keyhole._array import block_size, blocks, is_tensor, run_threads
 from keyhole._checks import check_count, check_finite, check_float_array, check_number, check_pairs, check_seed
 
 
@@ -279,9 +279,8 @@ class HeadDraw:
         return ((part, self.block(part.start, part.stop)) for part in blocks(self.n_heads, size))
 
     def stored(self, memory_budget: int) -> HeadDraw:
-        """The same heads, drawn once and kept if drawing them takes no more than the budget; else these."""
-        taken = DRAWN_BYTES * self.n_heads * self.entries
-        return _StoredDraw(self) if taken <= memory_budget else self
+        """The same heads, drawn once and kept if they take no more than the budget; else these."""
+        return _StoredDraw(self) if 8 * self.n_heads * self.entries <= memory_budget else self
 
 
 class _StoredDraw(HeadDraw):
@@ -290,7 +289,10 @@ class _StoredDraw(HeadDraw):
     def __init__(self, draw: HeadDraw) -> None:
         super().__init__(draw.law, draw.n_heads, draw.dim, draw.seed, draw.query_dim)
         self.last_row = draw.last_row
-        self._heads = super().block(0, draw.n_heads)
+        rows = 1 if draw.last_row else draw.query_dim + 1
+        self._heads = np.empty((draw.n_heads, rows, draw.dim + 1))
+        for part, block in draw.blocks(block_size(DRAWN_BYTES * draw.entries, 2**26)):
+            self._heads[part] = block
 
     def seen_by(self, *, query: bool) -> HeadDraw:
         twin: Any = super().seen_by(query=query)
@@ -385,7 +387,7 @@ def identity_mean(dim: int, query_dim: int | None = None, pairs: Any = None) -> 
     both = np.arange(min(asked, dim))
     rows, columns = both, both
     if pairs is not None:
-        rows, columns = np.array(check_pairs(pairs, asked, dim)).T
+        rows, columns = np.array(check_pairs(pairs, asked, dim)).T if len(pairs) else (both[:0], both[:0])
     mean[rows, columns] = 1.0
     return mean
 
@@ -412,6 +414,9 @@ def head_normals(
 WORTH_A_JUMP = 256
 """Entries of an item from which on it pays to jump over them rather than to draw them."""
 
+WORTH_A_THREAD = 2**18
+"""Entries that are worth handing to another thread."""
+
 
 def standard_normals(
     n_items: int, n_entries: int, seed: int, *, start: int = 0, skip: int = 0
@@ -424,21 +429,26 @@ def standard_normals(
     n_items = check_count(n_items, "n_heads")
     start = check_count(start, "start", minimum=0)
     key = np.random.SeedSequence(check_seed(seed)).generate_state(2, np.uint64)
-    generator = np.random.Philox(key=key)
     counters_per_item = -(-n_entries // 4)  # one counter gives four 64-bit words
-    generator.advance(start * counters_per_item)
     jumped = skip // 4 if skip >= WORTH_A_JUMP else 0
     words = 4 * (counters_per_item - jumped)
-    if jumped:
-        bits = np.empty((n_items, words), np.uint64)
-        for item in bits:
-            generator.advance(jumped)
-            item[:] = generator.random_raw(words)
-    else:
-        bits = generator.random_raw(n_items * words).reshape(n_items, -1)
-    bits = bits[:, skip - 4 * jumped : n_entries - 4 * jumped]
-    # midpoints of 2^52 cells: never 0 or 1, so never infinite
-    normals: np.ndarray = ndtri(((bits >> np.uint64(12)) + 0.5) * 2.0**-52)
+    normals = np.empty((n_items, n_entries - skip))
+
+    def draw(part: slice) -> None:
+        generator, count = np.random.Philox(key=key), part.stop - part.start
+        generator.advance((start + part.start) * counters_per_item)
+        if jumped:
+            bits = np.empty((count, words), np.uint64)
+            for item in bits:
+                generator.advance(jumped)
+                item[:] = generator.random_raw(words)
+        else:
+            bits = generator.random_raw(count * words).reshape(count, -1)
+        bits = bits[:, skip - 4 * jumped : n_entries - 4 * jumped]
+        # midpoints of 2^52 cells: never 0 or 1, so never infinite
+        ndtri(((bits >> np.uint64(12)) + 0.5) * 2.0**-52, out=normals[part])
+
+    run_threads(draw, blocks(n_items, max(1, WORTH_A_THREAD // max(1, n_entries - skip))))
     return normals
 
 

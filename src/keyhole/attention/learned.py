@@ -13,7 +13,14 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from keyhole._checks import check_choice, check_count, check_number, check_seed
-from keyhole.attention.features import DIFFERENTIABLE, FeatureTrace, attention_features, attention_pullback, narrow
+from keyhole.attention.features import (
+    DIFFERENTIABLE,
+    FeatureTrace,
+    attention_features,
+    attention_pullback,
+    key_stacks,
+    narrow,
+)
 from keyhole.attention.heads import (
     FittedHeads,
     GaussianHeads,
@@ -24,9 +31,8 @@ from keyhole.attention.heads import (
     head_normals,
     identity_mean,
 )
-from keyhole.attention.looks import START_NOISE, Ages, LookTrace, newer_first, starting_looks
+from keyhole.attention.looks import START_NOISE, Ages, LookTrace, UsedCoordinates, newer_first, starting_looks
 from keyhole.data.sets import SampleBatch, SetBatch
-from keyhole.data.tokens import looked_through
 from keyhole.ridge.gradient import centred_inverse, left_out_residuals, loo_gradient
 from keyhole.ridge.gram import ridge_gram
 from keyhole.ridge.problem import RidgeProblem
@@ -94,24 +100,37 @@ class Task:
         """The same samples with other sets."""
         return replace(self, batch=self.batch.with_sets(sets))
 
-    def through(self, looks: Sequence[Float[np.ndarray, "p _ e"]]) -> Task:
-        """The samples as the last look sees them."""
-        return self.with_sets(looked_through(self.batch.sets, looks)) if looks else self
-
     @property
     def extras(self) -> Float[np.ndarray, "n c"]:
         """Columns of the samples themselves in float32, none of them perhaps."""
         extras = self.batch.extras
         return (np.zeros((len(self), 0)) if extras is None else extras).astype(np.float32)
 
-    def features(self, heads: Float[np.ndarray, "m f e"]) -> Float[np.ndarray, "n p"]:
-        """Features in float32: an error only steers the search, and the values are fitted afresh afterwards."""
-        if self.batch.has_query and FeatureTrace.fits(self.batch, len(heads)):
-            with np.errstate(over="ignore", invalid="ignore"):
-                found = FeatureTrace.of(self.batch.sets, heads, self.activation).features()
-            if np.isfinite(found).all():
-                return found
-        return attention_features(self.batch, heads, self.activation, dtype=np.float32)  # which says what is too large
+    def features(
+        self, heads: Float[np.ndarray, "m f e"], looks: Sequence[Float[np.ndarray, "p _ e"]] = ()
+    ) -> Float[np.ndarray, "n c"]:
+        """Features after some looks, in the precision of the heads."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            seen, _, found = self.passed(heads, looks, traced=self.batch.has_query)
+        if np.isfinite(found).all():
+            return found
+        return attention_features(
+            self.batch.with_sets(seen.sets), heads, self.activation, dtype=heads.dtype
+        )  # the error
+
+    def passed(
+        self, heads: Float[np.ndarray, "m f e"], looks: Sequence[Float[np.ndarray, "p _ e"]], *, traced: bool = True
+    ) -> tuple[LookTrace, FeatureTrace | None, Float[np.ndarray, "n c"]]:
+        """Some looks, then the heads: how they went, with a trace of the heads where it fits and is asked for."""
+        sets = self.batch.sets.astype(heads.dtype)
+        fits = traced and FeatureTrace.fits(self.batch, len(heads))
+        stacks = key_stacks(sets, len(heads), heads.dtype) if fits or looks else []
+        seen = LookTrace.of(sets, looks, stacks)
+        if fits:
+            trace = FeatureTrace.of(seen.sets, heads, self.activation, stacks=stacks)
+            return seen, trace, trace.features()
+        batch = self.batch.with_sets(seen.sets)
+        return seen, None, attention_features(batch, heads, self.activation, dtype=heads.dtype)
 
 
 def held_out_parts(
@@ -161,12 +180,12 @@ def judge(
 
     ``heads`` are those of the law under the seed, if somebody drew them already. O(n²p + n³) with p = n_heads · D.
     """
-    looks = getattr(law, "looks_", ())
-    ready = task.through(looks)
+    looks, dim = getattr(law, "looks_", ()), task.batch.dim
     if heads is None:
-        heads = HeadDraw(law, n_heads, ready.batch.dim, seed, ready.batch.query_dim).block(0, n_heads)
-    heads = heads.astype(np.float32)
-    features = ready.features(heads)
+        asked = task.batch.query_dim + dim * sum(len(look) for look in looks)
+        heads = HeadDraw(law, n_heads, dim, seed, asked).block(0, n_heads)
+    heads = heads.astype(np.float32)  # an error only steers the search, and the values are fitted afresh afterwards
+    features = task.features(heads, looks)
     centre = features.mean(axis=0) if task.fit_intercept else np.zeros(features.shape[1], features.dtype)
     features -= centre
     gram = features @ features.T
@@ -175,7 +194,7 @@ def judge(
     ahead = np.zeros(0)
     if held_out is not None:
         values = features.T @ coef.astype(features.dtype)
-        predicted = (held_out.through(looks).features(heads) - centre) @ values + intercept
+        predicted = (held_out.features(heads, looks) - centre) @ values + intercept
         predicted = predicted + held_out.extras @ (task.extras.T @ coef)
         ahead = np.square(held_out.columns - predicted).mean(axis=1)
     return Judgement(np.square(left_out).mean(axis=1), ahead, alpha, float(gram.trace()) / len(gram))
@@ -384,14 +403,9 @@ def gradient_in_law(
     matrix ΦΦᵀ alone. O(n²p + n³ + tokens·p) for p = M·D. Where noise_ij is a_i b_j times something fixed, the gradient
     in log a_i is Σ_mj ∂E/∂W_mij noise_mij, and that in log b_j the sum over m and i.
     """
-    trace = LookTrace.of(task.batch.sets.astype(dtype), looks)
-    task = task.with_sets(trace.sets)
     owner = np.arange(len(noise)) % len(means)
     heads = (noise + means[owner]).astype(dtype)
-    plain = None
-    if FeatureTrace.fits(task.batch, len(heads)):
-        plain = FeatureTrace.of(trace.sets, heads, task.activation)
-    features = plain.features() if plain else attention_features(task.batch, heads, task.activation, dtype=dtype)
+    seen, trace, features = task.passed(heads, looks)
     if task.fit_intercept:  # the intercept makes up for it, and float32 keeps its digits
         features -= features.mean(axis=0)
     gram = features @ features.T
@@ -401,13 +415,13 @@ def gradient_in_law(
     cotangent = found.gram.astype(dtype) @ features
     cotangent *= 2
     n_means = len(heads) if scales else len(means)
-    queries = np.empty((len(trace.sets), heads.shape[1]), dtype) if looks else None
-    if plain:
-        pulled = plain.pullback(cotangent, n_means, queries)
+    queries = np.empty((len(seen.sets), heads.shape[1]), dtype) if looks else None
+    if trace:
+        pulled = trace.pullback(cotangent, n_means, queries)
     else:
         options = {"n_means": n_means, "queries": queries}
-        pulled = attention_pullback(task.batch, heads, cotangent, task.activation, **options)
-    in_looks = [] if queries is None else trace.pullback(queries)
+        pulled = attention_pullback(task.batch.with_sets(seen.sets), heads, cotangent, task.activation, **options)
+    in_looks = [] if queries is None else seen.pullback(queries)
     if not scales:
         return LawGradient(found.error, found.log_alpha, pulled.astype(np.float64), None, in_looks)
     return LawGradient.of_heads(found.error, found.log_alpha, pulled, noise, len(means), in_looks)
@@ -718,7 +732,15 @@ class LearnedHeads(UnfittedLaw):
         if plan.steps and activation not in DIFFERENTIABLE:
             check_choice(activation, "activation", DIFFERENTIABLE)
         # float32 has digits enough to steer by
-        return _fit(task.with_sets(narrow(task.batch.sets, np.dtype(np.float32))), plan)
+        task = task.with_sets(narrow(task.batch.sets, np.dtype(np.float32)))
+        if plan.augment is not None:  # a caller's function knows all coordinates
+            return _fit(task, plan)
+        used = UsedCoordinates.of(task.batch.sets, plan.ages)
+        law = _fit(task.with_sets(used.of_sets(task.batch.sets)), replace(plan, ages=used.of_ages(plan.ages)))
+        identity = identity_mean(task.batch.dim, task.batch.query_dim, task.batch.sets.pairs)
+        base = FittedHeads(law.strength * identity[None], law.scale)
+        start = plan.start(base, task, law.hops) if law.chosen == "learned" else [base.means_]
+        return used.among_all(law, start, task.batch.query_dim)
 
     def _plan(self, task: Task, seed: int, meant_for: int | None) -> LearningPlan:
         share = check_number(self.validation, "validation", minimum=0.0, exclusive=True)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
-from scipy.sparse import csr_array
 
-from keyhole._array import block_size, set_blocks
-from keyhole.attention.heads import identity_mean
+from keyhole.attention.features import KeyStack, softmax, through_weights
+from keyhole.attention.heads import FittedHeads, identity_mean
 from keyhole.data.sets import SetBatch
 
 QUERY_STRENGTH, FOUND_STRENGTH = 3.0, 2.0
@@ -67,10 +66,9 @@ class Ages:
         seen = np.flatnonzero(first >= 0)
         firsts = first[seen][np.searchsorted(seen, ages[known])]
         follows = (sets.tokens[known] == sets.tokens[firsts]).all(axis=0) & (np.ptp(sets.tokens[known], axis=0) > 0)
-        columns = np.flatnonzero(follows)
         found = found[: seen[-1] + 1]
-        columns = np.concatenate([found, np.setdiff1d(columns, found)])
-        table = np.eye(len(found), len(columns))
+        columns = np.union1d(np.flatnonzero(follows), found)
+        table = (columns == found[:, None]).astype(float)
         table[seen] = sets.tokens[first[seen]][:, columns]
         return cls(found, columns, table)
 
@@ -80,44 +78,106 @@ class Ages:
         It and all older ones then are one age older; none becomes older than the oldest seen in training.
         """
         tokens = sets.tokens.copy()
-        known, values = self.older(ages_of(tokens, self.hot), sets.offsets, share, rng)
-        tokens[known[:, None], self.columns] = values
+        moved, values = self.older(ages_of(tokens, self.hot), sets.lengths, share, rng)
+        columns: Any = self.columns
+        if columns[-1] - columns[0] == len(columns) - 1:  # side by side, which is faster to write
+            columns = slice(columns[0], columns[-1] + 1)
+        tokens[moved if isinstance(columns, slice) else moved[:, None], columns] = values
         return SetBatch._from_flat(tokens, sets.offsets, sets.query, sets.extras)
 
     def older(
-        self, ages: Int[np.ndarray, " t"], offsets: Int[np.ndarray, " o"], share: float, rng: np.random.Generator
+        self, ages: Int[np.ndarray, " t"], lengths: Int[np.ndarray, " n"], share: float, rng: np.random.Generator
     ) -> tuple[Int[np.ndarray, " k"], Float[np.ndarray, "k c"]]:
-        """Which keys have an age, and what `moved` puts into their ``columns``."""
-        counts = np.diff(offsets)
-        order = np.lexsort((ages, np.repeat(np.arange(len(counts)), counts)))
-        gaps = np.cumsum((rng.random(len(ages)) < share) & (ages[order] >= 0))
-        before = np.concatenate([[0], gaps])[offsets[:-1]]  # those of earlier sets
-        passed = np.empty(len(ages), int)
-        passed[order] = gaps - np.repeat(before, counts)
+        """Which keys become older, and what `moved` puts into their ``columns``; keys of one age stay together."""
+        owner, oldest = np.repeat(np.arange(len(lengths)), lengths), len(self.table) - 1
         known = np.flatnonzero(ages >= 0)
-        older = np.minimum(ages[known] + passed[known], len(self.table) - 1)
-        return known, self.table[older].astype(np.float32)
+        owner, own = owner[known], np.minimum(ages[known], oldest)
+        gaps = np.zeros((len(lengths), oldest + 1), np.int32)
+        gaps[owner, own] = 1
+        gaps *= rng.random(gaps.shape, dtype=np.float32) < share
+        older = np.minimum(own + np.cumsum(gaps, axis=1, out=gaps)[owner, own], oldest)
+        moved = np.flatnonzero(older > own)
+        return known[moved], self.table[older[moved]].astype(np.float32)
+
+
+@dataclass(frozen=True)
+class UsedCoordinates:
+    """Coordinates of queries and keys that are not zero throughout a training set, ``query`` and ``keys``.
+
+    What meets zeros alone has no gradient and is in no score: a law is learned in these coordinates, and its other
+    entries stay where they started. Words that no question has, and ages that no story reaches, cost nothing.
+    """
+
+    query: Int[np.ndarray, " q"]
+    keys: Int[np.ndarray, " d"]
+    pairs: tuple[tuple[int, int], ...] | None
+
+    @classmethod
+    def of(cls, sets: SetBatch, ages: Ages | None) -> UsedCoordinates:
+        """Those of some sets, and all that ages may move to; one at least of each."""
+        used = sets.tokens.any(axis=0)
+        used[ages.columns if ages is not None else [] if used.any() else [0]] = True
+        keys = np.flatnonzero(used)
+        if sets.query is None:
+            return cls(keys, keys, None)
+        query = np.flatnonzero(sets.query.any(axis=0))
+        query = query if len(query) else np.zeros(1, int)
+        both = identity_mean(sets.dim, sets.query.shape[1], sets.pairs)[np.ix_(query, keys)]
+        return cls(query, keys, tuple((int(i), int(j)) for i, j in np.argwhere(both)))
+
+    def of_sets(self, sets: SetBatch) -> SetBatch:
+        """The sets in these coordinates."""
+        query = None if sets.query is None else np.ascontiguousarray(sets.query[:, self.query])
+        tokens = np.ascontiguousarray(sets.tokens[:, self.keys])
+        return SetBatch._from_flat(tokens, sets.offsets, query, sets.extras, self.pairs)
+
+    def of_ages(self, ages: Ages | None) -> Ages | None:
+        """The ages in these coordinates."""
+        if ages is None:
+            return None
+        hot, columns = (np.searchsorted(self.keys, own) for own in (ages.hot, ages.columns))
+        return Ages(hot, columns, ages.table)
+
+    def among_all(self, law: FittedHeads, start: Sequence[Float[np.ndarray, "p _ e"]], query_dim: int) -> FittedHeads:
+        """A law in these coordinates in all of them: the others are where all looks ``start``, which is overwritten."""
+        dim = start[-1].shape[2] - 1
+        keys = np.append(self.keys, dim)
+        for into, matrices in zip(start, (*law.looks_, law.means_), strict=True):
+            last = into.shape[1] - 1
+            found = np.arange(query_dim, last, dim)[:, None] + self.keys
+            rows = np.concatenate([self.query, found.ravel(), [last]])
+            into[:, rows[:, None], keys] = matrices
+        *looks, means = start
+        changes: dict[str, Any] = {"means_": means, "looks_": tuple(looks)}
+        if law.query_scales_ is not None and law.key_scales_ is not None:
+            changes |= {"query_scales_": np.ones(means.shape[1]), "key_scales_": np.ones(dim + 1)}
+            changes["query_scales_"][rows], changes["key_scales_"][keys] = law.query_scales_, law.key_scales_
+        return replace(law, **changes)
 
 
 def ages_of(tokens: Float[np.ndarray, "t d"], hot: Int[np.ndarray, " a"]) -> Int[np.ndarray, " t"]:
     """The age of every key, −1 for one of none."""
-    own = tokens[:, hot]
-    return np.where(own.any(axis=1), own.argmax(axis=1), -1)
+    count = np.zeros(tokens.shape[1], tokens.dtype)
+    count[hot] = np.arange(1, len(hot) + 1)
+    return (tokens @ count).astype(int) - 1
 
 
 def _find_ages(sets: SetBatch) -> Int[np.ndarray, " a"]:
     tokens, starts = sets.tokens, sets.offsets[:-1]
-    binary = ((tokens == 0) | (tokens == 1)).all(axis=0)
-    counts = np.add.reduceat(np.where(binary, tokens, 0.0), starts, axis=0)
+    ones = tokens == 1
+    binary = ((tokens == 0) | ones).all(axis=0)
+    counts = np.add.reduceat(ones, starts, axis=0, dtype=int)
     once = binary & (counts <= 1).all(axis=0) & (counts > 0).any(axis=0)
     best: tuple[int, int] = (0, 0)
     column, dim = 0, sets.dim
     while column < dim:
         stop = column + 1
         if once[column]:
+            aged = ones[:, column].copy()  # keys that have an age
             while stop < dim and binary[stop] and (counts[counts[:, stop] > 0, stop - 1] > 0).all():
-                if (tokens[:, column:stop].any(axis=1) & (tokens[:, stop] > 0)).any():
+                if (aged & ones[:, stop]).any():
                     break  # a key of two ages
+                aged |= ones[:, stop]
                 stop += 1
                 if not once[stop - 1]:
                     break
@@ -203,27 +263,25 @@ class LookTrace:
 
     sets: SetBatch
     looks: Sequence[Float[np.ndarray, "p _ e"]]
-    keys: Float[np.ndarray, "t e"] = field(repr=False)
+    stacks: list[KeyStack] = field(repr=False)
     asked: list[Float[np.ndarray, "n _"]] = field(repr=False)
-    weights: list[Float[np.ndarray, "t p"]] = field(repr=False)
+    weights: list[list[Float[np.ndarray, "_ p _"]]] = field(repr=False)  # of every look, for each stack
 
     @classmethod
-    def of(cls, sets: SetBatch, looks: Sequence[Float[np.ndarray, "p _ e"]]) -> LookTrace:
+    def of(cls, sets: SetBatch, looks: Sequence[Float[np.ndarray, "p _ e"]], stacks: list[KeyStack]) -> LookTrace:
         """Go through the looks in the precision of the sets. O(patterns · (n D_h D + keys · D)) operations each."""
-        keys, asked, weighed = sets.extended_keys(), [], []
-        owner = np.repeat(np.arange(len(sets)), sets.lengths)
+        asked, weighed = [], []
         for look in looks:
             query = sets.extended_query()
             asked.append(query)
             wide = look.transpose(1, 0, 2).reshape(look.shape[1], -1).astype(query.dtype)
-            scores = _products((query @ wide).reshape(len(sets), len(look), -1), keys, sets.offsets)
-            scores -= np.maximum.reduceat(scores, sets.offsets[:-1], axis=0)[owner]
-            np.exp(scores, out=scores)
-            scores /= np.add.reduceat(scores, sets.offsets[:-1], axis=0)[owner]
-            weighed.append(scores)
-            found = _sum_keys(scores, keys[:, :-1], sets.offsets)
+            projected = (query @ wide).reshape(len(sets), len(look), -1)
+            weighed.append([softmax(projected[rows] @ keys.transpose(0, 2, 1)) for rows, keys in stacks])
+            found = np.empty((len(sets), len(look), sets.dim), query.dtype)
+            for (rows, keys), weights in zip(stacks, weighed[-1], strict=True):
+                found[rows] = weights @ keys[:, :, :-1]
             sets = sets.with_query(np.concatenate([query[:, :-1], found.reshape(len(sets), -1)], axis=1))
-        return cls(sets, looks, keys, asked, weighed)
+        return cls(sets, looks, stacks, asked, weighed)
 
     def pullback(self, cotangent: Float[np.ndarray, "n f"]) -> list[Float[np.ndarray, "p _ e"]]:
         """The gradient in the matrices of every look, from that in the extended queries x~ of the last one.
@@ -231,39 +289,17 @@ class LookTrace:
         ∂a_i = <∂o, x_i>, ∂s_i = a_i (∂a_i − Σ_j a_j ∂a_j), ∂U = Σ ∂s_i x~ x~_iᵀ, and ∂x~ = Σ_i ∂s_i U x~_i is added to
         what later looks say of the same query.
         """
-        offsets, owner = self.sets.offsets, np.repeat(np.arange(len(self.sets)), self.sets.lengths)
         gradients: list[np.ndarray] = []
         pulled = cotangent[:, :-1]
-        for look, asked, weights in zip(self.looks[::-1], self.asked[::-1], self.weights[::-1], strict=True):
-            n, count = len(asked), len(look)
-            own = asked.shape[1] - 1
+        for look, asked, weighed in zip(self.looks[::-1], self.asked[::-1], self.weights[::-1], strict=True):
+            n, count, own = len(asked), len(look), asked.shape[1] - 1
             found = pulled[:, own:].reshape(n, count, -1)
-            slopes = _products(found, self.keys[:, :-1], offsets)
-            slopes -= np.add.reduceat(weights * slopes, offsets[:-1], axis=0)[owner]
-            slopes *= weights
-            lines = _sum_keys(slopes, self.keys, offsets).reshape(n, -1)
-            gradients.append((asked.T @ lines).reshape(own + 1, count, -1).transpose(1, 0, 2))
+            lines = np.empty((n, count, look.shape[2]), pulled.dtype)
+            for (rows, keys), weights in zip(self.stacks, weighed, strict=True):
+                slopes = found[rows] @ keys[:, :, :-1].transpose(0, 2, 1)
+                through_weights("softmax", weights, slopes)
+                lines[rows] = slopes @ keys
+            gradients.append((asked.T @ lines.reshape(n, -1)).reshape(own + 1, count, -1).transpose(1, 0, 2))
             wide = look.transpose(1, 0, 2).reshape(own + 1, -1).astype(lines.dtype)
-            pulled = pulled[:, :own] + (lines @ wide.T)[:, :-1]
+            pulled = pulled[:, :own] + (lines.reshape(n, -1) @ wide.T)[:, :-1]
         return gradients[::-1]
-
-
-def _products(
-    vectors: Float[np.ndarray, "n p e"], keys: Float[np.ndarray, "t e"], offsets: Int[np.ndarray, " o"]
-) -> Float[np.ndarray, "t p"]:
-    """<v_p, x_i> of every key with the vectors of its set, some sets at a time."""
-    out = np.empty((len(keys), vectors.shape[1]), keys.dtype)
-    for rows in set_blocks(offsets, block_size(vectors[0].nbytes, 2**26)):
-        own = slice(offsets[rows.start], offsets[rows.stop])
-        each = np.repeat(vectors[rows], np.diff(offsets[rows.start : rows.stop + 1]), axis=0)
-        np.einsum("tpe,te->tp", each, keys[own], out=out[own])
-    return out
-
-
-def _sum_keys(
-    weights: Float[np.ndarray, "t p"], keys: Float[np.ndarray, "t e"], offsets: Int[np.ndarray, " o"]
-) -> Float[np.ndarray, "n p e"]:
-    """Σ_i weights_pi x_i over the keys of each set."""
-    places, shape = np.arange(len(keys)), (len(offsets) - 1, len(keys))
-    sums = [csr_array((column, places, offsets), shape=shape) @ keys for column in np.ascontiguousarray(weights.T)]
-    return np.stack(sums, axis=1)

@@ -16,6 +16,9 @@ from keyhole.attention.learned import LawGradient, LearningPlan, Task
 from keyhole.attention.looks import ages_of
 from keyhole.ridge.gram import group_stacks
 
+MAX_PADDING = 4
+"""Places for each sample up to which groups of different sizes are padded to one."""
+
 
 class DeviceTask:
     """Samples of one set each on a device; ``part`` takes some of them, padded to the longest.
@@ -48,11 +51,10 @@ class DeviceTask:
         places = np.where(inside, sets.offsets[rows][:, None] + np.arange(longest), len(sets.tokens))
         keys = self.keys[self.put(places)]
         if plan is not None and plan.ages is not None and plan.jitter:
-            offsets = np.concatenate([[0], np.cumsum(lengths)])
-            own = ages_of(sets.tokens, plan.ages.hot) if self.ages is None else self.ages
-            self.ages = own
-            known, older = plan.ages.older(own[places[inside]], offsets, plan.jitter, plan.generator(count))
-            where = self.put(np.flatnonzero(inside)[known])
+            if self.ages is None:
+                self.ages = ages_of(sets.tokens, plan.ages.hot)
+            moved, older = plan.ages.older(self.ages[places[inside]], lengths, plan.jitter, plan.generator(count))
+            where = self.put(np.flatnonzero(inside)[moved])
             flat = keys.view(-1, keys.shape[2])
             flat[where[:, None], self.put(plan.ages.columns)] = self.put(older)
         return DevicePart(self, rows, keys, self.put(inside))
@@ -70,8 +72,8 @@ class DevicePart:
         weights = np.ones(len(rows)) if task.weights is None else task.weights[rows]
         self.weights = put(weights, torch.float64)
         self.extras = put(task.extras[rows])
-        groups = [] if task.groups is None else list(group_stacks(task.groups[rows]))
-        self.groups = [put(members) for members in groups]
+        groups = [] if task.groups is None else _group_rows(task.groups[rows])
+        self.groups = [(put(members), put(members == len(rows), torch.float64)) for members in groups]
 
     def features(self, looks: Sequence[Any], heads: Any) -> Any:
         """Φ after some looks, (n, M·D)."""
@@ -108,54 +110,58 @@ class DevicePart:
         heads = (self.put(noise, torch.float32) + self.put(means, torch.float32)[owner]).requires_grad_()
         features = self.features(moved, heads)
         centred = features - features.mean(0) if self.fit_intercept else features
-        error, in_alpha, in_gram = self._left_out(centred.detach(), alpha)
+        numbers, in_gram = self._left_out(centred.detach(), alpha)
         slopes = torch.autograd.grad(centred, [*moved, heads], 2 * in_gram.to(torch.float32) @ centred.detach())
+        failed, error, in_alpha = numbers.tolist()  # the host waits here, and nowhere before
+        if failed:
+            raise np.linalg.LinAlgError("the Gram matrix plus the penalty must be positive definite.")
         *in_looks, in_heads = (as_array(slope) for slope in slopes)
         found = LawGradient.of_heads(error, in_alpha, in_heads, noise, len(means), in_looks)
         return found if scales else replace(found, scales=None)
 
-    def _inverse(self, features: Any, alpha: float) -> tuple[Any, Any]:
-        """The Gram matrix, and the inverse of it and the penalty less its part along the intercept, in float64."""
+    def _inverse(self, features: Any, alpha: float) -> tuple[Any, Any, Any]:
+        """The Gram matrix; the inverse of it plus the penalty, less its part along the intercept; whether it failed."""
         gram = (features @ features.T + self.extras @ self.extras.T).to(torch.float64)
-        factor, info = torch.linalg.cholesky_ex(gram + torch.diag(alpha / self.weights))
-        if int(info) != 0:
-            raise np.linalg.LinAlgError("the Gram matrix plus the penalty must be positive definite.")
+        factor, failed = torch.linalg.cholesky_ex(gram + torch.diag(alpha / self.weights))
         inverse = torch.cholesky_inverse(factor)
         if self.fit_intercept:
             sums = inverse.sum(1)
             inverse -= torch.outer(sums, sums / sums.sum())
-        return gram, inverse
+        return gram, inverse, failed
 
-    def _residuals(self, inverse: Any, dual: Any) -> Any:
+    def _pulls(self, inverse: Any, dual: Any, share: Any) -> tuple[Any, Any, Any]:
+        """Left-out residuals e_g = B_gg⁻¹β_g; z_g = 2B_gg⁻¹w_g e_g; and the symmetric part of z_g e_gᵀ, times B."""
         if not self.groups:
-            return dual / inverse.diagonal()[:, None]
-        residuals = torch.empty_like(dual)
-        for rows in self.groups:
-            residuals[rows] = torch.linalg.solve(inverse[rows[:, :, None], rows[:, None, :]], dual[rows])
-        return residuals
+            own = inverse.diagonal()[:, None]
+            residuals = dual / own
+            pull = 2 * share[:, None] * residuals / own
+            return residuals, pull, (pull * residuals).sum(1)[:, None] * inverse
+        # one row more, of zeros, for what groups are padded with
+        wide, padded, share = (
+            torch.nn.functional.pad(a, p) for a, p in ((inverse, (0, 1, 0, 1)), (dual, (0, 0, 0, 1)), (share, (0, 1)))
+        )
+        residuals, pull, middle = torch.zeros_like(padded), torch.zeros_like(padded), torch.zeros_like(wide)
+        for rows, outside in self.groups:
+            block = wide[rows[:, :, None], rows[:, None, :]] + torch.diag_embed(outside)
+            solved = torch.linalg.inv_ex(block)[0]
+            left = solved @ padded[rows]
+            pulled = 2 * solved @ (share[rows][:, :, None] * left)
+            outer = pulled @ left.transpose(1, 2)
+            residuals[rows], pull[rows] = left, pulled
+            middle[rows] = 0.5 * (outer + outer.transpose(1, 2)) @ wide[rows]
+        return residuals[:-1], pull[:-1], middle[:-1, :-1]
 
-    def _left_out(self, features: Any, alpha: float) -> tuple[float, float, Any]:
-        """`ridge.gradient.loo_gradient`: the error, its gradient in log α and in the Gram matrix."""
-        _, inverse = self._inverse(features, alpha)
+    def _left_out(self, features: Any, alpha: float) -> tuple[Any, Any]:
+        """`ridge.gradient.loo_gradient`: if it failed, the error, its gradient in log α; and in the Gram matrix."""
+        _, inverse, failed = self._inverse(features, alpha)
         dual = inverse @ self.columns
         share = self.weights / (self.weights.sum() * self.columns.shape[1])
-        residuals = self._residuals(inverse, dual)
-        if not self.groups:
-            pull = 2 * (share / inverse.diagonal())[:, None] * residuals
-            gradient = (inverse * (pull * residuals).sum(1)) @ inverse
-        else:
-            pull, middle = torch.empty_like(dual), torch.empty_like(inverse)
-            for rows in self.groups:
-                block = inverse[rows[:, :, None], rows[:, None, :]]
-                pull[rows] = 2 * torch.linalg.solve(block, share[rows][:, :, None] * residuals[rows])
-                outer = pull[rows] @ residuals[rows].transpose(1, 2)
-                middle[rows] = 0.5 * (outer + outer.transpose(1, 2)) @ inverse[rows]
-            gradient = inverse @ middle
+        residuals, pull, middle = self._pulls(inverse, dual, share)
+        gradient = inverse @ middle
         cross = (inverse @ pull) @ dual.T
         gradient -= 0.5 * (cross + cross.T)
         error = (share @ residuals.square()).sum()
-        found = torch.stack([error, alpha * (gradient.diagonal() / self.weights).sum()]).cpu()
-        return float(found[0]), float(found[1]), gradient
+        return torch.stack([failed, error, alpha * (gradient.diagonal() / self.weights).sum()]), gradient
 
     def judge(
         self, looks: Sequence[np.ndarray], heads: np.ndarray, alpha: float, held_out: DevicePart
@@ -168,15 +174,26 @@ class DevicePart:
             if self.fit_intercept:
                 centre = features.mean(0)
                 features, ahead = features - centre, ahead - centre
-            gram, inverse = self._inverse(features, alpha)
+            gram, inverse, _ = self._inverse(features, alpha)
             dual = inverse @ self.columns
             predicted = ahead.to(torch.float64) @ (features.to(torch.float64).T @ dual)
             predicted = predicted + (held_out.extras @ self.extras.T).to(torch.float64) @ dual
             if self.fit_intercept:
                 level = self.columns - gram @ dual - alpha * dual / self.weights[:, None]
                 predicted = predicted + (self.weights @ level) / self.weights.sum()
-            left = self._residuals(inverse, dual)
+            left, _, _ = self._pulls(inverse, dual, self.weights)
             return as_array(left.square().mean(1)), as_array((held_out.columns - predicted).square().mean(1))
+
+
+def _group_rows(groups: np.ndarray) -> list[np.ndarray]:
+    """The members of groups: all padded to the largest with the number after the last, or apart by size."""
+    stacks = list(group_stacks(groups))
+    longest, count = max(rows.shape[1] for rows in stacks), sum(map(len, stacks))
+    if count * longest > MAX_PADDING * len(groups):
+        return stacks
+    outside = len(groups)
+    wide = [np.pad(rows, ((0, 0), (0, longest - rows.shape[1])), constant_values=outside) for rows in stacks]
+    return [np.concatenate(wide)]
 
 
 def judge_on_device(

@@ -6,7 +6,7 @@ import hashlib
 import re
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,6 +49,9 @@ def predict(
         float | None, typer.Option(help="Coverage, such as 0.9: adds intervals, or sets of labels, and novelty.")
     ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Add what each key adds to the prediction.")] = False,
+    key_id: Annotated[
+        str | None, typer.Option("--key-id", help="Column that names the keys: copied as lists in their order.")
+    ] = None,
     batch_size: Annotated[int | None, typer.Option(help="Sets at a time [default: some 32 MiB].", min=1)] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT, and start over.")] = False,
 ) -> None:
@@ -59,6 +62,7 @@ def predict(
     """
     check_output(out, [model, source, *([] if tokens is None else [Path(tokens)])])
     from keyhole.data.datasets import open_data
+    from keyhole.data.layout import check_columns
     from keyhole.data.writer import PartedFile
     from keyhole.models import read_model
 
@@ -70,8 +74,11 @@ def predict(
         given: dict[str, Any] = {"keys": keys, "query": query, "set_id": set_id, "missing": missing, "dim": dim}
         given |= {"tokens": tokens, "schema": saved.schema, "unknown": unknown, "batch_size": batch_size}
         sets = open_data(source, target=(), **given)
-        copied = list(dict.fromkeys(filter(None, [sets.layout.set_id, *(keep or [])])))
-        sets.require(copied, one_type=True)
+        copied = list(dict.fromkeys(filter(None, [sets.layout.set_id, *(keep or []), key_id])))
+        sets.layout = replace(sets.layout, key_id=key_id)
+        if key_id is not None and sets.tokens is not None:
+            check_columns(sets.tokens.schema, [key_id], None, str(tokens))
+        sets.require([name for name in copied if sets.tokens is None or name != key_id], one_type=True)
         asked = {"probabilities": proba, **({} if interval is None else {"interval": interval})}
         asked |= {"explain": True} if explain else {}
         file = PartedFile(out, _job(model, sets, copied) | asked, overwrite=overwrite)

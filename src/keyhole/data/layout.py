@@ -179,7 +179,8 @@ class Layout:
     row per token ``set_id`` says which set a row belongs to, and ``role`` which rows are queries. ``dim`` is the number
     of coordinates of a key, where lists are flat or may all be empty. Where keys are ``joined`` they have a table of
     their own, and all else has a table with one row per sample. ``codings`` are those of columns that are no plain
-    numbers; ``unknown`` says what becomes of categories that they do not know.
+    numbers; ``unknown`` says what becomes of categories that they do not know. ``key_id`` is a column of tokens that is
+    copied as a list of its entries in the order of the keys.
     """
 
     keys: tuple[str, ...]
@@ -198,6 +199,7 @@ class Layout:
     codings: tuple[Coding, ...] = ()
     unknown: str = "error"
     left_out: tuple[str, ...] = ()
+    key_id: str | None = None
 
     @classmethod
     def of(
@@ -347,7 +349,8 @@ class Layout:
     def columns(self, more: Sequence[str] = ()) -> list[str]:
         """Names of the columns it reads, of the table of samples where there are two, and of some more."""
         keys = () if self.joined else self.keys
-        return list(dict.fromkeys([*keys, *self.of_samples, *filter(None, (self.set_id, self.role)), *more]))
+        names = [*keys, *self.of_samples, *filter(None, (self.set_id, self.role)), *more]
+        return [name for name in dict.fromkeys(names) if not (self.joined and name == self.key_id)]
 
     def studies(self, schema: pa.Schema, tokens: pa.Schema | None) -> list[Study]:
         """What is to be learned about columns: categories of text, the first of dates, means where gaps are filled."""
@@ -471,6 +474,30 @@ class Layout:
         pairs = tuple((i, names.index(name)) for i, name in enumerate(asked) if name in names)
         return pairs if pairs and pairs != tuple((i, i) for i in range(min(len(names), len(asked)))) else None
 
+    def _beside(
+        self,
+        copied: Sequence[str],
+        samples: Any,
+        sets: SetBatch,
+        place: Place,
+        keys: tuple[Any, Any, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Columns to copy, one entry per sample; ``keys`` are a table of tokens, its rows in order, their offsets."""
+        found = {name: samples.column(name) for name in copied if name != self.key_id}
+        if self.key_id is not None and self.key_id in copied:
+            if keys is None:
+                ids = samples.column(self.key_id)
+            else:
+                table, rows, offsets = keys
+                ids = pa.LargeListArray.from_arrays(pa.array(offsets), table.column(self.key_id).take(pa.array(rows)))
+            if not is_list(ids.type) or not np.array_equal(pc.list_value_length(ids), sets.lengths):
+                raise SchemaError(
+                    f"column {self.key_id!r} must have an id for each key{place.inside}: it does not, or keys with "
+                    "gaps were dropped. Fill gaps (--missing impute), or leave out --key-id."
+                )
+            found[self.key_id] = ids
+        return found
+
     # ------------------------------------------------------------ one row per set
 
     def _read_lists(self, table: Any, place: Place, copied: Sequence[str]) -> tuple[Dataset, dict[str, Any]]:
@@ -483,7 +510,7 @@ class Layout:
         query = self._vectors(table, place, self.query, "query")
         lengths = np.diff(offsets)
         sets = self._sets(tokens, offsets, query, owners, place, lambda: np.repeat(np.arange(len(lengths)), lengths))
-        return self._dataset(sets, names, table, place), {name: table.column(name) for name in copied}
+        return self._dataset(sets, names, table, place), self._beside(copied, table, sets, place)
 
     def _list_tokens(self, table: Any, place: Place) -> tuple[np.ndarray, np.ndarray, tuple[str, ...], Sequence[str]]:
         """Tokens end to end, where each set begins, names of coordinates, and of the columns they come from."""
@@ -599,7 +626,7 @@ class Layout:
         tokens, names = self._coded(((name, table.column(name)) for name in self.keys), place)
         if self.dim is not None and self.dim != len(self.keys):
             raise SchemaError(f"`dim` is {self.dim}, and there are {len(self.keys)} key columns. Leave it out.")
-        for name in dict.fromkeys([*self.of_samples, *copied]):
+        for name in dict.fromkeys([*self.of_samples, *(name for name in copied if name != self.key_id)]):
             _check_constant(table.column(name), owner, first, name, place)
         samples, at = table.take(pa.array(first)), place._replace(rows=first)
         is_key, query = np.ones(len(tokens), dtype=bool), None
@@ -614,7 +641,7 @@ class Layout:
         offsets = np.concatenate([[0], np.cumsum(np.bincount(owner[order], minlength=len(first)))])
         sets = self._sets(tokens[order], offsets, query, names, place, lambda: order)
         data = self._dataset(sets, self._names_of(self.keys), samples, at, ids=ids[first])
-        return data, {name: samples.column(name) for name in copied}
+        return data, self._beside(copied, samples, sets, place, (table, order, offsets))
 
     def _read_joined(self, samples: Any, place: Place, copied: Sequence[str], tokens: Any) -> tuple[Dataset, Any]:
         """Sets out of two tables: a sample has the tokens of its id, which other samples may have too."""
@@ -646,7 +673,7 @@ class Layout:
         strays = int(len(held) - len(np.unique(rows)))
         left_out = self.left_out + ((f"{strays} tokens, whose {self.set_id!r} no sample has",) if strays else ())
         data = replace(self, left_out=left_out)._dataset(sets, self._names_of(self.keys), samples, place, ids=wanted)
-        return data, {name: samples.column(name) for name in copied}
+        return data, self._beside(copied, samples, sets, place, (tokens, rows, offsets))
 
 
 def whole_batch(table: Any) -> Any:

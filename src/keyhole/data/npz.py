@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import math
 import tokenize
 import zipfile
@@ -21,19 +22,23 @@ UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, Run
 
 
 class NpzFile:
-    """Arrays of an npz file by name, each checked before it is allocated, and all of them together."""
+    """Arrays of an npz file by name, each checked before it is allocated, and all of them together.
 
-    def __init__(self, path: Path) -> None:
+    Of a file that is in memory already the content is given, and the path is its name alone.
+    """
+
+    def __init__(self, path: Path, content: bytes | None = None) -> None:
         self.path = path
         try:
-            self._zip = zipfile.ZipFile(path)
+            self._zip = zipfile.ZipFile(path if content is None else io.BytesIO(content))
         except (*UNREADABLE, ValueError, OSError) as error:
             if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
                 raise  # of the disk; an invalid argument is a place that a damaged header leads to
             raise ValueError(
                 f"an npz file is a zip archive of arrays: {path.name!r} is not ({error}). {_REMEDY}"
             ) from None
-        self._room = GROWTH + TIMES * path.stat().st_size
+        self._size = path.stat().st_size if content is None else len(content)
+        self._room = GROWTH + TIMES * self._size
         self.names = [n.removesuffix(".npy") for n in self._zip.namelist() if n.endswith(".npy")]
 
     def __contains__(self, name: str) -> bool:
@@ -53,7 +58,7 @@ class NpzFile:
         info = self._zip.getinfo(f"{name}.npy")
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise wrong("arrays must be stored as NumPy does", "is compressed by other means")
-        if info.compress_size > self.path.stat().st_size:  # as much would be allocated before a byte is read
+        if info.compress_size > self._size:  # as much would be allocated before a byte is read
             raise zipfile.BadZipFile("it is said to be larger than the file")
         with self._zip.open(info) as file:
             try:
@@ -115,12 +120,13 @@ _REMEDY = "The file is damaged or of another kind; fetch or write it again."
 
 
 def npz_table(
-    path: Path, keys: tuple[str, ...] | None, query: tuple[str, ...] | None, target: Any, extras: Any = None
-) -> tuple[Any, Any]:
+    path: Path, keys: tuple[str, ...] | None, query: tuple[str, ...] | None, target: Any, extras: Any = None,
+    content: bytes | None = None,
+) -> tuple[Any, Any]:  # fmt: skip
     """The arrays of an npz file as a table of one row per set, and its split or None. Names are those of the arrays."""
     import pyarrow as pa
 
-    file = NpzFile(path)
+    file = NpzFile(path, content)
     keys_name = keys[0] if keys else "keys" if "keys" in file else "X"
     query_name = query[0] if query else "query" if "query" in file else None
     extras_name = extras[0] if extras else "extras" if "extras" in file else None

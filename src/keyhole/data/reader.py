@@ -222,6 +222,27 @@ def _opened(path: Path, _pid: int, _size: int, _time: int) -> _ParquetFile | _Ar
     )
 
 
+def table_in_memory(content: bytes, name: str, target: str | None = None) -> pa.Table:
+    """The table in the bytes of a file: nothing is opened, of its name only the end of a TSV counts."""
+    try:
+        if content[:2] == b"PK":
+            return npz_table(Path(name or "the file"), None, None, target and (target,), content=content)[0]
+        if content[:4] == b"PAR1":
+            table = pq.read_table(pa.BufferReader(content))
+        elif content[:6] == b"ARROW1":
+            table = pa.ipc.open_file(pa.BufferReader(content)).read_all()
+        else:
+            options = csv.ParseOptions(delimiter="\t" if name.lower().endswith(".tsv") else ",")
+            table = csv.read_csv(pa.BufferReader(content), parse_options=options)
+        table.validate(full=True)
+        return table
+    except (pa.ArrowException, ValueError, OSError) as error:
+        words = str(error).strip()[:200]
+        raise ValueError(
+            f"a table must be CSV, TSV, Parquet, Arrow or npz: this one does not read ({words})."
+        ) from None
+
+
 def table_of(source: Any, what: str) -> pa.Table:
     """A table of pandas, polars or Arrow as one of Arrow, column by column; an index is no column."""
     import narwhals as nw

@@ -46,6 +46,7 @@ class Cell:
     outliers: float = 0.0  # share of the labels that are off by ± ``outlier_size`` standard deviations of f*
     outlier_size: float = 0.0
     ridge: float | None = None  # λ of the learner "fixed", α = nλ; None for the others, which choose theirs
+    mean: float = 1.0  # c of W_0 = c·I, for biased heads of the learner "fixed"
 
     def __post_init__(self) -> None:
         if self.learner not in LEARNERS or self.model not in MODELS:
@@ -60,13 +61,18 @@ class Cell:
             )
         if (self.learner == "fixed") != (self.ridge is not None):
             raise ValueError(f"`ridge` belongs to the learner fixed: got {self.learner!r} with ridge = {self.ridge}.")
+        if self.mean != 1.0 and (self.learner, self.model) != ("fixed", "biased"):
+            raise ValueError(f"`mean` belongs to biased heads of the learner fixed: got {self.learner}, {self.model}.")
         if self.learner == "fixed" and self.model == "mlp" and self.n_heads is not None:
             raise ValueError("the learner fixed knows the MLP of infinite width only: n_heads must be None.")
 
     @property
     def config(self) -> str:
-        """The fields as canonical JSON: sorted names, no spaces, shortest exact numbers."""
-        return canonical(asdict(self))
+        """The fields as canonical JSON: sorted names, no spaces, shortest exact numbers.
+
+        A mean of 1 is left out: cells in stores had no other before there was a field for it.
+        """
+        return canonical({name: value for name, value in asdict(self).items() if (name, value) != ("mean", 1.0)})
 
     @property
     def key(self) -> str:

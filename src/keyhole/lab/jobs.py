@@ -60,11 +60,13 @@ def nested_grams(
         yield m, full, of_test
 
 
-def exact_kernels(model: str, train: SetBatch, test: SetBatch) -> tuple[np.ndarray, np.ndarray]:
+def exact_kernels(
+    model: str, train: SetBatch, test: SetBatch, law: GaussianHeads | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """The kernel of infinitely many heads among training sets, in Fortran order, and of test against training sets."""
     if model == "mlp":
         return mlp_kernel(train).T, mlp_kernel(test, train)
-    law = LAWS[model]
+    law = law or LAWS[model]
     return attention_kernel(train, law=law).T, attention_kernel(test, train, law=law)
 
 
@@ -206,7 +208,7 @@ def group(cells: Iterable[Cell]) -> list[Job]:
 def _shared(cell: Cell) -> tuple[object, ...]:
     draw = (cell.learner, cell.model, cell.dim, cell.n_keys, cell.most_samples, cell.n_test, cell.seed, cell.repetition)
     if cell.learner == "fixed":
-        return (*draw, cell.n_heads)
+        return (*draw, cell.n_heads, cell.mean)
     # finite and infinite heads share nothing but the sets; the constrained learner shares nothing at all
     return (*draw, cell.n_heads is None) if cell.learner == "ridge" else (*draw, cell.config)
 
@@ -342,11 +344,12 @@ def _fixed_ridge(cells: list[Cell]) -> Iterator[tuple[Cell, Values]]:
     first, draw = cells[0], Draw.of(cells[0])
     labels, truths = draw.all_labels(cells)
     errors = dict.fromkeys(cells, 0.0)
+    law = GaussianHeads(mean=first.mean) if first.model == "biased" else GaussianHeads()
     for k in range(_head_draws(first)):
         if first.n_heads is None:
-            gram, cross = exact_kernels(first.model, draw.train, draw.test)
+            gram, cross = exact_kernels(first.model, draw.train, draw.test, law)
         else:
-            heads = LAWS[first.model].sample(first.n_heads, first.dim, draw.head_seed + k)
+            heads = law.sample(first.n_heads, first.dim, draw.head_seed + k)
             features, of_test = attention_features(draw.train, heads), attention_features(draw.test, heads)
         for n, ridge in dict.fromkeys((cell.n_samples, cell.ridge or 0.0) for cell in cells):
             if first.n_heads is None:

@@ -548,6 +548,16 @@ class Learner:
             errors.append(predicted_errors(problem, n, self.features, gammas, noise))
         return np.concatenate(errors) if errors else np.zeros(0)
 
+    def learned(
+        self, n_samples: Sequence[int], ridge: float, noise: float
+    ) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]]:
+        """The implicit ridges γ, and the share Σ c² λ/(λ+γ) / Σ c² of the target that is learned."""
+        samples = np.array(n_samples, dtype=np.float64)
+        self.errors(samples, ridge, noise)  # takes a spectrum that is fine enough for all
+        gammas = implicit_ridges(self.problem, samples, self.features, ridge)
+        values = self.problem.eigenvalues
+        return gammas, values / (values + gammas[:, None]) @ self.problem.powers / self.problem.power
+
     def best(self, n: float, noise: float) -> tuple[float, float]:
         """(ridge, test error) at the best ridge."""
         while True:

@@ -83,7 +83,9 @@
       plot.replaceWith(known);
     }
     place.replaceChildren(fresh.content);
-    await Promise.all([...place.querySelectorAll(".plot")].map(draw));
+    const moving = performance.now() - touched < 300; // then what is in sight has to do; `refresh` draws the rest
+    const plots = [...place.querySelectorAll(".plot")].filter((plot) => !moving || plot.getBoundingClientRect().top < innerHeight);
+    await Promise.all(plots.map((plot) => draw(plot, moving)));
     for (const key of place.querySelectorAll(".legend button")) if (struck.includes(key.dataset.key)) key.click();
     place.querySelectorAll(".plot.map").forEach(listenForClicks);
   }
@@ -116,13 +118,15 @@
     },
   };
 
-  let later = 0;
+  let later = 0, touched = -Infinity;
   function refresh() {
     remember();
+    touched = performance.now();
     if (state.view === "data") return;
     ask("shown", "view");
     clearTimeout(later);
     later = setTimeout(() => { // what is slower waits until the settings rest
+      document.querySelectorAll("#shown .plot").forEach((plot) => draw(plot));
       if (["curves", "surface", "law"].includes(state.view)) ask("offer", "offer");
       if (state.view === "curves") ask("more", "view", { view: "needs" });
       if (state.view === "law") ask("more", "view", { view: "rotation" });

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import io
 import secrets
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
@@ -35,10 +34,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from keyhole import __version__
 from keyhole.lab.cells import Cell, Values
-from keyhole.lab.explore.views import VIEW_OF, ExploreState, View, answer_by, cells_of
+from keyhole.lab.explore.views import ExploreState, View, answer_by, cells_of, show
 from keyhole.lab.jobs import cell_costs
 from keyhole.lab.report.document import Report, Section
-from keyhole.lab.report.html import as_json, asset, fragment, library, one_page
+from keyhole.lab.report.html import as_json, asset, fragment, library, one_page, page_of
 from keyhole.lab.runner import Plan, RunError, Timer, WorkerPool, run_local
 from keyhole.lab.store import Store, StoreError
 
@@ -264,13 +263,10 @@ class Explorer:
         self._limit: anyio.CapacityLimiter | None = None
         routes = [
             Route("/", self.page),
-            Route("/view", self.view),
-            Route("/offer", self.offer),
-            Route("/save", self.save),
             Route("/events", self.events),
-            Route("/measure", self.measure, methods=["POST"]),
-            Route("/stop", self.stop, methods=["POST"]),
             Route("/data", self.data, methods=["POST"]),
+            *(Route(f"/{work.__name__}", self._answers(work)) for work in (self.view, self.offer, self.save)),
+            *(Route(f"/{work.__name__}", self._answers(work), methods=["POST"]) for work in (self.measure, self.stop)),
             *(Route(f"/{name}", self.asset) for name in ASSETS),
         ]
         self.app = Starlette(routes=routes)
@@ -288,6 +284,14 @@ class Explorer:
             return JSONResponse({"error": str(error) or type(error).__name__}, 422)
         return found if isinstance(found, Response) else Response(as_json(found), media_type="application/json")
 
+    def _answers(self, work: Callable[[dict[str, str]], Any]) -> Callable[[Request], Awaitable[Response]]:
+        """An end point for what is computed from the state in an address."""
+
+        async def answer(request: Request) -> Response:
+            return await self._answered(work, dict(request.query_params))
+
+        return answer
+
     async def asset(self, request: Request) -> Response:
         """One of the files of the page, by its exact name."""
         name = request.url.path.rpartition("/")[2]
@@ -295,13 +299,16 @@ class Explorer:
 
     async def page(self, request: Request) -> Response:
         """The page itself; a state that cannot be read is shown as the page shows a slip."""
-        return Response(Template(_own("explore.html")).substitute(version=__version__), media_type="text/html")
+        links = [f'<link rel="stylesheet" href="{name}">' for name in ASSETS if name.endswith(".css")]
+        scripts = [f'<script src="{name}"></script>' for name in ASSETS if name.endswith(".js")]
+        data = '<script type="application/json" id="keyhole:data">{"inks":{},"charts":{}}</script>'
+        header, _, body = Template(_own("explore.html")).substitute(version=__version__).partition("\n\n")
+        head = "\n".join(['<link rel="icon" href="data:,">', *links])
+        page = page_of("explore", "keyhole explore", head, header, body, "\n".join([data, *scripts]))
+        return Response(page, media_type="text/html")
 
-    async def view(self, request: Request) -> Response:
+    def view(self, query: dict[str, str]) -> dict[str, Any]:
         """A view of the state in the address."""
-        return await self._answered(self._view, dict(request.query_params))
-
-    def _view(self, query: dict[str, str]) -> dict[str, Any]:
         start = time.perf_counter()
         state = ExploreState.read(query)
         answer_by.set(time.monotonic() + PATIENCE_SECONDS)
@@ -318,33 +325,21 @@ class Explorer:
         }
 
     def _answer(self, state: ExploreState) -> View:
-        if state.view not in VIEW_OF:
-            raise ValueError("your data are shown when a table is dropped: they are not in the address.")
-        return VIEW_OF[state.view](state, self.bench.results(cells_of(state)))
+        return show(state, self.bench.results(cells_of(state)))
 
-    async def offer(self, request: Request) -> Response:
+    def offer(self, query: dict[str, str]) -> dict[str, Any]:
         """What measuring would take."""
-        query = dict(request.query_params)
-        return await self._answered(lambda: self.bench.offer(ExploreState.read(query)))
+        return self.bench.offer(ExploreState.read(query))
 
-    async def measure(self, request: Request) -> Response:
+    def measure(self, query: dict[str, str]) -> dict[str, Any]:
         """Start to measure the state."""
-        query = dict(request.query_params)
+        self.bench.start(ExploreState.read(query))
+        return self.bench.news()
 
-        def begin() -> dict[str, Any]:
-            self.bench.start(ExploreState.read(query))
-            return self.bench.news()
-
-        return await self._answered(begin)
-
-    async def stop(self, request: Request) -> Response:
+    def stop(self, query: dict[str, str]) -> dict[str, Any]:
         """Stop measuring."""
-
-        def end() -> dict[str, Any]:
-            self.bench.stop()
-            return self.bench.news()
-
-        return await self._answered(end)
+        self.bench.stop()
+        return self.bench.news()
 
     async def events(self, request: Request) -> Response:
         """Server-sent events: how far the measurement is, whenever that changes; pages then ask for their view anew."""
@@ -367,23 +362,11 @@ class Explorer:
 
         return StreamingResponse(stream(), media_type="text/event-stream")
 
-    async def save(self, request: Request) -> Response:
+    def save(self, query: dict[str, str]) -> Response:
         """The view as one file that needs no server."""
-        query = dict(request.query_params)
-
-        def saved() -> Response:
-            state = ExploreState.read(query)
-            answer = self._answer(state)
-            lines = [part for line in answer.lines for part in ("`" + line.replace("`", "'") + "`",) if line]
-            section = Section(state.view, answer.title, "", answer.blocks, settings=state.describe(), text=answer.notes)
-            python = Section("python", "The same in Python", "", text=lines)
-            lead = f"A view of `keyhole explore`: {state.describe()}."
-            provenance = {"keyhole": __version__, "NumPy": np.__version__, "address": f"?{state.address}"}
-            page = one_page(Report(answer.title, lead, [section, python], provenance))
-            name = {"Content-Disposition": f'attachment; filename="keyhole-{state.view}.html"'}
-            return Response(page, media_type="text/html", headers=name)
-
-        return await self._answered(saved)
+        state = ExploreState.read(query)
+        name = {"Content-Disposition": f'attachment; filename="keyhole-{state.view}.html"'}
+        return Response(saved_page(state, self._answer(state)), media_type="text/html", headers=name)
 
     async def data(self, request: Request) -> Response:
         """Look at an uploaded table; it lives in memory, in a process of its own, and is never written."""
@@ -420,6 +403,16 @@ class Explorer:
         return {**fragment(blocks), "title": report.title, "notes": [report.lead, *sentences]}
 
 
+def saved_page(state: ExploreState, view: View) -> str:
+    """A view as one HTML file."""
+    lines = ["`" + line.replace("`", "'") + "`" for line in view.lines if line]
+    section = Section(state.view, view.title, "", view.blocks, settings=state.describe(), text=view.notes)
+    python = Section("python", "The same in Python", "", text=lines)
+    lead = f"A view of `keyhole explore`: {state.describe()}."
+    provenance = {"keyhole": __version__, "NumPy": np.__version__, "address": f"?{state.address}"}
+    return one_page(Report(view.title, lead, [section, python], provenance))
+
+
 def look_at(content: bytes, query: dict[str, str]) -> Report:
     """What a process of its own does with an upload, within bounds of memory where the system has such."""
     with suppress(ImportError):
@@ -431,11 +424,7 @@ def look_at(content: bytes, query: dict[str, str]) -> Report:
 
 def looked(content: bytes, query: dict[str, str]) -> Report:
     """Read an upload in memory, and look at it as `keyhole lens` does."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-    from pyarrow import csv
-
-    from keyhole.data.reader import read_table
+    from keyhole.data.reader import read_table, table_in_memory
     from keyhole.lab.lens.findings import LensConfig
     from keyhole.lab.lens.look import likely_task, look
     from keyhole.lab.lens.page import report_of
@@ -443,21 +432,9 @@ def looked(content: bytes, query: dict[str, str]) -> Report:
     unknown = set(query) - {"name", "set", "target"}
     if unknown:
         raise ValueError(f"an upload has a name, and perhaps columns for set and target: got {sorted(unknown)!r:.80}.")
-    name = query.get("name", "")
-    try:
-        if content[:4] == b"PAR1":
-            table = pq.read_table(pa.BufferReader(content))
-        elif content[:6] == b"ARROW1":
-            table = pa.ipc.open_file(pa.BufferReader(content)).read_all()
-        else:
-            options = csv.ParseOptions(delimiter="\t" if name.lower().endswith(".tsv") else ",")
-            table = csv.read_csv(io.BytesIO(content), parse_options=options)
-        table.validate(full=True)
-    except (pa.ArrowException, ValueError, OSError) as error:
-        raise ValueError(
-            f"a dropped table must be CSV, TSV, Parquet or Arrow: this one does not read ({str(error).strip()[:200]})."
-        ) from None
-    data = read_table(table, set_id=query.get("set") or None, target=query.get("target") or None)
+    target = query.get("target") or None
+    table = table_in_memory(content, query.get("name", ""), target)
+    data = read_table(table, set_id=query.get("set") or None, target=target)
     if data.target is None:
         raise ValueError("a table must have a target to learn: no column target, label, class or y. Name it above.")
     return report_of(

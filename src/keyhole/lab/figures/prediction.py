@@ -86,8 +86,9 @@ class Config:
         )
 
     def sweep(
-        self, model: str, dim: int, n_keys: int, target: str, heads: int | None, ridge: float, noise: float
-    ) -> CellSweep:
+        self, model: str, dim: int, n_keys: int, target: str, heads: int | None, ridge: float, noise: float,
+        mean: float = 1.0,
+    ) -> CellSweep:  # fmt: skip
         """Mean squared error against n."""
         counts = {
             n: c for n, c in sorted(zip(self.sizes, self.repetitions, strict=True)) if n * n_keys <= self.most_keys
@@ -96,7 +97,8 @@ class Config:
         for r in range(max(counts.values(), default=0)):
             own = [n for n, count in counts.items() if r < count]
             base, rest = (target, dim, n_keys, heads), (own[-1], self.n_test, self.seed, r)
-            runs.append(tuple(Cell(model, *base, n, *rest, "fixed", noise=noise, ridge=ridge) for n in own))
+            cells = (Cell(model, *base, n, *rest, "fixed", noise=noise, ridge=ridge, mean=mean) for n in own)
+            runs.append(tuple(cells))
         return CellSweep(tuple(counts), tuple(runs))
 
     def ratio_sweeps(self, model: str, n_keys: int) -> list[CellSweep]:

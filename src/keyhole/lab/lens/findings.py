@@ -143,6 +143,19 @@ class TargetLoading:
     power: Float[np.ndarray, " k"] = field(repr=False)
 
 
+@dataclass(frozen=True, eq=False)
+class TakenApart:
+    """A held-out sample, what was said of it, and what each of its keys added to that."""
+
+    row: int  # of the data
+    right: bool  # the class that won is its own; of a regression, one of those predicted best
+    truth: str
+    said: str
+    keys: Float[np.ndarray, "k d"] = field(repr=False)
+    parts: Float[np.ndarray, " k"] = field(repr=False)
+    """Of the score of the class that was said, or of a regression in units of the target."""
+
+
 @dataclass(eq=False)
 class Findings:
     """Everything that was measured, and the answers: print it, or ``save`` it as a report.
@@ -162,6 +175,7 @@ class Findings:
     heads: list[Measured] = field(default_factory=list)
     curves: list[HeldOutCurve] = field(default_factory=list)
     spectra: list[TargetLoading] = field(default_factory=list)
+    examples: list[TakenApart] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     answers: dict[str, LensAnswer] = field(default_factory=dict)
     cost: float = 0.0  # seconds, predicted

@@ -27,15 +27,18 @@ from keyhole.lab.lens.findings import (
     HeldOutCurve,
     LensConfig,
     Measured,
+    TakenApart,
     TargetLoading,
     answer_all,
     difference,
     judge,
 )
+from keyhole.layer import fit_layer
 from keyhole.ridge.gram import ridge_gram
 from keyhole.ridge.problem import RidgeProblem
 
 N_FOLDS = 5
+MAX_EXAMPLES = 2  # samples taken apart of those that were right, and of those that were wrong
 MIN_TESTED = 10  # samples that a test part must have to count as one
 
 
@@ -54,6 +57,7 @@ class LensProblem:
     folds: tuple[tuple[np.ndarray, np.ndarray], ...] = field(repr=False)  # row numbers to train on and to test on
     groups: Int[np.ndarray, " n"] | None = field(default=None, repr=False)  # numbers; None if every sample is its own
     held: str = "5 folds held out in turn"
+    rows: Int[np.ndarray, " n"] | None = field(default=None, repr=False)  # where the samples stood in the data
 
     def __len__(self) -> int:
         return len(self.columns)
@@ -127,7 +131,7 @@ def pose(data: Dataset, kind: str, most: int, seed: int) -> LensProblem:
         names, groups = np.unique(groups, return_inverse=True)
         groups = None if len(names) == len(rows) else groups
     folds, held = make_folds(len(rows), labels, split, groups, time)
-    return LensProblem(data.sets[rows], columns, labels, folds, groups, held)
+    return LensProblem(data.sets[rows], columns, labels, folds, groups, held, rows)
 
 
 def balanced_order(parts: Int[np.ndarray, " n"], seed: int) -> Int[np.ndarray, " n"]:
@@ -543,6 +547,7 @@ class _Look:
         self, data: Any, problem: LensProblem, choice: TokenChoice, costs: Costs, config: LensConfig, progress: Any
     ) -> None:
         self.problem, self.choice, self.costs, self.config, self.progress = problem, choice, costs, config, progress
+        self.target = np.asarray(data.target)
         self.left = config.budget - choice.seconds
         self.folds = range(len(problem.folds))
         self.exact = config.activation != SOFTMAX
@@ -564,6 +569,7 @@ class _Look:
         self._learned_infinite()
         self._heads()
         self._spectra()
+        self._examples()
         self.found.cost = self.config.budget - self.left
         self.found.answers = answer_all(self.found)
         return self.found
@@ -834,6 +840,47 @@ class _Look:
             gram = self.grams[m.name].matrix[:MOST_FOR_SPECTRUM, :MOST_FOR_SPECTRUM]
             if self._afford(f"spectrum of {m.name}", 4 * self.costs.fit(len(gram))):
                 self.found.spectra.append(spectrum_of(m, gram, self.problem.columns[: len(gram)]))
+
+    def _examples(self) -> None:
+        """Held-out samples that the best finite heads got most right and most wrong, taken apart key by key."""
+        finite = [m for m in self.found.learners if m.name in self.grams and math.isfinite(m.heads)]
+        best = min(finite, key=self.found.error_of, default=None)
+        if best is None or not self._afford("which keys did it", 2 * self.costs.gram(best.size, best.heads)):
+            return
+        problem, ready = self.problem, self._ready(best.size)
+        assert problem.rows is not None  # of a dataset
+        train, test = problem.fold(0, best.size)
+        heads = HeadDraw(best.law, int(best.heads), ready.dim, self.config.seed, ready.query_dim)
+        groups = None if problem.groups is None else problem.groups[train]
+        options: dict[str, Any] = {"activation": self.config.activation, "groups": groups}
+        layer = fit_layer(ready[train], problem.columns[train], heads, **options).layer
+
+        def of_classes(found: np.ndarray) -> np.ndarray:
+            two = problem.labels is not None and found.shape[1] == 1
+            return np.hstack([-found, found]) if two else found
+
+        scores, truths = of_classes(layer.predict(ready[test])), self.target[problem.rows]
+        if problem.labels is None:
+            won, unit, lead = (
+                np.zeros(len(test), dtype=int),
+                truths.std(),
+                -np.abs(scores - problem.columns[test])[:, 0],
+            )
+            right, said = lead >= np.median(lead), truths.mean() + unit * scores[:, 0]
+        else:
+            own = np.arange(scores.shape[1]) == problem.labels[test][:, None]
+            won, unit, lead = scores.argmax(axis=1), 1.0, scores[own] - np.where(own, -math.inf, scores).max(axis=1)
+            right, said = lead > 0, np.unique(self.target)[won]
+        order = np.argsort(lead, kind="stable")
+        for i in (*order[right[order]][::-1][:MAX_EXAMPLES], *order[~right[order]][:MAX_EXAMPLES]):
+            parts = of_classes(layer.contributions(ready[test[i : i + 1]]))[:, won[i]] * unit
+            keys = problem.sets[test[i : i + 1]].sets.tokens
+            about = (int(problem.rows[test[i]]), bool(right[i]), _brief(truths[test[i]]), _brief(said[i]))
+            self.found.examples.append(TakenApart(*about, keys, parts))
+
+
+def _brief(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)[:40]
 
 
 def learning_curve(

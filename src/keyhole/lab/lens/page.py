@@ -31,6 +31,8 @@ def report_of(found: Findings) -> Report:
         "settings": found.settings,
     }
     sections = [_learners(found), _query(found), _data(found), _heads(found), _spectrum(found)]
+    if found.examples:
+        sections.append(_keys(found))
     if found.law is not None:
         sections.append(_law(found))
     title = found.description.partition(":")[0].partition(",")[0]
@@ -160,6 +162,37 @@ def _spectrum(found: Findings) -> Section:
     numbers = {f"{x.name}: half, nine tenths": f"{reach(x, 0.5)}, {reach(x, 0.9)}" for x in found.spectra}
     verdict = Verdict("information", sentence, numbers)
     return Section("spectrum", "What the kernel finds easy", claim, charts, verdict)
+
+
+MAX_KEYS_SHOWN = 3  # of a sample that is taken apart
+MAX_COORDINATES_SHOWN = 4
+
+
+def _keys(found: Findings) -> Section:
+    rows: list[dict[str, Any]] = []
+    words = ("close", "far off") if found.config.kind == "regression" else ("right", "wrong")
+    for one in found.examples:
+        most = np.argsort(-np.abs(one.parts))[:MAX_KEYS_SHOWN]
+        names = found.names if len(found.names) == one.keys.shape[1] else [f"x{j}" for j in range(one.keys.shape[1])]
+        about = {"sample": one.row, "was": words[not one.right], "truth": one.truth, "said": one.said}
+        for k in most:
+            numbers = dict(zip(names[:MAX_COORDINATES_SHOWN], map(float, one.keys[k]), strict=False))
+            rows.append({**about, "key": f"{k + 1} of {len(one.parts)}", "adds": float(one.parts[k]), **numbers})
+    which, adds = "the layer was surest of, rightly and wrongly", "the score of the class that was said"
+    if found.config.kind == "regression":
+        which, adds = "the layer predicted best and worst", "the prediction"
+    note = f"The {MAX_KEYS_SHOWN} keys of each that add most to {adds}, for or against it; samples count from 0."
+    table = Table("keys", f"Held-out samples that {which}", rows, note=note)
+    claim = (
+        "A layer is a sum over keys, so that a prediction comes apart exactly. The parts say how this layer made it, "
+        "and nothing about causes."
+    )
+    right = [one for one in found.examples if one.right]
+    largest = [f"{np.abs(one.parts).max() / max(np.abs(one.parts).sum(), 1e-300):.0%}" for one in right]
+    sentence = (
+        f"In those it got right, the first key makes {' and '.join(largest)} of what the keys say." if right else ""
+    )
+    return Section("keys", "Which keys did it?", claim, [table], Verdict("information", sentence))
 
 
 def _law(found: Findings) -> Section:

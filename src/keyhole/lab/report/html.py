@@ -427,19 +427,31 @@ def _page(report: Report, placed: Sequence[Sequence[_Placed]], inks: dict[str, I
         words = f'<span class="k">{k}</span><span>{as_html(section.title)}</span>{badge}'
         contents.append(f'<li><a href="#{anchor}">{words}</a></li>')
         sections.append(_section(section, anchor, k, blocks, inks))
-    return Template(asset("report.html")).substitute(
-        title=escape(as_plain(report.title)),
-        heading=as_html(report.title),
-        lead=as_html(report.lead),
-        tally=_tally(report.sections),
-        contents="\n".join(contents),
-        sections="\n".join(sections),
-        provenance=_definitions(report.provenance),
-        data=as_json({"inks": {r: [i.light, i.dark, i.marker] for r, i in inks.items()}, "charts": _data(placed)}),
-        css=asset("report.css"),
-        js=asset("report.js"),
-        library=library(),
-    )
+    listed = "\n".join(contents)
+    body = [
+        f'<nav aria-label="Contents">\n<ol>\n{listed}\n</ol>\n</nav>\n<main>',
+        *sections,
+        f"</main>\n<footer>\n<h2>Where this comes from</h2>\n{_definitions(report.provenance)}\n</footer>",
+    ]
+    data = {"inks": {r: [i.light, i.dark, i.marker] for r, i in inks.items()}, "charts": _data(placed)}
+    header = f'<h1>{as_html(report.title)}</h1>\n<p class="lead">{as_html(report.lead)}</p>\n'
+    header += f'<p class="tallies">{_tally(report.sections)}</p>'
+    head = f"{_POLICY}\n<style>\n{asset('report.css')}\n</style>"
+    scripts = f'<script>\n{library()}\n</script>\n<script type="application/json" id="keyhole:data">{as_json(data)}'
+    scripts += f"</script>\n<script>\n{asset('report.js')}\n</script>"
+    return page_of("page", as_plain(report.title), head, header, "\n".join(body), scripts)
+
+
+_POLICY = (
+    "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; script-src 'unsafe-inline'; style-src "
+    "'unsafe-inline'; img-src 'self' file: data: blob:; font-src data:\">"
+)
+
+
+def page_of(kind: str, title: str, head: str, header: str, body: str, scripts: str) -> str:
+    """A page around a body; all but the title is HTML."""
+    parts = {"kind": kind, "head": head, "header": header, "body": body, "scripts": scripts}
+    return Template(asset("report.html")).substitute(title=escape(title), **parts)
 
 
 def _data(placed: Sequence[Sequence[_Placed]]) -> dict[str, Any]:

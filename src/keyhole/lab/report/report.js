@@ -180,7 +180,7 @@
     return { tickmode: "array", tickvals: kept, ticktext: kept.map((k) => names[k]) };
   }
 
-  function map(chart, width, height) {
+  function map(chart, width, height, bare) {
     const flat = chart.values.flat().filter(isNumber);
     const cell = (width - 120) / Math.max(1, chart.columns.length);
     const limits = chart.centre === null
@@ -189,7 +189,7 @@
     const trace = {
       type: "heatmap", z: chart.values, hovertext: chart.hover, hovertemplate: "%{hovertext}<extra></extra>", xgap: 1, ygap: 1, ...limits,
       colorbar: { thickness: 10, outlinewidth: 0, len: 1, tickfont: { size: 11, color: shade("soft") }, nticks: 5 },
-      ...(cell >= 34 ? { text: chart.texts, texttemplate: "%{text}", textfont: { size: 11 } } : {}),
+      ...(cell >= 34 && !bare ? { text: chart.texts, texttemplate: "%{text}", textfont: { size: 11 } } : {}),
     };
     const plainAxis = { showgrid: false, zeroline: false, ticks: "outside", ticklen: 4, tickcolor: "rgba(0,0,0,0)", automargin: true, tickfont: { size: 11, color: shade("soft") } };
     const title = (text) => ({ text, standoff: 8, font: { size: 12, color: shade("soft") } });
@@ -217,10 +217,11 @@
     return hiddenIn.get(group);
   }
 
-  async function draw(element) {
+  // bare: without the words in the cells, which take most of the time, while a hand is on a slider
+  async function draw(element, bare = false) {
     const chart = charts[element.dataset.chart];
     const size = [element.clientWidth, element.clientHeight];
-    const figure = chart.kind === "map" ? map(chart, ...size) : curves(chart, hiddenFor(element), ...size);
+    const figure = chart.kind === "map" ? map(chart, ...size, bare) : curves(chart, hiddenFor(element), ...size);
     const first = !drawn.has(element);
     drawn.add(element);
     if (first) element.replaceChildren();

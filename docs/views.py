@@ -1,0 +1,40 @@
+"""Views of `keyhole explore` for these pages: each as one HTML file that needs no server, and a chart of it as SVG.
+
+`python docs/views.py FIGURES VIEWS` measures the points (half a minute) and writes FIGURES/explore*.svg with their rows
+as CSV, and VIEWS/*.html.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from urllib.parse import parse_qsl
+
+from keyhole.lab.explore.server import saved_page
+from keyhole.lab.explore.views import ExploreState, cells_of, show
+from keyhole.lab.jobs import compute, group
+from keyhole.lab.report.document import Chart
+from keyhole.lab.report.html import write_chart
+
+SHOWN = {"explore": ("", "curves"), "explore-law": ("view=law", "law"), "explore-learned": ("view=spectrum", "learned")}
+"""Name of the picture: the address of the view, and which of its charts."""
+
+
+def main(figures: Path, views: Path) -> None:
+    """Write them all."""
+    for name, (address, which) in SHOWN.items():
+        state = ExploreState.read(dict(parse_qsl(address)))
+        results = {cell: values for job in group(cells_of(state)) for cell, values, _ in compute(job)}
+        view = show(state, results)
+        [chart] = [block for block in view.blocks if isinstance(block, Chart) and block.name == which]
+        for path in write_chart(chart, figures):
+            if path.suffix == ".png":
+                path.unlink()
+            else:
+                path.rename(figures / f"{name}{path.suffix}")
+        views.mkdir(parents=True, exist_ok=True)
+        (views / f"{state.view}.html").write_text(saved_page(state, view), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:3]))
