@@ -6,6 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -480,10 +481,11 @@ class LawDescent:
         self.averages = [matrix.copy() for matrix in self.matrices]
         self.average_scales = self.scales.copy()
         self.on_device: Any = None
+        self.ahead: Future[tuple[Any, np.ndarray]] | None = None
         if plan.device is not None:
             from keyhole.attention.torch_law import DeviceTask
 
-            self.on_device = DeviceTask(task, plan.device)
+            self.on_device, self.helper = DeviceTask(task, plan.device), ThreadPoolExecutor(1)
 
     def law(self, **about: Any) -> FittedHeads:
         """The law of the running averages."""
@@ -505,15 +507,9 @@ class LawDescent:
     def step(self) -> float:
         """One step; returns the leave-one-out error before it."""
         plan = self.plan
-        few = max(2, round(plan.max_samples / math.sqrt(len(self.matrices))))
-        rows = self.task.rows(few, plan.seed + self.count)
-        if self.on_device is None:
-            part = plan.augmented(self.task if len(rows) == len(self.task) else self.task.take(rows), self.count)
-        else:
-            part = self.on_device.part(rows, plan, self.count)
-        rng = np.random.default_rng([plan.seed, self.count])
-        shape = (plan.n_heads[len(self.matrices)], *self.matrices[-1].shape[1:])
-        noise = plan.scale * rng.standard_normal(shape, dtype=np.float32)
+        part, noise = self._prepared(self.count) if self.ahead is None else self.ahead.result()
+        if self.on_device is not None and plan.augment is None:  # the next step is made ready while a device computes
+            self.ahead = self.helper.submit(self._prepared, self.count + 1)
         noise *= np.outer(*self._parts(self.scales)).astype(np.float32)
         found = self._gradient(part, noise)
         self.count += 1
@@ -528,6 +524,20 @@ class LawDescent:
             self.average_scales = keep * self.average_scales + (1.0 - keep) * self.scales
         self.log_alpha += float(self.penalty.move(np.array(found.log_alpha)))
         return found.error
+
+    def _prepared(self, count: int) -> tuple[Any, np.ndarray]:
+        """The samples that step number ``count`` sees, and its noise before the scales."""
+        plan = self.plan
+        few = max(2, round(plan.max_samples / math.sqrt(len(self.matrices))))
+        rows = self.task.rows(few, plan.seed + count)
+        if self.on_device is None:
+            part = plan.augmented(self.task if len(rows) == len(self.task) else self.task.take(rows), count)
+        else:
+            part = self.on_device.part(rows, plan, count)
+        shape = (plan.n_heads[len(self.matrices)], *self.matrices[-1].shape[1:])
+        noise = np.random.default_rng([plan.seed, count]).standard_normal(shape, dtype=np.float32)
+        noise *= np.float32(plan.scale)
+        return part, noise
 
     def _gradient(self, part: Any, noise: np.ndarray) -> LawGradient:
         *looks, means = self.matrices
