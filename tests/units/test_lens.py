@@ -96,12 +96,14 @@ def test_extras_are_heard_by_everyone(rng):
 def test_a_law_is_learned_and_softmax_has_no_kernel(seed):
     """The query asks with its first coordinate, the keys answer with their second."""
     rng = np.random.default_rng(seed)
-    keys, query = rng.uniform(-2, 2, size=(300, 2, 3)), rng.uniform(-2, 2, size=(300, 3))
+    keys, query = rng.uniform(-2, 2, size=(320, 2, 3)), rng.uniform(-2, 2, size=(320, 3))
     y = (query[:, None, 0] * keys[:, :, 1] * keys[:, :, 2]).mean(axis=1)
     config = LensConfig("regression", n_heads=64, budget=3000.0, steps=10, activation="softmax")
     found = look(Dataset(kh.SetBatch(keys, query), y, ("x", "y", "z"), "made"), config)
-    learned = next(m for m in found.learners if m.role == "learned")
-    assert len(learned.losses) == 2
+    learned, looks = (next(m for m in found.learners if m.role == role) for role in ("learned", "looks"))
+    assert len(learned.losses) == len(looks.losses) == 2
+    assert {law.hops for law in looks.law.values()} <= {1, 2}, "two looks, or nothing learned"
+    assert looks.error < found.learners[0].error
     assert found.law is not None
     assert says(found)["query"] in ("yes", "perhaps")
     assert any("softmax" in note for note in found.skipped)

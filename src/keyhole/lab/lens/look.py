@@ -19,7 +19,7 @@ from keyhole.attention.kernels import attention_kernel
 from keyhole.attention.learned import CHECKS, MIN_SAMPLES_FOR_ONE_SPLIT, LearnedHeads
 from keyhole.data.layout import Dataset
 from keyhole.data.sets import POOLINGS, PooledSets, SetBatch, SetGroups
-from keyhole.data.tokens import SCALINGS, TokenRule
+from keyhole.data.tokens import SCALINGS, TokenRule, looked_through
 from keyhole.estimators.attention import AttentionRegressor
 from keyhole.estimators.inputs import as_samples, fit_seconds
 from keyhole.lab.lens.findings import (
@@ -311,6 +311,8 @@ HALVINGS = 2  # how often the samples of a learner are halved to make it cheaper
 MIN_HALVED = 100  # samples below which they are not
 STEPS = (100, 50, 25, 10)  # steps of a descent to fall back to
 MOST_PER_STEP = 400  # samples that one step of a descent uses
+LOOKS = "law of two looks, learned"
+TWO_LOOKS = 2  # what a law of two looks costs to learn, in laws of one
 STRENGTHS = (1.0, 3.0, 10.0)
 PILOT_HEADS = 64
 MOST_FOR_SPECTRUM = 1000
@@ -563,7 +565,7 @@ class _Look:
         self._constant()
         self._pooled()
         self._fixed_laws()
-        self._learned_law()
+        self._learned_laws()
         self._curves()
         self._query()
         self._learned_infinite()
@@ -587,10 +589,15 @@ class _Look:
         if config.steps:
             turns = min(2, costs.n_folds)
             rungs = [(n, min(steps, config.steps)) for steps in STEPS] + [(s, STEPS[-1]) for s in sizes[1:]]
-            options[self._learned_name(config.n_heads)] = [
-                (turns * (costs.learn(s, k) + costs.gram(s, config.n_heads) + costs.fit(0.8 * s)), (s, k))
-                for s, k in rungs
-            ]
+            for name, dearer in ((self._learned_name(config.n_heads), 1), (LOOKS, TWO_LOOKS)):
+                if dearer == 1 or self._asks():
+                    options[name] = [
+                        (
+                            turns * (dearer * costs.learn(s, k) + costs.gram(s, config.n_heads) + costs.fit(0.8 * s)),
+                            (s, k),
+                        )
+                        for s, k in rungs
+                    ]
         plan = share_out(FOR_LEARNERS * self.left, options)
         for name in options:
             if name not in plan:
@@ -690,30 +697,38 @@ class _Look:
         if not self.exact:
             self._skip("infinite heads: softmax weights have no kernel in closed form.")
 
-    def _learned_law(self) -> None:
-        """Learn a law on the training part of each of a few folds."""
-        m = Measured(self._learned_name(self.config.n_heads), "attention", "learned", {}, self.config.n_heads)
+    def _asks(self) -> bool:
+        """Whether sets come with a query of their own, which further looks extend."""
+        return self.choice.rule.query == "given" and self.problem.sets.has_own_queries
+
+    def _learned_laws(self) -> None:
+        """Learn a law on the training part of each of a few folds; where there is a query, one of two looks too."""
         if self.config.steps == 0:
             self._skip("learned law: none was asked for.")
-        if m.name not in self.plan:
-            return
-        m.seconds, (size, _) = self.plan[m.name]
-        self.left -= m.seconds
-        ready = self._ready(size)
-        for k in self.folds[:2]:
-            self.progress(f"learning a law on fold {k + 1}")
-            m.law[k] = self._learn(ready, k)
-            self._evaluate(m, make_gram(ready, m.law[k], m.heads, self.config), [k])
-        self.found.learners.append(m)
-        self.found.law = m.law[0]
+        for name, role in ((self._learned_name(self.config.n_heads), "learned"), (LOOKS, "looks")):
+            if name not in self.plan:
+                continue
+            m = Measured(name, "attention", role, {}, self.config.n_heads)
+            m.seconds, (size, _) = self.plan[name]
+            self.left -= m.seconds
+            ready = self._ready(size)
+            for k in self.folds[:2]:
+                self.progress(f"{name} on fold {k + 1}")
+                m.law[k] = self._learn(ready, k, name)
+                seen = ready.with_sets(looked_through(ready.sets, m.law[k].looks_))
+                self._evaluate(m, make_gram(seen, m.law[k], m.heads, self.config), [k])
+            self.found.learners.append(m)
+        if (learned := self._learned()) is not None:
+            self.found.law = learned.law[0]
 
-    def _learn(self, ready: Any, k: int) -> Any:
+    def _learn(self, ready: Any, k: int, name: str) -> Any:
         """A law for the training part of a fold.
 
         Its noise has one scale where infinitely many heads of the same law are shown beside it, which needs that.
         """
-        _, (size, steps) = self.plan[self._learned_name(self.config.n_heads)]
-        law = LearnedHeads(steps=steps, covariance="none" if self.exact else "auto", max_samples=MOST_PER_STEP)
+        _, (size, steps) = self.plan[name]
+        kind: dict[str, Any] = {"covariance": "none" if self.exact else "auto"} if name != LOOKS else {"hops": 2}
+        law = LearnedHeads(steps=steps, max_samples=MOST_PER_STEP, **kind)
         rows, groups = self.problem.fold(k, size)[0], self.problem.groups
         options: dict[str, Any] = {"activation": self.config.activation, "seed": self.config.seed}
         columns = self.problem.columns[rows]
@@ -769,7 +784,7 @@ class _Look:
         mixed = query[np.random.default_rng(self.config.seed).permutation(len(query))]
         swapped = self._ready(size, _with_query(self.problem.sets, mixed))
         m = Measured("with the query of another set", "attention", "shuffled")
-        law, folds = (best.law, None) if leader is best else (self._learn(swapped, 0), [0])
+        law, folds = (best.law, None) if leader is best else (self._learn(swapped, 0, leader.name), [0])
         self.found.query.append(self._evaluate(m, make_gram(swapped, law, leader.heads, self.config), folds))
 
     def _made_query(self, best: Measured) -> None:
