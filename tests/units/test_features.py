@@ -440,3 +440,13 @@ def test_overflow_of_the_mlp_is_named():
     assert np.isfinite(mlp_features(batch, np.ones((3, 5)), dtype="float32")).all()
     with pytest.raises(ValueError, match=r"features must be finite: these overflow float32, with units of size up to"):
         mlp_features(batch, np.full((3, 5), 1e20), dtype="float32")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_zeros_in_all_queries_cost_nothing_and_change_no_bit(dtype, rng):
+    query = np.zeros((7, 12))
+    query[:6, 3:5] = rng.normal(size=(6, 2))
+    query[6] = 1.0  # with the last set, no coordinate is zero throughout
+    batch, heads = kh.SetBatch(rng.normal(size=(7, 3, 2)), query), rng.normal(size=(5, 13, 3))
+    every = kh.attention_features(batch, heads, "softmax", dtype=dtype)
+    np.testing.assert_array_equal(kh.attention_features(batch[:6], heads, "softmax", dtype=dtype), every[:6])

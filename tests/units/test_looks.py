@@ -267,3 +267,30 @@ def test_what_keys_add_in_the_last_look_sums_to_the_prediction(sets, rng):
     model.fit(sets, rng.normal(size=30))
     parts = model.contributions(sets)
     np.testing.assert_allclose([p.sum() + model.intercept_ for p in parts], model.predict(sets), atol=1e-9)
+
+
+def test_a_law_is_learned_in_the_coordinates_that_are_used(rng, monkeypatch):
+    """Columns of zeros change nothing that is learned, and stay where the looks start."""
+    sets, y, *_ = carried(rng, 80)
+    used = np.array([0, 1, 2, 4, 5, 6, 8, 9, 10])  # of eleven; the query has the first three
+    keys, query = np.zeros((len(sets.tokens), 11)), np.zeros((80, 11))
+    keys[:, used], query[:, :3] = sets.tokens, sets.query
+    wide = kh.SetBatch(np.split(keys, sets.offsets[1:-1]), query)
+    law = kh.LearnedHeads(steps=2, n_heads=4, hops=2, strengths=(1.0,), scale=0.1)
+    columns = np.where(y[:, None] == np.arange(3), 1.0, -1.0)
+    narrow, found = (law.fit(batch, columns, activation="softmax") for batch in (sets, wide))
+    assert found.history == narrow.history
+    assert (found.means_.shape[2], narrow.means_.shape[2]) == (12, 10)
+
+    learned = FittedHeads(
+        rng.normal(size=(1, 13, 10)), 0.1, looks_=(rng.normal(size=(1, 4, 10)),), key_scales_=rng.uniform(1, 2, 10),
+        query_scales_=rng.uniform(1, 2, 13),
+    )  # fmt: skip
+    monkeypatch.setattr("keyhole.attention.learned._fit", lambda *_: learned)
+    found = law.fit(wide, columns, activation="softmax")
+    across, down = np.append(used, 11), np.concatenate([np.arange(3), 11 + used, [22]])
+    np.testing.assert_array_equal(found.means_[:, down[:, None], across], learned.means_)
+    np.testing.assert_array_equal(found.looks_[0][:, [[0], [1], [2], [11]], across], learned.looks_[0])
+    np.testing.assert_array_equal(found.query_scales_[down], learned.query_scales_)
+    assert (found.query_scales_[3:11] == 1).all()
+    assert np.abs(found.looks_[0][0, 3:11, 3:11] - 3 * np.eye(8)).max() < 0.15, "3 W_0 and a little noise"

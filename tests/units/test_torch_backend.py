@@ -400,3 +400,18 @@ def test_a_device_without_room_leaves_the_gram_matrix_to_the_host(rng, n_heads, 
         found = clone(model).set_params(device="cpu").fit(batch, y)
         assert asked == route
         np.testing.assert_allclose(found.predict(batch), expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("n_heads", [12, math.inf])
+def test_groups_are_left_out_on_a_device_too(n_heads, rng):
+    sets, y = kh.SetBatch(rng.normal(size=(40, 3, 2)), rng.normal(size=(40, 2))), rng.normal(size=40)
+    options = {"random_state": 0, "scaling": "none", "query": "given"}
+    host, device = (
+        kh.AttentionRegressor(n_heads, kh.GaussianHeads(), device=device, **options).fit(
+            sets, y, groups=np.arange(40) // 4
+        )
+        for device in (None, "cpu")
+    )
+    assert device.alpha_ == pytest.approx(host.alpha_)
+    assert device.loo_error_ == pytest.approx(host.loo_error_)
+    np.testing.assert_allclose(device.predict(sets), host.predict(sets), atol=1e-6)
