@@ -2,8 +2,9 @@
 
 A seeded sample of changes (`changes.py`) is tried. One process collects all tests; each mutant is a fork of it in which
 the code of the changed function is exchanged, and which then runs the tests that execute the changed lines, those that
-name the module and the quickest first, until one fails. Nothing is written to the source files or to numba's cache. What is computed on import cannot
-be exchanged: such mutants are forks of a process that has not imported keyhole yet, and import the changed file.
+name the module and the quickest first, until one fails. Nothing is written to the source files or to numba's cache.
+What is computed on import cannot be exchanged: such mutants are forks of a process that has not imported keyhole yet,
+and import the changed file.
 
 Which test executes which lines is measured once per version of the source and kept under out/mutants. Tests that
 start another process see no mutant there, and so do not count.
