@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
+from threadpoolctl import threadpool_limits
 
+from keyhole._array import blocks, run_threads, thread_count
 from keyhole._checks import check_choice, check_count, check_number, check_seed
 from keyhole.attention.features import (
     DIFFERENTIABLE,
@@ -413,8 +415,9 @@ def gradient_in_law(
     gram += (task.extras @ task.extras.T).astype(dtype)
     options: dict[str, Any] = {"fit_intercept": task.fit_intercept, "weights": task.weights, "groups": task.groups}
     found = loo_gradient(gram, task.columns, alpha, **options)
-    cotangent = found.gram.astype(dtype) @ features
-    cotangent *= 2
+    cotangent, slopes = np.empty_like(features), 2 * found.gram.astype(dtype)
+    rows = blocks(len(features), -(-len(features) // thread_count()))
+    run_threads(lambda part: np.matmul(slopes[part], features, out=cotangent[part]), rows)
     n_means = len(heads) if scales else len(means)
     queries = np.empty((len(seen.sets), heads.shape[1]), dtype) if looks else None
     if trace:
@@ -946,6 +949,7 @@ class Search:
         return min(self.history, key=lambda step: step.held_out_error)
 
 
+@threadpool_limits.wrap(limits=1, user_api="blas")  # its threads wait in loops, in the way of ours
 def _fit(task: Task, plan: LearningPlan) -> FittedHeads:
     """Choose the law without learning; descend apart from the held-out part; keep what it says; go on with all."""
     some = task.at_most(min(plan.max_samples, MAX_SAMPLES_TO_START), plan.seed)
