@@ -14,17 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from real import BABI, LOOKS, attention, babi, read
+from real import BABI, LOOKS, attention, babi, read, support_shown
 
 import keyhole as kh
 from keyhole.data.datasets import babi_tokens
 
 MORE = 30
-
-
-def heaviest(weights: list[list[np.ndarray]], i: int, n_sentences: int) -> np.ndarray:
-    """The largest weight that each sentence of story i has in any pattern of any look."""
-    return np.concatenate([look[i] for look in weights]).max(axis=0)[:n_sentences]
 
 
 def stretched(file: Any, names: list[str], rows: np.ndarray, seed: int) -> list[np.ndarray]:
@@ -70,14 +65,10 @@ def main() -> None:
         right = model.predict(X[test]) == problem.y[test]
         more = model.predict(X[len(stories) :]) == problem.y[test]
         weights = model.hop_weights(X[test])
-        found = []
-        for i, row in enumerate(test):
-            marked = file["support"][file["ptr"][row] : file["ptr"][row + 1]][-80:] > 0
-            order = np.argsort(-heaviest(weights, i, len(marked)), kind="stable")[: marked.sum()]
-            found.append(bool(marked[order].all()))
+        found = support_shown(weights, [problem.support[row] for row in test])
         print(
             f"{name}: {model.law_.hops} looks, test accuracy {100 * right.mean():.1f}, support found in "
-            f"{100 * np.mean(np.array(found)[right]):.1f} % of the right answers, {MORE} sentences more: "
+            f"{100 * found[right].mean():.1f} % of the right answers, {MORE} sentences more: "
             f"{100 * more.mean():.1f}",
             flush=True,
         )

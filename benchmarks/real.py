@@ -29,6 +29,7 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import KFold, StratifiedKFold
 
 import keyhole as kh
+from keyhole.attention.heads import FittedHeads
 from keyhole.data.datasets import babi_tokens
 from keyhole.data.sets import SetGroups
 
@@ -52,6 +53,8 @@ class Problem:
     options: dict[str, Any] | None = None
     names: tuple[str, ...] = ()
     groups: np.ndarray | None = None
+    support: list[np.ndarray] | None = None
+    """Which keys of each sample, its first ones, hold the answer; no model is told."""
 
     def score(self, truth: np.ndarray, found: np.ndarray) -> float:
         """Mean absolute error, or per cent right."""
@@ -92,7 +95,8 @@ def babi(data: Path, name: str) -> Problem:
         file["ptr"][1:] - 1
     ]  # lines of a story are numbered: a question with a lower one begins another
     story = np.cumsum(np.diff(last, prepend=0) <= 0)
-    return Problem(name, made.sets, file["y"], official(file["split"]), False, options, made.names, story)
+    support = [marks[-80:] > 0 for marks in np.split(file["support"], file["ptr"][1:-1])]  # the newest 80 are keys
+    return Problem(name, made.sets, file["y"], official(file["split"]), False, options, made.names, story, support)
 
 
 def bags(data: Path, name: str) -> Problem:
@@ -232,6 +236,7 @@ METHODS: dict[str, Callable[[Problem, int], Any]] = {
     "former default": former_default,
     "attention, identity": lambda p, s: attention(p, s, kh.IdentityHeads()),
     "attention, learned": lambda p, s: None if p.regression else attention(p, s, kh.LearnedHeads()),
+    "attention, auto looks": lambda p, s: None if p.regression else attention(p, s, kh.LearnedHeads(hops="auto")),
     "attention, looks": lambda p, s: attention(p, s, kh.LearnedHeads(**LOOKS)) if p.name in BABI else None,
     "attention, 4 means": lambda p, s: attention(p, s, kh.LearnedHeads(n_means=4)) if p.name in BABI else None,
     "DeepSets": lambda p, s: Network("deepsets", p.regression, s),
@@ -262,7 +267,7 @@ def fits(names: list[str], methods: list[str], seeds: int, data: Path) -> Iterat
 @cache
 def warm_up() -> None:
     """Load what the first fit of a process loads: compiled loops, and torch. It is in no one's time."""
-    sets, codes = kh.targets.sphere_sets(30, 4, 3, seed=0), np.arange(30) % 2
+    sets, codes = kh.targets.sphere_sets(60, 4, 3, seed=0), np.arange(60) % 2
     for n_heads, activation in ((8, "relu"), (8, "softmax"), (math.inf, "relu")):
         for dtype in ("float32", "float64"):
             options: dict[str, Any] = {"activation": activation, "dtype": dtype, "random_state": 0}
@@ -270,6 +275,9 @@ def warm_up() -> None:
                 sets, codes
             )
     Network("deepsets", False, 0, epochs=1).fit(sets, codes)
+    if device := os.environ.get("KEYHOLE_DEVICE"):
+        law = kh.LearnedHeads(steps=1)
+        kh.AttentionClassifier(8, law, activation="softmax", device=device, random_state=0).fit(sets[:60], codes[:60])
 
 
 def measure(fit: Fit, data: Path) -> Row:
@@ -283,9 +291,22 @@ def measure(fit: Fit, data: Path) -> Row:
     extra = {"groups": problem.groups[train]} if siblings else {}
     model.fit(problem.X[train], problem.y[train], **extra)
     seconds = round(time.perf_counter() - began, 2)
-    score = round(problem.score(problem.y[test], model.predict(problem.X[test])), 4)
-    values = (*vars(fit).values(), len(test), score, seconds, describe(model))
+    found = model.predict(problem.X[test])
+    score, note = round(problem.score(problem.y[test], found), 4), describe(model)
+    if problem.support is not None and isinstance(getattr(model, "law_", None), FittedHeads):
+        shown = support_shown(model.hop_weights(problem.X[test]), [problem.support[i] for i in test])
+        note += f", support {100 * shown[found == problem.y[test]].mean():.1f}"
+    values = (*vars(fit).values(), len(test), score, seconds, note)
     return dict(zip(FIELDS, (str(value) for value in values), strict=True))
+
+
+def support_shown(weights: list[list[np.ndarray]], support: list[np.ndarray]) -> np.ndarray:
+    """Whether the k keys of each sample that are heaviest in any pattern of any look are the k that are marked."""
+    shown = []
+    for i, marked in enumerate(support):
+        heaviest = np.concatenate([look[i] for look in weights]).max(axis=0)[: len(marked)]
+        shown.append(bool(marked[np.argsort(-heaviest, kind="stable")[: marked.sum()]].all()))
+    return np.array(shown)
 
 
 def describe(model: Any) -> str:

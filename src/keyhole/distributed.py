@@ -19,8 +19,7 @@ from keyhole._array import thread_count
 from keyhole._checks import check_choice
 from keyhole.data.batches import Batch, as_batch
 from keyhole.data.reader import ParquetSets
-from keyhole.estimators.inputs import as_penalties
-from keyhole.estimators.streaming import N_PENDING, PendingBatches, forget_stream, gathered
+from keyhole.estimators.streaming import N_PENDING, PendingBatches, Stream, forget_stream, gathered
 from keyhole.ridge.design import PrincipalAxes
 from keyhole.streaming import LayerRecipe, LayerSums, merge
 
@@ -81,19 +80,12 @@ def fit_dask(
         stream = estimator._stream
         seen = PendingBatches([samples, *(estimator._checked(batch, first=False)[0] for batch in more)])
         stream.recipe = stream.settle(seen.flush()[0])
-        recipe: LayerRecipe = stream.recipe
         template = light(estimator)
-        leaves = [_delayed(_summarise)(template, recipe, part) for part in parts]
+        leaves = [_delayed(_summarise)(template, stream.recipe, part) for part in parts]
         stream.sums = _gather(cluster, [_tree(leaves, merge)])[0]
         estimator.n_samples_seen_ = stream.sums.moments.count
-        axes = estimator._settle_extras()
-        recipe = stream.recipe
-        penalties = as_penalties(estimator.alpha)
-        alphas = axes.default_alphas() if penalties is None else penalties
-        errors = None
-        if selection != "gcv":
-            errors = _error_pass(cluster, parts, template, recipe, axes, alphas)
-        estimator._finish(estimator._fit_sums(axes, alphas, errors), axes)
+        errors = partial(_error_pass, cluster, parts, template, stream)
+        estimator._solve_stream(None if selection == "gcv" else errors)
     return estimator
 
 
@@ -209,7 +201,7 @@ def _tree(leaves: list[Any], add: Callable[[list[Any]], Any]) -> Any:
 
 
 def _error_pass(
-    cluster: Any, parts: list[Any], template: Any, recipe: LayerRecipe, axes: PrincipalAxes, alphas: np.ndarray
+    cluster: Any, parts: list[Any], template: Any, stream: Stream, axes: PrincipalAxes, alphas: np.ndarray
 ) -> np.ndarray:
     """Sums of squared leave-one-out errors. The axes are sent out again should all workers that hold them die."""
     from distributed import CancelledError, KilledWorker
@@ -217,7 +209,7 @@ def _error_pass(
     for attempt in range(RETRIES + 1):
         try:
             shared = cluster.scatter(axes, broadcast=True, hash=False)
-            leaves = [_delayed(_error_sums)(template, recipe, shared, alphas, part) for part in parts]
+            leaves = [_delayed(_error_sums)(template, stream.recipe, shared, alphas, part) for part in parts]
             return np.asarray(_gather(cluster, [_tree(leaves, partial(np.sum, axis=0))])[0])
         except (CancelledError, KilledWorker, TimeoutError):
             if attempt == RETRIES:

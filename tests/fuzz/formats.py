@@ -1140,7 +1140,7 @@ def read_section(folder: Path, options: dict[str, Any]) -> None:
     with Store(folder / "cells.sqlite") as store:
         found = store.get(cells())
     if set(found) == set(cells()):
-        figure.section(found)
+        figure.module.section(figure.config, found)
 
 
 def read_reproduce(folder: Path, options: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ import pytest
 from scipy.integrate import quad
 from scipy.special import ndtr
 
-from keyhole.theory.biased import _fit, _Group, _groups, biased_norm_bound, fitted_functions, hermite_moments
+from keyhole.theory.biased import _fit, _Group, _groups, _nodes, biased_norm_bound, fitted_functions, hermite_moments
 from keyhole.theory.complexity import kernel_coefficient, rkhs_norm, rkhs_norm_bound
 from keyhole.theory.harmonics import pair_powers
 from keyhole.theory.targets import Correlation, RotatedCorrelation, TokenPower, sphere_sets
@@ -138,3 +138,9 @@ def test_an_error_below_rounding_is_refused():
 def test_an_error_as_large_as_the_target_costs_nothing():
     """The function 0 is then near enough, and its norm is 0."""
     assert biased_norm_bound(Correlation(3, 8), error=1.0).norm == 0.0
+
+
+@pytest.mark.parametrize("dim", [1, 2, 5])
+def test_nodes_are_those_of_products_of_unit_vectors(dim):
+    nodes, weights = _nodes(dim)
+    assert [weights.sum(), weights @ nodes, weights @ nodes**2] == pytest.approx([1.0, 0.0, 1 / dim], abs=1e-13)

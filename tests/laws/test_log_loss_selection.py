@@ -160,3 +160,14 @@ def test_scores_that_are_always_right_are_as_sure_as_their_weight(weight):
     found, losses = calibrate(np.eye(2)[labels][None], labels, np.full(4, weight / 2))
     np.testing.assert_allclose(found, np.log1p(weight), rtol=1e-9)
     np.testing.assert_allclose(losses, np.log1p(1 / (weight + 1)), rtol=1e-9, atol=1e-15)
+
+
+def test_a_penalty_under_which_one_sample_is_unknown_is_not_chosen():
+    columns = np.eye(2)[[0, 1, 0]]
+    path = calibration.PathLosses(columns, np.ones(3), 2)
+    left_out = np.full((2, 3, 2), 0.2)
+    left_out[1, 2] = np.inf
+    path.put(slice(0, 2), slice(0, 3), left_out)
+    known, unknown = path.losses()
+    assert np.isfinite(known)
+    assert np.isinf(unknown)

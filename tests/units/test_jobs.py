@@ -83,11 +83,11 @@ def test_outcome_is_the_ridge_path(seed):
         fit = path.at(i)
         errors.append(np.mean((cross @ fit.coef[:, 0] + fit.intercept[0] - truth) ** 2) / np.var(truth))
     found = FactorisedGram.of(gram).outcome(y, cross, truth)
-    assert found.error == pytest.approx(errors[path.best], rel=1e-8)
-    assert found.alpha == pytest.approx(path.alphas[path.best])
-    assert found.oracle == pytest.approx(min(errors), rel=1e-8)
-    assert found.loo * np.var(truth) == pytest.approx(path.errors[path.best], rel=1e-8)
-    assert found.oracle <= found.error
+    assert found["error"] == pytest.approx(errors[path.best], rel=1e-8)
+    assert found["alpha"] == pytest.approx(path.alphas[path.best])
+    assert found["oracle"] == pytest.approx(min(errors), rel=1e-8)
+    assert found["loo"] * np.var(truth) == pytest.approx(path.errors[path.best], rel=1e-8)
+    assert found["oracle"] <= found["error"]
 
 
 def test_models_meet_the_same_sets_and_noise(seed):

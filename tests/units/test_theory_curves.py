@@ -312,3 +312,10 @@ def test_the_default_means_are_tried_beside_none(monkeypatch):
     np.testing.assert_allclose(best.error, 0.05**2)
     np.testing.assert_allclose(best.unbiased, 0.8**2)
     assert (abs(best.handicap - 1.6) < 0.03).all()
+
+
+def test_two_halves_are_enough_and_one_is_none(rng):
+    x = rng.standard_normal((80, 5))
+    assert np.isfinite(empirical_curve(x @ x.T, x[:, 0], [10], ridge=0.1, n_halves=2).standard_error).all()
+    with pytest.raises(ValueError, match="`n_halves` must be at least 2: got 1"):
+        empirical_curve(x @ x.T, x[:, 0], [10], ridge=0.1, n_halves=1)

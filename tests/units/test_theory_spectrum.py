@@ -3,10 +3,11 @@ import math
 import numpy as np
 import pytest
 
+from keyhole.theory.blocks import Bias
 from keyhole.theory.harmonics import gegenbauer, harmonic_count, power_moment
 from keyhole.theory.mlp import MAX_LEVELS, highest_total_degree, mlp_levels, mlp_spectrum
 from keyhole.theory.moments import log_gamma_ratio, pair_eigenvalues, series_coefficients, tail_nodes
-from keyhole.theory.spectrum import attention_spectrum
+from keyhole.theory.spectrum import attention_spectrum, degree_ladder
 
 
 @pytest.mark.parametrize("build", [lambda: attention_spectrum(3, 4, 6), lambda: mlp_spectrum(3, 4, 6)])
@@ -137,3 +138,8 @@ def test_the_spectrum_of_long_wide_sets():
     spectrum = attention_spectrum(512, 4096, 32)
     assert (spectrum.eigenvalues > 0).all()
     assert spectrum.eigenvalues @ spectrum.multiplicities <= spectrum.trace * (1 + 1e-9)
+
+
+def test_ever_finer_spectra_double_their_degree():
+    assert list(degree_ladder(Bias())) == [4, 8, 16, 32, 64, 128, 256, 512, 1024]
+    assert list(degree_ladder(Bias(), 100)) == [128, 256, 512, 1024]

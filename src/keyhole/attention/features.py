@@ -559,12 +559,24 @@ class FeatureTrace:
         stacks = key_stacks(batch, n_heads, heads.dtype, memory_budget) if stacks is None else stacks
         queries = batch.extended_query().astype(heads.dtype, copy=False)
         projected = (queries @ wide).reshape(len(batch), n_heads, width)
-        # one after the other: the threads of BLAS, which wait in loops, would be in the way of ours
-        scores = [projected[own] @ keys.transpose(0, 2, 1) for own, keys in stacks]
-        if activation == SOFTMAX:
-            for own in scores:
-                softmax(own)
-        return cls(batch, activation, queries, wide, width, stacks, scores)
+        trace = cls(batch, activation, queries, wide, width, stacks, [np.zeros(0)] * len(stacks))
+
+        def work(number: int) -> None:
+            own, keys = stacks[number]
+            scores = projected[own] @ keys.transpose(0, 2, 1)
+            trace.scores[number] = softmax(scores) if activation == SOFTMAX else scores
+
+        trace._each(work)
+        return trace
+
+    def _each(self, work: Callable[[int], None]) -> None:
+        """Do all stacks, on several threads if that is worth their while."""
+        numbers = range(len(self.stacks))
+        if len(self.batch.tokens) * self.wide.shape[1] >= _TASK:
+            run_threads(work, numbers)
+        else:
+            for number in numbers:
+                work(number)
 
     @staticmethod
     def fits(batch: SampleBatch, n_heads: int, memory_budget: int = MEMORY_BUDGET) -> bool:
@@ -579,9 +591,13 @@ class FeatureTrace:
     def features(self) -> Float[np.ndarray, "n p"]:
         """Φ, as `attention_features` has it."""
         out = np.empty((len(self.batch), self.wide.shape[1]), self.wide.dtype)
-        for (own, keys), scores in zip(self.stacks, self.scores, strict=True):
+
+        def work(number: int) -> None:
+            (own, keys), scores = self.stacks[number], self.scores[number]
             weights = scores if self.activation == SOFTMAX else _weights_of(self.activation, scores)
             out[own] = (weights @ keys).reshape(len(own), -1)
+
+        self._each(work)
         out /= math.sqrt(self.n_heads)
         return out
 
@@ -591,13 +607,17 @@ class FeatureTrace:
         """`attention_pullback` of these features; the scores are scratch afterwards."""
         lines = np.empty((len(self.batch), n_means, self.width), self.wide.dtype)  # Σ_i ∂s_mi x~_i
         each = lines if n_means == self.n_heads or queries is None else np.empty_like(cotangent, self.wide.dtype)
-        for (own, keys), scores in zip(self.stacks, self.scores, strict=True):
+
+        def work(number: int) -> None:
+            own, keys = self.stacks[number]
             pulled = cotangent[own].reshape(len(own), self.n_heads, self.width).astype(self.wide.dtype, copy=False)
             slopes = pulled @ keys.transpose(0, 2, 1)
-            through_weights(self.activation, scores, slopes)
+            through_weights(self.activation, self.scores[number], slopes)
             lines[own] = _sum_shared(slopes, n_means) @ keys
             if each is not lines:
                 each[own] = (slopes @ keys).reshape(len(own), -1)
+
+        self._each(work)
         lines /= math.sqrt(self.n_heads)
         if queries is not None:
             queries[:] = each.reshape(len(each), -1) @ self.wide.T

@@ -6,12 +6,15 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
+from threadpoolctl import threadpool_limits
 
+from keyhole._array import blocks, run_threads, thread_count
 from keyhole._checks import check_choice, check_count, check_number, check_seed
 from keyhole.attention.features import (
     DIFFERENTIABLE,
@@ -412,8 +415,9 @@ def gradient_in_law(
     gram += (task.extras @ task.extras.T).astype(dtype)
     options: dict[str, Any] = {"fit_intercept": task.fit_intercept, "weights": task.weights, "groups": task.groups}
     found = loo_gradient(gram, task.columns, alpha, **options)
-    cotangent = found.gram.astype(dtype) @ features
-    cotangent *= 2
+    cotangent, slopes = np.empty_like(features), 2 * found.gram.astype(dtype)
+    rows = blocks(len(features), -(-len(features) // thread_count()))
+    run_threads(lambda part: np.matmul(slopes[part], features, out=cotangent[part]), rows)
     n_means = len(heads) if scales else len(means)
     queries = np.empty((len(seen.sets), heads.shape[1]), dtype) if looks else None
     if trace:
@@ -480,10 +484,11 @@ class LawDescent:
         self.averages = [matrix.copy() for matrix in self.matrices]
         self.average_scales = self.scales.copy()
         self.on_device: Any = None
+        self.ahead: Future[tuple[Any, np.ndarray]] | None = None
         if plan.device is not None:
             from keyhole.attention.torch_law import DeviceTask
 
-            self.on_device = DeviceTask(task, plan.device)
+            self.on_device, self.helper = DeviceTask(task, plan.device), ThreadPoolExecutor(1)
 
     def law(self, **about: Any) -> FittedHeads:
         """The law of the running averages."""
@@ -505,15 +510,9 @@ class LawDescent:
     def step(self) -> float:
         """One step; returns the leave-one-out error before it."""
         plan = self.plan
-        few = max(2, round(plan.max_samples / math.sqrt(len(self.matrices))))
-        rows = self.task.rows(few, plan.seed + self.count)
-        if self.on_device is None:
-            part = plan.augmented(self.task if len(rows) == len(self.task) else self.task.take(rows), self.count)
-        else:
-            part = self.on_device.part(rows, plan, self.count)
-        rng = np.random.default_rng([plan.seed, self.count])
-        shape = (plan.n_heads[len(self.matrices)], *self.matrices[-1].shape[1:])
-        noise = plan.scale * rng.standard_normal(shape, dtype=np.float32)
+        part, noise = self._prepared(self.count) if self.ahead is None else self.ahead.result()
+        if self.on_device is not None and plan.augment is None:  # the next step is made ready while a device computes
+            self.ahead = self.helper.submit(self._prepared, self.count + 1)
         noise *= np.outer(*self._parts(self.scales)).astype(np.float32)
         found = self._gradient(part, noise)
         self.count += 1
@@ -528,6 +527,20 @@ class LawDescent:
             self.average_scales = keep * self.average_scales + (1.0 - keep) * self.scales
         self.log_alpha += float(self.penalty.move(np.array(found.log_alpha)))
         return found.error
+
+    def _prepared(self, count: int) -> tuple[Any, np.ndarray]:
+        """The samples that step number ``count`` sees, and its noise before the scales."""
+        plan = self.plan
+        few = max(2, round(plan.max_samples / math.sqrt(len(self.matrices))))
+        rows = self.task.rows(few, plan.seed + count)
+        if self.on_device is None:
+            part = plan.augmented(self.task if len(rows) == len(self.task) else self.task.take(rows), count)
+        else:
+            part = self.on_device.part(rows, plan, count)
+        shape = (plan.n_heads[len(self.matrices)], *self.matrices[-1].shape[1:])
+        noise = np.random.default_rng([plan.seed, count]).standard_normal(shape, dtype=np.float32)
+        noise *= np.float32(plan.scale)
+        return part, noise
 
     def _gradient(self, part: Any, noise: np.ndarray) -> LawGradient:
         *looks, means = self.matrices
@@ -936,6 +949,7 @@ class Search:
         return min(self.history, key=lambda step: step.held_out_error)
 
 
+@threadpool_limits.wrap(limits=1, user_api="blas")  # its threads wait in loops, in the way of ours
 def _fit(task: Task, plan: LearningPlan) -> FittedHeads:
     """Choose the law without learning; descend apart from the held-out part; keep what it says; go on with all."""
     some = task.at_most(min(plan.max_samples, MAX_SAMPLES_TO_START), plan.seed)

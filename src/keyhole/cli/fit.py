@@ -37,7 +37,8 @@ DATA is a table with one row per set (list columns) or one row per token, or a n
 digits. Text, dates and booleans become numbers. MODEL is the file to write, for kh.load and keyhole predict; how the
 table was read is stored in it. The leave-one-out error is printed, and the error of what --time or --split sets apart.
 """
-LAWS = ("auto", "zero", "biased", "identity", "learned")
+LAWS = {"auto": "", "zero": "GaussianHeads", "biased": "GaussianHeads", "identity": "IdentityHeads",
+        "learned": "LearnedHeads"}  # fmt: skip
 
 
 @app.command(help=_HELP)
@@ -109,14 +110,7 @@ def _law(name: str) -> Any:
 
     if name not in LAWS:
         refuse(f"--law must be one of {', '.join(LAWS)}: got {name!r}.")
-    laws: tuple[Any, ...] = (
-        lambda: None,
-        kh.GaussianHeads,
-        lambda: kh.GaussianHeads(1.0),
-        kh.IdentityHeads,
-        kh.LearnedHeads,
-    )
-    return dict(zip(LAWS, laws, strict=True))[name]()
+    return getattr(kh, LAWS[name])(*([1.0] if name == "biased" else [])) if LAWS[name] else None
 
 
 def _alpha(text: str) -> Any:

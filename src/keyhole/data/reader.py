@@ -688,10 +688,9 @@ def read_table(
     ``tokens`` and one row per sample in ``source``, joined by ``set_id``. In npz: ``keys`` (n, N, d), or ``X``
     (tokens, d) with ``ptr`` (n + 1), and ``y``.
 
-    Text becomes numbers by scikit-learn's encoders: a coordinate for each category, up to 32 of them, and a place
-    that a hash names for more; dates become days after the first one, booleans 0 and 1. What was learned so is
-    ``data.schema``, which reads other tables the same way. Columns of one name in query and keys are paired
-    (`SetBatch.pairs`).
+    Text becomes numbers: a coordinate for each category, up to 32 of them, and a place that a hash names for more;
+    dates become days after the first one, booleans 0 and 1. What was learned so is ``data.schema``, which reads other
+    tables the same way. Columns of one name in query and keys are paired (`SetBatch.pairs`).
 
     Parameters
     ----------
@@ -700,11 +699,7 @@ def read_table(
     tokens : table, str or Path, optional
         The tokens, where ``source`` has one row per sample. A sample has the tokens of its id, also where other samples
         have the same.
-    missing : "error", "drop" or "impute"
-        Gaps in keys, queries and extras are refused; or the tokens that have one are dropped; or numbers and dates are
-        filled by the mean over the rows of the table, and text by a category of its own. Gaps in a target are always
-        refused.
-    keys, query, target, extras, groups, time, split, set_id, dim
+    keys, query, target, extras, groups, time, split, set_id, missing, dim
         As in `keyhole.data.ParquetSets`, which reads the same tables in parts.
 
     Returns

@@ -200,7 +200,7 @@ class _Streamed:
         if stream is None:
             raise ValueError("`batches` must give at least one batch: got none. Was the iterator used up already?")
         stream.flush()
-        self._solve_stream(source if again and selection != "gcv" else None)
+        self._solve_stream(partial(self._error_sums, source) if again and selection != "gcv" else None)
         return self
 
     def predict_batches(self, batches: Iterable[Any]) -> Iterator[np.ndarray]:
@@ -258,40 +258,35 @@ class _Streamed:
         options = given["activation"], given["dtype"], given["fit_intercept"], given["memory_budget"], self.n_extras_in_
         return LayerRecipe(heads, choice.rule, columns.shape[1], N_KEPT, *options)
 
-    def _solve_stream(self, source: Iterable[Any] | None = None) -> None:
-        """The values from the sums; the penalty by leave-one-out if the source can be read again."""
+    def _solve_stream(self, error_sums: Callable[[PrincipalAxes, np.ndarray], np.ndarray] | None = None) -> None:
+        """The values from the sums, at the penalty that the criterion prefers.
+
+        By leave-one-out if ``error_sums`` can tell its squared errors; the log-loss is that of the samples kept.
+        """
         stream: Stream = self._stream
         stream.flush()
-        axes = self._settle_extras()
+        # extras are standardised among the sums; with their scale the rule for tokens is known
+        stream.recipe, axes = stream.recipe.settle(stream.sums.moments, as_extras_scale(self.extras_scale))
+        self.tokens_ = stream.recipe.rule
         penalties = as_penalties(self.alpha)
         alphas = axes.default_alphas() if penalties is None else penalties
-        sums = None
-        if source is not None:
-            sums, count = np.zeros((len(alphas), stream.n_outputs)), 0
-            for samples in gathered(self._checked(as_batch(item), first=False)[0] for item in source):
-                sums += stream.recipe.error_sums(axes, alphas, *samples)
-                count += len(samples[1])
-            if count != self.n_samples_seen_:
-                raise ValueError(
-                    "`batches` must give the same samples every time they are gone through: got "
-                    f"{self.n_samples_seen_} the first time and {count} the second. Use selection='gcv', which needs "
-                    "one pass."
-                )
-        self._finish(self._fit_sums(axes, alphas, sums), axes)
-
-    def _fit_sums(self, axes: PrincipalAxes, alphas: np.ndarray, error_sums: np.ndarray | None) -> LayerFit:
-        """The layer at the penalty that the criterion prefers; its log-loss is that of the samples kept."""
-        stream: Stream = self._stream
+        errors = None if error_sums is None else error_sums(axes, alphas)
         kept = stream.sums.kept if getattr(self, "criterion", "squared_error") == "log_loss" else None
-        return stream.recipe.fit(axes, alphas, error_sums, kept)
+        self._finish(stream.recipe.fit(axes, alphas, errors, kept), axes)
 
-    def _settle_extras(self) -> PrincipalAxes:
-        """The axes of the sums, the extras among them standardised; with their scale the rule for tokens is known."""
-        stream: Stream = self._stream
-        scale = as_extras_scale(self.extras_scale)
-        stream.recipe, axes = stream.recipe.settle(stream.sums.moments, scale)
-        self.tokens_ = stream.recipe.rule
-        return axes
+    def _error_sums(self, source: Iterable[Any], axes: PrincipalAxes, alphas: np.ndarray) -> np.ndarray:
+        """Sums of squared leave-one-out errors, by another pass over the batches."""
+        sums, count = np.zeros((len(alphas), self._stream.n_outputs)), 0
+        for samples in gathered(self._checked(as_batch(item), first=False)[0] for item in source):
+            sums += self._stream.recipe.error_sums(axes, alphas, *samples)
+            count += len(samples[1])
+        if count != self.n_samples_seen_:
+            raise ValueError(
+                "`batches` must give the same samples every time they are gone through: got "
+                f"{self.n_samples_seen_} the first time and {count} the second. Use selection='gcv', which needs "
+                "one pass."
+            )
+        return sums
 
     def _finish(self, fit: LayerFit, axes: PrincipalAxes) -> None:
         """Store what a fit from sums found."""

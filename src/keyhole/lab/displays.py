@@ -17,23 +17,29 @@ LEVELS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 N_BINS = 10
 
 
-def _axes(ax: Any) -> Any:
-    if ax is not None:
-        return ax
-    from keyhole.lab.report.html import check_lab
+@dataclass
+class _Display:
+    """What is drawn on: axes, and the figure they are in."""
 
-    check_lab("a display")
-    from matplotlib import pyplot
+    ax_: Any = field(default=None, init=False, repr=False)
+    figure_: Any = field(default=None, init=False, repr=False)
 
-    return pyplot.subplots()[1]
+    def _begin(self, ax: Any, ends: Any) -> None:
+        """Axes, and on them the line on which points would lie."""
+        if ax is None:
+            from keyhole.lab.report.html import check_lab
 
+            check_lab("a display")
+            from matplotlib import pyplot
 
-def _draw_shares(display: Any, expected: Float[np.ndarray, " b"], ax: Any) -> None:
-    """Shares with bars of one standard error against those expected, and the line on which they would lie."""
-    display.ax_ = _axes(ax)
-    display.figure_ = display.ax_.figure
-    display.ax_.plot([0, 1], [0, 1], color="0.6", lw=0.8, zorder=0)
-    display.ax_.errorbar(expected, display.share, yerr=display.error, marker="o", ms=4, lw=1, capsize=2)
+            ax = pyplot.subplots()[1]
+        self.ax_, self.figure_ = ax, ax.figure
+        self.ax_.plot(ends, ends, color="0.6", lw=0.8, zorder=0)
+
+    def _draw_shares(self, expected: Float[np.ndarray, " b"], share: Any, error: Any, ax: Any) -> None:
+        """Shares with bars of one standard error against those expected."""
+        self._begin(ax, [0, 1])
+        self.ax_.errorbar(expected, share, yerr=error, marker="o", ms=4, lw=1, capsize=2)
 
 
 def _share_error(share: Float[np.ndarray, " k"], count: Any) -> Float[np.ndarray, " k"]:
@@ -42,7 +48,7 @@ def _share_error(share: Float[np.ndarray, " k"], count: Any) -> Float[np.ndarray
 
 
 @dataclass
-class LeftOutDisplay:
+class LeftOutDisplay(_Display):
     """Predictions of each training sample by the fit without it, against what was measured.
 
     Attributes
@@ -63,8 +69,6 @@ class LeftOutDisplay:
 
     y_true: Float[np.ndarray, " n"]
     y_pred: Float[np.ndarray, " n"]
-    ax_: Any = field(default=None, init=False, repr=False)
-    figure_: Any = field(default=None, init=False, repr=False)
 
     @classmethod
     def from_estimator(cls, estimator: Any, X: Any, y: Any, *, output: int = 0, ax: Any = None) -> LeftOutDisplay:
@@ -84,17 +88,14 @@ class LeftOutDisplay:
 
     def plot(self, ax: Any = None) -> LeftOutDisplay:
         """Draw points, and the line on which they would lie."""
-        self.ax_ = _axes(ax)
-        self.figure_ = self.ax_.figure
-        ends = [min(self.y_true.min(), self.y_pred.min()), max(self.y_true.max(), self.y_pred.max())]
-        self.ax_.plot(ends, ends, color="0.6", lw=0.8, zorder=0)
+        self._begin(ax, [min(self.y_true.min(), self.y_pred.min()), max(self.y_true.max(), self.y_pred.max())])
         self.ax_.plot(self.y_true, self.y_pred, ".", ms=4, alpha=0.6)
         self.ax_.set(xlabel="measured", ylabel="predicted without it")
         return self
 
 
 @dataclass
-class ReliabilityDisplay:
+class ReliabilityDisplay(_Display):
     """How often labels are right against the probability they were given, in bins of as many labels each.
 
     Attributes
@@ -115,8 +116,6 @@ class ReliabilityDisplay:
     chance: Float[np.ndarray, " b"]
     share: Float[np.ndarray, " b"]
     error: Float[np.ndarray, " b"]
-    ax_: Any = field(default=None, init=False, repr=False)
-    figure_: Any = field(default=None, init=False, repr=False)
 
     @classmethod
     def from_estimator(cls, estimator: Any, X: Any, y: Any, *, ax: Any = None) -> ReliabilityDisplay:
@@ -139,13 +138,13 @@ class ReliabilityDisplay:
 
     def plot(self, ax: Any = None) -> ReliabilityDisplay:
         """Draw shares with bars of one standard error."""
-        _draw_shares(self, self.chance, ax)
+        self._draw_shares(self.chance, self.share, self.error, ax)
         self.ax_.set(xlabel="probability given", ylabel="share that was right")
         return self
 
 
 @dataclass
-class CoverageDisplay:
+class CoverageDisplay(_Display):
     """Share of outcomes inside their intervals, or sets, against the share asked for.
 
     Attributes
@@ -169,8 +168,6 @@ class CoverageDisplay:
     nominal: Float[np.ndarray, " l"]
     share: Float[np.ndarray, " l"]
     error: Float[np.ndarray, " l"]
-    ax_: Any = field(default=None, init=False, repr=False)
-    figure_: Any = field(default=None, init=False, repr=False)
 
     @classmethod
     def from_estimator(
@@ -196,7 +193,7 @@ class CoverageDisplay:
 
     def plot(self, ax: Any = None) -> CoverageDisplay:
         """Draw shares with bars of one standard error."""
-        _draw_shares(self, self.nominal, ax)
+        self._draw_shares(self.nominal, self.share, self.error, ax)
         low = max(0.0, min(self.nominal.min(), self.share.min()) - 0.05)
         self.ax_.set(xlabel="coverage asked for", ylabel="share inside", xlim=(low, 1), ylim=(low, 1))
         return self

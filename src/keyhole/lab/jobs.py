@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -90,20 +90,6 @@ def _add_heads(
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """Relative test errors of one target: mean squared error over the variance of the target on the test sets."""
-
-    error: float
-    """With the penalty ``alpha`` that leave-one-out chooses on the training sets."""
-    alpha: float
-    oracle: float
-    """With the penalty that is best on the test sets, which nobody can know."""
-    oracle_alpha: float
-    loo: float
-    """What leave-one-out says of its choice, over the same variance."""
-
-
-@dataclass(frozen=True)
 class FactorisedGram:
     """A Gram matrix reduced once, for any number of targets and the default path of penalties.
 
@@ -137,8 +123,13 @@ class FactorisedGram:
 
     def outcome(
         self, y: Float[np.ndarray, " n"], cross: Float[np.ndarray, "test n"], truth: Float[np.ndarray, " test"]
-    ) -> Outcome:
-        """Fit one target at every penalty and measure it. 2n²a operations for a penalties."""
+    ) -> Values:
+        """Fit one target at every penalty and measure it. 2n²a operations for a penalties.
+
+        Errors are mean squares over the variance of the target on the test sets: with the penalty that leave-one-out
+        chooses on the training sets, with the one that is best on the test sets, which nobody can know, and what
+        leave-one-out says of its choice.
+        """
         problem = RidgeProblem.of(y[:, None])
         (pttrs,) = get_lapack_funcs(("pttrs",), (self.basis,))
         outputs = self.basis.T @ problem.centred
@@ -150,13 +141,9 @@ class FactorisedGram:
         spread = float(np.var(truth))
         errors = np.mean(np.square(predictions - truth[:, None]), axis=0) / spread
         best = int(np.argmin(errors))
-        return Outcome(
-            float(errors[chosen]),
-            float(self.alphas[chosen]),
-            float(errors[best]),
-            float(self.alphas[best]),
-            float(scores[chosen]) / spread,
-        )
+        found = {"error": errors[chosen], "alpha": self.alphas[chosen], "oracle": errors[best]}
+        found |= {"oracle_alpha": self.alphas[best], "loo": scores[chosen] / spread}
+        return {name: float(value) for name, value in found.items()}
 
 
 def _factors(form: Tridiagonal, alphas: Float[np.ndarray, " a"]) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
@@ -344,7 +331,7 @@ def _ridge(cells: list[Cell]) -> Iterator[tuple[Cell, Values]]:
             for cell in cells:
                 if cell.n_heads == m and cell.n_samples == n:
                     y = labels[_label(cell)][:n]
-                    yield cell, asdict(factorised.outcome(y, cross[:, :n], truths[cell.target]))
+                    yield cell, factorised.outcome(y, cross[:, :n], truths[cell.target])
             del factorised
 
 

@@ -48,13 +48,7 @@ class Figure:
 
     def cells(self) -> list[Cell]:
         """What it needs."""
-        cells: list[Cell] = self.module.cells(self.config)
-        return cells
-
-    def section(self, results: Results) -> Section:
-        """What it says."""
-        section: Section = self.module.section(self.config, results)
-        return section
+        return list(self.module.cells(self.config))
 
 
 def check_names(names: Sequence[str]) -> list[str]:
@@ -170,7 +164,7 @@ def build_report(
     figures: Sequence[Figure], results: Results, *, transformer: bool, provenance: Mapping[str, str]
 ) -> Report:
     """Sections in order, and a lead that counts the verdicts."""
-    sections = [figure.section(results) for figure in figures]
+    sections: list[Section] = [figure.module.section(figure.config, results) for figure in figures]
     if transformer:
         sections.append(transformer_section())
     states = [section.verdict.state for section in sections if section.verdict is not None]
