@@ -2,7 +2,6 @@
 // The page of `keyhole explore`. The address holds the state; the server computes; report.js draws.
 (() => {
   const { inks, charts, draw } = window.keyhole;
-  const root = document.documentElement;
   const $$ = (id) => document.getElementById(id);
   const make = (tag, more) => Object.assign(document.createElement(tag), more);
   const listed = (notes) => notes.map((textContent) => make("li", { textContent }));
@@ -40,10 +39,9 @@
     if (answer.pending) setTimeout(() => { if (query() === settings) ask(place, "view", more); else pending.delete(place); }, 500);
     if (pending.size) $$("working").hidden = false;
   }
-  let counter = 0;
   async function ask(place, path, more = {}) {
     const lane = (lanes[place] ??= { wanted: null, busy: false, stop: null, since: 0 });
-    lane.wanted = { path, query: query(more), view: state.view, number: ++counter };
+    lane.wanted = { path, query: query(more), view: state.view };
     if (lane.busy) {
       if (performance.now() - lane.since > 400) lane.stop?.abort();
       return;
@@ -68,7 +66,6 @@
     }
     lane.busy = false;
     if (!pending.size && !Object.values(lanes).some((other) => other.busy)) $$("working").hidden = true;
-    root.dataset.settled = String(counter);
   }
 
   async function show(place, answer) {
@@ -102,7 +99,6 @@
       $$("notes").replaceChildren(...listed(answer.notes));
       $$("python").querySelector("code").textContent = answer.python;
       finished = answer.finished;
-      root.dataset.milliseconds = answer.milliseconds.toFixed(1);
       await show($$("shown"), answer);
       again("shown", answer);
     },
@@ -310,7 +306,6 @@
     if (answer.error) return;
     $$("notes").replaceChildren(...listed(answer.notes));
     await show($$("shown"), answer);
-    root.dataset.looked = file.name;
   }
   $$("file").addEventListener("change", () => look($$("file").files[0]));
   addEventListener("dragover", (event) => { event.preventDefault(); $$("drop").classList.add("over"); });

@@ -123,18 +123,14 @@ class Bench:
         cells = cells_of(state)
         plan = Plan.of(cells, self._store)
         costs = {cell: cost for job in plan.jobs for cell, cost in cell_costs(plan.wanted(job)).items()}
-        seconds, memory, most = (
-            sum(costs.values()),
-            max((job.memory for job in plan.jobs), default=0),
-            MEASURE_SECONDS / 2,
-        )
+        seconds, memory = sum(costs.values()), max((job.memory for job in plan.jobs), default=0)
+        most, room = MEASURE_SECONDS / 2, MEASURE_MEMORY
         rules = {
             "click places on the surface first": not cells and state.view == "surface",
             "there is nothing to measure here": not cells,
             f"fits need a penalty λ of {LEAST_RIDGE:g} at least": state.ridge < LEAST_RIDGE,
             f"these fits take about {seconds:,.0f} s, and {most:g} s are allowed: lower d, N or M": seconds > most,
-            f"these fits take {memory / 2**30:.1f} GiB, and {MEASURE_MEMORY / 2**30:g} GiB are allowed": memory
-            > MEASURE_MEMORY,
+            f"these fits take {memory / 2**30:.1f} GiB, and {room / 2**30:g} GiB are allowed": memory > room,
         }
         return plan, costs, next((why for why, holds in rules.items() if holds), "")
 
@@ -312,19 +308,16 @@ class Explorer:
 
     def view(self, query: dict[str, str]) -> dict[str, Any]:
         """A view of the state in the address."""
-        start = time.perf_counter()
         state = ExploreState.read(query)
         answer_by.set(time.monotonic() + PATIENCE_SECONDS)
         answer = self._answer(state)
         return {
             **fragment(answer.blocks),
-            "title": answer.title,
             "notes": answer.notes,
             "pending": answer.pending,
             "python": "\n".join(answer.lines),
             "expanded": state.text,
             "finished": self.bench.finished,
-            "milliseconds": 1e3 * (time.perf_counter() - start),
         }
 
     def _answer(self, state: ExploreState) -> View:
@@ -403,7 +396,7 @@ class Explorer:
             self.looking.release()
         blocks = [block for section in report.sections for block in section.blocks]
         sentences = [f"{section.title} {section.verdict.sentence}" for section in report.sections if section.verdict]
-        return {**fragment(blocks), "title": report.title, "notes": [report.lead, *sentences]}
+        return {**fragment(blocks), "notes": [report.lead, *sentences]}
 
 
 def saved_page(state: ExploreState, view: View) -> str:
