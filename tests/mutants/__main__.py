@@ -55,6 +55,7 @@ CORE = (
     "ridge",
     "ball",
     "layer.py",
+    "refits.py",
     "streaming.py",
     "packing.py",
     "models.py",
