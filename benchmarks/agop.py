@@ -21,7 +21,8 @@ from real import BABI, babi
 import keyhole as kh
 from keyhole.attention.features import FeatureTrace
 from keyhole.attention.heads import head_normals
-from keyhole.attention.learned import Task, _values, choose_identity, held_out_parts, judge
+from keyhole.attention.law_error import Task, held_out_parts, judge, ridge_values
+from keyhole.attention.learned import choose_identity
 
 N_HEADS, ROUNDS, FACTORS = 64, 3, (0.3, 1.0, 3.0)
 
@@ -31,7 +32,7 @@ def outer_products(task: Task, heads: np.ndarray) -> tuple[np.ndarray, np.ndarra
     trace = FeatureTrace.of(task.batch.sets, heads, task.activation)
     features = trace.features()
     features -= features.mean(axis=0)
-    dual, *_ = _values(features @ features.T, task, None)
+    dual, *_ = ridge_values(features @ features.T, task, None)
     values = (features.T @ dual).astype(np.float32).T.reshape(-1, *heads.shape[::2])
     projected = (trace.queries @ trace.wide).reshape(len(task), *heads.shape[::2])
     of_query, of_key = np.zeros(2 * heads.shape[1:2]), np.zeros(2 * heads.shape[2:])

@@ -49,12 +49,14 @@ from changes import Mutant, mutants_of
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "keyhole"
 CORE = (
+    "data/arrays.py",
     "data/sets.py",
     "data/tokens.py",
     "attention",
     "ridge",
     "ball",
     "layer.py",
+    "refits.py",
     "streaming.py",
     "packing.py",
     "models.py",

@@ -11,231 +11,30 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from threadpoolctl import threadpool_limits
 
-from keyhole._array import blocks, run_threads, thread_count
 from keyhole._checks import check_choice, check_count, check_number, check_seed
-from keyhole.attention.features import (
-    DIFFERENTIABLE,
-    FeatureTrace,
-    attention_features,
-    attention_pullback,
-    key_stacks,
-    narrow,
-)
+from keyhole.attention.features import DIFFERENTIABLE, narrow
 from keyhole.attention.heads import (
     FittedHeads,
     GaussianHeads,
-    HeadDraw,
-    HeadLaw,
     Step,
     _Params,
     head_normals,
     identity_mean,
 )
-from keyhole.attention.looks import START_NOISE, Ages, LookTrace, UsedCoordinates, newer_first, starting_looks
+from keyhole.attention.law_error import (
+    Judgement,
+    LawGradient,
+    Task,
+    gradient_in_law,
+    held_out_parts,
+    improvement,
+    judge,
+)
+from keyhole.attention.looks import START_NOISE, Ages, UsedCoordinates, newer_first, starting_looks
 from keyhole.data.sets import SampleBatch, SetBatch
-from keyhole.ridge.gradient import centred_inverse, left_out_residuals, loo_gradient
-from keyhole.ridge.gram import ridge_gram
-from keyhole.ridge.problem import RidgeProblem
-
-_HELD_OUT_RUNS = 100
-"""The held-out part is made of runs of consecutive samples, a hundredth of them each: neighbours in a table are often
-related (questions about one story), and a sample held out beside its sibling is not held out."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """Training samples with the options of the layer that will be fitted to them.
-
-    ``columns`` are outputs, centred and scaled so that their mean square is 1; samples of one of the ``groups`` are
-    left out together.
-    """
-
-    batch: SampleBatch = field(repr=False)
-    columns: Float[np.ndarray, "n t"] = field(repr=False)
-    weights: Float[np.ndarray, " n"] | None = field(repr=False)
-    activation: str
-    fit_intercept: bool
-    groups: Int[np.ndarray, " n"] | None = field(default=None, repr=False)
-
-    @classmethod
-    def of(
-        cls,
-        batch: SampleBatch,
-        columns: Float[np.ndarray, "n t"],
-        weights: Float[np.ndarray, " n"] | None,
-        activation: str,
-        fit_intercept: bool,
-        groups: Int[np.ndarray, " n"] | None = None,
-    ) -> Task:
-        """Centre and scale the outputs; drop samples of weight zero."""
-        if weights is not None and not (weights > 0).all():
-            kept = np.flatnonzero(weights > 0)
-            batch, columns, weights = batch[kept], columns[kept], weights[kept]
-            groups = None if groups is None else groups[kept]
-        centre = np.average(columns, axis=0, weights=weights) if fit_intercept else 0.0
-        centred = columns - centre
-        size = float(np.sqrt(np.average(np.square(centred).mean(axis=1), weights=weights)))
-        return cls(batch, centred / (size or 1.0), weights, activation, fit_intercept, groups)
-
-    def __len__(self) -> int:
-        return len(self.columns)
-
-    def take(self, rows: Int[np.ndarray, " r"]) -> Task:
-        """Some of the samples."""
-        weights = None if self.weights is None else self.weights[rows]
-        groups = None if self.groups is None else self.groups[rows]
-        return replace(self, batch=self.batch[rows], columns=self.columns[rows], weights=weights, groups=groups)
-
-    def rows(self, count: int, seed: int) -> Int[np.ndarray, " r"]:
-        """At most ``count`` of the samples, drawn at random, in their order."""
-        if len(self) <= count:
-            return np.arange(len(self))
-        return np.sort(np.random.default_rng([seed, count]).permutation(len(self))[:count])
-
-    def at_most(self, count: int, seed: int) -> Task:
-        """Those samples."""
-        return self if len(self) <= count else self.take(self.rows(count, seed))
-
-    def with_sets(self, sets: SetBatch) -> Task:
-        """The same samples with other sets."""
-        return replace(self, batch=self.batch.with_sets(sets))
-
-    @property
-    def extras(self) -> Float[np.ndarray, "n c"]:
-        """Columns of the samples themselves in float32, none of them perhaps."""
-        extras = self.batch.extras
-        return (np.zeros((len(self), 0)) if extras is None else extras).astype(np.float32)
-
-    def features(
-        self, heads: Float[np.ndarray, "m f e"], looks: Sequence[Float[np.ndarray, "p _ e"]] = ()
-    ) -> Float[np.ndarray, "n c"]:
-        """Features after some looks, in the precision of the heads."""
-        with np.errstate(over="ignore", invalid="ignore"):
-            seen, _, found = self.passed(heads, looks, traced=self.batch.has_query)
-        if np.isfinite(found).all():
-            return found
-        return attention_features(
-            self.batch.with_sets(seen.sets), heads, self.activation, dtype=heads.dtype
-        )  # the error
-
-    def passed(
-        self, heads: Float[np.ndarray, "m f e"], looks: Sequence[Float[np.ndarray, "p _ e"]], *, traced: bool = True
-    ) -> tuple[LookTrace, FeatureTrace | None, Float[np.ndarray, "n c"]]:
-        """Some looks, then the heads: how they went, with a trace of the heads where it fits and is asked for."""
-        sets = self.batch.sets.astype(heads.dtype)
-        fits = traced and FeatureTrace.fits(self.batch, len(heads))
-        stacks = key_stacks(sets, len(heads), heads.dtype) if fits or looks else []
-        seen = LookTrace.of(sets, looks, stacks)
-        if fits:
-            trace = FeatureTrace.of(seen.sets, heads, self.activation, stacks=stacks)
-            return seen, trace, trace.features()
-        batch = self.batch.with_sets(seen.sets)
-        return seen, None, attention_features(batch, heads, self.activation, dtype=heads.dtype)
-
-
-def held_out_parts(
-    n: int, share: float, seed: int, groups: Int[np.ndarray, " n"] | None = None, turns: int = 1
-) -> list[Bool[np.ndarray, " n"]]:
-    """Disjoint masks of about ``share·n`` samples each: whole groups, or without groups runs of n/100 consecutive ones.
-
-    ``turns`` of them, or as many as there are samples for; never all samples in one.
-
-    >>> sum(held_out_parts(90, 0.2, seed=0, turns=5)).tolist() == [1] * 90
-    True
-    """
-    rng = np.random.default_rng(seed)
-    if groups is None:
-        groups = np.arange(n) // max(1, n // _HELD_OUT_RUNS)
-    _, member, counts = np.unique(groups, return_inverse=True, return_counts=True)
-    order = rng.permutation(len(counts))
-    ends = np.cumsum(counts[order])
-    # groups in random order until they have the share, then the next
-    part = np.minimum((ends - counts[order]) / (share * n), len(counts)).astype(int)
-    masks = [np.isin(member, order[part == turn]) for turn in range(turns)]
-    if masks[0].all():
-        masks[0] = np.isin(member, order[:-1])
-    return [mask for mask in masks if mask.any()]
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """Squared errors of a law, sample by sample, averaged over outputs; ``spread`` is that of its features."""
-
-    loo: Float[np.ndarray, " n"] = field(repr=False)
-    held_out: Float[np.ndarray, " h"] = field(repr=False)
-    alpha: float
-    spread: float = 1.0
-
-
-def judge(
-    task: Task,
-    law: HeadLaw,
-    n_heads: int,
-    seed: int,
-    held_out: Task | None = None,
-    alpha: float | None = None,
-    heads: Float[np.ndarray, "m f e"] | None = None,
-) -> Judgement:
-    """Fit the values of ``n_heads`` heads of a law to ``task``, the penalty by leave-one-out unless given, and predict.
-
-    ``heads`` are those of the law under the seed, if somebody drew them already. O(n²p + n³) with p = n_heads · D.
-    """
-    looks, dim = getattr(law, "looks_", ()), task.batch.dim
-    if heads is None:
-        asked = task.batch.query_dim + dim * sum(len(look) for look in looks)
-        heads = HeadDraw(law, n_heads, dim, seed, asked).block(0, n_heads)
-    heads = heads.astype(np.float32)  # an error only steers the search, and the values are fitted afresh afterwards
-    features = task.features(heads, looks)
-    centre = features.mean(axis=0) if task.fit_intercept else np.zeros(features.shape[1], features.dtype)
-    features -= centre
-    gram = features @ features.T
-    gram += task.extras @ task.extras.T
-    coef, intercept, left_out, alpha = _values(gram, task, alpha)
-    ahead = np.zeros(0)
-    if held_out is not None:
-        values = features.T @ coef.astype(features.dtype)
-        predicted = (held_out.features(heads, looks) - centre) @ values + intercept
-        predicted = predicted + held_out.extras @ (task.extras.T @ coef)
-        ahead = np.square(held_out.columns - predicted).mean(axis=1)
-    return Judgement(np.square(left_out).mean(axis=1), ahead, alpha, float(gram.trace()) / len(gram))
-
-
-def _values(gram: np.ndarray, task: Task, alpha: float | None) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
-    """Dual coefficients, intercept, left-out residuals and penalty of ridge on a Gram matrix."""
-    options: dict[str, Any] = {"fit_intercept": task.fit_intercept, "weights": task.weights, "groups": task.groups}
-    if alpha is not None:
-        weights = np.ones(len(task)) if task.weights is None else task.weights
-        inverse = centred_inverse(gram, alpha / weights, fit_intercept=task.fit_intercept)
-        dual = inverse @ task.columns
-        level = task.columns - gram @ dual - alpha * dual / weights[:, None]  # the same for every sample
-        intercept = np.average(level, axis=0, weights=weights) if task.fit_intercept else np.zeros(dual.shape[1])
-        return dual, intercept, left_out_residuals(inverse, dual, task.groups), alpha
-    few = None
-    if task.groups is not None:
-        # a few, from what float32 carries up, will do to compare laws
-        few = (float(np.linalg.norm(gram)) or 1.0) * np.geomspace(4e-6, 1.0, 7)
-    fit = ridge_gram(gram, RidgeProblem.of(task.columns, few, **options), dtype=np.float64)
-    assert fit.left_out is not None
-    return fit.coef, fit.intercept, fit.left_out, fit.alpha
-
-
-def improvement(
-    before: Float[np.ndarray, " n"],
-    after: Float[np.ndarray, " n"],
-    weights: Float[np.ndarray, " n"] | None,
-    groups: Int[np.ndarray, " n"] | None = None,
-) -> tuple[float, float]:
-    """Mean of the paired differences before − after, and its standard error; members of a group are not independent."""
-    w = np.ones(len(before)) if weights is None else weights
-    difference = before - after
-    mean = float(np.average(difference, weights=w))
-    excess = w * (difference - mean)
-    if groups is not None:
-        excess = np.bincount(np.unique(groups, return_inverse=True)[1], weights=excess)
-    return mean, float(np.sqrt(np.square(excess).sum()) / w.sum())
 
 
 class UnfittedLaw(_Params):
@@ -356,79 +155,6 @@ _KEPT_SHARE = 0.8
 
 _MAX_RAISES = 60
 """How often a penalty that float32 cannot carry is raised by a factor e: 26 decades."""
-
-
-@dataclass(frozen=True)
-class LawGradient:
-    """The leave-one-out error of some heads, and its gradient in their law and in the logarithm of the penalty.
-
-    ``means`` is (K, D_q, D); ``scales`` (D_q + D,), in the logarithms of the scales of query and key, or None;
-    ``looks`` in the matrices of the looks before the last.
-    """
-
-    error: float
-    log_alpha: float
-    means: Float[np.ndarray, "k f e"] = field(repr=False)
-    scales: Float[np.ndarray, " g"] | None = field(repr=False)
-    looks: list[Float[np.ndarray, "p _ e"]] = field(default_factory=list, repr=False)
-
-    @classmethod
-    def of_heads(
-        cls,
-        error: float,
-        log_alpha: float,
-        heads: Float[np.ndarray, "m f e"],
-        noise: Float[np.ndarray, "m f e"],
-        n_means: int,
-        looks: list[Float[np.ndarray, "p _ e"]],
-    ) -> LawGradient:
-        """From the gradient in every head, which is overwritten: those of a mean add up."""
-        owner = np.arange(len(heads)) % n_means
-        in_means = np.stack([heads[owner == k].sum(axis=0, dtype=np.float64) for k in range(n_means)])
-        heads *= noise
-        in_scales = np.concatenate([heads.sum(axis=(0, 2)), heads.sum(axis=(0, 1))])
-        return cls(error, log_alpha, in_means, in_scales, looks)
-
-
-def gradient_in_law(
-    task: Task,
-    means: Float[np.ndarray, "k f e"],
-    noise: Float[np.ndarray, "m f e"],
-    alpha: float,
-    dtype: str = "float32",
-    *,
-    scales: bool = False,
-    looks: Sequence[Float[np.ndarray, "p _ e"]] = (),
-) -> LawGradient:
-    """The leave-one-out error of heads W_m = means[m mod K] + noise_m after some looks, and its gradient in their law.
-
-    Values are solved for, not descended on: the error is that of ridge at penalty ``alpha``, a function of the Gram
-    matrix ΦΦᵀ alone. O(n²p + n³ + tokens·p) for p = M·D. Where noise_ij is a_i b_j times something fixed, the gradient
-    in log a_i is Σ_mj ∂E/∂W_mij noise_mij, and that in log b_j the sum over m and i.
-    """
-    owner = np.arange(len(noise)) % len(means)
-    heads = (noise + means[owner]).astype(dtype)
-    seen, trace, features = task.passed(heads, looks)
-    if task.fit_intercept:  # the intercept makes up for it, and float32 keeps its digits
-        features -= features.mean(axis=0)
-    gram = features @ features.T
-    gram += (task.extras @ task.extras.T).astype(dtype)
-    options: dict[str, Any] = {"fit_intercept": task.fit_intercept, "weights": task.weights, "groups": task.groups}
-    found = loo_gradient(gram, task.columns, alpha, **options)
-    cotangent, slopes = np.empty_like(features), 2 * found.gram.astype(dtype)
-    rows = blocks(len(features), -(-len(features) // thread_count()))
-    run_threads(lambda part: np.matmul(slopes[part], features, out=cotangent[part]), rows)
-    n_means = len(heads) if scales else len(means)
-    queries = np.empty((len(seen.sets), heads.shape[1]), dtype) if looks else None
-    if trace:
-        pulled = trace.pullback(cotangent, n_means, queries)
-    else:
-        options = {"n_means": n_means, "queries": queries}
-        pulled = attention_pullback(task.batch.with_sets(seen.sets), heads, cotangent, task.activation, **options)
-    in_looks = [] if queries is None else seen.pullback(queries)
-    if not scales:
-        return LawGradient(found.error, found.log_alpha, pulled.astype(np.float64), None, in_looks)
-    return LawGradient.of_heads(found.error, found.log_alpha, pulled, noise, len(means), in_looks)
 
 
 _LEAST_SLOPE = 1e-4
@@ -746,6 +472,12 @@ class LearnedHeads(UnfittedLaw):
             check_choice(activation, "activation", DIFFERENTIABLE)
         # float32 has digits enough to steer by
         task = task.with_sets(narrow(task.batch.sets, np.dtype(np.float32)))
+        with threadpool_limits(1, user_api="blas"):  # its threads wait in loops, in the way of ours
+            return self._fitted(task, plan)
+
+    @staticmethod
+    def _fitted(task: Task, plan: LearningPlan) -> FittedHeads:
+        """A law learned in the coordinates that the training set uses, among all."""
         if plan.augment is not None:  # a caller's function knows all coordinates
             return _fit(task, plan)
         used = UsedCoordinates.of(task.batch.sets, plan.ages)
@@ -949,7 +681,6 @@ class Search:
         return min(self.history, key=lambda step: step.held_out_error)
 
 
-@threadpool_limits.wrap(limits=1, user_api="blas")  # its threads wait in loops, in the way of ours
 def _fit(task: Task, plan: LearningPlan) -> FittedHeads:
     """Choose the law without learning; descend apart from the held-out part; keep what it says; go on with all."""
     some = task.at_most(min(plan.max_samples, MAX_SAMPLES_TO_START), plan.seed)
@@ -958,6 +689,28 @@ def _fit(task: Task, plan: LearningPlan) -> FittedHeads:
     if plan.steps == 0 or len(task) < MIN_SAMPLES_TO_DESCEND:
         return base
     few = len(task) < MIN_SAMPLES_FOR_ONE_SPLIT
+    found, said = _fewest_looks(task, some, base, judged.alpha, plan, few=few)
+    best = found.best
+    if best.step == 0 or found.gain <= STANDARD_ERRORS_TO_LEARN * found.doubt:
+        reason = f"nothing learned beyond doubt: {said}; {base.reason}"
+        return replace(base, history=found.history, reason=reason)
+    if few:
+        descent, steps = LawDescent(task, found.start, found.alpha, plan), best.step
+    else:
+        descent = LawDescent(task, found.start, found.alpha, plan, found.law)
+        steps = max(1, round(SHARE_TO_GO_ON * best.step))
+    for _ in range(steps):
+        descent.step()
+    return descent.law(strength=base.strength, steps=best.step, history=found.history, reason=said)
+
+
+def _fewest_looks(
+    task: Task, some: Task, base: FittedHeads, alpha: float, plan: LearningPlan, *, few: bool
+) -> tuple[Search, str]:
+    """The search with the fewest looks that one more does not beat beyond doubt, and what it found in words.
+
+    ``some`` samples say which penalty each begins with; ``alpha`` is that of the law without learning.
+    """
     turns = round(1 / plan.validation) if few else 1
     masks = held_out_parts(len(task), plan.validation, plan.seed, task.groups, turns)
     pairs = [(task.take(np.flatnonzero(~mask)), task.take(np.flatnonzero(mask))) for mask in masks]
@@ -968,10 +721,10 @@ def _fit(task: Task, plan: LearningPlan) -> FittedHeads:
     for left, hops in zip(range(len(plan.hops), 0, -1), plan.hops, strict=True):
         share = (plan.deadline - time.monotonic()) / left  # of the time that is left
         start = plan.start(base, task, hops)
-        law = LawDescent(some, start, judged.alpha, plan).law()
-        at = judge(some, law, heads, plan.seed)
-        alpha = min(at.alpha, MAX_FIRST_PENALTY * at.spread)
-        search = _search(pairs, unseen, base, start, alpha, plan, time.monotonic() + share)
+        law = LawDescent(some, start, alpha, replace(plan, device=None)).law()
+        at = judge(some, law, max(plan.n_heads.values()), plan.seed)
+        first = min(at.alpha, MAX_FIRST_PENALTY * at.spread)
+        search = _search(pairs, unseen, base, start, first, plan, time.monotonic() + share)
         if found is not None:
             gain, doubt = improvement(found.errors, search.errors, weights, groups)
             more = f"{hops} looks against {found.hops}: {gain:.3g} ± {doubt:.3g}"
@@ -980,20 +733,8 @@ def _fit(task: Task, plan: LearningPlan) -> FittedHeads:
                 break
         found = search
     assert found is not None
-    best = found.best
-    doubt_said = f"held-out error fell by {found.gain:.3g} ± {found.doubt:.3g} of the variance in {best.step} steps"
-    doubt_said += f" ({against})" if against else ""
-    if best.step == 0 or found.gain <= STANDARD_ERRORS_TO_LEARN * found.doubt:
-        reason = f"nothing learned beyond doubt: {doubt_said}; {base.reason}"
-        return replace(base, history=found.history, reason=reason)
-    if few:
-        descent, steps = LawDescent(task, found.start, found.alpha, plan), best.step
-    else:
-        descent = LawDescent(task, found.start, found.alpha, plan, found.law)
-        steps = max(1, round(SHARE_TO_GO_ON * best.step))
-    for _ in range(steps):
-        descent.step()
-    return descent.law(strength=base.strength, steps=best.step, history=found.history, reason=doubt_said)
+    said = f"held-out error fell by {found.gain:.3g} ± {found.doubt:.3g} of the variance in {found.best.step} steps"
+    return found, said + (f" ({against})" if against else "")
 
 
 def _search(

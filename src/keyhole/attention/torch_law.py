@@ -1,4 +1,4 @@
-"""Learning a law on a device: the gradient and the judgement of `learned` in plain torch, tokens staying there."""
+"""Learning a law on a device: the gradient and the judgement of `law_error` in plain torch, tokens staying there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import torch
 
 from keyhole._tensors import as_array, check_device
 from keyhole.attention.heads import FittedHeads
-from keyhole.attention.learned import LawGradient, LearningPlan, Task
+from keyhole.attention.law_error import LawGradient, Task
+from keyhole.attention.learned import LearningPlan
 from keyhole.attention.looks import ages_of
 from keyhole.ridge.gram import group_stacks
 
@@ -104,7 +105,7 @@ class DevicePart:
         scales: bool = False,
         looks: Sequence[np.ndarray] = (),
     ) -> LawGradient:
-        """`learned.gradient_in_law` of these samples."""
+        """`law_error.gradient_in_law` of these samples."""
         moved = [self.put(look, torch.float32).requires_grad_() for look in looks]
         owner = self.put(np.arange(len(noise)) % len(means))
         heads = (self.put(noise, torch.float32) + self.put(means, torch.float32)[owner]).requires_grad_()
@@ -199,7 +200,7 @@ def _group_rows(groups: np.ndarray) -> list[np.ndarray]:
 def judge_on_device(
     seen: Task, unseen: Task, device: str
 ) -> Callable[[FittedHeads, np.ndarray, float], tuple[np.ndarray, np.ndarray]]:
-    """What judges heads of a law at a penalty: `learned.judge`."""
+    """What judges heads of a law at a penalty: `law_error.judge`."""
     here, there = (DeviceTask(task, device).part(np.arange(len(task))) for task in (seen, unseen))
     return lambda law, heads, alpha: here.judge(law.looks_, heads, alpha, there)
 

@@ -20,7 +20,8 @@ from keyhole._array import thread_count, unit_exponent
 from keyhole._checks import check_choice, check_count, check_float_array, check_number, check_seed
 from keyhole.attention.activations import POINTWISE, check_activation, check_pointwise
 from keyhole.attention.heads import GaussianHeads, HeadDraw, HeadLaw
-from keyhole.attention.learned import MAX_HEADS_TO_JUDGE, LearnedHeads, improvement
+from keyhole.attention.law_error import improvement
+from keyhole.attention.learned import MAX_HEADS_TO_JUDGE, LearnedHeads
 from keyhole.data.sets import POOLINGS, PooledSets, SetBatch, SetGroups, check_sets, first_occurrences, samples_in
 from keyhole.data.tokens import QUERIES, SCALINGS, TokenRule
 from keyhole.layer import LayerFit, choose_extras_scale, distinct_samples, fit_layer
