@@ -171,6 +171,14 @@ def cost() -> Iterator[harness.Row]:
             m._left_out_fits()
 
         yield harness.row(f"the factor, {heads} heads", seconds := harness.best_seconds(factor), seconds / fit)
+    sets = kh.SetBatch(rng.standard_normal((2300, 8, 8)), rng.standard_normal((2300, 8)))
+    for classes in (2, 10, 30):
+        model = kh.AttentionClassifier(256, **settings).fit(sets[:300], np.arange(300) % classes)
+        works = {n: lambda m=model, n=n: getattr(m, n)(sets[300:]) for n in ("decision_function", "contributions")}
+        found = harness.interleaved_seconds(works, 10)
+        seconds = found["contributions"]
+        note = "2000 sets of 8 keys, d = 8, 256 heads, beside decision_function"
+        yield harness.row(f"contributions, {classes} classes", seconds, seconds / found["decision_function"], note=note)
     many = kh.SetBatch(rng.standard_normal((50_000, 20, 4)))
     model = kh.AttentionRegressor(64, **settings).fit(many[:300], many.tokens[: 300 * 20 : 20, 0])
     for name in ("predict", "contributions"):

@@ -41,8 +41,8 @@ def aggregates(sets):  # means of past ratings less the user's, weighted by like
 
 def main(ratings, rivals, users=10**9, n_heads="auto"):
     data = read(ratings[ratings.userId <= users])
-    made, train, y = aggregates(data.sets), data.split == 0, data.target
-    model = kh.AttentionRegressor(n_heads, activation="softmax", scaling="none", random_state=0)
+    made, train, y, law = aggregates(data.sets), data.split == 0, data.target, kh.GaussianHeads((0.3, 20), 0.1)
+    model = kh.AttentionRegressor(n_heads, law, activation="softmax", scaling="none", random_state=0)
     inputs = {"attention": data.sets, "attention, aggregates as extras": data.sets.with_extras(made)}
     models = {"ridge on aggregates": RidgeCV(np.logspace(-1, 4, 11)), **rivals, **dict.fromkeys(inputs, model)}
     for name, model in models.items():

@@ -14,8 +14,12 @@ from contextlib import contextmanager, suppress
 from urllib.parse import quote, urlencode
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from pyarrow import csv, feather
 
+from keyhole.data.reader import read_table, table_in_memory
 from keyhole.lab.explore import server as explore
 from keyhole.lab.report.document import Chart, Report, Section, Series, Table
 from keyhole.lab.report.html import fragment
@@ -190,6 +194,27 @@ def test_uploads_that_make_no_sense_are_explained(server, monkeypatch):
     with connection:
         assert b" 413 " in connection.recv(4096).split(b"\r\n")[0]
     assert alive(server)
+
+
+def test_a_file_in_memory_reads_as_on_the_disk(tmp_path, rng):
+    """Every format, by its bytes; the name is not taken for a path."""
+    table = pa.table({"set": np.arange(24) // 3, "x": rng.normal(size=24), "target": np.arange(24) // 3 % 5})
+    writers = {
+        "a.csv": lambda path: csv.write_csv(table, path),
+        "a.tsv": lambda path: csv.write_csv(table, path, csv.WriteOptions(delimiter="\t")),
+        "a.parquet": lambda path: pq.write_table(table, path),
+        "a.arrow": lambda path: feather.write_feather(table, path),
+        "a.npz": lambda path: np.savez_compressed(
+            path, X=table["x"].to_numpy()[:, None], ptr=np.arange(9) * 3, y=np.arange(8) % 5
+        ),
+    }
+    for name, write in writers.items():
+        write(str(tmp_path / name))
+        found = read_table(table_in_memory((tmp_path / name).read_bytes(), f"/nowhere/{name}"))
+        there = read_table(tmp_path / name)
+        np.testing.assert_array_equal(found.sets.tokens, table["x"].to_numpy()[:, None])
+        np.testing.assert_array_equal(found.target, there.target)
+        assert found.sets.lengths.tolist() == there.sets.lengths.tolist() == [3] * 8
 
 
 def fails(content, query):

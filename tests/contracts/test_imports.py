@@ -24,6 +24,7 @@ LEVEL = {
     "theory": 5,
     "layer": 5,
     "streaming": 6,
+    "refits": 6,
     "estimators": 7,
     "packing": 8,
     "distributed": 8,

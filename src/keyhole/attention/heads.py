@@ -112,10 +112,9 @@ class GaussianHeads(_Params):
         """
         noise = head_normals(n_heads, dim, seed, query_dim, start=start)
         if self.strength_range is not None:
+            low, high = self.strength_range
             paired = identity_mean(dim, query_dim, self.pairs) > 0
-            strengths = self.strength_range[0] * (self.strength_range[1] / self.strength_range[0]) ** ndtr(
-                noise[:, paired]
-            )
+            strengths = low * (high / low) ** ndtr(noise[:, paired])
             noise *= check_number(self.scale, "scale", minimum=0.0, exclusive=True)
             noise[:, paired] = strengths
             return noise

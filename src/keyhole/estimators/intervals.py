@@ -14,7 +14,7 @@ from scipy.special import softmax
 from keyhole._checks import check_choice, check_count, check_number, check_seed
 from keyhole.data.sets import SetBatch, SetGroups
 from keyhole.estimators.base import memory_budget, outputs
-from keyhole.layer import Refits
+from keyhole.refits import Refits
 from keyhole.ridge.calibration import class_scores, labels_of
 
 MAX_ERRORS_KEPT = 2048

@@ -179,7 +179,18 @@ class Polynomial:
 
         Terms of equal degree are added before the norm is taken. Nothing of size d^(r+s) is formed.
         """
-        return coefficient_norms(self)
+        by_degree: dict[tuple[int, int], list[Term]] = {}
+        for term in self._terms:
+            by_degree.setdefault(term.degrees, []).append(term)
+        norms = {}
+        for degree, terms in sorted(by_degree.items()):
+            total = 0.0
+            for a, first in enumerate(terms):
+                for second in terms[a:]:
+                    weight = first.coefficient * second.coefficient * (1.0 if first is second else 2.0)
+                    total += weight * symmetric_product(first, second, self._dim)
+            norms[degree] = max(total, 0.0)  # rounding may leave a cancelled norm just below zero
+        return norms
 
     def pairwise(self, other: Polynomial) -> Polynomial:
         """The target (1/N) Σ_i F(x_0, x_i) G(x_0, x_i): multiply before averaging.
@@ -330,22 +341,6 @@ Content = tuple[int, ...]
 
 Joints = tuple[int, int, int, int]
 """Joints inside the first term, key to key and query to query; then across, its query slots and its key slots."""
-
-
-def coefficient_norms(target: Polynomial) -> dict[tuple[int, int], float]:
-    """|f_rs|² for every degree (r, s) of ``target``; terms of one degree are added first."""
-    by_degree: dict[tuple[int, int], list[Term]] = {}
-    for term in target.terms:
-        by_degree.setdefault(term.degrees, []).append(term)
-    norms = {}
-    for degree, terms in sorted(by_degree.items()):
-        total = 0.0
-        for a, first in enumerate(terms):
-            for second in terms[a:]:
-                weight = first.coefficient * second.coefficient * (1.0 if first is second else 2.0)
-                total += weight * symmetric_product(first, second, target.dim)
-        norms[degree] = max(total, 0.0)  # rounding may leave a cancelled norm just below zero
-    return norms
 
 
 def symmetric_product(first: Term, second: Term, dim: int) -> float:

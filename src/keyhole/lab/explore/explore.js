@@ -2,8 +2,9 @@
 // The page of `keyhole explore`. The address holds the state; the server computes; report.js draws.
 (() => {
   const { inks, charts, draw } = window.keyhole;
-  const root = document.documentElement;
   const $$ = (id) => document.getElementById(id);
+  const make = (tag, more) => Object.assign(document.createElement(tag), more);
+  const listed = (notes) => notes.map((textContent) => make("li", { textContent }));
   const NUMBERS = [
     { name: "n", label: "training sets n", low: 2, high: 1e5, usual: 400, whole: true },
     { name: "M", label: "heads M", low: 1, high: 2000, usual: 20, whole: true },
@@ -38,10 +39,9 @@
     if (answer.pending) setTimeout(() => { if (query() === settings) ask(place, "view", more); else pending.delete(place); }, 500);
     if (pending.size) $$("working").hidden = false;
   }
-  let counter = 0;
   async function ask(place, path, more = {}) {
     const lane = (lanes[place] ??= { wanted: null, busy: false, stop: null, since: 0 });
-    lane.wanted = { path, query: query(more), view: state.view, number: ++counter };
+    lane.wanted = { path, query: query(more), view: state.view };
     if (lane.busy) {
       if (performance.now() - lane.since > 400) lane.stop?.abort();
       return;
@@ -66,14 +66,12 @@
     }
     lane.busy = false;
     if (!pending.size && !Object.values(lanes).some((other) => other.busy)) $$("working").hidden = true;
-    root.dataset.settled = String(counter);
   }
 
   async function show(place, answer) {
     Object.assign(charts, answer.charts);
     Object.assign(inks, answer.inks);
-    const fresh = document.createElement("template");
-    fresh.innerHTML = answer.html;
+    const fresh = make("template", { innerHTML: answer.html });
     const struck = [...place.querySelectorAll('.legend [aria-pressed="false"]')].map((key) => key.dataset.key);
     const old = new Map([...place.querySelectorAll(".plot")].map((plot) => [plot.dataset.chart, plot]));
     for (const plot of fresh.content.querySelectorAll(".plot")) {
@@ -98,17 +96,16 @@
       $$("problem").textContent = answer.error && !typed ? answer.error : "";
       if (answer.error) return;
       $$("expanded").textContent = answer.expanded === state.target ? "" : `= ${answer.expanded}`;
-      $$("notes").replaceChildren(...answer.notes.map((text) => Object.assign(document.createElement("li"), { textContent: text })));
+      $$("notes").replaceChildren(...listed(answer.notes));
       $$("python").querySelector("code").textContent = answer.python;
       finished = answer.finished;
-      root.dataset.milliseconds = answer.milliseconds.toFixed(1);
       await show($$("shown"), answer);
       again("shown", answer);
     },
     async more(answer) {
       if (answer.error) return;
       const said = [...$$("notes").children].map((note) => note.textContent);
-      for (const text of answer.notes) if (!said.includes(text)) $$("notes").append(Object.assign(document.createElement("li"), { textContent: text }));
+      $$("notes").append(...listed(answer.notes.filter((text) => !said.includes(text))));
       await show($$("more"), answer);
       again("more", answer, { view: state.view === "law" ? "rotation" : "needs" });
     },
@@ -137,11 +134,9 @@
   const setters = {};
   for (const { name, label, low, high, whole, step } of NUMBERS) {
     const linear = step !== undefined;
-    const row = Object.assign(document.createElement("div"), { className: "number" });
-    const slider = Object.assign(document.createElement("input"), { type: "range", id: `${name}-slider`, min: 0, max: 1000, step: 1 });
-    const box = Object.assign(document.createElement("input"), { type: "text", inputMode: "decimal", id: name });
-    const words = Object.assign(document.createElement("label"), { textContent: label, htmlFor: name });
-    slider.setAttribute("aria-label", `${label}, slider`);
+    const row = make("div", { className: "number" }), words = make("label", { textContent: label, htmlFor: name });
+    const slider = make("input", { type: "range", id: `${name}-slider`, min: 0, max: 1000, step: 1, ariaLabel: `${label}, slider` });
+    const box = make("input", { type: "text", inputMode: "decimal", id: name });
     const valueAt = (place) => {
       const value = linear ? low + (high - low) * place / 1000 : low * (high / low) ** (place / 1000);
       return String(whole ? Math.round(value) : linear ? Number((Math.round(value / step) * step).toFixed(4)) : Number(value.toPrecision(2)));
@@ -309,9 +304,8 @@
     if (state.view !== "data") return;
     $$("problem").textContent = answer.error ?? "";
     if (answer.error) return;
-    $$("notes").replaceChildren(...answer.notes.map((text) => Object.assign(document.createElement("li"), { textContent: text })));
+    $$("notes").replaceChildren(...listed(answer.notes));
     await show($$("shown"), answer);
-    root.dataset.looked = file.name;
   }
   $$("file").addEventListener("change", () => look($$("file").files[0]));
   addEventListener("dragover", (event) => { event.preventDefault(); $$("drop").classList.add("over"); });

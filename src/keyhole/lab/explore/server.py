@@ -118,39 +118,38 @@ class Bench:
         """How many cells were in the store when it was last looked at."""
         return len(self._keys)
 
+    def _planned(self, state: ExploreState) -> tuple[Plan, dict[Cell, float], str]:
+        """What is missing of a state, the seconds that each fit takes by estimate, and why it may not be measured."""
+        cells = cells_of(state)
+        plan = Plan.of(cells, self._store)
+        costs = {cell: cost for job in plan.jobs for cell, cost in cell_costs(plan.wanted(job)).items()}
+        seconds, memory = sum(costs.values()), max((job.memory for job in plan.jobs), default=0)
+        most, room = MEASURE_SECONDS / 2, MEASURE_MEMORY
+        rules = {
+            "click places on the surface first": not cells and state.view == "surface",
+            "there is nothing to measure here": not cells,
+            f"fits need a penalty λ of {LEAST_RIDGE:g} at least": state.ridge < LEAST_RIDGE,
+            f"these fits take about {seconds:,.0f} s, and {most:g} s are allowed: lower d, N or M": seconds > most,
+            f"these fits take {memory / 2**30:.1f} GiB, and {room / 2**30:g} GiB are allowed": memory > room,
+        }
+        return plan, costs, next((why for why, holds in rules.items() if holds), "")
+
     def offer(self, state: ExploreState) -> dict[str, Any]:
         """What measuring this state would take, and why not if not."""
-        cells = cells_of(state)
         with self._lock:
-            plan = Plan.of(cells, self._store)
-        seconds = sum(sum(cell_costs(plan.wanted(job)).values()) for job in plan.jobs)
-        memory = max((job.memory for job in plan.jobs), default=0)
-        refused = ""
-        if not cells:
-            refused = "there is nothing to measure here"
-            if state.view == "surface":
-                refused = "click places on the surface first"
-        elif state.ridge < LEAST_RIDGE:
-            refused = f"fits need a penalty λ of {LEAST_RIDGE:g} at least"
-        elif seconds > MEASURE_SECONDS / 2:
-            refused = (
-                f"these fits take about {seconds:,.0f} s, and {MEASURE_SECONDS / 2:g} s are allowed: lower d, N or M"
-            )
-        elif memory > MEASURE_MEMORY:
-            refused = f"these fits take {memory / 2**30:.1f} GiB, and {MEASURE_MEMORY / 2**30:g} GiB are allowed"
-        return {"cells": len(cells), "missing": len(plan.missing), "seconds": round(seconds, 1), "refused": refused}
+            plan, costs, refused = self._planned(state)
+        seconds = round(sum(costs.values()), 1)
+        return {"cells": len(plan.cells), "missing": len(plan.missing), "seconds": seconds, "refused": refused}
 
     def start(self, state: ExploreState) -> None:
         """Measure what is missing; a ValueError where that is not allowed."""
-        offer = self.offer(state)
-        if offer["refused"]:
-            raise ValueError(f"this cannot be measured: {offer['refused']}.")
         with self._lock:
+            plan, costs, refused = self._planned(state)
+            if refused:
+                raise ValueError(f"this cannot be measured: {refused}.")
             if self._thread is not None and self._thread.is_alive():
                 raise ValueError("one measurement runs at a time: stop the one that does, or wait for it.")
-            plan = Plan.of(cells_of(state), self._store)
-            costs = {cell.key: cost for job in plan.jobs for cell, cost in cell_costs(plan.wanted(job)).items()}
-            self._timer, self._message = Timer(plan, costs), ""
+            self._timer, self._message = Timer(plan, {cell.key: cost for cell, cost in costs.items()}), ""
             self._stop.clear()
             self._thread = threading.Thread(target=self._run, args=(plan, self._timer), daemon=True)
             self._thread.start()
@@ -309,19 +308,16 @@ class Explorer:
 
     def view(self, query: dict[str, str]) -> dict[str, Any]:
         """A view of the state in the address."""
-        start = time.perf_counter()
         state = ExploreState.read(query)
         answer_by.set(time.monotonic() + PATIENCE_SECONDS)
         answer = self._answer(state)
         return {
             **fragment(answer.blocks),
-            "title": answer.title,
             "notes": answer.notes,
             "pending": answer.pending,
             "python": "\n".join(answer.lines),
             "expanded": state.text,
             "finished": self.bench.finished,
-            "milliseconds": 1e3 * (time.perf_counter() - start),
         }
 
     def _answer(self, state: ExploreState) -> View:
@@ -400,7 +396,7 @@ class Explorer:
             self.looking.release()
         blocks = [block for section in report.sections for block in section.blocks]
         sentences = [f"{section.title} {section.verdict.sentence}" for section in report.sections if section.verdict]
-        return {**fragment(blocks), "title": report.title, "notes": [report.lead, *sentences]}
+        return {**fragment(blocks), "notes": [report.lead, *sentences]}
 
 
 def saved_page(state: ExploreState, view: View) -> str:

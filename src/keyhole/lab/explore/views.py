@@ -95,22 +95,15 @@ class ExploreState:
                 f"which take about {seconds:,.0f} s. Lower its powers, or ask `keyhole theory --time-limit`."
             )
         if not state.variance > 0:
-            raise ValueError(
-                f"a target on this page must vary: {read.text} has no variance. There is nothing to learn."
-            )
+            raise ValueError(f"a target on this page must vary: {read.text} has no variance: nothing is to be learned.")
         return state
 
     @property
     def address(self) -> str:
         """The query string that reads back to this state; what has its default is left out."""
-        pairs = {
-            name: getattr(self, own)
-            for name, own in _ADDRESS.items()
-            if getattr(self, own) != getattr(ExploreState, own)
-        }
-        if self.picks:
-            pairs["picks"] = ",".join(f"{n}x{m}" for n, m in self.picks)
-        return urlencode(pairs)
+        usual, picks = vars(ExploreState()), ",".join(f"{n}x{m}" for n, m in self.picks)
+        own = {name: value for name, f in _ADDRESS.items() if (value := getattr(self, f)) != usual[f]}
+        return urlencode(own | ({"picks": picks} if picks else {}))
 
     @property
     def text(self) -> str:

@@ -187,12 +187,7 @@ def _keys(found: Findings) -> Section:
         "A layer is a sum over keys, so that a prediction comes apart exactly. The parts say how this layer made it, "
         "and nothing about causes."
     )
-    right = [one for one in found.examples if one.right]
-    largest = [f"{np.abs(one.parts).max() / max(np.abs(one.parts).sum(), 1e-300):.0%}" for one in right]
-    sentence = (
-        f"In those it got right, the first key makes {' and '.join(largest)} of what the keys say." if right else ""
-    )
-    return Section("keys", "Which keys did it?", claim, [table], Verdict("information", sentence))
+    return Section("keys", "Which keys did it?", claim, [table])
 
 
 def _law(found: Findings) -> Section:
