@@ -28,14 +28,14 @@ def test_multiplicity_of_a_key_counts(rng):
 
 
 def test_colliding_hashes_are_told_apart(rng, monkeypatch):
-    monkeypatch.setattr("keyhole.data.sets._hash_rows", lambda rows: np.zeros(len(rows), dtype=np.uint64))
+    monkeypatch.setattr("keyhole.data.arrays.hash_rows", lambda rows: np.zeros(len(rows), dtype=np.uint64))
     keys = rng.normal(size=(6, 2, 3))
     keys[4] = keys[1]
     assert first_occurrences(SetBatch(keys), np.zeros((6, 1))).tolist() == [0, 1, 2, 3, 1, 5]
 
 
 def test_colliding_hashes_hide_no_label_query_or_length(rng, monkeypatch):
-    monkeypatch.setattr("keyhole.data.sets._hash_rows", lambda rows: np.zeros(len(rows), dtype=np.uint64))
+    monkeypatch.setattr("keyhole.data.arrays.hash_rows", lambda rows: np.zeros(len(rows), dtype=np.uint64))
     keys = rng.normal(size=(2, 3))
     sets = SetBatch(
         [keys, keys, keys, keys[:1], keys], np.array([[0.0] * 3, [0.0] * 3, [1.0] * 3, [0.0] * 3, [0.0] * 3])

@@ -747,6 +747,11 @@ class SetGroups(SampleBatch):
     """The number of sets of each sample."""
 
     @property
+    def offsets(self) -> Int[np.ndarray, " o"]:
+        """Sample i owns sets ``offsets[i]:offsets[i+1]``."""
+        return self.set_offsets
+
+    @property
     def has_own_queries(self) -> bool:
         """Yes: the sets of a sample differ by their queries, given or constant."""
         return True
