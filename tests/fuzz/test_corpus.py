@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 ATTACK = Path(__file__).with_name("attack.py")
-FRESH = 300
+FRESH = 150
 
 
 def test_corpus_and_fresh_cases_are_read_or_refused_in_words(seed, tmp_path):
