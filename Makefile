@@ -11,9 +11,9 @@ run: $(VENV)/.lab  ## redraw every claim of the paper, small: figures, predictio
 	$(BIN)/keyhole reproduce --preset quick --out $(OUT)/reproduce
 	@echo "theory and experiment on one page, with the points just measured: $(BIN)/keyhole explore --out $(OUT)/reproduce"
 
-# one BLAS thread: two of them spin on the small matrices of tests; three processes, since browsers and pipes are waited for
+# one BLAS thread: two of them spin on the small matrices of tests
 test: $(VENV)/.test  ## the tests, doctests of README and docstrings included (under 8 minutes on two cores)
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n 3 --dist loadfile
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder
 
 test-slow: $(VENV)/.test  ## the slow statistical runs
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -m slow

@@ -35,7 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 FIRST = ("test_sklearn.py", "test_report_in_browser.py", "test_report.py", "test_explore_in_browser.py")
-"""Files that several processes begin with: loops are compiled for the first while the others need none. Long ones too."""
+"""Files that two processes begin with: loops are compiled for the first while the others need none."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -26,19 +26,29 @@ import keyhole as kh
 ESTIMATORS = [
     kh.AttentionRegressor(),
     kh.AttentionRegressor(n_heads=math.inf),
-    kh.AttentionRegressor(n_heads=3, alpha=0.1),
     kh.AttentionClassifier(),
     kh.AttentionClassifier(n_heads=math.inf, law=kh.GaussianHeads(mean=1.0)),
     kh.AttentionFeatures(n_heads=8),
     kh.NormBallRegressor(n_heads=4, n_folds=2, tol=0.01),
-    kh.NormBallRegressor(n_heads=4, group_radius=1.0, ball_radius=math.inf, loss="squared", tol=0.01),
     kh.NormBallClassifier(n_heads=4, n_folds=2, tol=0.01),
+]
+
+
+FURTHER = [
+    kh.AttentionRegressor(n_heads=3, alpha=0.1),
+    kh.NormBallRegressor(n_heads=4, group_radius=1.0, ball_radius=math.inf, loss="squared", tol=0.01),
     kh.NormBallClassifier(n_heads=4, loss="hinge", group_radius=20.0, tol=0.02),
 ]
 
 
 @parametrize_with_checks(ESTIMATORS)
 def test_scikit_learns_own_checks(estimator, check):
+    check(estimator)
+
+
+@pytest.mark.slow
+@parametrize_with_checks(FURTHER)
+def test_scikit_learns_own_checks_with_other_options(estimator, check):
     check(estimator)
 
 
