@@ -161,3 +161,8 @@ def test_reprs_read_like_calls():
     assert repr(QueryPower(0, 3)) == "QueryPower(p=0, dim=3)"
     assert repr(RotatedCorrelation(0.5, 3, seed=1)) == "RotatedCorrelation(gamma=0.5, dim=3, seed=1)"
     assert "2 terms of degrees (0, 1), (0, 2)" in repr(TokenPower(1, 3) + TokenPower(2, 3))
+
+
+def test_rotations_turn_either_way():
+    """In the plane there are two rotations without a fixed direction and of trace 0, and a uniform draw meets both."""
+    assert {int(np.sign(fixed_free_rotation(dim=2, seed=seed)[1, 0])) for seed in range(40)} == {-1, 1}
