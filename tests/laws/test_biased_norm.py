@@ -11,6 +11,7 @@ from scipy.special import ndtr
 from keyhole.theory.biased import _fit, _Group, _groups, _nodes, biased_norm_bound, fitted_functions, hermite_moments
 from keyhole.theory.complexity import kernel_coefficient, rkhs_norm, rkhs_norm_bound
 from keyhole.theory.harmonics import pair_powers
+from keyhole.theory.notation import parse_target
 from keyhole.theory.targets import Correlation, RotatedCorrelation, TokenPower, sphere_sets
 
 
@@ -144,3 +145,10 @@ def test_an_error_as_large_as_the_target_costs_nothing():
 def test_nodes_are_those_of_products_of_unit_vectors(dim):
     nodes, weights = _nodes(dim)
     assert [weights.sum(), weights @ nodes, weights @ nodes**2] == pytest.approx([1.0, 0.0, 1 / dim], abs=1e-13)
+
+
+def test_parts_of_one_degree_from_series_of_two_lengths_are_added():
+    """μ^a Q of two groups meet in a degree, and their series differ in length; a smaller error asks for more norm."""
+    target = parse_target("(corr + token + query + 1)^2", 4).target
+    near, far = (biased_norm_bound(target, error).norm for error in (1e-4, 1e-2))
+    assert near > far > 0

@@ -184,8 +184,8 @@ def _squared_norm(groups: list[_Group], fitted: list[np.ndarray], dim: int) -> f
     for i, (first, of_first) in enumerate(parts):
         for second, of_second in parts[i:]:
             if second.degrees == first.degrees and of_first.any() and of_second.any():
-                overlap = symmetric_product(first, second, dim)
-                total += (1.0 if second is first else 2.0) * overlap * float(of_first @ of_second)
+                overlap, both = symmetric_product(first, second, dim), min(len(of_first), len(of_second))
+                total += (1.0 if second is first else 2.0) * overlap * float(of_first[:both] @ of_second[:both])
     return total
 
 
