@@ -276,7 +276,10 @@ def test_a_wrong_scheduler_is_noticed_at_once(address, words, tmp_path):
 def test_a_target_that_would_take_long_is_refused_with_its_cost():
     target = ("--target", "(corr + token + query + 1)^12", "--dim", 64)
     said = " ".join(invoke("theory", *target, code=2).stderr.split())
-    assert re.search(r"has 455 terms, which take about [\d,]{4,} s, and 20 s are allowed.*raise --time-limit", said)
+    assert re.search(r"has 455 terms, which take about [\d,]{4,} s, and 5 s are allowed.*raise --time-limit", said)
+    target = ("--target", "token * rotated(0.5)^12", "--dim", 8, "--samples", 10, "--model", "attention", "--json")
+    unavailable = json.loads(invoke("theory", *target).stdout)["unavailable"]
+    assert re.search(r"takes about \d+ s, and 5 s are allowed.*raise --time-limit", unavailable["biased_norm_bound"])
     small = ("--target", "(corr + token)^2", "--dim", 4, "--samples", 100, "--model", "attention")
     assert "raise --time-limit" in invoke("theory", *small, "--time-limit", 0, code=2).stderr
     invoke("theory", *small)

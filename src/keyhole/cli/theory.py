@@ -38,9 +38,7 @@ def theory(
         float | None, typer.Option(help="Squared error for the sizes needed [default: a tenth of Var f*].")
     ] = None,
     bias: Annotated[float, typer.Option(help="Mean c of the attention heads, times the identity.")] = 0.0,
-    time_limit: Annotated[
-        float, typer.Option(help="Seconds that multiplying out the target may take, by estimate.", min=0.0)
-    ] = 20.0,
+    time_limit: Annotated[float, typer.Option(help="Seconds that one answer may take, by estimate.", min=0.0)] = 5.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     out: Annotated[Path | None, typer.Option(help="Draw the predicted curves into this folder.")] = None,
 ) -> None:

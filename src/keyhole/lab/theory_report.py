@@ -19,6 +19,7 @@ from keyhole.attention.heads import GaussianHeads
 from keyhole.lab.jobs import target_variance
 from keyhole.lab.report.document import Chart, Series, Table
 from keyhole.lab.report.html import number
+from keyhole.theory.biased import BiasedNorm, biased_norm_seconds
 from keyhole.theory.blocks import bias_of
 from keyhole.theory.curves import target_levels
 from keyhole.theory.harmonics import pair_powers, pair_powers_seconds
@@ -43,7 +44,7 @@ class TheoryQuestion:
     delta: float = 0.05
     constant: float = 1.0
     levels: int = 8
-    time_limit: float = 20.0  # seconds that the harmonic parts of the target may take, by estimate
+    time_limit: float = 5.0  # seconds that one question about the target may take, by estimate
     bias: float = 0.0  # the mean c of the attention heads, a multiple of the identity
 
     def law(self, model: str = "attention") -> GaussianHeads | None:
@@ -93,7 +94,8 @@ def run(config: TheoryQuestion) -> dict[str, Any]:
     sheet.error = config.error or (0.1 * variance if variance else None)
     biased = sheet.ask(
         "biased_norm_bound",
-        lambda: theory.biased_norm_bound(target, sheet.needed_error(), config.bias or 1.0),
+        _biased_norm,
+        sheet,
     )
     norms = sheet.ask("coefficient_norms", target.coefficient_norms) or {}
     settings = ("dim", "n_keys", "n_heads", "ridge", "noise", "error", "delta", "bias")
@@ -123,6 +125,16 @@ def run(config: TheoryQuestion) -> dict[str, Any]:
         "unavailable": sheet.unavailable,
     }
     return dict(_plain(report))
+
+
+def _biased_norm(sheet: _Sheet) -> BiasedNorm:
+    target, config = sheet.read.target, sheet.config
+    if (seconds := biased_norm_seconds(target)) > config.time_limit:
+        raise ValueError(
+            f"it takes about {seconds:,.0f} s, and {config.time_limit:g} s are allowed. Lower the target's powers, "
+            "or raise --time-limit."
+        )
+    return theory.biased_norm_bound(target, sheet.needed_error(), config.bias or 1.0)
 
 
 def _check_cost(read: Notation, limit: float) -> None:
