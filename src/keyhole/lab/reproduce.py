@@ -131,8 +131,8 @@ RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("gammas", "outliers"), (0, 1)),
     "level": (1e-6, 1),
     **dict.fromkeys(("noise", "outlier_size", "noises", "ridges", "factors"), (0, 1e6)),
-    "repetitions": (1, 10_000),
-    "more_repetitions": (0, 10_000),
+    "repetitions": (1, 200),
+    "more_repetitions": (0, 200),
 }
 """Least and most that a setting may be; from 1 to 10⁷ where it is a count that is not named here."""
 
