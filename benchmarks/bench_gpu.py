@@ -27,8 +27,8 @@ import keyhole as kh
 from keyhole._array import block_size, set_blocks
 from keyhole._tensors import as_tensor
 from keyhole.attention import dispatch
-from keyhole.attention import torch_gram as plain
-from keyhole.attention import triton_gram as fused
+from keyhole.attention import torch_loops as plain
+from keyhole.attention import triton_loops as fused
 
 N_KEYS = DIM = 16
 Row = dict[str, Any]

@@ -8,9 +8,8 @@ import numpy as np
 
 from keyhole._array import MEMORY_BUDGET
 from keyhole.ball.design import DenseDesign
-from keyhole.ball.norm_ball import BallSetup, check_radii
+from keyhole.ball.norm_ball import BallSetup, SolverWarning, check_radii, warn_if_short
 from keyhole.ball.projection import NormBall, group_norms
-from keyhole.ball.solver import SolverWarning, warn_if_short
 
 
 @dataclass(frozen=True)

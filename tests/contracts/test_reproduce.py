@@ -13,10 +13,10 @@ import pytest
 from typer.testing import CliRunner
 
 from keyhole.cli._app import app
+from keyhole.lab.cells import Store, export
+from keyhole.lab.jobs import Plan, RunError, run_dask, run_local
 from keyhole.lab.report.document import Section, Verdict
 from keyhole.lab.reproduce import check_names, choose_figures
-from keyhole.lab.runner import Plan, RunError, run_dask, run_local
-from keyhole.lab.store import Store, export
 
 TINY = ["d=3", "N=3", "M=70", "n=256", "repetitions=3", "n_test=50", "powers=1,2"]
 SMALL = [*TINY, "n=32", "M=5", "repetitions=2"]
@@ -26,8 +26,8 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from keyhole.lab.reproduce import choose_figures
-from keyhole.lab.runner import Plan, run_local
-from keyhole.lab.store import Store, export
+from keyhole.lab.jobs import Plan, run_local
+from keyhole.lab.cells import Store, export
 
 if __name__ == "__main__":
     folder, seed, settings = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
@@ -126,7 +126,7 @@ def test_ctrl_c_stops_and_says_how_to_go_on(tmp_path, monkeypatch):
     def once(keys):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("keyhole.lab.runner.run_local", interrupted)
+    monkeypatch.setattr("keyhole.lab.jobs.run_local", interrupted)
     result = invoke("averages", *settings(SMALL), "--out", tmp_path, code=130)
     words = " ".join(result.output.split())
     assert "stopped: 1 of" in words

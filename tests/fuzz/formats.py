@@ -38,8 +38,8 @@ from keyhole.cli._app import app
 from keyhole.data.datasets import load_babi, load_bags, load_molecules, load_uea
 from keyhole.data.reader import ParquetSets, read_table
 from keyhole.data.sets import SetGroups
+from keyhole.lab.cells import Store, export
 from keyhole.lab.reproduce import check_names, choose_figures
-from keyhole.lab.store import Store, export
 from keyhole.models import read_model
 from keyhole.theory.notation import parse_target
 

@@ -13,8 +13,7 @@ from keyhole.attention.features import (
 from keyhole.attention.learned import Task, gradient_in_law
 from keyhole.attention.looks import LookTrace
 from keyhole.data.sets import PooledSets
-from keyhole.ridge.gradient import loo_gradient
-from keyhole.ridge.gram import ridge_gram
+from keyhole.ridge.gram import loo_gradient, ridge_gram
 from keyhole.ridge.problem import RidgeProblem
 
 STEP = 1e-6

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 from balls import fit_norm_ball
 
-from keyhole.ball import central_path
-from keyhole.ball.central_path import CentralPath
+from keyhole.ball import norm_ball
 from keyhole.ball.losses import LOSSES
+from keyhole.ball.norm_ball import BallRisk, CentralPath, SolverWarning
 from keyhole.ball.projection import NormBall
-from keyhole.ball.solver import BallRisk, SolverWarning
 
 
 def problem_of(loss, rng, n=40, n_groups=6, size=4):
@@ -30,7 +29,7 @@ def test_newton_and_gradient_steps_agree_within_their_gaps(loss, radii, rng, mon
     design, targets = problem_of(loss, rng)
     options = {"group_size": 4, "group_radius": radii[0], "ball_radius": radii[1], "loss": loss, "tol": 1e-4}
     newton = fit_norm_ball(design, targets, **options)
-    monkeypatch.setattr(central_path, "LARGEST_SYSTEM", 0)
+    monkeypatch.setattr(norm_ball, "LARGEST_SYSTEM", 0)
     gradient = fit_norm_ball(design, targets, **options)
     assert newton.converged
     assert newton.n_iter <= 150
@@ -54,7 +53,7 @@ def test_columns_of_very_different_scale_within_a_group(loss, rng, monkeypatch):
     assert fit.converged
     assert list(np.flatnonzero(fit.active)) == [0]
     if loss == "hinge":  # gradient steps alone do not get there: the law above bites
-        monkeypatch.setattr(central_path, "LARGEST_SYSTEM", 0)
+        monkeypatch.setattr(norm_ball, "LARGEST_SYSTEM", 0)
         with pytest.warns(SolverWarning, match="relative duality gap"):
             fit_norm_ball(design, labels, **options, max_iter=500)
 

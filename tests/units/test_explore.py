@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from keyhole.lab.cells import Store
 from keyhole.lab.explore import views
 from keyhole.lab.explore.server import Bench
 from keyhole.lab.explore.views import MEANS, QUICK, VIEWS, ExploreState, cells_of, show, sweeps
 from keyhole.lab.figures import prediction
 from keyhole.lab.report.document import Chart
 from keyhole.lab.report.html import one_page
-from keyhole.lab.store import Store
 
 TARGETS = ("corr * token", "token^2 - 0.5 * query", "rotated(0.5) * token")
 

@@ -12,8 +12,17 @@ from keyhole.attention.features import attention_features, mlp_features
 from keyhole.attention.heads import GaussianHeads, sample_mlp_weights
 from keyhole.attention.kernels import attention_kernel
 from keyhole.lab.cells import Cell
-from keyhole.lab.jobs import HEAD_BLOCK, Draw, FactorisedGram, Job, compute, group, nested_grams, read_target
-from keyhole.lab.runner import worker_count
+from keyhole.lab.jobs import (
+    HEAD_BLOCK,
+    Draw,
+    FactorisedGram,
+    Job,
+    compute,
+    group,
+    nested_grams,
+    read_target,
+    worker_count,
+)
 
 SIZES, HEADS, TARGETS = (8, 20, 40), (3, HEAD_BLOCK, 70, None), ("token^2", "corr * token")
 
@@ -103,9 +112,9 @@ def test_models_meet_the_same_sets_and_noise(seed):
 
 def test_workers_fit_into_memory(monkeypatch):
     jobs = group(Cell("mlp", "token", 3, 2, None, 4096, 4096, 10, 0, r) for r in range(8))
-    monkeypatch.setattr("keyhole.lab.runner.available_memory", lambda: 2 * jobs[0].memory)
+    monkeypatch.setattr("keyhole.lab.jobs.available_memory", lambda: 2 * jobs[0].memory)
     assert worker_count(jobs, 6) == 1
-    monkeypatch.setattr("keyhole.lab.runner.available_memory", lambda: 100 * jobs[0].memory)
+    monkeypatch.setattr("keyhole.lab.jobs.available_memory", lambda: 100 * jobs[0].memory)
     assert worker_count(jobs, 6) == 6
     assert worker_count(jobs[:2], 6) == 2
 

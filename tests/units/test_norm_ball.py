@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 from balls import fit_norm_ball
 
-from keyhole.ball import central_path
+from keyhole.ball import norm_ball
 from keyhole.ball.design import DenseDesign, StreamedDesign
 from keyhole.ball.losses import LOSSES as LOSS
-from keyhole.ball.norm_ball import check_radii
+from keyhole.ball.norm_ball import AcceleratedDescent, BallRisk, SolverWarning, certify, check_radii
 from keyhole.ball.projection import NormBall
-from keyhole.ball.solver import AcceleratedDescent, BallRisk, SolverWarning, certify
 
 LOSSES = ("absolute", "huber", "squared", "logistic", "hinge", "multinomial")
 N_PROBLEMS = 20
@@ -327,7 +326,7 @@ def test_float32_says_when_it_has_no_more_digits(rng):
 @pytest.mark.parametrize("loss", ["huber", "squared", "absolute"])
 def test_a_tolerance_below_rounding_ends_at_rounding_and_soon(loss, dtype, rng, monkeypatch):
     """It neither gives up while the gap still falls nor goes on for all of its iterations once it does not."""
-    monkeypatch.setattr(central_path, "LARGEST_SYSTEM", 0)
+    monkeypatch.setattr(norm_ball, "LARGEST_SYSTEM", 0)
     design = rng.standard_normal((20, 15))
     targets = design[:, :5] @ rng.standard_normal(5) + rng.standard_normal(20)
     remedy = "rounding has the last word" if dtype == "float64" else "float32 has no more digits"
@@ -363,7 +362,7 @@ def test_momentum_is_dropped_where_it_points_uphill(rng):
 
 def test_columns_of_very_different_size_are_certified_as_far_as_they_go_and_scaled_ones_all_the_way(rng, monkeypatch):
     """Tokens near 100 give one head columns with singular values like 1800, 160 and 0.2: too many for Newton steps."""
-    monkeypatch.setattr(central_path, "LARGEST_SYSTEM", 0)
+    monkeypatch.setattr(norm_ball, "LARGEST_SYSTEM", 0)
     scales = np.array([200.0, 18.0, 0.025])
     design = rng.standard_normal((80, 3)) * scales
     labels = np.where(design[:, 2] / scales[2] + rng.standard_normal(80) > 0, 1.0, -1.0)

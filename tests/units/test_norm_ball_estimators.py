@@ -10,8 +10,8 @@ from sklearn.datasets import load_digits
 from sklearn.exceptions import ConvergenceWarning
 
 import keyhole as kh
+from keyhole.ball.norm_ball import SolverWarning
 from keyhole.ball.projection import group_norms
-from keyhole.ball.solver import SolverWarning
 from keyhole.data.tokens import TokenRule
 from keyhole.estimators.norm_ball import NormBallWarning
 from keyhole.theory.complexity import paper_complexity

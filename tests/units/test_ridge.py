@@ -8,8 +8,7 @@ from ridges import design_path, gram_fixed, gram_path
 
 from keyhole.ridge import gram as tridiagonal
 from keyhole.ridge.design import ridge_rows
-from keyhole.ridge.gradient import _inverse
-from keyhole.ridge.gram import ridge_gram
+from keyhole.ridge.gram import _inverse, ridge_gram
 from keyhole.ridge.matrices import _lead, add_outer, mirror_lower
 from keyhole.ridge.problem import (
     N_DRAFT_ALPHAS,

@@ -9,8 +9,7 @@ from contextlib import closing
 import pyarrow.parquet as pq
 import pytest
 
-from keyhole.lab.cells import Cell
-from keyhole.lab.store import Store, export
+from keyhole.lab.cells import Cell, Store, export
 
 CELLS = [Cell("mlp", "token", 3, 2, m, n, 32, 5, seed=0, repetition=0) for m in (None, 4) for n in (8, 16, 32)]
 
@@ -51,7 +50,7 @@ WRITER = """
 import sys
 from pathlib import Path
 from keyhole.lab.cells import Cell
-from keyhole.lab.store import Store
+from keyhole.lab.cells import Store
 with Store(Path(sys.argv[1])) as store:
     for n in range(2, 52):
         store.put(Cell("mlp", "token", 3, 2, None, n, 64, 5, 0, 0), {"error": 1 / n}, seconds=float(sys.argv[2]))

@@ -116,7 +116,7 @@ def test_kernel_in_blocks_and_in_float32(rng, law):
 @pytest.mark.parametrize("correlation", [-1.0, -0.95, -0.9, 0.0, 0.5, 0.9, 0.95, 0.999999, 1.0])
 @pytest.mark.parametrize("activation", ["relu", "step"])
 def test_moments_equal_those_of_arrays(activation, correlation):
-    from keyhole.attention.torch_gram import rectified_moment
+    from keyhole.attention.torch_loops import rectified_moment
 
     h, k = (x.ravel() for x in np.meshgrid([-6.0, -3.0, -1.0, 0.0, 1e-9, 1.0, 3.0, 10.0], [-4.0, -1.0, 0.0, 1.0, 3.0]))
     expected = kh.attention.activations.gaussian_moment(activation, h, k, 1.0, 1.0, correlation)
@@ -129,7 +129,7 @@ def test_moments_equal_those_of_arrays(activation, correlation):
 def test_parts_of_the_moments_are_accurate_relative_to_their_size():
     from scipy.special import owens_t
 
-    from keyhole.attention import torch_gram as room
+    from keyhole.attention import torch_loops as room
 
     def tensors(*arrays):
         return (torch.from_numpy(np.asarray(x, dtype=float)) for x in arrays)

@@ -11,9 +11,9 @@ import torch
 
 from keyhole._array import block_size
 from keyhole._tensors import as_tensor
-from keyhole.attention import torch_gram as gram
+from keyhole.attention import torch_loops as gram
 from keyhole.attention.heads import DRAWN_BYTES, HeadArray, HeadDraw
-from keyhole.attention.torch_features import fill_features
+from keyhole.attention.torch_loops import fill_features
 from keyhole.data.sets import SetBatch
 
 _FUSED_HOST = 2**31
@@ -52,7 +52,7 @@ def attention_gram(
     biased = mean is not None and activation in ("relu", "step")
     if not is_fused(tokens, activation):
         return gram.gram(left, right, activation, biased, out, memory_budget)
-    from keyhole.attention.triton_gram import fused_gram
+    from keyhole.attention.triton_loops import fused_gram
 
     if out.dtype == torch.float32 and out.device == tokens.device:
         return fused_gram(left, right, biased, out)
@@ -61,7 +61,7 @@ def attention_gram(
 
 def _stream(left: gram.TensorPanel, right: gram.TensorPanel | None, biased: bool, out: torch.Tensor) -> torch.Tensor:
     """Fused tiles of up to 2 GiB, each converted or copied to where ``out`` is; one triangle if symmetric."""
-    from keyhole.attention.triton_gram import fused_gram
+    from keyhole.attention.triton_loops import fused_gram
 
     columns = left if right is None else right
     side = max(1, math.isqrt(_FUSED_HOST // 4))
@@ -90,7 +90,7 @@ def attention_features(
         columns = out[:, part.start * width : part.stop * width]
         sets = (tokens, batch.offsets, batch.query, as_tensor(block, tokens))
         if is_fused(tokens, activation):
-            from keyhole.attention.triton_features import fill_relu_features
+            from keyhole.attention.triton_loops import fill_relu_features
 
             fill_relu_features(*sets, scale, columns)
         else:

@@ -14,8 +14,7 @@ from keyhole.attention.features import FeatureTrace, attention_features, attenti
 from keyhole.attention.heads import HeadDraw, HeadLaw
 from keyhole.attention.looks import LookTrace
 from keyhole.data.sets import SampleBatch, SetBatch
-from keyhole.ridge.gradient import centred_inverse, left_out_residuals, loo_gradient
-from keyhole.ridge.gram import ridge_gram
+from keyhole.ridge.gram import centred_inverse, left_out_residuals, loo_gradient, ridge_gram
 from keyhole.ridge.problem import RidgeProblem
 
 _HELD_OUT_RUNS = 100

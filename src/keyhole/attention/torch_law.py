@@ -153,7 +153,7 @@ class DevicePart:
         return residuals[:-1], pull[:-1], middle[:-1, :-1]
 
     def _left_out(self, features: Any, alpha: float) -> tuple[Any, Any]:
-        """`ridge.gradient.loo_gradient`: if it failed, the error, its gradient in log α; and in the Gram matrix."""
+        """`ridge.gram.loo_gradient`: if it failed, the error, its gradient in log α; and in the Gram matrix."""
         _, inverse, failed = self._inverse(features, alpha)
         dual = inverse @ self.columns
         share = self.weights / (self.weights.sum() * self.columns.shape[1])

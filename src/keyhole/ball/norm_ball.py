@@ -3,24 +3,690 @@
     min over v, b of  Σ_i w_i ℓ(y_i, Φ_i v + b)   subject to   Σ_m |v_m| ≤ K_1  and  (Σ_m |v_m|²)^{1/2} ≤ R_2
 
 with Σ w = 1. Group m owns ``group_size`` consecutive columns of Φ; with several outputs its norm is that of
-the whole block. The intercept b is free.
+the whole block. The intercept b is free. Descent works on the groups that matter and is certified on all of them by a
+duality gap; small problems start at the end of the central path (`CentralPath`).
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
-from jaxtyping import Float
+import scipy.linalg
+from jaxtyping import Bool, Float
 
 from keyhole._checks import check_number
-from keyhole.ball.central_path import newton_start, suits_newton
-from keyhole.ball.design import SelectableDesign
-from keyhole.ball.losses import LOSSES
-from keyhole.ball.projection import NormBall
-from keyhole.ball.solver import BallRisk, Solution, minimise
+from keyhole.ball.design import ColumnBuffer, DenseDesign, Design, SelectableDesign, WorkingColumns
+from keyhole.ball.losses import LOSSES, KinkedLoss, Loss, Outputs, PerSample, Samples, Smoothed
+from keyhole.ball.projection import NormBall, group_norms
+
+ROUNDING = 64 * float(np.finfo(np.float64).eps)
+"""Added to every gap, times the size of the terms it is the difference of: so it stays an upper bound."""
+
+LARGEST_SYSTEM = 256  # unknowns up to which a Newton step is cheap beside the gradient steps it replaces
+LARGEST_STEP = 10**8  # and flops of one step
+SHRINK = 0.1  # from one μ to the next
+CENTRED = 0.1  # squared Newton decrement, in units of μ, at which the next μ is due
+FINELY_CENTRED = 1e-6  # the same at the last μ, where the dual point is taken
+AIM = 0.3  # share of the gap asked for at which the path ends: the rest is for pruning
+STEPS_PER_STAGE = 30
+
+
+@dataclass(frozen=True)
+class BallRisk:
+    """The mean loss on given targets (n, t) with weights (n,) of sum one, over a ball of values."""
+
+    targets: Samples
+    weights: PerSample
+    loss: Loss
+    ball: NormBall
+    group_size: int
+    fit_intercept: bool
+
+    def grouped(self, values: Float[np.ndarray, "p t"]) -> Float[np.ndarray, "m e"]:
+        """Values with one row per group, all outputs of a group side by side."""
+        return values.reshape(values.shape[0] // self.group_size, -1)
+
+    def best_intercept(self, predictions: Samples, start: Outputs) -> Outputs:
+        """The best intercept for Φv = ``predictions``, or zeros if none is free."""
+        if not self.fit_intercept:
+            return np.zeros_like(start)
+        return self.loss.best_intercept(self.targets, predictions, self.weights, start)
+
+    def primal(self, predictions: Samples, intercept: Outputs) -> float:
+        """The risk, from Φv."""
+        return float(self.weights @ self.loss.value(self.targets, predictions + intercept))
+
+    def settle(self, predictions: Samples, start: Outputs) -> tuple[Outputs, Samples]:
+        """The best intercept for Φv = ``predictions``, and the gradient of the loss there."""
+        intercept = self.best_intercept(predictions, start)
+        return intercept, self.loss.gradient(self.targets, predictions + intercept)
+
+    def feasible(self, dual: Samples) -> Samples:
+        """``dual`` made to satisfy Σ_i w_i a_i = 0 if an intercept is free."""
+        return self.loss.balanced(self.targets, dual, self.weights) if self.fit_intercept else dual
+
+    def dual(self, dual: Samples, norms: Float[np.ndarray, " m"]) -> float:
+        """D(a), a lower bound of the risk; ``norms`` are the group norms of Φᵀ(w a)."""
+        conjugate = float(self.weights @ self.loss.conjugate(self.targets, dual))
+        return -conjugate - self.ball.support(norms)[0]
+
+
+@dataclass(frozen=True)
+class GapCertificate:
+    """A primal and a dual point with the gap between them, both evaluated in float64 on the whole design.
+
+    ``gap`` is at least the objective less the minimum, and at least 0; ``dual`` (n, t) is balanced, ``scores`` (m,)
+    are the group norms of Φᵀ(w a).
+    """
+
+    objective: float
+    lower_bound: float
+    gap: float
+    intercept: Outputs
+    dual: Samples
+    scores: Float[np.ndarray, " m"]
+
+
+def certify(
+    problem: BallRisk, design: Design, values: Float[np.ndarray, "p t"], dual: Samples | None, intercept: Outputs
+) -> GapCertificate:
+    """Evaluate the risk at (values, best intercept) and its bound at ``dual``, or at the gradient of the loss if None.
+
+    Cost: one product with Φ and one with Φᵀ.
+    """
+    predictions = design.matvec(values)
+    intercept, gradient = problem.settle(predictions, intercept)
+    objective = problem.primal(predictions, intercept)
+    dual = problem.feasible(gradient if dual is None else dual)
+    weighted = dual * problem.weights[:, None]
+    scores = group_norms(problem.grouped(design.rmatvec(weighted)))
+    lower = problem.dual(dual, scores)
+    size = abs(objective) + abs(lower) + float(np.abs(weighted * (predictions + intercept)).sum())
+    size += float(np.abs(weighted * problem.targets).sum())
+    imbalance = float(np.abs(weighted.sum(axis=0) * intercept).sum()) if problem.fit_intercept else 0.0
+    lower -= ROUNDING * size + 2.0 * imbalance
+    return GapCertificate(objective, lower, max(objective - lower, 0.0), intercept, dual, scores)
+
+
+RELAX = 0.95  # the step grows by 1/RELAX an iteration: a failed test costs one product, a timid step many iterations
+
+
+class AcceleratedDescent:
+    """Minimise a smooth loss over the ball, one iteration per `advance`.
+
+    Each iteration is a projected gradient step from a point extrapolated by momentum (FISTA). The momentum is
+    dropped when it points uphill (gradient restart of O'Donoghue and Candès). The step 1/L follows the
+    curvature met on the way: a step is accepted if <∇F(new) − ∇F(old), new − old> ≤ L |new − old|²; a ``curvature``
+    of 0 is measured along the gradient. Cost per iteration: one product with Φ, one with Φᵀ, and a projection.
+
+    ``values``, ``predictions`` and ``intercept`` are the current v, Φv and best b; ``dual``, the gradient of the loss
+    at the last extrapolated point, is a dual point.
+    """
+
+    def __init__(
+        self,
+        problem: BallRisk,
+        columns: Design,
+        values: Float[np.ndarray, "p t"],
+        intercept: Outputs,
+        curvature: float = 0.0,
+    ) -> None:
+        self.problem, self.columns = problem, columns
+        self.values = self._last_values = values
+        self.predictions = self._last_predictions = columns.matvec(values)
+        self.intercept, self.dual = problem.settle(self.predictions, intercept)
+        self._weights = problem.weights[:, None]
+        self._groups = (values.shape[0] // problem.group_size, -1)
+        self._gradient = columns.rmatvec(self._weights * self.dual)
+        self.curvature = curvature or self._curvature_along(self._gradient)
+        self._momentum = 1.0
+        precision = columns.array.dtype if isinstance(columns, WorkingColumns) else np.dtype(np.float64)
+        self._noise = 8.0 * float(np.finfo(precision).eps)
+
+    @property
+    def scores(self) -> Float[np.ndarray, " m"]:
+        """The group norms of Φᵀ(w dual)."""
+        return group_norms(self.problem.grouped(self._gradient))
+
+    def advance(self) -> None:
+        """One iteration."""
+        momentum = 0.5 * (1.0 + math.sqrt(1.0 + 4.0 * self._momentum**2))
+        push = (self._momentum - 1.0) / momentum
+        ahead = self.values + push * (self.values - self._last_values)
+        ahead_predictions = self.predictions + push * (self.predictions - self._last_predictions)
+        _, self.dual = self.problem.settle(ahead_predictions, self.intercept)
+        self._gradient = self.columns.rmatvec(self._weights * self.dual)
+
+        values, predictions = self._step(ahead, ahead_predictions, self._gradient)
+        if float(np.vdot(ahead - values, values - self.values)) > 0.0:
+            momentum = 1.0
+        self._last_values, self._last_predictions = self.values, self.predictions
+        self.values, self.predictions, self._momentum = values, predictions, momentum
+
+    def _step(
+        self, start: Float[np.ndarray, "p t"], predictions: Samples, gradient: Float[np.ndarray, "p t"]
+    ) -> tuple[Float[np.ndarray, "p t"], Samples]:
+        """The projected gradient step from ``start`` with the largest step that passes the curvature test."""
+        problem = self.problem
+        while True:
+            grouped = (start - gradient / self.curvature).reshape(self._groups)
+            values = problem.ball.project(grouped).reshape(start.shape)
+            move = values - start
+            reached = self.columns.matvec(values)
+            change = reached - predictions
+            self.intercept, dual = problem.settle(reached, self.intercept)
+            turn = self._weights * (dual - self.dual)
+            bend = float(np.vdot(turn, change))
+            size = float(np.vdot(move, move))
+            # what rounding in the products alone could add to `bend`
+            allowance = self._noise * float(np.linalg.norm(turn) * np.linalg.norm(reached))
+            if bend <= self.curvature * size + allowance or size == 0.0:
+                # where rounding decided the test, it says nothing about longer steps
+                self.curvature *= RELAX if bend > allowance else 1.0
+                return values, reached
+            self.curvature = max(2.0 * self.curvature, 1.1 * bend / size)
+
+    def _curvature_along(self, direction: Float[np.ndarray, "p t"]) -> float:
+        """A first L: the largest curvature the loss could have along ``direction``."""
+        size = float(np.vdot(direction, direction))
+        if size == 0.0:
+            return 1.0
+        change = self.columns.matvec(direction)
+        if self.problem.fit_intercept:
+            change = change - self.problem.weights @ change
+        bend = float(self.problem.weights @ np.square(change).sum(axis=1))
+        return self.problem.loss.smoothness * bend / size or 1.0
+
+
+CHECK_EVERY = 5  # iterations between two looks at the gap, which cost O(n log n + m log m) and no product
+PATIENCE = 50  # looks without a gap 1 % below the best one before a descent gives up: rounding has the last word
+IDLE_MOVES = 5  # moves of the centre in a row without a gap 1 % smaller before a descent gives up
+FIRST_WIDTH = 0.3  # first smoothing width, in units of the loss of the best constant: the scale of the residuals
+NARROWER = 0.3  # the width shrinks by this factor when moving the centre did not bring the gap below 0.3 of what it was
+
+
+DescentPoint: TypeAlias = tuple[Float[np.ndarray, "q t"], Outputs, float, Samples]
+
+
+class GapWatch:
+    """The best primal and dual points of a problem met so far on the columns at hand, and how long ago."""
+
+    def __init__(self, problem: BallRisk, values: Float[np.ndarray, "q t"], dual: Samples) -> None:
+        self.problem, self.values, self.dual, self.stale = problem, values, dual, 0
+        self._objective, self._bound, self._record = np.inf, -np.inf, np.inf
+
+    @property
+    def gap(self) -> float:
+        """Best objective less best bound."""
+        return self._objective - self._bound
+
+    def look(self, descent: AcceleratedDescent, dual: Samples) -> float:
+        """Evaluate the problem at the current point of ``descent`` and at ``dual``; return the gap."""
+        intercept = self.problem.best_intercept(descent.predictions, descent.intercept)
+        objective = self.problem.primal(descent.predictions, intercept)
+        if objective < self._objective:
+            self._objective, self.values = objective, descent.values
+        bound = self.problem.dual(dual, descent.scores)
+        if bound > self._bound:
+            self._bound, self.dual = bound, dual
+        if self.gap < 0.99 * self._record:
+            self._record, self.stale = self.gap, 0
+        else:
+            self.stale += 1
+        return self.gap
+
+
+class BallDescent:
+    """Accelerated descent on some columns that can be taken further and further, until it is ``exhausted``.
+
+    ``at`` are values in the ball, of the groups at hand, an intercept, an estimate of L (0 for none) and a feasible
+    dual point; ``width`` smooths a loss with kinks, around that point; ``inner`` is the iteration.
+    """
+
+    def __init__(self, problem: BallRisk, columns: Design, at: DescentPoint, width: float) -> None:
+        self.problem, self.columns, self.width = problem, columns, width
+        self.watch = GapWatch(problem, at[0], at[3])
+        self.n_iter, self.exhausted = 0, False
+        self.inner = self._begin(*at)
+
+    def run(self, target: float, max_iter: int) -> None:
+        """Iterate until the gap is at most ``target`` or falls no more, ``max_iter`` times at most."""
+        last = self.n_iter + max_iter
+        while self.n_iter < last:
+            self.inner.advance()
+            self.n_iter += 1
+            if self.n_iter % CHECK_EVERY == 0 or self.n_iter == last:
+                dual = self.problem.feasible(self.inner.dual)
+                gap = self.watch.look(self.inner, dual)
+                if gap <= target:
+                    break
+                self._adapt(dual)
+                if self.exhausted:
+                    break
+
+    def _begin(
+        self, values: Float[np.ndarray, "q t"], intercept: Outputs, curvature: float, dual: Samples
+    ) -> AcceleratedDescent:
+        """The iteration to run: on the problem itself, unless its loss has kinks."""
+        return AcceleratedDescent(self.problem, self.columns, values, intercept, curvature)
+
+    def _adapt(self, dual: Samples) -> None:
+        """Change the iteration in the light of its current dual point, or find it exhausted."""
+        self.exhausted = self.watch.stale > PATIENCE
+
+
+class KinkedDescent(BallDescent):
+    """Accelerated descent on smoothed problems whose centre moves to the dual solution."""
+
+    _before, _idle_moves = math.inf, 0
+
+    def _begin(
+        self, values: Float[np.ndarray, "q t"], intercept: Outputs, curvature: float, dual: Samples
+    ) -> AcceleratedDescent:
+        loss = self.problem.loss
+        assert isinstance(loss, KinkedLoss)
+        self._centre = dual
+        smoothed = replace(self.problem, loss=Smoothed(loss, self.problem.targets, self.width, dual))
+        self._inner_watch = GapWatch(smoothed, values, dual)
+        return AcceleratedDescent(smoothed, self.columns, values, intercept, curvature)
+
+    def _adapt(self, dual: Samples) -> None:
+        """Move the centre once the smoothed problem is solved as well as the centre is known."""
+        inner = self.inner
+        shift = 0.5 * self.width * float(self.problem.weights @ np.square(dual - self._centre).sum(axis=1))
+        if self._inner_watch.look(inner, dual) > 2.0 * shift and self._inner_watch.stale <= PATIENCE:
+            return
+        self._idle_moves = self._idle_moves + 1 if self.watch.gap > 0.99 * self._before else 0
+        self.exhausted = self._idle_moves > IDLE_MOVES
+        curvature = inner.curvature
+        if self.watch.gap > 0.3 * self._before:
+            self.width, curvature = NARROWER * self.width, curvature / NARROWER
+        self._before = self.watch.gap
+        self.inner = self._begin(inner.values, inner.intercept, curvature, dual)
+
+
+OBJECTIVE_FLOOR = 1e-3  # the gap is relative to the objective, or to this share of the best constant's loss if larger
+ROUNDING_FLOOR = 1e-12  # and never to less than this share of the loss at zero: constant targets are fitted to rounding
+STAGE = 0.1  # a stage aims at this share of the certified gap: more would be spent on a working set that may be wrong
+SPARE_GROUPS = 10  # groups added to those predicted active, doubled when the prediction was too small
+COPYING = 12.0  # what copying columns costs, in iterations on them: about 20 into fresh memory, 2 into used memory
+SHORT_STAGE = 10  # iterations that a first stage is expected to take; a later one is expected to be like the one before
+IDLE_STAGES = 2  # stages in a row on the same groups, without a gap 1 % smaller, before a fit gives up: it is rounding
+
+WORTH_SHRINKING = 0.7
+"""Share of the columns at hand below which a smaller working set is worth a copy and the loss of momentum."""
+
+
+class SolverWarning(UserWarning):
+    """A solver stopped before the gap was as small as asked; the message has the number and the remedy."""
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The best point found, and the best primal point against the best dual one.
+
+    ``relative_gap`` is the gap over max(objective, floor), as compared with ``tol``.
+    """
+
+    values: Float[np.ndarray, "p t"]
+    certificate: GapCertificate
+    relative_gap: float
+    n_iter: int
+    converged: bool
+
+
+class WorkingSet:
+    """Which groups are at hand, as ``chosen`` (m,) of bool, and their ``columns``."""
+
+    def __init__(self, problem: BallRisk, design: SelectableDesign, dtype: np.dtype, memory_budget: int) -> None:
+        self._problem, self._design, self._memory_budget = problem, design, memory_budget
+        self._buffer = ColumnBuffer(dtype)
+        self._whole: Design | None = None
+        if isinstance(design, DenseDesign) and design.array.dtype == dtype:
+            self._whole = WorkingColumns(design.array)
+        self._item_bytes = len(problem.targets) * problem.group_size * dtype.itemsize
+        self.chosen = np.zeros(design.shape[1] // problem.group_size, dtype=bool)
+        self.columns: Design = design
+
+    def update(self, wanted: Bool[np.ndarray, " m"], n_iter: int) -> None:
+        """Have at least the ``wanted`` groups at hand, for a stage of about ``n_iter`` iterations."""
+        at_hand = bool(self.chosen.any()) and not bool((wanted & ~self.chosen).any())
+        if at_hand and wanted.sum() >= WORTH_SHRINKING * self.chosen.sum():
+            return
+        share = float(wanted.mean())
+        too_large = int(wanted.sum()) * self._item_bytes > self._memory_budget
+        dear = self._whole is not None and COPYING * share >= n_iter * (1.0 - share)
+        if not (too_large or dear):
+            self.chosen = wanted
+            self.columns = self._buffer.fill(self._design, np.flatnonzero(wanted), self._problem.group_size)
+        else:
+            # without columns at hand the design streams them anew at every product
+            self.chosen = np.ones_like(wanted)
+            self.columns = self._whole or self._design
+
+    def restrict(self, values: Float[np.ndarray, "p t"]) -> Float[np.ndarray, "q t"]:
+        """The values of the chosen groups, side by side."""
+        return np.asarray(self._problem.grouped(values)[self.chosen].reshape(-1, values.shape[1]))
+
+    def extend(self, values: Float[np.ndarray, "q t"]) -> Float[np.ndarray, "p t"]:
+        """Values of all groups: zero outside the chosen ones."""
+        whole = np.zeros((len(self.chosen), values.size // max(1, int(self.chosen.sum()))))
+        whole[self.chosen] = self._problem.grouped(values)
+        return whole.reshape(-1, values.shape[1])
+
+
+def minimise(
+    problem: BallRisk,
+    design: SelectableDesign,
+    start: Float[np.ndarray, "p t"],
+    *,
+    dual: Samples | None = None,
+    tol: float,
+    max_iter: int,
+    dtype: np.dtype,
+    memory_budget: int,
+) -> Solution:
+    """Minimise the risk from ``start``, projected onto the ball, until the certified relative gap is at most ``tol``.
+
+    ``dual`` (n, t) is a dual point to start from, the gradient of the loss at ``start`` if None. Iterations are in
+    ``dtype``, certificates in float64. The columns at hand are copied if that takes no more than
+    ``memory_budget`` bytes, and streamed from the design otherwise.
+    """
+    start = problem.ball.project(problem.grouped(start)).reshape(start.shape)
+    constant, null, floor = null_model(problem)
+    best = certify(problem, design, start, dual, constant)
+    working = WorkingSet(problem, design, dtype, memory_budget)
+    values, curvature, width = start, 0.0, FIRST_WIDTH * max(null, floor)
+    spare, expected, n_iter, idle, exhausted = SPARE_GROUPS, SHORT_STAGE, 0, 0, False
+    descent: BallDescent | None = None
+    while True:
+        scale = max(best.objective, floor)
+        converged = best.gap <= tol * scale
+        if converged or n_iter >= max_iter or exhausted:
+            break
+        working.update(_predict_active(problem, values, best.scores, spare), expected)
+        moved = descent is None or descent.columns is not working.columns
+        if descent is None or moved:
+            if descent is not None:
+                curvature, width = descent.inner.curvature, descent.width
+            at = working.restrict(values), best.intercept, curvature, best.dual
+            suited = KinkedDescent if isinstance(problem.loss, KinkedLoss) else BallDescent
+            descent = suited(problem, working.columns, at, width)
+        target, before = max(0.7 * tol * scale, STAGE * best.gap), descent.n_iter
+        descent.run(target, max_iter - n_iter)
+        expected = descent.n_iter - before
+        n_iter += expected
+        candidate = working.extend(descent.watch.values)
+        certificate = certify(problem, design, candidate, descent.watch.dual, descent.inner.intercept)
+        if certificate.objective <= best.objective:
+            values = candidate
+        gap, best = best.gap, _merge(best, certificate)
+        idle = idle + 1 if best.gap > 0.99 * gap and not moved else 0
+        exhausted = idle > IDLE_STAGES or (descent.exhausted and best.gap > 0.5 * gap)
+        # the gap on the working set was below target: what is left is due to groups outside it
+        spare = 2 * spare if best.gap > 3.0 * target else spare
+    return Solution(values, best, best.gap / scale if scale > 0 else 0.0, n_iter, converged)
+
+
+def warn_if_short(
+    solution: Solution,
+    tol: float,
+    max_iter: int,
+    dtype: Any,
+    *,
+    who: str,
+    category: type[SolverWarning],
+    stacklevel: int,
+) -> None:
+    """Warn if ``solution`` did not reach ``tol``: the gap it reached, and what to change."""
+    if solution.converged:
+        return
+    if solution.n_iter >= max_iter:
+        remedy = "raise `max_iter`, or `tol` if that gap will do"
+    elif np.dtype(dtype) == np.float32:
+        remedy = "float32 has no more digits to give: use float64, or raise `tol`"
+    else:
+        remedy = "rounding has the last word here: raise `tol`"
+    warnings.warn(
+        f"{who} stopped after {solution.n_iter} iterations at a relative duality gap of {solution.relative_gap:.2e}, "
+        f"where `tol` asked for {tol:.2e}: {remedy}. Columns of very different size slow it down: bring the "
+        "coordinates of tokens to a similar scale.",
+        category,
+        stacklevel=stacklevel + 1,
+    )
+
+
+def null_model(problem: BallRisk) -> tuple[Float[np.ndarray, " t"], float, float]:
+    """The best intercept without values, its loss, and the floor below which a relative gap means nothing."""
+    nothing = np.zeros_like(problem.targets)
+    constant = problem.best_intercept(nothing, np.zeros(problem.targets.shape[1]))
+    null = float(problem.weights @ problem.loss.value(problem.targets, nothing + constant))
+    zero = float(problem.weights @ problem.loss.value(problem.targets, nothing))
+    return constant, null, max(OBJECTIVE_FLOOR * null, ROUNDING_FLOOR * zero)
+
+
+def _merge(old: GapCertificate, new: GapCertificate) -> GapCertificate:
+    """The better primal point with the better dual point."""
+    primal = new if new.objective <= old.objective else old
+    dual = new if new.lower_bound >= old.lower_bound else old
+    gap = max(primal.objective - dual.lower_bound, 0.0)
+    return GapCertificate(primal.objective, dual.lower_bound, gap, primal.intercept, dual.dual, dual.scores)
+
+
+def _predict_active(
+    problem: BallRisk, values: Float[np.ndarray, "p t"], scores: Float[np.ndarray, " m"], spare: int
+) -> Bool[np.ndarray, " m"]:
+    """Groups that are active, or that the dual point says should be, and the next best ones."""
+    chosen = group_norms(problem.grouped(values)) > 0
+    chosen |= scores > problem.ball.support(scores)[1]
+    size = math.ceil(1.25 * chosen.sum()) + spare
+    ranked = np.argsort(np.where(chosen, np.inf, scores))[::-1]
+    chosen[ranked[:size]] = True
+    return chosen
+
+
+def suits_newton(problem: BallRisk, design: SelectableDesign, memory_budget: int) -> bool:
+    """Whether a problem is small enough for Newton steps, and its ball has an interior."""
+    (n, p), outputs = design.shape, problem.targets.shape[1]
+    unknowns = (p + 1) * outputs + p // problem.group_size
+    small = unknowns <= LARGEST_SYSTEM and n * (p + 1) ** 2 * outputs**2 <= LARGEST_STEP
+    fits = 4 * 8 * n * (p + 1) * outputs <= memory_budget
+    bounded = problem.ball.group_radius > 0 and problem.ball.ball_radius > 0
+    return small and fits and bounded
+
+
+def newton_start(
+    problem: BallRisk, design: SelectableDesign, tol: float, max_iter: int
+) -> tuple[Float[np.ndarray, "p t"], Samples | None, int]:
+    """Values and a dual point at the end of the central path, without the groups that the dual point rules out.
+
+    All groups are nonzero on the path. If the gap is too large without those, the path is followed further:
+    they shrink in proportion. The third is the number of Newton steps.
+    """
+    constant, null, floor = null_model(problem)
+    values = np.zeros((design.shape[1], problem.targets.shape[1]))
+    if null <= floor:
+        return values, None, 0
+    columns = design.take(np.arange(design.shape[1] // problem.group_size)).astype(np.float64, copy=False)
+    path = CentralPath(problem, columns, constant, null)
+    dual, n_iter = None, 0
+    for closer in (1.0, 0.1, 0.01):
+        reached, dual, taken = path.follow(closer * tol, floor, max_iter - n_iter)
+        n_iter += taken
+        whole = certify(problem, design, reached, dual, constant)
+        grouped, threshold = problem.grouped(reached), problem.ball.support(whole.scores)[1]
+        norms = group_norms(grouped)
+        # on the path norm times slack is about μ for every group: the smaller of the two, as a share, is zero
+        kept = norms * threshold >= norms.sum() * (threshold - whole.scores)
+        values = (grouped * kept[:, None]).reshape(reached.shape)
+        best = certify(problem, design, values, dual, constant)
+        if best.gap <= tol * max(best.objective, floor):
+            return values, dual, n_iter
+        if n_iter >= max_iter:
+            break
+    # where the ball hardly binds no group is ruled out
+    return reached if whole.gap < best.gap else values, dual, n_iter
+
+
+class CentralPath:
+    """Newton's method along the central path, on a dense design (n, p): few columns, however badly scaled.
+
+    Gradient steps on the norm ball slow down with the condition number of the design, and a group may not be
+    rescaled from within, because its norm is what the ball bounds. Newton steps do not see the scales. With s_m
+    an upper bound of |v_m| they minimise
+
+        Σ_i w_i ℓ_μ(y_i, Φ_i v + b) − μ [ log(K − Σ s) + log(R² − |v|²) + Σ_m log(s_m² − |v_m|²) ]
+
+    for μ → 0, in v, b and s. ℓ_μ is ℓ itself if it is smooth, and otherwise the same idea applied to its kink:
+    max over the slopes a of a(z − y) + μ log((a − low)(high − a)), up to a constant. Its minimiser is within
+    about (2M + 5) μ of the optimum, and the gradient of ℓ_μ there is a dual point as good. Cost of a step:
+    O(n q² t + (q t + M)³) for q columns and t outputs.
+
+    Measured against the descent alone (CPU time; relative gap): tokens near 100, 80 samples, 4 heads, absolute loss,
+    0.01 s and 2e-3 where the descent gives up after 1.6 s at 1e-1; 300 noisy samples, 40 heads of 5 columns, absolute
+    loss, 0.4 s and 2e-5 against 9 s and 6e-3 at a group radius of 30, 0.2 s against 1.5 s at 10; with
+    cross-validation, without noise, 3.1 s against 7.7 s. On Huber's loss with well scaled columns it gains little: a
+    factor of 1.7 there at 30, none at 3 and at 100.
+
+    The radii K and R are positive; one of them may be infinite. The path begins at the best ``intercept`` without
+    values, whose loss ``null`` is the first gap.
+    """
+
+    def __init__(self, problem: BallRisk, design: Float[np.ndarray, "n p"], intercept: Outputs, null: float) -> None:
+        self.problem = problem
+        self.group_radius, self.ball_radius = problem.ball.group_radius, problem.ball.ball_radius
+        self.n_outputs = problem.targets.shape[1]
+        self.extended = np.column_stack([design, np.ones(len(design))])
+        self.n_values = design.shape[1] * self.n_outputs
+        self.n_groups = design.shape[1] // problem.group_size if math.isfinite(self.group_radius) else 0
+        self.n_linear = self.n_values + self.n_outputs
+        self.mu = null / self.degree
+        self._point = np.zeros(self.n_linear + self.n_groups)
+        self._point[self.n_values : self.n_linear] = intercept
+        if self.n_groups:
+            self._point[self.n_linear :] = 2.0 * self.group_radius / (2.0 * self.n_groups + 1.0)
+
+    @property
+    def degree(self) -> float:
+        """The gap at a point of the path, in units of μ."""
+        return 2.0 * self.n_groups + 5.0
+
+    def follow(self, tol: float, floor: float, max_iter: int) -> tuple[Float[np.ndarray, "p t"], Samples, int]:
+        """Go on until the gap of the path is a share of tol · max(objective, floor): values, dual point, steps."""
+        point, n_iter, in_stage, last = self._point, 0, 0, False
+        while n_iter < max_iter:
+            moved, decrement = self._newton(point)
+            n_iter, in_stage = n_iter + 1, in_stage + 1
+            stuck = moved is point or in_stage >= STEPS_PER_STAGE
+            point = moved
+            if stuck or decrement <= (FINELY_CENTRED if last else CENTRED):
+                if last:
+                    break
+                aim = AIM * tol * max(self._loss(point), floor) / self.degree
+                last = SHRINK * self.mu <= aim
+                self.mu, in_stage = max(SHRINK * self.mu, min(aim, self.mu)), 0
+        self._point = point
+        linear = point[: self.n_linear].reshape(-1, self.n_outputs)
+        slope, _ = self.problem.loss.relaxed_derivatives(self.problem.targets, self.extended @ linear, self.mu)
+        return linear[:-1], slope, n_iter
+
+    def _loss(self, point: np.ndarray) -> float:
+        z = self.extended @ point[: self.n_linear].reshape(-1, self.n_outputs)
+        return float(self.problem.weights @ self.problem.loss.value(self.problem.targets, z))
+
+    def _value(self, point: np.ndarray) -> float:
+        """The barrier problem's objective; inf outside its domain."""
+        values, bounds = point[: self.n_values], point[self.n_linear :]
+        barrier = 0.0
+        if self.n_groups:
+            norms = np.square(values.reshape(self.n_groups, -1)).sum(axis=1)
+            room, left = np.square(bounds) - norms, self.group_radius - float(bounds.sum())
+            if left <= 0.0 or bounds.min() <= 0.0 or room.min() <= 0.0:
+                return math.inf
+            barrier -= math.log(left) + float(np.log(room).sum())
+        if math.isfinite(self.ball_radius):
+            left = self.ball_radius**2 - float(values @ values)
+            if left <= 0.0:
+                return math.inf
+            barrier -= math.log(left)
+        z = self.extended @ point[: self.n_linear].reshape(-1, self.n_outputs)
+        losses = self.problem.loss.relaxed_value(self.problem.targets, z, self.mu)
+        return float(self.problem.weights @ losses) + self.mu * barrier
+
+    def _newton(self, point: np.ndarray) -> tuple[np.ndarray, float]:
+        """One damped Newton step, and the squared decrement before it in units of μ."""
+        gradient, hessian = self._system(point)
+        if not self.problem.fit_intercept:
+            frozen = slice(self.n_values, self.n_linear)
+            gradient[frozen] = 0.0
+            hessian[frozen], hessian[:, frozen] = 0.0, 0.0
+        diagonal = np.diagonal(hessian)
+        # a shift of all classes alike, or of an intercept that no sample curves, has no curvature of its own
+        size = 1.0 / np.sqrt(np.where(diagonal > 0.0, diagonal, 1.0))
+        scaled = hessian * size[:, None] * size
+        scaled[np.diag_indices_from(scaled)] += 1e-12 + (diagonal <= 0.0)
+        try:
+            factor = scipy.linalg.cho_factor(scaled, lower=True, overwrite_a=True, check_finite=False)
+        except np.linalg.LinAlgError:
+            return point, 0.0
+        step = -size * scipy.linalg.cho_solve(factor, size * gradient, check_finite=False)
+        fall = -float(gradient @ step)
+        if not math.isfinite(fall) or fall <= 0.0:
+            return point, 0.0
+        here, scale = self._value(point), 1.0
+        while scale > 1e-10:
+            there = point + scale * step
+            if self._value(there) <= here - 0.1 * scale * fall:
+                return there, fall / self.mu
+            scale *= 0.5
+        return point, fall / self.mu
+
+    def _system(self, point: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Gradient and Hessian of the barrier problem."""
+        t, q = self.n_outputs, self.extended.shape[1]
+        z = self.extended @ point[: self.n_linear].reshape(q, t)
+        slope, bend = self.problem.loss.relaxed_derivatives(self.problem.targets, z, self.mu)
+        weights = self.problem.weights
+        gradient, hessian = np.zeros(len(point)), np.zeros((len(point), len(point)))
+        gradient[: self.n_linear] = (self.extended.T @ (weights[:, None] * slope)).ravel()
+        linear = hessian[: self.n_linear, : self.n_linear]
+        for k in range(t):
+            for j in range(k + 1):
+                block = bend[:, k, j] if bend.ndim == 3 else bend[:, k]
+                if bend.ndim == 3 or j == k:
+                    linear[k::t, j::t] = (self.extended.T * (weights * block)) @ self.extended
+                    linear[j::t, k::t] = linear[k::t, j::t]
+        self._add_barrier(point, gradient, hessian)
+        return gradient, hessian
+
+    def _add_barrier(self, point: np.ndarray, gradient: np.ndarray, hessian: np.ndarray) -> None:
+        values, p, mu = point[: self.n_values], self.n_values, self.mu
+        if math.isfinite(self.ball_radius):
+            left = self.ball_radius**2 - float(values @ values)
+            gradient[:p] += mu * 2.0 * values / left
+            hessian[:p, :p] += (mu * 4.0 / left**2) * np.outer(values, values)
+            hessian[np.arange(p), np.arange(p)] += mu * 2.0 / left
+        if not self.n_groups:
+            return
+        m, bounds = self.n_groups, point[self.n_linear :]
+        blocks, each = values.reshape(m, -1), np.arange(m)
+        room = np.square(bounds) - np.square(blocks).sum(axis=1)
+        left = self.group_radius - float(bounds.sum())
+        gradient[:p] += mu * (2.0 * blocks / room[:, None]).ravel()
+        gradient[self.n_linear :] += mu * (1.0 / left - 2.0 * bounds / room)
+        hessian[np.arange(p), np.arange(p)] += np.repeat(mu * 2.0 / room, p // m)
+        across = hessian[:p, :p].reshape(m, p // m, m, p // m)
+        across[each, :, each, :] += mu * 4.0 * blocks[:, :, None] * blocks[:, None, :] / np.square(room)[:, None, None]
+        mixed = -mu * 4.0 * (bounds / np.square(room))[:, None] * blocks
+        hessian[:p, self.n_linear :].reshape(m, p // m, m)[each, :, each] = mixed
+        hessian[self.n_linear :, :p] = hessian[:p, self.n_linear :].T
+        corner = hessian[self.n_linear :, self.n_linear :]
+        corner += mu / left**2
+        corner[each, each] += mu * (4.0 * np.square(bounds / room) - 2.0 / room)
 
 
 def check_radius(radius: Any, name: str) -> float:
@@ -83,7 +749,7 @@ class BallSetup:
 
         From ``start``, projected onto the ball, by accelerated projected gradient with restarts on a working set of
         groups; losses with kinks by the proximal point method on the dual: see `AcceleratedDescent`, `Smoothed` and
-        `keyhole.ball.solver.minimise`. An iteration costs 4·n·q flops for q columns in the working set, and their
+        `keyhole.ball.norm_ball.minimise`. An iteration costs 4·n·q flops for q columns in the working set, and their
         number grows with the condition of its columns. Small problems (some 250 unknowns) take a few dozen Newton steps
         instead, which do not mind badly scaled columns and need no start: see `CentralPath`. Whatever these leave to
         do, e.g. because rounding stopped them, gradient steps take up.

@@ -9,8 +9,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from keyhole.cli._app import answer_or_exit, app, check_folder, refuse
-from keyhole.cli._data import Tokens
+from keyhole.cli._app import Tokens, answer_or_exit, app, check_folder, refuse
 
 
 @app.command()

@@ -10,8 +10,7 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from keyhole.cli._app import answer_or_exit, app, check_output, refuse, say
-from keyhole.cli._data import (
+from keyhole.cli._app import (
     Data,
     Dim,
     Extras,
@@ -25,8 +24,13 @@ from keyhole.cli._data import (
     Task,
     Time,
     Tokens,
+    answer_or_exit,
+    app,
+    check_output,
     read_data,
     read_heads,
+    refuse,
+    say,
     task_of,
 )
 from keyhole.lab.report.html import number

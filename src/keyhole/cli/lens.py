@@ -10,8 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from keyhole.cli._app import answer_or_exit, app, check_folder, echo_json, refuse, say, text_table
-from keyhole.cli._data import (
+from keyhole.cli._app import (
     Data,
     Dim,
     Extras,
@@ -25,8 +24,15 @@ from keyhole.cli._data import (
     Task,
     Time,
     Tokens,
+    answer_or_exit,
+    app,
+    check_folder,
+    echo_json,
     read_data,
+    refuse,
+    say,
     task_of,
+    text_table,
 )
 
 _HELP = """What can one attention layer learn from this data?

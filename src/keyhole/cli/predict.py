@@ -15,8 +15,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from keyhole.cli._app import app, check_output, refuse
-from keyhole.cli._data import Dim, Keys, Query, SetId, Tokens
+from keyhole.cli._app import Dim, Keys, Query, SetId, Tokens, app, check_output, refuse
 
 if TYPE_CHECKING:
     from keyhole.data.layout import Dataset

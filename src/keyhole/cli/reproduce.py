@@ -17,10 +17,10 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from keyhole.cli._app import answer_or_exit, app, check_folder, echo_json, refuse, say, text_table
 
 if TYPE_CHECKING:
+    from keyhole.lab.cells import Store
+    from keyhole.lab.jobs import OnFinished, Plan, Timer
     from keyhole.lab.report.document import Report
     from keyhole.lab.reproduce import Figure
-    from keyhole.lab.runner import OnFinished, Plan, Timer
-    from keyhole.lab.store import Store
 
 
 LINE_SECONDS = 10.0  # between two lines of progress where there is no terminal
@@ -55,10 +55,10 @@ def reproduce(
 
     Finished cells are kept in OUT/cells.sqlite: stop at any time, and the same command goes on from there.
     """
+    from keyhole.lab.cells import Store, StoreError, export
+    from keyhole.lab.jobs import Plan, RunError, check_scheduler
     from keyhole.lab.report.html import write_report
     from keyhole.lab.reproduce import TRANSFORMER, build_report, check_names, choose_figures, provenance_of
-    from keyhole.lab.runner import Plan, RunError, check_scheduler
-    from keyhole.lab.store import Store, StoreError, export
 
     names = answer_or_exit(lambda: check_names(figures or []))
     chosen: list[Figure] = answer_or_exit(lambda: choose_figures(names, preset, seed, settings or []))
@@ -97,8 +97,7 @@ def reproduce(
 def _run(
     plan: Plan, store: Store, figures: dict[str, set[str]], scheduler: str | None, jobs: int | None, console: Console
 ) -> None:
-    from keyhole.lab.jobs import cell_costs
-    from keyhole.lab.runner import Timer, run_dask, run_local
+    from keyhole.lab.jobs import Timer, cell_costs, run_dask, run_local
 
     found = len(plan.cells) - len(plan.missing)
     known = f", {found} of them finished before" if found else ""

@@ -9,8 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from keyhole.cli._app import answer_or_exit, app, check_folder, echo_json, refuse, say, text_table
-from keyhole.cli._data import read_heads
+from keyhole.cli._app import answer_or_exit, app, check_folder, echo_json, read_heads, refuse, say, text_table
 from keyhole.lab.report.html import number
 
 _THEORY_HELP = """What the theory says of a target before any data: how hard, how many samples, how many heads.

@@ -21,9 +21,17 @@ from keyhole.attention.features import apply_values, attention_features, key_con
 from keyhole.attention.heads import HeadDraw
 from keyhole.ball.design import DenseDesign, StreamedDesign
 from keyhole.ball.losses import LOSSES
-from keyhole.ball.norm_ball import BallSetup, check_radii, check_radius
+from keyhole.ball.norm_ball import (
+    OBJECTIVE_FLOOR,
+    BallSetup,
+    Solution,
+    SolverWarning,
+    check_radii,
+    check_radius,
+    null_model,
+    warn_if_short,
+)
 from keyhole.ball.projection import NormBall, group_norms
-from keyhole.ball.solver import OBJECTIVE_FLOOR, Solution, SolverWarning, null_model, warn_if_short
 from keyhole.data.sets import PooledSets, SampleBatch, SetBatch
 from keyhole.estimators.base import KeyContributions, LabelScores, SetEstimator, finite_heads, memory_budget, outputs
 from keyhole.estimators.inputs import (

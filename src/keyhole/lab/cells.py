@@ -1,15 +1,25 @@
 """The unit of work of `keyhole reproduce`: one learner on one target at one size, and the key its result is kept under.
 
 A cell knows nothing of figures: two figures that ask for the same cell share its result. Its numbers are a function
-of its fields alone, to the last bit (one BLAS thread, fixed blocks), whatever else is computed beside it.
+of its fields alone, to the last bit (one BLAS thread, fixed blocks), whatever else is computed beside it. Finished
+cells are in one SQLite file, the `Store`: one transaction each, safe to share, exported in a fixed order.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+import math
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
+
+from keyhole._files import write_whole
+from keyhole.lab.report.document import csv_bytes
 
 Values = dict[str, float]  # what a cell comes to, by name; every number is finite
 
@@ -88,3 +98,154 @@ def canonical(fields: dict[str, Any]) -> str:
     '{"a":0.5,"b":1}'
     """
     return json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+BUSY_SECONDS = 60.0  # how long a writer waits for another one; a transaction of ours takes milliseconds
+
+_TABLES = {
+    "results": "CREATE TABLE results (key TEXT PRIMARY KEY, config TEXT NOT NULL, result TEXT NOT NULL)",
+    "timings": "CREATE TABLE timings (key TEXT PRIMARY KEY, seconds REAL NOT NULL, worker TEXT NOT NULL)",
+}
+
+
+class StoreError(ValueError):
+    """A store that cannot be read or written, in words for the person who started the run."""
+
+
+class Store:
+    """Results of cells in one SQLite file (WAL), keyed by `Cell.key`; timings in a table of their own.
+
+    Several processes may read and write one file at once. A result is written in one transaction and never changed:
+    whoever comes second with the same cell has the same bits. Use it as a context manager, or call ``close``.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        # transactions are opened by hand: `isolation_level=None` keeps Python from opening others
+        self._db = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+        try:
+            with self._in_words():
+                self._db.execute(f"PRAGMA busy_timeout = {int(1000 * BUSY_SECONDS)}")
+                self._db.execute("PRAGMA trusted_schema = OFF")
+                self._check_schema()
+                self._db.execute("PRAGMA journal_mode = WAL")
+                # in WAL this loses nothing to a killed process, and the last few cells but no more to a power cut
+                self._db.execute("PRAGMA synchronous = NORMAL")
+                with self._transaction():
+                    for statement in _TABLES.values():
+                        self._db.execute(statement.replace("TABLE", "TABLE IF NOT EXISTS", 1))
+        except BaseException:
+            self._db.close()
+            raise
+
+    def _check_schema(self) -> None:
+        """A file from elsewhere may hold views and triggers, which run whenever we read and write: none are ours."""
+        for name, kind, sql in self._db.execute("SELECT name, type, sql FROM sqlite_master WHERE sql IS NOT NULL"):
+            if kind != "table" or sql != _TABLES.get(name):
+                raise self._error(f"it has the {kind!s:.20} {name!r:.60}, as no store of ours has")
+        # a damaged index hides cells that are there: milliseconds for thousands of them
+        [(verdict,)] = self._db.execute("PRAGMA integrity_check(1)")
+        if verdict != "ok":
+            raise self._error(f"it is damaged ({verdict!s:.100})")
+
+    def _error(self, evidence: str) -> StoreError:
+        return StoreError(
+            f"{self.path} must be a store of cells, an SQLite file that can be written: {evidence}. "
+            "Move it away, or choose another folder with --out."
+        )
+
+    @contextmanager
+    def _in_words(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OverflowError, UnicodeDecodeError) as error:
+            raise self._error(f"{error!s:.200}") from error
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            with suppress(sqlite3.Error):  # SQLite may have rolled back by itself
+                self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+    def put(self, cell: Cell, values: Values, seconds: float, worker: str = "") -> None:
+        """Write one result and its timing in one transaction; a cell that is there stays as it is."""
+        row = (cell.key, cell.config, canonical(values))
+        with self._in_words(), self._transaction():
+            self._db.execute("INSERT OR IGNORE INTO results VALUES (?, ?, ?)", row)
+            self._db.execute("INSERT OR IGNORE INTO timings VALUES (?, ?, ?)", (cell.key, seconds, worker))
+
+    def get(self, cells: Iterable[Cell]) -> dict[Cell, Values]:
+        """Results of those of the cells that are there."""
+        found = {}
+        for cell in cells:
+            with self._in_words():
+                row = self._db.execute("SELECT result FROM results WHERE key = ?", (cell.key,)).fetchone()
+            if row is not None:
+                found[cell] = self._values(row[0])
+        return found
+
+    def _values(self, text: Any) -> Values:
+        try:
+            values = json.loads(text) if isinstance(text, str) else None
+        except (ValueError, RecursionError):
+            values = None
+        if not isinstance(values, dict) or not all(_is_result(name, value) for name, value in values.items()):
+            raise self._error(f"a result there is {text!r:.60}, and not numbers by name")
+        return values
+
+    def keys(self, after: int = 0) -> tuple[int, list[str]]:
+        """Keys written since the row ``after``, and the number of the last one: what progress is read from."""
+        with self._in_words():
+            rows = self._db.execute(
+                "SELECT rowid, key FROM results WHERE rowid > ? ORDER BY rowid", (after,)
+            ).fetchall()
+        return (rows[-1][0] if rows else after), [key for _, key in rows]
+
+
+def _is_result(name: str, value: Any) -> bool:
+    """A finite number under a name that can head a column beside the fields of a cell."""
+    known = name == "key" or name in Cell.__dataclass_fields__
+    return name.isidentifier() and not known and type(value) in (int, float) and math.isfinite(value)
+
+
+def export(results: Mapping[Cell, Values], folder: Path) -> list[Path]:
+    """Write the results as CSV and Parquet, a row per cell in the order of their configurations.
+
+    The same results are the same bytes, whoever computed them and when: floats read back to the same bits, and nothing
+    of timings, machines or dates is in the files.
+    """
+    values = dict.fromkeys(sorted({name for found in results.values() for name in found}))
+    ordered = sorted(results, key=lambda cell: cell.config)
+    rows = [{"key": cell.key, **asdict(cell), **values, **results[cell]} for cell in ordered]
+    return [
+        write_whole(csv_bytes(rows), folder / "cells.csv"),
+        write_whole(_parquet(rows, ["key", *Cell.__dataclass_fields__, *values]), folder / "cells.parquet"),
+    ]
+
+
+def _parquet(rows: list[dict[str, Any]], columns: list[str]) -> bytes:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    kinds = {"int": pa.int64(), "int | None": pa.int64(), "str": pa.string()}
+    types = {"key": "str"} | {name: str(field.type) for name, field in Cell.__dataclass_fields__.items()}
+    schema = pa.schema([(name, kinds.get(types.get(name, ""), pa.float64())) for name in columns])
+    sink = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), sink)
+    return sink.getvalue()

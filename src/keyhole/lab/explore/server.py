@@ -33,13 +33,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from keyhole import __version__
-from keyhole.lab.cells import Cell, Values
+from keyhole.lab.cells import Cell, Store, StoreError, Values
 from keyhole.lab.explore.views import ExploreState, View, answer_by, cells_of, show
-from keyhole.lab.jobs import cell_costs
+from keyhole.lab.jobs import Plan, RunError, Timer, WorkerPool, cell_costs, run_local
 from keyhole.lab.report.document import Report, Section
 from keyhole.lab.report.html import as_json, asset, fragment, library, one_page, page_of
-from keyhole.lab.runner import Plan, RunError, Timer, WorkerPool, run_local
-from keyhole.lab.store import Store, StoreError
 
 MOST_BYTES = 2**25  # of an upload
 MOST_WAITING = 64  # requests at a time; the page has two

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -133,3 +135,17 @@ class Report:
     lead: str
     sections: Sequence[Section]
     provenance: Mapping[str, str] = field(default_factory=dict)
+
+
+def csv_bytes(rows: Sequence[Row]) -> bytes:
+    """Rows as CSV, numbers in full; a key that a row lacks is an empty cell.
+
+    >>> csv_bytes([{"n": 1, "error": 0.1}, {"n": 2, "note": None}]).decode().split()
+    ['n,error,note', '1,0.1,', '2,,']
+    """
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=keys, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue().encode()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import base64
-import csv
 import html
-import io
 import json
 import math
 import re
@@ -22,7 +20,7 @@ from typing import Any, Literal
 
 from keyhole._files import write_whole
 from keyhole.lab.plots import draw_chart, draw_heat_map
-from keyhole.lab.report.document import Chart, HeatMap, Report, Row, Scalar, Section, Series, Table, Verdict
+from keyhole.lab.report.document import Chart, HeatMap, Report, Row, Scalar, Section, Series, Table, Verdict, csv_bytes
 
 
 @dataclass(frozen=True)
@@ -217,20 +215,6 @@ def rows_behind(block: Chart | HeatMap | Table) -> list[Row]:
             for name, value in zip(block.columns, values, strict=True)
         ]
     return []
-
-
-def csv_bytes(rows: Sequence[Row]) -> bytes:
-    """Rows as CSV, numbers in full; a key that a row lacks is an empty cell.
-
-    >>> csv_bytes([{"n": 1, "error": 0.1}, {"n": 2, "note": None}]).decode().split()
-    ['n,error,note', '1,0.1,', '2,,']
-    """
-    keys = list(dict.fromkeys(key for row in rows for key in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=keys, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue().encode()
 
 
 def _points(series: Series) -> list[Row]:
