@@ -244,9 +244,12 @@ def main() -> None:
     if len(arguments.trees) != 2:
         parser.error("give two work trees: OLD and NEW")
     old, new = (Tree(path, arguments.device) for path in arguments.trees)
+    names = [name for name in old.names if name in new.names and arguments.only in name]
+    if not names:
+        parser.error(f"no case contains {arguments.only!r}: there are {', '.join(old.names)}")
     rows = []
     print(f"{'':36}{'old':>10}{'new / old':>12}   90 % interval of the median over {arguments.rounds} pairs")
-    for name in [n for n in old.names if n in new.names and arguments.only in n]:
+    for name in names:
         pairs = []
         for i in range(arguments.rounds):
             first, second = (old, new) if i % 2 == 0 else (new, old)

@@ -41,11 +41,18 @@ class KeptSamples:
     weights: Float[np.ndarray, " k"] = field(repr=False)
 
     @classmethod
-    def of(cls, sets: SetBatch | SetGroups, columns: np.ndarray, weights: np.ndarray, limit: int) -> KeptSamples:
-        """Keep at most ``limit`` of some samples."""
-        if limit == 0:
-            return cls(0, np.zeros(0, np.uint64), None, columns[:0], weights[:0])
-        return cls(limit, hash_samples(sets, columns), sets, columns, weights)._least()
+    def none(cls, limit: int, n_outputs: int) -> KeptSamples:
+        """None yet, of at most ``limit``."""
+        return cls(limit, np.zeros(0, np.uint64), None, np.zeros((0, n_outputs)), np.zeros(0))
+
+    def put(self, sets: SetBatch | SetGroups, columns: np.ndarray, weights: np.ndarray) -> KeptSamples:
+        """Keep these samples too, as far as they are among the least."""
+        if self.limit == 0:
+            return self
+        hashes = hash_samples(sets, columns)
+        rows = np.flatnonzero(hashes <= self.hashes[-1]) if len(self.hashes) == self.limit else np.arange(len(hashes))
+        new = KeptSamples(self.limit, hashes[rows], sets[rows], columns[rows], weights[rows])
+        return new._least() if self.sets is None else self + new if len(rows) else self
 
     def __add__(self, other: KeptSamples) -> KeptSamples:
         """The least of both."""
@@ -121,9 +128,7 @@ class LayerRecipe:
     def empty(self) -> LayerSums:
         """The sums of no samples."""
         moments = DesignMoments.empty(self.n_columns, self.n_outputs, fit_intercept=self.fit_intercept)
-        nothing = np.zeros((0, self.n_outputs))
-        kept = KeptSamples(self.n_kept, np.zeros(0, np.uint64), None, nothing, np.zeros(0))
-        return LayerSums(moments, kept)
+        return LayerSums(moments, KeptSamples.none(self.n_kept, self.n_outputs))
 
     def add(
         self,
@@ -137,8 +142,7 @@ class LayerRecipe:
             for rows in blocks(len(sets), self._rows(copies=2)):
                 features = self.features(sets[rows])
                 sums.moments.add_rows(features, y[rows], None if w is None else w[rows], overwrite_rows=True)
-            plain = np.ones(len(sets)) if w is None else w
-            sums.kept = sums.kept + KeptSamples.of(sets, y, plain, self.n_kept)
+            sums.kept = sums.kept.put(sets, y, np.ones(len(sets)) if w is None else w)
         return sums
 
     def error_sums(

@@ -83,5 +83,5 @@ def test_sets_of_short_numbers_have_hashes_of_their_own():
         for sets in (SetBatch(keys[:, :, None]), SetBatch(np.stack([keys, keys[:, ::-1]], axis=2))):
             assert len(np.unique(hash_samples(sets, np.zeros((len(keys), 1))))) == len(keys)
     grid = SetBatch(np.array(list(itertools.product([-1.0, 0.0, 1.0], repeat=8)))[:, None])
-    kept = KeptSamples.of(grid, np.zeros((3**8, 1)), np.ones(3**8), limit=3**8)
+    kept = KeptSamples.none(3**8, 1).put(grid, np.zeros((3**8, 1)), np.ones(3**8))
     assert len(kept.weights) == 3**8
