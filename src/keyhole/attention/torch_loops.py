@@ -23,11 +23,6 @@ def seen_query(query: torch.Tensor | None, n: int, like: torch.Tensor) -> torch.
     return torch.full((n, 1), math.sqrt(2.0), dtype=like.dtype, device=like.device)
 
 
-def project_queries(query: torch.Tensor, heads: torch.Tensor, out: torch.Tensor) -> None:
-    """out[s, m·D + e] = Σ_d x~_0[s, d] W_m[d, e], straight into ``out`` (n, M·D)."""
-    torch.mm(query, heads.permute(1, 0, 2).reshape(heads.shape[1], -1), out=out)
-
-
 def weigh(activation: str, scores: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
     """Weights (n, m, k) of the keys: σ(s)/N, or softmax over the set; zero where there is no key."""
     if activation == "softmax":

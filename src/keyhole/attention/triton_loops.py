@@ -23,7 +23,7 @@ import triton.language as tl
 
 from keyhole._array import block_size, blocks
 from keyhole._tensors import as_tensor
-from keyhole.attention.torch_loops import TensorPanel, project_queries, seen_query
+from keyhole.attention.torch_loops import TensorPanel, seen_query
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,assignment,misc,operator,var-annotated"
 
@@ -208,7 +208,8 @@ def fill_in_tiles(
 ) -> torch.Tensor:
     """Project all queries into ``out``, then replace them tile by tile: three passes over ``out``."""
     n, dim = len(offsets) - 1, tokens.shape[1]
-    project_queries(seen_query(query, n, tokens), heads, out)
+    # out[s, m·D + e] = Σ_d x~_0[s, d] W_m[d, e]
+    torch.mm(seen_query(query, n, tokens), heads.permute(1, 0, 2).reshape(heads.shape[1], -1), out=out)
     keys = min(64, _power_of_two(int(np.diff(offsets).max())))
     relu_in_tiles[(n, -(-len(heads) // heads_at_once))](
         out, tokens, as_tensor(offsets.astype(np.int64), tokens), len(heads), out.stride(0), scale,
