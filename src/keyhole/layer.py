@@ -593,8 +593,6 @@ def _fit_kernel(task: _Task) -> tuple[KernelLayer, RidgeFit]:
         gram = attention_kernel(samples.batch, None, law, task.activation, **options)
         for rows in blocks(len(gram) if task.extras.shape[1] else 0, block_size(8 * len(gram), task.memory_budget)):
             gram[rows] += task.extras[rows] @ task.extras.T
-        if samples.groups is not None:
-            mirror_lower(gram)
         ridge = ridge_gram(gram, task.problem, overwrite_gram=True, keep_factor=task.keep_factor, **options)
     else:
         sets = samples.batch.astype(task.dtype).to(task.device)

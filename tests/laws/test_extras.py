@@ -10,7 +10,7 @@ import keyhole as kh
 from keyhole.attention.heads import HeadDraw
 from keyhole.data.sets import first_occurrences
 from keyhole.estimators.norm_ball import head_design
-from keyhole.layer import EXTRAS_SCALES
+from keyhole.layer import EXTRAS_SCALES, extras_unit
 
 N = 60
 
@@ -174,6 +174,10 @@ def test_one_sample_tells_nothing_of_the_scale(n_heads, rng):
     only = np.array([0.0, 1.0, 0.0])
     for model in (kh.AttentionRegressor(n_heads, alpha=1.0, random_state=0), kh.NormBallRegressor(4, group_radius=1.0)):
         assert model.fit(sets, y, sample_weight=only).tokens_.extras_scale == 1.0
+
+
+def test_extras_that_do_not_vary_have_a_unit_of_one():
+    assert (extras_unit(4.0, 5.0, 1.0), extras_unit(0.0, 5.0, 1.0), extras_unit(4.0, 5.0, 0.0)) == (2.0, 1.0, 1.0)
 
 
 def test_units_of_the_columns_do_not_matter(rng):

@@ -269,13 +269,21 @@ def test_precision_of_features_and_penalties_at_the_edge(rng):
 
 
 @pytest.mark.parametrize("grouped", [False, True])
-def test_variances_of_weighted_samples_are_those_of_fits_without_them(seed, rng, grouped):
+@pytest.mark.parametrize("n_heads", [2, 60, math.inf])  # primal, dual, kernel
+def test_variances_of_weighted_samples_are_those_of_fits_without_them(seed, rng, grouped, n_heads):
     """v(x_i) = K_ii − K_iR (K_RR + alpha/w)⁻¹ K_Ri over the rest R, which `novelty` and adaptive widths start from."""
     sets, weights = kh.targets.sphere_sets(12, n_keys=3, dim=3, seed=seed), rng.uniform(0.3, 3.0, 12)
     groups = np.repeat(np.arange(6), 2) if grouped else None
-    model = kh.AttentionRegressor(math.inf, kh.GaussianHeads(), 0.1, scaling="none", query="given", fit_intercept=False)
+    options = {"scaling": "none", "query": "given", "fit_intercept": False, "random_state": seed}
+    model = kh.AttentionRegressor(n_heads, kh.GaussianHeads(), 0.1, **options)
     model.fit(sets, sets.query[:, 0], sample_weight=weights, groups=groups)
-    kernel, expected = kh.attention_kernel(sets), np.empty(12)
+    assert grouped or model.solver_ == {2: "primal", 60: "dual", math.inf: "kernel"}[n_heads]
+    if math.isinf(n_heads):
+        kernel = kh.attention_kernel(sets)
+    else:
+        features = kh.attention_features(sets, model.heads_)
+        kernel = features @ features.T
+    expected = np.empty(12)
     for i in range(12):
         rest = np.arange(12) != i if groups is None else groups != groups[i]
         noisy = kernel[np.ix_(rest, rest)] + 0.1 * np.diag(1 / weights[rest])

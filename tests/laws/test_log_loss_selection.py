@@ -151,6 +151,12 @@ def test_very_many_samples_are_judged_by_some_of_them(rng, monkeypatch):
     labels = np.searchsorted(model.classes_, y)[::3]
     _, losses = calibrate(scores[None], labels, np.ones(30))
     assert model.log_loss_ == pytest.approx(losses.mean(), rel=1e-6)
+    columns, left_out = np.eye(3)[rng.integers(3, size=90)], rng.normal(size=(30, 90, 3))
+    whole, parts = (calibration.PathLosses(columns, np.ones(90), 30) for _ in range(2))
+    whole.put(slice(None), slice(None), left_out)
+    for start, stop in ((0, 31), (31, 32), (32, 90)):
+        parts.put(slice(None), slice(start, stop), left_out[:, start:stop])
+    np.testing.assert_array_equal(parts.scores, whole.scores)
 
 
 @pytest.mark.parametrize("weight", [0.5, 10.0, 1e4, 1e9, 1e20])

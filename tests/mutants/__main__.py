@@ -330,7 +330,7 @@ class Cover:
     def tests(self, mutant: Mutant, limit: float) -> tuple[list[str], float]:
         """Return the tests that execute a mutant, as many as take `limit` seconds, and their time.
 
-        Those that name its module come first, then the quickest.
+        Those that name its module come first, then laws, which hold for every input, then the quickest.
         What is compiled leaves no trace: it is executed where Python mentions its name, or where that of another
         compiled function which mentions it is mentioned.
         """
@@ -347,7 +347,12 @@ class Cover:
             found = self.by_file[mutant.path]
         tests, total = [], 0.0
         stem = mutant.path.stem
-        for test in sorted(found, key=lambda test: (stem not in test.partition("::")[0], self.seconds[test], test)):
+
+        def place(test: str) -> tuple[bool, bool, float, str]:
+            file = test.partition("::")[0]
+            return stem not in file, "laws" not in file, self.seconds[test], test
+
+        for test in sorted(found, key=place):
             if tests and total + self.seconds[test] > limit:
                 break
             tests.append(test)

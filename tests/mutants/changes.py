@@ -1,8 +1,9 @@
 """What may be changed in a source file, one operator, constant or statement at a time.
 
-Left alone, because a change there is no wrong number: text (docstrings, messages, f-strings), annotations, decorators,
-imports, `assert`, which only tells a type checker what holds anyway, and `raise NotImplementedError`, which only names
-what others answer. And whatever `equivalent.toml` names by rule.
+Left alone, because a change there is no wrong number: text (docstrings, messages, f-strings, and what a block that ends
+in `raise` names for its message), annotations, decorators, imports, `assert`, which only tells a type checker what holds
+anyway, `raise NotImplementedError`, which only names what others answer, and numbers below 1e-8, guards against rounding
+of which half or twice is as good a guard. And whatever `equivalent.toml` names by rule.
 """
 
 from __future__ import annotations
@@ -193,7 +194,9 @@ def _visit(
                 inner = (*inner, "")
         children = value if isinstance(value, list) else [value]
         for i, child in enumerate(children):
-            if isinstance(child, ast.AST):
+            if isinstance(child, ast.AST) and not (
+                isinstance(child, ast.Assign) and isinstance(children[-1], ast.Raise)
+            ):
                 given = names
                 if isinstance(child, ast.keyword) and child.arg:
                     given = names | {child.arg}
@@ -280,7 +283,7 @@ def _values(value: object) -> Iterator[object]:
         yield from (value + 1, value - 1)
         if value > 1:
             yield value * 2
-    elif isinstance(value, float):
+    elif isinstance(value, float) and not 0 < value < 1e-8:
         yield from (value * 2, value / 2) if value else (1.0,)
 
 

@@ -7,7 +7,13 @@ from jaxtyping import config
 
 import keyhole as kh
 from keyhole.attention.activations import POINTWISE, SOFTMAX
-from keyhole.attention.features import apply_values, attention_features, feature_blocks, mlp_features
+from keyhole.attention.features import (
+    apply_values,
+    attention_features,
+    attention_weights,
+    feature_blocks,
+    mlp_features,
+)
 from keyhole.attention.heads import GaussianHeads, HeadDraw, sample_mlp_weights
 
 ACTIVATIONS = (*POINTWISE, SOFTMAX)
@@ -110,6 +116,21 @@ def test_the_column_of_coordinate_e_of_head_m_is_m_times_width_plus_e(rng):
     # the last coordinate belongs to the appended one: the mean weight of the keys
     scores = np.einsum("d,mde,ke->mk", batch[0].extended_query()[0], heads, batch[0].extended_keys())
     assert np.allclose(whole[0, :, 2], np.maximum(scores, 0).mean(axis=1) / np.sqrt(5))
+
+
+@pytest.mark.parametrize("budget", [2**30, 2**15])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_weights_of_keys_are_means_over_the_heads_of_each_mean(rng, activation, budget):
+    batch, draw = draw_batch(rng, [1, 2, 5, 2], 3), HeadDraw(GaussianHeads(1.0), 50, 3, seed=0)
+    found = attention_weights(batch, draw, activation, 3, memory_budget=budget)
+    heads = draw.block(0, 50)
+    for one, weights in zip(batch, np.split(found, batch.offsets[1:-1]), strict=True):
+        scores = np.einsum("d,mde,ke->mk", one.extended_query()[0], heads, one.extended_keys())
+        if activation == SOFTMAX:
+            each = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
+        else:
+            each = SIGMA[activation](scores) / len(weights)
+        np.testing.assert_allclose(weights.T, [each[k::3].mean(axis=0) for k in range(3)], rtol=1e-10)
 
 
 def test_softmax_weights_sum_to_one(rng):

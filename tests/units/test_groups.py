@@ -142,6 +142,9 @@ def test_blocks_values_and_kernel_agree_with_the_features(kind, groups, sets):
     np.testing.assert_allclose(apply_values(batch, small, values), features @ values, atol=1e-9)
     kernel = attention_kernel(batch)
     np.testing.assert_allclose(attention_kernel(batch, batch, memory_budget=50_000), kernel, rtol=1e-10)
+    tiles = {"memory_budget": 40}  # of one sample each
+    np.testing.assert_allclose(attention_kernel(batch, **tiles), kernel, rtol=1e-10)
+    np.testing.assert_allclose(attention_kernel(batch[1:], batch, **tiles), kernel[1:], rtol=1e-10)
     gram = np.zeros_like(kernel)
     for _, block in feature_blocks(batch, draw, memory_budget=2**24):
         gram += block @ block.T

@@ -142,6 +142,7 @@ def test_the_held_out_part_is_made_of_runs():
     assert mask.sum() == 200
     assert (np.diff(mask.reshape(100, 10), axis=1) == 0).all()
     assert held_out_parts(90, 0.2, seed=1)[0].sum() == 18
+    np.testing.assert_array_equal([mask.sum() for mask in held_out_parts(7, 1 / 7, seed=1, turns=7)], 1)
 
 
 def test_groups_are_held_out_whole(rng):

@@ -7,7 +7,7 @@ import keyhole as kh
 from keyhole.attention.features import key_stacks
 from keyhole.attention.heads import FittedHeads
 from keyhole.attention.learned import Task
-from keyhole.attention.looks import Ages, LookTrace, starting_looks
+from keyhole.attention.looks import Ages, LookTrace, UsedCoordinates, starting_looks
 from keyhole.data.tokens import look_weights, looked_through
 
 LAW = {"steps": 20, "learning_rate": 0.3, "n_heads": 8, "hops": 2, "scale": 0.1, "strengths": (1.0,)}
@@ -184,6 +184,15 @@ def test_ages_are_found_with_all_that_follows_from_them(rng):
     assert Ages.of(words) is None
     assert Ages.of(sets, None) is None
     assert Ages.of(kh.SetBatch(rng.normal(size=(9, 3, 4)))) is None
+    hot = np.repeat(np.eye(3)[None], 9, axis=0)
+    assert Ages.of(kh.SetBatch(hot)).hot.tolist() == [0, 1, 2]
+    hot[0, 1, 2], hot[0, 2, 2] = 1.0, 0.0
+    assert Ages.of(kh.SetBatch(hot)) is None, "a key of two ages"
+
+
+def test_where_all_is_zero_one_coordinate_is_used():
+    used = UsedCoordinates.of(kh.SetBatch(np.zeros((3, 2, 1)), np.zeros((3, 1))), None)
+    assert (used.keys.tolist(), used.query.tolist()) == ([0], [0])
 
 
 def test_a_while_passes_before_some_keys(rng):

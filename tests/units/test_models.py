@@ -819,7 +819,9 @@ def of_diagonal(gram, factor):
 def test_sums_are_refused_for_one_wrong_part(name, change, words, rng):
     moments = streamed(rng)[1].moments
     _check_record(moments)
-    _check_record(spoiled(moments, gram=of_diagonal(moments.gram, -0.999), rounding=2.0**-23, y_size=0.0, count=1))
+    _check_record(
+        spoiled(moments, gram=of_diagonal(moments.gram, -0.999), rounding=2.0**-23, y_size=0.0, count=1, weight=0.5)
+    )
     with pytest.raises(ValueError, match=words):
         _check_record(spoiled(moments, **{name: change(getattr(moments, name))}))
 

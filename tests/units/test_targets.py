@@ -62,6 +62,7 @@ def test_algebra_agrees_with_values(rng):
     np.testing.assert_allclose((1 - f / 4)(batch), 1 - values[f] / 4)
     np.testing.assert_allclose((h * f * h)(batch), values[h] ** 2 * values[f])
     assert f - f == Polynomial(d, [])
+    assert (f - f).degrees == (0, 0)
     assert (f - f)(batch).tolist() == [0.0] * 4
     assert f + g == g + f
     assert hash(f + g) == hash(g + f)
