@@ -1,9 +1,9 @@
 """What may be changed in a source file, one operator, constant or statement at a time.
 
 Left alone, because a change there is no wrong number: text (docstrings, messages, f-strings, and what a block that ends
-in `raise` names for its message), annotations, decorators, imports, `assert`, which only tells a type checker what holds
-anyway, `raise NotImplementedError`, which only names what others answer, and numbers below 1e-8, guards against rounding
-of which half or twice is as good a guard. And whatever `equivalent.toml` names by rule.
+in `raise` names for its message), annotations, decorators, imports, `assert`, which only tells a type checker what is
+true anyway, `raise NotImplementedError`, which only names what others answer, and numbers below 1e-8, guards against
+rounding of which half or twice is as good a guard. And whatever `equivalent.toml` names by rule.
 """
 
 from __future__ import annotations
