@@ -50,9 +50,13 @@ class KeptSamples:
         if self.limit == 0:
             return self
         hashes = hash_samples(sets, columns)
-        rows = np.flatnonzero(hashes <= self.hashes[-1]) if len(self.hashes) == self.limit else np.arange(len(hashes))
-        new = KeptSamples(self.limit, hashes[rows], sets[rows], columns[rows], weights[rows])
-        return new._least() if self.sets is None else self + new if len(rows) else self
+        if len(self.hashes) == self.limit:
+            rows = np.flatnonzero(hashes <= self.hashes[-1])
+            if not len(rows):
+                return self
+            hashes, sets, columns, weights = hashes[rows], sets[rows], columns[rows], weights[rows]
+        new = KeptSamples(self.limit, hashes, sets, columns, weights)
+        return new._least() if self.sets is None else self + new
 
     def __add__(self, other: KeptSamples) -> KeptSamples:
         """The least of both."""
