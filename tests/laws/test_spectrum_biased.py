@@ -621,6 +621,8 @@ def test_prediction_meets_kernel_ridge(seed):
         (lambda: bias_of("biased", 3), r"must be kh.GaussianHeads.*'biased'.*empirical_curve"),
         (lambda: bias_of(GaussianHeads(mean=1.0), 1), "dimension 2 or more"),
         (lambda: bias_of(GaussianHeads(mean=1.0, scale=0.05), 3), "at most 8 times twice its scale.*empirical_curve"),
+        (lambda: bias_of(GaussianHeads(mean=-9.0), 3), "its mean is -9"),
+        (lambda: bias_of(GaussianHeads(mean=np.diag([1.0, 1.0, -9.0])), 2), "its corner -9"),
         (lambda: learning_curve(Correlation(1, 3), 10, 2, 0.1, model="mlp", law=GaussianHeads()), "leave out"),
         (lambda: learning_curve(Correlation(17, 3), 10, 2, 0.1, law=GaussianHeads(mean=1.0)), "degree 18"),
         (lambda: attention_spectrum(3, 2, 40, law=GaussianHeads(mean=1.0)), "at most 16"),

@@ -330,7 +330,7 @@ class Cover:
     def tests(self, mutant: Mutant, limit: float) -> tuple[list[str], float]:
         """Return the tests that execute a mutant, as many as take `limit` seconds, and their time.
 
-        Those that name its module come first, then laws, which hold for every input, then the quickest.
+        Those that name its module come first, then the quickest.
         What is compiled leaves no trace: it is executed where Python mentions its name, or where that of another
         compiled function which mentions it is mentioned.
         """
@@ -347,12 +347,7 @@ class Cover:
             found = self.by_file[mutant.path]
         tests, total = [], 0.0
         stem = mutant.path.stem
-
-        def place(test: str) -> tuple[bool, bool, float, str]:
-            file = test.partition("::")[0]
-            return stem not in file, "laws" not in file, self.seconds[test], test
-
-        for test in sorted(found, key=place):
+        for test in sorted(found, key=lambda test: (stem not in test.partition("::")[0], self.seconds[test], test)):
             if tests and total + self.seconds[test] > limit:
                 break
             tests.append(test)
@@ -586,7 +581,7 @@ def main() -> int:
     parser.add_argument("--number", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--seconds", type=float, default=20.0, help="of tests per mutant")
+    parser.add_argument("--seconds", type=float, default=40.0, help="of tests per mutant")
     parser.add_argument("--only", default="", help="only mutants whose place or function contains this")
     parser.add_argument("--again", action="store_true", help="try the survivors of the last run, and no others")
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "mutants")

@@ -263,6 +263,16 @@ def test_a_crafted_file_is_refused(saved, change):
         kh.load(saved)
 
 
+def test_heads_that_cannot_be_drawn_are_refused(saved):
+    def change(document, _):
+        for law in (document["layer"]["with"]["heads"]["with"]["law"], document["fitted"]["law_"]):
+            law["with"]["scale"] = 1.7e308
+
+    rewrite(saved, change)
+    with pytest.raises(ValueError, match="heads that are not finite"), np.errstate(over="ignore"):
+        kh.load(saved)
+
+
 @pytest.mark.parametrize("described", [{"list": []}, {"number": "inf"}, None, {"object": "GaussianHeads", "with": {}}])
 def test_what_is_no_layer_is_told(described, saved):
     rewrite(saved, poke(("layer",), described))

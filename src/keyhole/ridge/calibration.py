@@ -129,7 +129,7 @@ class PathLosses:
         self.n, t = columns.shape
         self.every = max(1, -(-n_alphas * self.n * t // MAX_SCORES))
         self.rows = np.arange(0, self.n, self.every)
-        self.scores = np.zeros((n_alphas, len(self.rows), t))
+        self.scores = np.empty((n_alphas, len(self.rows), t))
         self.columns, self.weights = columns[self.rows], weights[self.rows]
 
     def put(self, penalties: slice, rows: slice, left_out: Float[np.ndarray, "a b t"]) -> None:

@@ -381,7 +381,7 @@ def _state_roots(
     order, top = np.arange(len(series.weights), dtype=np.float64), int(pairs.max())
     query, key = harmonic_ratios(order, dim, top), harmonic_ratios(order + 1, dim, top)
     weighted = np.sqrt(series.weights)[:, None] * series.coefficients
-    roots = np.zeros((len(pairs), weighted.shape[1], min(weighted.shape)))
+    roots = np.empty((len(pairs), weighted.shape[1], min(weighted.shape)))
     for rows in blocks(len(pairs), block_size(8 * weighted.size, 2**26)):
         p, q = pairs[rows].T
         scaled = np.sqrt(query[p] * key[q])[:, :, None] * weighted
