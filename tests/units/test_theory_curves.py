@@ -218,6 +218,13 @@ def test_large_problems_have_finite_curves():
             assert np.all(np.isfinite(curve))
 
 
+def test_the_best_ridge_has_the_error_that_is_told():
+    target = TokenPower(2, 8)
+    best = best_ridge_curve(target, [50, 500], 8, noise=0.01, n_heads=40)
+    for n, ridge, error in zip((50, 500), best.ridge, best.error, strict=True):
+        assert float(learning_curve(target, n, 8, float(ridge), 0.01, 40)) == pytest.approx(error, rel=1e-6)
+
+
 def test_best_ridge_without_noise_is_no_worse_than_any():
     target = TokenPower(2, 8)
     best = best_ridge_curve(target, [50, 500], 8, n_heads=40)

@@ -143,3 +143,7 @@ def test_the_spectrum_of_long_wide_sets():
 def test_ever_finer_spectra_double_their_degree():
     assert list(degree_ladder(Bias())) == [4, 8, 16, 32, 64, 128, 256, 512, 1024]
     assert list(degree_ladder(Bias(), 100)) == [128, 256, 512, 1024]
+
+
+def test_tokens_of_one_coordinate_have_a_table_like_any_other():
+    assert pair_eigenvalues(1, 3).shape == pair_eigenvalues(2, 3).shape == (4, 4)
