@@ -3,6 +3,7 @@
 import mpmath
 import numpy as np
 import pytest
+from jaxtyping import config
 
 import keyhole as kh
 from keyhole.attention.activations import POINTWISE, gaussian_moment
@@ -238,6 +239,14 @@ def test_the_mlp_needs_one_number_of_keys(rng):
 def test_arrays_are_pointed_to_set_batches():
     with pytest.raises(TypeError, match=r"`a` must be a SetBatch: got ndarray. Wrap arrays in kh.SetBatch"):
         check_sets(np.zeros((2, 3)), "a")
+    sets = kh.SetBatch(np.ones((3, 2, 2)))
+    config.update("jaxtyping_disable", True)
+    try:
+        for arguments, name in (((np.ones((3, 2, 2)),), "a"), ((sets, np.ones((3, 2, 2))), "b")):
+            with pytest.raises(TypeError, match=f"`{name}` must be a SetBatch"):
+                kh.attention_kernel(*arguments)
+    finally:
+        config.update("jaxtyping_disable", False)
 
 
 @pytest.mark.parametrize("exponent", [-700.0, -400.0, 0.0, 400.0, 700.0, 708.7])

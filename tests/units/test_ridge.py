@@ -8,7 +8,7 @@ from ridges import design_path, gram_fixed, gram_path
 
 from keyhole.ridge import gram as tridiagonal
 from keyhole.ridge.design import ridge_rows
-from keyhole.ridge.gram import _inverse, ridge_gram
+from keyhole.ridge.gram import Tridiagonal, _inverse, ridge_gram
 from keyhole.ridge.matrices import _lead, add_outer, mirror_lower
 from keyhole.ridge.problem import (
     N_DRAFT_ALPHAS,
@@ -454,3 +454,12 @@ def test_a_draft_says_what_a_path_of_its_penalties_says(rng):
     np.testing.assert_allclose(draft.errors, path.errors, rtol=1e-7)
     np.testing.assert_allclose(draft.left_out, path.left_out, rtol=1e-7)
     assert draft.loss == draft.errors.min()
+
+
+@pytest.mark.parametrize("m", [1, 2, 3])
+def test_the_smallest_tridiagonal_matrices_have_eigenpairs(m):
+    form = Tridiagonal(np.asfortranarray(np.eye(m)), np.arange(1.0, m + 1), np.full(m - 1, 0.5))
+    values, vectors = form.eigenpairs()
+    whole = np.diag(form.diagonal) + np.diag(form.beside, 1) + np.diag(form.beside, -1)
+    np.testing.assert_allclose(vectors @ np.diag(values) @ vectors.T, whole, atol=1e-14)
+    assert form.largest() == pytest.approx(values[-1], rel=1e-12)

@@ -8,6 +8,7 @@ import mpmath
 import numpy as np
 import pytest
 from ridges import gram_fixed
+from sklearn import config_context
 from sklearn.base import clone
 
 import keyhole as kh
@@ -415,3 +416,16 @@ def test_groups_are_left_out_on_a_device_too(n_heads, rng):
     assert device.alpha_ == pytest.approx(host.alpha_)
     assert device.loo_error_ == pytest.approx(host.loo_error_)
     np.testing.assert_allclose(device.predict(sets), host.predict(sets), atol=1e-6)
+
+
+def test_blocks_of_heads_on_a_device_add_up(rng, monkeypatch):
+    from keyhole import _tensors
+
+    sets = kh.SetBatch(rng.normal(size=(60, 3, 8)), rng.normal(size=(60, 8)))
+    options = {"law": kh.GaussianHeads(), "alpha": 1.0, "scaling": "none", "query": "given", "random_state": 0}
+    expected = kh.AttentionRegressor(90, **options).fit(sets, sets.query[:, 0])
+    monkeypatch.setattr(_tensors, "free_bytes", lambda device: 2**20)
+    with config_context(working_memory=0.2):  # some twenty heads at a time
+        found = kh.AttentionRegressor(90, device="cpu", **options).fit(sets, sets.query[:, 0])
+    np.testing.assert_allclose(found.loo_predictions_, expected.loo_predictions_, rtol=1e-8)
+    np.testing.assert_allclose(found.predict(sets), expected.predict(sets), rtol=1e-8)
