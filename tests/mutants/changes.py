@@ -2,8 +2,10 @@
 
 Left alone, because a change there is no wrong number: text (docstrings, messages, f-strings, and what a block that ends
 in `raise` names for its message), annotations, decorators, imports, `assert`, which only tells a type checker what is
-true anyway, `raise NotImplementedError`, which only names what others answer, and numbers below 1e-8, guards against
-rounding of which half or twice is as good a guard. And whatever `equivalent.toml` names by rule.
+true anyway, `raise NotImplementedError`, which only names what others answer, numbers below 1e-8, guards against
+rounding of which half or twice is as good a guard, and whole numbers above 64, which are sizes, limits and numbers of
+nodes. `<` does not become `<=` between real numbers, where only a tie to the last bit could tell the two apart. And
+whatever `equivalent.toml` names by rule.
 """
 
 from __future__ import annotations
@@ -57,6 +59,11 @@ TWINS = [
 ]
 CALLED = {old: new for pair in TWINS for old, new in (pair, pair[::-1])}
 CALLED_AWAY = {"abs", "sqrt", "square", "sorted", "copy"}  # f(x) becomes x
+TIES = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt}
+REAL = {  # names of real numbers
+    "alpha", "alphas", "floor", "error", "errors", "gain", "doubt", "gap", "rho", "tol", "tolerance", "objective",
+    "lower_bound", "group_radius", "ball_radius", "gamma", "gammas", "ridge", "rounding",
+}  # fmt: skip
 DROPPED = (ast.AugAssign, ast.Expr, ast.Raise, ast.Delete)
 BARE = (ast.Constant, ast.Yield, ast.YieldFrom)  # docstrings, and what makes a generator
 LEFT_ALONE = {"annotation", "returns", "decorator_list", "type_params"}  # fields of nodes
@@ -237,8 +244,10 @@ def _options(node: ast.AST, in_function: bool) -> Iterator[ast.AST]:
             yield from (_with(node, op=new()) for new in OPERATORS[type(node.op)])
     elif isinstance(node, ast.Compare):
         for i, operator in enumerate(node.ops):
+            sides = [node.left, *node.comparators][i : i + 2]
             for new in OPERATORS[type(operator)]:
-                yield _with(node, ops=[*node.ops[:i], new(), *node.ops[i + 1 :]])
+                if TIES.get(type(operator)) is not new or not _are_real(sides):
+                    yield _with(node, ops=[*node.ops[:i], new(), *node.ops[i + 1 :]])
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.Not, ast.USub)):
         yield node.operand
     elif isinstance(node, ast.Constant):
@@ -252,6 +261,16 @@ def _options(node: ast.AST, in_function: bool) -> Iterator[ast.AST]:
             yield _with(node, test=ast.UnaryOp(ast.Not(), node.test))
     elif isinstance(node, ast.Call):
         yield from _calls(node)
+
+
+def _are_real(sides: list[ast.expr]) -> bool:
+    """Whether real numbers are compared, other than with zero: one has a fraction in it, or the name of one."""
+    leaves = [leaf for side in sides for leaf in ast.walk(side)]
+    numbers = [leaf.value for leaf in leaves if isinstance(leaf, ast.Constant)]
+    names = {getattr(leaf, "id", getattr(leaf, "attr", "")) for leaf in leaves}
+    fraction = any(isinstance(number, float) for number in numbers) or any(isinstance(leaf, ast.Div) for leaf in leaves)
+    with_zero = any(isinstance(side, ast.Constant) and not side.value for side in sides)
+    return (fraction or bool(names & REAL)) and not with_zero
 
 
 def _says_nothing(node: Any) -> bool:
@@ -279,7 +298,7 @@ def _calls(node: ast.Call) -> Iterator[ast.AST]:
 def _values(value: object) -> Iterator[object]:
     if isinstance(value, bool):
         yield not value
-    elif isinstance(value, int):
+    elif isinstance(value, int) and value <= 64:
         yield from (value + 1, value - 1)
         if value > 1:
             yield value * 2
