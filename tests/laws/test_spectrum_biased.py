@@ -625,6 +625,7 @@ def test_prediction_meets_kernel_ridge(seed):
         (lambda: bias_of(GaussianHeads(mean=np.diag([1.0, 1.0, -9.0])), 2), "its corner -9"),
         (lambda: learning_curve(Correlation(1, 3), 10, 2, 0.1, model="mlp", law=GaussianHeads()), "leave out"),
         (lambda: learning_curve(Correlation(17, 3), 10, 2, 0.1, law=GaussianHeads(mean=1.0)), "degree 18"),
+        (lambda: learning_curve(TokenPower(17, 3), 10, 2, 0.1, law=GaussianHeads(mean=1.0)), "degree 17"),
         (lambda: attention_spectrum(3, 2, 40, law=GaussianHeads(mean=1.0)), "at most 16"),
         (lambda: best_bias(Correlation(1, 3), 10, 2, means=(1.0, 0.5)), "rising order"),
         (

@@ -186,6 +186,8 @@ def test_ages_are_found_with_all_that_follows_from_them(rng):
     assert Ages.of(kh.SetBatch(rng.normal(size=(9, 3, 4)))) is None
     hot = np.repeat(np.eye(3)[None], 9, axis=0)
     assert Ages.of(kh.SetBatch(hot)).hot.tolist() == [0, 1, 2]
+    longer = np.concatenate([np.eye(4), np.full((4, 1), 0.5), np.eye(4)[:, :3]], axis=1)
+    assert Ages.of(kh.SetBatch(np.repeat(longer[None], 9, axis=0))).hot.tolist() == [0, 1, 2, 3], "the longest run"
     hot[0, 1, 2], hot[0, 2, 2] = 1.0, 0.0
     assert Ages.of(kh.SetBatch(hot)) is None, "a key of two ages"
 

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -201,3 +202,12 @@ def test_what_key_and_query_share_needs_one_kind(rng):
         kh.tokens.with_shared([rng.normal(size=(2, 3))], rng.normal(size=(1, 2)))
     with pytest.raises(ValueError, match="one row per set: got 2 rows for 1 sets"):
         kh.tokens.with_shared([rng.normal(size=(2, 3))], rng.normal(size=(2, 3)))
+
+
+def test_extras_are_counted_from_their_centre_in_their_spread(rng):
+    sets = kh.SetBatch(rng.normal(size=(4, 2, 3)), extras=rng.normal(size=(4, 2)))
+    rule = TokenRule("none", "given", "mean")
+    np.testing.assert_array_equal(rule.apply(sets).extras, sets.extras)
+    centre, spread = np.array([1.0, -2.0]), np.array([2.0, 0.5])
+    found = replace(rule, extras_centre=centre, extras_spread=spread).apply(sets).extras
+    np.testing.assert_allclose(found, (sets.extras - centre) / spread, rtol=1e-15)
