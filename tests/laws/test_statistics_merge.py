@@ -206,3 +206,15 @@ def test_kept_samples_are_those_of_the_data_whatever_the_batches(rng, seed):
     twice = merge([*parts, *parts]).kept
     np.testing.assert_array_equal(twice.hashes, whole.hashes)
     np.testing.assert_allclose(twice.weights, 2.0)  # copies are one sample of their joint weight
+
+
+def test_axes_without_length_are_none_to_a_penalty_of_zero(rng):
+    """Where two columns are equal one axis has no length: without a penalty its inverse is 0, as that of pinv."""
+    design = rng.normal(size=(20, 3))[:, [0, 1, 1]]
+    y = rng.normal(size=(20, 1))
+    axes = PrincipalAxes.of(moments_of(design, y, np.ones(20), np.arange(20), False))
+    inverse = axes.inverse(np.array([0.0, 1.0]))
+    assert inverse[0, 0] == 0.0
+    np.testing.assert_allclose(inverse[:, 1], 1 / (axes.values + 1.0), rtol=1e-12)
+    found = axes.axes @ (inverse[:, :1] * axes.scores)
+    np.testing.assert_allclose(found, np.linalg.pinv(design) @ y, atol=1e-10)

@@ -1,11 +1,11 @@
 """What may be changed in a source file, one operator, constant or statement at a time.
 
-Left alone, because a change there is no wrong number: text (docstrings, messages, f-strings, and what a block that ends
-in `raise` names for its message), annotations, decorators, imports, `assert`, which only tells a type checker what is
-true anyway, `raise NotImplementedError`, which only names what others answer, numbers below 1e-8, guards against
-rounding of which half or twice is as good a guard, and whole numbers above 64, which are sizes, limits and numbers of
-nodes. `<` does not become `<=` between real numbers, where only a tie to the last bit could tell the two apart. And
-whatever `equivalent.toml` names by rule.
+Left alone, because a change there is no wrong number: text (docstrings, messages, f-strings, `__repr__`, and what a
+block that ends in `raise` names for its message), annotations, decorators, imports, `assert`, which only tells a type
+checker what is true anyway, `raise NotImplementedError`, which only names what others answer, numbers below 1e-8,
+guards against rounding of which half or twice is as good a guard, and whole numbers above 64, which are sizes, limits
+and numbers of nodes. `<` does not become `<=` between real numbers, where only a tie to the last bit could tell the two
+apart. And whatever `equivalent.toml` names by rule.
 """
 
 from __future__ import annotations
@@ -179,6 +179,8 @@ def _visit(
 ) -> Iterator[Site]:
     # `scope` is the chain of classes and functions; it ends in "" inside the body of a function
     if isinstance(node, (ast.JoinedStr, ast.Import, ast.ImportFrom, ast.Assert)) or _is_for_type_checkers(node):
+        return
+    if getattr(node, "name", "") in ("__repr__", "__str__"):
         return
     if isinstance(node, ast.stmt):
         statement = node
