@@ -157,3 +157,32 @@ def test_softmax_heads_that_differ_in_what_they_compare(rng):
     chosen, *others = errors
     assert chosen == "GaussianHeads(mean=(0.3, 20.0), scale=0.1)"
     assert errors[chosen] < 0.8 * min(errors[other] for other in others)
+
+
+@pytest.mark.parametrize(
+    ("made", "defaults"),
+    [
+        (
+            kh.LearnedHeads,
+            {
+                "n_means": 1, "scale": 0.25, "steps": 100, "n_heads": "auto", "covariance": "auto", "learning_rate": 0.1,
+                "shrinkage": 1e-4, "hops": 1, "patterns": 1, "ages": "auto", "jitter": 0.1, "augment": None,
+                "strengths": (0.0, 1.0, 3.0), "validation": 0.2, "max_samples": 600, "seconds": None, "callback": None,
+                "verbose": False,
+            },
+        ),
+        (
+            kh.IdentityHeads,
+            {
+                "strengths": (0.0, 1.0, 3.0, 10.0, 30.0), "scales": (0.5,), "n_heads": 128, "max_samples": 1000,
+                "pairs": None,
+            },
+        ),
+        (kh.GaussianHeads, {"mean": 0.0, "scale": 0.5, "pairs": None}),
+    ],
+)  # fmt: skip
+def test_laws_without_settings(made, defaults):
+    """What a law is unless told is a promise: a change belongs into CHANGELOG."""
+    law = made()
+    assert {name: getattr(law, name) for name in defaults} == defaults
+    assert set(inspect.signature(made).parameters) == set(defaults)
