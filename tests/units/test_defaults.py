@@ -165,10 +165,10 @@ def test_softmax_heads_that_differ_in_what_they_compare(rng):
         (
             kh.LearnedHeads,
             {
-                "n_means": 1, "scale": 0.25, "steps": 100, "n_heads": "auto", "covariance": "auto", "learning_rate": 0.1,
-                "shrinkage": 1e-4, "hops": 1, "patterns": 1, "ages": "auto", "jitter": 0.1, "augment": None,
-                "strengths": (0.0, 1.0, 3.0), "validation": 0.2, "max_samples": 600, "seconds": None, "callback": None,
-                "verbose": False,
+                "n_means": 1, "scale": 0.25, "steps": 100, "n_heads": "auto", "covariance": "auto",
+                "learning_rate": 0.1, "shrinkage": 1e-4, "hops": 1, "patterns": 1, "ages": "auto", "jitter": 0.1,
+                "augment": None, "strengths": (0.0, 1.0, 3.0), "validation": 0.2, "max_samples": 600,
+                "seconds": None, "callback": None, "verbose": False,
             },
         ),
         (
