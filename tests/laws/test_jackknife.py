@@ -289,3 +289,15 @@ def test_variances_of_weighted_samples_are_those_of_fits_without_them(seed, rng,
         noisy = kernel[np.ix_(rest, rest)] + 0.1 * np.diag(1 / weights[rest])
         expected[i] = kernel[i, i] - kernel[i, rest] @ np.linalg.solve(noisy, kernel[rest, i])
     assert np.allclose(model._left_out_fits().own_variances(), expected, rtol=1e-9)
+
+
+def test_standard_errors_are_those_of_a_mean(seed, rng):
+    sets = kh.targets.sphere_sets(12, n_keys=3, dim=3, seed=seed)
+    model = kh.AttentionRegressor(20, kh.GaussianHeads(), 0.1, scaling="none", query="given", random_state=0)
+    numbers = rng.normal(size=12)
+    mean, error = model.fit(sets, sets.query[:, 0])._left_out_fits().mean_and_error(numbers)
+    assert (mean, error) == pytest.approx((numbers.mean(), numbers.std(ddof=1) / math.sqrt(12)), rel=1e-12)
+    groups = np.repeat(np.arange(4), 3)
+    mean, error = model.fit(sets, sets.query[:, 0], groups=groups)._left_out_fits().mean_and_error(numbers)
+    means = numbers.reshape(4, 3).mean(axis=1)
+    assert (mean, error) == pytest.approx((means.mean(), means.std(ddof=1) / 2), rel=1e-12)
