@@ -218,3 +218,15 @@ def test_axes_without_length_are_none_to_a_penalty_of_zero(rng):
     np.testing.assert_allclose(inverse[:, 1], 1 / (axes.values + 1.0), rtol=1e-12)
     found = axes.axes @ (inverse[:, :1] * axes.scores)
     np.testing.assert_allclose(found, np.linalg.pinv(design) @ y, atol=1e-10)
+
+
+@pytest.mark.parametrize("fit_intercept", [True, False])
+def test_the_first_part_may_be_one_sample(fit_intercept, rng):
+    design, y = rng.normal(size=(9, 3)) + 5.0, rng.normal(size=(9, 2)) - 2.0
+    whole, parts = (DesignMoments.empty(3, 2, fit_intercept=fit_intercept) for _ in range(2))
+    whole.add_rows(design, y)
+    for rows in (slice(0, 1), slice(1, 2), slice(2, 9)):
+        parts.add_rows(design[rows], y[rows])
+    for name in ("means", "y_mean", "cross", "squares", "weight", "count"):
+        np.testing.assert_allclose(getattr(parts, name), getattr(whole, name), rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(np.tril(parts.gram), np.tril(whole.gram), rtol=1e-12, atol=1e-12)
