@@ -186,7 +186,7 @@ def gram_entries(panel: plain.TensorPanel, rows: torch.Tensor, columns: torch.Te
 
 
 def exact_entries(batch: kh.SetBatch, law: kh.GaussianHeads, count: int) -> tuple[torch.Tensor, ...]:
-    panel = plain.prepare(batch.tokens, batch.offsets, batch.query, *law.moments(DIM), "relu")
+    panel = plain.prepare_panel(batch.tokens, batch.offsets, batch.query, *law.moments(DIM), "relu")
     rows, columns = torch.randint(0, len(batch), (2, count), device="cuda")
     rows[:100] = columns[:100]  # some of the diagonal
     return rows, columns, gram_entries(panel, rows, columns, bool(law.mean))
@@ -246,7 +246,7 @@ def bench_gram(n: int, ceiling: dict[str, float], seed: int) -> None:
 def kernel_alone(batch: kh.SetBatch, law: kh.GaussianHeads) -> tuple[float, int | None]:
     """The kernel without preparation and without entries done again."""
     mean, scale = law.moments(DIM)
-    panel = plain.prepare(batch.tokens, batch.offsets, batch.query, mean, scale, "relu")
+    panel = plain.prepare_panel(batch.tokens, batch.offsets, batch.query, mean, scale, "relu")
     left, right = (fused.operand(panel, right=side, biased=mean is not None) for side in (False, True))
     nodes = None if mean is None else fused.choose_nodes(panel, panel)
     out = torch.empty(len(batch), len(batch), device="cuda")

@@ -11,9 +11,8 @@ import torch
 
 from keyhole._array import block_size
 from keyhole._tensors import as_tensor
-from keyhole.attention import torch_loops as gram
 from keyhole.attention.heads import DRAWN_BYTES, HeadArray, HeadDraw
-from keyhole.attention.torch_loops import fill_features
+from keyhole.attention.torch_loops import TensorPanel, fill_features, fill_gram, prepare_panel
 from keyhole.data.sets import SetBatch
 
 _FUSED_HOST = 2**31
@@ -45,13 +44,13 @@ def attention_gram(
     ``out`` may be of another type, and on the host for a matrix that outgrows the device: tiles stream there.
     """
     tokens = a.tokens
-    left = gram.prepare(tokens, a.offsets, a.query, mean, scale, activation)
-    right = None if b is None else gram.prepare(b.tokens, b.offsets, b.query, mean, scale, activation)
+    left = prepare_panel(tokens, a.offsets, a.query, mean, scale, activation)
+    right = None if b is None else prepare_panel(b.tokens, b.offsets, b.query, mean, scale, activation)
     if out is None:
         out = torch.empty(len(a), len(a if b is None else b), dtype=tokens.dtype, device=tokens.device)
     biased = mean is not None and activation in ("relu", "step")
     if not is_fused(tokens, activation):
-        return gram.gram(left, right, activation, biased, out, memory_budget)
+        return fill_gram(left, right, activation, biased, out, memory_budget)
     from keyhole.attention.triton_loops import fused_gram
 
     if out.dtype == torch.float32 and out.device == tokens.device:
@@ -59,7 +58,7 @@ def attention_gram(
     return _stream(left, right, biased, out)
 
 
-def _stream(left: gram.TensorPanel, right: gram.TensorPanel | None, biased: bool, out: torch.Tensor) -> torch.Tensor:
+def _stream(left: TensorPanel, right: TensorPanel | None, biased: bool, out: torch.Tensor) -> torch.Tensor:
     """Fused tiles of up to 2 GiB, each converted or copied to where ``out`` is; one triangle if symmetric."""
     from keyhole.attention.triton_loops import fused_gram
 

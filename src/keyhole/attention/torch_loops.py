@@ -239,7 +239,7 @@ class TensorPanel:
         )  # fmt: skip
 
 
-def prepare(
+def prepare_panel(
     tokens: torch.Tensor,
     offsets: np.ndarray,
     query: torch.Tensor | None,
@@ -276,7 +276,7 @@ def units(vectors: torch.Tensor, last: float) -> tuple[torch.Tensor, torch.Tenso
     return extended / norm[:, None], norm
 
 
-def gram(
+def fill_gram(
     left: TensorPanel, right: TensorPanel | None, activation: str, biased: bool, out: torch.Tensor, memory_budget: int
 ) -> torch.Tensor:
     """Fill ``out`` (n, m), of any type and device, with K; without ``right`` one triangle is computed and mirrored.

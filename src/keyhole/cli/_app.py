@@ -182,7 +182,6 @@ Time = Annotated[str | None, typer.Option(help="Column of dates or numbers: what
 Split = Annotated[str | None, typer.Option(help="Column that says train or test (or 0 or 1) of every sample.")]
 Dim = Annotated[int | None, typer.Option(help="Coordinates of a key, if its column is flat.", min=1)]
 Task = Annotated[str, typer.Option(help="auto, regression or classification.")]
-TASKS = ("auto", "regression", "classification")
 
 
 def read_data(data: str, **columns: Any) -> Any:
@@ -200,16 +199,14 @@ def read_data(data: str, **columns: Any) -> Any:
 
 def task_of(target: np.ndarray, task: str) -> str:
     """The task: as asked, or classification where the target is text, yes or no, or a few whole numbers."""
+    from keyhole.lab.lens.look import TASKS, likely_task
+
     if task not in TASKS:
         refuse(f"--task must be one of {', '.join(TASKS)}: got {task!r}.")
     kind = target.dtype.kind
     if task == "regression" and kind == "U":
         refuse(f"--task regression needs a target of numbers: this one holds text such as {target[0]!r:.40}.")
-    if task != "auto":
-        return task
-    from keyhole.lab.lens.look import likely_task
-
-    return likely_task(target)
+    return likely_task(target) if task == "auto" else task
 
 
 def read_heads(text: str) -> float:
