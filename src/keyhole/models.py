@@ -24,7 +24,7 @@ from keyhole.estimators.attention import AttentionClassifier, AttentionRegressor
 from keyhole.estimators.features import AttentionFeatures
 from keyhole.estimators.intervals import TrainingSamples
 from keyhole.estimators.norm_ball import NormBallClassifier, NormBallRegressor, PrunedLayer
-from keyhole.estimators.streaming import N_KEPT, resume_stream
+from keyhole.estimators.streaming import N_KEPT, resume_stream, solved_twin
 from keyhole.layer import FiniteLayer, KernelLayer
 from keyhole.packing import (
     PRECISIONS,
@@ -117,12 +117,13 @@ def save(
     if schema is None:
         names = tuple(str(name) for name in getattr(estimator, "feature_names_in_", ()))
         schema = Schema(int(estimator.n_features_in_), bool(estimator.has_query_), names)
+    estimator = solved_twin(estimator)
     packer = Packer()
     document = {
         "keyhole": __version__,
         "estimator": kind,
         "parameters": {name: packer.pack(value, name) for name, value in _parameters(estimator).items()},
-        "layer": _pack_layer(packer, estimator),  # first: after partial_fit, asking for the layer solves for it
+        "layer": _pack_layer(packer, estimator),
         "fitted": {
             name: packer.pack(value, name)
             for name, value in vars(estimator).items()

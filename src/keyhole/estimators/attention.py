@@ -108,12 +108,12 @@ class _AttentionModel(LeftOutFits, KeyContributions, SetEstimator):
     def _ready(self, X: Any) -> Any:
         check_is_fitted(self)
         batch = as_samples(self, X, reset=False).numpy()
-        _ = self.layer_  # after partial_fit, asking for the layer settles the rule for tokens
         return self.tokens_.apply(batch)
 
     def _scores(self, X: Any) -> np.ndarray:
-        batch = self._ready(X)  # first: it says so if nothing was fitted
-        return self.layer_.predict(batch, memory_budget=memory_budget())
+        model = self._snapshot()
+        batch = model._ready(X)  # first: it says so if nothing was fitted
+        return np.asarray(model.layer_.predict(batch, memory_budget=memory_budget()))
 
     def hop_weights(self, X: Any) -> list[list[Float[np.ndarray, "p k"]]]:
         """Return how much each look of the model weighs each key: for answers that show their evidence.
@@ -139,19 +139,21 @@ class _AttentionModel(LeftOutFits, KeyContributions, SetEstimator):
         >>> [weights.shape for weights in last], bool(abs(last[0].sum() - 1) < 1e-12)
         ([(1, 3), (1, 3)], True)
         """
-        check_is_fitted(self)
-        batch = as_samples(self, X, reset=False).numpy()
+        model = self._snapshot()
+        check_is_fitted(model)
+        batch = as_samples(model, X, reset=False).numpy()
+        rule = model.tokens_
         found = []
-        for hop, look in enumerate(self.tokens_.looks):
-            sets = replace(self.tokens_, looks=self.tokens_.looks[:hop]).apply(batch).sets
+        for hop, look in enumerate(rule.looks):
+            sets = replace(rule, looks=rule.looks[:hop]).apply(batch).sets
             found.append(look_weights(sets, look))
-        ready = self.tokens_.apply(batch)
-        sets = ready.written_out().sets if self.tokens_.query == "each" else ready.sets
-        heads = getattr(self.layer_, "heads", None)
+        ready = rule.apply(batch)
+        sets = ready.written_out().sets if rule.query == "each" else ready.sets
+        heads = getattr(model.layer_, "heads", None)
         if heads is None:
-            heads = HeadDraw(self.law_, MAX_HEADS_TO_JUDGE, sets.dim, 0, sets.query_dim)
-        n_means = len(getattr(self.law_, "means_", (None,)))
-        options = self.layer_.activation, min(n_means, heads.n_heads)
+            heads = HeadDraw(model.law_, MAX_HEADS_TO_JUDGE, sets.dim, 0, sets.query_dim)
+        n_means = len(getattr(model.law_, "means_", (None,)))
+        options = model.layer_.activation, min(n_means, heads.n_heads)
         found.append(attention_weights(sets, heads, *options, memory_budget=memory_budget()))
         return [[part.T for part in np.split(weights, sets.offsets[1:-1])] for weights in found]
 
@@ -295,7 +297,8 @@ class AttentionRegressor(StreamedRegressor, RegressionIntervals, MultiOutputMixi
 
     def predict(self, X: Any) -> Float[np.ndarray, "n ..."]:
         """Return predictions, shape (n,) or (n, outputs) as ``y`` had."""
-        return outputs(self._scores(X), self._single)
+        model = self._snapshot()
+        return outputs(model._scores(X), model._single)
 
 
 class AttentionClassifier(StreamedClassifier, ClassificationSets, LabelScores, ClassifierMixin, _AttentionModel):
@@ -393,11 +396,13 @@ class AttentionClassifier(StreamedClassifier, ClassificationSets, LabelScores, C
 
     def predict_proba(self, X: Any) -> Float[np.ndarray, "n c"]:
         """Return probabilities, calibrated on the leave-one-out scores."""
-        return np.asarray(softmax(self._class_scores(X) * self.temperature_, axis=1))
+        model = self._snapshot()
+        return np.asarray(softmax(model._class_scores(X) * model.temperature_, axis=1))
 
     def predict_log_proba(self, X: Any) -> Float[np.ndarray, "n c"]:
         """Return the logarithms of `predict_proba`, without underflow."""
-        return np.asarray(log_softmax(self._class_scores(X) * self.temperature_, axis=1))
+        model = self._snapshot()
+        return np.asarray(log_softmax(model._class_scores(X) * model.temperature_, axis=1))
 
 
 def _store_coefficients(model: _AttentionModel, fit: LayerFit, single: bool) -> None:

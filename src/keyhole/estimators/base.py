@@ -24,6 +24,13 @@ class SetEstimator(BaseEstimator):
         for name in self._get_param_names():
             setattr(self, name, given[name])
 
+    def _snapshot(self) -> Any:
+        """The model as it is now, for a method that only reads.
+
+        Itself, unless samples may be added to it meanwhile: see `keyhole.estimators.streaming`.
+        """
+        return self
+
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.three_d_array = True
@@ -75,10 +82,11 @@ class KeyContributions:
         >>> bool(np.corrcoef(np.concatenate(parts), x**2)[0, 1] > 0.9)  # what a key adds goes with its own x²
         True
         """
-        batch = self._ready(X)  # type: ignore[attr-defined]
-        parts = self.layer_.contributions(batch, memory_budget=memory_budget())
+        model = self._snapshot()  # type: ignore[attr-defined]
+        batch = model._ready(X)
+        parts = model.layer_.contributions(batch, memory_budget=memory_budget())
         ends = np.cumsum(batch.unpooled.token_counts)
-        return np.split(outputs(parts, self._has_one_output()), ends[:-1])
+        return np.split(outputs(parts, model._has_one_output()), ends[:-1])
 
     def extras_contributions(self, X: Any) -> Float[np.ndarray, "n c ..."]:
         """Return what each column of extras adds to each prediction: (n, columns), or (n, columns, outputs).
@@ -95,11 +103,13 @@ class KeyContributions:
         >>> model.extras_contributions(sets[[0, 19]]).round(1).ravel()
         array([-47.5,  47.5])
         """
-        batch, values = self._ready(X), self.layer_.extras_values  # type: ignore[attr-defined]
+        model = self._snapshot()  # type: ignore[attr-defined]
+        batch = model._ready(X)
+        values = model.layer_.extras_values
         if values is None:
-            values = np.zeros((0, len(self.layer_.intercept)))
+            values = np.zeros((0, len(model.layer_.intercept)))
         columns = np.zeros((len(batch), 0)) if batch.extras is None else batch.extras
-        return outputs(columns[:, :, None] * values, self._has_one_output())
+        return outputs(columns[:, :, None] * values, model._has_one_output())
 
     def _has_one_output(self) -> bool:
         """Whether predictions have no axis of outputs."""

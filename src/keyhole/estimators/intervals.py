@@ -351,17 +351,18 @@ class RegressionIntervals(LeftOutFits):
         """
         coverage = _check_coverage(coverage)
         adaptive = check_choice(width, "width", ("constant", "adaptive")) == "adaptive"
-        batch = self._ready(X)  # type: ignore[attr-defined]
+        model = self._snapshot()  # type: ignore[attr-defined]
+        batch = model._ready(X)
         if adaptive:
-            self._with_variance("width='adaptive'")
-        if self.interval_method == "jackknife+":
-            found = self._jackknife_plus(batch, self._left_out_fits(), coverage, adaptive)
+            model._with_variance("width='adaptive'")
+        if model.interval_method == "jackknife+":
+            found = model._jackknife_plus(batch, model._left_out_fits(), coverage, adaptive)
         else:
-            self._warn_plain("intervals")
-            predicted = self.layer_.predict(batch, memory_budget=memory_budget())
-            size = upper_ends(self.left_out_errors_.T, np.ones(len(self.left_out_errors_)), coverage)
+            model._warn_plain("intervals")
+            predicted = model.layer_.predict(batch, memory_budget=memory_budget())
+            size = upper_ends(model.left_out_errors_.T, np.ones(len(model.left_out_errors_)), coverage)
             found = np.stack([predicted - size, predicted + size], axis=2)
-        return found[:, 0] if self._has_one_output() else found  # type: ignore[attr-defined]
+        return np.asarray(found[:, 0] if model._has_one_output() else found)
 
     def _jackknife_plus(
         self, batch: Any, refits: Refits, coverage: float, adaptive: bool
@@ -419,11 +420,12 @@ class ClassificationSets(LeftOutFits):
                [False,  True]])
         """
         coverage = _check_coverage(coverage)
-        batch = self._ready(X)  # type: ignore[attr-defined]
-        if self.interval_method != "jackknife+":
-            self._warn_plain("sets")
-            scores = self.layer_.predict(batch, memory_budget=memory_budget())
-            chances, own = self._chances(scores), 1 - self.left_out_errors_[:, 0]
+        model = self._snapshot()  # type: ignore[attr-defined]
+        batch = model._ready(X)
+        if model.interval_method != "jackknife+":
+            model._warn_plain("sets")
+            scores = model.layer_.predict(batch, memory_budget=memory_budget())
+            chances, own = model._chances(scores), 1 - model.left_out_errors_[:, 0]
             more = len(own) - np.searchsorted(np.sort(own), chances, side="right")
             return np.asarray(more < coverage * (len(own) + 1) * (1 - 1e-9))
         refits = self._left_out_fits()
