@@ -31,6 +31,7 @@ _HOME = {
     "load": "models",
 }
 _ROOMS = {
+    "textbook": "textbook",
     "data": "data",
     "tokens": "data.tokens",
     "datasets": "data.datasets",
@@ -52,6 +53,7 @@ if TYPE_CHECKING:  # what `__getattr__` will find, for type checkers and editors
     from keyhole import distributed as distributed
     from keyhole import estimators as estimators
     from keyhole import ridge as ridge
+    from keyhole import textbook as textbook
     from keyhole import theory as theory
     from keyhole.attention.features import attention_features as attention_features
     from keyhole.attention.features import mlp_features as mlp_features

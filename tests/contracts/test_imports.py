@@ -16,6 +16,7 @@ LEVEL = {
     "_checks": 0,
     "_array": 0,
     "_files": 0,
+    "textbook": 0,
     "_tensors": 1,
     "data": 2,
     "ridge": 3,
