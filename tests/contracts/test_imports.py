@@ -32,6 +32,7 @@ LEVEL = {
     "models": 9,
     "lab": 10,
     "cli": 11,
+    "__main__": 12,
 }
 # package → the rooms that may import it
 HOME = {

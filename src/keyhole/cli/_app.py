@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 import errno
-import json
 import math
 import os
 import sqlite3
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import numpy as np
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 from typer.core import TyperGroup
 
-from keyhole.lab.report.document import Row
+from keyhole.cli._output import echo, printable, refuse
+
+INTERRUPTED = 130  # exit code after Ctrl-C
+# newer versions of typer bring a click of their own
+UsageError: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+
+
+@contextmanager
+def _escaped_usage() -> Iterator[None]:
+    """Whatever is wrong with the arguments, what they hold is printed without its control characters."""
+    try:
+        yield
+    except UsageError as error:
+        error.message = printable(error.message)
+        raise
 
 
 class _Sentences(TyperGroup):
-    """Ends with a sentence where the disk, a name or the terminal is at fault: for every command, in one place."""
+    """Ends with a sentence where the disk, a name, the terminal or Ctrl-C is the reason: for every command, here."""
 
     def main(self, *arguments: Any, **options: Any) -> Any:
         for stream in (sys.stdout, sys.stderr):
@@ -31,18 +42,24 @@ class _Sentences(TyperGroup):
                 stream.reconfigure(errors="backslashreplace")  # a terminal that knows no β shows its number
         return super().main(*arguments, **options)
 
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        with _escaped_usage():
+            return super().make_context(*arguments, **options)
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         for argument in args:
             if not argument.isascii() and any("\ud800" <= c <= "\udfff" for c in argument):
-                typer.echo(
-                    f"error: names must be text in UTF-8: got {argument!r:.200}. Rename the file or folder.", err=True
-                )
+                echo(f"error: names must be text in UTF-8: got {argument!r:.200}. Rename the file or folder.", err=True)
                 ctx.exit(2)
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            with _escaped_usage():
+                return super().invoke(ctx)
+        except KeyboardInterrupt:
+            echo("interrupted.", err=True)
+            raise typer.Exit(INTERRUPTED) from None
         except OSError as error:
             if error.errno == errno.EPIPE:  # whoever read our output has seen enough
                 raise
@@ -73,7 +90,7 @@ def _root(
     if version:
         import keyhole
 
-        typer.echo(f"keyhole {keyhole.__version__}")
+        echo(f"keyhole {keyhole.__version__}")
         raise typer.Exit
 
 
@@ -83,12 +100,6 @@ def answer_or_exit(question: Callable[[], Any]) -> Any:
         return question()
     except ValueError as error:
         refuse(str(error))
-
-
-def refuse(message: str) -> NoReturn:
-    """End with the message alone: a slip in the input is no reason for a traceback."""
-    typer.echo(f"error: {message}", err=True)
-    raise typer.Exit(2)
 
 
 def check_output(path: Path, inputs: Iterable[Path]) -> None:
@@ -136,29 +147,6 @@ def check_folder(folder: Path, *, overwrite: bool = True) -> None:
         refuse(f"--out must be a folder that can be written: {above} cannot. Choose another one.")
     if not overwrite and os.path.lexists(folder / "report.html"):
         refuse(f"a report is not replaced unless asked: {folder} has one. Choose another folder, or add --overwrite.")
-
-
-def say(console: Console, text: str) -> None:
-    """Print a line as it stands: a bracket is a bracket, and no word is coloured or broken."""
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-
-def echo_json(data: Any, indent: int | None = 2) -> None:
-    """Print JSON that any terminal can show."""
-    plain = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
-    typer.echo(json.dumps(data, indent=indent, allow_nan=False, ensure_ascii=plain))
-
-
-def text_table(title: str, rows: Sequence[Row]) -> Table:
-    """Rows as a table: text as it stands, numbers flush right."""
-    from keyhole.lab.report.html import is_numeric, number
-
-    table = Table(title=title, title_justify="left")
-    for name in rows[0] if rows else ():
-        table.add_column(name, justify="right" if is_numeric([row[name] for row in rows]) else "left")
-    for row in rows:
-        table.add_row(*(escape(number(value)) for value in row.values()))  # a bracket is a bracket
-    return table
 
 
 KEYS_HELP = "Columns of the coordinates of a key, with commas [default: column keys, or all columns left]."

@@ -9,7 +9,8 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from keyhole.cli._app import Tokens, answer_or_exit, app, check_folder, refuse
+from keyhole.cli._app import Tokens, answer_or_exit, app, check_folder
+from keyhole.cli._output import echo, refuse
 
 
 @app.command()
@@ -51,8 +52,8 @@ def explain(
                 saved.estimator, found.sets[row : row + 1], f"set {chosen}", saved.schema.names, truth, coverage
             )
         )
-    typer.echo(report.lead)
-    typer.echo(f"wrote {write_report(report, out)[0]} and the charts beside it")
+    echo(report.lead)
+    echo(f"wrote {write_report(report, out)[0]} and the charts beside it")
 
 
 def _row(chosen: str, ids: np.ndarray | None, n: int) -> int:

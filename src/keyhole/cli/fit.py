@@ -29,10 +29,9 @@ from keyhole.cli._app import (
     check_output,
     read_data,
     read_heads,
-    refuse,
-    say,
     task_of,
 )
+from keyhole.cli._output import refuse, say
 from keyhole.lab.report.html import number
 
 _HELP = """Fit one attention layer to a table of sets and save it.

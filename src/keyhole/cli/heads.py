@@ -10,7 +10,8 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from keyhole.cli._app import answer_or_exit, app, check_folder, echo_json, say, text_table
+from keyhole.cli._app import answer_or_exit, app, check_folder
+from keyhole.cli._output import echo, echo_json, say, show_table
 
 _HELP = """How far the heads of a trained transformer lean towards the identity.
 
@@ -42,7 +43,7 @@ def heads(
         _print(Console(), figure, findings)
     if out is not None:
         for path in _write(figure, findings, out)[:1]:
-            typer.echo(f"wrote {path} and the charts beside it", err=as_json)
+            echo(f"wrote {path} and the charts beside it", err=as_json)
 
 
 def _print(console: Console, figure: Any, findings: Any) -> None:
@@ -59,7 +60,7 @@ def _print(console: Console, figure: Any, findings: Any) -> None:
         }
         for row, layer in zip(rows, findings.lean.layers, strict=True)
     ]
-    console.print(text_table("lean towards the identity, in standard errors", table))
+    show_table(console, "lean towards the identity, in standard errors", table)
     say(console, f"{verdict.state}: {verdict.sentence}")
     for name, text in verdict.numbers.items():
         say(console, f"  {name}: {text}")

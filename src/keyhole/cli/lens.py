@@ -27,13 +27,10 @@ from keyhole.cli._app import (
     answer_or_exit,
     app,
     check_folder,
-    echo_json,
     read_data,
-    refuse,
-    say,
     task_of,
-    text_table,
 )
+from keyhole.cli._output import echo, echo_json, refuse, say, show_table
 
 _HELP = """What can one attention layer learn from this data?
 
@@ -98,7 +95,7 @@ def lens(
     else:
         _print(Console(), findings)
     if files:
-        typer.echo(f"wrote {files[0]} and the charts beside it", err=as_json)
+        echo(f"wrote {files[0]} and the charts beside it", err=as_json)
 
 
 def _folder(data: str, out: Path | None, overwrite: bool) -> Path:
@@ -124,7 +121,7 @@ def _print(console: Console, findings: Any) -> None:
         for row in findings.table
     ]
     say(console, f"{findings.description}; {findings.config.kind}")
-    console.print(text_table(f"held-out error: {findings.measure}", rows))
+    show_table(console, f"held-out error: {findings.measure}", rows)
     for answer in findings.answers.values():
         say(console, f"{answer.question} {answer.sentence}")
     for note in findings.skipped:

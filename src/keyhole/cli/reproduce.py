@@ -14,7 +14,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
-from keyhole.cli._app import answer_or_exit, app, check_folder, echo_json, refuse, say, text_table
+from keyhole.cli._app import answer_or_exit, app, check_folder
+from keyhole.cli._output import echo_json, refuse, say, show_table
 
 if TYPE_CHECKING:
     from keyhole.lab.cells import Store
@@ -154,7 +155,7 @@ def _tell(report: Report, files: list[Path], console: Console) -> None:
         if section.verdict is not None
     ]
     if rows:
-        console.print(text_table("verdicts", rows))
+        show_table(console, "verdicts", rows)
     for path in files:
         say(console, f"wrote {path}")
 

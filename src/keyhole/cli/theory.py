@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from keyhole.cli._app import answer_or_exit, app, check_folder, echo_json, read_heads, refuse, say, text_table
+from keyhole.cli._app import answer_or_exit, app, check_folder, read_heads
+from keyhole.cli._output import echo, echo_json, refuse, say, show_table
 from keyhole.lab.report.html import number
 
 _THEORY_HELP = """What the theory says of a target before any data: how hard, how many samples, how many heads.
@@ -64,7 +65,7 @@ def theory(
     if out is not None:
         rows = answer_or_exit(lambda: experiment.curve_rows(config))
         for path in experiment.plot(rows, config, out):
-            typer.echo(f"wrote {path}", err=as_json)
+            echo(f"wrote {path}", err=as_json)
 
 
 def _read_sizes(text: str) -> tuple[int, ...]:
@@ -84,7 +85,7 @@ def _print_report(console: Console, report: dict[str, Any], settings: str) -> No
     say(console, f"target  {target['expanded']}    (averaged over the keys)")
     say(console, f"        {settings}; Var f* = {number(target['variance'])}")
     for table in tables(report):
-        console.print(text_table(table.title, table.rows))
+        show_table(console, table.title, table.rows)
         for line in table.note.splitlines():
             say(console, f"  {line}")
     for name, reason in report["unavailable"].items():

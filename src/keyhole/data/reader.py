@@ -28,7 +28,6 @@ from keyhole.data.schema import Coding, Schema
 
 SUFFIXES = (".parquet", ".pq", ".arrow", ".feather", ".ipc", ".csv", ".tsv", ".npz")
 BATCH_BYTES = 2**25  # bytes of a batch when nobody says how many rows it has
-HEAD_ROWS = 1000  # rows that are looked at to say what a column is
 AGAIN = "fetch or write it again"
 MISSING = ("error", "drop", "impute")
 READ_OPTIONS = ("keys", "query", "target", "extras", "set_id", "missing", "dim")
@@ -429,8 +428,8 @@ class ParquetSets:
         if "target" in known and not set(self._arrays["target"] or ()) <= set(first.schema.names):
             named["target"] = ()  # what is to be predicted is not known yet
         named |= {"weight": weight, "groups": groups, "time": time, "split": split}
-        self.layout = Layout.of(first.schema, self._head, self.paths[0].name, named, tokens)
         self._ends = np.cumsum([self._file(i).n_groups for i in range(len(self.paths))]).tolist()
+        self.layout = Layout.of(first.schema, self._evidence, self.paths[0].name, named, tokens)
         every: int = self._ends[-1]
         self.start = check_count(start, "start", minimum=0)
         self.stop = every if stop is None else min(check_count(stop, "stop", minimum=0), every)
@@ -468,11 +467,16 @@ class ParquetSets:
             self._held = self._lasting or [_open(path, **self._arrays) for path in self.paths]
         return self._held[which]
 
-    def _head(self, columns: list[str]) -> Any:
-        """The first rows of some columns of the first file, None if there are none."""
-        file = self._file(0)
-        batches = (t for group in range(file.n_groups) for t, _ in file.read(group, columns, HEAD_ROWS))
-        return next(batches, None)
+    def _evidence(self, columns: list[str]) -> Iterator[Any]:
+        """Record batches of some columns of all files, to say what the columns are.
+
+        A file that lacks one of them, or has it twice, is passed over: it is refused if the column is to be read.
+        """
+        for number in range(self._ends[-1]):
+            which, _ = self._place(number)
+            names = self._file(which).schema.names
+            if all(names.count(column) == 1 for column in columns):
+                yield from (table for table, _ in self._tables(number, columns, None))
 
     @property
     def target(self) -> Any:
