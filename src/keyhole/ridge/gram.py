@@ -20,7 +20,16 @@ from keyhole._array import MEMORY_BUDGET, block_size, blocks, run_threads
 from keyhole._checks import check_finite
 from keyhole.ridge.banded import Banded, BandedSweep, to_band
 from keyhole.ridge.matrices import factorise_lower, invert_lower, mirror_lower, solve_factor
-from keyhole.ridge.problem import EPS, RidgeFit, RidgeProblem, Solution, check_gram_size, leave_one_out, numerical_floor
+from keyhole.ridge.problem import (
+    EPS,
+    LeftOut,
+    RidgeFit,
+    RidgeProblem,
+    Solution,
+    check_gram_size,
+    leave_one_out,
+    numerical_floor,
+)
 
 TILE = 40_000  # entries (penalties × samples) of a tile of the sweep: fits the second-level cache, dwarfs a call's cost
 PANEL = 2**25  # bytes of a panel in passes over an n × n matrix: beyond the cache, small beside any matrix that matters
@@ -85,6 +94,7 @@ class Weighing:
     normal: Float[np.ndarray, " n"] | None  # the unit vector u, None without an intercept
     gram_mean: Float[np.ndarray, " n"]  # S K w / Σw, from which the intercept follows
     removed: float  # sᵀ S K S s / Σw, the size of what centring took away and so of the rounding it left
+    diagonal: Float[np.ndarray, " n"]  # K(x_i, x_i), before anything was done to it
 
     def reflect(self, x: Float[np.ndarray, "n t"]) -> Float[np.ndarray, "n t"]:
         """H x; x itself without an intercept."""
@@ -96,6 +106,25 @@ class Weighing:
         """Coefficients a = S c and intercept b of f(x) = Σ a_i K(x, x_i) + b from the scaled ones c."""
         return self.problem.roots[:, None] * dual, self.problem.y_mean - self.gram_mean @ dual
 
+    def amplification(self, dual: Float[np.ndarray, "a n t"]) -> Float[np.ndarray, " a"]:
+        """How far one unit of rounding in every K(x, x_i) moves f(x), over the spread of the outputs.
+
+        f(x) = Σ_i a_i K(x, x_i) + b with K(x, x_i)² ≤ K(x, x) K(x_i, x_i), so that independent
+        rounding errors add up to √(Σ_i a_i² K(x_i, x_i) K(x, x)). K(x, x) is taken as large as it is
+        on average; of several outputs the largest share counts.
+
+        The part of y outside of the span of K is noise that no prediction sees, and its part of the
+        dual coefficients is y/α: of a kernel of low rank this grows without bound as α falls.
+        """
+        problem = self.problem
+        average = problem.weights @ self.diagonal / problem.weights.sum()
+        with np.errstate(over="ignore"):
+            squares = np.einsum("n,ant->at", problem.weights * self.diagonal, np.square(dual))
+            sizes = np.sqrt(np.maximum(average * squares, 0.0))
+        spread = problem.spread
+        shares = np.divide(sizes, spread, out=np.zeros_like(sizes), where=spread > 0)
+        return np.asarray(shares.max(axis=1))
+
 
 def weigh_gram(
     gram: Float[np.ndarray, "n n"], problem: RidgeProblem, *, overwrite: bool
@@ -105,6 +134,7 @@ def weigh_gram(
     if gram.shape != (n, n):
         raise ValueError(f"`gram` must have one row and one column per output: got shape {gram.shape} for {n} outputs.")
     check_gram_size(gram.diagonal())
+    diagonal = gram.diagonal().astype(np.float64)
     matrix = _fortran_lower(gram, overwrite=overwrite)
     panels = [*blocks(n, block_size(n * matrix.itemsize, PANEL))]
     for columns in panels:  # NaN and infinity are found before any long work
@@ -116,8 +146,9 @@ def weigh_gram(
             matrix[:, columns] *= scale[columns]
             matrix[:, columns] *= scale[:, None]
     if not problem.fit_intercept:
-        return matrix, Weighing(problem, None, np.zeros(n), 0.0)
-    return matrix, Weighing(problem, *_reflect_in_place(matrix, problem.roots))
+        return matrix, Weighing(problem, normal=None, gram_mean=np.zeros(n), removed=0.0, diagonal=diagonal)
+    normal, gram_mean, removed = _reflect_in_place(matrix, problem.roots)
+    return matrix, Weighing(problem, normal, gram_mean, removed, diagonal)
 
 
 def _fortran_lower(gram: Float[np.ndarray, "n n"], *, overwrite: bool) -> Float[np.ndarray, "n n"]:
@@ -206,10 +237,17 @@ class SolvedRoute:
     solved: list[tuple[Float[np.ndarray, "n t"], Float[np.ndarray, " n"]]]
     inverse: Float[np.ndarray, "n n"] | None = None
 
-    def left_out(self) -> Iterator[tuple[slice, slice, Float[np.ndarray, "1 n t"]]]:
+    def left_out(self) -> Iterator[LeftOut]:
         """Residuals of the fits without each sample, one penalty at a time."""
         for i in range(len(self.alphas)):
-            yield slice(i, i + 1), slice(None), self.solve(i)[2][None]
+            dual, _ = self.solved[i]
+            _, _, residuals = self.solve(i)
+            yield LeftOut(
+                penalties=slice(i, i + 1),
+                rows=slice(None),
+                residuals=residuals[None],
+                amplification=self.weighing.amplification(dual[None]),
+            )
 
     def solve(self, i: int) -> Solution:
         """Coefficients, intercept, left-out residuals."""
@@ -304,11 +342,18 @@ class GramRoute:
     of a matrix of full rank, where they vanish with the penalty, in proportion to it, as the residuals then are."""
     memory_budget: int
 
-    def left_out(self) -> Iterator[tuple[slice, slice, Float[np.ndarray, "a n t"]]]:
-        """Left-out residuals of as many penalties as fit the budget with two temporaries of their size."""
-        for part in blocks(len(self.alphas), block_size(3 * 8 * self.weighing.problem.y.size, self.memory_budget)):
-            residuals = self.factor.residuals(self.alphas[part]) / self.weighing.problem.roots[:, None]
-            yield part, slice(None), leave_one_out(residuals, self.complements[part])
+    def left_out(self) -> Iterator[LeftOut]:
+        """Left-out residuals of as many penalties as fit the budget with four temporaries of their size."""
+        problem = self.weighing.problem
+        size = block_size(5 * 8 * problem.y.size, self.memory_budget)
+        for penalties in blocks(len(self.alphas), size):
+            dual, residuals = self.factor.solve(self.alphas[penalties])
+            yield LeftOut(
+                penalties=penalties,
+                rows=slice(None),
+                residuals=leave_one_out(residuals / problem.roots[:, None], self.complements[penalties]),
+                amplification=self.weighing.amplification(dual),
+            )
 
     def solve(self, i: int) -> Solution:
         """Coefficients, intercept, left-out residuals. O(n²t)."""
@@ -655,10 +700,16 @@ class GroupRoute:
     members: list[np.ndarray]
     name: ClassVar[str] = "eigen"
 
-    def left_out(self) -> Iterator[tuple[slice, slice, Float[np.ndarray, "1 n t"]]]:
+    def left_out(self) -> Iterator[LeftOut]:
         """Residuals of the fits without each group, one penalty at a time."""
         for i in range(len(self.alphas)):
-            yield slice(i, i + 1), slice(None), self._left_out(i)[None]
+            dual, _ = self.spectrum.solve(self.alphas[i : i + 1])
+            yield LeftOut(
+                penalties=slice(i, i + 1),
+                rows=slice(None),
+                residuals=self._left_out(i)[None],
+                amplification=self.weighing.amplification(dual),
+            )
 
     def smoother(self, i: int) -> GramSmoother:
         """The fit as a linear map. 2n³ operations."""
