@@ -32,7 +32,7 @@ from keyhole.ridge.design import ridge_rows
 from keyhole.ridge.gram import ridge_gram
 from keyhole.ridge.iterative import Preconditioner, ResidualWarning, ridge_cg
 from keyhole.ridge.matrices import add_outer, mirror_lower
-from keyhole.ridge.problem import EPS, RidgeFit, RidgeProblem
+from keyhole.ridge.problem import EPS, UNSTEADY, RidgeFit, RidgeProblem, RoundingWarning, steadiness
 
 MIN_SAMPLES_TO_CENTRE_BY = 32
 """Samples at least, or a sixteenth of all, whose mean feature stands for that of all while rounding is at stake."""
@@ -437,6 +437,8 @@ def fit_layer(
     else:
         layer, ridge = _fit_dual(task)
     route = "kernel" if not finite else "primal" if ridge.route == "design" else "dual"
+    if not draft and not keep_factor:  # those are fitted again, or were before
+        _warn_of_rounding(ridge, dtype)
     # hand what was left out back to the samples as they were given
     assert ridge.left_out is not None
     predictions = np.full(columns.shape, np.nan)
@@ -449,6 +451,21 @@ def fit_layer(
     if not known.all():  # a sample of weight 0, without copies and siblings, is left out already
         predictions[~known] = layer.predict(batch[~known], memory_budget=memory_budget)
     return LayerFit(layer, ridge, predictions, route, samples)
+
+
+def _warn_of_rounding(ridge: RidgeFit, dtype: str) -> None:
+    """Say so if rounding shows in predictions: a penalty that was asked for may be as small as it likes."""
+    assert ridge.moved is not None
+    share = float(ridge.moved[ridge.best])
+    allowed = max(UNSTEADY, 100 * steadiness(float(np.finfo(dtype).eps)))
+    if share > allowed:
+        warnings.warn(
+            f"alpha = {ridge.alpha:.3g} is so small beside the kernel of the samples that rounding moves predictions "
+            f"by about {share:.1e} of the spread of y: predictions in a batch and one by one differ by as much. Use "
+            "alpha='loo', a larger number, or scaling='standard' if tokens are far from zero.",
+            RoundingWarning,
+            stacklevel=2,
+        )
 
 
 def beside(features: Float[np.ndarray, "n p"], extras: Float[np.ndarray, "n c"]) -> Float[np.ndarray, "n q"]:
