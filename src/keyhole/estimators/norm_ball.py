@@ -44,7 +44,7 @@ from keyhole.estimators.inputs import (
     check_layer_options,
     choose_rule,
 )
-from keyhole.layer import Samples, beside, choose_extras_scale, distinct_samples, of_extras
+from keyhole.layer import Samples, beside, distinct_samples, of_extras
 
 Pair = tuple[float, float]
 
@@ -637,10 +637,7 @@ class _NormBallModel(KeyContributions, SetEstimator):
         known = np.ldexp(known, -int(unit_exponent(known)))
         rule = choose_rule(batch, known, plan, self.scaling, self.query, "mean").rule
         if batch.extras is not None:
-            ready = rule.apply(batch)
-            heads = plan.heads(as_law(self.law), ready)
-            given = {name: plan.options[name] for name in ("activation", "fit_intercept", "groups")}
-            rule = rule.with_extras_scale(choose_extras_scale(ready, known, heads, None, weights=weights, **given))
+            rule = plan.with_ranks(batch, known).with_extras_scale(rule, batch, known)
         self.tokens_ = rule
         return rule.apply(batch)
 
