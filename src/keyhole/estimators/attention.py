@@ -98,7 +98,11 @@ class _AttentionModel(LeftOutFits, KeyContributions, SetEstimator):
         self.law_, self.n_heads_ = fitted.law, math.inf if n_heads is None else n_heads
         self.tokens_ = fitted.rule
         self.scaling_errors_ = fitted.tried
-        self.layer_ = fit.layer
+        layer = fit.layer
+        if isinstance(layer, KernelLayer):
+            # a kernel compares with the training sets for ever, and what was given may be changed later
+            layer = replace(layer, sets=layer.sets[np.arange(len(layer.sets))])
+        self.layer_ = layer
         self.alpha_ = ridge.alpha
         self.alphas_ = ridge.alphas
         self.solver_ = fit.route
@@ -108,7 +112,7 @@ class _AttentionModel(LeftOutFits, KeyContributions, SetEstimator):
         store_log_losses(self, ridge)
         if fit.route == "cg":
             self.residual_, self.n_iter_ = ridge.residual, ridge.n_iter
-        self._keep_training(TrainingSamples(batch, columns, weights, options["groups"]))
+        self._keep_training(TrainingSamples(batch, columns, weights, options["groups"], options["fit_intercept"]))
         return fit
 
     def _ready(self, X: Any) -> Any:

@@ -205,12 +205,18 @@ def as_heads(n_heads: Any) -> int | None:
 
 
 def as_law(law: Any) -> HeadLaw:
-    """Return the law of the heads; None means zero-mean Gaussian heads."""
+    """Return the law of the heads, a copy of its own; None means zero-mean Gaussian heads.
+
+    Heads are drawn from the law whenever they are needed: a law that is changed after the fit may not change them. One
+    that learns is the parameter itself, whose ``fit`` makes another law.
+    """
     if law is None:
         return GaussianHeads()
     if isinstance(law, type) or not isinstance(law, HeadLaw):
         raise TypeError(f"`law` must be a law of heads such as kh.GaussianHeads(mean=1.0) or None: got {law!r}.")
-    return law
+    if hasattr(law, "fit"):
+        return law
+    return copy.deepcopy(law)
 
 
 def as_seed(random_state: Any) -> int:

@@ -762,7 +762,8 @@ class NormBallRegressor(MultiOutputMixin, RegressorMixin, _NormBallModel):
 
 
 def _has_probabilities(model: NormBallClassifier) -> bool:
-    if model.loss == "hinge":
+    """Whether the loss of the fit, or the one that a fit would have, has probabilities; else it says so."""
+    if getattr(model, "loss_", model.loss) == "hinge":
         raise AttributeError("the hinge loss has no probabilities: use loss='logistic', or decision_function.")
     return True
 
@@ -787,6 +788,8 @@ class NormBallClassifier(LabelScores, ClassifierMixin, _NormBallModel):
     ----------
     classes_ : array (classes,)
         The labels that carry weight, sorted.
+    loss_ : str
+        The loss of the fit: another parameter takes effect with the next one.
     intercept_ : array (1,) or (classes,)
     values_ : array (M, D), or (M, D, classes) for more than two classes
     active_heads_, group_radius_, ball_radius_, objective_, duality_gap_, n_iter_, cv_results_, heads_, tokens_,
@@ -843,6 +846,7 @@ class NormBallClassifier(LabelScores, ClassifierMixin, _NormBallModel):
             fit = self._fit_columns(batch, np.where(columns, 1.0, -1.0), weights, loss)
         else:
             fit = self._fit_columns(batch, columns.astype(np.float64), weights, "multinomial")
+        self.loss_ = loss
         self.intercept_ = fit.layer.intercept
         return self
 
