@@ -228,6 +228,11 @@ def _restore(document: dict[str, Any], unpacker: Unpacker) -> SavedModel:
         estimator.n_extras_in_ = 0
     if not hasattr(estimator, "tokens_"):
         estimator.tokens_ = TokenRule("none", "given", "mean")
+    # older files say this in the parameters alone
+    for name in ("activation", "dtype") if isinstance(estimator, AttentionFeatures) else ():
+        estimator.__dict__.setdefault(f"{name}_", getattr(estimator, name))
+    if isinstance(estimator, NormBallClassifier):
+        estimator.__dict__.setdefault("loss_", estimator.loss)
     count = estimator.n_extras_in_
     refuse_if(type(count) is not int or count < 0, f"{count!r:.40} columns of extras")
     _attach_layer(estimator, document["layer"], unpacker)
@@ -274,8 +279,8 @@ def _attach_layer(estimator: Any, described: Any, unpacker: Unpacker) -> None:
         heads = unpacker.unpack(described)
         _attach_looks(estimator, heads)
         _check_heads(heads, estimator)
-        check_activation(estimator.activation)
-        check_choice(estimator.dtype, "dtype", PRECISIONS)
+        check_activation(estimator.activation_)
+        check_choice(estimator.dtype_, "dtype", PRECISIONS)
         estimator.heads_ = heads
     elif isinstance(estimator, (NormBallRegressor, NormBallClassifier)):
         _attach_pruned(estimator, {name: unpacker.unpack(value) for name, value in described.items()})
@@ -446,8 +451,19 @@ def _check_fitted(estimator: Any, names: Collection[str]) -> None:
 def _fits(name: str, value: Any, estimator: Any) -> bool:
     """Whether a fitted attribute has the type, the shape and the range that it has after a fit."""
     match name:
-        case "n_features_in_" | "n_query_features_in_" | "n_extras_in_" | "has_query_" | "_single" | "classes_":
+        case (
+            "n_features_in_"
+            | "n_query_features_in_"
+            | "n_extras_in_"
+            | "has_query_"
+            | "_single"
+            | "classes_"
+            | "activation_"
+            | "dtype_"
+        ):
             return True  # checked before the layer, or with it
+        case "loss_":
+            return isinstance(estimator, NormBallClassifier) and value in ("logistic", "hinge")
         case "feature_names_in_":
             return _is_array(value, "OU", (estimator.n_features_in_,))
         case "law_":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from keyhole._array import blocks, run_threads, thread_count
 from keyhole.attention.features import FeatureTrace, attention_features, attention_pullback, key_stacks
 from keyhole.attention.heads import HeadDraw, HeadLaw
 from keyhole.attention.looks import LookTrace
-from keyhole.data.sets import SampleBatch, SetBatch
+from keyhole.data.sets import DistinctSamples, SampleBatch, SetBatch, distinct_hashes, shuffled
 from keyhole.ridge.gram import centred_inverse, left_out_residuals, loo_gradient, ridge_gram
 from keyhole.ridge.problem import RidgeProblem
 
@@ -47,11 +48,13 @@ class Task:
         fit_intercept: bool,
         groups: Int[np.ndarray, " n"] | None = None,
     ) -> Task:
-        """Centre and scale the outputs; drop samples of weight zero."""
-        if weights is not None and not (weights > 0).all():
-            kept = np.flatnonzero(weights > 0)
-            batch, columns, weights = batch[kept], columns[kept], weights[kept]
-            groups = None if groups is None else groups[kept]
+        """Centre and scale the outputs; join duplicates to one sample of their joint weight, drop those of weight 0."""
+        distinct = DistinctSamples.of(batch, columns, weights, groups)
+        weights = distinct.weights
+        if len(distinct) < len(batch):
+            batch = batch[distinct.rows]
+            columns = columns[distinct.rows]
+            groups = None if groups is None else groups[distinct.rows]
         centre = np.average(columns, axis=0, weights=weights) if fit_intercept else 0.0
         centred = columns - centre
         size = float(np.sqrt(np.average(np.square(centred).mean(axis=1), weights=weights)))
@@ -67,10 +70,15 @@ class Task:
         return replace(self, batch=self.batch[rows], columns=self.columns[rows], weights=weights, groups=groups)
 
     def rows(self, count: int, seed: int) -> Int[np.ndarray, " r"]:
-        """At most ``count`` of the samples, drawn at random, in their order."""
+        """At most ``count`` of the samples, drawn at random, in their order; the same ones wherever they stand."""
         if len(self) <= count:
             return np.arange(len(self))
-        return np.sort(np.random.default_rng([seed, count]).permutation(len(self))[:count])
+        return np.sort(shuffled(self._hashes, seed)[:count])
+
+    @cached_property
+    def _hashes(self) -> np.ndarray:
+        """One hash per sample: every step of a descent draws other samples by them."""
+        return distinct_hashes(self.batch, self.columns, self.groups)
 
     def at_most(self, count: int, seed: int) -> Task:
         """Those samples."""

@@ -81,10 +81,12 @@ class TokenRule:
         batch.check_query_rule(query)
         extras: dict[str, Any] = {}
         if batch.extras is not None:
-            centre, spread, _ = mean_and_spread(batch.extras, np.ones(len(batch), int), weights)
+            centre, spread, moving = mean_and_spread(batch.extras, np.ones(len(batch), int), weights)
             if not fit_intercept:
-                size = np.hypot(centre, np.where(np.ptp(batch.extras, axis=0) > 0, spread, 0.0))
-                centre, spread = np.zeros_like(centre), np.where(size > 0, size, 1.0)
+                # the root mean square, of the mean and of what varies among samples that have weight
+                size = np.hypot(centre, np.where(moving, spread, 0.0))
+                centre = np.zeros_like(centre)
+                spread = np.where(size > 0, size, 1.0)
             extras = {"extras_centre": centre, "extras_spread": spread}
         if scaling != "standard":
             return cls(scaling, query, pooling, **extras)

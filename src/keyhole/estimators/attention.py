@@ -16,7 +16,7 @@ from keyhole._checks import check_choice
 from keyhole.attention.features import attention_weights
 from keyhole.attention.heads import HeadDraw
 from keyhole.attention.learned import MAX_HEADS_TO_JUDGE
-from keyhole.data.sets import SetBatch, SetGroups
+from keyhole.data.sets import DistinctSamples, SetBatch, SetGroups
 from keyhole.data.tokens import look_weights
 from keyhole.estimators.base import KeyContributions, LabelScores, SetEstimator, class_scores, memory_budget, outputs
 from keyhole.estimators.inputs import (
@@ -84,15 +84,25 @@ class _AttentionModel(LeftOutFits, KeyContributions, SetEstimator):
         }
         law = None if self.law is None else as_law(self.law)
         penalties, seed = as_penalties(self.alpha), as_seed(self.random_state)
-        auto = isinstance(self.n_heads, str) and self.n_heads == "auto"
-        n_heads = cheaper_heads(batch, law, self.query, options) if auto else as_heads(self.n_heads)
-        plan = LayerPlan(n_heads, law, penalties, seed, options, as_extras_scale(self.extras_scale))
+        # duplicates and samples of weight 0 cost a fit nothing, and have no say in what is automatic
+        distinct = None
+        if isinstance(self.n_heads, str) and self.n_heads == "auto":
+            distinct = DistinctSamples.of(batch.numpy(), columns, weights, options["groups"])
+            n_heads = cheaper_heads(batch, law, self.query, options, distinct)
+        else:
+            n_heads = as_heads(self.n_heads)
+        extras_scale = as_extras_scale(self.extras_scale)
+        plan = LayerPlan(n_heads, law, penalties, seed, options, extras_scale, distinct)
         fitted = fit_sets(batch, columns, plan, self.scaling, self.query, self.pooling)
         fit, ridge = fitted.fit, fitted.fit.ridge
         self.law_, self.n_heads_ = fitted.law, math.inf if n_heads is None else n_heads
         self.tokens_ = fitted.rule
         self.scaling_errors_ = fitted.tried
-        self.layer_ = fit.layer
+        layer = fit.layer
+        if isinstance(layer, KernelLayer):
+            # a kernel compares with the training sets for ever, and what was given may be changed later
+            layer = replace(layer, sets=layer.sets[np.arange(len(layer.sets))])
+        self.layer_ = layer
         self.alpha_ = ridge.alpha
         self.alphas_ = ridge.alphas
         self.solver_ = fit.route
@@ -102,7 +112,7 @@ class _AttentionModel(LeftOutFits, KeyContributions, SetEstimator):
         store_log_losses(self, ridge)
         if fit.route == "cg":
             self.residual_, self.n_iter_ = ridge.residual, ridge.n_iter
-        self._keep_training(TrainingSamples(batch, columns, weights, options["groups"]))
+        self._keep_training(TrainingSamples(batch, columns, weights, options["groups"], options["fit_intercept"]))
         return fit
 
     def _ready(self, X: Any) -> Any:

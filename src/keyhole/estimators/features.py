@@ -48,6 +48,8 @@ class AttentionFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SetEs
         Scaling and query used; extras are left as they are.
     heads_ : HeadDraw
         The heads, regenerated from their seed as needed.
+    activation_, dtype_ : str
+        Those of the fit: other parameters take effect with the next one.
     n_features_in_ : int
         Token dimension d.
 
@@ -80,7 +82,7 @@ class AttentionFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SetEs
 
     def fit(self, X: Any, y: Any = None) -> AttentionFeatures:
         """Draw the heads. ``X`` gives the token dimension, and the means and deviations of scaling="standard"."""
-        check_layer_options(self.activation, self.dtype)
+        activation, dtype = check_layer_options(self.activation, self.dtype)
         check_choice(self.scaling, "scaling", SCALINGS)
         check_choice(self.query, "query", QUERIES)
         n_heads = finite_heads(
@@ -94,6 +96,8 @@ class AttentionFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SetEs
         self.tokens_ = TokenRule.learn(learned_on.with_extras(None), self.scaling, self.query).with_looks_of(law)
         query_dim = self.tokens_.query_dim(batch)
         self.heads_ = HeadDraw(law, n_heads, batch.dim, as_seed(self.random_state), query_dim)
+        self.activation_ = activation
+        self.dtype_ = dtype
         return self
 
     def transform(self, X: Any) -> Float[np.ndarray, "n p"]:
@@ -102,7 +106,7 @@ class AttentionFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SetEs
         batch: SetBatch | PooledSets = as_sets(self, X, reset=False)
         if (self.tokens_.scaling, self.tokens_.query, self.tokens_.looks) != ("none", "given", ()):  # done in NumPy
             batch = self.tokens_.apply(batch.sets.numpy())
-        features = attention_features(batch, self.heads_, self.activation, dtype=self.dtype)
+        features = attention_features(batch, self.heads_, self.activation_, dtype=self.dtype_)
         return features if batch.extras is None else beside(features, batch.extras)
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,12 +27,26 @@ class PlainJackknifeWarning(UserWarning):
 
 @dataclass(frozen=True)
 class TrainingSamples:
-    """Samples as they were given to a fit: what its leave-one-out fits are made from, when they are first asked for."""
+    """Samples as they were given to a fit: what its leave-one-out fits are made from, when they are first asked for.
+
+    ``fit_intercept`` is that of the fit; None in older files, where the parameter of the estimator says it.
+    """
 
     batch: SetBatch | SetGroups
     columns: Float[np.ndarray, "n t"]
     weights: Float[np.ndarray, " n"] | None
     groups: Int[np.ndarray, " n"] | None
+    fit_intercept: bool | None = None
+
+    def copy(self) -> TrainingSamples:
+        """The same in host memory, none of it shared with what was given: that may be changed later."""
+        return TrainingSamples(
+            batch=self.batch.numpy()[np.arange(len(self.batch))],
+            columns=self.columns.copy(),
+            weights=None if self.weights is None else self.weights.copy(),
+            groups=None if self.groups is None else self.groups.copy(),
+            fit_intercept=self.fit_intercept,
+        )
 
 
 @dataclass(frozen=True)
@@ -127,12 +141,13 @@ class LeftOutFits:
         n, values = len(samples.batch), getattr(self.layer_, "values", None)
         width = n if values is None or samples.groups is not None else values[..., 0].size
         if self.solver_ != "cg" and 8 * n * min(n, width) <= memory_budget():
-            own = samples.batch.numpy()[np.arange(n)]  # a copy: what was given may be changed later
-            self._training = replace(samples, batch=own, columns=samples.columns.copy())
+            self._training = samples.copy()
 
     def _keep_errors(self, errors: Float[np.ndarray, "k t"]) -> None:
         """Keep left-out errors, each output's in order."""
         if len(errors) > MAX_ERRORS_KEPT:
+            # sorted first, so that the order of the samples does not decide which are kept
+            errors = errors[np.lexsort(errors.T)]
             errors = errors[np.random.default_rng(0).permutation(len(errors))[:MAX_ERRORS_KEPT]]
         self.left_out_errors_ = np.sort(errors, axis=0)
 
@@ -146,6 +161,9 @@ class LeftOutFits:
         if "_refits" not in vars(self):
             kept: TrainingSamples = self._training
             layer = self.layer_
+            fit_intercept = kept.fit_intercept
+            if fit_intercept is None:
+                fit_intercept = bool(self.fit_intercept)  # type: ignore[attr-defined]
             self._refits = Refits.of(
                 self.tokens_.apply(kept.batch),
                 kept.columns,
@@ -154,7 +172,7 @@ class LeftOutFits:
                 weights=kept.weights,
                 groups=kept.groups,
                 activation=layer.activation,
-                fit_intercept=bool(self.fit_intercept),  # type: ignore[attr-defined]
+                fit_intercept=fit_intercept,
                 memory_budget=memory_budget(),
             )
         return self._refits

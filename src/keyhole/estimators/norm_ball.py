@@ -44,7 +44,7 @@ from keyhole.estimators.inputs import (
     check_layer_options,
     choose_rule,
 )
-from keyhole.layer import Samples, beside, choose_extras_scale, distinct_samples, of_extras
+from keyhole.layer import Samples, beside, distinct_samples, of_extras
 
 Pair = tuple[float, float]
 
@@ -637,10 +637,7 @@ class _NormBallModel(KeyContributions, SetEstimator):
         known = np.ldexp(known, -int(unit_exponent(known)))
         rule = choose_rule(batch, known, plan, self.scaling, self.query, "mean").rule
         if batch.extras is not None:
-            ready = rule.apply(batch)
-            heads = plan.heads(as_law(self.law), ready)
-            given = {name: plan.options[name] for name in ("activation", "fit_intercept", "groups")}
-            rule = rule.with_extras_scale(choose_extras_scale(ready, known, heads, None, weights=weights, **given))
+            rule = plan.with_ranks(batch, known).with_extras_scale(rule, batch, known)
         self.tokens_ = rule
         return rule.apply(batch)
 
@@ -765,7 +762,8 @@ class NormBallRegressor(MultiOutputMixin, RegressorMixin, _NormBallModel):
 
 
 def _has_probabilities(model: NormBallClassifier) -> bool:
-    if model.loss == "hinge":
+    """Whether the loss of the fit, or the one that a fit would have, has probabilities; else it says so."""
+    if getattr(model, "loss_", model.loss) == "hinge":
         raise AttributeError("the hinge loss has no probabilities: use loss='logistic', or decision_function.")
     return True
 
@@ -790,6 +788,8 @@ class NormBallClassifier(LabelScores, ClassifierMixin, _NormBallModel):
     ----------
     classes_ : array (classes,)
         The labels that carry weight, sorted.
+    loss_ : str
+        The loss of the fit: another parameter takes effect with the next one.
     intercept_ : array (1,) or (classes,)
     values_ : array (M, D), or (M, D, classes) for more than two classes
     active_heads_, group_radius_, ball_radius_, objective_, duality_gap_, n_iter_, cv_results_, heads_, tokens_,
@@ -846,6 +846,7 @@ class NormBallClassifier(LabelScores, ClassifierMixin, _NormBallModel):
             fit = self._fit_columns(batch, np.where(columns, 1.0, -1.0), weights, loss)
         else:
             fit = self._fit_columns(batch, columns.astype(np.float64), weights, "multinomial")
+        self.loss_ = loss
         self.intercept_ = fit.layer.intercept
         return self
 
