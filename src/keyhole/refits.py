@@ -160,6 +160,24 @@ class Refits:
             own += np.einsum("nc,nc->n", extras, extras)
         return cross, own
 
+    def deviations(self, batch: SampleBatch, memory_budget: int) -> Float[np.ndarray, "m t"]:
+        """√(A (v(x) + alpha)) of new samples, with the amplitude A that the left-out errors have for each output.
+
+        A is the mean of e_i² / (v_{−i}(x_i) + alpha) over groups; infinite where no error is known.
+        """
+        known = np.isfinite(self.residuals).all(axis=1)
+        if not known.any():
+            return np.full((len(batch), self.residuals.shape[1]), np.inf)
+        # in units of the errors, so that their squares neither overflow nor vanish
+        units = int(unit_exponent(self.residuals[known]))
+        squares = np.square(np.ldexp(self.residuals[known], -units))
+        shares = self.shares[known]
+        noisy = self.own_variances()[known] + self.alpha
+        amplitude = shares @ (squares / noisy[:, None]) / shares.sum()
+        parts = [part[3] for part in self.predictions(batch, memory_budget, variances=True)]
+        variances = np.concatenate(parts)
+        return np.ldexp(np.sqrt(amplitude * (variances[:, None] + self.alpha)), units)
+
     def own_variances(self) -> Float[np.ndarray, " n"]:
         """v_{−g}(x_i), the variance of each sample under the fit without its group."""
         if len(self.starts) == len(self.columns):

@@ -26,8 +26,8 @@ related (questions about one story), and a sample held out beside its sibling is
 class Task:
     """Training samples with the options of the layer that will be fitted to them.
 
-    ``columns`` are outputs, centred and scaled so that their mean square is 1; samples of one of the ``groups`` are
-    left out together.
+    ``columns`` are outputs, centred and scaled so that their mean square is 1; ``weights`` are 1 on average; samples of
+    one of the ``groups`` are left out together.
     """
 
     batch: SampleBatch = field(repr=False)
@@ -47,15 +47,27 @@ class Task:
         fit_intercept: bool,
         groups: Int[np.ndarray, " n"] | None = None,
     ) -> Task:
-        """Centre and scale the outputs; drop samples of weight zero."""
+        """Centre and scale the outputs and the weights; drop samples of weight zero.
+
+        The mean weight is 1: the penalty, which is in proportion to weights, is the search's own.
+        """
         if weights is not None and not (weights > 0).all():
             kept = np.flatnonzero(weights > 0)
             batch, columns, weights = batch[kept], columns[kept], weights[kept]
             groups = None if groups is None else groups[kept]
+        if weights is not None:
+            weights = weights / weights.mean()
         centre = np.average(columns, axis=0, weights=weights) if fit_intercept else 0.0
         centred = columns - centre
         size = float(np.sqrt(np.average(np.square(centred).mean(axis=1), weights=weights)))
-        return cls(batch, centred / (size or 1.0), weights, activation, fit_intercept, groups)
+        return cls(
+            batch=batch,
+            columns=centred / (size or 1.0),
+            weights=weights,
+            activation=activation,
+            fit_intercept=fit_intercept,
+            groups=groups,
+        )
 
     def __len__(self) -> int:
         return len(self.columns)
