@@ -91,3 +91,36 @@ def test_a_variance_is_at_least_what_the_penalty_makes_it(seed, n_heads, groups)
     for _, _, hat, variances in refits.predictions(ready, 2**20, variances=True):
         assert (variances >= 0.999 * model.alpha_ * np.square(hat).sum(axis=1)).all()
     assert (model.predict_std(x) > 0).all()
+
+
+@pytest.mark.parametrize("n_heads", [3, 40, math.inf])
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("alpha", [1e8, 1e20])
+def test_far_above_the_kernel_variances_are_those_of_the_kernel(seed, n_heads, grouped, alpha):
+    """As α grows v_{−i}(x_i) becomes k(x_i, x_i): 1/Q_ii − α loses it, being a difference of numbers like α."""
+    rng = np.random.default_rng([seed, 8])
+    x = rng.uniform(-1, 1, size=(N_TRAINING, 2))
+    groups = np.arange(N_TRAINING) // 2 if grouped else None
+    model = kh.AttentionRegressor(
+        n_heads, kh.GaussianHeads(), alpha, fit_intercept=False, scaling="none", query="given", random_state=0
+    )
+    model.fit(x, x[:, 0], groups=groups)
+    sets = kh.SetBatch(x[:, None, :])
+    if math.isinf(n_heads):
+        expected = kh.attention_kernel(sets).diagonal()
+    else:
+        expected = np.square(kh.attention_features(sets, model.heads_)).sum(axis=1)
+    refits = model._left_out_fits()
+    np.testing.assert_allclose(refits.own_variances()[np.argsort(refits.rows)], expected, rtol=1e-5)
+
+
+def test_a_kernel_of_many_sizes_ranks_small_samples_too(seed):
+    """The kernel of exp on tokens as they are spans 30 orders: most leverages are below rounding."""
+    rng = np.random.default_rng([seed, 9])
+    x = 3.0 * rng.normal(size=(N_TRAINING, 3))
+    options = {"activation": "exp", "fit_intercept": False, "scaling": "none", "query": "given", "random_state": 0}
+    model = kh.AttentionRegressor(math.inf, kh.GaussianHeads(), 1e30, **options).fit(x, x[:, 0])
+    small = np.zeros((1, 3))
+    sizes = kh.attention_kernel(kh.SetBatch(x[:, None, :]), None, kh.GaussianHeads(), "exp").diagonal()
+    own = kh.attention_kernel(kh.SetBatch(small[:, None, :]), None, kh.GaussianHeads(), "exp")[0, 0]
+    assert model.novelty(small)[0] == pytest.approx((sizes < own).mean(), abs=1e-12)
