@@ -46,6 +46,28 @@ def check_float_array(value: Any, name: str) -> np.ndarray:
     return array
 
 
+WEIGHT_UNITS = 1e-30, 1e30
+"""Bounds on the largest weight of a sample: its product with a squared feature is then a number of float32 too."""
+
+LEAST_WEIGHT = 1e-100
+"""Bound on every positive weight: its square, and what is divided by its root, are then numbers of float64."""
+
+
+def check_weight_sizes(weights: np.ndarray, name: str) -> None:
+    """Raise if the largest weight, or a positive one, is outside of the range that floats leave room for."""
+    low, high = WEIGHT_UNITS
+    largest = int(weights.argmax())
+    too_small = np.flatnonzero((weights > 0) & (weights < LEAST_WEIGHT))
+    if not weights.any() or (low <= weights[largest] <= high and not len(too_small)):
+        return
+    sample = int(too_small[0]) if low <= weights[largest] <= high else largest
+    raise ValueError(
+        f"the largest entry of `{name}` must lie between {low:.0e} and {high:.0e}, and no positive one below "
+        f"{LEAST_WEIGHT:.0e}, because penalties and squared errors are in proportion to them: sample {sample} has "
+        f"weight {weights[sample]:.3g}. Divide all of them by a common factor, or use 0 to leave a sample out."
+    )
+
+
 def check_count(value: Any, name: str, minimum: int = 1) -> int:
     """Return ``value`` as an int of at least ``minimum``."""
     try:

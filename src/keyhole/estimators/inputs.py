@@ -17,7 +17,7 @@ from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.validation import column_or_1d, validate_data
 
 from keyhole._array import thread_count, unit_exponent
-from keyhole._checks import check_choice, check_count, check_float_array, check_number, check_seed
+from keyhole._checks import check_choice, check_count, check_float_array, check_number, check_seed, check_weight_sizes
 from keyhole.attention.activations import POINTWISE, check_activation, check_pointwise
 from keyhole.attention.heads import GaussianHeads, HeadDraw, HeadLaw
 from keyhole.attention.law_error import improvement
@@ -173,6 +173,7 @@ def as_weights(sample_weight: Any, batch: Sized) -> Float[np.ndarray, " n"] | No
         )
     if not weights.any():
         raise ValueError("`sample_weight` must have a positive entry: all weights are zero.")
+    check_weight_sizes(weights, "sample_weight")
     return np.asarray(weights)
 
 
@@ -739,4 +740,9 @@ def class_weights(class_weight: Any, labels: np.ndarray, weights: np.ndarray | N
     if class_weight is None:
         return weights
     by_class = compute_sample_weight(class_weight, labels)
-    return np.asarray(by_class if weights is None else by_class * weights)
+    check_weight_sizes(by_class, "class_weight")
+    if weights is None:
+        return np.asarray(by_class)
+    both = np.asarray(by_class * weights)
+    check_weight_sizes(both, "sample_weight times class_weight")
+    return both

@@ -234,11 +234,7 @@ class LeftOutFits:
         True
         """
         batch, refits = self._ready(X), self._with_variance("predict_std")  # type: ignore[attr-defined]
-        known = np.isfinite(refits.residuals).all(axis=1)
-        scaled = np.square(refits.residuals[known]) / (refits.own_variances()[known] + refits.alpha)[:, None]
-        amplitude = refits.shares[known] @ scaled / refits.shares[known].sum()
-        variance = np.concatenate([v for *_, v in refits.predictions(batch, memory_budget(), variances=True)])
-        return outputs(np.sqrt(amplitude * (variance[:, None] + refits.alpha)), self._has_one_output())  # type: ignore[attr-defined]
+        return outputs(refits.deviations(batch, memory_budget()), self._has_one_output())  # type: ignore[attr-defined]
 
     def novelty(self, X: Any) -> Float[np.ndarray, " n"]:
         """Return how unlike the training samples each sample is, as a rank between 0 and 1.

@@ -23,7 +23,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from keyhole._checks import check_count, check_finite
+from keyhole._checks import check_count, check_finite, check_weight_sizes
 from keyhole.ridge.calibration import PathLosses
 
 EPS = float(np.finfo(np.float64).eps)  # unit of rounding of float64, the reference precision
@@ -440,7 +440,8 @@ def check_gram_size(diagonal: Float[np.ndarray, " n"]) -> None:
         raise ValueError(
             f"features and kernels must have squares below {LARGEST_GRAM:.0e}, so that sums of their products fit "
             f"float64: the largest on the diagonal of `gram` is {largest:.3g}. Scale the tokens down, for instance by "
-            "scaling='standard'; if they are of ordinary size, use another activation, or dtype='float64'."
+            "scaling='standard'; if they are of ordinary size, use another activation, dtype='float64', or smaller "
+            "sample weights."
         )
 
 
@@ -456,4 +457,5 @@ def check_weights(
     if weights.min() < 0 or (weights.min() == 0 and not zero_allowed):
         i = int(weights.argmin())
         raise ValueError(f"`weights` must be positive: got {weights[i]:g} for sample {i}. Drop samples of weight zero.")
+    check_weight_sizes(weights, "weights")
     return weights.astype(np.float64)
