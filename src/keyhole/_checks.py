@@ -95,6 +95,15 @@ def check_number(value: Any, name: str, *, minimum: float = -math.inf, exclusive
     return number
 
 
+def check_flag(value: Any, name: str) -> bool:
+    """Return ``value`` as True or False; 0 and 1 will do, an array or a word will not."""
+    is_flag = isinstance(value, (bool, np.bool_))
+    is_integer = isinstance(value, (int, np.integer)) and value in (0, 1)
+    if not is_flag and not is_integer:
+        raise TypeError(f"`{name}` must be True or False: got {value!r:.60} of type {type(value).__name__}.")
+    return bool(value)
+
+
 def check_choice(value: Any, name: str, choices: tuple[str, ...]) -> str:
     """Return ``value`` if it is one of ``choices``."""
     if not isinstance(value, str) or value not in choices:

@@ -532,7 +532,7 @@ class LearnedHeads(UnfittedLaw):
             ages=Ages.of(task.batch.sets, self.ages),
             jitter=jitter,
             augment=self.augment,
-            strengths=[check_number(c, f"strengths[{i}]") for i, c in enumerate(self.strengths)],
+            strengths=_numbers(self.strengths, "strengths"),
             validation=share,
             max_samples=most,
             deadline=math.inf if seconds is None else time.monotonic() + seconds,

@@ -25,6 +25,10 @@ class SetEstimator(BaseEstimator):
         for name in self._get_param_names():
             setattr(self, name, given[name])
 
+    def _check_parameters(self) -> None:
+        """Raise for a parameter that no fit takes, whatever the samples; `fit` and `load` ask."""
+        raise NotImplementedError
+
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.three_d_array = True

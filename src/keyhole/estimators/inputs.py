@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 from sklearn.base import BaseEstimator
-from sklearn.utils import check_array, check_random_state
+from sklearn.utils import check_array
+from sklearn.utils import check_random_state as as_random_state
 from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.validation import column_or_1d, validate_data
 
@@ -283,7 +284,31 @@ def as_seed(random_state: Any) -> int:
         return check_seed(random_state, "random_state")
     if random_state is None:
         return int(np.random.SeedSequence().generate_state(1, np.uint32)[0] >> 1)
-    return int(check_random_state(random_state).randint(2**31 - 1))
+    return int(as_random_state(random_state).randint(2**31 - 1))
+
+
+def check_random_state(random_state: Any) -> None:
+    """Raise unless heads can be drawn from ``random_state``; nothing is drawn."""
+    if isinstance(random_state, (int, np.integer)) and not isinstance(random_state, bool):
+        check_seed(random_state, "random_state")
+    elif random_state is not None and not isinstance(random_state, (np.random.Generator, np.random.RandomState)):
+        raise TypeError(
+            "`random_state` must be an integer, a RandomState, a Generator or None: got "
+            f"{random_state!r:.60} of type {type(random_state).__name__}."
+        )
+
+
+def check_class_weight(class_weight: Any) -> None:
+    """Raise unless the weights of classes are None, "balanced", or numbers that are not negative."""
+    if class_weight is None:
+        return
+    if isinstance(class_weight, dict):
+        for label, weight in class_weight.items():
+            check_number(weight, f"class_weight[{label!r}]", minimum=0.0)
+    elif not isinstance(class_weight, str) or class_weight != "balanced":
+        raise ValueError(
+            f"`class_weight` must be None, 'balanced' or a dict of one number per class: got {class_weight!r:.60}."
+        )
 
 
 def check_layer_options(activation: Any, dtype: Any) -> tuple[str, str]:
