@@ -22,8 +22,29 @@ def check_finite(array: np.ndarray, name: str) -> None:
     )
 
 
+def check_no_mask(value: Any, name: str) -> None:
+    """Raise if an entry of ``value``, an array or a sequence of arrays, is masked: NumPy would read it all the same."""
+    if isinstance(value, (list, tuple)):
+        for i, item in enumerate(value):
+            check_no_mask(item, f"{name}[{i}]")
+    if not isinstance(value, np.ma.MaskedArray):
+        return
+    masked = np.ma.getmaskarray(value)
+    count = int(masked.sum())
+    if count == 0:
+        return
+    first = tuple(int(i) for i in np.argwhere(masked)[0])
+    are = "is" if count == 1 else "are"
+    raise ValueError(
+        f"`{name}` must have no masked entries: {count} of {masked.size} {are} masked, the first at index {first}. "
+        "What is under a mask is no data. Fill them in (np.ma.filled), or leave those samples out; "
+        "kh.tokens.drop_missing drops masked tokens."
+    )
+
+
 def check_float_array(value: Any, name: str) -> np.ndarray:
     """Return ``value`` as a float32 or float64 array; integers and numeric objects become float64."""
+    check_no_mask(value, name)
     array = np.asarray(value)
     if array.dtype == object:
         try:
@@ -96,6 +117,15 @@ def check_number(value: Any, name: str, *, minimum: float = -math.inf, exclusive
     return number
 
 
+def check_flag(value: Any, name: str) -> bool:
+    """Return ``value`` as True or False; 0 and 1 will do, an array or a word will not."""
+    is_flag = isinstance(value, (bool, np.bool_))
+    is_integer = isinstance(value, (int, np.integer)) and value in (0, 1)
+    if not is_flag and not is_integer:
+        raise TypeError(f"`{name}` must be True or False: got {value!r:.60} of type {type(value).__name__}.")
+    return bool(value)
+
+
 def check_choice(value: Any, name: str, choices: tuple[str, ...]) -> str:
     """Return ``value`` if it is one of ``choices``."""
     if not isinstance(value, str) or value not in choices:
@@ -109,10 +139,51 @@ def check_seed(seed: Any, name: str = "seed") -> int:
     return check_count(seed, name, minimum=0)
 
 
+def is_table(value: Any) -> bool:
+    """Whether ``value`` is a table with named columns, of any library: a data frame, lazy or not, or an Arrow table."""
+    # asked of the type: the columns of a lazy table would be computed
+    kind = type(value)
+    return hasattr(kind, "__dataframe__") or hasattr(kind, "columns")
+
+
+def as_sequence(value: Any) -> Any:
+    """Things in their order: a series of pandas is indexed by its labels, which need not be places."""
+    return list(value) if hasattr(value, "iloc") and not is_table(value) else value
+
+
+def check_labels(labels: np.ndarray, name: str, what: str) -> None:
+    """Raise unless labels can be sorted and none is missing; ``what`` they name is said in the message."""
+    missing = [i for i, label in enumerate(labels.tolist()) if _is_missing(label)] if labels.dtype.kind in "OfM" else []
+    if missing:
+        raise ValueError(
+            f"`{name}` must name the {what} of every sample: sample {missing[0]} has {labels[missing[0]]!s:.40} "
+            f"({len(missing)} in all). Give them a label, or leave those samples out."
+        )
+    kinds = sorted({type(label).__name__ for label in labels.tolist()}) if labels.dtype.kind == "O" else []
+    try:
+        np.unique(labels)
+    except TypeError:
+        raise ValueError(
+            f"labels of `{name}` must be of one kind: got {' and '.join(kinds)}, which cannot be sorted. Convert them, "
+            "for example to text."
+        ) from None
+
+
+def _is_missing(label: Any) -> bool:
+    """Whether a label is None, or no number or date; pandas' NA says neither yes nor no when it is compared."""
+    if label is None:
+        return True
+    try:
+        return bool(label != label)
+    except (TypeError, ValueError):
+        return True
+
+
 def check_pairs(pairs: Any, query_dim: int, dim: int) -> tuple[tuple[int, int], ...] | None:
     """Return pairs of coordinates as tuples, or None."""
     if pairs is None:
         return None
+    check_no_mask(pairs, "pairs")
     stated = np.asarray(pairs)
     if stated.ndim != 2 or stated.shape[1] != 2 or stated.dtype.kind not in "iu" or not len(stated):
         raise ValueError(f"`pairs` must be (query coordinate, key coordinate) pairs of integers: got {pairs!r:.200}.")

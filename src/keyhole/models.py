@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import re
@@ -213,6 +214,11 @@ def _restore(document: dict[str, Any], unpacker: Unpacker) -> SavedModel:
     kind = ESTIMATORS[document["estimator"]]
     parameters = {str(name): unpacker.unpack(value) for name, value in document["parameters"].items()}
     estimator = kind(**parameters)  # an unknown parameter is a TypeError
+    try:
+        estimator._check_parameters()
+        _check_unfitted_law(estimator.law)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"a parameter that no fit takes ({error})") from None
     for name, value in document["fitted"].items():
         refuse_if(not _NOTE.fullmatch(name) or name in _BUILT, f"a fitted attribute {name!r:.60}")
         setattr(estimator, name, unpacker.unpack(value))
@@ -263,6 +269,42 @@ def _restore(document: dict[str, Any], unpacker: Unpacker) -> SavedModel:
     )
     refuse_if(len({coding.column for coding in schema.codings}) < len(schema.codings), "two codings of one column")
     return SavedModel(estimator, schema)
+
+
+def _check_unfitted_law(law: Any) -> None:
+    """Raise for a parameter of a law that learns which is not of the kind that it should be.
+
+    Which numbers it takes is checked when it is fitted, with the samples at hand.
+    """
+    if not isinstance(law, UnfittedLaw):
+        return
+    for name, parameter in inspect.signature(type(law).__init__).parameters.items():
+        value = getattr(law, name, None)
+        default = parameter.default
+        if name == "ages":
+            fits = value is None or isinstance(value, str) or _is_integers(value, n_axes=1)
+        elif name == "pairs":
+            fits = value is None or _is_integers(value, n_axes=2)
+        elif isinstance(default, tuple):
+            fits = isinstance(value, (tuple, list, np.ndarray)) and len(value) > 0
+            fits = fits and all(np.ndim(number) == 0 for number in value)
+        elif name == "seconds":
+            fits = value is None or isinstance(value, (int, float, np.number))
+        elif isinstance(default, (bool, int, float, str)):
+            fits = isinstance(value, (bool, int, float, str, np.number, np.bool_))
+        else:
+            fits = True
+        if not fits:
+            raise TypeError(f"`{name}` of {type(law).__name__} must be like {default!r}: got {value!r:.60}")
+
+
+def _is_integers(value: Any, n_axes: int) -> bool:
+    """Whether ``value`` is an array, or sequences, of integers with so many axes."""
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        return False
+    return array.dtype.kind in "iu" and array.ndim == n_axes
 
 
 def _option(value: Any) -> Any:
@@ -355,7 +397,8 @@ def _check_training_sets(estimator: Any, sets: SetBatch | PooledSets) -> None:
     refuse_if(base.extras is not None, "training sets with extras, whose part is in the values")
     refuse_if(sets.dim != estimator.n_features_in_, "a kernel that does not fit the tokens")
     fits = sets.pooling == rule.pooling and sets.each == (plain and rule.query == "each")
-    has_query = rule.query == "mean" or (estimator.has_query_ and rule.query == "given")
+    # hops extend the query that is given, or the constant one
+    has_query = rule.query == "mean" or bool(rule.looks) or (estimator.has_query_ and rule.query == "given")
     fits = fits and base.query_dim == _query_dim(estimator)
     if not fits or (not plain and rule.query != "given") or (base.query is not None) != has_query:
         raise ValueError("training sets pooled or queried otherwise than new ones")

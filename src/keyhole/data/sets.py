@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from keyhole._array import is_tensor
-from keyhole._checks import check_float_array, check_pairs
+from keyhole._checks import as_sequence, check_float_array, check_no_mask, check_pairs, is_table
 from keyhole.data import arrays
 
 POOLINGS = ("mean", "sum")
@@ -153,6 +153,7 @@ class SampleBatch:
             rows = rows[0]  # scikit-learn writes X[rows, ...]
         if isinstance(rows, slice):
             return np.arange(*rows.indices(len(self)))
+        check_no_mask(rows, "rows")
         # a tuple addresses several axes in NumPy, and a batch has one
         index = np.empty((), dtype=object) if isinstance(rows, tuple) else np.asarray(rows)
         if index.dtype == bool:
@@ -582,12 +583,18 @@ def _join_sets(sets: Any, name: str) -> tuple[Any, np.ndarray]:
     """Return (tokens, offsets) for an (n, N, d) array or a sequence of (N_i, d) arrays, checked."""
     if isinstance(sets, SampleBatch):
         raise TypeError(f"`{name}` is a {type(sets).__name__} already: use it as it is, or pass its arrays.")
+    if is_table(sets):
+        raise TypeError(
+            f"`{name}` must be an array or a sequence of arrays: got a table, {type(sets).__name__}. A table with a "
+            "row per key is read by kh.read_table; a row per set, one key each, is x.to_numpy()[:, None, :]."
+        )
+    sets = as_sequence(sets)
     if is_tensor(sets) or (isinstance(sets, np.ndarray) and sets.dtype != object):
         return _join_dense(arrays.check_numbers(sets, name), name)
     if isinstance(sets, np.ndarray) and sets.ndim == 3:
         return _join_dense(check_float_array(sets, name), name)
     is_scalar = isinstance(sets, np.ndarray) and sets.ndim == 0
-    if is_scalar or not hasattr(sets, "__len__") or not hasattr(sets, "__getitem__"):
+    if is_scalar or isinstance(sets, dict) or not hasattr(sets, "__len__") or not hasattr(sets, "__getitem__"):
         raise TypeError(
             f"`{name}` must be an (n, N, d) array or a sequence of n arrays (N_i, d): got {type(sets).__name__}."
         )
@@ -850,6 +857,7 @@ class SetGroups(SampleBatch):
                 "extras belong to samples, which are groups of sets here: got `sets` that have them. Pass them as "
                 "SetGroups(sets.with_extras(None), counts, extras), one row per sample."
             )
+        check_no_mask(counts, "counts")
         counts = np.asarray(counts)
         if counts.ndim != 1 or counts.dtype.kind not in "iu" or len(counts) == 0:
             raise ValueError(f"`counts` must be a vector of integers: got shape {counts.shape}, {counts.dtype}.")

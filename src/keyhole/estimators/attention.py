@@ -12,12 +12,12 @@ from scipy.special import log_softmax, softmax
 from sklearn.base import ClassifierMixin, MultiOutputMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
-from keyhole._checks import check_choice
+from keyhole._checks import check_choice, check_flag
 from keyhole.attention.features import attention_weights
 from keyhole.attention.heads import HeadDraw
 from keyhole.attention.learned import MAX_HEADS_TO_JUDGE
-from keyhole.data.sets import DistinctSamples, SetBatch, SetGroups
-from keyhole.data.tokens import look_weights
+from keyhole.data.sets import POOLINGS, DistinctSamples, SetBatch, SetGroups
+from keyhole.data.tokens import QUERIES, SCALINGS, look_weights
 from keyhole.estimators.base import KeyContributions, LabelScores, SetEstimator, class_scores, memory_budget, outputs
 from keyhole.estimators.inputs import (
     LayerPlan,
@@ -31,7 +31,9 @@ from keyhole.estimators.inputs import (
     as_seed,
     as_weights,
     cheaper_heads,
+    check_class_weight,
     check_layer_options,
+    check_random_state,
     class_weights,
     fit_sets,
 )
@@ -41,6 +43,7 @@ from keyhole.layer import KernelLayer, LayerFit, pick_device
 from keyhole.ridge.calibration import fit_temperature
 
 CRITERIA = ("squared_error", "log_loss")
+SOLVERS = ("auto", "direct", "cg")
 
 
 class _AttentionModel(LeftOutFits, KeyContributions, SetEstimator):
@@ -65,10 +68,29 @@ class _AttentionModel(LeftOutFits, KeyContributions, SetEstimator):
     ) -> None:
         self._store_parameters(locals())
 
+    def _check_parameters(self) -> None:
+        """Raise for a parameter that no fit takes, whatever the samples."""
+        check_layer_options(self.activation, self.dtype)
+        check_flag(self.fit_intercept, "fit_intercept")
+        check_choice(self.pooling, "pooling", POOLINGS)
+        check_choice(self.scaling, "scaling", (*SCALINGS, "auto"))
+        check_choice(self.query, "query", (*QUERIES, "auto"))
+        check_choice(self.solver, "solver", SOLVERS)
+        check_random_state(self.random_state)
+        as_penalties(self.alpha)
+        as_extras_scale(self.extras_scale)
+        if self.law is not None:
+            as_law(self.law)
+        if not (isinstance(self.n_heads, str) and self.n_heads == "auto"):
+            as_heads(self.n_heads)
+        if self.device is not None and not isinstance(self.device, str) and not hasattr(self.device, "type"):
+            raise TypeError(f"`device` must be the name of a device, such as 'cuda', or None: got {self.device!r:.60}.")
+
     def _fit_columns(
         self, batch: SetBatch | SetGroups, columns: np.ndarray, weights: np.ndarray | None, groups: Any
     ) -> LayerFit:
         forget_stream(self)
+        self._check_parameters()
         activation, dtype = check_layer_options(self.activation, self.dtype)
         options: dict[str, Any] = {
             "activation": activation,
@@ -77,7 +99,7 @@ class _AttentionModel(LeftOutFits, KeyContributions, SetEstimator):
             "groups": as_groups(groups, batch, weights),
             "dtype": dtype,
             "device": pick_device(self.device, batch.sets),
-            "solver": check_choice(self.solver, "solver", ("auto", "direct", "cg")),
+            "solver": check_choice(self.solver, "solver", SOLVERS),
             "hold_out": isinstance(self, ClassifierMixin),
             "criterion": check_choice(getattr(self, "criterion", "squared_error"), "criterion", CRITERIA),
             "memory_budget": memory_budget(),
@@ -382,6 +404,12 @@ class AttentionClassifier(StreamedClassifier, ClassificationSets, LabelScores, C
         criterion: Any = "log_loss",
     ) -> None:
         self._store_parameters(locals())
+
+    def _check_parameters(self) -> None:
+        """Raise for a parameter that no fit takes, whatever the samples."""
+        super()._check_parameters()
+        check_choice(self.criterion, "criterion", CRITERIA)
+        check_class_weight(self.class_weight)
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, *, groups: Any = None) -> AttentionClassifier:
         """Fit the values and the temperature; ``sample_weight`` and ``groups`` as for `AttentionRegressor.fit`."""

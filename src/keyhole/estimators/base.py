@@ -12,6 +12,7 @@ from sklearn.utils import assert_all_finite
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
 
+from keyhole._checks import check_labels
 from keyhole.estimators.inputs import as_heads, check_given, check_lengths
 from keyhole.ridge import calibration
 
@@ -30,6 +31,10 @@ class SetEstimator(BaseEstimator):
         Itself, unless samples may be added to it meanwhile: see `keyhole.estimators.streaming`.
         """
         return self
+
+    def _check_parameters(self) -> None:
+        """Raise for a parameter that no fit takes, whatever the samples; `fit` and `load` ask."""
+        raise NotImplementedError
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -139,6 +144,7 @@ class LabelScores:
         check_given(self, y)
         y = column_or_1d(y, warn=True)
         assert_all_finite(y, input_name="y", estimator_name=type(self).__name__)
+        check_labels(y, "y", "class")
         check_classification_targets(y)
         check_lengths(batch, y, "y")
         counted = y if weights is None else y[weights > 0]

@@ -12,12 +12,24 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 from sklearn.base import BaseEstimator
-from sklearn.utils import check_array, check_random_state
+from sklearn.utils import check_array
+from sklearn.utils import check_random_state as as_random_state
 from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.validation import column_or_1d, validate_data
 
 from keyhole._array import thread_count, unit_exponent
-from keyhole._checks import check_choice, check_count, check_float_array, check_number, check_seed, check_weight_sizes
+from keyhole._checks import (
+    as_sequence,
+    check_choice,
+    check_count,
+    check_float_array,
+    check_labels,
+    check_no_mask,
+    check_number,
+    check_seed,
+    check_weight_sizes,
+    is_table,
+)
 from keyhole.attention.activations import POINTWISE, check_activation, check_pointwise
 from keyhole.attention.heads import GaussianHeads, HeadDraw, HeadLaw
 from keyhole.attention.law_error import improvement
@@ -77,6 +89,7 @@ def _as_sets(estimator: BaseEstimator, X: Any, *, reset: bool) -> SetBatch:
 
     ``X`` is a SetBatch; or tokens as `SetBatch.from_tokens` takes them; or an (n, d) table, one key per set.
     """
+    X = as_sequence(X)
     if isinstance(X, SetBatch):
         batch = X
         if len(batch) == 0:
@@ -84,8 +97,7 @@ def _as_sets(estimator: BaseEstimator, X: Any, *, reset: bool) -> SetBatch:
     elif _holds_token_arrays(X):
         batch = SetBatch.from_tokens(X)
     else:
-        table = validate_data(estimator, X, reset=reset, dtype=(np.float64, np.float32))
-        batch = SetBatch(table[:, None, :])
+        batch = SetBatch(_as_numbers(estimator, X, reset=reset)[:, None, :])
     has_query = batch.query is not None
     if reset:
         estimator.n_features_in_ = batch.dim
@@ -111,10 +123,54 @@ def _as_sets(estimator: BaseEstimator, X: Any, *, reset: bool) -> SetBatch:
     return batch
 
 
+def _as_numbers(estimator: BaseEstimator, X: Any, *, reset: bool) -> Float[np.ndarray, "n d"]:
+    """Return a table as an array of numbers, checked as scikit-learn checks tables."""
+    check_no_mask(X, "X")
+    rule = "`X` must be sets, or a table of numbers"
+    remedy = "Pass an array, a data frame of numbers or a SetBatch; kh.read_table makes sets of tables with text."
+    fields = getattr(getattr(X, "dtype", None), "names", None)
+    if fields:
+        raise TypeError(f"{rule}: got an array of fields {', '.join(fields)}. {remedy}")
+    if isinstance(X, dict) and not hasattr(X, "toarray"):  # a sparse matrix may be one too
+        raise TypeError(f"{rule}: got a dict. {remedy}")
+    if isinstance(X, (list, tuple)) and len(X) > 0 and isinstance(X[0], dict):
+        raise TypeError(f"{rule}: got a list of dicts. {remedy}")
+    if is_table(X) and hasattr(X, "collect"):
+        raise TypeError(
+            f"`X` must be a table in memory: got {type(X).__name__}, which is not computed yet. Call its "
+            "collect method."
+        )
+    try:
+        return np.asarray(validate_data(estimator, X, reset=reset, dtype=(np.float64, np.float32)))
+    except (TypeError, ValueError) as error:
+        text = _first_text(X)
+        if text is None:
+            raise
+        column, value = text
+        raise ValueError(
+            f"`X` must hold numbers: column {column!r} holds {value!r:.40}. Leave it out or encode it; kh.read_table "
+            "encodes text and dates as it makes sets of a table."
+        ) from error
+
+
+def _first_text(X: Any) -> tuple[str, str] | None:
+    """The name of the first column of a table that holds text, and that text; None if there is none."""
+    if not is_table(X):
+        return None
+    names = X.column_names if hasattr(X, "column_names") else X.columns
+    for name in names:
+        values = np.asarray(X[name])
+        if values.dtype.kind in "OUST":
+            for value in values.tolist():
+                if isinstance(value, str):
+                    return str(name), value
+    return None
+
+
 def _holds_token_arrays(X: Any) -> bool:
     """Whether ``X`` is three levels deep: sets of tokens of coordinates."""
-    if hasattr(X, "iloc") or hasattr(X, "toarray"):
-        return False  # a table: a data frame or a sparse matrix
+    if is_table(X) or hasattr(X, "toarray"):
+        return False  # a data frame or a sparse matrix
     if hasattr(X, "ndim") and X.ndim != 1:
         return bool(X.ndim == 3)
     if not hasattr(X, "__len__") or isinstance(X, (str, bytes, dict)) or len(X) == 0:
@@ -137,9 +193,10 @@ def as_columns(estimator: BaseEstimator, y: Any, batch: Sized) -> Float[np.ndarr
 
 
 def check_given(estimator: BaseEstimator, y: Any) -> None:
-    """Raise if there is no target."""
+    """Raise if there is no target, or one that is masked."""
     if y is None:
         raise ValueError(f"{type(estimator).__name__} requires y to be passed, but the target y is None.")
+    check_no_mask(y, "y")
 
 
 def check_lengths(batch: Sized, values: Any, name: str) -> None:
@@ -155,6 +212,7 @@ def as_weights(sample_weight: Any, batch: Sized) -> Float[np.ndarray, " n"] | No
     """Return checked sample weights, or None."""
     if sample_weight is None:
         return None
+    check_no_mask(sample_weight, "sample_weight")
     sample_weight = np.asarray(sample_weight)
     if sample_weight.ndim == 0:
         sample_weight = np.full(len(batch), sample_weight)
@@ -228,7 +286,31 @@ def as_seed(random_state: Any) -> int:
         return check_seed(random_state, "random_state")
     if random_state is None:
         return int(np.random.SeedSequence().generate_state(1, np.uint32)[0] >> 1)
-    return int(check_random_state(random_state).randint(2**31 - 1))
+    return int(as_random_state(random_state).randint(2**31 - 1))
+
+
+def check_random_state(random_state: Any) -> None:
+    """Raise unless heads can be drawn from ``random_state``; nothing is drawn."""
+    if isinstance(random_state, (int, np.integer)) and not isinstance(random_state, bool):
+        check_seed(random_state, "random_state")
+    elif random_state is not None and not isinstance(random_state, (np.random.Generator, np.random.RandomState)):
+        raise TypeError(
+            "`random_state` must be an integer, a RandomState, a Generator or None: got "
+            f"{random_state!r:.60} of type {type(random_state).__name__}."
+        )
+
+
+def check_class_weight(class_weight: Any) -> None:
+    """Raise unless the weights of classes are None, "balanced", or numbers that are not negative."""
+    if class_weight is None:
+        return
+    if isinstance(class_weight, dict):
+        for label, weight in class_weight.items():
+            check_number(weight, f"class_weight[{label!r}]", minimum=0.0)
+    elif not isinstance(class_weight, str) or class_weight != "balanced":
+        raise ValueError(
+            f"`class_weight` must be None, 'balanced' or a dict of one number per class: got {class_weight!r:.60}."
+        )
 
 
 def check_layer_options(activation: Any, dtype: Any) -> tuple[str, str]:
@@ -718,15 +800,17 @@ def as_groups(
     """Number the groups, or None; at least two of them must have weight."""
     if groups is None:
         return None
+    check_no_mask(groups, "groups")
     groups = column_or_1d(groups)
     check_lengths(batch, groups, "groups")
+    check_labels(groups, "groups", "group")
     _, numbers = np.unique(groups, return_inverse=True)
-    heard = groups if weights is None else groups[weights > 0]
-    names = np.unique(heard)
+    has_weight = np.ones(len(groups), bool) if weights is None else weights > 0
+    names = np.unique(groups[has_weight])
     if len(names) < 2:
         raise ValueError(
             f"`groups` must name at least two groups, so that one can be left out: got {names.tolist()[0]!r} for all "
-            f"{len(heard)} samples of positive weight. Leave `groups` out to leave samples out one by one."
+            f"{has_weight.sum()} samples of positive weight. Leave `groups` out to leave samples out one by one."
         )
     return np.asarray(numbers)
 

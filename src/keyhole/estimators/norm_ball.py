@@ -16,7 +16,7 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
 from keyhole._array import MEMORY_BUDGET, block_size, blocks, unit_exponent
-from keyhole._checks import check_choice, check_count, check_float_array, check_number
+from keyhole._checks import check_choice, check_count, check_flag, check_float_array, check_number
 from keyhole.attention.features import apply_values, attention_features, key_contributions
 from keyhole.attention.heads import HeadDraw
 from keyhole.ball.design import DenseDesign, StreamedDesign
@@ -33,6 +33,7 @@ from keyhole.ball.norm_ball import (
 )
 from keyhole.ball.projection import NormBall, group_norms
 from keyhole.data.sets import PooledSets, SampleBatch, SetBatch
+from keyhole.data.tokens import QUERIES, SCALINGS
 from keyhole.estimators.base import KeyContributions, LabelScores, SetEstimator, finite_heads, memory_budget, outputs
 from keyhole.estimators.inputs import (
     LayerPlan,
@@ -42,6 +43,7 @@ from keyhole.estimators.inputs import (
     as_sets,
     as_weights,
     check_layer_options,
+    check_random_state,
     choose_rule,
 )
 from keyhole.layer import Samples, beside, distinct_samples, of_extras
@@ -593,13 +595,41 @@ class _NormBallModel(KeyContributions, SetEstimator):
     ) -> None:
         self._store_parameters(locals())
 
-    def _fit_columns(self, batch: SetBatch, columns: np.ndarray, weights: np.ndarray | None, loss: str) -> BallFit:
-        activation, dtype = check_layer_options(self.activation, self.dtype)
-        n_heads = finite_heads(
+    def _losses(self) -> tuple[str, ...]:
+        """The names of the losses that the estimator has."""
+        if isinstance(self, ClassifierMixin):
+            return "logistic", "hinge"
+        return "huber", "absolute", "squared"
+
+    def _check_parameters(self) -> None:
+        """Raise for a parameter that no fit takes, whatever the samples."""
+        check_layer_options(self.activation, self.dtype)
+        check_choice(self.loss, "loss", self._losses())
+        check_flag(self.fit_intercept, "fit_intercept")
+        check_choice(self.scaling, "scaling", (*SCALINGS, "auto"))
+        check_choice(self.query, "query", (*QUERIES, "auto"))
+        check_random_state(self.random_state)
+        as_law(self.law)
+        n_heads = self._finite_heads()
+        candidate_balls(
+            self.group_radius, self.ball_radius, Theory(self.complexity, self.delta, self.constant, n_heads)
+        )
+        check_number(self.tol, "tol", minimum=0.0, exclusive=True)
+        check_count(self.max_iter, "max_iter")
+        check_count(self.n_folds, "n_folds", minimum=2)
+
+    def _finite_heads(self) -> int:
+        """The number of heads, or an error that says why it must be finite."""
+        return finite_heads(
             self.n_heads,
             "the norm ball: it bounds the values of each head. Use a large number, or "
             "kh.AttentionRegressor(n_heads=math.inf) for the exact kernel.",
         )
+
+    def _fit_columns(self, batch: SetBatch, columns: np.ndarray, weights: np.ndarray | None, loss: str) -> BallFit:
+        self._check_parameters()
+        activation, dtype = check_layer_options(self.activation, self.dtype)
+        n_heads = self._finite_heads()
         theory = Theory(self.complexity, self.delta, self.constant, n_heads)
         balls = candidate_balls(self.group_radius, self.ball_radius, theory)
         settings = BallSettings(
@@ -746,7 +776,7 @@ class NormBallRegressor(MultiOutputMixin, RegressorMixin, _NormBallModel):
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> NormBallRegressor:
         """Fit the values. ``sample_weight`` weighs the loss of each sample."""
-        loss = check_choice(self.loss, "loss", ("huber", "absolute", "squared"))
+        loss = check_choice(self.loss, "loss", self._losses())
         batch = as_sets(self, X, reset=True).numpy()
         columns = as_columns(self, y, batch)
         fit = self._fit_columns(batch, columns, as_weights(sample_weight, batch), loss)
@@ -835,7 +865,7 @@ class NormBallClassifier(LabelScores, ClassifierMixin, _NormBallModel):
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> NormBallClassifier:
         """Fit the values. ``sample_weight`` weighs the loss of each sample."""
-        loss = check_choice(self.loss, "loss", ("logistic", "hinge"))
+        loss = check_choice(self.loss, "loss", self._losses())
         batch = as_sets(self, X, reset=True).numpy()
         weights = as_weights(sample_weight, batch)
         labels = self._encode(y, batch, weights)
