@@ -18,7 +18,8 @@ from typer.core import TyperGroup
 
 from keyhole.cli._output import echo, printable, refuse
 
-INTERRUPTED = 130  # exit code after Ctrl-C
+INTERRUPTED = 130
+"""Exit code of a command that Ctrl-C has ended, as shells count: 128 + 2, the number of the signal."""
 # newer versions of typer bring a click of their own
 UsageError: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
@@ -40,7 +41,14 @@ class _Sentences(TyperGroup):
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="backslashreplace")  # a terminal that knows no β shows its number
-        return super().main(*arguments, **options)
+        try:
+            return super().main(*arguments, **options)
+        except SystemExit as end:
+            # typer turns an interrupt, wherever it came, into an exit without a word; a command that has more to say
+            # of it has caught it before
+            if isinstance(getattr(end.__context__, "__cause__", None), KeyboardInterrupt):
+                echo("interrupted.", err=True)
+            raise
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:
         with _escaped_usage():
@@ -57,9 +65,6 @@ class _Sentences(TyperGroup):
         try:
             with _escaped_usage():
                 return super().invoke(ctx)
-        except KeyboardInterrupt:
-            echo("interrupted.", err=True)
-            raise typer.Exit(INTERRUPTED) from None
         except OSError as error:
             if error.errno == errno.EPIPE:  # whoever read our output has seen enough
                 raise

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
-from keyhole.cli._app import answer_or_exit, app, check_folder
+from keyhole.cli._app import INTERRUPTED, answer_or_exit, app, check_folder
 from keyhole.cli._output import echo_json, refuse, say, show_table
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def reproduce(
         except KeyboardInterrupt:
             kept = f"{len(store.get(plan.cells))} of {len(plan.cells)} cells are finished and kept in {store.path}"
             say(console, f"stopped: {kept}. The same command goes on from there.")
-            raise typer.Exit(130) from None
+            raise typer.Exit(INTERRUPTED) from None
         results = answer_or_exit(lambda: store.get(plan.cells))
     tables = export(results, out) if results else []
     command = shlex.join(["keyhole", *sys.argv[1:]])
