@@ -46,8 +46,12 @@ def check_float_array(value: Any, name: str) -> np.ndarray:
     return array
 
 
-def check_count(value: Any, name: str, minimum: int = 1) -> int:
-    """Return ``value`` as an int of at least ``minimum``."""
+LARGEST_COUNT = 2**63 - 1
+"""The largest number that arrays, tables and files count to."""
+
+
+def check_count(value: Any, name: str, minimum: int = 1, maximum: int | None = None) -> int:
+    """Return ``value`` as an int of at least ``minimum``, and at most ``maximum`` if there is one."""
     try:
         if isinstance(value, bool):
             raise TypeError
@@ -58,6 +62,10 @@ def check_count(value: Any, name: str, minimum: int = 1) -> int:
         ) from None
     if count < minimum:
         raise ValueError(f"`{name}` must be at least {minimum}: got {count}.")
+    if maximum is not None and count > maximum:
+        raise ValueError(
+            f"`{name}` must be at most {maximum}: got a number of {count.bit_length()} bits. Choose a smaller one."
+        )
     return count
 
 

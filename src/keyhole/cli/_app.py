@@ -16,8 +16,12 @@ import numpy as np
 import typer
 from typer.core import TyperGroup
 
+from keyhole._files import behind_links
 from keyhole.cli._output import echo, printable, refuse
 
+MAX_COUNT = 2**31 - 1
+"""Bound of whole numbers on the command line that have no smaller one of their own."""
+MAX_SEED = 2**63 - 1
 INTERRUPTED = 130
 """Exit code of a command that Ctrl-C has ended, as shells count: 128 + 2, the number of the signal."""
 # newer versions of typer bring a click of their own
@@ -117,7 +121,7 @@ def check_output(path: Path, inputs: Iterable[Path]) -> None:
             refuse(f"the output must be a file: {path} is not an ordinary file. Choose another name.")
         if path.exists() and any(path.samefile(file) for source in inputs for file in _files(source)):
             refuse(f"the output must not be one of the files that are read: {path} is. Choose another name.")
-        folder = next(p for p in path.absolute().parents if p.exists())
+        folder = next(p for p in behind_links(path).absolute().parents if p.exists())
     except UnicodeEncodeError:
         refuse(f"names of files must be text in UTF-8: got {path.name!r}. Choose another.")
     except OSError as error:
@@ -173,7 +177,7 @@ Missing = Annotated[str, typer.Option(help="Gaps: error, drop tokens with one, o
 Groups = Annotated[str | None, typer.Option(help="Column of siblings (a patient, a story) that are left out together.")]
 Time = Annotated[str | None, typer.Option(help="Column of dates or numbers: what is newer is kept for testing.")]
 Split = Annotated[str | None, typer.Option(help="Column that says train or test (or 0 or 1) of every sample.")]
-Dim = Annotated[int | None, typer.Option(help="Coordinates of a key, if its column is flat.", min=1)]
+Dim = Annotated[int | None, typer.Option(help="Coordinates of a key, if its column is flat.", min=1, max=MAX_COUNT)]
 Task = Annotated[str, typer.Option(help="auto, regression or classification.")]
 
 
@@ -207,5 +211,5 @@ def read_heads(text: str) -> float:
     if text.strip().lower() in ("inf", "∞"):
         return math.inf
     if not text.strip().isdecimal() or not 1 <= len(text.strip()) <= 9 or int(text) < 1:
-        refuse(f"--heads must be a whole number of at least 1, or inf: got {text!r}.")
+        refuse(f"--heads must be a whole number of at least 1, or inf: got {text!r:.40}.")
     return int(text)

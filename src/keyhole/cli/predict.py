@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from keyhole.cli._app import INTERRUPTED, Dim, Keys, Query, SetId, Tokens, app, check_output
+from keyhole.cli._app import INTERRUPTED, MAX_COUNT, Dim, Keys, Query, SetId, Tokens, app, check_output
 from keyhole.cli._output import echo, refuse
 
 if TYPE_CHECKING:
@@ -52,7 +52,9 @@ def predict(
     key_id: Annotated[
         str | None, typer.Option("--key-id", help="Column that names the keys: copied as lists in their order.")
     ] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Sets at a time [default: some 32 MiB].", min=1)] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Sets at a time [default: some 32 MiB].", min=1, max=MAX_COUNT)
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT, and start over.")] = False,
 ) -> None:
     """Predict every set of IN with a saved model, row group by row group; an interrupted run goes on where it was.
