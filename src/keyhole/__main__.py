@@ -46,6 +46,10 @@ class Interrupts:
 
     def end_command(self) -> None:
         """From now on there is nothing left to unwind, and an interrupt ends the process."""
+        try:  # noqa: SIM105 - contextlib takes longer to load than all of this
+            sys.stdout.flush()
+        except (OSError, ValueError):  # whoever read the output may be gone
+            pass
         self._unwinds = False
 
     def _press(self, signum: int, frame: object) -> None:
@@ -90,7 +94,6 @@ def main() -> None:
     try:
         run_command()
     except KeyboardInterrupt:  # it came between the command's own care and here
-        interrupts.end_command()
         os.write(2, b"interrupted.\n")
         raise SystemExit(INTERRUPTED) from None
     finally:

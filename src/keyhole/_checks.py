@@ -67,6 +67,10 @@ def check_float_array(value: Any, name: str) -> np.ndarray:
     return array
 
 
+LARGEST_COUNT = 2**63 - 1
+"""The largest number that arrays, tables and files count to."""
+
+
 WEIGHT_UNITS = 1e-30, 1e30
 """Bounds on the largest weight of a sample: its product with a squared feature is then a number of float32 too."""
 
@@ -89,8 +93,8 @@ def check_weight_sizes(weights: np.ndarray, name: str) -> None:
     )
 
 
-def check_count(value: Any, name: str, minimum: int = 1) -> int:
-    """Return ``value`` as an int of at least ``minimum``."""
+def check_count(value: Any, name: str, minimum: int = 1, maximum: int | None = None) -> int:
+    """Return ``value`` as an int of at least ``minimum``, and at most ``maximum`` if there is one."""
     try:
         if isinstance(value, bool):
             raise TypeError
@@ -101,6 +105,10 @@ def check_count(value: Any, name: str, minimum: int = 1) -> int:
         ) from None
     if count < minimum:
         raise ValueError(f"`{name}` must be at least {minimum}: got {count}.")
+    if maximum is not None and count > maximum:
+        raise ValueError(
+            f"`{name}` must be at most {maximum}: got a number of {count.bit_length()} bits. Choose a smaller one."
+        )
     return count
 
 

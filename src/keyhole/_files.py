@@ -52,6 +52,23 @@ def write_whole(content: bytes | Callable[[Path], object], path: Path, *, overwr
     return path
 
 
+def refuse_special_file(path: Path) -> None:
+    """Raise if a path leads to a pipe, socket or device: whoever reads one may wait for ever, or never come to an end.
+
+    A path that leads nowhere is a FileNotFoundError.
+    """
+    mode = path.stat().st_mode
+    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+        return
+    if stat.S_ISFIFO(mode):
+        kind = "a named pipe"
+    elif stat.S_ISSOCK(mode):
+        kind = "a socket"
+    else:
+        kind = "a device"
+    raise ValueError(f"{path.name!r} must be an ordinary file: it is {kind}. Copy what it gives to a file first.")
+
+
 def behind_links(path: Path) -> Path:
     """The place that a path leads to once all links are followed; there need not be anything."""
     if not path.is_symlink():

@@ -14,7 +14,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import numpy as np
 
 from keyhole._checks import check_count, check_number, check_pairs
-from keyhole._files import write_whole
+from keyhole._files import refuse_special_file, write_whole
 from keyhole.attention.activations import check_activation, check_pointwise
 from keyhole.attention.heads import FittedHeads, GaussianHeads, HeadDraw, QueryKeyHeads, Step
 from keyhole.attention.learned import IdentityHeads, LearnedHeads, UnfittedLaw
@@ -53,7 +53,7 @@ def read_container(path: Path) -> tuple[Any, dict[str, np.ndarray]]:
     """Read document and arrays, and compare them with their digest. Raises ValueError or OSError."""
     from safetensors import SafetensorError, safe_open
 
-    path.stat()  # a file that is not there is no damaged one
+    refuse_special_file(path)  # and a file that is not there is no damaged one
     try:
         with safe_open(str(path), framework="numpy") as file:
             metadata = file.metadata() or {}

@@ -16,9 +16,14 @@ import numpy as np
 import typer
 from typer.core import TyperGroup
 
+from keyhole._files import behind_links
 from keyhole.cli._output import echo, printable, refuse
 
-INTERRUPTED = 130  # exit code after Ctrl-C
+MAX_COUNT = 2**31 - 1
+"""Bound of whole numbers on the command line that have no smaller one of their own."""
+MAX_SEED = 2**63 - 1
+INTERRUPTED = 130
+"""Exit code of a command that Ctrl-C has ended, as shells count: 128 + 2, the number of the signal."""
 # newer versions of typer bring a click of their own
 UsageError: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
@@ -40,7 +45,14 @@ class _Sentences(TyperGroup):
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="backslashreplace")  # a terminal that knows no β shows its number
-        return super().main(*arguments, **options)
+        try:
+            return super().main(*arguments, **options)
+        except SystemExit as end:
+            # typer turns an interrupt, wherever it came, into an exit without a word; a command that has more to say
+            # of it has caught it before
+            if isinstance(getattr(end.__context__, "__cause__", None), KeyboardInterrupt):
+                echo("interrupted.", err=True)
+            raise
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:
         with _escaped_usage():
@@ -57,9 +69,6 @@ class _Sentences(TyperGroup):
         try:
             with _escaped_usage():
                 return super().invoke(ctx)
-        except KeyboardInterrupt:
-            echo("interrupted.", err=True)
-            raise typer.Exit(INTERRUPTED) from None
         except OSError as error:
             if error.errno == errno.EPIPE:  # whoever read our output has seen enough
                 raise
@@ -112,7 +121,7 @@ def check_output(path: Path, inputs: Iterable[Path]) -> None:
             refuse(f"the output must be a file: {path} is not an ordinary file. Choose another name.")
         if path.exists() and any(path.samefile(file) for source in inputs for file in _files(source)):
             refuse(f"the output must not be one of the files that are read: {path} is. Choose another name.")
-        folder = next(p for p in path.absolute().parents if p.exists())
+        folder = next(p for p in behind_links(path).absolute().parents if p.exists())
     except UnicodeEncodeError:
         refuse(f"names of files must be text in UTF-8: got {path.name!r}. Choose another.")
     except OSError as error:
@@ -168,7 +177,7 @@ Missing = Annotated[str, typer.Option(help="Gaps: error, drop tokens with one, o
 Groups = Annotated[str | None, typer.Option(help="Column of siblings (a patient, a story) that are left out together.")]
 Time = Annotated[str | None, typer.Option(help="Column of dates or numbers: what is newer is kept for testing.")]
 Split = Annotated[str | None, typer.Option(help="Column that says train or test (or 0 or 1) of every sample.")]
-Dim = Annotated[int | None, typer.Option(help="Coordinates of a key, if its column is flat.", min=1)]
+Dim = Annotated[int | None, typer.Option(help="Coordinates of a key, if its column is flat.", min=1, max=MAX_COUNT)]
 Task = Annotated[str, typer.Option(help="auto, regression or classification.")]
 
 
@@ -202,5 +211,5 @@ def read_heads(text: str) -> float:
     if text.strip().lower() in ("inf", "∞"):
         return math.inf
     if not text.strip().isdecimal() or not 1 <= len(text.strip()) <= 9 or int(text) < 1:
-        refuse(f"--heads must be a whole number of at least 1, or inf: got {text!r}.")
+        refuse(f"--heads must be a whole number of at least 1, or inf: got {text!r:.40}.")
     return int(text)

@@ -63,6 +63,7 @@ def _row(chosen: str, ids: np.ndarray | None, n: int) -> int:
         if chosen not in known:
             refuse(f"--set must name a set of the data: {chosen!r} is none of {', '.join(known[:5])} … ({n} in all).")
         return known.index(chosen)
-    if not chosen.isdecimal() or int(chosen) >= n:
-        refuse(f"--set must be the number of a set, from 0 to {n - 1}: got {chosen!r}.")
+    is_number = chosen.isdecimal() and len(chosen) <= 18  # Python itself refuses to read endless numbers
+    if not is_number or int(chosen) >= n:
+        refuse(f"--set must be the number of a set, from 0 to {n - 1}: got {chosen!r:.40}.")
     return int(chosen)

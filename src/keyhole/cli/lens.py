@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from keyhole.cli._app import (
+    MAX_SEED,
     Data,
     Dim,
     Extras,
@@ -64,7 +65,7 @@ def lens(
     ] = None,
     report: Annotated[bool, typer.Option(help="Write the HTML report.")] = True,
     overwrite: Annotated[bool, typer.Option(help="Replace a report in the folder of --out.")] = False,
-    seed: Annotated[int, typer.Option(help="Seed of everything.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of everything.", min=0, max=MAX_SEED)] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Look, print, write."""

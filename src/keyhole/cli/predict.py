@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from keyhole.cli._app import Dim, Keys, Query, SetId, Tokens, app, check_output
+from keyhole.cli._app import INTERRUPTED, MAX_COUNT, Dim, Keys, Query, SetId, Tokens, app, check_output
 from keyhole.cli._output import echo, refuse
 
 if TYPE_CHECKING:
@@ -52,7 +52,9 @@ def predict(
     key_id: Annotated[
         str | None, typer.Option("--key-id", help="Column that names the keys: copied as lists in their order.")
     ] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Sets at a time [default: some 32 MiB].", min=1)] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Sets at a time [default: some 32 MiB].", min=1, max=MAX_COUNT)
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT, and start over.")] = False,
 ) -> None:
     """Predict every set of IN with a saved model, row group by row group; an interrupted run goes on where it was.
@@ -85,15 +87,21 @@ def predict(
         work = _Work(saved, sets, copied, proba, interval, explain)
         work.check_first()
         with file:
-            rows = work.write_missing(file)
-    except KeyboardInterrupt:
-        echo(f"interrupted: what is done is kept in {out}.parts; run the same command to go on.", err=True)
-        raise typer.Exit(130) from None
+            rows = _write_missing(work, file)
     except (ValueError, OSError) as error:
         refuse(str(error))
     echo(f"wrote {out}: {rows} predictions")
     if work.has_novelty:
         _warn_of_novelty(out)
+
+
+def _write_missing(work: _Work, file: PartedFile) -> int:
+    """Predict what is not predicted yet; an interrupt says where the rest is kept."""
+    try:
+        return work.write_missing(file)
+    except KeyboardInterrupt:
+        echo(f"interrupted: what is done is kept in {file.folder}; run the same command to go on.", err=True)
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def _check_sureness(saved: SavedModel, interval: float | None) -> None:

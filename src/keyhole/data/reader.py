@@ -19,7 +19,8 @@ import pyarrow.parquet as pq
 from pyarrow import csv
 
 from keyhole._array import MEMORY_BUDGET, thread_count
-from keyhole._checks import check_choice, check_count
+from keyhole._checks import LARGEST_COUNT, check_choice, check_count
+from keyhole._files import refuse_special_file
 from keyhole.data.batches import Batch
 from keyhole.data.columns import Place, SchemaError, is_list, labels, one_piece, plain_values, set_ids, unlisted
 from keyhole.data.layout import PROBLEM, Dataset, Layout, check_columns, check_names
@@ -287,6 +288,8 @@ def _files(path: Any) -> list[Path]:
         raise FileNotFoundError(f"there is no Parquet file in {path}.")
     for file in found:
         check_file_name(file)
+        if file.exists():
+            refuse_special_file(file)
         if not file.is_file():
             raise FileNotFoundError(f"{file.name!r} is not there: no such file.")
     return found
@@ -408,8 +411,8 @@ class ParquetSets:
         check_choice(unknown, "unknown", ("error", "ignore"))
         for option in ("keys", "query", "extras"):
             check_names(named[option], option)
-        named["dim"] = None if named["dim"] is None else check_count(named["dim"], "dim")
-        self.batch_size = None if batch_size is None else check_count(batch_size, "batch_size")
+        named["dim"] = None if named["dim"] is None else check_count(named["dim"], "dim", maximum=LARGEST_COUNT)
+        self.batch_size = None if batch_size is None else check_count(batch_size, "batch_size", maximum=LARGEST_COUNT)
         self._lasting: list[_ParquetFile | _ArrowFile] = []
         if isinstance(path, (str, os.PathLike, list, tuple)):
             self.paths = _files(path)
