@@ -340,12 +340,12 @@ def penalty_losses(model: Any) -> np.ndarray:
 # ---------------------------------------------------------------- tolerances
 
 
-def condition(model: Any) -> float:
-    """Largest eigenvalue of the Gram matrix over the penalty: what rounding is multiplied by."""
+def condition(model: Any, alpha: float | None = None) -> float:
+    """Largest eigenvalue of the Gram matrix over a penalty: what rounding is multiplied by."""
     alphas = np.asarray(model.alphas_)
     if len(alphas) >= 10:
         # the automatic grid ends at ten times the largest eigenvalue
-        return float(alphas.max() / 10 / model.alpha_)
+        return float(alphas.max() / 10 / (alpha or model.alpha_))
     return 1e6
 
 
@@ -359,9 +359,17 @@ def rounding(model: Any) -> float:
     return float(np.finfo(np.float64).eps)
 
 
-def share_allowed(model: Any) -> float:
+def share_allowed(model: Any, alpha: float | None = None) -> float:
     """By how much of the scale of y two ways to the same fit may differ."""
-    return 1e-6 + 256 * rounding(model) * condition(model)
+    return 1e-6 + 256 * rounding(model) * condition(model, alpha)
+
+
+def are_as_good(model: Any, first: int, second: int) -> bool:
+    """Whether two penalties of the grid of a model have the same loss within rounding."""
+    losses = penalty_losses(model)[[first, second]]
+    alpha = float(np.asarray(model.alphas_)[[first, second]].min())
+    share = share_allowed(model, alpha)
+    return bool(abs(losses[0] - losses[1]) <= share * losses.max())
 
 
 def scale_of(y: np.ndarray) -> float:

@@ -361,7 +361,7 @@ class Stream:
         best = int(np.flatnonzero(reference.alphas_ == reference.alpha_)[0])
         if chosen == best:
             return False
-        if losses[chosen] <= losses[best] * (1 + 1e-6) + 1e-12 * losses.max():
+        if draw.are_as_good(reference, chosen, best):
             return True
         raise DifferenceError(
             f"penalties of stream and one fit differ: {self.model.alpha_:.4g} of loss "
