@@ -92,28 +92,7 @@ def frozen_base(rng: Random) -> dict[str, Any]:
     settings["n"] = rng.choice((8, 12, 20))
     settings["groups"] = rng.random() < 0.25
     settings["estimator"] = rng.choices(list(ESTIMATORS), list(ESTIMATORS.values()))[0]
-    return {"settings": settle(settings), "steps": []}
-
-
-def settle(settings: dict[str, Any]) -> dict[str, Any]:
-    """What goes together with the estimator."""
-    settings = draw.settle(settings)
-    if settings["estimator"] != "attention":
-        settings["groups"] = False
-        if settings["n_heads"] == "inf":
-            settings["n_heads"] = 8
-    if settings["estimator"] in ("features", "ball"):
-        settings["container"] = "sets"
-        if settings["scaling"] == "auto":
-            settings["scaling"] = "standard"
-        if settings["query"] == "auto":
-            settings["query"] = "mean"
-    if settings["estimator"] == "ball":
-        settings["extras"] = False
-        settings["weights"] = "none"
-        if settings["task"] == "two":
-            settings["task"] = "one"
-    return settings
+    return {"settings": draw.settle(settings), "steps": []}
 
 
 def uses_of(settings: dict[str, Any]) -> tuple[str, ...]:
@@ -163,25 +142,6 @@ FROZEN = Format(
 # ---------------------------------------------------------------- the run
 
 
-def make_estimator(settings: dict[str, Any]) -> Any:
-    """The estimator of some settings, not fitted."""
-    if settings["estimator"] in ("attention", "batches"):
-        return draw.make_estimator(settings)
-    parameters: dict[str, Any] = {
-        "n_heads": draw.n_heads_of(settings),
-        "law": draw.head_distribution(settings),
-        "activation": settings["activation"],
-        "random_state": settings["seed"] % 1000,
-        "scaling": settings["scaling"],
-        "query": settings["query"],
-    }
-    if settings["estimator"] == "features":
-        return kh.AttentionFeatures(**parameters, dtype=settings["dtype"])
-    if draw.is_classification(settings):
-        return kh.NormBallClassifier(**parameters)
-    return kh.NormBallRegressor(**parameters)
-
-
 def draw_groups(settings: dict[str, Any], part: int) -> np.ndarray | None:
     if not settings["groups"]:
         return None
@@ -206,7 +166,7 @@ class Fitted:
 
     def __post_init__(self) -> None:
         self.new = draw.draw_samples(self.settings, 5, 2**20).sets
-        self.fit(make_estimator(self.settings), 0)
+        self.fit(draw.make_estimator(self.settings), 0)
 
     def fit(self, model: Any, part: int) -> None:
         """Fit the model, and a twin of the same parameters to samples of its own."""

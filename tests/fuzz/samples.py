@@ -25,6 +25,7 @@ import keyhole as kh
 ACTIVATIONS = ("relu", "softmax", "linear", "square", "step", "exp")
 
 PLAIN: dict[str, Any] = {
+    "estimator": "attention",
     "task": "one",
     "dim": 2,
     "queries": "none",
@@ -47,6 +48,7 @@ PLAIN: dict[str, Any] = {
 """The plainest value of every setting: what a finding is reduced to where it still is one."""
 
 CHOICES: dict[str, tuple[Any, ...]] = {
+    "estimator": ("attention",),
     "task": ("one", "one", "two", "two classes", "three classes"),
     "dim": (1, 2, 2, 3),
     "queries": ("none", "same", "other", "paired"),
@@ -68,7 +70,8 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 }
 """What each setting is drawn from, by itself; repeated where it should be drawn more often.
 
-``queries`` says whether sets have queries: of the dimension of the keys, of another one, or of
+``estimator`` is that of `fit`, of `fit_batches` ("batches"), `AttentionFeatures` or over the norm
+ball. ``queries`` says whether sets have queries: of the dimension of the keys, of another one, or of
 another one with the pairs of coordinates named that mean the same. ``units`` multiplies y.
 """
 
@@ -105,6 +108,21 @@ def settle(settings: dict[str, Any]) -> dict[str, Any]:
         if settings["heads"] == "query-key":
             settings["heads"] = "gaussian"
         settings["dtype"] = "float64"
+    if settings["estimator"] != "attention":
+        settings["groups"] = False
+        if settings["n_heads"] == "inf":
+            settings["n_heads"] = 8
+    if settings["estimator"] in ("features", "ball"):
+        settings["container"] = "sets"
+        if settings["scaling"] == "auto":
+            settings["scaling"] = "standard"
+        if settings["query"] == "auto":
+            settings["query"] = "mean"
+    if settings["estimator"] == "ball":
+        settings["extras"] = False
+        settings["weights"] = "none"
+        if settings["task"] == "two":
+            settings["task"] = "one"
     return settings
 
 
@@ -294,14 +312,24 @@ def make_estimator(settings: dict[str, Any]) -> Any:
     parameters: dict[str, Any] = {
         "n_heads": n_heads_of(settings),
         "law": head_distribution(settings),
-        "alpha": alpha_of(settings),
         "activation": settings["activation"],
-        "fit_intercept": settings["fit_intercept"],
         "random_state": settings["seed"] % 1000,
-        "dtype": settings["dtype"],
-        "pooling": settings["pooling"],
         "scaling": settings["scaling"],
         "query": settings["query"],
+    }
+    if settings["estimator"] == "features":
+        return kh.AttentionFeatures(**parameters, dtype=settings["dtype"])
+    if settings["estimator"] == "ball":
+        if is_classification(settings):
+            return kh.NormBallClassifier(**parameters)
+        return kh.NormBallRegressor(**parameters)
+
+    # ridge, by `fit` or in batches
+    parameters |= {
+        "alpha": alpha_of(settings),
+        "fit_intercept": settings["fit_intercept"],
+        "dtype": settings["dtype"],
+        "pooling": settings["pooling"],
         "extras_scale": EXTRAS_SCALE,
     }
     if is_classification(settings):
@@ -310,8 +338,13 @@ def make_estimator(settings: dict[str, Any]) -> Any:
 
 
 def scores(model: Any, sets: Any) -> np.ndarray:
-    """Predictions of a regression, or the decision function of a classification, as columns."""
-    method = model.decision_function if hasattr(model, "classes_") else model.predict
+    """Predictions of a regression, the decision function of a classification, or features."""
+    if hasattr(model, "transform"):
+        method = model.transform
+    elif hasattr(model, "classes_"):
+        method = model.decision_function
+    else:
+        method = model.predict
     return np.asarray(method(sets)).reshape(len(sets), -1)
 
 
