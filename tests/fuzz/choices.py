@@ -126,7 +126,7 @@ def change(
         case "silent rows":
             left = with_silent_rows(left, settings, rng)
         case "units" if is_number:
-            factor = float(rng.choice([2.0**-40, 2.0**30, 1e-3, 7.0, 1e12]))
+            factor = float(rng.choice([2.0**-40, 2.0**30, 1e-3, 7.0, 1e12, 1e-120, 1e120]))
             right = replace(right.with_y(right.samples.y * factor), units=right.units * factor)
             right = replace(right, shift=right.shift * factor)
         case "shift" if is_number and settings["fit_intercept"]:
@@ -156,6 +156,9 @@ def with_silent_rows(posed: Posed, settings: dict[str, Any], rng: np.random.Gene
     y = more.y
     if not draw.is_classification(settings):
         y = y * posed.units + posed.shift
+    elif rng.random() < 0.2:
+        # a class that no sample of positive weight has is none
+        y = np.full(count, "oak")
     more = replace(more, y=y, weights=np.zeros(count))
     whole = draw.joined([replace(posed.samples, weights=posed.weights), more])
     groups = None

@@ -44,7 +44,7 @@ STEPS = {"use": 10, "set": 6, "overwrite": 3, "pickle": 2, "copy": 1, "clone": 1
 STEPS |= {"memory": 1, "threads": 2, "refit": 1}
 """What may happen to a fitted model, and how often each is drawn."""
 
-ESTIMATORS = {"attention": 16, "batches": 3, "features": 2, "ball": 1}
+ESTIMATORS = {"attention": 32, "batches": 6, "features": 4, "ball": 1}
 """What is fitted, and how often each is drawn: over the norm ball a fit takes ten times as long."""
 
 ARRAYS = ("tokens", "query", "extras", "y", "weights", "groups")
@@ -92,6 +92,8 @@ def frozen_base(rng: Random) -> dict[str, Any]:
     settings["n"] = rng.choice((8, 12, 20))
     settings["groups"] = rng.random() < 0.25
     settings["estimator"] = rng.choices(list(ESTIMATORS), list(ESTIMATORS.values()))[0]
+    if settings["estimator"] == "ball":
+        settings |= {"n": 8, "n_heads": 2, "dim": 2}
     return {"settings": draw.settle(settings), "steps": []}
 
 
