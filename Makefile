@@ -21,7 +21,7 @@ test-slow: $(VENV)/.test  ## the slow statistical runs
 SECONDS ?= 600
 SEED ?= 0
 
-fuzz: $(VENV)/.test  ## damaged files of every format that is read, SECONDS=600 SEED=0; what fails is kept in out/fuzz
+fuzz: $(VENV)/.test  ## damaged files of every format and random sequences of calls, SECONDS=600 SEED=0; what fails is kept in out/fuzz
 	$(BIN)/python tests/fuzz/attack.py --seconds $(SECONDS) --seed $(SEED) --out $(OUT)/fuzz
 
 fuzz-keep: $(VENV)/.test  ## make a test of CASE=out/fuzz/….json
