@@ -99,17 +99,6 @@ class Loss(ABC):
     def conjugate(self, y: Samples, dual: Samples) -> PerSample:
         """ℓ*(y, dual) of each sample, summed over outputs; inf outside the domain."""
 
-    def relaxed_value(self, y: Samples, z: Samples, mu: float) -> PerSample:
-        """A smooth loss within O(mu) of ℓ, for Newton's method; ℓ itself unless it has a kink."""
-        return self.value(y, z)
-
-    @abstractmethod
-    def relaxed_derivatives(self, y: Samples, z: Samples, mu: float) -> tuple[Samples, np.ndarray]:
-        """The gradient of `relaxed_value`, in the domain of the conjugate, and its second derivative or a bound on it.
-
-        The latter is (n, t), or (n, t, t) where outputs are coupled.
-        """
-
     @abstractmethod
     def best_intercept(self, y: Samples, z: Samples, weights: PerSample, start: Outputs) -> Outputs:
         """A minimiser b of Σ_i weights_i ℓ(y_i, z_i + b), to rounding."""
@@ -128,10 +117,6 @@ class ScalarLoss(Loss):
     @abstractmethod
     def curvature(self, y: Samples, z: Samples) -> Samples:
         """The second derivative in z (one of them, where the gradient has a corner)."""
-
-    def relaxed_derivatives(self, y: Samples, z: Samples, mu: float) -> tuple[Samples, np.ndarray]:
-        """The derivatives of ℓ."""
-        return self.gradient(y, z), self.curvature(y, z)
 
     def mean_derivatives(self, y: Samples, z: Samples, weights: PerSample) -> tuple[Outputs, Outputs]:
         """Weighted sums over samples of the first and of the second derivative, of each output."""
@@ -182,21 +167,6 @@ class KinkedLoss(ScalarLoss):
         """The product a·y between the slopes."""
         low, high = self.slopes(y)
         return _inside(np.maximum(low - dual, dual - high), dual * y)
-
-    def relaxed_value(self, y: Samples, z: Samples, mu: float) -> PerSample:
-        """The maximum over slopes a of a·(z − y) + mu·log((a − low)(high − a)), up to a constant."""
-        low, high = self.slopes(y)
-        half = 0.5 * (high - low) * (z - y)
-        reach = mu + np.hypot(mu, half)
-        return (0.5 * (low + high) * (z - y) + reach - mu * np.log(2.0 * mu * reach)).sum(axis=1)
-
-    def relaxed_derivatives(self, y: Samples, z: Samples, mu: float) -> tuple[Samples, np.ndarray]:
-        """The maximiser a, strictly between the slopes, and how fast it turns."""
-        low, high = self.slopes(y)
-        width = 0.5 * (high - low)
-        half = width * (z - y)
-        root = np.hypot(mu, half)
-        return 0.5 * (low + high) + width * half / (mu + root), np.square(width) * mu / ((mu + root) * root)
 
     def best_intercept(self, y: Samples, z: Samples, weights: PerSample, start: Outputs) -> Outputs:
         """A quantile of the residuals y − z: the median for the absolute loss.
@@ -253,11 +223,6 @@ class Huber(ScalarLoss):
         residual = z - y
         core = residual.clip(-1.0, 1.0)
         return weights @ core, weights @ (core == residual)
-
-    def relaxed_derivatives(self, y: Samples, z: Samples, mu: float) -> tuple[Samples, np.ndarray]:
-        """Beyond the corner a tenth of the curvature of the best parabola above, so that no direction is flat."""
-        size = np.abs(z - y)
-        return self.gradient(y, z), np.where(size < 1.0, 1.0, 0.1 / np.maximum(size, 1.0))
 
     def conjugate(self, y: Samples, dual: Samples) -> PerSample:
         """a·y + a²/2 for |a| ≤ 1."""
@@ -395,11 +360,6 @@ class Multinomial(Loss):
     def gradient(self, y: Samples, z: Samples) -> Samples:
         """softmax(z) − y."""
         return _softmax(z) - y
-
-    def relaxed_derivatives(self, y: Samples, z: Samples, mu: float) -> tuple[Samples, np.ndarray]:
-        """softmax(z) − y and diag(q) − q qᵀ, with q = softmax(z)."""
-        q = _softmax(z)
-        return q - y, q[:, :, None] * (np.eye(q.shape[1]) - q[:, None, :])
 
     def conjugate(self, y: Samples, dual: Samples) -> PerSample:
         """−H(q), the entropy of q = dual + y on the simplex, with a minus sign."""
