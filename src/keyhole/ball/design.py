@@ -52,16 +52,16 @@ class DenseDesign:
     def matvec(self, values: Float[np.ndarray, "p t"]) -> Float[np.ndarray, "n t"]:
         """Φ v in float64."""
         if self.array.dtype == np.float64:
-            return product(self.array, values)
-        return np.concatenate([product(block, values) for _, block in self._row_blocks()])
+            return self.array @ values
+        return np.concatenate([block @ values for _, block in self._row_blocks()])
 
     def rmatvec(self, residuals: Float[np.ndarray, "n t"]) -> Float[np.ndarray, "p t"]:
         """Φᵀ r in float64."""
         if self.array.dtype == np.float64:
-            return product(self.array.T, residuals)
+            return self.array.T @ residuals
         total = np.zeros((self.shape[1], residuals.shape[1]))
         for rows, block in self._row_blocks():
-            total += product(block.T, residuals[rows])
+            total += block.T @ residuals[rows]
         return total
 
     def take(self, groups: Int[np.ndarray, " k"]) -> Float[np.ndarray, "n q"]:
@@ -104,7 +104,7 @@ class StreamedDesign:
         total = np.zeros((self.n_rows, values.shape[1]))
         for part in blocks(len(active), self._groups_per_block):
             groups = active[part]
-            total += product(self._doubles(groups), grouped[groups].reshape(-1, values.shape[1]))
+            total += self._doubles(groups) @ grouped[groups].reshape(-1, values.shape[1])
         return total
 
     def rmatvec(self, residuals: Float[np.ndarray, "n t"]) -> Float[np.ndarray, "p t"]:
@@ -112,7 +112,7 @@ class StreamedDesign:
         result = np.empty((self.shape[1], residuals.shape[1]))
         for part in blocks(self.n_groups, self._groups_per_block):
             columns = slice(part.start * self.group_size, part.stop * self.group_size)
-            result[columns] = product(self._doubles(np.arange(part.start, part.stop)).T, residuals)
+            result[columns] = self._doubles(np.arange(part.start, part.stop)).T @ residuals
         return result
 
     def take(self, groups: Int[np.ndarray, " k"]) -> Float[np.ndarray, "n q"]:
@@ -156,18 +156,11 @@ class WorkingColumns:
     def matvec(self, values: Float[np.ndarray, "q t"]) -> Float[np.ndarray, "n t"]:
         """Φ v."""
         own = values.astype(self.array.dtype, copy=False)
-        image = (self.array @ own[:, 0])[:, None] if own.shape[1] == 1 else self.array @ own
+        image = self.array @ own
         return image.astype(np.float64, copy=False)
 
     def rmatvec(self, residuals: Float[np.ndarray, "n t"]) -> Float[np.ndarray, "q t"]:
         """Φᵀ r."""
         own = residuals.astype(self.array.dtype, copy=False)
-        image = (own[:, 0] @ self.array)[:, None] if own.shape[1] == 1 else self.array.T @ own
+        image = self.array.T @ own
         return image.astype(np.float64, copy=False)
-
-
-def product(matrix: Float[np.ndarray, "a b"], columns: Float[np.ndarray, "b t"]) -> Float[np.ndarray, "a t"]:
-    """``matrix @ columns``; a single column goes through the faster matrix–vector routine."""
-    if columns.shape[1] == 1:
-        return (matrix @ columns[:, 0])[:, None]
-    return matrix @ columns
