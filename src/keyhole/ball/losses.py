@@ -118,14 +118,14 @@ class ScalarLoss(Loss):
     def curvature(self, y: Samples, z: Samples) -> Samples:
         """The second derivative in z (one of them, where the gradient has a corner)."""
 
-    def mean_derivatives(self, y: Samples, z: Samples, weights: PerSample) -> tuple[Outputs, Outputs]:
-        """Weighted sums over samples of the first and of the second derivative, of each output."""
-        return weights @ self.gradient(y, z), weights @ self.curvature(y, z)
-
     def best_intercept(self, y: Samples, z: Samples, weights: PerSample, start: Outputs) -> Outputs:
         """The root of the monotone derivative of Σ_i weights_i ℓ(y_i, z_i + b), by guarded Newton steps."""
+
+        def mean_derivatives(b: Outputs) -> tuple[Outputs, Outputs]:
+            return weights @ self.gradient(y, z + b), weights @ self.curvature(y, z + b)
+
         tolerance = ROUNDING * float(weights.sum()) * min(self.lipschitz, 1.0)
-        return monotone_roots(lambda b: self.mean_derivatives(y, z + b, weights), start, tolerance)
+        return monotone_roots(mean_derivatives, start, tolerance)
 
     def balanced(self, y: Samples, dual: Samples, weights: PerSample) -> Samples:
         """Shrink the heavier sign of each output until both weigh the same: 0 is inside the domain."""
@@ -218,12 +218,6 @@ class Huber(ScalarLoss):
         """One where |r| < 1, zero beyond."""
         return (np.abs(z - y) < 1.0).astype(z.dtype)
 
-    def mean_derivatives(self, y: Samples, z: Samples, weights: PerSample) -> tuple[Outputs, Outputs]:
-        """Weighted sums of the clipped residuals and of the ones that are not."""
-        residual = z - y
-        core = residual.clip(-1.0, 1.0)
-        return weights @ core, weights @ (core == residual)
-
     def conjugate(self, y: Samples, dual: Samples) -> PerSample:
         """a·y + a²/2 for |a| ≤ 1."""
         return _inside(np.abs(dual) - 1.0, dual * (y + 0.5 * dual))
@@ -271,11 +265,6 @@ class Logistic(ScalarLoss):
     def curvature(self, y: Samples, z: Samples) -> Samples:
         """p(1 − p) with p = 1/(1 + exp(−z))."""
         return expit(z) * expit(-z)
-
-    def mean_derivatives(self, y: Samples, z: Samples, weights: PerSample) -> tuple[Outputs, Outputs]:
-        """Weighted sums of −y q and of q (1 − q), with q = 1/(1 + exp(y z)) found once for both."""
-        q = expit(-y * z)
-        return weights @ (-y * q), weights @ (q * (1.0 - q))
 
     def conjugate(self, y: Samples, dual: Samples) -> PerSample:
         """−H(q), the binary entropy of q = −y·a in [0, 1], with a minus sign."""
@@ -325,12 +314,6 @@ class Smoothed(ScalarLoss):
         """1/μ where the maximiser is strictly between the slopes, zero where it is one of them."""
         dual = self.gradient(y, z)
         return ((dual > self._low) & (dual < self._high)) / self.width
-
-    def mean_derivatives(self, y: Samples, z: Samples, weights: PerSample) -> tuple[Outputs, Outputs]:
-        """Weighted sums of the first and of the second derivative; the maximiser is found once for both."""
-        free = self.centre + (z - y) / self.width
-        dual = free.clip(self._low, self._high)
-        return weights @ dual, (weights @ (dual == free)) / self.width
 
     def conjugate(self, y: Samples, dual: Samples) -> PerSample:
         """ℓ*(y, a) + μ (a − c)²/2."""
