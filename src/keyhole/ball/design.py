@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from keyhole._array import MEMORY_BUDGET, block_size, blocks
 
 CACHE_BYTES = 2**22
-"""Columns are converted to another precision 4 MiB at a time, so that a block stays in the cache."""
+"""Columns are converted to another precision 4 MiB at a time, to stay in the cache."""
 
 
 @runtime_checkable
