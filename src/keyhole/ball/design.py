@@ -1,4 +1,7 @@
-"""Designs: the n × p matrix of a linear model, in memory or streamed block by block of groups."""
+"""Designs: the n × p matrix Φ of a linear model, in memory or streamed by blocks of groups.
+
+The p columns form groups of ``group_size`` consecutive columns each.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,9 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from keyhole._array import MEMORY_BUDGET, block_size, blocks
+
+CACHE_BYTES = 2**22
+"""Columns are converted to another precision 4 MiB at a time, to stay in the cache."""
 
 
 @runtime_checkable
@@ -28,7 +34,10 @@ class Design(Protocol):
 
 @runtime_checkable
 class SelectableDesign(Design, Protocol):
-    """A design whose columns can be had, some groups at a time: the others are visited only to check a solution."""
+    """A design that can hand out the columns of some groups.
+
+    The solver iterates on these and visits the other columns only to check a solution.
+    """
 
     def take(self, groups: Int[np.ndarray, " k"]) -> Float[np.ndarray, "n q"]:
         """The columns of ``groups``, side by side."""
@@ -37,12 +46,19 @@ class SelectableDesign(Design, Protocol):
 class DenseDesign:
     """An (n, p) array whose columns form p/group_size groups.
 
-    float32 arrays are multiplied in float64, a block of rows at a time: the products are those of the given
-    numbers, and no temporary outgrows ``memory_budget``.
+    float32 arrays are multiplied in float64, a block of rows at a time: the products are those of
+    the given numbers, and no temporary outgrows ``memory_budget``.
     """
 
-    def __init__(self, array: Float[np.ndarray, "n p"], group_size: int, memory_budget: int = MEMORY_BUDGET) -> None:
-        self.array, self.group_size, self.memory_budget = array, group_size, memory_budget
+    def __init__(
+        self,
+        array: Float[np.ndarray, "n p"],
+        group_size: int,
+        memory_budget: int = MEMORY_BUDGET,
+    ) -> None:
+        self.array = array
+        self.group_size = group_size
+        self.memory_budget = memory_budget
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -52,16 +68,16 @@ class DenseDesign:
     def matvec(self, values: Float[np.ndarray, "p t"]) -> Float[np.ndarray, "n t"]:
         """Φ v in float64."""
         if self.array.dtype == np.float64:
-            return product(self.array, values)
-        return np.concatenate([product(block, values) for _, block in self._row_blocks()])
+            return self.array @ values
+        return np.concatenate([block @ values for _, block in self._row_blocks()])
 
     def rmatvec(self, residuals: Float[np.ndarray, "n t"]) -> Float[np.ndarray, "p t"]:
         """Φᵀ r in float64."""
         if self.array.dtype == np.float64:
-            return product(self.array.T, residuals)
+            return self.array.T @ residuals
         total = np.zeros((self.shape[1], residuals.shape[1]))
         for rows, block in self._row_blocks():
-            total += product(block.T, residuals[rows])
+            total += block.T @ residuals[rows]
         return total
 
     def take(self, groups: Int[np.ndarray, " k"]) -> Float[np.ndarray, "n q"]:
@@ -70,15 +86,18 @@ class DenseDesign:
         return self.array[:, columns.ravel()]
 
     def _row_blocks(self) -> Iterator[tuple[slice, np.ndarray]]:
-        """Rows in float64, 4 MiB at a time: a block is used while it is still in the cache."""
-        for rows in blocks(self.shape[0], block_size(8 * self.shape[1], min(self.memory_budget, 2**22))):
+        """Blocks of rows in float64."""
+        row_bytes = 8 * self.shape[1]
+        size = block_size(row_bytes, min(self.memory_budget, CACHE_BYTES))
+        for rows in blocks(self.shape[0], size):
             yield rows, self.array[rows].astype(np.float64)
 
 
 class StreamedDesign:
-    """A design computed on the fly, a block of groups at a time: memory is that of one block, in float64.
+    """A design that is computed again for every product, a block of groups at a time.
 
-    ``columns`` takes groups (k,) to an array (n, k · group_size): their columns, float32 or float64.
+    Its memory is that of one block, in float64. ``columns`` takes groups (k,) to an array
+    (n, k · group_size): their columns, float32 or float64.
     """
 
     def __init__(
@@ -89,7 +108,10 @@ class StreamedDesign:
         group_size: int,
         memory_budget: int = MEMORY_BUDGET,
     ) -> None:
-        self.columns, self.n_rows, self.n_groups, self.group_size = columns, n_rows, n_groups, group_size
+        self.columns = columns
+        self.n_rows = n_rows
+        self.n_groups = n_groups
+        self.group_size = group_size
         self._groups_per_block = block_size(8 * n_rows * group_size, memory_budget)
 
     @property
@@ -99,51 +121,58 @@ class StreamedDesign:
 
     def matvec(self, values: Float[np.ndarray, "p t"]) -> Float[np.ndarray, "n t"]:
         """Φ v in float64; groups whose values are zero are not computed."""
+        n_outputs = values.shape[1]
         grouped = values.reshape(self.n_groups, -1)
         active = np.flatnonzero(grouped.any(axis=1))
-        total = np.zeros((self.n_rows, values.shape[1]))
+        total = np.zeros((self.n_rows, n_outputs))
         for part in blocks(len(active), self._groups_per_block):
             groups = active[part]
-            total += product(self._doubles(groups), grouped[groups].reshape(-1, values.shape[1]))
+            total += self._float64_columns(groups) @ grouped[groups].reshape(-1, n_outputs)
         return total
 
     def rmatvec(self, residuals: Float[np.ndarray, "n t"]) -> Float[np.ndarray, "p t"]:
         """Φᵀ r in float64."""
         result = np.empty((self.shape[1], residuals.shape[1]))
         for part in blocks(self.n_groups, self._groups_per_block):
-            columns = slice(part.start * self.group_size, part.stop * self.group_size)
-            result[columns] = product(self._doubles(np.arange(part.start, part.stop)).T, residuals)
+            groups = np.arange(part.start, part.stop)
+            rows = slice(part.start * self.group_size, part.stop * self.group_size)
+            result[rows] = self._float64_columns(groups).T @ residuals
         return result
 
     def take(self, groups: Int[np.ndarray, " k"]) -> Float[np.ndarray, "n q"]:
         """The columns of ``groups``."""
         return self.columns(groups)
 
-    def _doubles(self, groups: Int[np.ndarray, " k"]) -> Float[np.ndarray, "n q"]:
+    def _float64_columns(self, groups: Int[np.ndarray, " k"]) -> Float[np.ndarray, "n q"]:
         return self.columns(groups).astype(np.float64, copy=False)
 
 
 class ColumnBuffer:
-    """Memory for copies of columns, kept from one to the next: touching fresh memory is what copies cost."""
+    """Memory for one copy of some columns, reused by every later copy.
+
+    So there is never a second copy beside the first, and no fresh memory to touch.
+    """
 
     def __init__(self, dtype: np.dtype) -> None:
         self._store = np.empty(0, dtype)
 
-    def fill(self, design: SelectableDesign, groups: Int[np.ndarray, " k"], group_size: int) -> WorkingColumns:
-        """The columns of ``groups``, side by side; what the last call returned is overwritten."""
+    def fill(
+        self, design: SelectableDesign, groups: Int[np.ndarray, " k"], group_size: int
+    ) -> WorkingColumns:
+        """Copy the columns of ``groups``, side by side, over what the last call returned."""
         n = design.shape[0]
         width = len(groups) * group_size
         if self._store.size < n * width:
             self._store = np.empty(n * width, self._store.dtype)
         copy = self._store[: n * width].reshape(n, width)
-        # 4 MiB at a time, so that a conversion of precision stays in the cache
-        for part in blocks(len(groups), block_size(8 * n * group_size, 2**22)):
-            copy[:, part.start * group_size : part.stop * group_size] = design.take(groups[part])
+        for part in blocks(len(groups), block_size(8 * n * group_size, CACHE_BYTES)):
+            columns = slice(part.start * group_size, part.stop * group_size)
+            copy[:, columns] = design.take(groups[part])
         return WorkingColumns(copy)
 
 
 class WorkingColumns:
-    """Columns at hand for the inner iterations: products in the array's own precision, results in float64."""
+    """Columns for the inner iterations: products in the array's precision, results in float64."""
 
     def __init__(self, array: Float[np.ndarray, "n q"]) -> None:
         self.array = array
@@ -155,19 +184,10 @@ class WorkingColumns:
 
     def matvec(self, values: Float[np.ndarray, "q t"]) -> Float[np.ndarray, "n t"]:
         """Φ v."""
-        own = values.astype(self.array.dtype, copy=False)
-        image = (self.array @ own[:, 0])[:, None] if own.shape[1] == 1 else self.array @ own
-        return image.astype(np.float64, copy=False)
+        product = self.array @ values.astype(self.array.dtype, copy=False)
+        return product.astype(np.float64, copy=False)
 
     def rmatvec(self, residuals: Float[np.ndarray, "n t"]) -> Float[np.ndarray, "q t"]:
         """Φᵀ r."""
-        own = residuals.astype(self.array.dtype, copy=False)
-        image = (own[:, 0] @ self.array)[:, None] if own.shape[1] == 1 else self.array.T @ own
-        return image.astype(np.float64, copy=False)
-
-
-def product(matrix: Float[np.ndarray, "a b"], columns: Float[np.ndarray, "b t"]) -> Float[np.ndarray, "a t"]:
-    """``matrix @ columns``; a single column goes through the faster matrix–vector routine."""
-    if columns.shape[1] == 1:
-        return (matrix @ columns[:, 0])[:, None]
-    return matrix @ columns
+        product = self.array.T @ residuals.astype(self.array.dtype, copy=False)
+        return product.astype(np.float64, copy=False)
