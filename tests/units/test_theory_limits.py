@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from keyhole.attention.heads import GaussianHeads
+from keyhole.lab.theory_report import TheoryQuestion, run
 from keyhole.theory import blocks, targets
 from keyhole.theory.blocks import Bias, biased_blocks, target_vectors
 from keyhole.theory.curves import learning_curve
@@ -31,6 +32,20 @@ def test_parts_of_a_target_are_refused_before_they_are_computed(fresh_caches, mo
         target = parse_target(text, dim=8).target
         with limits(seconds=8.0), pytest.raises(CostError, match=r"takes about [0-9]+ s, and 8 s are allowed"):
             learning_curve(target, [100], n_keys=4, ridge=1e-5, law=GaussianHeads(mean=1.0))
+
+
+def test_keyhole_theory_keeps_its_time_limit(fresh_caches, monkeypatch):
+    """--bias 1 --target "rotated(0.5)^6" took minutes with --time-limit 5."""
+
+    def never(*arguments):
+        raise AssertionError("a joining was computed")
+
+    monkeypatch.setattr(blocks, "crossed_joinings", never)
+    report = run(TheoryQuestion("rotated(0.5)^6", dim=8, n_keys=4, samples=(100,), bias=1.0))
+    reason = report["unavailable"]["learning_curve.attention.100"]
+    assert "5 s are allowed here" in reason
+    assert "raise --time-limit" in reason
+    assert report["learning_curve"]["mlp"][0]["error"] > 0
 
 
 def test_blocks_are_refused_before_they_are_computed(fresh_caches, monkeypatch):

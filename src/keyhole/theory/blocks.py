@@ -346,13 +346,13 @@ def _made_blocks(dim: int, bias: Bias, wanted: list[tuple[tuple[int, int], int]]
     highest = max(degree for _, degree in wanted)
     series, top = _reach(dim, bias, highest, allowed)
     states = [block_states(dim, *label, top) for label, _ in wanted]
-    cost = _blocks_cost(dim, series, top, wanted, [len(some) for some in states])
+    pairs, places = np.unique(np.abs(np.concatenate(states)), axis=0, return_inverse=True)
+    cost = _blocks_cost(dim, series, allowed, len(pairs), wanted, [len(some) for some in states])
     check_cost(
         seconds=cost.seconds,
         memory=cost.memory,
         step=f"the spectrum of heads with mean {bias.slope:g} to degree {highest} in dimension {dim}",
     )
-    pairs, places = np.unique(np.abs(np.concatenate(states)), axis=0, return_inverse=True)
     roots = _state_roots(dim, series, pairs, allowed)
     ends = np.cumsum([len(some) for some in states])[:-1]
     for (label, degree), some, place in zip(wanted, states, np.split(places.ravel(), ends), strict=True):
@@ -373,28 +373,32 @@ class _Cost:
 def _blocks_cost(
     dim: int,
     series: _Series,
-    top: int,
+    allowed: float,
+    n_pairs: int,
     wanted: list[tuple[tuple[int, int], int]],
     n_states: list[int],
 ) -> _Cost:
     """What `_made_blocks` takes once the series is known, from the sizes of its arrays.
 
-    Measured on one core for 53 combinations of d = 2 … 512, c = 0.25 … 4 and degrees 4 … 16: those
-    above 0.1 s are right within a factor of 2.5.
+    Measured on one core for 53 combinations of d = 2 … 512, c = 0.25 … 4 and degrees 4 … 16, and for
+    single blocks to degree 40: what takes more than 0.5 s is right within a factor of three, but for
+    single blocks in four dimensions or fewer, which the series itself makes up to five times as slow.
     """
     terms, polynomials = series.coefficients.shape
     rank = min(terms, polynomials)
-    pairs = (top + 1) ** 2
-    # `_state_roots`: for every pair (p, q) a scaled copy of the series, its product and its root
-    scaled = pairs * terms * polynomials
-    roots = pairs * polynomials**2 * (terms + 10 * polynomials)
+    # `_state_roots`: for every pair (p, q) a scaled copy of the series, and its root
+    scaled = 5e-9 * terms * polynomials
+    if allowed < SHOWS:
+        root = 2.5e-10 * terms * polynomials * rank  # reflections
+    else:
+        root = 4e-11 * polynomials**2 * (terms + 10 * polynomials)  # a product and its eigenvectors
     # `_columns`: in every block all states times the states that are kept
     products = 0
     for (label, degree), count in zip(wanted, n_states, strict=True):
         kept = len(block_states(dim, *label, degree))
         products += count * kept * polynomials * rank
-    seconds = 1e-3 * len(wanted) + 5e-9 * scaled + 9e-12 * roots + 1.5e-10 * products
-    return _Cost(seconds=seconds, memory=8.0 * pairs * polynomials * rank)
+    seconds = 1e-3 * len(wanted) + n_pairs * (scaled + root) + 1.5e-10 * products
+    return _Cost(seconds=seconds, memory=8.0 * n_pairs * polynomials * rank)
 
 
 def _reach(dim: int, bias: Bias, degree: int, allowed: float) -> tuple[_Series, int]:

@@ -52,12 +52,15 @@ class Limits:
     thread_end : float
         Where the clock of this thread's own processor time has to stand at most. It ends a question
         whose estimate was far too low.
+    remedy : str
+        What the person who asked can do to have it computed all the same.
     """
 
     seconds: float = math.inf
     memory: float = math.inf
     is_wanted: Callable[[], bool] = _always
     thread_end: float = math.inf
+    remedy: str = "ask kh.theory in Python, which has no limit"
 
 
 _current: ContextVar[Limits] = ContextVar("limits", default=Limits())  # noqa: B039 (it is frozen)
@@ -68,6 +71,7 @@ def limits(
     seconds: float = math.inf,
     memory: float = math.inf,
     is_wanted: Callable[[], bool] | None = None,
+    remedy: str | None = None,
 ) -> Iterator[None]:
     """Limit the questions asked within; of limits inside limits the narrower ones hold."""
     outer = _current.get()
@@ -76,6 +80,7 @@ def limits(
         memory=min(memory, outer.memory),
         is_wanted=outer.is_wanted if is_wanted is None else is_wanted,
         thread_end=min(time.thread_time() + OVERRUN * seconds, outer.thread_end),
+        remedy=outer.remedy if remedy is None else remedy,
     )
     token = _current.set(inner)
     try:
@@ -96,7 +101,7 @@ def check_cost(seconds: float, memory: float, step: str) -> None:
         return
     raise CostError(
         f"{step} takes {cost}, and {limit}. Lower the powers of the target, the mean c or the number "
-        "of samples, or ask kh.theory in Python, which has no limit."
+        f"of samples, or {allowed.remedy}."
     )
 
 
@@ -108,6 +113,6 @@ def check_limits() -> None:
     if time.thread_time() > allowed.thread_end:
         raise CostError(
             f"this question took more than {OVERRUN:g} times the {allowed.seconds:g} s that are allowed "
-            "here. Lower the powers of the target, the mean c or the number of samples, or ask "
-            "kh.theory in Python, which has no limit."
+            "here. Lower the powers of the target, the mean c or the number of samples, or "
+            f"{allowed.remedy}."
         )
