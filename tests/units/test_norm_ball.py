@@ -13,7 +13,6 @@ from balls import fit_norm_ball
 
 from keyhole.ball import norm_ball
 from keyhole.ball.design import DenseDesign, StreamedDesign
-from keyhole.ball.losses import LOSSES
 from keyhole.ball.losses import LOSSES as LOSS
 from keyhole.ball.norm_ball import AcceleratedDescent, BallRisk, CentralPath, SolverWarning, certify, check_radii
 from keyhole.ball.projection import NormBall
