@@ -115,15 +115,22 @@ def fit_by(route, train, y, mean, alpha=ALPHA):
 # ---- the textbook's own claims -------------------------------------------------------------------
 
 
-def test_leave_one_out_is_n_refits(train, y):
-    """And so are the predictions for new samples that jackknife+ ranks."""
-    samples = samples_of(train)
-    K = textbook.kernel(samples, samples, BIASED)
-    _, _, e = textbook.ridge(K, y, ALPHA)
+def test_leave_one_out_and_jackknife_are_n_refits(train, y, new):
+    fit = TextbookFit(train, y, W=None, mean=BIASED)
+    k = fit.kernel(samples_of(new[:1]))[0]
+    residuals = np.empty(len(y))
+    predictions = np.empty(len(y))  # of the new sample
     for i in range(len(y)):
         rest = np.arange(len(y)) != i
-        a, b, _ = textbook.ridge(K[np.ix_(rest, rest)], y[rest], ALPHA)
-        assert y[i] - (b + K[i, rest] @ a) == pytest.approx(e[i], rel=1e-9)
+        a, b, _ = textbook.ridge(fit.K[np.ix_(rest, rest)], y[rest], ALPHA)
+        residuals[i] = y[i] - (b + fit.K[i, rest] @ a)
+        predictions[i] = b + k[rest] @ a
+    np.testing.assert_allclose(fit.e, residuals, rtol=1e-9)
+    # 0.7 · 24 = 16.8: the 17th smallest upper end of 23, and the 17th largest lower end
+    upper = np.sort(predictions + np.abs(residuals))[16]
+    lower = np.sort(predictions - np.abs(residuals))[::-1][16]
+    interval = textbook.jackknife_interval(k, fit.K, y, ALPHA, coverage=0.7)
+    np.testing.assert_allclose(interval, [lower, upper], rtol=1e-9)
 
 
 def test_ridge_is_the_minimum(train, y, rng):
