@@ -6,6 +6,7 @@ the limits on time and memory, and the number of states.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from pathlib import Path
 from random import Random
@@ -36,6 +37,12 @@ EXPLORER = Format(
     fewest=0,
     most=0,
 )
+
+
+def warm() -> None:
+    """Import the explorer before children are forked, which takes longer than most states."""
+    if IS_THERE:
+        importlib.import_module("explorer_states")
 
 
 def read_explorer(folder: Path, options: dict[str, Any]) -> None:

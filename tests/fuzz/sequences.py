@@ -47,3 +47,4 @@ LOADS_PICKLES = ("stream", "fitted model")
 def warm() -> None:
     """Compile what sequences need, before children are forked."""
     samples.warm()
+    explorer.warm()
