@@ -26,8 +26,9 @@ import numpy as np
 from keyhole._array import MEMORY_BUDGET
 from keyhole.ball.design import DenseDesign
 from keyhole.ball.losses import LOSSES
-from keyhole.ball.norm_ball import BallRisk, BallSetup
+from keyhole.ball.norm_ball import BallSetup
 from keyhole.ball.projection import NormBall, group_norms
+from keyhole.ball.risk import BallRisk
 
 SIZES = {"paper": {"n": 2000, "repeat": 3, "limit": 90}, "small": {"n": 200, "repeat": 5, "limit": 60}}
 N_HEADS, DIM, N_KEYS = 500, 16, 16

@@ -472,8 +472,8 @@ class Multinomial(Loss):
         """Mix q = dual + y with a constant distribution, until q has the class weights of y.
 
         The mean of q must be π, the mean of y. With share s of a distribution c it is
-        (1 − s) q̄ + s c, and c ≥ 0 asks for s ≥ 1 − π_k/q̄_k in every class k. The smallest such s is
-        taken. Near a minimiser over the intercepts s is of the order of rounding.
+        (1 − s) q̄ + s c, and c ≥ 0 asks for s ≥ 1 − π_k/q̄_k in every class k. The smallest such
+        s is taken. Near a minimiser over the intercepts s is of the order of rounding.
         """
         # q on the simplex again, whatever rounding did to the dual point
         q = np.maximum(dual + y, 0.0)
