@@ -101,7 +101,8 @@ def _check_query(query: dict[str, str], meets_a_page: bool) -> None:
             view = show(state, {})
             assert not view.pending, "a view that was waited for is not complete"
     except ValueError as error:
-        assert len(str(error)) > SENTENCE, f"a refusal without words: {error!r}"
+        if len(str(error)) <= SENTENCE:
+            raise AssertionError(f"a refusal without words: {error!r}") from error
         return
     _check_view(view, state)
 

@@ -134,7 +134,7 @@ def test_under_exp_a_batch_of_ordinary_size_may_overflow(sets, y, n_before):
     model = kh.AttentionRegressor(4, random_state=0, activation="exp", scaling="none")
     reference = stream_of(clone(model), sets, y, n_before)
     stream_of(model, sets, y, n_before)
-    with pytest.raises(ValueError, match="overflow float64|squares below"):
+    with pytest.raises(ValueError, match=r"overflow float64|squares below"):
         model.partial_fit(changed(sets[:100], tokens=2000 * sets[:100].tokens), y[:100])
     for stream in (model, reference):
         stream.partial_fit(*part(sets, y, 6))
