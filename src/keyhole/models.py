@@ -286,8 +286,8 @@ def _check_unfitted_law(law: Any) -> None:
         elif name == "pairs":
             fits = value is None or _is_integers(value, n_axes=2)
         elif isinstance(default, tuple):
-            fits = isinstance(value, (tuple, list, np.ndarray)) and len(value) > 0
-            fits = fits and all(np.ndim(number) == 0 for number in value)
+            items = list(value) if isinstance(value, (tuple, list, np.ndarray)) else []
+            fits = len(items) > 0 and all(np.ndim(item) == 0 for item in items)
         elif name == "seconds":
             fits = value is None or isinstance(value, (int, float, np.number))
         elif isinstance(default, (bool, int, float, str)):

@@ -455,14 +455,14 @@ def attack(plan: Plan, quiet: bool = False) -> tuple[dict[str, Any], dict[str, A
                 n_cases += 1
                 if not verdict.fine:
                     if not quiet and verdict.name not in first:
-                        print(f"case {number}, {name}: {state}, {words[:200]}", flush=True)  # noqa: T201
+                        print(f"case {number}, {name}: {state}, {words[:200]}", flush=True)
                     held = first.setdefault(verdict.name, {"number": number, "verdict": verdict, "times": 0})
                     held["times"] += 1
                     if number < held["number"]:
                         held |= {"number": number, "verdict": verdict}
         if not quiet and time.monotonic() - last > 15:
             last = time.monotonic()
-            print(f"{n_cases} cases, {n_cases / (last - began):.0f} per second, {len(first)} findings", flush=True)  # noqa: T201
+            print(f"{n_cases} cases, {n_cases / (last - began):.0f} per second, {len(first)} findings", flush=True)
     for _ in pipes:
         os.wait()
     spent = time.monotonic() - began
