@@ -70,8 +70,8 @@ def changed(sets, *, tokens=None, extras=None, pairs="same"):
 BAD_BATCHES = {
     "tokens that overflow": lambda s, y: (changed(s, tokens=s.tokens * 1e200), y),
     "tokens whose squares overflow": lambda s, y: (changed(s, tokens=s.tokens * 1e60), y),
-    "a sample too large": lambda s, y: (
-        changed(s, tokens=s.tokens * np.where(np.arange(len(s.tokens)) == 7, 1e200, 1.0)[:, None]),
+    "ten samples too large": lambda s, y: (
+        changed(s, tokens=s.tokens * np.where(np.arange(len(s.tokens)) < 30, 1e200, 1.0)[:, None]),
         y,
     ),
     "outputs whose squares overflow": lambda s, y: (s, y * 1e200),
@@ -98,6 +98,7 @@ BAD_BATCHES = {
     ],
 )
 def test_a_refused_batch_leaves_no_trace(model, sets, y, name, n_before):
+    model.set_params(scaling="none")  # on a sphere no token is too large
     bad = BAD_BATCHES[name](*part(sets, y, 6))
     reference = stream_of(clone(model), sets, y, n_before)
     stream_of(model, sets, y, n_before)
@@ -111,6 +112,33 @@ def test_a_refused_batch_leaves_no_trace(model, sets, y, name, n_before):
     assert model.n_samples_seen_ == (n_before + 1) * N_PART
     np.testing.assert_array_equal(model.predict(sets[:50]), reference.predict(sets[:50]))
     assert model._stream.sums.moments.count == (n_before + 1) * N_PART
+
+
+@pytest.mark.parametrize("n_before", [4, 6])
+def test_a_refused_batch_that_is_added_at_once_leaves_no_trace(model, sets, y, n_before):
+    """1,100 samples are not held back: they fail while they are added, in the middle of a block."""
+    model.set_params(scaling="none")
+    reference = stream_of(clone(model), sets, y, n_before)
+    stream_of(model, sets, y, n_before)
+    scale = np.where(np.arange(3300) > 3000, 1e200, 1.0)[:, None]
+    large = changed(sets[:1100], tokens=scale * sets[:1100].tokens)
+    with pytest.raises(ValueError, match="overflow float64"):
+        model.partial_fit(large, y[:1100])
+    np.testing.assert_array_equal(model.predict(sets[:50]), reference.predict(sets[:50]))
+    assert model.n_samples_seen_ == n_before * N_PART
+
+
+@pytest.mark.parametrize("n_before", [4, 6])
+def test_under_exp_a_batch_of_ordinary_size_may_overflow(sets, y, n_before):
+    """exp(s) overflows at s = 710, which the sizes of tokens alone do not tell."""
+    model = kh.AttentionRegressor(4, random_state=0, activation="exp", scaling="none")
+    reference = stream_of(clone(model), sets, y, n_before)
+    stream_of(model, sets, y, n_before)
+    with pytest.raises(ValueError, match=r"overflow float64|squares below"):
+        model.partial_fit(changed(sets[:100], tokens=2000 * sets[:100].tokens), y[:100])
+    for stream in (model, reference):
+        stream.partial_fit(*part(sets, y, 6))
+    np.testing.assert_array_equal(model.predict(sets[:50]), reference.predict(sets[:50]))
 
 
 @pytest.mark.parametrize("size", [200, 300])
@@ -268,7 +296,7 @@ def test_the_rule_for_tokens_is_that_of_the_layer(model, sets, y):
     shown = model.tokens_
     assert model.layer_ is not None
     assert model.tokens_ is shown
-    assert shown.extras_spread[0] > 30
+    assert shown.extras_spread[0] * shown.extras_scale > 30  # the standard deviation
 
 
 # Threads
