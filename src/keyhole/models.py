@@ -505,6 +505,8 @@ def _fits(name: str, value: Any, estimator: Any) -> bool:
             | "dtype_"
         ):
             return True  # checked before the layer, or with it
+        case "class_has_weight_":
+            return _is_array(value, "b", estimator.classes_.shape) and bool(value.sum() >= 2)
         case "loss_":
             return isinstance(estimator, NormBallClassifier) and value in ("logistic", "hinge")
         case "feature_names_in_":

@@ -18,7 +18,15 @@ from keyhole.attention.heads import HeadDraw
 from keyhole.attention.learned import MAX_HEADS_TO_JUDGE
 from keyhole.data.sets import POOLINGS, DistinctSamples, SetBatch, SetGroups
 from keyhole.data.tokens import QUERIES, SCALINGS, look_weights
-from keyhole.estimators.base import KeyContributions, LabelScores, SetEstimator, class_scores, memory_budget, outputs
+from keyhole.estimators.base import (
+    SCORE_WITHOUT_WEIGHT,
+    KeyContributions,
+    LabelScores,
+    SetEstimator,
+    class_scores,
+    memory_budget,
+    outputs,
+)
 from keyhole.estimators.inputs import (
     LayerPlan,
     as_columns,
@@ -325,7 +333,7 @@ class AttentionRegressor(StreamedRegressor, RegressionIntervals, MultiOutputMixi
         if self.selection_ == "loo":
             self.loo_predictions_ = outputs(fit.predictions, single)
         self.intercept_ = float(fit.layer.intercept[0]) if single else fit.layer.intercept
-        _store_coefficients(self, fit, single)
+        _store_coefficients(self, single)
 
     def predict(self, X: Any) -> Float[np.ndarray, "n ..."]:
         """Return predictions, shape (n,) or (n, outputs) as ``y`` had."""
@@ -344,7 +352,7 @@ class AttentionClassifier(StreamedClassifier, ClassificationSets, LabelScores, C
     n_heads, law, alpha, activation, fit_intercept, random_state, dtype, pooling, scaling, query, device, solver
         As for `AttentionRegressor`.
     class_weight : None, "balanced" or dict
-        Weight of the samples of each class; "balanced" gives every class the same total.
+        Weight of the samples of each class; "balanced" gives every class that has weight the same total weight.
     criterion : "log_loss" or "squared_error"
         What the penalty, and all else that is automatic, is chosen by: the log-loss of the calibrated left-out
         scores, or the squared error of the ±1 columns. Fits in batches have the log-loss of the samples they keep for
@@ -354,7 +362,10 @@ class AttentionClassifier(StreamedClassifier, ClassificationSets, LabelScores, C
     Attributes
     ----------
     classes_ : array (classes,)
-        The labels, sorted.
+        The labels of y, sorted. One whose samples all have weight 0 keeps its place: its score is −1, its probability
+        0, and it is never predicted. All else is as without those samples.
+    class_has_weight_ : bool array (classes,)
+        Which labels have a sample of positive weight.
     loo_error_ : float
         Leave-one-out mean squared error of the ±1 columns at ``alpha_``.
     loo_decision_ : array (n,) or (n, classes)
@@ -415,21 +426,36 @@ class AttentionClassifier(StreamedClassifier, ClassificationSets, LabelScores, C
         """Fit the values and the temperature; ``sample_weight`` and ``groups`` as for `AttentionRegressor.fit`."""
         batch = as_samples(self, X, reset=True)
         labels = self._encode(y, batch)
+        check_class_weight(self.class_weight)
         weights = class_weights(self.class_weight, self.classes_[labels], as_weights(sample_weight, batch))
-        columns = np.where(labels[:, None] == np.arange(len(self.classes_)), 1.0, -1.0)
-        single = len(self.classes_) == 2
-        columns = columns[:, 1:] if single else columns
+        # ±1 columns of the classes that have weight: one per class, or a single one for two
+        classes = self._class_columns(labels, weights, first=-1.0)
+        numbers = classes.numbers(labels)
+        columns = np.where(numbers[:, None] == np.arange(classes.has_weight.sum()), 1.0, -1.0)
+        if columns.shape[1] == 2:
+            columns = columns[:, 1:]
         fit = self._fit_columns(batch, columns, weights, groups)
-        scores = outputs(fit.predictions, single)
-        if self.selection_ == "loo":
-            self.loo_decision_ = scores
-        self.intercept_ = fit.layer.intercept
-        left = slice(None) if self.selection_ == "loo" else np.isfinite(fit.predictions[:, 0])
-        known = None if weights is None else weights[left]
-        self.temperature_ = fit_temperature(class_scores(scores[left]), labels[left], known)
+        # the temperature of scores that were left out
+        was_left_out = numbers >= 0
+        if self.selection_ != "loo":
+            was_left_out &= np.isfinite(fit.predictions[:, 0])
+        left_out_weights = None if weights is None else weights[was_left_out]
+        left_out_scores = class_scores(fit.predictions[was_left_out])
+        self.temperature_ = fit_temperature(left_out_scores, numbers[was_left_out], left_out_weights)
         rows = fit.judged()
         self._keep_label_errors(fit.predictions[rows], columns[rows])
-        _store_coefficients(self, fit, single)
+        # one output for every class, those without weight too
+        self.class_has_weight_ = classes.has_weight
+        self.layer_ = classes.of_layer(self.layer_)
+        if "_training" in vars(self):
+            all_columns = classes.of_all_classes(columns, without_weight=SCORE_WITHOUT_WEIGHT)
+            self._training = replace(self._training, columns=all_columns)
+        single = len(self.classes_) == 2
+        if self.selection_ == "loo":
+            decision = classes.of_all_classes(fit.predictions, without_weight=SCORE_WITHOUT_WEIGHT)
+            self.loo_decision_ = outputs(decision, single)
+        self.intercept_ = self.layer_.intercept
+        _store_coefficients(self, single)
         return self
 
     def predict_proba(self, X: Any) -> Float[np.ndarray, "n c"]:
@@ -443,9 +469,11 @@ class AttentionClassifier(StreamedClassifier, ClassificationSets, LabelScores, C
         return np.asarray(log_softmax(model._class_scores(X) * model.temperature_, axis=1))
 
 
-def _store_coefficients(model: _AttentionModel, fit: LayerFit, single: bool) -> None:
-    if isinstance(fit.layer, KernelLayer):
-        model.dual_coef_ = outputs(fit.layer.dual, single)
+def _store_coefficients(model: _AttentionModel, single: bool) -> None:
+    """The parts of the layer under names of their own."""
+    layer = model.layer_
+    if isinstance(layer, KernelLayer):
+        model.dual_coef_ = outputs(layer.dual, single)
     else:
-        model.values_ = outputs(fit.layer.values, single)
-        model.heads_ = fit.layer.heads
+        model.values_ = outputs(layer.values, single)
+        model.heads_ = layer.heads

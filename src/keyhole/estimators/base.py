@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from sklearn import get_config
 from sklearn.base import BaseEstimator
 from sklearn.utils import assert_all_finite
@@ -121,6 +122,61 @@ class KeyContributions:
         return len(self.classes_) == 2 if hasattr(self, "classes_") else bool(self._single)  # type: ignore[attr-defined]
 
 
+SCORE_WITHOUT_WEIGHT = -1.0
+"""Decision function of a class whose samples all have weight 0: what ridge predicts for a column of −1."""
+
+
+@dataclass(frozen=True)
+class ClassColumns:
+    """The outputs of the classes that have weight, among all classes.
+
+    A fit has one output for each class that has weight, or a single one for two of them. A class without weight is
+    not part of it: its values are 0, its score is `SCORE_WITHOUT_WEIGHT`, its probability is 0.
+
+    Attributes
+    ----------
+    has_weight : bool array (classes,)
+    first : float
+        What the score of the first of two classes is, in units of that of the second: −1 for ridge on ±1, 0 for the
+        log-odds of the norm ball.
+    """
+
+    has_weight: Bool[np.ndarray, " c"]
+    first: float
+
+    @classmethod
+    def of(
+        cls, labels: Int[np.ndarray, " n"], weights: Float[np.ndarray, " n"] | None, n_classes: int, first: float
+    ) -> ClassColumns:
+        """Those of samples with numbered labels."""
+        counted = labels if weights is None else labels[weights > 0]
+        return cls(has_weight=np.bincount(counted, minlength=n_classes) > 0, first=first)
+
+    def numbers(self, labels: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
+        """Labels numbered among the classes that have weight; −1 for the others."""
+        number = np.cumsum(self.has_weight) - 1
+        return np.where(self.has_weight[labels], number[labels], -1)
+
+    def of_all_classes(self, outputs: np.ndarray, without_weight: float) -> np.ndarray:
+        """Outputs (…, t) of the fit as outputs (…, classes) of all classes."""
+        if self.has_weight.all():
+            return outputs
+        if outputs.shape[-1] == 1:
+            outputs = np.concatenate([self.first * outputs, outputs], axis=-1)
+        expanded = np.full((*outputs.shape[:-1], len(self.has_weight)), without_weight)
+        expanded[..., self.has_weight] = outputs
+        return expanded
+
+    def of_layer(self, layer: Any) -> Any:
+        """A layer of all classes from the layer of the fit, of finitely or infinitely many heads."""
+        changes = {}
+        for name in ("values", "dual", "extras_values"):
+            if getattr(layer, name, None) is not None:
+                changes[name] = self.of_all_classes(getattr(layer, name), without_weight=0.0)
+        intercept = self.of_all_classes(layer.intercept, without_weight=SCORE_WITHOUT_WEIGHT)
+        return replace(layer, intercept=intercept, **changes)
+
+
 class LabelScores:
     """Labels from a layer with one column of scores per class, or a single one for two classes."""
 
@@ -137,25 +193,39 @@ class LabelScores:
         return self.classes_[winners]
 
     def _class_scores(self, X: Any) -> np.ndarray:
-        return class_scores(self.decision_function(X))
+        return self._without_weightless(class_scores(self.decision_function(X)))
 
-    def _encode(self, y: Any, batch: Any, weights: np.ndarray | None = None) -> np.ndarray:
-        """Number the labels that have weight, sorted, as ``classes_``; the others, if any, are −1."""
+    def _without_weightless(self, scores: Float[np.ndarray, "*m c"]) -> Float[np.ndarray, "*m c"]:
+        """Scores of classes, −∞ for those whose samples all have weight 0: they are never predicted."""
+        has_weight = getattr(self, "class_has_weight_", None)
+        if has_weight is None or has_weight.all():
+            return scores
+        return np.where(has_weight, scores, -np.inf)
+
+    def _encode(self, y: Any, batch: Any) -> Int[np.ndarray, " n"]:
+        """Number the labels, sorted, as ``classes_``."""
         check_given(self, y)
         y = column_or_1d(y, warn=True)
         assert_all_finite(y, input_name="y", estimator_name=type(self).__name__)
         check_labels(y, "y", "class")
         check_classification_targets(y)
         check_lengths(batch, y, "y")
-        counted = y if weights is None else y[weights > 0]
-        self.classes_ = np.unique(counted)
-        if len(self.classes_) < 2:
+        self.classes_, labels = np.unique(y, return_inverse=True)
+        return np.asarray(labels)
+
+    def _class_columns(
+        self, labels: Int[np.ndarray, " n"], weights: Float[np.ndarray, " n"] | None, first: float
+    ) -> ClassColumns:
+        """The classes that have weight; there must be two of them."""
+        columns = ClassColumns.of(labels, weights, len(self.classes_), first)
+        if columns.has_weight.sum() < 2:
+            n_samples = len(labels) if weights is None else int((weights > 0).sum())
+            of_weight = "" if weights is None else " of positive weight"
             raise ValueError(
-                f"`y` must have at least two classes: got 1 class, '{self.classes_[0]}', in {len(counted)} samples"
-                f"{'' if weights is None else ' of positive weight'}. There is nothing to tell apart."
+                f"`y` must have at least two classes: got 1 class, '{self.classes_[columns.has_weight][0]}', in "
+                f"{n_samples} samples{of_weight}. There is nothing to tell apart."
             )
-        places = np.searchsorted(self.classes_, y).clip(max=len(self.classes_) - 1)
-        return np.where(self.classes_[places] == y, places, -1)
+        return columns
 
 
 def class_scores(decision: np.ndarray) -> np.ndarray:

@@ -820,13 +820,23 @@ def _candidates(value: Any, name: str, choices: tuple[str, ...], automatic: tupl
 
 
 def class_weights(class_weight: Any, labels: np.ndarray, weights: np.ndarray | None) -> np.ndarray | None:
-    """Sample weights times those of the classes, scaled to keep their sum: None if both are None."""
+    """Sample weights times those of the classes: None if both are None.
+
+    "balanced" counts a sample of weight two as two, and one of weight 0 as none: the classes that have weight share the
+    total weight in equal parts.
+    """
     if class_weight is None:
         return weights
-    by_class = compute_sample_weight(class_weight, labels)
-    check_weight_sizes(by_class, "class_weight")
-    if weights is None:
-        return np.asarray(by_class)
-    both = np.asarray(by_class * weights)
+    single = np.ones(len(labels)) if weights is None else weights
+    if isinstance(class_weight, str):
+        _, member = np.unique(labels, return_inverse=True)
+        totals = np.bincount(member, weights=single)
+        share = single.sum() / (totals > 0).sum()
+        by_class = np.divide(share, totals, out=np.zeros_like(totals), where=totals > 0)
+        weight_of_class = by_class[member]
+    else:
+        weight_of_class = compute_sample_weight(class_weight, labels)
+    check_weight_sizes(weight_of_class, "class_weight")
+    both = np.asarray(weight_of_class * single)
     check_weight_sizes(both, "sample_weight times class_weight")
     return both

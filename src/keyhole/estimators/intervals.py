@@ -454,7 +454,8 @@ class ClassificationSets(LeftOutFits):
 
     def _chances(self, scores: Float[np.ndarray, "*m t"]) -> Float[np.ndarray, "*m c"]:
         """Probabilities of the labels, from columns of scores."""
-        return np.asarray(softmax(class_scores(scores) * self.temperature_, axis=-1))
+        scores = self._without_weightless(class_scores(scores))  # type: ignore[attr-defined]
+        return np.asarray(softmax(scores * self.temperature_, axis=-1))
 
     def _keep_label_errors(self, scores: Float[np.ndarray, "k t"], columns: Float[np.ndarray, "k t"]) -> None:
         """Keep one less the probability of the right label, from left-out scores."""

@@ -817,7 +817,10 @@ class NormBallClassifier(LabelScores, ClassifierMixin, _NormBallModel):
     Attributes
     ----------
     classes_ : array (classes,)
-        The labels that carry weight, sorted.
+        The labels of y, sorted. One whose samples all have weight 0 keeps its place: its score is −1, its probability
+        0, and it is never predicted. All else is as without those samples.
+    class_has_weight_ : bool array (classes,)
+        Which labels have a sample of positive weight.
     loss_ : str
         The loss of the fit: another parameter takes effect with the next one.
     intercept_ : array (1,) or (classes,)
@@ -868,16 +871,23 @@ class NormBallClassifier(LabelScores, ClassifierMixin, _NormBallModel):
         loss = check_choice(self.loss, "loss", self._losses())
         batch = as_sets(self, X, reset=True).numpy()
         weights = as_weights(sample_weight, batch)
-        labels = self._encode(y, batch, weights)
-        columns = labels[:, None] == np.arange(len(self.classes_))
-        if len(self.classes_) == 2:
-            fit = self._fit_columns(batch, np.where(columns[:, 1:], 1.0, -1.0), weights, loss)
+        labels = self._encode(y, batch)
+        # columns of the classes that have weight: one per class, or a single one for two
+        classes = self._class_columns(labels, weights, first=0.0)
+        is_class = classes.numbers(labels)[:, None] == np.arange(classes.has_weight.sum())
+        if is_class.shape[1] == 2:
+            fit = self._fit_columns(batch, np.where(is_class[:, 1:], 1.0, -1.0), weights, loss)
         elif loss == "hinge":
-            fit = self._fit_columns(batch, np.where(columns, 1.0, -1.0), weights, loss)
+            fit = self._fit_columns(batch, np.where(is_class, 1.0, -1.0), weights, loss)
         else:
-            fit = self._fit_columns(batch, columns.astype(np.float64), weights, "multinomial")
+            fit = self._fit_columns(batch, is_class.astype(np.float64), weights, "multinomial")
         self.loss_ = loss
-        self.intercept_ = fit.layer.intercept
+        # one output for every class, those without weight too
+        self.class_has_weight_ = classes.has_weight
+        self.layer_ = classes.of_layer(fit.layer)
+        values = classes.of_all_classes(fit.values, without_weight=0.0)
+        self.values_ = outputs(values, len(self.classes_) == 2)
+        self.intercept_ = self.layer_.intercept
         return self
 
     @available_if(_has_probabilities)  # type: ignore[untyped-decorator]
@@ -893,4 +903,6 @@ class NormBallClassifier(LabelScores, ClassifierMixin, _NormBallModel):
     def _class_scores(self, X: Any) -> np.ndarray:
         """One column of scores per class: the logistic loss of two has one, and zero for the other class."""
         decision = self.decision_function(X)
-        return np.stack([np.zeros_like(decision), decision], axis=1) if decision.ndim == 1 else decision
+        if decision.ndim == 1:
+            return np.stack([np.zeros_like(decision), decision], axis=1)
+        return self._without_weightless(decision)

@@ -59,8 +59,8 @@ SOLVED = (
 )  # fmt: skip
 """What follows from the sums; computed when first asked for."""
 
-OF_A_WHOLE_FIT = ("_training", "_refits")
-"""What a fit to all samples at once keeps, for leave-one-out fits."""
+OF_A_WHOLE_FIT = ("_training", "_refits", "class_has_weight_")
+"""What a fit to all samples at once keeps, for leave-one-out fits, and of classes whose samples all have weight 0."""
 
 SETTLED = ("law_", "tokens_", "n_heads_", "scaling_errors_")
 """What the first samples decide, and later ones keep."""
