@@ -131,7 +131,7 @@ def test_a_refused_batch_that_is_added_at_once_leaves_no_trace(model, sets, y, n
 @pytest.mark.parametrize("n_before", [4, 6])
 def test_under_exp_a_batch_of_ordinary_size_may_overflow(sets, y, n_before):
     """exp(s) overflows at s = 710, which the sizes of tokens alone do not tell."""
-    model = kh.AttentionRegressor(4, random_state=0, activation="exp", scaling="none")
+    model = kh.AttentionRegressor(4, law=kh.GaussianHeads(), activation="exp", random_state=0, scaling="none")
     reference = stream_of(clone(model), sets, y, n_before)
     stream_of(model, sets, y, n_before)
     with pytest.raises(ValueError, match=r"overflow float64|squares below"):
