@@ -312,7 +312,7 @@ def contributions_beside_refits(problem, model, alpha, slack):
     wanted = (whole.predictions - whole.intercept) / parts
     found = np.concatenate(model.contributions(problem.new)).reshape(wanted.shape)
     spread = spread_of(problem.columns)
-    return (np.abs(found - wanted) / (TOLERANCE * spread + slack * whole.prediction_unit / parts)).max()
+    return (np.abs(found - wanted) / (OF_REFITS * spread + slack * whole.prediction_unit / parts)).max()
 
 
 def spread_of(columns):
@@ -321,15 +321,29 @@ def spread_of(columns):
 
 
 COVERAGE = 0.8
+
+OF_REFITS = 1e-7
+"""What is allowed between a fit and a refit in long doubles, as a share of the spread of y, or of a
+prediction beyond it. Rounding in the factorisation may move predictions by as much at a penalty that
+leave-one-out chooses (`keyhole.ridge.gram.FACTOR_SHARE`)."""
+
 UNITS = 64
-"""Units of rounding of kernel or features that are allowed beside `TOLERANCE`: an entry of the exact kernel is off by
-up to 36 (an arc cosine, roots and products of lengths)."""
+"""Units of rounding of kernel or features that are allowed beside it: an entry of the exact kernel is off by up to 36
+(an arc cosine, roots and products of lengths), and one of exp by as many as its exponent is large."""
+
+
+def rounding_of(case, plain):
+    """What kernel or features may be off by, as a share of themselves."""
+    units = UNITS * case.config.rounding
+    if case.config.activation != "exp":
+        return units
+    return units * max(1.0, math.log(float(np.abs(plain.gram).max())))
 
 
 def beside_refits(case, change=0.0):
     """How far predictions, intervals, deviations and ranks are from plain refits in long doubles.
 
-    Each as a share of what is allowed: `TOLERANCE` of the spread of y and `UNITS` units of rounding.
+    Each as a share of what is allowed: `OF_REFITS` of the spread of y and `UNITS` units of rounding.
     Refits are at a penalty that is larger by the share ``change``.
     """
     problem, model = fitted(case)
@@ -338,17 +352,19 @@ def beside_refits(case, change=0.0):
     refits = PlainRefits(problem, model, (1 + change) * model.alpha_)
     if refits.plain.undecided:  # a score at the jump of the step, of which rounding decides the side
         return {}
-    slack = UNITS * case.config.rounding
+    slack = rounding_of(case, refits.plain)
     spread = spread_of(refits.y)
     shares = {}
-    off = np.abs(decisions(model, problem.new) - refits.whole.predictions)
-    shares["prediction"] = (off / (TOLERANCE * spread + slack * refits.whole.prediction_unit)).max()
+    wanted = refits.whole.predictions
+    off = np.abs(decisions(model, problem.new) - wanted)
+    size = np.maximum(spread, np.abs(wanted))
+    shares["prediction"] = (off / (OF_REFITS * size + slack * refits.whole.prediction_unit)).max()
     of_keys = contributions_beside_refits(problem, model, refits.alpha, slack)
     if of_keys is not None:
         shares["contribution"] = of_keys
     if not np.isfinite(model._left_out_fits().residuals).all():  # a leverage of 1 within rounding
         return shares
-    allowed = TOLERANCE * spread + slack * refits.prediction_unit
+    allowed = OF_REFITS * spread + slack * refits.prediction_unit
     if not hasattr(model, "classes_"):
         interval = model.predict_interval(problem.new, COVERAGE).reshape(-1, 2)
         wanted = refits.interval(COVERAGE).reshape(-1, 2)
@@ -365,7 +381,7 @@ def beside_refits(case, change=0.0):
     of_variances = slack * (refits.whole.variance_unit / (refits.whole.variances + alpha)).max()
     of_left_out = slack * (refits.left_out_variance_units / (refits.left_out_variances + alpha)).max()
     off = np.abs(model.predict_std(problem.new).reshape(wanted.shape) - wanted) / wanted
-    shares["deviation"] = (off / (TOLERANCE + of_errors + of_variances + of_left_out)).max()
+    shares["deviation"] = (off / (OF_REFITS + of_errors + of_variances + of_left_out)).max()
     least, most = refits.novelty(slack)
     novelty = model.novelty(problem.new)
     is_between = (least - 1e-9 <= novelty) & (novelty <= most + 1e-9)
