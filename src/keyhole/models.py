@@ -285,8 +285,8 @@ def _check_unfitted_law(law: Any) -> None:
         elif name == "pairs":
             fits = value is None or _is_integers(value, n_axes=2)
         elif isinstance(default, tuple):
-            fits = isinstance(value, (tuple, list, np.ndarray)) and len(value) > 0
-            fits = fits and all(np.ndim(number) == 0 for number in value)
+            fits = isinstance(value, (tuple, list)) or (isinstance(value, np.ndarray) and value.ndim == 1)
+            fits = fits and value is not None and len(value) > 0 and all(np.ndim(number) == 0 for number in value)
         elif name == "seconds":
             fits = value is None or isinstance(value, (int, float, np.number))
         elif isinstance(default, (bool, int, float, str)):

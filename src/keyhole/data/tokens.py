@@ -295,7 +295,7 @@ def _with_nan(tokens: Any) -> Any:
     if not isinstance(tokens, np.ma.MaskedArray):
         return tokens
     dtype = tokens.dtype if tokens.dtype.kind == "f" else np.float64
-    return tokens.astype(dtype).filled(np.nan)
+    return np.ma.filled(tokens.astype(dtype), np.nan)
 
 
 def _token_arrays(keys: Any) -> Iterator[Float[np.ndarray, "k d"]]:
