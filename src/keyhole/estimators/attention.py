@@ -19,11 +19,14 @@ from keyhole.attention.learned import MAX_HEADS_TO_JUDGE
 from keyhole.data.sets import POOLINGS, DistinctSamples, SetBatch, SetGroups
 from keyhole.data.tokens import QUERIES, SCALINGS, look_weights
 from keyhole.estimators.base import (
+    LESS_FOR_A_FIT,
+    LESS_FOR_A_PREDICTION,
     SCORE_WITHOUT_WEIGHT,
     KeyContributions,
     LabelScores,
     SetEstimator,
     class_scores,
+    explained_memory_errors,
     memory_budget,
     outputs,
 )
@@ -123,7 +126,8 @@ class _AttentionModel(LeftOutFits, KeyContributions, SetEstimator):
             n_heads = as_heads(self.n_heads)
         extras_scale = as_extras_scale(self.extras_scale)
         plan = LayerPlan(n_heads, law, penalties, seed, options, extras_scale, distinct)
-        fitted = fit_sets(batch, columns, plan, self.scaling, self.query, self.pooling)
+        with explained_memory_errors("fit", batch, math.inf if n_heads is None else n_heads, LESS_FOR_A_FIT):
+            fitted = fit_sets(batch, columns, plan, self.scaling, self.query, self.pooling)
         fit, ridge = fitted.fit, fitted.fit.ridge
         self.law_, self.n_heads_ = fitted.law, math.inf if n_heads is None else n_heads
         self.tokens_ = fitted.rule
@@ -148,12 +152,14 @@ class _AttentionModel(LeftOutFits, KeyContributions, SetEstimator):
     def _ready(self, X: Any) -> Any:
         check_is_fitted(self)
         batch = as_samples(self, X, reset=False).numpy()
-        return self.tokens_.apply(batch)
+        with explained_memory_errors("predict", batch, None, LESS_FOR_A_PREDICTION):
+            return self.tokens_.apply(batch)
 
     def _scores(self, X: Any) -> np.ndarray:
         model = self._snapshot()
         batch = model._ready(X)  # first: it says so if nothing was fitted
-        return np.asarray(model.layer_.predict(batch, memory_budget=memory_budget()))
+        with explained_memory_errors("predict", batch, None, LESS_FOR_A_PREDICTION):
+            return np.asarray(model.layer_.predict(batch, memory_budget=memory_budget()))
 
     def hop_weights(self, X: Any) -> list[list[Float[np.ndarray, "p k"]]]:
         """Return how much each look of the model weighs each key: for answers that show their evidence.
@@ -295,8 +301,10 @@ class AttentionRegressor(StreamedRegressor, RegressionIntervals, MultiOutputMixi
     ``X`` is a SetBatch, or tokens as ``SetBatch.from_tokens`` takes them, or an (n, d) table of one key per set; or
     SetGroups, samples of several sets whose features are pooled.
     Exact copies of a sample (same keys in any order, same query, same y) count as one sample of their joint weight,
-    so leave-one-out leaves all of them out. Temporaries stay within scikit-learn's ``working_memory`` setting
-    (1 GiB); the n × n or p × p Gram matrix comes on top.
+    so leave-one-out leaves all of them out.
+    Blocks of features and of kernels stay within scikit-learn's ``working_memory`` setting (1 GiB). The n × n or p × p
+    Gram matrix comes on top, and so do copies of the tokens, which grow with the input: one at least, four where tokens
+    are standardised, up to nine of float32 tokens. Batches (`fit_batches`) keep them small.
     A fit keeps a copy of its training samples for `predict_interval` and the like, unless their factor, n × n or n × p
     numbers, would exceed ``working_memory``.
 

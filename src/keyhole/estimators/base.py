@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +17,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
 
 from keyhole._checks import check_labels
+from keyhole.data.sets import SampleBatch
 from keyhole.estimators.inputs import as_heads, check_given, check_lengths
 from keyhole.ridge import calibration
 
@@ -90,7 +94,8 @@ class KeyContributions:
         """
         model = self._snapshot()  # type: ignore[attr-defined]
         batch = model._ready(X)
-        parts = model.layer_.contributions(batch, memory_budget=memory_budget())
+        with explained_memory_errors("contributions", batch, None, LESS_FOR_A_PREDICTION):
+            parts = model.layer_.contributions(batch, memory_budget=memory_budget())
         ends = np.cumsum(batch.unpooled.token_counts)
         return np.split(outputs(parts, model._has_one_output()), ends[:-1])
 
@@ -244,6 +249,54 @@ def finite_heads(n_heads: Any, reason: str) -> int:
     if count is None:
         raise ValueError(f"`n_heads` must be finite for {reason}")
     return count
+
+
+LESS_FOR_A_FIT = (
+    "Use fewer samples or fewer heads, tokens of float32, solver='cg' with a number as `alpha`, or fit_batches, which "
+    "holds p × p numbers whatever the number of samples is, p = M·(d + 1)."
+)
+LESS_FOR_A_BALL = "Use fewer samples, fewer heads or dtype='float32', or lower working_memory."
+LESS_FOR_A_PREDICTION = "Go through the samples in parts, or lower working_memory."
+LESS_FOR_REFITS = "They take a matrix of all pairs of training samples: fit fewer samples."
+"""What takes less memory."""
+
+
+@contextmanager
+def explained_memory_errors(work: str, batch: SampleBatch, n_heads: float | None, remedy: str) -> Iterator[None]:
+    """Turn a MemoryError within into one that says what takes memory and what to do.
+
+    ``n_heads`` are those of a fit, whose Gram matrix is named; None for work that has none.
+    """
+    try:
+        yield
+    except MemoryError as error:
+        n = len(batch)
+        tokens = int(batch.sets.tokens.nbytes)
+        held = [f"copies of the tokens ({_in_words(tokens)} each)"]
+        heads = ""
+        if n_heads is not None:
+            matrix = f"{n} × {n}"
+            heads = " and infinitely many heads"
+            if math.isfinite(n_heads):
+                p = int(n_heads) * (batch.dim + 1)
+                matrix += f" or {p} × {p}"
+                heads = f" and {int(n_heads)} heads"
+            held.insert(0, f"a Gram matrix of {matrix} numbers")
+        budget = _in_words(memory_budget())
+        raise MemoryError(
+            f"memory ran out in {work}: {n} samples of {int(batch.token_counts.sum())} keys in all, of dimension "
+            f"{batch.dim}{heads}. Beside blocks of scikit-learn's working_memory ({budget}) it holds "
+            f"{' and '.join(held)}. {remedy}"
+        ) from error
+
+
+def _in_words(n_bytes: int) -> str:
+    """A number of bytes in mebibytes, or gibibytes.
+
+    >>> _in_words(2**26), _in_words(3 * 2**40)
+    ('64 MiB', '3072 GiB')
+    """
+    return f"{n_bytes / 2**20:.0f} MiB" if n_bytes < 2**33 else f"{n_bytes / 2**30:.0f} GiB"
 
 
 def memory_budget() -> int:

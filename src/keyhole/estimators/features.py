@@ -14,7 +14,7 @@ from keyhole.attention.features import attention_features
 from keyhole.attention.heads import HeadDraw
 from keyhole.data.sets import PooledSets, SetBatch
 from keyhole.data.tokens import QUERIES, SCALINGS, TokenRule
-from keyhole.estimators.base import SetEstimator, finite_heads
+from keyhole.estimators.base import LESS_FOR_A_PREDICTION, SetEstimator, explained_memory_errors, finite_heads
 from keyhole.estimators.inputs import as_law, as_seed, as_sets, check_layer_options, check_random_state
 from keyhole.layer import beside
 
@@ -118,8 +118,9 @@ class AttentionFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SetEs
         batch: SetBatch | PooledSets = as_sets(self, X, reset=False)
         if (self.tokens_.scaling, self.tokens_.query, self.tokens_.looks) != ("none", "given", ()):  # done in NumPy
             batch = self.tokens_.apply(batch.sets.numpy())
-        features = attention_features(batch, self.heads_, self.activation_, dtype=self.dtype_)
-        return features if batch.extras is None else beside(features, batch.extras)
+        with explained_memory_errors("transform", batch, None, LESS_FOR_A_PREDICTION):
+            features = attention_features(batch, self.heads_, self.activation_, dtype=self.dtype_)
+            return features if batch.extras is None else beside(features, batch.extras)
 
     @property
     def _n_features_out(self) -> int:

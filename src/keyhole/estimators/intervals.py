@@ -13,7 +13,7 @@ from scipy.special import softmax
 
 from keyhole._checks import check_choice, check_count, check_number, check_seed
 from keyhole.data.sets import SetBatch, SetGroups
-from keyhole.estimators.base import memory_budget, outputs
+from keyhole.estimators.base import LESS_FOR_REFITS, explained_memory_errors, memory_budget, outputs
 from keyhole.refits import Refits
 from keyhole.ridge.calibration import class_scores, labels_of
 
@@ -164,17 +164,18 @@ class LeftOutFits:
             fit_intercept = kept.fit_intercept
             if fit_intercept is None:
                 fit_intercept = bool(self.fit_intercept)  # type: ignore[attr-defined]
-            self._refits = Refits.of(
-                self.tokens_.apply(kept.batch),
-                kept.columns,
-                getattr(layer, "heads", None) or layer.law,
-                float(self.alpha_),
-                weights=kept.weights,
-                groups=kept.groups,
-                activation=layer.activation,
-                fit_intercept=fit_intercept,
-                memory_budget=memory_budget(),
-            )
+            with explained_memory_errors("leave-one-out fits", kept.batch, None, LESS_FOR_REFITS):
+                self._refits = Refits.of(
+                    self.tokens_.apply(kept.batch),
+                    kept.columns,
+                    getattr(layer, "heads", None) or layer.law,
+                    float(self.alpha_),
+                    weights=kept.weights,
+                    groups=kept.groups,
+                    activation=layer.activation,
+                    fit_intercept=fit_intercept,
+                    memory_budget=memory_budget(),
+                )
         return self._refits
 
     def _reason(self) -> str:

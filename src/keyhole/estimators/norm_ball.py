@@ -34,7 +34,17 @@ from keyhole.ball.norm_ball import (
 from keyhole.ball.projection import NormBall, group_norms
 from keyhole.data.sets import PooledSets, SampleBatch, SetBatch
 from keyhole.data.tokens import QUERIES, SCALINGS
-from keyhole.estimators.base import KeyContributions, LabelScores, SetEstimator, finite_heads, memory_budget, outputs
+from keyhole.estimators.base import (
+    LESS_FOR_A_BALL,
+    LESS_FOR_A_PREDICTION,
+    KeyContributions,
+    LabelScores,
+    SetEstimator,
+    explained_memory_errors,
+    finite_heads,
+    memory_budget,
+    outputs,
+)
 from keyhole.estimators.inputs import (
     LayerPlan,
     as_columns,
@@ -642,9 +652,10 @@ class _NormBallModel(KeyContributions, SetEstimator):
         options: dict[str, Any] = {"activation": activation, "weights": weights, "dtype": dtype}
         options["memory_budget"] = memory_budget()
         plan = LayerPlan(n_heads, as_law(self.law), None, as_seed(self.random_state), self._ridge_options(options))
-        ready = self._choose_tokens(batch, columns, plan)
-        heads = HeadDraw(as_law(self.law), n_heads, ready.dim, plan.seed, ready.query_dim)
-        fit = fit_ball_layer(ready, columns, heads, balls, settings, **options)
+        with explained_memory_errors("fit", batch, n_heads, LESS_FOR_A_BALL):
+            ready = self._choose_tokens(batch, columns, plan)
+            heads = HeadDraw(as_law(self.law), n_heads, ready.dim, plan.seed, ready.query_dim)
+            fit = fit_ball_layer(ready, columns, heads, balls, settings, **options)
         self.layer_, self.heads_, self.active_heads_ = fit.layer, heads, fit.layer.active
         self.values_ = outputs(fit.values, columns.shape[1] == 1)
         self.group_radius_, self.ball_radius_ = fit.radii
@@ -677,7 +688,8 @@ class _NormBallModel(KeyContributions, SetEstimator):
 
     def _scores(self, X: Any) -> np.ndarray:
         batch = self._ready(X)  # first: it says so if nothing was fitted
-        return self.layer_.predict(batch, memory_budget=memory_budget())
+        with explained_memory_errors("predict", batch, None, LESS_FOR_A_PREDICTION):
+            return np.asarray(self.layer_.predict(batch, memory_budget=memory_budget()))
 
 
 class NormBallRegressor(MultiOutputMixin, RegressorMixin, _NormBallModel):
