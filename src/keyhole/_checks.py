@@ -51,7 +51,7 @@ LARGEST_COUNT = 2**63 - 1
 
 
 def check_count(value: Any, name: str, minimum: int = 1, maximum: int | None = None) -> int:
-    """Return ``value`` as an int of at least ``minimum``, and at most ``maximum`` if there is one."""
+    """Return ``value`` as an int of at least ``minimum``, and at most ``maximum`` if given."""
     try:
         if isinstance(value, bool):
             raise TypeError

@@ -1,4 +1,4 @@
-"""The budget of a look: all that runs was paid for from predicted costs, and what is cheap is not left out."""
+"""The budget of a look: all that runs is paid for, and what is cheap is not left out."""
 
 import importlib
 import math
@@ -74,7 +74,7 @@ def test_what_runs_was_paid_for_and_what_is_cheap_runs(n_sets, n_keys, dim, quer
 
 
 def test_600_sets_of_tokens_with_2000_coordinates():
-    """What `keyhole lens --budget 15` plans for such a table: no more than 15 s, and nothing cheap is left out."""
+    """`keyhole lens --budget 15` on such a table chooses within its share of 15 s."""
     costs = lens.Costs(keys=3.0, dim=2000, activation="relu")
     config = LensConfig("regression", budget=15.0)
     pilot = lens.choose_pilot(costs, config, n_train=480, queries=("given",), has_query=True)

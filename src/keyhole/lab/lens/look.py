@@ -326,10 +326,10 @@ CACHED_WIDTH = 1000  # from which on a head, of D × D numbers, does not stay in
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of one core that steps take, predicted from sizes alone: the same on any machine, busy or not.
+    """Seconds of one core that steps take, predicted from sizes alone, whatever the machine.
 
-    The constants were measured on one core (Zen 4), from 3 to 2,000 coordinates: there the predictions are between
-    0.7 and 5 times the seconds that were taken. D = dim + 1 is the width of a head.
+    The constants were measured on one core (Zen 4), from 3 to 2,000 coordinates: there predictions
+    are between 0.7 and 5 times the seconds that were taken. D = dim + 1 is the width of a head.
     """
 
     keys: float  # per sample
@@ -345,7 +345,7 @@ class Costs:
         return 1e-9 * n * self.keys * (100 + 8 * self.dim)
 
     def features(self, n: int, heads: float) -> float:
-        """The features of so many heads: drawing W, W times the query, and the scores and sums over keys."""
+        """Features of so many heads: drawing W, W times the query, scores and sums over keys."""
         width = self.dim + 1
         entries = width**2 if self.has_query else width
         draws = 30 * entries
@@ -355,7 +355,7 @@ class Costs:
         return CALL_SECONDS + 1e-9 * heads * (out_of_cache * (draws + queries) + keys)
 
     def kernel(self, n: int, biased: bool = False) -> float:
-        """The exact kernel: all pairs of keys; around a mean, 20 ns more each where the activation has a kink."""
+        """The exact kernel: all pairs of keys; with a mean, 20 ns more each for a kink in σ."""
         pairs = (n * self.keys) ** 2 / 2
         kink = 20.0 if biased and self.activation in ("relu", "step") else 0.0
         return CALL_SECONDS + 1e-9 * pairs * (2.2 + 0.075 * (self.dim + 1) + kink)
@@ -434,7 +434,7 @@ class TokenChoice:
 
 @dataclass(frozen=True)
 class Pilot:
-    """What a choice is made with: samples, and the heads of the layers that are compared on them."""
+    """What a choice is made with: samples, and the heads of the layers compared on them."""
 
     n_samples: int
     heads: float  # that scalings and queries are compared with
@@ -445,11 +445,11 @@ class Pilot:
 def choose_pilot(
     costs: Costs, config: LensConfig, n_train: int, *, queries: tuple[str, ...], has_query: bool
 ) -> Pilot | None:
-    """The first pilot that takes no more than its share of the budget, by predicted costs; None if none does.
+    """The first pilot that is predicted to take no more than its share of the budget, or None.
 
-    The usual one comes first: the exact kernel on as many samples as have `MOST_TOKENS` keys, and few heads for the
-    bias. Kernels take long for long sets, and heads for wide tokens: then the other of the two may be affordable, on
-    all samples or on fewer.
+    The usual one comes first: the exact kernel on as many samples as have `MOST_TOKENS` keys, and
+    few heads for the bias. Kernels take long for long sets, and heads for wide tokens: then the
+    other of the two may be affordable, on all samples or on fewer.
     """
     most = min(n_train, MOST)
     usual = int(min(most, max(MIN_PILOT, MOST_TOKENS / costs.keys)))
