@@ -1,7 +1,8 @@
-"""The `keyhole` command. Ctrl-C ends it with one line and exit code 130, from its first moment to its last.
+"""The `keyhole` command. Ctrl-C ends it with one line and exit code 130, whenever it comes.
 
-Nothing heavy is imported here before Ctrl-C is taken care of: NumPy and the rest take half a second to load, and an
-interrupt that arrives meanwhile would be a traceback, or be lost in a library that catches all errors while it loads.
+Nothing heavy is imported here before Ctrl-C is taken care of. NumPy and the rest take half a second
+to load, and an interrupt that arrives meanwhile would be a traceback, or be lost in a library that
+catches all errors while it loads.
 """
 
 from __future__ import annotations
@@ -13,17 +14,17 @@ import sys
 import time
 
 INTERRUPTED = 130
-"""Exit code of a program that Ctrl-C has ended, as shells count: 128 + 2, the number of the signal."""
+"""Exit code of a program that Ctrl-C has ended: 128 + 2, the number of the signal."""
 SECONDS_BEFORE_AGAIN = 0.02
 
 
 class Interrupts:
-    """What Ctrl-C does: before and after a command it ends the process, during a command it is a KeyboardInterrupt.
+    """What Ctrl-C does: it unwinds a command that runs, and before and after it ends the process.
 
-    A KeyboardInterrupt unwinds the command, which removes what it has half written. There are two places where it
-    would be lost: in the middle of an import, since libraries try out imports and take any error for a no; and in
-    callbacks and destructors, of which Python ignores all errors. There it is tried again a moment later, until it
-    comes through.
+    During a command it is a KeyboardInterrupt, and the command removes what it has half written.
+    There are two places where a KeyboardInterrupt would be lost: in the middle of an import, since
+    libraries try out imports and take any error for a no; and in callbacks and destructors, of
+    which Python ignores all errors. There it is tried again a moment later, until it comes through.
     """
 
     def __init__(self) -> None:
@@ -40,7 +41,7 @@ class Interrupts:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
     def begin_command(self) -> None:
-        """From now on an interrupt unwinds what runs; call it in the frame that runs the command."""
+        """From now on an interrupt unwinds what the calling function runs."""
         self._outermost = sys._getframe(1)
         self._unwinds = True
 

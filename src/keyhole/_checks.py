@@ -94,7 +94,7 @@ def check_weight_sizes(weights: np.ndarray, name: str) -> None:
 
 
 def check_count(value: Any, name: str, minimum: int = 1, maximum: int | None = None) -> int:
-    """Return ``value`` as an int of at least ``minimum``, and at most ``maximum`` if there is one."""
+    """Return ``value`` as an int of at least ``minimum``, and at most ``maximum`` if given."""
     try:
         if isinstance(value, bool):
             raise TypeError

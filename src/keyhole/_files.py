@@ -17,9 +17,9 @@ def write_whole(content: bytes | Callable[[Path], object], path: Path, *, overwr
     ``content`` may be a function that writes to the path it is given; the folder is made if it is not there. Without
     ``overwrite`` a file of that name is a FileExistsError, also where somebody else made it in the meantime.
 
-    A file that is replaced keeps its mode, its group and, where we may, its owner. A symbolic link is followed: the
-    file that it leads to is replaced, or made, and the link stays. Another name of the same file (a hard link) keeps
-    the old content.
+    A file that is replaced keeps its mode, its group and, where we may, its owner. A symbolic link
+    is followed: the file that it leads to is replaced, or made, and the link stays. Another name of
+    the same file (a hard link) keeps the old content.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -53,7 +53,7 @@ def write_whole(content: bytes | Callable[[Path], object], path: Path, *, overwr
 
 
 def refuse_special_file(path: Path) -> None:
-    """Raise if a path leads to a pipe, socket or device: whoever reads one may wait for ever, or never come to an end.
+    """Raise if a path leads to a pipe, socket or device, which may never come to an end.
 
     A path that leads nowhere is a FileNotFoundError.
     """
@@ -80,13 +80,13 @@ def behind_links(path: Path) -> Path:
 
 
 def create_draft(draft: Path, target: Path) -> None:
-    """Make an empty file to write to: for its owner alone, where a file is there that it is to replace."""
+    """Make an empty file to write to; for its owner alone if it is to replace a file."""
     mode = 0o600 if target.exists() else 0o666  # less what the process takes from all new files
     os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode))
 
 
 def replace_file(draft: Path, target: Path) -> None:
-    """Give a complete draft its name; if a file has that name, its group, owner and mode as well."""
+    """Give a draft its name, and group, owner and mode of the file that has it so far."""
     try:
         old = target.stat()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Arguments that no command can use are refused in words, at once: numbers without measure, files that never end."""
+"""Numbers without measure and files that never end are refused in words, at once."""
 
 import contextlib
 import os

@@ -15,7 +15,7 @@ import keyhole as kh
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
 SOURCE = Path(kh.__file__).parent
 
-# the signal is held back until our first line has run: what Python does before that is not ours to answer for
+# the signal is held back until our first line has run: what Python does before that is not ours
 START = (
     "import signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT]); "
     "sys.stdout.write('up\\n'); sys.stdout.flush(); from keyhole.__main__ import main; main()"
@@ -44,7 +44,7 @@ COMMANDS = {
 
 
 def interrupted(folder, arguments, delay):
-    """Start a command, send it Ctrl-C after a while, and give its exit code and what it said; None if it was faster."""
+    """Start a command, send it Ctrl-C after a while; its exit code and what it said."""
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(SOURCE.parent)}
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     command = [sys.executable, "-c", START, *arguments]

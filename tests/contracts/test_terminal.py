@@ -1,4 +1,4 @@
-"""What a file says can do nothing to a terminal: no command prints a control character that came from one."""
+"""No command prints a control character that came from a file."""
 
 import ast
 import itertools
@@ -68,7 +68,7 @@ def hostile_columns(attack, n=120):
 
 
 def test_commands_that_read_tables(tmp_path, monkeypatch):
-    """Headers, texts, labels, ids, and names of files and folders, in what is said of success and in refusals."""
+    """Headers, texts, labels, ids and names of files, in reports and in refusals."""
     monkeypatch.chdir(tmp_path)
     attack = ATTACK
     columns = hostile_columns(attack)
@@ -113,7 +113,7 @@ def test_json_keeps_what_it_escapes(capsys):
 
 
 def test_warnings_and_tracebacks_are_escaped(tmp_path):
-    """In a process of its own: what Python itself prints of a warning, or of an error that nobody expected."""
+    """What Python itself prints of a warning, or of an error that nobody expected."""
     code = (
         "import sys, warnings, keyhole.cli.theory, keyhole.lab.theory_report as report\n"
         "def run(config):\n"

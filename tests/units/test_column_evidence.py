@@ -108,7 +108,7 @@ def test_lists_are_judged_by_all_rows(tmp_path):
 
 
 def test_the_width_of_tokens_is_found_behind_rows_without_tokens(tmp_path):
-    """With missing='drop' the first row groups may have no token that says how many coordinates there are."""
+    """With missing='drop' the first row groups may hold no token at all."""
     keys = pa.array([[]] * 1500 + [[[1.0, 2.0]]] * 2, type=pa.list_(pa.list_(pa.float64())))
     table = pa.table({"keys": keys, "y": np.arange(1502.0)})
     parquet.write_table(table, tmp_path / "t.parquet", row_group_size=100)

@@ -65,7 +65,7 @@ def test_a_new_file_has_the_mode_of_any_new_file(write, tmp_path):
 
 @every_writer
 def test_a_link_is_followed(write, tmp_path):
-    """What a link leads to is written, also through a relative link and where nothing was there before."""
+    """What a link leads to is written, also where nothing was there before."""
     (tmp_path / "real").mkdir()
     for name, content in (("old", b"old"), ("new", None)):
         target = tmp_path / "real" / name
@@ -133,7 +133,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path):
 
 
 def test_the_rights_of_a_group_are_not_given_to_another(tmp_path, monkeypatch):
-    """Where the group cannot be kept, its rights go: they were not for the group of whoever writes."""
+    """Where the group cannot be kept, its rights go: they were not for another group."""
     path = tmp_path / "file"
     path.write_bytes(b"old")
     others = [12345] if os.getuid() == 0 else [group for group in os.getgroups() if group != os.getgid()]

@@ -23,14 +23,14 @@ MAX_COUNT = 2**31 - 1
 """Bound of whole numbers on the command line that have no smaller one of their own."""
 MAX_SEED = 2**63 - 1
 INTERRUPTED = 130
-"""Exit code of a command that Ctrl-C has ended, as shells count: 128 + 2, the number of the signal."""
+"""Exit code of a command that Ctrl-C has ended: 128 + 2, the number of the signal."""
 # newer versions of typer bring a click of their own
 UsageError: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
 
 @contextmanager
 def _escaped_usage() -> Iterator[None]:
-    """Whatever is wrong with the arguments, what they hold is printed without its control characters."""
+    """Errors of the command line quote arguments without their control characters."""
     try:
         yield
     except UsageError as error:
@@ -39,7 +39,7 @@ def _escaped_usage() -> Iterator[None]:
 
 
 class _Sentences(TyperGroup):
-    """Ends with a sentence where the disk, a name, the terminal or Ctrl-C is the reason: for every command, here."""
+    """Ends every command with a sentence, be it the disk, a name, the terminal or Ctrl-C."""
 
     def main(self, *arguments: Any, **options: Any) -> Any:
         for stream in (sys.stdout, sys.stderr):
@@ -48,8 +48,8 @@ class _Sentences(TyperGroup):
         try:
             return super().main(*arguments, **options)
         except SystemExit as end:
-            # typer turns an interrupt, wherever it came, into an exit without a word; a command that has more to say
-            # of it has caught it before
+            # typer turns an interrupt, wherever it came, into an exit without a word; a command
+            # that has more to say of it has caught it before
             if isinstance(getattr(end.__context__, "__cause__", None), KeyboardInterrupt):
                 echo("interrupted.", err=True)
             raise

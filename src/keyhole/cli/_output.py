@@ -1,4 +1,4 @@
-"""All that the commands print goes through here, so that nothing from a file reaches the terminal as a command."""
+"""All that commands print goes through here: nothing from a file commands the terminal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _is_control(character: str) -> bool:
 
 
 def printable(text: str) -> str:
-    r"""A text in which every control character is spelled out: a terminal obeys none, and one line stays one line.
+    r"""A text with its control characters spelled out: one line stays one line.
 
     >>> printable("a column \x1b[31m named\nso")
     'a column \\x1b[31m named\\nso'

@@ -334,17 +334,18 @@ _WORDS = {
 
 
 MIN_ROWS = 20
-"""Entries that a column must have before their order, or how many of its texts differ, says what it is."""
+"""Entries from which on their order, or how many texts differ, says what a column is."""
 MAX_SPLIT_VALUES = 10  # different numbers up to which a column may be a split
 MAX_COUNTED_TEXTS = 1000  # different texts that are counted; of more it is only said that there are more
 
 
 class NumberEvidence:
-    """Whether a column of numbers is something other than a coordinate, by its name and all of its numbers.
+    """Whether a column of numbers is a coordinate or something else, by its name and all numbers.
 
-    Both have to say so: an id is whole numbers; a time is a date or rises through the whole table; a split is a few
-    whole numbers. Numbers that count the rows are an id under any name. The numbers come piece by piece, and every
-    sign can only be lost: once all of them are, the column is a coordinate whatever else it holds.
+    Both have to say that it is something else: an id is whole numbers; a time is a date or rises
+    through the whole table; a split is a few whole numbers. Numbers that count the rows are an id
+    under any name. The numbers come piece by piece, and every sign can only be lost: once all of
+    them are, the column is a coordinate whatever else it holds.
 
     >>> evidence = NumberEvidence("customer_id")
     >>> evidence.add(np.array([7.0, 9.0]))
@@ -410,7 +411,7 @@ class NumberEvidence:
         return not (counts_the_rows or is_id or is_time or is_split)
 
     def reason(self) -> str:
-        """What the column seems to be other than a coordinate, with the evidence in words; "" for nothing."""
+        """What the column seems to be other than a coordinate, and why; "" for nothing."""
         if self._count == 0:
             return ""
         if self._is_whole and self._steps_by_one and self._count >= MIN_ROWS:
@@ -428,7 +429,7 @@ class NumberEvidence:
 
 
 class TextEvidence:
-    """Whether a column of texts is something other than a coordinate, by how many of all its texts differ.
+    """Whether a column of texts is a coordinate or something else, by how many texts differ.
 
     >>> evidence = TextEvidence()
     >>> evidence.add(pa.array(["red", "red"]))
@@ -450,11 +451,11 @@ class TextEvidence:
         self._texts |= set(different) - {""}
 
     def is_name(self) -> bool:
-        """Whether there are more texts than are counted, so that no further row changes what is said."""
+        """Whether there are more texts than are counted: no further row changes the reason."""
         return len(self._texts) > MAX_COUNTED_TEXTS
 
     def reason(self) -> str:
-        """What the column seems to be other than a coordinate, with the evidence in words; "" for nothing."""
+        """What the column seems to be other than a coordinate, and why; "" for nothing."""
         if self.is_name():
             return f"a name, with more than {MAX_COUNTED_TEXTS} different texts"
         # in a short table texts are names already where there are half as many of them as rows

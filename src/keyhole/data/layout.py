@@ -207,8 +207,9 @@ class Layout:
     def of(cls, schema: pa.Schema, pieces: Pieces, source: str, given: dict[str, Any], tokens: Any = None) -> Layout:
         """Settle what was not said by names and types, and by what all rows hold.
 
-        ``pieces`` goes through all rows of some columns; ``source`` is the name of the table, for messages;
-        ``given`` are the options of `ParquetSets`, by name, and ``tokens`` is a table of their own.
+        ``pieces`` goes through all rows of some columns; ``source`` is the name of the table, for
+        messages; ``given`` are the options of `ParquetSets`, by name, and ``tokens`` is a table of
+        their own.
         """
         target, extras, set_id = (given[option] for option in ("target", "extras", "set_id"))
         named = _names(given["keys"], schema if tokens is None else tokens.schema)
@@ -341,7 +342,7 @@ class Layout:
             return self
         if self.missing != "drop" or pa.types.is_fixed_size_list(kind.value_type):
             return self
-        # the first token there is says how many coordinates tokens have, however many empty sets come before it
+        # the first token says how many coordinates tokens have, whatever number of empty sets precede
         for piece in pieces([name]):
             column = piece.column(0)
             if not is_list(column.type) or not is_list(column.type.value_type):
@@ -716,9 +717,9 @@ def _coordinates(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Those columns that are coordinates, and words for those that look like something else.
 
-    All rows decide: the same table gives the same coordinates whatever file it is in. Most columns of numbers are
-    settled by the first rows, since no later row can make them anything but coordinates; the others are read to their
-    end, one by one.
+    All rows decide: the same table gives the same coordinates whatever file it is in. Most columns
+    of numbers are settled by the first rows, since no later row can make them anything but
+    coordinates; the others are read to their end, one by one.
     """
     check_columns(schema, names, "keys", source)
     first = next(iter(pieces(names)), None) if names else None
@@ -739,7 +740,7 @@ def _coordinates(
 
 
 def _number_reason(name: str, first: Any, pieces: Pieces) -> str:
-    """What a column of numbers is other than a coordinate, or ""; ``first`` are the first rows of the table."""
+    """What a column of numbers is other than a coordinate, or ""; ``first`` are the first rows."""
     evidence = NumberEvidence(name)
     evidence.add(numbers(_entries(first.column(name)), name, Place()))
     if evidence.is_coordinate():
@@ -747,7 +748,7 @@ def _number_reason(name: str, first: Any, pieces: Pieces) -> str:
     evidence = NumberEvidence(name)
     for piece in pieces([name]):
         entries = _entries(piece.column(0))
-        # a file in which the column holds something else says nothing here: it is refused if the column is read
+        # a file in which the column holds something else is refused where the column is read
         if kind_of(entries.type) == "number":
             evidence.add(numbers(entries, name, Place()))
         if evidence.is_coordinate():

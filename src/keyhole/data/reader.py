@@ -473,7 +473,8 @@ class ParquetSets:
     def _evidence(self, columns: list[str]) -> Iterator[Any]:
         """Record batches of some columns of all files, to say what the columns are.
 
-        A file that lacks one of them, or has it twice, is passed over: it is refused if the column is to be read.
+        A file that lacks one of them, or has it twice, is passed over here: it is refused if the
+        column is to be read.
         """
         for number in range(self._ends[-1]):
             which, _ = self._place(number)

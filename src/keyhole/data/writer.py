@@ -105,8 +105,8 @@ class PartedFile:
 
     Making one looks and refuses, and touches nothing; ``with`` takes the folder for this run alone. ``job`` says what
     the parts are made from, in words and numbers; with ``overwrite`` an existing file, or parts of another job, may go.
-    A symbolic link is followed, and the folder is beside the file that it leads to; a file that is replaced keeps its
-    mode, and where others may not read it, they may not read the folder either.
+    A symbolic link is followed, and the folder is beside the file that it leads to; a file that is
+    replaced keeps its mode, and where others may not read it, they may not read the folder either.
     """
 
     def __init__(self, path: Any, job: dict[str, Any], *, overwrite: bool = False) -> None:
@@ -147,7 +147,7 @@ class PartedFile:
             self._lock = None
 
     def _folder_mode(self) -> int:
-        """The mode of the folder of parts: for us alone where the file to be replaced is for its owner alone."""
+        """The mode of the folder of parts: private where the file to be replaced is."""
         is_private = self.path.exists() and not self.path.stat().st_mode & 0o077
         return 0o700 if is_private else 0o777
 

@@ -316,26 +316,69 @@ TWO_LOOKS = 2  # what a law of two looks costs to learn, in laws of one
 STRENGTHS = (1.0, 3.0, 10.0)
 PILOT_HEADS = 64
 MOST_FOR_SPECTRUM = 1000
-FOR_LEARNERS = 2 / 3  # share of the budget that goes to learners; the rest is for the questions
+MIN_PILOT = 20  # samples that choices are made on at least
+FOR_CHOICE = 1 / 4  # share of the budget that choices may take
+FOR_LEARNERS = 2 / 3  # share of what is left then that goes to learners; the rest is for the questions
+CHEAP = 1 / 10  # share of what is left for the questions that the last of them may take before the others
+CALL_SECONDS = 0.006  # that any layer takes, however small
+CACHED_WIDTH = 1000  # from which on a head, of D × D numbers, does not stay in a core's memory
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of one core that steps take, predicted from sizes alone: the same on any machine, busy or not."""
+    """Seconds of one core that steps take, predicted from sizes alone, whatever the machine.
+
+    The constants were measured on one core (Zen 4), from 3 to 2,000 coordinates: there predictions
+    are between 0.7 and 5 times the seconds that were taken. D = dim + 1 is the width of a head.
+    """
 
     keys: float  # per sample
     dim: int
     activation: str
     grouped: bool = False
     n_folds: int = N_FOLDS
+    has_query: bool = True  # without one, a head is a row of W rather than all D of them
+    sets: float = 1.0  # per sample
+
+    def tokens(self, n: int) -> float:
+        """Scaling the tokens of n samples."""
+        return 1e-9 * n * self.keys * (100 + 8 * self.dim)
+
+    def features(self, n: int, heads: float) -> float:
+        """Features of so many heads: drawing W, W times the query, scores and sums over keys."""
+        width = self.dim + 1
+        entries = width**2 if self.has_query else width
+        draws = 30 * entries
+        queries = 0.2 * n * self.sets * entries
+        keys = 0.4 * n * self.keys * width
+        out_of_cache = 1.5 if width > CACHED_WIDTH and self.has_query else 1.0
+        return CALL_SECONDS + 1e-9 * heads * (out_of_cache * (draws + queries) + keys)
+
+    def kernel(self, n: int, biased: bool = False) -> float:
+        """The exact kernel: all pairs of keys; with a mean, 20 ns more each for a kink in σ."""
+        pairs = (n * self.keys) ** 2 / 2
+        kink = 20.0 if biased and self.activation in ("relu", "step") else 0.0
+        return CALL_SECONDS + 1e-9 * pairs * (2.2 + 0.075 * (self.dim + 1) + kink)
+
+    def product(self, n: int, width: float) -> float:
+        """A Gram matrix of n rows of so many numbers."""
+        return 2.5e-11 * n**2 * width
 
     def gram(self, n: int, heads: float, biased: bool = False) -> float:
-        """A Gram matrix of so many heads; around a mean, a pair of keys takes 20 ns more where σ has a kink."""
-        tokens = n * self.keys
+        """A Gram matrix of so many heads, or of infinitely many, tokens being scaled first."""
         if math.isinf(heads):
-            around = 2e-8 if biased and self.activation in ("relu", "step") else 0.0
-            return fit_seconds(0, round(tokens), self.dim, heads, has_query=True) + around * tokens**2 / 2
-        return fit_seconds(1, round(tokens), self.dim, heads, has_query=True) + 2e-11 * n**2 * heads * (self.dim + 1)
+            return self.tokens(n) + self.kernel(n, biased)
+        return self.tokens(n) + self.features(n, heads) + self.product(n, heads * (self.dim + 1))
+
+    def pooled(self, n: int, *, statistics: bool = False, hidden: int = 0) -> float:
+        """A Gram matrix of pooled numbers, or of so many hidden units on top of them."""
+        per_coordinate = 5 if statistics else 2  # numbers of a sample, the query's among them
+        width = per_coordinate * self.dim
+        pooling = 1e-9 * (20 * n * width + 5 * n * self.keys * self.dim)
+        if not hidden:
+            return pooling + self.product(n, width)
+        layer = 1e-9 * (15 * width * hidden + 0.04 * n * width * hidden)
+        return pooling + layer + self.product(n, hidden)
 
     def fit(self, n: float) -> float:
         """A ridge path with leave-one-out; leaving groups out takes eigenvectors, thrice as long."""
@@ -381,41 +424,86 @@ def share_out(budget: float, options: Mapping[str, Sequence[tuple[float, Any]]])
 
 @dataclass(frozen=True)
 class TokenChoice:
-    """What a small part spoke for."""
+    """What a small part spoke for; the default settings where there was no budget to ask it."""
 
     rule: TokenRule
     strength: float | None  # of the identity for biased heads; None where there is no query to resemble
     seconds: float  # predicted
+    is_measured: bool = True
+
+
+@dataclass(frozen=True)
+class Pilot:
+    """What a choice is made with: samples, and the heads of the layers compared on them."""
+
+    n_samples: int
+    heads: float  # that scalings and queries are compared with
+    bias_heads: float  # that strengths of a bias are compared with
+    seconds: float  # predicted
+
+
+def choose_pilot(
+    costs: Costs, config: LensConfig, n_train: int, *, queries: tuple[str, ...], has_query: bool
+) -> Pilot | None:
+    """The first pilot that is predicted to take no more than its share of the budget, or None.
+
+    The usual one comes first: the exact kernel on as many samples as have `MOST_TOKENS` keys, and
+    few heads for the bias. Kernels take long for long sets, and heads for wide tokens: then the
+    other of the two may be affordable, on all samples or on fewer.
+    """
+    most = min(n_train, MOST)
+    usual = int(min(most, max(MIN_PILOT, MOST_TOKENS / costs.keys)))
+    kinds: tuple[float, ...] = (math.inf, PILOT_HEADS)
+    if config.activation == SOFTMAX:
+        kinds = (PILOT_HEADS,)
+    sizes = {most, usual}
+    sizes |= {n >> k for n in (most, usual) for k in range(1, 10) if n >> k >= MIN_PILOT}
+    options = [(usual, kinds[0], float(PILOT_HEADS))]
+    options += [(n, heads, bias) for n in sorted(sizes, reverse=True) for heads in kinds for bias in kinds[::-1]]
+    for n, heads, bias_heads in options:
+        seconds = 0.0
+        for query in queries * len(SCALINGS):
+            tried = replace(costs, has_query=has_query or query != "given")
+            seconds += tried.gram(n, heads) + tried.fit(n)
+        if has_query or len(queries) > 1:
+            asking = replace(costs, has_query=True)
+            seconds += len(STRENGTHS) * (asking.gram(n, bias_heads, biased=True) + asking.fit(n))
+        if seconds <= FOR_CHOICE * config.budget:
+            return Pilot(n_samples=n, heads=heads, bias_heads=bias_heads, seconds=seconds)
+    return None
 
 
 def make_choice(problem: LensProblem, config: LensConfig, costs: Costs) -> TokenChoice:
     """Scaling (and a query made of the keys) by leave-one-out of zero-mean heads; then the strength of a bias."""
-    rows = _few(problem)
+    train = problem.folds[0][0]
+    queries = ("given",) if problem.sets.has_own_queries else ("given", "mean")
+    pilot = choose_pilot(costs, config, len(train), queries=queries, has_query=problem.has_query)
+    if pilot is None:
+        rows = train[:MIN_PILOT]
+        rule = TokenRule.learn(problem.sets[rows], "standard", "given", config.pooling)
+        strength = STRENGTHS[0] if problem.has_query else None
+        return TokenChoice(rule, strength, costs.tokens(len(rows)), is_measured=False)
+    rows = train[: pilot.n_samples]
     sets = problem.sets[rows]
-    heads = PILOT_HEADS if config.activation == SOFTMAX else math.inf
-    queries = ("given",) if sets.has_own_queries else ("given", "mean")
-    found: list[tuple[float, TokenRule]] = []
+
+    # scaling and query, each by leave-one-out
+    errors: list[float] = []
+    rules: list[TokenRule] = []
     for scaling in SCALINGS:
         for query in queries:
             rule = TokenRule.learn(sets, scaling, query, config.pooling)
-            gram = make_gram(rule.apply(sets), GaussianHeads(), heads, config)
-            found.append((_loo(gram, problem, rows), rule))
-    rule, strength = min(found, key=lambda pair: pair[0])[1], None
-    seconds = len(found) * costs.gram(len(rows), heads)
-    if problem.has_query or rule.query != "given":
-        ready = rule.apply(sets)
-        grams = [make_gram(ready, GaussianHeads(c), PILOT_HEADS, config) for c in STRENGTHS]
-        strength = STRENGTHS[int(np.argmin([_loo(gram, problem, rows) for gram in grams]))]
-        seconds += len(STRENGTHS) * costs.gram(len(rows), PILOT_HEADS)
-    return TokenChoice(rule, strength, seconds)
+            gram = make_gram(rule.apply(sets), GaussianHeads(), pilot.heads, config)
+            errors.append(_loo(gram, problem, rows))
+            rules.append(rule)
+    rule = rules[int(np.argmin(errors))]
+    if not problem.has_query and rule.query == "given":
+        return TokenChoice(rule, None, pilot.seconds)
 
-
-def _few(problem: LensProblem) -> Int[np.ndarray, " r"]:
-    """Rows of the training part of the first fold, few enough to be quick."""
-    train = problem.folds[0][0]
-    lengths = problem.tokens / len(problem)
-    count = int(min(len(train), MOST, max(20, MOST_TOKENS / lengths)))
-    return np.asarray(train[:count])
+    # the strength of a bias, where there is a query to resemble
+    ready = rule.apply(sets)
+    grams = [make_gram(ready, GaussianHeads(c), pilot.bias_heads, config) for c in STRENGTHS]
+    strength = STRENGTHS[int(np.argmin([_loo(gram, problem, rows) for gram in grams]))]
+    return TokenChoice(rule, strength, pilot.seconds)
 
 
 def _loo(gram: Gram, problem: LensProblem, rows: np.ndarray) -> float:
@@ -442,9 +530,18 @@ def look(data: Dataset, config: LensConfig, progress: Callable[[str], None] = la
         raise ValueError(f"a look needs at least {MIN_SETS} sets to hold some out: got {n}. Gather more.")
     progress("choosing how to scale tokens")
     problem = pose(data, config.kind, min(n, config.max_samples), config.seed)
-    grouped, n_folds = problem.groups is not None, len(problem.folds)
-    costs = Costs(problem.tokens / len(problem), problem.batch.dim, config.activation, grouped, n_folds)
-    return _Look(data, problem, make_choice(problem, config, costs), costs, config, progress).run()
+    costs = Costs(
+        keys=problem.tokens / len(problem),
+        dim=problem.batch.dim,
+        activation=config.activation,
+        grouped=problem.groups is not None,
+        n_folds=len(problem.folds),
+        has_query=problem.has_query,
+        sets=len(problem.batch) / len(problem),
+    )
+    choice = make_choice(problem, config, costs)
+    costs = replace(costs, has_query=problem.has_query or choice.rule.query != "given")
+    return _Look(data, problem, choice, costs, config, progress).run()
 
 
 def lens(
@@ -554,10 +651,15 @@ class _Look:
         self.problem, self.choice, self.costs, self.config, self.progress = problem, choice, costs, config, progress
         self.target = np.asarray(data.target)
         self.left = config.budget - choice.seconds
+        self.reserved = 0.0  # of what is left, for what comes last
         self.folds = range(len(problem.folds))
         self.exact = config.activation != SOFTMAX
         self.grams: dict[str, Gram] = {}
         self.found = Findings(config, data.description, len(data), names=data.names)
+        if not choice.is_measured:
+            self._skip(
+                "choosing how to scale tokens: takes too long even on a few sets. They are scaled to 'standard'."
+            )
         self.plan = self._plan()
         sizes = [size for _, (size, _) in self.plan.values()]
         self.tiers = sorted(set(sizes)) or [len(problem)]
@@ -569,10 +671,13 @@ class _Look:
         self._pooled()
         self._fixed_laws()
         self._learned_laws()
+        # what comes last is not left out for want of little, however much is spent before it
+        self.reserved = sum(s for s in self._last_seconds() if s <= CHEAP * self.left)
         self._curves()
         self._query()
         self._learned_infinite()
         self._heads()
+        self.reserved = 0.0
         self._spectra()
         self._examples()
         self.found.cost = self.config.budget - self.left
@@ -583,8 +688,11 @@ class _Look:
         """Who is fitted: its predicted seconds, on how many samples, and the steps of a law that is learned."""
         n, costs, config = len(self.problem), self.costs, self.config
         sizes = [n >> k for k in range(HALVINGS + 1) if k == 0 or n >> k >= MIN_HALVED]
+        ridge, mlp = STATISTICS
         options: dict[str, Any] = {
-            name: [(costs.folds(s), (s, 0)) for s in sizes] for name in (f"{config.pooling} pool, ridge", *STATISTICS)
+            f"{config.pooling} pool, ridge": [(costs.pooled(s) + costs.folds(s), (s, 0)) for s in sizes],
+            ridge: [(costs.pooled(s, statistics=True) + costs.folds(s), (s, 0)) for s in sizes],
+            mlp: [(costs.pooled(s, statistics=True, hidden=WIDTH) + costs.folds(s), (s, 0)) for s in sizes],
         }
         for name, (law, heads) in self._laws().items():
             biased = law.mean != 0.0
@@ -629,9 +737,12 @@ class _Look:
         if len(self.tiers) > 1:
             used += f" ({self.tiers[0]} for the dearest learner)"
         bias = "" if self.choice.strength is None else f", biased heads of strength {self.choice.strength:g}"
+        chosen = f"chosen on {MOST} training sets at most"
+        if not self.choice.is_measured:
+            chosen = "the default settings: the budget is too small to choose"
         return (
             f"{used}, {self.problem.held}; tokens {rule.scaling}, query {rule.query}, pooling {rule.pooling}, "
-            f"{config.activation} weights{bias} (chosen on {MOST} training sets at most); {config.n_heads} heads where "
+            f"{config.activation} weights{bias} ({chosen}); {config.n_heads} heads where "
             f"finite; seed {config.seed}; {config.budget:g} predicted seconds."
         )
 
@@ -640,8 +751,9 @@ class _Look:
 
     def _afford(self, what: str, seconds: float) -> bool:
         """Take the seconds from what is left and say what comes next, or note that there are too few."""
-        if seconds > self.left:
-            self._skip(f"{what}: takes about {seconds:.2g} s, {max(self.left, 0):.2g} s are left.")
+        available = self.left - self.reserved
+        if seconds > available:
+            self._skip(f"{what}: takes about {seconds:.2g} s, {max(available, 0):.2g} s are left.")
             return False
         self.left -= seconds
         self.progress(what)
@@ -772,7 +884,8 @@ class _Look:
             self._made_query(best)
             return
         leader = self._learned_leads() or best
-        plain, size = self.costs.gram(best.size, best.heads), leader.size
+        size = leader.size
+        plain = replace(self.costs, has_query=False).gram(best.size, best.heads)
         again = self.costs.gram(best.size, best.heads, best.role == "biased")
         if leader is not best:  # a law is learned anew on the first fold
             again = leader.seconds / len(leader.law)
@@ -795,7 +908,8 @@ class _Look:
         if self.problem.sets.has_own_queries:
             return
         other = replace(self.choice.rule, query="given" if self.choice.rule.query == "mean" else "mean")
-        seconds = self.costs.gram(best.size, best.heads) + self.costs.folds(best.size)
+        costs = replace(self.costs, has_query=other.query != "given")
+        seconds = costs.gram(best.size, best.heads) + costs.folds(best.size)
         if not self._afford("a query made of the keys", seconds):
             return
         gram = make_gram(self._ready(best.size, rule=other), GaussianHeads(), best.heads, self.config)
@@ -822,7 +936,7 @@ class _Look:
             return many * self.costs.gram(size, counts[-1]) + len(counts) * len(folds) * self.costs.fit(0.8 * size)
 
         sizes = sorted((s for s in leader.at if all(s in m.at for m in infinite)), reverse=True)
-        size = next((s for s in sizes if seconds(s) <= self.left / 2), sizes[-1])
+        size = next((s for s in sizes if seconds(s) <= (self.left - self.reserved) / 2), sizes[-1])
         if not self._afford("the number of heads", seconds(size)):
             return
         rows = [Measured(f"{c} heads", "attention", "finite", heads=c) for c in counts]
@@ -856,14 +970,32 @@ class _Look:
             if m is None:
                 continue
             gram = self.grams[m.name].matrix[:MOST_FOR_SPECTRUM, :MOST_FOR_SPECTRUM]
-            if self._afford(f"spectrum of {m.name}", 4 * self.costs.fit(len(gram))):
+            if self._afford(f"spectrum of {m.name}", self._spectrum_seconds(m)):
                 self.found.spectra.append(spectrum_of(m, gram, self.problem.columns[: len(gram)]))
+
+    def _spectrum_seconds(self, m: Measured) -> float:
+        return 4 * self.costs.fit(min(m.size, MOST_FOR_SPECTRUM))
+
+    def _examples_seconds(self, best: Measured) -> float:
+        return 2 * self.costs.gram(best.size, best.heads)
+
+    def _last_seconds(self) -> list[float]:
+        """What the spectra and the samples taken apart will take, predicted."""
+        shown = [m for m in (self.found.best("pooled"), self._best_fixed()) if m is not None]
+        seconds = [self._spectrum_seconds(m) for m in shown]
+        best = self._best_finite()
+        if best is not None:
+            seconds.append(self._examples_seconds(best))
+        return seconds
+
+    def _best_finite(self) -> Measured | None:
+        finite = [m for m in self.found.learners if m.name in self.grams and math.isfinite(m.heads)]
+        return min(finite, key=self.found.error_of, default=None)
 
     def _examples(self) -> None:
         """Held-out samples that the best finite heads got most right and most wrong, taken apart key by key."""
-        finite = [m for m in self.found.learners if m.name in self.grams and math.isfinite(m.heads)]
-        best = min(finite, key=self.found.error_of, default=None)
-        if best is None or not self._afford("which keys did it", 2 * self.costs.gram(best.size, best.heads)):
+        best = self._best_finite()
+        if best is None or not self._afford("which keys did it", self._examples_seconds(best)):
             return
         problem, ready = self.problem, self._ready(best.size)
         assert problem.rows is not None  # of a dataset

@@ -1,0 +1,123 @@
+"""The budget of a look: all that runs is paid for, and what is cheap is not left out."""
+
+import importlib
+import math
+
+import numpy as np
+import pytest
+
+import keyhole as kh
+from keyhole.data.layout import Dataset
+from keyhole.lab.lens import LensConfig
+
+lens = importlib.import_module("keyhole.lab.lens.look")  # the function of that name hides the module
+
+CHEAP = {"mean pool, ridge", "pooled statistics, ridge", "pooled statistics, MLP"}
+
+
+def random_sets(n_sets, n_keys, dim, *, query):
+    """Sets whose target is the largest first coordinate of a key."""
+    rng = np.random.default_rng(0)
+    keys = rng.normal(size=(n_sets, n_keys, dim))
+    sets = kh.SetBatch(keys, rng.normal(size=(n_sets, dim)) if query else None)
+    return Dataset(sets, keys[:, :, 0].max(axis=1))
+
+
+class Meter:
+    """Adds up what is computed, from the sizes that the computations are called with."""
+
+    def __init__(self, monkeypatch):
+        self.seconds = 0.0
+        features, kernel, ridge = lens.attention_features, lens.attention_kernel, lens.ridge_gram
+
+        def measured_features(sets, draw, *arguments, **options):
+            batch = sets.sets
+            width = batch.dim + 1
+            entries = width * width if batch.query is not None else width
+            work = 30 * entries + 0.1 * (2 * len(batch) * entries + 4 * len(batch.tokens) * width)
+            n_heads = len(draw) if isinstance(draw, np.ndarray) else draw.n_heads
+            self.seconds += 1e-9 * n_heads * work
+            return features(sets, draw, *arguments, **options)
+
+        def measured_kernel(sets, *arguments, **options):
+            batch = sets.sets
+            self.seconds += 1e-9 * len(batch.tokens) ** 2 / 2 * (2.2 + 0.075 * (batch.dim + 1))
+            return kernel(sets, *arguments, **options)
+
+        def measured_ridge(gram, *arguments, **options):
+            self.seconds += 1e-9 * 0.25 * len(gram) ** 3
+            return ridge(gram, *arguments, **options)
+
+        monkeypatch.setattr(lens, "attention_features", measured_features)
+        monkeypatch.setattr(lens, "attention_kernel", measured_kernel)
+        monkeypatch.setattr(lens, "ridge_gram", measured_ridge)
+
+
+SHAPES = [
+    pytest.param(60, 2, 500, True, 1.5, id="wide tokens with a query"),
+    pytest.param(60, 2, 500, False, 1.5, id="wide tokens without a query"),
+    pytest.param(48, 1500, 2, False, 1.5, id="long sets"),
+    pytest.param(48, 1500, 2, True, 1.5, id="long sets with a query"),
+    pytest.param(200, 4, 4, True, 1.0, id="small sets"),
+]
+
+
+@pytest.mark.parametrize(("n_sets", "n_keys", "dim", "query", "budget"), SHAPES)
+def test_what_runs_was_paid_for_and_what_is_cheap_runs(n_sets, n_keys, dim, query, budget, monkeypatch):
+    meter = Meter(monkeypatch)
+    data = random_sets(n_sets, n_keys, dim, query=query)
+    found = lens.look(data, LensConfig("regression", budget=budget, n_heads=16, steps=0))
+    assert meter.seconds <= found.cost <= budget
+    assert {m.name for m in found.learners} >= CHEAP, found.skipped
+    assert any(m.family == "attention" for m in found.learners), found.skipped
+    assert found.answers["attention"].says != "not tested"
+
+
+def test_600_sets_of_tokens_with_2000_coordinates():
+    """`keyhole lens --budget 15` on such a table chooses within its share of 15 s."""
+    costs = lens.Costs(keys=3.0, dim=2000, activation="relu")
+    config = LensConfig("regression", budget=15.0)
+    pilot = lens.choose_pilot(costs, config, n_train=480, queries=("given",), has_query=True)
+    assert pilot is not None
+    assert pilot.seconds <= lens.FOR_CHOICE * 15.0
+    # 64 heads of 2001 × 2001 entries, three times, would take more than a minute
+    assert 3 * costs.gram(300, 64) > 60
+    assert math.isinf(pilot.bias_heads)
+
+
+def test_heads_without_a_query_are_cheap_however_wide_the_tokens():
+    """Without a query a head has one row of W, not d + 1 of them."""
+    wide = lens.Costs(keys=1.0, dim=2000, activation="relu", has_query=False)
+    assert wide.gram(600, 256) < 5
+    assert lens.Costs(keys=1.0, dim=2000, activation="relu").gram(600, 256) > 50
+
+
+def test_costs_grow_with_every_size():
+    base = {"keys": 10.0, "dim": 20, "activation": "relu"}
+    small = lens.Costs(**base)
+    for change in ({"keys": 100.0}, {"dim": 200}, {"sets": 5.0}):
+        large = lens.Costs(**{**base, **change})
+        assert large.gram(200, 64) > small.gram(200, 64)
+        assert large.pooled(200, statistics=True, hidden=1024) >= small.pooled(200, statistics=True, hidden=1024)
+    assert small.gram(400, 64) > small.gram(200, 64)
+    assert small.gram(200, 128) > small.gram(200, 64)
+    assert small.pooled(200, statistics=True, hidden=1024) > small.pooled(200, statistics=True)
+    assert small.pooled(200, statistics=True) > small.pooled(200)
+
+
+def test_where_no_choice_is_affordable_it_is_said():
+    data = random_sets(60, 50, 300, query=True)
+    found = lens.look(data, LensConfig("regression", budget=0.12, n_heads=16, steps=0))
+    assert found.cost <= 0.12
+    assert any("choosing how to scale tokens" in note for note in found.skipped)
+    assert "tokens standard" in found.settings
+
+
+def test_what_comes_last_is_not_left_out_for_want_of_little():
+    """Spectra and samples taken apart are cheap: the curves before them leave that much."""
+    data = random_sets(80, 4, 2, query=False)
+    for budget in (0.8, 1.0, 1.2):
+        found = lens.look(data, LensConfig("regression", budget=budget, n_heads=32, steps=0))
+        assert found.cost <= budget
+        assert len(found.spectra) == 2, found.skipped
+        assert found.examples, found.skipped
