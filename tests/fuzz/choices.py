@@ -157,7 +157,7 @@ def with_silent_rows(posed: Posed, settings: dict[str, Any], rng: np.random.Gene
     if not draw.is_classification(settings):
         y = y * posed.units + posed.shift
     elif rng.random() < 0.2:
-        # a class that no sample of positive weight has is none
+        # a class that no sample of positive weight has: of probability 0
         y = np.full(count, "oak")
     more = replace(more, y=y, weights=np.zeros(count))
     whole = draw.joined([replace(posed.samples, weights=posed.weights), more])
@@ -231,12 +231,26 @@ def compare_models(
     new = draw.draw_samples(settings, 6, 2**20).sets
     if settings["stretch"] != 1.0:
         new = stretch(new, settings["stretch"])
+    share = draw.share_allowed(with_left)
+    if hasattr(with_left, "classes_") and len(with_left.classes_) != len(with_right.classes_):
+        compare_probabilities(with_left, with_right, new, share)
+        return
     unit = right.units / left.units
     wanted = draw.scores(with_left, new) * unit + right.shift - left.shift * unit
     got = draw.scores(with_right, new)
     scale = draw.scale_of(right.samples.y)
-    share = draw.share_allowed(with_left)
     draw.compare("predictions of two writings", got, wanted, scale=scale, share=share)
+
+
+def compare_probabilities(with_left: Any, with_right: Any, new: Any, share: float) -> None:
+    """A class without weight, which the left writing has and the right one has not, is never likely."""
+    has_weight = np.isin(with_left.classes_, with_right.classes_)
+    wanted = np.zeros((len(new), len(has_weight)))
+    wanted[:, has_weight] = with_right.predict_proba(new)
+    got = with_left.predict_proba(new)
+    # a temperature is found to a tolerance of its own
+    name = "probabilities of two writings"
+    draw.compare(name, got, wanted, scale=1.0, share=max(1e-4, 100 * share))
 
 
 def differ_in_choices(with_left: Any, with_right: Any) -> bool:
