@@ -157,12 +157,12 @@ class ScalarLoss(Loss):
 
     def best_intercept(self, y: Samples, z: Samples, weights: PerSample, start: Outputs) -> Outputs:
         """The root of the monotone derivative of Σ_i weights_i ℓ(y_i, z_i + b), of each output."""
-
-        def mean_derivatives(b: Outputs) -> tuple[Outputs, Outputs]:
-            return weights @ self.gradient(y, z + b), weights @ self.curvature(y, z + b)
-
         tolerance = ROUNDING * float(weights.sum()) * min(self.lipschitz, 1.0)
-        return monotone_roots(mean_derivatives, start, tolerance)
+        return monotone_roots(
+            lambda b: (weights @ self.gradient(y, z + b), weights @ self.curvature(y, z + b)),
+            start,
+            tolerance,
+        )
 
     def balanced(self, y: Samples, dual: Samples, weights: PerSample) -> Samples:
         """Shrink the heavier sign of each output until both weigh the same: 0 is in the domain."""
@@ -372,8 +372,8 @@ class Smoothed(ScalarLoss):
 
     def curvature(self, y: Samples, z: Samples) -> Samples:
         """1/μ where the maximiser is strictly between the slopes, zero where it is one of them."""
-        dual = self.gradient(y, z)
-        between_slopes = (dual > self._low) & (dual < self._high)
+        unclipped = self.centre + (z - y) / self.width
+        between_slopes = (unclipped > self._low) & (unclipped < self._high)
         return between_slopes / self.width
 
     def conjugate(self, y: Samples, dual: Samples) -> PerSample:
