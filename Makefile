@@ -2,10 +2,12 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# exact versions; .ci/newest.txt and out/lowest.txt are the ends of what pyproject.toml allows
+CONSTRAINTS ?= constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS)
 OUT ?= out
 
-.PHONY: run test test-slow fuzz fuzz-keep mutants lint wheel bench docs clean help
+.PHONY: run test test-slow coverage fuzz fuzz-keep mutants lint wheel bench docs clean help
 
 run: $(VENV)/.lab  ## redraw every claim of the paper, small: figures, predictions and verdicts in one HTML report
 	$(BIN)/keyhole reproduce --preset quick --out $(OUT)/reproduce
@@ -18,10 +20,14 @@ test: $(VENV)/.test  ## the tests, doctests of README and docstrings included (u
 test-slow: $(VENV)/.test  ## the slow statistical runs
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -m slow
 
+coverage: $(VENV)/.test  ## which lines the tests run: a table, and pages in out/coverage
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder \
+	  --cov --cov-report=term:skip-covered --cov-report=html:$(OUT)/coverage
+
 SECONDS ?= 600
 SEED ?= 0
 
-fuzz: $(VENV)/.test  ## damaged files of every format that is read, SECONDS=600 SEED=0; what fails is kept in out/fuzz
+fuzz: $(VENV)/.test  ## damaged files of every format and random sequences of calls, SECONDS=600 SEED=0; what fails is kept in out/fuzz
 	$(BIN)/python tests/fuzz/attack.py --seconds $(SECONDS) --seed $(SEED) --out $(OUT)/fuzz
 
 fuzz-keep: $(VENV)/.test  ## make a test of CASE=out/fuzz/….json
@@ -41,7 +47,7 @@ wheel: $(VENV)/.wheel  ## the wheel, installed alone into an empty environment: 
 	rm -rf $(OUT)/wheel $(OUT)/wheel-env
 	$(BIN)/python -m build --wheel --no-isolation --outdir $(OUT)/wheel . > /dev/null
 	$(PYTHON) -m venv $(OUT)/wheel-env
-	$(OUT)/wheel-env/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(OUT)/wheel/*.whl
+	$(OUT)/wheel-env/bin/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) $(OUT)/wheel/*.whl
 	$(OUT)/wheel-env/bin/python -W error -P tests/wheel.py
 
 bench: $(VENV)/.bench  ## every hot path beside its rivals, in one run
@@ -58,7 +64,11 @@ help:  ## this list
 clean:  ## remove the environment and everything made
 	rm -rf $(VENV) $(OUT) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-$(VENV)/.core: pyproject.toml constraints.txt
+$(OUT)/lowest.txt: pyproject.toml
+	@mkdir -p $(OUT)
+	$(PYTHON) .ci/lowest.py > $@
+
+$(VENV)/.core: pyproject.toml $(CONSTRAINTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "keyhole needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version). Try: make PYTHON=python3.12 …"; exit 1; }
 	$(PYTHON) -m venv $(VENV)

@@ -25,12 +25,27 @@ def table(head: list[str], rows: list[list[Any]]) -> str:
 
 
 def fuzz(run: dict[str, Any]) -> str:
+    """Two tables of one run: damaged files by format, and sequences of calls by kind."""
+    # older runs had files only
+    sequences = run.get("sequences", [])
+    rows = sorted(run["formats"].items())
+    files = [(name, row) for name, row in rows if name not in sequences]
+    calls = [(name, row) for name, row in rows if name in sequences]
+    parts = [fuzz_table("format", "read", files)]
+    if calls:
+        parts.append(fuzz_table("sequences of calls", "held", calls))
+    cores = "one core" if run.get("workers") == 1 else "two cores"
+    parts.append(f"`make fuzz SEED={run['seed']}`: {run['cases']:,} cases in {run['seconds']:.0f} s on {cores}.")
+    return "\n\n".join(parts)
+
+
+def fuzz_table(kind: str, read: str, rows: list[tuple[str, dict[str, int]]]) -> str:
+    """One row for each format or kind, and their sum; ``read`` names what went well."""
     columns = ["cases", "refused", "read", "findings"]
-    rows = [[name, *(row.get(c, 0) for c in columns)] for name, row in sorted(run["formats"].items())]
-    rows.append(["**all**", *(sum(row[i] for row in rows) for i in range(1, 5))])
-    return (
-        table(["format", *columns], rows) + f"\n\n`make fuzz SEED={run['seed']}`: {run['seconds']:.0f} s on two cores."
-    )
+    cells = [[name, *(row.get(column, 0) for column in columns)] for name, row in rows]
+    total = [sum(row[i] for row in cells) for i in range(1, 1 + len(columns))]
+    cells.append(["**all**", *total])
+    return table([kind, "cases", "refused", read, "findings"], cells)
 
 
 def laws(run: dict[str, Any]) -> str:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+
+TYPE_CHECKING = False  # a type checker takes it for true; `typing` itself would take longer to load than all of this
+if TYPE_CHECKING:
+    from typing import Any
 
 __version__ = "0.1.0"
 
@@ -31,6 +34,7 @@ _HOME = {
     "load": "models",
 }
 _ROOMS = {
+    "textbook": "textbook",
     "data": "data",
     "tokens": "data.tokens",
     "datasets": "data.datasets",
@@ -52,6 +56,7 @@ if TYPE_CHECKING:  # what `__getattr__` will find, for type checkers and editors
     from keyhole import distributed as distributed
     from keyhole import estimators as estimators
     from keyhole import ridge as ridge
+    from keyhole import textbook as textbook
     from keyhole import theory as theory
     from keyhole.attention.features import attention_features as attention_features
     from keyhole.attention.features import mlp_features as mlp_features

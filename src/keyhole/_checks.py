@@ -22,8 +22,29 @@ def check_finite(array: np.ndarray, name: str) -> None:
     )
 
 
+def check_no_mask(value: Any, name: str) -> None:
+    """Raise if an entry of ``value``, an array or a sequence of arrays, is masked: NumPy would read it all the same."""
+    if isinstance(value, (list, tuple)):
+        for i, item in enumerate(value):
+            check_no_mask(item, f"{name}[{i}]")
+    if not isinstance(value, np.ma.MaskedArray):
+        return
+    masked = np.ma.getmaskarray(value)
+    count = int(masked.sum())
+    if count == 0:
+        return
+    first = tuple(int(i) for i in np.argwhere(masked)[0])
+    are = "is" if count == 1 else "are"
+    raise ValueError(
+        f"`{name}` must have no masked entries: {count} of {masked.size} {are} masked, the first at index {first}. "
+        "What is under a mask is no data. Fill them in (np.ma.filled), or leave those samples out; "
+        "kh.tokens.drop_missing drops masked tokens."
+    )
+
+
 def check_float_array(value: Any, name: str) -> np.ndarray:
     """Return ``value`` as a float32 or float64 array; integers and numeric objects become float64."""
+    check_no_mask(value, name)
     array = np.asarray(value)
     if array.dtype == object:
         try:
@@ -46,8 +67,34 @@ def check_float_array(value: Any, name: str) -> np.ndarray:
     return array
 
 
-def check_count(value: Any, name: str, minimum: int = 1) -> int:
-    """Return ``value`` as an int of at least ``minimum``."""
+LARGEST_COUNT = 2**63 - 1
+"""The largest number that arrays, tables and files count to."""
+
+
+WEIGHT_UNITS = 1e-30, 1e30
+"""Bounds on the largest weight of a sample: its product with a squared feature is then a number of float32 too."""
+
+LEAST_WEIGHT = 1e-100
+"""Bound on every positive weight: its square, and what is divided by its root, are then numbers of float64."""
+
+
+def check_weight_sizes(weights: np.ndarray, name: str) -> None:
+    """Raise if the largest weight, or a positive one, is outside of the range that floats leave room for."""
+    low, high = WEIGHT_UNITS
+    largest = int(weights.argmax())
+    too_small = np.flatnonzero((weights > 0) & (weights < LEAST_WEIGHT))
+    if not weights.any() or (low <= weights[largest] <= high and not len(too_small)):
+        return
+    sample = int(too_small[0]) if low <= weights[largest] <= high else largest
+    raise ValueError(
+        f"the largest entry of `{name}` must lie between {low:.0e} and {high:.0e}, and no positive one below "
+        f"{LEAST_WEIGHT:.0e}, because penalties and squared errors are in proportion to them: sample {sample} has "
+        f"weight {weights[sample]:.3g}. Divide all of them by a common factor, or use 0 to leave a sample out."
+    )
+
+
+def check_count(value: Any, name: str, minimum: int = 1, maximum: int | None = None) -> int:
+    """Return ``value`` as an int of at least ``minimum``, and at most ``maximum`` if there is one."""
     try:
         if isinstance(value, bool):
             raise TypeError
@@ -58,6 +105,10 @@ def check_count(value: Any, name: str, minimum: int = 1) -> int:
         ) from None
     if count < minimum:
         raise ValueError(f"`{name}` must be at least {minimum}: got {count}.")
+    if maximum is not None and count > maximum:
+        raise ValueError(
+            f"`{name}` must be at most {maximum}: got a number of {count.bit_length()} bits. Choose a smaller one."
+        )
     return count
 
 
@@ -74,6 +125,15 @@ def check_number(value: Any, name: str, *, minimum: float = -math.inf, exclusive
     return number
 
 
+def check_flag(value: Any, name: str) -> bool:
+    """Return ``value`` as True or False; 0 and 1 will do, an array or a word will not."""
+    is_flag = isinstance(value, (bool, np.bool_))
+    is_integer = isinstance(value, (int, np.integer)) and value in (0, 1)
+    if not is_flag and not is_integer:
+        raise TypeError(f"`{name}` must be True or False: got {value!r:.60} of type {type(value).__name__}.")
+    return bool(value)
+
+
 def check_choice(value: Any, name: str, choices: tuple[str, ...]) -> str:
     """Return ``value`` if it is one of ``choices``."""
     if not isinstance(value, str) or value not in choices:
@@ -87,10 +147,51 @@ def check_seed(seed: Any, name: str = "seed") -> int:
     return check_count(seed, name, minimum=0)
 
 
+def is_table(value: Any) -> bool:
+    """Whether ``value`` is a table with named columns, of any library: a data frame, lazy or not, or an Arrow table."""
+    # asked of the type: the columns of a lazy table would be computed
+    kind = type(value)
+    return hasattr(kind, "__dataframe__") or hasattr(kind, "columns")
+
+
+def as_sequence(value: Any) -> Any:
+    """Things in their order: a series of pandas is indexed by its labels, which need not be places."""
+    return list(value) if hasattr(value, "iloc") and not is_table(value) else value
+
+
+def check_labels(labels: np.ndarray, name: str, what: str) -> None:
+    """Raise unless labels can be sorted and none is missing; ``what`` they name is said in the message."""
+    missing = [i for i, label in enumerate(labels.tolist()) if _is_missing(label)] if labels.dtype.kind in "OfM" else []
+    if missing:
+        raise ValueError(
+            f"`{name}` must name the {what} of every sample: sample {missing[0]} has {labels[missing[0]]!s:.40} "
+            f"({len(missing)} in all). Give them a label, or leave those samples out."
+        )
+    kinds = sorted({type(label).__name__ for label in labels.tolist()}) if labels.dtype.kind == "O" else []
+    try:
+        np.unique(labels)
+    except TypeError:
+        raise ValueError(
+            f"labels of `{name}` must be of one kind: got {' and '.join(kinds)}, which cannot be sorted. Convert them, "
+            "for example to text."
+        ) from None
+
+
+def _is_missing(label: Any) -> bool:
+    """Whether a label is None, or no number or date; pandas' NA says neither yes nor no when it is compared."""
+    if label is None:
+        return True
+    try:
+        return bool(label != label)
+    except (TypeError, ValueError):
+        return True
+
+
 def check_pairs(pairs: Any, query_dim: int, dim: int) -> tuple[tuple[int, int], ...] | None:
     """Return pairs of coordinates as tuples, or None."""
     if pairs is None:
         return None
+    check_no_mask(pairs, "pairs")
     stated = np.asarray(pairs)
     if stated.ndim != 2 or stated.shape[1] != 2 or stated.dtype.kind not in "iu" or not len(stated):
         raise ValueError(f"`pairs` must be (query coordinate, key coordinate) pairs of integers: got {pairs!r:.200}.")

@@ -8,23 +8,37 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 
 from keyhole._array import thread_count
 from keyhole._checks import check_choice
 from keyhole.data.batches import Batch, as_batch
 from keyhole.data.reader import ParquetSets
-from keyhole.estimators.streaming import N_PENDING, PendingBatches, Stream, forget_stream, gathered
+from keyhole.estimators.base import SetEstimator
+from keyhole.estimators.states import twin_of
+from keyhole.estimators.streaming import (
+    N_PENDING,
+    OF_A_WHOLE_FIT,
+    SampleForm,
+    adopt,
+    check_second_pass,
+    forget_stream,
+    gathered,
+)
 from keyhole.ridge.design import PrincipalAxes
-from keyhole.streaming import LayerRecipe, LayerSums, merge
+from keyhole.streaming import CheckedSamples, LayerRecipe, LayerSums, merge
 
 FAN_IN = 4  # sums that one task adds
 RETRIES = 3  # times that a task is tried again, on whatever worker is left
+LOOPBACK = "127.0.0.1"  # where a local cluster listens
 
 
 def fit_dask(
@@ -38,6 +52,9 @@ def fit_dask(
 ) -> Any:
     """Fit an estimator on a Dask cluster; the same numbers as `fit_batches` on one machine.
 
+    What is automatic is settled on the first 1024 samples of positive weight, in the order of the
+    partitions, as `fit_batches` does. If anything fails, the estimator is what it was before.
+
     Parameters
     ----------
     estimator : AttentionRegressor or AttentionClassifier
@@ -47,8 +64,9 @@ def fit_dask(
         query and weight, or any that `read_table` reads; a list whose items are batches, lists of batches, or
         dask Delayed objects of these.
     client : distributed.Client, str, or None
-        A client, the address of a scheduler, or None for a local cluster of one process per core, which ends
-        with the fit. A script that starts one needs ``if __name__ == "__main__":``, as all that start processes.
+        A client, the address of a scheduler, or None for a local cluster of one process per core, which
+        ends with the fit and listens on the loopback interface only. A script that starts one needs
+        ``if __name__ == "__main__":``, as all that start processes.
     classes : array, optional
         For a classifier, all labels; found by a pass over them otherwise.
     selection : "auto", "loo" or "gcv"
@@ -68,24 +86,35 @@ def fit_dask(
     check_choice(selection, "selection", ("auto", "loo", "gcv"))
     with connected(client) as cluster:
         parts = _partitions(data, partitions or 4 * _threads(cluster))
-        forget_stream(estimator)
+        draft = twin_of(estimator)
+        forget_stream(draft)
+
+        # labels, and what the first sample says of all
         if classes is None and hasattr(estimator, "decision_function"):
-            found = _gather(cluster, [_delayed(_labels)(part) for part in parts])
-            classes = np.unique(np.concatenate(found))
+            classes = _all_labels(cluster, parts)
         if classes is not None:
-            estimator._begin_classes(None, classes, again=True)
-        first, *more = _gather(cluster, [_delayed(_peek)(parts[0])])[0]
-        samples, single = estimator._checked(first, first=True)
-        estimator._open(samples, single)
-        stream = estimator._stream
-        seen = PendingBatches([samples, *(estimator._checked(batch, first=False)[0] for batch in more)])
-        stream.recipe = stream.settle(seen.flush()[0])
-        template = light(estimator)
-        leaves = [_delayed(_summarise)(template, stream.recipe, part) for part in parts]
-        stream.sums = _gather(cluster, [_tree(leaves, merge)])[0]
-        estimator.n_samples_seen_ = stream.sums.moments.count
-        errors = partial(_error_pass, cluster, parts, template, stream)
-        estimator._solve_stream(None if selection == "gcv" else errors)
+            draft._begin_classes(None, classes, again=True)
+        samples, single = draft._checked(_first_sample(cluster, parts), first=True)
+        template = light(draft)
+        draft._open(samples, single)
+        form = draft._stream.form
+
+        # what is automatic, on the samples that fit_batches settles it on
+        first_samples = _first_samples(cluster, parts, template, form)
+        recipe = draft._settle(draft._stream.plan, first_samples)
+
+        # the sums of all samples
+        leaves = [_delayed(_summarise)(template, form, recipe, part) for part in parts]
+        total = _gather(cluster, [_tree(leaves, _merge)])[0]
+        draft.n_samples_seen_ = total.n_samples
+        draft._stream = draft._stream.with_recipe(recipe, total.sums)
+
+        # the values, which take another pass for leave-one-out
+        error_sums = None
+        if selection != "gcv":
+            error_sums = partial(_error_pass, cluster, parts, template, draft)
+        draft._solve_stream(error_sums)
+        adopt(estimator, draft)
     return estimator
 
 
@@ -117,18 +146,29 @@ def connected(client: Any) -> Iterator[Any]:
         with package.Client(client) as made:
             yield made
     elif client is None:
-        options = {"n_workers": thread_count(), "threads_per_worker": 1, "processes": True, "dashboard_address": ":0"}
-        with package.LocalCluster(**options) as cluster, package.Client(cluster) as made:
+        # all that listens does so on the loopback interface, the dashboards too
+        local_cluster = package.LocalCluster(
+            n_workers=thread_count(),
+            threads_per_worker=1,
+            processes=True,
+            host=LOOPBACK,
+            dashboard_address=f"{LOOPBACK}:0",
+            worker_dashboard_address=f"{LOOPBACK}:0",
+        )
+        with local_cluster as cluster, package.Client(cluster) as made:
             yield made
     else:
         yield client
 
 
 def light(estimator: Any) -> Any:
-    """A copy without the sums, which no worker needs."""
-    twin = copy.copy(estimator)
-    twin.__dict__.pop("_stream", None)
-    return twin
+    """A copy with its values, and without the sums and training samples, which no worker needs."""
+    if isinstance(estimator, SetEstimator):
+        estimator = estimator._snapshot()
+    copied = copy.copy(estimator)
+    for name in OF_A_WHOLE_FIT:
+        vars(copied).pop(name, None)
+    return copied
 
 
 def _partitions(data: Any, count: int | None) -> list[Any]:
@@ -148,9 +188,10 @@ def _partitions(data: Any, count: int | None) -> list[Any]:
 
 
 def _batches(part: Any) -> Iterator[Batch]:
-    """The batches of a partition, whatever it is."""
+    """The batches of a partition, whatever it is: none, if it is empty."""
     if hasattr(part, "iloc"):
-        yield from ParquetSets(part, weight="weight" if "weight" in part.columns else None)
+        if len(part):
+            yield from ParquetSets(part, weight="weight" if "weight" in part.columns else None)
     elif isinstance(part, (ParquetSets, list, Iterator)):
         for item in part:
             yield as_batch(item)
@@ -158,35 +199,149 @@ def _batches(part: Any) -> Iterator[Batch]:
         yield as_batch(part)
 
 
-def _peek(part: Any) -> list[Batch]:
-    """The first samples, which say what all are like, and choose what is automatic."""
-    held: list[Batch] = []
-    for sets, y, weights in _batches(part):
-        left = N_PENDING - sum(len(batch.y) for batch in held)
-        held.append(Batch(sets[:left], y[:left], None if weights is None else weights[:left]))
-        if len(y) >= left:
+def _checked_batches(template: Any, form: SampleForm, part: Any) -> Iterator[CheckedSamples]:
+    """The batches of a partition as the estimator takes them, all of the form of the first sample."""
+    for batch in _batches(part):
+        samples, single = template._checked(batch, first=False)
+        form.check(samples, single=single)
+        yield samples
+
+
+def _peek(part: Any) -> Batch | None:
+    """The first sample of a partition, if there is one."""
+    for batch in _batches(part):
+        weights = batch.weights
+        if np.ndim(weights) == 1:
+            weights = weights[:1]
+        return Batch(sets=batch.sets[:1], y=batch.y[:1], weights=weights)
+    return None
+
+
+def _leading(template: Any, form: SampleForm, count: int, part: Any) -> list[CheckedSamples]:
+    """The first samples of positive weight of a partition, at most ``count``."""
+    leading: list[CheckedSamples] = []
+    for samples in _checked_batches(template, form, part):
+        counted = samples.of_positive_weight()
+        if len(counted):
+            leading.append(counted[:count])
+            count -= len(leading[-1])
+        if count == 0:
             break
-    return held
+    return leading
 
 
-def _labels(part: Any) -> np.ndarray:
+def _rounds(parts: list[Any]) -> Iterator[list[Any]]:
+    """All partitions in order, twice as many in each round: mostly the first few are enough."""
+    start = 0
+    size = 1
+    while start < len(parts):
+        yield parts[start : start + size]
+        start += size
+        size *= 2
+
+
+def _first_sample(cluster: Any, parts: list[Any]) -> Batch:
+    """The first sample of all, which says what samples are like."""
+    for some in _rounds(parts):
+        for batch in _gather(cluster, [_delayed(_peek)(part) for part in some]):
+            if isinstance(batch, Batch):
+                return batch
+    raise ValueError(
+        f"`data` must hold at least one batch: its {len(parts)} partitions are empty. Give it some, "
+        "or see whether a filter left none."
+    )
+
+
+def _first_samples(cluster: Any, parts: list[Any], template: Any, form: SampleForm) -> CheckedSamples:
+    """The first N_PENDING samples of positive weight, in the order of the partitions."""
+    leading: list[CheckedSamples] = []
+    missing = N_PENDING
+    for some in _rounds(parts):
+        tasks = [_delayed(_leading)(template, form, missing, part) for part in some]
+        for samples in chain.from_iterable(_gather(cluster, tasks)):
+            leading.append(samples[:missing])
+            missing -= len(leading[-1])
+            if missing == 0:
+                return CheckedSamples.joined(leading)
+    if not leading:
+        raise ValueError(
+            "a fit needs one sample of positive weight, and two to choose a penalty: got 0. Give some "
+            "samples a positive weight."
+        )
+    return CheckedSamples.joined(leading)
+
+
+def _all_labels(cluster: Any, parts: list[Any]) -> np.ndarray:
+    """The distinct labels of all partitions."""
+    labels = _gather(cluster, [_delayed(_labels)(part) for part in parts])
+    return np.unique(np.concatenate([some for some in labels if some is not None]))
+
+
+def _labels(part: Any) -> np.ndarray | None:
+    """The distinct labels of a partition, None if it is empty."""
     if isinstance(part, ParquetSets):
         return part.labels()
-    return np.unique(np.concatenate([np.unique(batch.y) for batch in _batches(part)]))
+    labels = [np.unique(batch.y) for batch in _batches(part)]
+    return np.unique(np.concatenate(labels)) if labels else None
 
 
-def _summarise(template: Any, recipe: LayerRecipe, part: Any) -> LayerSums:
+@dataclass(frozen=True)
+class PartitionSums:
+    """The sums over some partitions, and how many samples they have: with those of weight zero."""
+
+    sums: LayerSums
+    n_samples: int
+
+
+def _merge(parts: Iterable[PartitionSums]) -> PartitionSums:
+    parts = list(parts)
+    return PartitionSums(
+        sums=merge(part.sums for part in parts),
+        n_samples=sum(part.n_samples for part in parts),
+    )
+
+
+def _summarise(template: Any, form: SampleForm, recipe: LayerRecipe, part: Any) -> PartitionSums:
+    """The sums over one partition."""
     sums = recipe.empty()
-    for samples in gathered(template._checked(batch, first=False)[0] for batch in _batches(part)):
-        recipe.add(sums, *samples)
-    return sums
+    n_samples = 0
+    for samples in gathered(_checked_batches(template, form, part)):
+        sums = recipe.add(sums, samples.sets, samples.columns, samples.weights)
+        n_samples += len(samples)
+    return PartitionSums(sums=sums, n_samples=n_samples)
 
 
-def _error_sums(template: Any, recipe: LayerRecipe, axes: PrincipalAxes, alphas: np.ndarray, part: Any) -> np.ndarray:
+@dataclass(frozen=True)
+class PartitionErrors:
+    """Sums of squared leave-one-out errors over some partitions, and how many samples they have."""
+
+    sums: Float[np.ndarray, "a t"]
+    n_samples: int
+
+
+def _merge_errors(parts: Iterable[PartitionErrors]) -> PartitionErrors:
+    parts = list(parts)
+    return PartitionErrors(
+        sums=np.sum([part.sums for part in parts], axis=0),
+        n_samples=sum(part.n_samples for part in parts),
+    )
+
+
+def _error_sums(
+    template: Any,
+    form: SampleForm,
+    recipe: LayerRecipe,
+    axes: PrincipalAxes,
+    alphas: np.ndarray,
+    part: Any,
+) -> PartitionErrors:
+    """The leave-one-out errors of one partition."""
     total = np.zeros((len(alphas), recipe.n_outputs))
-    for samples in gathered(template._checked(batch, first=False)[0] for batch in _batches(part)):
-        total += recipe.error_sums(axes, alphas, *samples)
-    return total
+    n_samples = 0
+    for samples in gathered(_checked_batches(template, form, part)):
+        total += recipe.error_sums(axes, alphas, samples.sets, samples.columns, samples.weights)
+        n_samples += len(samples)
+    return PartitionErrors(sums=total, n_samples=n_samples)
 
 
 def _predict(model: Any, method: str, part: Any) -> np.ndarray:
@@ -201,19 +356,30 @@ def _tree(leaves: list[Any], add: Callable[[list[Any]], Any]) -> Any:
 
 
 def _error_pass(
-    cluster: Any, parts: list[Any], template: Any, stream: Stream, axes: PrincipalAxes, alphas: np.ndarray
+    cluster: Any,
+    parts: list[Any],
+    template: Any,
+    draft: Any,
+    axes: PrincipalAxes,
+    alphas: np.ndarray,
 ) -> np.ndarray:
     """Sums of squared leave-one-out errors. The axes are sent out again should all workers that hold them die."""
     from distributed import CancelledError, KilledWorker
 
+    form = draft._stream.form
+    recipe = draft._stream.recipe
     for attempt in range(RETRIES + 1):
         try:
             shared = cluster.scatter(axes, broadcast=True, hash=False)
-            leaves = [_delayed(_error_sums)(template, stream.recipe, shared, alphas, part) for part in parts]
-            return np.asarray(_gather(cluster, [_tree(leaves, partial(np.sum, axis=0))])[0])
+            task = _delayed(_error_sums)
+            leaves = [task(template, form, recipe, shared, alphas, part) for part in parts]
+            total = _gather(cluster, [_tree(leaves, _merge_errors)])[0]
         except (CancelledError, KilledWorker, TimeoutError):
             if attempt == RETRIES:
                 raise
+        else:
+            check_second_pass(draft.n_samples_seen_, total.n_samples)
+            return np.asarray(total.sums)
     raise AssertionError("unreachable")
 
 

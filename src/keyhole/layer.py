@@ -32,7 +32,7 @@ from keyhole.ridge.design import ridge_rows
 from keyhole.ridge.gram import ridge_gram
 from keyhole.ridge.iterative import Preconditioner, ResidualWarning, ridge_cg
 from keyhole.ridge.matrices import add_outer, mirror_lower
-from keyhole.ridge.problem import EPS, RidgeFit, RidgeProblem
+from keyhole.ridge.problem import EPS, UNSTEADY, RidgeFit, RidgeProblem, RoundingWarning, steadiness
 
 MIN_SAMPLES_TO_CENTRE_BY = 32
 """Samples at least, or a sixteenth of all, whose mean feature stands for that of all while rounding is at stake."""
@@ -228,14 +228,18 @@ class LayerFit:
     def judged(self) -> Int[np.ndarray, " k"]:
         """One of the samples given for every distinct one, or every group, that was left out: those to rank by.
 
-        Samples left out together tell one thing. Of a group that one is drawn at random, always the same.
+        Samples left out together tell one thing. Of a group that one is drawn at random, always the same, and by its
+        rank wherever the samples stood.
         """
         assert self.samples is not None
         known = np.flatnonzero(np.isfinite(self.predictions).all(axis=1) & (self.samples.owner >= 0))
         owner, w = self.samples.owner[known], self.samples.weights
         known, owner = (known, owner) if w is None else (known[w[owner] > 0], owner[w[owner] > 0])
         if self.samples.groups is not None:
-            order = np.random.default_rng(0).permutation(len(known))
+            if self.samples.ranks is None:
+                order = np.random.default_rng(0).permutation(len(known))
+            else:
+                order = np.argsort(self.samples.ranks[owner], kind="stable")
             known, owner = known[order], self.samples.groups[owner[order]]
         return np.sort(known[np.unique(owner, return_index=True)[1]])
 
@@ -263,6 +267,8 @@ class Samples:
         Position of each sample given among these; −1 for one of weight 0 that no copy or sibling brings in.
     groups : array (n',) or None
         Samples of one number are left out together.
+    ranks : array (n',) or None
+        The place of each in a random order that does not depend on the order in which samples were given.
     """
 
     batch: Any
@@ -270,11 +276,28 @@ class Samples:
     weights: Float[np.ndarray, " k"] | None
     owner: Int[np.ndarray, " n"]
     groups: Int[np.ndarray, " k"] | None = None
+    ranks: Int[np.ndarray, " k"] | None = None
 
     @property
     def weighed(self) -> Int[np.ndarray, " w"]:
         """Positions of the samples of positive weight."""
         return np.arange(len(self.batch)) if self.weights is None else np.flatnonzero(self.weights)
+
+    def drawn(self, seed: int) -> Int[np.ndarray, " w"]:
+        """Positions of the samples of positive weight in random order: by rank, or by place if there are no ranks."""
+        rows = self.weighed
+        if self.ranks is not None:
+            rows = rows[np.argsort(self.ranks[rows], kind="stable")]
+        return np.random.default_rng(seed).permutation(rows)
+
+    def with_ranks(self, ranks: Int[np.ndarray, " n"] | None) -> Samples:
+        """The same samples with the ranks of those that were given: the least of its duplicates' for each."""
+        if ranks is None:
+            return self
+        known = self.owner >= 0
+        least = np.full(len(self.columns), np.iinfo(np.int64).max)
+        np.minimum.at(least, self.owner[known], ranks[known])
+        return replace(self, ranks=least)
 
 
 def grouped_samples(
@@ -354,6 +377,7 @@ def fit_layer(
     fit_intercept: bool = True,
     weights: Float[np.ndarray, " n"] | None = None,
     groups: Int[np.ndarray, " n"] | None = None,
+    ranks: Int[np.ndarray, " n"] | None = None,
     dtype: str = "float64",
     device: str | None = None,
     solver: str = "auto",
@@ -377,6 +401,9 @@ def fit_layer(
         Not negative.
     groups : array (n,), optional
         Samples of one number are left out together; the penalty is chosen with an eigendecomposition then.
+    ranks : array (n,), optional
+        The place of each sample in an order of their own, by which samples are drawn: those that are held out then do
+        not depend on the order in which samples are given. See `DistinctSamples.ranks`.
     dtype : "float64" or "float32"
         Precision of features and Gram matrix. Kernels are float64, but for those of a device.
     device : str, optional
@@ -412,10 +439,10 @@ def fit_layer(
         options |= {"fit_intercept": fit_intercept, "weights": weights, "criterion": criterion, "draft": draft}
         judged = fit_layer(batch, columns, heads, penalties, groups=groups, device=device, solver="direct", **options)
         chosen = np.array([judged.ridge.alpha])
-        final = fit_layer(batch, columns, heads, chosen, device=device, solver=solver, **options)
+        final = fit_layer(batch, columns, heads, chosen, ranks=ranks, device=device, solver=solver, **options)
         ridge = replace(judged.ridge, residual=final.ridge.residual, n_iter=final.ridge.n_iter)
         return replace(final, ridge=ridge, predictions=judged.predictions)
-    samples = grouped_samples(batch, columns, weights, groups)
+    samples = grouped_samples(batch, columns, weights, groups).with_ranks(ranks)
     gradients = large and device is None and groups is None
     if not gradients and len(samples.weighed) < 2 and (penalties is None or len(penalties) > 1):
         raise ValueError(
@@ -437,6 +464,8 @@ def fit_layer(
     else:
         layer, ridge = _fit_dual(task)
     route = "kernel" if not finite else "primal" if ridge.route == "design" else "dual"
+    if not draft and not keep_factor:  # those are fitted again, or were before
+        _warn_of_rounding(ridge, dtype)
     # hand what was left out back to the samples as they were given
     assert ridge.left_out is not None
     predictions = np.full(columns.shape, np.nan)
@@ -449,6 +478,21 @@ def fit_layer(
     if not known.all():  # a sample of weight 0, without copies and siblings, is left out already
         predictions[~known] = layer.predict(batch[~known], memory_budget=memory_budget)
     return LayerFit(layer, ridge, predictions, route, samples)
+
+
+def _warn_of_rounding(ridge: RidgeFit, dtype: str) -> None:
+    """Say so if rounding shows in predictions: a penalty that was asked for may be as small as it likes."""
+    assert ridge.moved is not None
+    share = float(ridge.moved[ridge.best])
+    allowed = max(UNSTEADY, 100 * steadiness(float(np.finfo(dtype).eps)))
+    if share > allowed:
+        warnings.warn(
+            f"alpha = {ridge.alpha:.3g} is so small beside the kernel of the samples that rounding moves predictions "
+            f"by about {share:.1e} of the spread of y: predictions in a batch and one by one differ by as much. Use "
+            "alpha='loo', a larger number, or scaling='standard' if tokens are far from zero.",
+            RoundingWarning,
+            stacklevel=2,
+        )
 
 
 def beside(features: Float[np.ndarray, "n p"], extras: Float[np.ndarray, "n c"]) -> Float[np.ndarray, "n q"]:
@@ -478,6 +522,7 @@ def choose_extras_scale(
     fit_intercept: bool,
     weights: Float[np.ndarray, " n"] | None,
     groups: Int[np.ndarray, " n"] | None,
+    ranks: Int[np.ndarray, " n"] | None = None,
     memory_budget: int = MEMORY_BUDGET,
     **_: Any,
 ) -> float:
@@ -486,8 +531,8 @@ def choose_extras_scale(
     K is that of at most `MAX_SAMPLES_FOR_EXTRAS` samples, and made once; each scale then has a path of penalties, the
     ones given if these are all samples.
     """
-    samples = grouped_samples(batch, columns, weights, groups)
-    rows = np.sort(np.random.default_rng(0).permutation(samples.weighed)[:MAX_SAMPLES_FOR_EXTRAS])
+    samples = grouped_samples(batch, columns, weights, groups).with_ranks(ranks)
+    rows = np.sort(samples.drawn(seed=0)[:MAX_SAMPLES_FOR_EXTRAS])
     if len(rows) < 2:
         return 1.0
     part = samples.batch[rows].numpy()
@@ -793,7 +838,7 @@ def _fit_by_gradients(task: _Task, hold_out: bool) -> LayerFit:
     losses = errors.copy() if task.problem.criterion == "log_loss" else None
     predictions = np.full((len(samples.owner), samples.columns.shape[1]), np.nan)
     if len(penalties) > 1 or hold_out:
-        order = np.random.default_rng(1).permutation(len(samples.batch))
+        order = samples.drawn(seed=1)
         held, rest = np.sort(order[::HELD_OUT]), np.setdiff1d(order, order[::HELD_OUT])
         if len(rest) == 0:
             raise ValueError("holding out a tenth needs at least two samples: got 1. Give one number as `alpha`.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import re
@@ -24,7 +25,7 @@ from keyhole.estimators.attention import AttentionClassifier, AttentionRegressor
 from keyhole.estimators.features import AttentionFeatures
 from keyhole.estimators.intervals import TrainingSamples
 from keyhole.estimators.norm_ball import NormBallClassifier, NormBallRegressor, PrunedLayer
-from keyhole.estimators.streaming import N_KEPT, resume_stream
+from keyhole.estimators.streaming import N_KEPT, resume_stream, solved_twin
 from keyhole.layer import FiniteLayer, KernelLayer
 from keyhole.packing import (
     PRECISIONS,
@@ -117,12 +118,13 @@ def save(
     if schema is None:
         names = tuple(str(name) for name in getattr(estimator, "feature_names_in_", ()))
         schema = Schema(int(estimator.n_features_in_), bool(estimator.has_query_), names)
+    estimator = solved_twin(estimator)
     packer = Packer()
     document = {
         "keyhole": __version__,
         "estimator": kind,
         "parameters": {name: packer.pack(value, name) for name, value in _parameters(estimator).items()},
-        "layer": _pack_layer(packer, estimator),  # first: after partial_fit, asking for the layer solves for it
+        "layer": _pack_layer(packer, estimator),
         "fitted": {
             name: packer.pack(value, name)
             for name, value in vars(estimator).items()
@@ -212,6 +214,11 @@ def _restore(document: dict[str, Any], unpacker: Unpacker) -> SavedModel:
     kind = ESTIMATORS[document["estimator"]]
     parameters = {str(name): unpacker.unpack(value) for name, value in document["parameters"].items()}
     estimator = kind(**parameters)  # an unknown parameter is a TypeError
+    try:
+        estimator._check_parameters()
+        _check_unfitted_law(estimator.law)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"a parameter that no fit takes ({error})") from None
     for name, value in document["fitted"].items():
         refuse_if(not _NOTE.fullmatch(name) or name in _BUILT, f"a fitted attribute {name!r:.60}")
         setattr(estimator, name, unpacker.unpack(value))
@@ -227,6 +234,11 @@ def _restore(document: dict[str, Any], unpacker: Unpacker) -> SavedModel:
         estimator.n_extras_in_ = 0
     if not hasattr(estimator, "tokens_"):
         estimator.tokens_ = TokenRule("none", "given", "mean")
+    # older files say this in the parameters alone
+    for name in ("activation", "dtype") if isinstance(estimator, AttentionFeatures) else ():
+        estimator.__dict__.setdefault(f"{name}_", getattr(estimator, name))
+    if isinstance(estimator, NormBallClassifier):
+        estimator.__dict__.setdefault("loss_", estimator.loss)
     count = estimator.n_extras_in_
     refuse_if(type(count) is not int or count < 0, f"{count!r:.40} columns of extras")
     _attach_layer(estimator, document["layer"], unpacker)
@@ -259,6 +271,42 @@ def _restore(document: dict[str, Any], unpacker: Unpacker) -> SavedModel:
     return SavedModel(estimator, schema)
 
 
+def _check_unfitted_law(law: Any) -> None:
+    """Raise for a parameter of a law that learns which is not of the kind that it should be.
+
+    Which numbers it takes is checked when it is fitted, with the samples at hand.
+    """
+    if not isinstance(law, UnfittedLaw):
+        return
+    for name, parameter in inspect.signature(type(law).__init__).parameters.items():
+        value = getattr(law, name, None)
+        default = parameter.default
+        if name == "ages":
+            fits = value is None or isinstance(value, str) or _is_integers(value, n_axes=1)
+        elif name == "pairs":
+            fits = value is None or _is_integers(value, n_axes=2)
+        elif isinstance(default, tuple):
+            items = list(value) if isinstance(value, (tuple, list, np.ndarray)) else []
+            fits = len(items) > 0 and all(np.ndim(item) == 0 for item in items)
+        elif name == "seconds":
+            fits = value is None or isinstance(value, (int, float, np.number))
+        elif isinstance(default, (bool, int, float, str)):
+            fits = isinstance(value, (bool, int, float, str, np.number, np.bool_))
+        else:
+            fits = True
+        if not fits:
+            raise TypeError(f"`{name}` of {type(law).__name__} must be like {default!r}: got {value!r:.60}")
+
+
+def _is_integers(value: Any, n_axes: int) -> bool:
+    """Whether ``value`` is an array, or sequences, of integers with so many axes."""
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        return False
+    return array.dtype.kind in "iu" and array.ndim == n_axes
+
+
 def _option(value: Any) -> Any:
     """How a table was read: a name, names, or a number."""
     if isinstance(value, list) and value and all(isinstance(name, str) for name in value):
@@ -273,8 +321,8 @@ def _attach_layer(estimator: Any, described: Any, unpacker: Unpacker) -> None:
         heads = unpacker.unpack(described)
         _attach_looks(estimator, heads)
         _check_heads(heads, estimator)
-        check_activation(estimator.activation)
-        check_choice(estimator.dtype, "dtype", PRECISIONS)
+        check_activation(estimator.activation_)
+        check_choice(estimator.dtype_, "dtype", PRECISIONS)
         estimator.heads_ = heads
     elif isinstance(estimator, (NormBallRegressor, NormBallClassifier)):
         _attach_pruned(estimator, {name: unpacker.unpack(value) for name, value in described.items()})
@@ -349,7 +397,8 @@ def _check_training_sets(estimator: Any, sets: SetBatch | PooledSets) -> None:
     refuse_if(base.extras is not None, "training sets with extras, whose part is in the values")
     refuse_if(sets.dim != estimator.n_features_in_, "a kernel that does not fit the tokens")
     fits = sets.pooling == rule.pooling and sets.each == (plain and rule.query == "each")
-    has_query = rule.query == "mean" or (estimator.has_query_ and rule.query == "given")
+    # hops extend the query that is given, or the constant one
+    has_query = rule.query == "mean" or bool(rule.looks) or (estimator.has_query_ and rule.query == "given")
     fits = fits and base.query_dim == _query_dim(estimator)
     if not fits or (not plain and rule.query != "given") or (base.query is not None) != has_query:
         raise ValueError("training sets pooled or queried otherwise than new ones")
@@ -445,8 +494,21 @@ def _check_fitted(estimator: Any, names: Collection[str]) -> None:
 def _fits(name: str, value: Any, estimator: Any) -> bool:
     """Whether a fitted attribute has the type, the shape and the range that it has after a fit."""
     match name:
-        case "n_features_in_" | "n_query_features_in_" | "n_extras_in_" | "has_query_" | "_single" | "classes_":
+        case (
+            "n_features_in_"
+            | "n_query_features_in_"
+            | "n_extras_in_"
+            | "has_query_"
+            | "_single"
+            | "classes_"
+            | "activation_"
+            | "dtype_"
+        ):
             return True  # checked before the layer, or with it
+        case "class_has_weight_":
+            return _is_array(value, "b", estimator.classes_.shape) and bool(value.sum() >= 2)
+        case "loss_":
+            return isinstance(estimator, NormBallClassifier) and value in ("logistic", "hinge")
         case "feature_names_in_":
             return _is_array(value, "OU", (estimator.n_features_in_,))
         case "law_":

@@ -13,8 +13,8 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from keyhole._checks import check_count, check_number
-from keyhole._files import write_whole
+from keyhole._checks import check_count, check_number, check_pairs
+from keyhole._files import refuse_special_file, write_whole
 from keyhole.attention.activations import check_activation, check_pointwise
 from keyhole.attention.heads import FittedHeads, GaussianHeads, HeadDraw, QueryKeyHeads, Step
 from keyhole.attention.learned import IdentityHeads, LearnedHeads, UnfittedLaw
@@ -53,7 +53,7 @@ def read_container(path: Path) -> tuple[Any, dict[str, np.ndarray]]:
     """Read document and arrays, and compare them with their digest. Raises ValueError or OSError."""
     from safetensors import SafetensorError, safe_open
 
-    path.stat()  # a file that is not there is no damaged one
+    refuse_special_file(path)  # and a file that is not there is no damaged one
     try:
         with safe_open(str(path), framework="numpy") as file:
             metadata = file.metadata() or {}
@@ -186,10 +186,12 @@ class Packer:
     def _object(self, value: Any, name: str) -> Any:
         kind = type(value).__name__
         if isinstance(value, SetBatch):
-            held: dict[str, Any] = {"tokens": value.tokens, "offsets": value.offsets, "query": value.query}
-            held["extras"] = value.extras
+            # all fields, whichever these are: one that is added later is not forgotten here
+            held: dict[str, Any] = {f.name: getattr(value, f.name) for f in fields(value)}
         elif isinstance(value, SetGroups):
-            held = {"sets": value.sets, "counts": value.counts, "extras": value.extras}
+            held = {f.name: getattr(value, f.name) for f in fields(value)}
+            del held["set_offsets"]
+            held["counts"] = value.counts
         elif isinstance(value, HeadDraw):
             held = {"law": value.law, "n_heads": value.n_heads, "dim": value.dim, "seed": value.seed}
             held["query_dim"] = value.query_dim
@@ -278,8 +280,12 @@ def padding_of(items: list[str]) -> int:
 
 def _build(kind: str, held: dict[str, Any]) -> Any:
     if kind == "SetBatch":
+        # files of 0.1.0 may say nothing of extras and pairs: their sets have none
+        names = {f.name for f in fields(SetBatch)}
+        _check_names(kind, held, wanted={"tokens", "offsets", "query"}, known=names)
         return _sets(**held)
     if kind == "SetGroups":
+        _check_names(kind, held, wanted={"sets", "counts"}, known={"sets", "counts", "extras"})
         return SetGroups(held["sets"], held["counts"], held.get("extras"))
     if kind == "HeadDraw":
         refuse_if(held["n_heads"] > MOST_HEADS, f"{held['n_heads']:,} heads, of which {MOST_HEADS:,} are allowed")
@@ -289,7 +295,7 @@ def _build(kind: str, held: dict[str, Any]) -> Any:
         record = RECORDS[kind]
         wanted = {f.name for f in fields(record) if f.default is MISSING and f.default_factory is MISSING}
         known = {f.name for f in fields(record)} - UNSAVED.get(kind, set())
-        refuse_if(not wanted <= set(held) <= known, f"a {kind} with {sorted(held)}, which should have {sorted(known)}")
+        _check_names(kind, held, wanted=wanted, known=known)
         if record is DesignMoments:
             held["gram"] = from_lower_triangle(held["gram"])
         built = record(**held)
@@ -300,6 +306,12 @@ def _build(kind: str, held: dict[str, Any]) -> Any:
         _check_law(law)
         return law
     raise ValueError(f"an object of the unknown kind {kind!r:.60}")
+
+
+def _check_names(kind: str, held: dict[str, Any], *, wanted: set[str], known: set[str]) -> None:
+    """Raise unless an object is described by all names it must have, and by none that it has not."""
+    if not wanted <= set(held) <= known:
+        raise ValueError(f"a {kind} with {sorted(held)}, which should have {sorted(known)}")
 
 
 def _check_law(law: Any) -> None:
@@ -327,7 +339,7 @@ def law_fits(law: Any, shape: tuple[int, int]) -> bool:
     return mean is None or np.ndim(mean) < 2 or np.shape(mean) == shape
 
 
-def _sets(tokens: Any, offsets: Any, query: Any, extras: Any = None) -> SetBatch:
+def _sets(tokens: Any, offsets: Any, query: Any, extras: Any = None, pairs: Any = None) -> SetBatch:
     check_array(tokens, 2, "tokens")
     if not isinstance(offsets, np.ndarray) or offsets.dtype != np.int64 or offsets.ndim != 1 or len(offsets) < 2:
         raise ValueError("sets without offsets")
@@ -338,7 +350,9 @@ def _sets(tokens: Any, offsets: Any, query: Any, extras: Any = None) -> SetBatch
             check_array(rows, 2, name)
             fits = len(rows) == len(offsets) - 1 and rows.shape[1] > 0 and rows.dtype == dtype
             refuse_if(not fits, f"{name} of shape {rows.shape} for {len(offsets) - 1} sets")
-    return SetBatch._from_flat(tokens, offsets, query, extras)
+    query_dim = 0 if query is None else query.shape[1]
+    pairs = check_pairs(pairs, query_dim, tokens.shape[1])
+    return SetBatch._from_flat(tokens, offsets, query, extras, pairs)
 
 
 def _check_record(record: Any) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from keyhole._array import block_size, blocks, unit_exponent
+from keyhole._array import MEMORY_BUDGET, block_size, blocks, unit_exponent
 from keyhole.attention.features import attention_features
 from keyhole.attention.heads import HeadDraw, HeadLaw
 from keyhole.attention.kernels import attention_kernel
@@ -20,6 +21,10 @@ from keyhole.ridge.problem import Smoother
 
 SETS_SQUARED = 16
 """Sets whose kernels with themselves are computed at a time, all pairs of them: few beside the samples of a fit."""
+
+
+LEAST_LEVERAGE = 1e-6
+"""Leverages below this are not taken as what is left of 1, which would cost more than six of their digits."""
 
 
 @dataclass(frozen=True)
@@ -160,15 +165,58 @@ class Refits:
             own += np.einsum("nc,nc->n", extras, extras)
         return cross, own
 
+    def deviations(self, batch: SampleBatch, memory_budget: int) -> Float[np.ndarray, "m t"]:
+        """√(A (v(x) + alpha)) of new samples, with the amplitude A that the left-out errors have for each output.
+
+        A is the mean of e_i² / (v_{−i}(x_i) + alpha) over groups; infinite where no error is known.
+        """
+        known = np.isfinite(self.residuals).all(axis=1)
+        if not known.any():
+            return np.full((len(batch), self.residuals.shape[1]), np.inf)
+        # in units of the errors, so that their squares neither overflow nor vanish
+        units = int(unit_exponent(self.residuals[known]))
+        squares = np.square(np.ldexp(self.residuals[known], -units))
+        shares = self.shares[known]
+        noisy = self.own_variances()[known] + self.alpha
+        amplitude = shares @ (squares / noisy[:, None]) / shares.sum()
+        parts = [part[3] for part in self.predictions(batch, memory_budget, variances=True)]
+        variances = np.concatenate(parts)
+        return np.ldexp(np.sqrt(amplitude * (variances[:, None] + self.alpha)), units)
+
     def own_variances(self) -> Float[np.ndarray, " n"]:
         """v_{−g}(x_i), the variance of each sample under the fit without its group."""
+        return self._own_variances
+
+    @cached_property
+    def _own_variances(self) -> Float[np.ndarray, " n"]:
+        """The diagonal of H_gg Q_gg⁻¹ for each group g, infinite where nothing is known without it.
+
+        H is the hat matrix, h_j(x_i) in row i, and I − H = α W⁻¹ Q: most of H follows from Q, which is
+        at hand. Leverages H_ii far below 1 are lost in that difference, and made from H itself.
+        """
+        precisions = self.smoother.precisions()
+        leverages = 1.0 - self.alpha * precisions / self.weights
+        lost = leverages < LEAST_LEVERAGE
         if len(self.starts) == len(self.columns):
-            with np.errstate(divide="ignore"):  # 0 where rounding hides it: nothing is known without that sample
-                inverse = 1.0 / self.smoother.precisions()
-        else:
-            groups = np.split(np.arange(len(self.columns)), self.starts[1:])
-            inverse = np.concatenate([np.diagonal(np.linalg.inv(self.smoother.precision(rows))) for rows in groups])
-        return np.maximum(inverse - self.alpha / self.weights, 0.0)
+            if lost.any():
+                leverages[lost] = self._hat_matrix()[lost, lost]
+            variances = np.full(len(precisions), np.inf)
+            np.divide(leverages, precisions, out=variances, where=precisions > 0)
+            return np.maximum(variances, 0.0)
+        hat = self._hat_matrix() if lost.any() else None
+        parts = []
+        for group in np.split(np.arange(len(self.columns)), self.starts[1:]):
+            inverse = np.linalg.inv(self.smoother.precision(group))
+            if hat is None or not lost[group].any():
+                parts.append(inverse.diagonal() - self.alpha / self.weights[group])
+            else:
+                parts.append(np.einsum("ij,ji->i", hat[np.ix_(group, group)], inverse))
+        return np.maximum(np.concatenate(parts), 0.0)
+
+    def _hat_matrix(self) -> Float[np.ndarray, "n n"]:
+        """h_j(x_i) of the samples that were fitted, in rows."""
+        blocks_of_rows = self.predictions(self.batch, MEMORY_BUDGET, variances=False)
+        return np.concatenate([hat for _, _, hat, _ in blocks_of_rows])
 
     def variances_without(
         self, hat: Float[np.ndarray, "m n"], variance: Float[np.ndarray, " m"]

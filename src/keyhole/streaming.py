@@ -7,8 +7,9 @@ the partitions of a cluster.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, UInt64
@@ -16,13 +17,142 @@ from jaxtyping import Float, UInt64
 from keyhole._array import MEMORY_BUDGET, block_size, blocks
 from keyhole.attention.features import attention_features
 from keyhole.attention.heads import HeadDraw
-from keyhole.data.sets import SetBatch, SetGroups, concatenate, hash_samples
+from keyhole.data.sets import PooledSets, SetBatch, SetGroups, concatenate, hash_samples
 from keyhole.data.tokens import TokenRule
 from keyhole.layer import EXTRAS_SCALES, FiniteLayer, LayerFit, beside, extras_unit
 from keyhole.ridge.calibration import PathLosses
 from keyhole.ridge.design import DesignMoments, PrincipalAxes
+from keyhole.ridge.problem import LARGEST_GRAM, check_gram_size
 
 BLOCK = 2**27  # bytes of a block of features: enough rows that the symmetric update runs at full speed, and no more
+
+LARGEST_PRODUCT = 1e307
+"""Bound on Σ w y² · max(1, Σ w |φ|²): products of both kinds of sums then fit float64."""
+
+
+@dataclass(frozen=True)
+class CheckedSamples:
+    """Samples that were checked: n sets, their outputs, and their weights, None for ones."""
+
+    sets: SetBatch | SetGroups
+    columns: Float[np.ndarray, "n t"] = field(repr=False)
+    weights: Float[np.ndarray, " n"] | None = field(default=None, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    def __getitem__(self, rows: Any) -> CheckedSamples:
+        """Some of the samples: a slice, or integers."""
+        weights = None if self.weights is None else self.weights[rows]
+        return CheckedSamples(sets=self.sets[rows], columns=self.columns[rows], weights=weights)
+
+    def of_positive_weight(self) -> CheckedSamples:
+        """The samples that count: none of the others has any effect on a fit."""
+        if self.weights is None or self.weights.all():
+            return self
+        return self[np.flatnonzero(self.weights)]
+
+    def copy(self) -> CheckedSamples:
+        """The same samples in memory of their own."""
+        return self[np.arange(len(self))]
+
+    @classmethod
+    def joined(cls, parts: Sequence[CheckedSamples]) -> CheckedSamples:
+        """Samples end to end; a part without weights has ones if another part has weights."""
+        if len(parts) == 1:
+            return parts[0]
+        weights = None
+        if any(part.weights is not None for part in parts):
+            ones = [np.ones(len(part)) if part.weights is None else part.weights for part in parts]
+            weights = np.concatenate(ones)
+        return cls(
+            sets=concatenate([part.sets for part in parts]),
+            columns=np.concatenate([part.columns for part in parts]),
+            weights=weights,
+        )
+
+
+@dataclass(frozen=True)
+class SumSizes:
+    """How large sums of squares are: Σ w |φ|² over features, and Σ w y² over outputs."""
+
+    features: float = 0.0
+    outputs: float = 0.0
+
+    @classmethod
+    def of_rows(cls, features: Float[np.ndarray, "n p"], samples: CheckedSamples) -> SumSizes:
+        """Sizes of samples and their features, or infinity where a square overflows its dtype."""
+        weights = np.ones(len(samples)) if samples.weights is None else samples.weights
+        with np.errstate(over="ignore", invalid="ignore"):
+            # in the dtype of the features, because that is the dtype their products are made in
+            lengths = np.einsum("np,np->n", features, features).astype(np.float64)
+            squares = np.square(samples.columns).sum(axis=1)
+            return cls(features=float(weights @ lengths), outputs=float(weights @ squares))
+
+    @classmethod
+    def of_moments(cls, moments: DesignMoments) -> SumSizes:
+        """Sizes of the samples behind some moments."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            features = moments.gram.trace() + moments.weight * np.square(moments.means).sum()
+            outputs = moments.squares.sum() + moments.weight * np.square(moments.y_mean).sum()
+        return cls(features=float(features), outputs=float(outputs))
+
+    def __add__(self, other: SumSizes) -> SumSizes:
+        return SumSizes(features=self.features + other.features, outputs=self.outputs + other.outputs)
+
+    def fits(self) -> bool:
+        """Whether a fit could be made from sums of this size."""
+        product = self.outputs * max(1.0, self.features)
+        return self.features < LARGEST_GRAM and product < LARGEST_PRODUCT
+
+    def check(self) -> None:
+        """Raise if no fit could be made from sums of this size."""
+        check_gram_size(np.array([self.features]))
+        if not self.fits():
+            raise ValueError(
+                "outputs must be such that sums of their squares fit float64, times those of the "
+                f"features: the sum of w·y² over the samples is {self.outputs:.3g}, that of the "
+                f"features {self.features:.3g}. Divide `y`, or `sample_weight`, by its size."
+            )
+
+
+def check_rows(features: Float[np.ndarray, "n p"], samples: CheckedSamples, others: SumSizes) -> SumSizes:
+    """Sizes of samples and ``others`` together; raise if no fit could be made from both."""
+    sizes = others + SumSizes.of_rows(features, samples)
+    try:
+        sizes.check()
+    except ValueError:
+        # name what is too large: the weights, if the same samples would do without them
+        if samples.weights is not None:
+            unweighted = SumSizes.of_rows(features, replace(samples, weights=None))
+            if unweighted.fits():
+                raise ValueError(
+                    "weights must be such that weighted sums of squares fit float64: the largest "
+                    f"entry of `sample_weight` is {samples.weights.max():.3g}. Divide `sample_weight` "
+                    "by its size; a fit has the same values for a penalty divided likewise."
+                ) from None
+        raise
+    return sizes
+
+
+@dataclass(frozen=True)
+class Yardstick:
+    """How large the samples are whose features were computed: what is not much larger needs no test.
+
+    ``largest`` is the largest number among their keys, queries and extras, and at least 1; ``square``
+    their largest |φ|².
+    """
+
+    largest: float = 0.0
+    square: float = 0.0
+
+    def covers(self, largest: float, total_weight: float) -> bool:
+        """Whether samples of such numbers and weights must have features and sums that are finite.
+
+        Features are products of at most five numbers of a sample (activation "square"), so that
+        numbers 10³ times as large have |φ|² up to 10³⁰ times as large; `LARGEST_GRAM` is 10¹⁵⁰.
+        """
+        return largest <= 1e3 * self.largest and total_weight * max(1.0, self.square) < 1e100
 
 
 @dataclass(frozen=True)
@@ -141,13 +271,52 @@ class LayerRecipe:
         columns: Float[np.ndarray, "n t"],
         weights: Float[np.ndarray, " n"] | None = None,
     ) -> LayerSums:
-        """Add samples to sums in place, without a second p × p matrix. n (M (2D² + 4DN) + p²) operations."""
-        for sets, y, w in _weighed(batch, columns, weights):
-            for rows in blocks(len(sets), self._rows(copies=2)):
-                features = self.features(sets[rows])
-                sums.moments.add_rows(features, y[rows], None if w is None else w[rows], overwrite_rows=True)
-            sums.kept = sums.kept.put(sets, y, np.ones(len(sets)) if w is None else w)
-        return sums
+        """The sums with more samples. n (M (2D² + 4DN) + p²) operations, and a second p × p matrix.
+
+        ``sums`` stay as they are: if anything fails midway, or is interrupted, nothing was added.
+        """
+        samples = CheckedSamples(sets=batch, columns=columns, weights=weights).of_positive_weight()
+        if len(samples) == 0:
+            return sums
+        moments = sums.moments.copy()
+        for rows in blocks(len(samples), self._rows(copies=2)):
+            some = samples[rows]
+            features = self.features(some.sets)
+            moments.add_rows(features, some.columns, some.weights, overwrite_rows=True)
+        SumSizes.of_moments(moments).check()
+        kept_weights = np.ones(len(samples)) if samples.weights is None else samples.weights
+        kept = sums.kept.put(samples.sets, samples.columns, kept_weights)
+        return LayerSums(moments=moments, kept=kept)
+
+    def check_addable(
+        self, samples: CheckedSamples, sizes: SumSizes, yardstick: Yardstick
+    ) -> tuple[SumSizes, Yardstick]:
+        """Raise if samples could not be added to sums of some sizes, without adding them.
+
+        Features are computed only where ``yardstick`` does not cover the samples: drawing the heads
+        takes ten times as long as all else that is done with a single sample.
+
+        Returns
+        -------
+        The sizes with these samples, as far as they were computed, and the yardstick with them.
+        """
+        ready = self.rule.apply(samples.sets)
+        parts = (ready.sets.tokens, ready.sets.query, ready.extras)
+        largest = max(1.0, *(float(np.abs(part).max()) for part in parts if part is not None))
+        total_weight = float(len(samples))
+        if samples.weights is not None:
+            with np.errstate(over="ignore"):
+                total_weight = float(samples.weights.sum())
+
+        # under "exp" the direction of a token decides as well as its length
+        if self.activation != "exp" and yardstick.covers(largest, total_weight):
+            no_features = np.zeros((len(samples), 0))
+            return check_rows(no_features, samples, sizes), yardstick
+        features = self._features_of(ready)
+        sizes = check_rows(features, samples, sizes)
+        square = float(np.einsum("np,np->n", features, features).max())
+        yardstick = Yardstick(largest=max(largest, yardstick.largest), square=max(square, yardstick.square))
+        return sizes, yardstick
 
     def error_sums(
         self,
@@ -159,54 +328,85 @@ class LayerRecipe:
     ) -> Float[np.ndarray, "a t"]:
         """Σ w e² over some samples, e their exact leave-one-out residuals at every penalty. 2np² operations."""
         total = np.zeros((len(alphas), self.n_outputs))
-        for sets, y, w in _weighed(batch, columns, weights):
-            for rows in blocks(len(sets), self._rows(copies=5)):
-                some = np.ones(len(y[rows])) if w is None else w[rows]
-                total += axes.error_sums(self.features(sets[rows]), y[rows] - axes.y_mean, some, alphas)
+        samples = CheckedSamples(sets=batch, columns=columns, weights=weights).of_positive_weight()
+        for rows in blocks(len(samples), self._rows(copies=5)):
+            some = samples[rows]
+            total += axes.error_sums(
+                self.features(some.sets),
+                some.columns - axes.y_mean,
+                np.ones(len(some)) if some.weights is None else some.weights,
+                alphas,
+            )
         return total
 
     def features(self, batch: SetBatch | SetGroups) -> Float[np.ndarray, "n p"]:
         """Φ of some samples, and their extras beside it."""
-        ready = self.rule.apply(batch)
+        return self._features_of(self.rule.apply(batch))
+
+    def _features_of(self, ready: SetBatch | PooledSets) -> Float[np.ndarray, "n p"]:
+        """Φ of samples as the layer sees them."""
         features = attention_features(ready, self.heads, self.activation, dtype=self.dtype)
         return features if ready.extras is None else beside(features, ready.extras)
 
-    def settle(self, moments: DesignMoments, scale: float | None) -> tuple[LayerRecipe, PrincipalAxes]:
-        """Standardise the extras behind some moments, in place, and choose their scale by generalised cross-validation.
+    def settle(
+        self,
+        moments: DesignMoments,
+        scale: float | None,
+    ) -> tuple[LayerRecipe, DesignMoments, PrincipalAxes]:
+        """Standardise the extras behind some moments, and choose their scale.
 
-        ``scale`` is used as it is if given. The recipe makes extras as they then are: its rule counts them from the
-        mean of all samples so far, in their standard deviations. Without extras nothing happens.
+        ``scale`` is used as it is if given, and chosen by generalised cross-validation otherwise. The
+        recipe that is returned makes extras as they then are: its rule counts them from the mean of all
+        samples so far, in their standard deviations. The moments that were given stay as they are;
+        without extras they are those that are returned.
         """
-        centre, spread = self.rule.extras_centre, self.rule.extras_spread
+        centre = self.rule.extras_centre
+        spread = self.rule.extras_spread
         if not self.n_extras or centre is None or spread is None:
-            return self, PrincipalAxes.of(moments)
-        own = slice(self.n_columns - self.n_extras, None)
+            return self, moments, PrincipalAxes.of(moments)
+
+        # extras to mean 0 and standard deviation 1, over all samples so far
+        moments = moments.copy()
+        extras = slice(self.n_columns - self.n_extras, None)
         squares = moments.gram.diagonal()
-        deviation = np.sqrt(np.maximum(squares[own] / moments.weight, 0.0))
+        deviation = np.sqrt(np.maximum(squares[extras] / moments.weight, 0.0))
         deviation = np.where(deviation > 0, deviation, 1.0)
-        mean = moments.means[own].copy()
-        moments.rescale(own, 1.0 / deviation)
-        features = float(squares[: own.start].sum())
-        unit = extras_unit(features, features + moments.weight * float(np.square(moments.means).sum()),
-                           float(squares[own].sum()))  # fmt: skip
-        scales = [unit * r for r in EXTRAS_SCALES] if scale is None else [scale]
-        best, before, found = math.inf, 1.0, []
-        for tried in scales:
-            moments.rescale(own, np.full(self.n_extras, tried / before))
-            before = tried
+        mean = moments.means[extras].copy()
+        moments.rescale(extras, 1.0 / deviation)
+
+        # candidates for the scale, in the unit in which extras weigh as much as features do
+        features = float(squares[: extras.start].sum())
+        raw_features = features + moments.weight * float(np.square(moments.means).sum())
+        unit = extras_unit(features, raw_features, float(squares[extras].sum()))
+        candidates = [unit * ratio for ratio in EXTRAS_SCALES] if scale is None else [scale]
+
+        # the candidate of least error; moments are at `current` all the while
+        current = 1.0
+        best_error = math.inf
+        best: tuple[float, PrincipalAxes] | None = None
+        for candidate in candidates:
+            moments.rescale(extras, np.full(self.n_extras, candidate / current))
+            current = candidate
             axes = PrincipalAxes.of(moments)
-            error = float(axes.generalised_errors(axes.default_alphas()).mean(axis=1).min()) if len(scales) > 1 else 0.0
-            if error < best:
-                best, found = error, [(tried, axes)]
-        chosen, axes = found[0] if found else (before, axes)
-        moments.rescale(own, np.full(self.n_extras, chosen / before))
+            error = 0.0
+            if len(candidates) > 1:
+                errors = axes.generalised_errors(axes.default_alphas())
+                error = float(errors.mean(axis=1).min())
+            if error < best_error:
+                best_error = error
+                best = candidate, axes
+        if best is None:  # no error is finite: the last one is as good as any
+            best = current, axes
+        best_scale, best_axes = best
+        moments.rescale(extras, np.full(self.n_extras, best_scale / current))
+
         rule = replace(
             self.rule,
             extras_centre=centre + spread * mean,
-            extras_spread=spread * deviation / chosen,
-            extras_scale=chosen,
+            extras_spread=spread * deviation / best_scale,
+            extras_scale=best_scale,
         )
-        return replace(self, rule=rule), axes
+        return replace(self, rule=rule), moments, best_axes
 
     def fit(
         self,
@@ -251,17 +451,6 @@ class LayerRecipe:
         """Rows of features whose copies fit the budget."""
         row = self.n_columns * np.dtype(self.dtype).itemsize
         return block_size(copies * row, min(self.memory_budget, BLOCK))
-
-
-def _weighed(
-    batch: SetBatch | SetGroups, columns: np.ndarray, weights: np.ndarray | None
-) -> Iterator[tuple[SetBatch | SetGroups, np.ndarray, np.ndarray | None]]:
-    """The samples of positive weight, if there are any."""
-    if weights is None or weights.all():
-        yield batch, columns, weights
-    elif weights.any():
-        seen = np.flatnonzero(weights)
-        yield batch[seen], columns[seen], weights[seen]
 
 
 def merge(parts: Iterable[LayerSums]) -> LayerSums:

@@ -86,6 +86,59 @@ def test_wrong_lengths_name_both(model, sets, labels):
         model.fit(sets, labels, sample_weight=np.zeros(12))
 
 
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("weight", [5e-324, 1e-310, 1e-31, 1e31, 1e160, 1e308])
+def test_weights_that_leave_no_room_for_products_are_named(model, weight, sets, labels):
+    """Penalties and squared errors are in proportion to them, and some are in float32."""
+    rule = r"largest entry of `sample_weight` must lie between 1e-30 and 1e\+30, and no positive one below 1e-100"
+    with pytest.raises(ValueError, match=rf"{rule}.* sample 0 has weight .*Divide all of them by a common factor"):
+        model.fit(sets, labels, sample_weight=np.full(12, weight))
+
+
+@pytest.mark.parametrize("weight", [5e-324, 1e-310, 9e-101, 1.1e30, 1e160])
+def test_one_weight_beyond_all_others_is_named(weight, sets, labels):
+    one_of_many = np.where(np.arange(12) == 2, weight, 1.0)
+    with pytest.raises(ValueError, match="sample 2 has weight"):
+        kh.AttentionClassifier(random_state=0).fit(sets, labels, sample_weight=one_of_many)
+
+
+def test_weights_of_a_stream_and_of_classes_are_named_too(sets, labels):
+    names = np.unique(labels)
+    stream = kh.AttentionClassifier(3, random_state=0)
+    with pytest.raises(ValueError, match=r"sample 0 has weight 1e\+160"):
+        stream.partial_fit(sets, labels, classes=names, sample_weight=np.full(12, 1e160))
+    heavy = kh.AttentionClassifier(3, class_weight=dict.fromkeys(names.tolist(), 1e160))
+    with pytest.raises(ValueError, match="largest entry of `class_weight` must lie between"):
+        heavy.fit(sets, labels)
+    both = kh.AttentionClassifier(3, class_weight=dict.fromkeys(names.tolist(), 1e20))
+    with pytest.raises(ValueError, match="largest entry of `sample_weight times class_weight` must"):
+        both.fit(sets, labels, sample_weight=np.full(12, 1e20))
+
+
+@pytest.mark.parametrize("unit", [1e-27, 1e27])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("n_heads", [2, 20, math.inf])
+def test_the_unit_of_weights_changes_no_prediction(unit, dtype, n_heads, sets):
+    y, weights = sets.query[:, 0], np.geomspace(1e-3, 1e3, 12)
+    model = kh.AttentionRegressor(
+        n_heads, kh.GaussianHeads(), scaling="none", query="given", random_state=0, dtype=dtype
+    )
+    expected = model.fit(sets, y, sample_weight=weights).predict(sets)
+    found = model.fit(sets, y, sample_weight=unit * weights)
+    np.testing.assert_allclose(found.predict(sets), expected, rtol=1e-6 if dtype == "float64" else 1e-2, atol=1e-6)
+    assert np.isfinite(found.predict_std(sets)).all()
+
+
+def test_the_unit_of_weights_changes_no_law(rng):
+    sets = kh.targets.sphere_sets(80, n_keys=3, dim=3, seed=0)
+    y, weights = kh.targets.Correlation(3, 3)(sets), rng.uniform(0.5, 2.0, 80)
+    expected, *others = [
+        kh.LearnedHeads(steps=6, n_heads=8).fit(sets, y, weights=2.0**power * weights) for power in (0, -300, 300)
+    ]
+    for found in others:
+        np.testing.assert_allclose(found.means_, expected.means_, rtol=1e-3, atol=1e-6)
+
+
 def test_one_sample_cannot_be_left_out_but_can_be_fitted(sets):
     with pytest.raises(ValueError, match="at least two samples: got 1 sample"):
         kh.AttentionRegressor(8, law=kh.GaussianHeads(), scaling="none", query="given").fit(sets[:1], [3.0])

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import logging
 import os
 import signal
 import socket
@@ -20,6 +21,7 @@ import pytest
 from pyarrow import csv, feather
 
 from keyhole.data.reader import read_table, table_in_memory
+from keyhole.lab.explore import connections, views
 from keyhole.lab.explore import server as explore
 from keyhole.lab.report.document import Chart, Report, Section, Series, Table
 from keyhole.lab.report.html import fragment
@@ -61,6 +63,52 @@ def ask(server, path, method="GET", body=None, token=None, **headers):
         return answer.status, dict(answer.getheaders()), answer.read().decode("utf-8", "replace")
     finally:
         connection.close()
+
+
+def wait_until(condition):
+    """Wait for something that another thread brings about; half a minute is for ever."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def send_raw(server, text):
+    """A connection on which a text was sent; nothing is read from it."""
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=30)
+    connection.sendall(text.encode())
+    return connection
+
+
+def upload_head(server, length):
+    """The head of an upload whose body is yet to come."""
+    host = f"Host: 127.0.0.1:{server.port}\r\n"
+    return f"POST /{server.token}/data?name=x.csv HTTP/1.1\r\n{host}Content-Length: {length}\r\n\r\n"
+
+
+@contextmanager
+def closing(connections):
+    try:
+        yield connections
+    finally:
+        for connection in connections:
+            connection.close()
+
+
+@pytest.fixture
+def logged_errors():
+    """What the server would print on the terminal."""
+    records = []
+
+    class Collect(logging.Handler):
+        def emit(self, record):
+            records.append(record.getMessage())
+
+    handler = Collect(level=logging.ERROR)
+    logger = logging.getLogger("uvicorn.error")
+    logger.addHandler(handler)
+    yield records
+    logger.removeHandler(handler)
 
 
 def alive(server):
@@ -119,6 +167,16 @@ def test_without_the_token_there_is_nothing(server, token):
         found = ask(server, path, token=quote(token.format(token=server.token), safe="%"))
         assert found[0] == 403
         assert "token" in found[2]
+
+
+def test_an_address_without_its_last_slash_keeps_the_token(server):
+    status, headers, _ = ask(server, "?view=law&d=4")
+    assert status == 307
+    assert headers["location"] == f"/{server.token}/?view=law&d=4"
+    assert ask(server, "")[1]["location"] == f"/{server.token}/"
+    assert "<title>keyhole explore</title>" in ask(server, headers["location"].removeprefix(f"/{server.token}"))[2]
+    # nor does an address with one slash too many lose it
+    assert ask(server, "/view/")[0] == 404
 
 
 @pytest.mark.parametrize(
@@ -289,6 +347,115 @@ def test_many_requests_at_once_are_served_or_refused(server):
     assert alive(server)
 
 
+def test_half_sent_requests_lock_nobody_out(server):
+    """300 connections that never finish the head of a request, held open: the newest of all is served."""
+    half = f"GET /x HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n"
+    with closing([]) as held:
+        for _ in range(300):
+            held.append(send_raw(server, half))
+        assert alive(server)
+        assert len(server.server.server_state.connections) <= connections.MOST_CONNECTIONS + 1
+
+
+def test_a_connection_that_knows_the_token_gives_way_last(server, monkeypatch):
+    monkeypatch.setattr(connections, "MOST_CONNECTIONS", 4)
+    known = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    known.request("GET", f"/{server.token}/report.css")
+    known.getresponse().read()
+    with closing([known]) as held:
+        for _ in range(12):
+            held.append(send_raw(server, "GET /x HTTP/1.1\r\n"))
+        known.sock.settimeout(30)
+        known.request("GET", f"/{server.token}/report.css")  # on the same connection
+        assert known.getresponse().status == 200
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "GET /x HTTP/1.1\r\n",
+        "POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\nabc",  # refused, and then goes on sending
+    ],
+    ids=["nothing", "half a head", "half a body"],
+)
+def test_a_request_that_is_never_finished_is_ended(server, monkeypatch, text):
+    monkeypatch.setattr(connections, "WAITING_SECONDS", 0.3)
+    connection = send_raw(server, text)
+    received = b""
+    with closing([connection]), suppress(ConnectionResetError):
+        while part := connection.recv(4096):  # blocks for half a minute where nobody closes
+            received += part
+    assert b" 200 " not in received
+
+
+def test_slow_uploads_lock_nobody_out(server, monkeypatch):
+    """70 tables that never arrive: two are waited for, the others and what else is asked are answered at once."""
+    monkeypatch.setattr(explore, "BODY_SECONDS", 3.0)
+    with closing([]) as held:
+        for _ in range(70):
+            held.append(send_raw(server, upload_head(server, length=1000) + "a,b"))
+        assert alive(server)
+        answers = [connection.recv(4096).split(b"\r\n")[0].split()[1] for connection in held]
+    assert sorted(answers) == [b"408"] * explore.MOST_UPLOADS + [b"503"] * (70 - explore.MOST_UPLOADS)
+
+
+def test_a_client_that_does_not_read_is_left(server, monkeypatch):
+    """The chart library is larger than all buffers together."""
+    monkeypatch.setattr(connections, "READING_SECONDS", 0.3)
+    head = f"GET /{server.token}/plotly.js HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n\r\n"
+    with closing([send_raw(server, head)]):
+        wait_until(lambda: len(server.server.server_state.connections) > 0)
+        wait_until(lambda: len(server.server.server_state.connections) == 0)
+
+
+def test_a_client_that_leaves_is_no_error(server, logged_errors):
+    """During an upload, and during an answer that takes a while."""
+    for text in (
+        upload_head(server, length=1000) + "a,b",
+        f"GET /{server.token}/events HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n\r\n",
+    ):
+        connection = send_raw(server, text)
+        wait_until(lambda: len(server.server.server_state.tasks) > 0)
+        connection.close()
+        wait_until(lambda: len(server.server.server_state.tasks) == 0)
+    assert alive(server)
+    assert logged_errors == []
+
+
+@pytest.mark.parametrize("target", ["rotated(0.5)^6", "rotated(0.5)^4 * token"])
+@pytest.mark.parametrize("view", ["curves", "needs", "spectrum", "law"])
+def test_a_target_that_would_take_minutes_is_refused_in_words(server, target, view):
+    status, _, text = ask(server, f"/view?{urlencode({'view': view, 'target': target})}")
+    answer = json.loads(text)
+    assert status == 200
+    wait_until(lambda: not len(views.background))
+    answer = json.loads(ask(server, f"/view?{urlencode({'view': view, 'target': target})}")[2])
+    assert not answer["pending"]
+    assert any("s are allowed here" in note for note in answer["notes"])
+
+
+def test_a_view_to_be_saved_waits_no_longer_than_it_may(server, monkeypatch):
+    """What is not known by then is named in the file; a thread is not held meanwhile."""
+    going_on = threading.Event()
+    numbers = views._numbers
+
+    def slow(function, options, *arguments):
+        if "law" in options:
+            going_on.wait(30)
+        return numbers(function, options, *arguments)
+
+    monkeypatch.setattr(explore, "SAVE_SECONDS", 0.5)
+    monkeypatch.setattr(views, "_numbers", slow)
+    try:
+        status, _, text = ask(server, "/save?d=9&c=0.77&n=100000")
+    finally:
+        going_on.set()
+        wait_until(lambda: not len(views.background))
+    assert status == 200
+    assert "was not known after 0.5 s" in text
+
+
 @pytest.mark.parametrize(
     "raw",
     [
@@ -349,8 +516,8 @@ def test_news_of_a_measurement_reach_every_listener(server, monkeypatch):
     assert alive(server)
 
 
-def start(*arguments):
-    code = "from keyhole.cli import main; main()"
+def start(*arguments, before=""):
+    code = f"{before}\nfrom keyhole.cli import main; main()"
     command = [sys.executable, "-c", code, "explore", "--no-browser", *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -379,3 +546,35 @@ def test_the_command_prints_its_address_and_stops_by_ctrl_c(tmp_path, server):
     finally:
         process.kill()
         taken.kill()
+
+
+ENDLESS = """
+import time
+from keyhole.lab.explore import views
+views._numbers = lambda *arguments: time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("before", ["", ENDLESS], ids=["a target of minutes", "a theory that never ends"])
+def test_ctrl_c_ends_what_is_being_computed(tmp_path, before):
+    """Views, a saved page and an upload are on their way."""
+    process = start("--out", str(tmp_path), before=before)
+    try:
+        address = process.stdout.readline().strip()
+        port, token = int(address.split("/")[2].split(":")[1]), address.split("/")[3]
+        head = f"HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
+        query = urlencode({"target": "rotated(0.5)^6"})
+        requests = [f"GET /{token}/{path}?{query} {head}\r\n" for path in ("view", "save")]
+        requests += [f"GET /{token}/view?{query}&view=spectrum {head}\r\n"]
+        requests += [f"POST /{token}/data {head}Content-Length: 9\r\n\r\n"]
+        with closing([]) as held:
+            for text in requests:
+                held.append(socket.create_connection(("127.0.0.1", port), timeout=30))
+                held[-1].sendall(text.encode())
+            time.sleep(2.0)  # all are being answered
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=30)
+        assert process.returncode == 0
+        assert err.splitlines()[1:] == [f"stopped; what was measured is in {tmp_path / 'cells.sqlite'}."]
+    finally:
+        process.kill()

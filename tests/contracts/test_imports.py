@@ -16,6 +16,7 @@ LEVEL = {
     "_checks": 0,
     "_array": 0,
     "_files": 0,
+    "textbook": 0,
     "_tensors": 1,
     "data": 2,
     "ridge": 3,
@@ -31,6 +32,7 @@ LEVEL = {
     "models": 9,
     "lab": 10,
     "cli": 11,
+    "__main__": 12,
 }
 # package → the rooms that may import it
 HOME = {

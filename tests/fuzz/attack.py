@@ -1,12 +1,18 @@
-"""The standing attack: damaged files of every format that keyhole reads, each case in a child with limits.
+"""The standing attack: damaged files of every format that keyhole reads, and sequences of calls.
 
     make fuzz SECONDS=600 SEED=0      # keeps what failed in out/fuzz, shrunk; exits non-zero if there is any
     make fuzz-keep CASE=out/fuzz/…    # turns one into a test: it joins tests/fuzz/corpus
+    python tests/fuzz/attack.py --seed 0 --number 12            # one case again
+    python tests/fuzz/attack.py --only "stream,one by one"      # some kinds only
+    python tests/fuzz/attack.py --show out/fuzz/….json          # a case that was kept, again
+
+Each case runs in a child with limits (`formats` draws files, `sequences` calls).
 
 A case is allowed to be read, or to be refused by a ValueError, TypeError or OSError that a ``raise`` statement of
 keyhole's raised with words of its own (a command: exit code 2 for such a reason, or for a wrong usage). All else is a
 finding: a signal, more than 5 seconds, more than 512 MiB, another exception, one that comes from a library, something
-read that does not hang together, a file written where none should be, code or a process started.
+read that does not hang together, a file written where none should be, code or a process started. A sequence of calls
+is "read" if all numbers are as they should be; wrong ones are a finding that says which, and by how much.
 
 Case number i of a seed is always the same, however many there are and whoever runs it.
 """
@@ -29,7 +35,6 @@ import base64  # noqa: E402
 import contextlib  # noqa: E402
 import io  # noqa: E402
 import json  # noqa: E402
-import opcode  # noqa: E402
 import re  # noqa: E402
 import resource  # noqa: E402
 import select  # noqa: E402
@@ -40,7 +45,9 @@ import time  # noqa: E402
 import traceback  # noqa: E402
 import zlib  # noqa: E402
 from collections import Counter  # noqa: E402
+from collections.abc import Callable, Iterator  # noqa: E402
 from dataclasses import asdict, dataclass  # noqa: E402
+from itertools import count  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
@@ -90,6 +97,7 @@ class Watch:
     def __init__(self) -> None:
         self.inside: str | None = None
         self.seen: list[str] = []
+        self.allowed: tuple[str, ...] = ()
         sys.addaudithook(self)
 
     def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
@@ -107,7 +115,7 @@ class Watch:
             for path in arguments[:2]:
                 if isinstance(path, (str, bytes, os.PathLike)):
                     self._path(event, path, inside)
-        elif event in self.STARTING:
+        elif event in self.STARTING and event not in self.allowed:
             self.seen.append(f"{event} {arguments!r:.100}")
         elif event == "exec" and getattr(arguments[0], "co_filename", "").startswith(inside):
             self.seen.append(f"exec of {arguments[0].co_filename}")
@@ -123,6 +131,7 @@ class Watch:
 def judge(case: Any, folder: Path, watch: Watch | None) -> Verdict:
     """Run one case in this process."""
     import formats
+    from sequences import LOADS_PICKLES
 
     place = folder / "case"
     place.mkdir()
@@ -132,6 +141,7 @@ def judge(case: Any, folder: Path, watch: Watch | None) -> Verdict:
     said = io.StringIO()
     if watch is not None:
         watch.seen, watch.inside = [], str(place)
+        watch.allowed = ("pickle.find_class",) if case.reader in LOADS_PICKLES else ()
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(said):
             formats.READERS[case.reader](place, dict(case.options))
@@ -168,7 +178,8 @@ def listing(folder: Path) -> dict[str, tuple[int, int]]:
 
 def of_error(error: BaseException, case: Any) -> Verdict:
     """The verdict on an exception: in our words by our hand, or a finding."""
-    import formats
+    from cases import LateError, is_refusal
+    from sequences import SEQUENCES
 
     chain: list[BaseException] = []
     link: BaseException | None = error
@@ -180,31 +191,15 @@ def of_error(error: BaseException, case: Any) -> Verdict:
     plenty = resource.getrlimit(resource.RLIMIT_AS)[0] > pages(0) + 2 * MEMORY
     if memory is not None and not (plenty and isinstance(error, ALLOWED)):
         return Verdict("memory", words, f"{case.reader} {origin(memory)}")
-    if isinstance(error, formats.LateError) and error.__cause__ is not None:
+    if isinstance(error, LateError) and error.__cause__ is not None:
         return Verdict("late", words, f"{case.reader} {type(error.__cause__).__name__} {origin(error.__cause__)}")
     if isinstance(error, AssertionError):
         return Verdict("wrong", words, f"{case.reader} {origin(error)} {re.sub(r'[^a-z ]', '', str(error))[:30]}")
-    if isinstance(error, ALLOWED) and raised_by_us(error) and len(str(error)) > 15:
+    # numbers that float64 cannot hold are refused as such by fits; no file is worth that
+    excused = isinstance(error, ALLOWED) or case.format in SEQUENCES
+    if excused and is_refusal(error):
         return Verdict("refused", words)
     return Verdict("foreign", words, f"{case.reader} {type(error).__name__} {origin(error)}")
-
-
-def raised_by_us(error: BaseException) -> bool:
-    """Whether a raise statement in keyhole raised it. A C function called from keyhole leaves keyhole's frame innermost
-    as well; the instruction it stopped at tells them apart."""
-    frames = list(traceback.walk_tb(error.__traceback__))
-    if not frames:
-        return False
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    assert trace is not None
-    code = trace.tb_frame.f_code
-    ours = (
-        f"{os.sep}keyhole{os.sep}" in code.co_filename
-        and "site-packages" not in code.co_filename.rpartition("keyhole")[2]
-    )
-    return ours and opcode.opname[code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
 
 
 def origin(error: BaseException) -> str:
@@ -232,7 +227,9 @@ def of_command(error: SystemExit, said: str, case: Any) -> Verdict:
 
 
 def of_run(error: BaseException) -> bool:
-    return type(error).__name__ == "RunError" and raised_by_us(error)
+    from cases import raised_by
+
+    return type(error).__name__ == "RunError" and raised_by(error, ("keyhole",))
 
 
 def pages(which: int) -> int:
@@ -374,31 +371,76 @@ def run_batch(cases: list[tuple[int, Any]], sure: Counter[str]) -> list[tuple[in
             done.append((cases[len(done)][0], run_alone(*cases[len(done)])))
         for (number, case), (_, verdict) in zip(cases, done, strict=False):
             if not verdict.fine and verdict.state not in ("signal", "hang") and sure[verdict.name] < ENOUGH:
-                verdict = run_alone(number, case)
+                alone = run_alone(number, case)
+                # wrong numbers of a sequence are wrong wherever they were seen: threads may not meet again
+                if not (alone.fine and verdict.state == "wrong" and of_sequence(verdict)):
+                    verdict = alone
                 sure[verdict.name] += 1
             found.append((number, verdict))
         cases = cases[len(done) :]
     return found
 
 
+def of_sequence(verdict: Verdict) -> bool:
+    """Whether a finding is one of a sequence of calls: its place begins with the kind."""
+    from sequences import SEQUENCES
+
+    return verdict.place.startswith(tuple(SEQUENCES))
+
+
 # ---------------------------------------------------------------- the run
 
 
-def attack(seed: int, seconds: float, cases: int | None, quiet: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Run the attack on two workers; the table, and for each kind of finding the first case that showed it."""
+@dataclass(frozen=True)
+class Plan:
+    """Which cases to run: those of a seed, for some seconds or so many, on some workers.
+
+    With ``only``, cases of other formats are passed over; those of these keep their numbers.
+    """
+
+    seed: int
+    seconds: float
+    cases: int | None = None
+    only: tuple[str, ...] = ()
+    workers: int = WORKERS
+
+    def batches(self, worker: int) -> Iterator[list[int]]:
+        """The numbers that a worker runs, as many at a time as a child takes."""
+        import formats
+
+        full: list[int] = []
+        for block in count(worker, self.workers):
+            first = block * BATCH
+            if self.cases is not None and first >= self.cases:
+                break
+            last = first + BATCH if self.cases is None else min(first + BATCH, self.cases)
+            for number in range(first, last):
+                if not self.only or formats.format_of(self.seed, number) in self.only:
+                    full.append(number)
+            if len(full) >= BATCH:
+                yield full
+                full = []
+        if full:
+            yield full
+
+
+def attack(plan: Plan, quiet: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Run the attack on its workers; the table, and for each kind of finding the first case that showed it."""
+    from sequences import SEQUENCES
+
     began = time.monotonic()
     pipes = []
-    for worker in range(WORKERS):
+    for worker in range(plan.workers):
         reads, writes = os.pipe()
         if os.fork() == 0:
             os.close(reads)
-            _work(worker, seed, began + seconds, cases, writes)
+            _work(worker, plan, began + plan.seconds, writes)
             os._exit(0)
         os.close(writes)
         pipes.append(os.fdopen(reads, "rb"))
     table: dict[str, Counter[str]] = {}
     first: dict[str, Any] = {}
-    count, last, open_pipes = 0, time.monotonic(), list(pipes)
+    n_cases, last, open_pipes = 0, time.monotonic(), list(pipes)
     while open_pipes:
         for pipe in select.select(open_pipes, [], [], 5.0)[0]:
             line = pipe.readline()
@@ -410,37 +452,47 @@ def attack(seed: int, seconds: float, cases: int | None, quiet: bool = False) ->
                 row = table.setdefault(name, Counter())
                 row["cases"] += 1
                 row[state if verdict.fine else "findings"] += 1
-                count += 1
+                n_cases += 1
                 if not verdict.fine:
                     if not quiet and verdict.name not in first:
-                        print(f"case {number}, {name}: {state}, {words[:200]}", flush=True)  # noqa: T201
+                        print(f"case {number}, {name}: {state}, {words[:200]}", flush=True)
                     held = first.setdefault(verdict.name, {"number": number, "verdict": verdict, "times": 0})
                     held["times"] += 1
                     if number < held["number"]:
                         held |= {"number": number, "verdict": verdict}
         if not quiet and time.monotonic() - last > 15:
             last = time.monotonic()
-            print(f"{count} cases, {count / (last - began):.0f} per second, {len(first)} findings", flush=True)  # noqa: T201
+            print(f"{n_cases} cases, {n_cases / (last - began):.0f} per second, {len(first)} findings", flush=True)
     for _ in pipes:
         os.wait()
     spent = time.monotonic() - began
-    return {"seed": seed, "cases": count, "seconds": round(spent, 1), "formats": table}, first
+    run = {
+        "seed": plan.seed,
+        "cases": n_cases,
+        "seconds": round(spent, 1),
+        "workers": plan.workers,
+        "formats": table,
+        "sequences": list(SEQUENCES),
+    }
+    return run, first
 
 
-def _work(worker: int, seed: int, deadline: float, cases: int | None, pipe: int) -> None:
+def _work(worker: int, plan: Plan, deadline: float, pipe: int) -> None:
+    """What one worker does: its share of the numbers, a child full at a time, until the deadline."""
     import formats
 
     with os.fdopen(pipe, "wb") as out:
-        start, sure = worker * BATCH, Counter[str]()
-        while time.monotonic() < deadline if cases is None else start < cases:
-            numbers = list(range(start, start + BATCH if cases is None else min(start + BATCH, cases)))
+        sure = Counter[str]()
+        for numbers in plan.batches(worker):
+            if plan.cases is None and time.monotonic() >= deadline:
+                break
+            verdicts = run_batch([(number, plan.seed) for number in numbers], sure)
             rows = [
-                (number, formats.format_of(seed, number), verdict.state, verdict.words, verdict.place)
-                for number, verdict in run_batch([(number, seed) for number in numbers], sure)
+                (number, formats.format_of(plan.seed, number), verdict.state, verdict.words, verdict.place)
+                for number, verdict in verdicts
             ]
             out.write(json.dumps(rows).encode("utf-8", "replace") + b"\n")
             out.flush()
-            start += WORKERS * BATCH
 
 
 def shrink(seed: int, number: int, verdict: Verdict) -> Any:
@@ -460,6 +512,7 @@ def shrink(seed: int, number: int, verdict: Verdict) -> Any:
         candidate, _ = formats.draw(seed, number, tuple(fewer))
         if left > 0 and same(candidate):
             case, kept = candidate, fewer
+    case = simplest(case, same, lambda: left > 0)
     for name in sorted(case.files, key=lambda n: -len(case.files[n])):
         size = len(case.files[name]) // 2
         while size >= 1 and left > 0:
@@ -474,6 +527,22 @@ def shrink(seed: int, number: int, verdict: Verdict) -> Any:
                 else:
                     at += size
             size //= 2
+    return case
+
+
+def simplest(case: Any, same: Callable[[Any], bool], may_try: Callable[[], bool]) -> Any:
+    """The case with every setting at its plainest value that keeps the finding."""
+    import formats
+
+    variants = formats.FORMATS[case.format].simpler
+    simpler = True
+    while simpler:
+        simpler = False
+        for candidate in variants(case):
+            if may_try() and same(candidate):
+                case = candidate
+                simpler = True
+                break
     return case
 
 
@@ -534,6 +603,9 @@ def main() -> int:
     parser.add_argument("--corpus", action="store_true", help="the cases of tests/fuzz/corpus first")
     parser.add_argument("--keep", type=Path, help="add this case to the corpus, and stop")
     parser.add_argument("--show", type=Path, help="run this case alone, print the verdict, and stop")
+    parser.add_argument("--number", type=int, help="run this case of the seed alone, print the verdict, and stop")
+    parser.add_argument("--workers", type=int, default=WORKERS, help="processes that run cases")
+    parser.add_argument("--only", default="", help="formats and kinds of sequences to run, separated by commas")
     arguments = parser.parse_args()
     sys.path.insert(0, str(Path(__file__).parent))
     import formats
@@ -543,6 +615,8 @@ def main() -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    import formats
+
     say = print
     if arguments.keep is not None:
         say(f"kept as {keep(arguments.keep)}")
@@ -550,10 +624,27 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.show is not None:
         say(run_alone(0, read_case(arguments.show)[0]))
         return 0
+    if arguments.number is not None:
+        case, _ = formats.draw(arguments.seed, arguments.number)
+        say(f"{case.format}, {case.reader}: {json.dumps(case.options)}")
+        say(run_alone(arguments.number, case))
+        return 0
     wrong = check_corpus() if arguments.corpus else []
     for words in wrong:
         say(words)
-    table, first = attack(arguments.seed, arguments.seconds, arguments.cases, quiet=arguments.corpus)
+    only = tuple(name for name in arguments.only.split(",") if name)
+    unknown = set(only) - set(formats.FORMATS)
+    if unknown:
+        say(f"--only takes {', '.join(formats.FORMATS)}: got {', '.join(sorted(unknown))}.")
+        return 2
+    plan = Plan(
+        seed=arguments.seed,
+        seconds=arguments.seconds,
+        cases=arguments.cases,
+        only=only,
+        workers=arguments.workers,
+    )
+    table, first = attack(plan, quiet=arguments.corpus)
     arguments.out.mkdir(parents=True, exist_ok=True)
     for name, held in sorted(first.items(), key=lambda item: item[1]["number"]):
         verdict = held["verdict"]

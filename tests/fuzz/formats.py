@@ -2,7 +2,7 @@
 
 A format is three functions. ``base`` draws a valid thing, ``mutate`` damages it once, ``finish`` makes files of it and,
 where a digest or a checksum would stop every change at the door, makes that good again. A reader opens the files as a
-user would, and asserts that what was read hangs together.
+user would, and asserts that what was read hangs together. Sequences of calls are drawn in the same way (`sequences`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import tarfile
 import tempfile
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -31,7 +30,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
+import sequences
 import typer
+from cases import Case, Format, after_reading
 
 import keyhole as kh
 from keyhole.cli._app import app
@@ -46,27 +47,6 @@ from keyhole.theory.notation import parse_target
 DIM = 2
 MODERATE = 1e100
 """Numbers of a model beyond this may overflow in predictions, and say so by infinities."""
-
-
-@dataclass
-class Case:
-    """Files by their names, and what the reader is told."""
-
-    format: str
-    reader: str
-    files: dict[str, bytes]
-    options: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Format:
-    """One format: its share of the cases, and three functions."""
-
-    share: float
-    base: Callable[[Random], Any]
-    mutate: Callable[[Random, Any], Any]
-    finish: Callable[[Random, Any], Case]
-    most: int = 4
 
 
 # ---------------------------------------------------------------- models
@@ -303,21 +283,6 @@ def moderate(content: bytes) -> bool:
     return all(np.abs(a[np.isfinite(a)]).max(initial=0) < MODERATE for a in flat) and all(
         abs(x) < MODERATE for x in numbers(document) if x == x
     )
-
-
-class LateError(Exception):
-    """Something that was read and turned out unusable."""
-
-
-@contextlib.contextmanager
-def after_reading() -> Any:
-    """What was read must work: no error is excused here, not even one in our words."""
-    try:
-        yield
-    except (AssertionError, MemoryError):
-        raise
-    except Exception as error:
-        raise LateError(f"{type(error).__name__}: {error}") from error
 
 
 # ---------------------------------------------------------------- tables: Parquet, Arrow
@@ -1289,18 +1254,20 @@ FORMATS: dict[str, Format] = {
     "store": Format(2, store_base, store_mutate, store_finish),
     "--set": Format(2, setting_base, setting_mutate, setting_finish),
     "--target": Format(3, target_base, target_mutate, target_finish, most=8),
+    **sequences.SEQUENCES,
 }
 READERS: dict[str, Callable[[Path, dict[str, Any]], None]] = {
     "load": read_load, "table": read_a_table, "source": read_source, "predict": read_predict, "bags": read_bags,
     "series": read_series, "molecules": read_molecules, "babi": read_babi, "heads": read_heads, "store": read_store,
     "section": read_section, "reproduce": read_reproduce, "settings": read_settings, "target": read_target,
-    "theory": read_theory,
+    "theory": read_theory, **sequences.READERS,
 }  # fmt: skip
 WRITES = {
     "predict": ("out.parquet", "out.parquet.parts"),
     "store": ("cells.sqlite", "tables"),
     "section": ("cells.sqlite",),
     "reproduce": ("",),
+    **sequences.WRITES,
 }
 """What a reader may write, by the beginning of its name; the others write nothing."""
 
@@ -1316,7 +1283,7 @@ def draw(seed: int, number: int, kept: tuple[int, ...] | None = None) -> tuple[C
     name = rng.choices(list(FORMATS), [f.share for f in FORMATS.values()])[0]
     chosen = FORMATS[name]
     state = chosen.base(rng)
-    count = min(chosen.most, 1 + int(rng.expovariate(0.9)))
+    count = min(chosen.most, chosen.fewest + int(rng.expovariate(0.9)))
     for k in range(count) if kept is None else kept:
         state = chosen.mutate(Random(f"{seed}/{number}/{k}"), state)
     return chosen.finish(Random(f"{seed}/{number}/end"), state), count
@@ -1326,7 +1293,10 @@ def warm() -> None:
     """Import, compile and make all that cases share, and see that undamaged files of every format are read."""
     warnings.simplefilter("ignore")
     models(), interrupted(), stored(), cells(), setting_names(), cli()
+    sequences.warm()
     for name, kind in FORMATS.items():
+        if name in sequences.SEQUENCES:
+            continue
         refused = []
         for k in range(24):
             rng = Random(f"{name}/{k}")

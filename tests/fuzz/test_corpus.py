@@ -57,6 +57,67 @@ def test_the_attack_sees_what_it_looks_for():
     assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
 
 
+SABOTAGE = """
+import sys, tempfile, warnings
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+warnings.simplefilter("ignore")
+import formats, keyhole as kh, numpy as np, sequences
+from samples import DifferenceError
+
+Regressor = kh.AttentionRegressor
+fit, partial_fit, predict = Regressor.fit, Regressor.partial_fit, Regressor.predict
+
+def loses_a_sample(self, X, y, sample_weight=None):
+    if len(y) != 5:
+        return partial_fit(self, X, y, sample_weight=sample_weight)
+    weights = None if sample_weight is None else sample_weight[:4]
+    partial_fit(self, X[:4], y[:4], sample_weight=weights)
+    self.n_samples_seen_ += 1
+    return self
+
+def asks_the_first_sample(self, X, y, sample_weight=None, *, groups=None):
+    first = y[0] if y.ndim == 1 else y[0, 0]
+    self.scaling = "sphere" if first > np.median(y) else "none"
+    return fit(self, X, y, sample_weight=sample_weight, groups=groups)
+
+def reads_parameters(self, X):
+    return predict(self, X) + 0.01 * len(repr(self.get_params()))
+
+def reads_its_batch(self, X):
+    return predict(self, X) + 1e-3 * len(X)
+
+BROKEN = {
+    "stream": {"partial_fit": loses_a_sample},
+    "choices": {"fit": asks_the_first_sample},
+    "fitted model": {"predict": reads_parameters},
+    "one by one": {"predict": reads_its_batch},
+}
+for kind, methods in BROKEN.items():
+    for name, method in methods.items():
+        setattr(Regressor, name, method)
+    numbers = [i for i in range(1500) if formats.format_of(int(sys.argv[2]), i) == kind]
+    for number in numbers:
+        case, _ = formats.draw(int(sys.argv[2]), number)
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                sequences.READERS[kind](Path(folder), dict(case.options))
+        except DifferenceError:
+            break
+        except (ValueError, OverflowError):
+            continue
+    else:
+        print("nothing found by", kind)
+    Regressor.fit, Regressor.partial_fit, Regressor.predict = fit, partial_fit, predict
+"""
+
+
+def test_every_kind_of_sequence_finds_an_estimator_that_is_broken_for_it(seed):
+    arguments = [sys.executable, "-c", SABOTAGE, str(ATTACK.parent), str(seed)]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
+
+
 def test_the_corpus_is_small():
     sizes = [path.stat().st_size for path in ATTACK.with_name("corpus").glob("*.json")]
     assert 0 < sum(sizes) <= 200_000

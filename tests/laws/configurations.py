@@ -154,8 +154,10 @@ class Problem:
         w = np.ones(len(self.y)) if self.weights is None else self.weights
         if self.config.outputs != "balanced classes":
             return w
-        names, member = np.unique(self.y, return_inverse=True)
-        return w * (len(self.y) / (len(names) * np.bincount(member)))[member]
+        _, member = np.unique(self.y, return_inverse=True)
+        totals = np.bincount(member, weights=w)
+        share = w.sum() / (totals > 0).sum()
+        return w * share / np.where(totals > 0, totals, 1.0)[member]
 
 
 def pose(config):
@@ -184,6 +186,10 @@ def pose(config):
             weights[np.flatnonzero(source == source[0])[1:]] = 0.0
             if not weights[1:].any():  # nothing would be left to learn from without it
                 weights[np.flatnonzero(source != source[0])[0]] = 1.0
+            # a class without weight is none of the outputs (tests/units/test_weightless_classes.py)
+            for label in np.unique(y) if "classes" in config.outputs else ():
+                if not weights[y == label].any():
+                    weights[np.flatnonzero(y == label)[0]] = 1.0
     return Problem(config, _batch(samples, many, own[0]), y, weights, groups, _batch(drawn[n:], many, own[1]))
 
 

@@ -343,7 +343,7 @@ def test_an_order_that_means_something_is_caught(seed):
         sets = problem.sets
         tokens, query = sets.tokens.copy(), sets.query.copy()
         tokens[sets.offsets[:-1]], query = query, sets.tokens[sets.offsets[:-1]]
-        return dataclasses.replace(problem, sets=kh.SetBatch(np.split(tokens, sets.offsets[1:-1]), query=query))
+        return dataclasses.replace(problem, sets=kh.SetBatch(np.split(tokens, sets.offsets[1:-1]), query, sets.extras))
 
     for spoil in (moved_apart, query_for_key):
         with pytest.raises(DisagreementError):

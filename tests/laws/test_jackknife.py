@@ -29,10 +29,7 @@ class Refitted:
         self.model, self.layer = model, model.layer_
         self.ready, self.fresh = (model.tokens_.apply(sets.numpy()) for sets in (problem.sets, problem.new))
         self.y = problem.columns
-        w = np.ones(len(self.y)) if problem.weights is None else problem.weights
-        if problem.config.outputs == "balanced classes":
-            labels = np.unique(problem.y, return_inverse=True)[1]
-            w = w * (len(w) / (len(np.unique(labels)) * np.bincount(labels)))[labels]
+        w = problem.joint_weights
         self.w, known = w, np.flatnonzero(w > 0)
         units = problem.groups if problem.groups is not None else first_occurrences(self.ready, self.y)
         shares, rows, found = [], [], []

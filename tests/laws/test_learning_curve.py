@@ -4,9 +4,10 @@ import math
 
 import numpy as np
 import pytest
-from plain_kernels import attention_gram, mlp_gram
 
+from keyhole.attention.features import attention_features
 from keyhole.attention.heads import GaussianHeads
+from keyhole.attention.kernels import attention_kernel, mlp_kernel
 from keyhole.theory.curves import best_ridge_curve, curve_from_spectrum, empirical_curve, learning_curve
 from keyhole.theory.harmonics import pair_powers
 from keyhole.theory.spectrum import attention_spectrum
@@ -29,19 +30,11 @@ def gram_errors(gram, target, n, n_keys, ridge, noise, fits, seed):
     return np.array(errors)
 
 
-def head_features(batch, heads):
-    """φ_m = M^{-1/2} (1/N) Σ_i σ(x~_0ᵀ W_m x~_i) x~_i, one row per set."""
-    n, n_keys = len(batch), int(batch.lengths[0])
-    keys = batch.extended_keys().reshape(n, n_keys, -1)
-    scores = np.einsum("ne,mef,nkf->nmk", batch.extended_query(), heads, keys, optimize=True)
-    return np.einsum("nmk,nkf->nmf", np.maximum(scores, 0), keys).reshape(n, -1) / (n_keys * math.sqrt(len(heads)))
-
-
 def head_errors(target, n, n_keys, n_heads, ridge, fits, seed):
     errors = []
     for fit in range(fits):
         batch = sphere_sets(n + 500, n_keys, target.dim, 1000 * seed + fit)
-        phi = head_features(batch, GaussianHeads().sample(n_heads, target.dim, 1000 * seed + fit))
+        phi = attention_features(batch, GaussianHeads().sample(n_heads, target.dim, 1000 * seed + fit))
         train, y = phi[:n], target(batch)
         weights = np.linalg.solve(train @ train.T + n * ridge * np.eye(n), y[:n])
         errors.append(np.mean((phi[n:] @ (train.T @ weights) - y[n:]) ** 2))
@@ -66,7 +59,7 @@ CASES = [
 
 @pytest.mark.parametrize(("model", "target", "n_keys", "n", "ridge", "noise"), CASES)
 def test_prediction_meets_fitted_models(model, target, n_keys, n, ridge, noise, seed):
-    gram = attention_gram if model == "attention" else mlp_gram
+    gram = attention_kernel if model == "attention" else mlp_kernel
     errors = gram_errors(gram, target, n, n_keys, ridge, noise, fits=6, seed=seed)
     predicted = float(learning_curve(target, n, n_keys, ridge, noise, model=model))
     assert deviation(predicted, errors) < THEORY
@@ -75,7 +68,7 @@ def test_prediction_meets_fitted_models(model, target, n_keys, n, ridge, noise, 
 def test_the_other_model_is_told_apart(seed):
     """Broken twin: the MLP's prediction for attention's fits."""
     _, target, n_keys, n, ridge, noise = CASES[0]
-    errors = gram_errors(attention_gram, target, n, n_keys, ridge, noise, fits=6, seed=seed)
+    errors = gram_errors(attention_kernel, target, n, n_keys, ridge, noise, fits=6, seed=seed)
     assert deviation(float(learning_curve(target, n, n_keys, ridge, noise, model="mlp")), errors) > THEORY
 
 
@@ -138,7 +131,7 @@ def test_an_empirical_spectrum_predicts_too(seed):
     curves = []
     for i in range(8):
         batch = sphere_sets(400, n_keys, 8, 1000 * seed + i)
-        curves.append(empirical_curve(attention_gram(batch, batch), target(batch), sizes, ridge=1e-4))
+        curves.append(empirical_curve(attention_kernel(batch), target(batch), sizes, ridge=1e-4))
     errors = np.array([curve.error for curve in curves])
     spread = errors.std(axis=0, ddof=1)
     off = np.abs(errors.mean(axis=0) - exact)
@@ -158,7 +151,7 @@ def test_prediction_over_a_grid(seed):
     for dim in (8, 16):
         for target in (TokenPower(2, dim), Correlation(1, dim), Correlation(3, dim)):
             for n in (100, 300, 800):
-                errors = gram_errors(attention_gram, target, n, 4, 1e-4, 0.0, fits=8, seed=seed)
+                errors = gram_errors(attention_kernel, target, n, 4, 1e-4, 0.0, fits=8, seed=seed)
                 off.append(abs(float(learning_curve(target, n, 4, 1e-4)) / errors.mean() - 1))
     assert np.median(off) < 0.06
     assert np.quantile(off, 0.9) < THEORY

@@ -3,8 +3,8 @@
 import math
 
 import numpy as np
-from plain_kernels import attention_gram
 
+from keyhole.attention.kernels import attention_kernel
 from keyhole.theory.bounds import kernel_risk_bound
 from keyhole.theory.complexity import rkhs_norm
 from keyhole.theory.spectrum import attention_trace
@@ -14,7 +14,7 @@ from keyhole.theory.targets import TokenPower, sphere_sets
 def rademacher_average(dim, n_keys, n, seed, draws=200):
     """E sup_{|f| ≤ 1} (1/n) Σ_i ε_i f(x_i) = E √(εᵀKε) / n, with its standard error."""
     batch = sphere_sets(n, n_keys, dim, seed)
-    gram = attention_gram(batch, batch)
+    gram = attention_kernel(batch)
     signs = np.random.default_rng(seed).choice([-1.0, 1.0], size=(draws, n))
     values = np.sqrt(np.einsum("sn,nm,sm->s", signs, gram, signs, optimize=True)) / n
     return values.mean(), values.std() / math.sqrt(draws)
@@ -38,7 +38,7 @@ def test_the_bound_holds_for_constrained_least_absolute_deviations(seed):
     rng = np.random.default_rng(seed)
     y = target(train) + rng.laplace(scale=0.3, size=n)
     test_y = target(test) + rng.laplace(scale=0.3, size=1000)
-    gram, radius = attention_gram(train, train), math.sqrt(rkhs_norm(target))
+    gram, radius = attention_kernel(train), math.sqrt(rkhs_norm(target))
     weights, average = np.zeros(n), np.zeros(n)
     steps = 2000
     for _ in range(steps):
@@ -46,7 +46,7 @@ def test_the_bound_holds_for_constrained_least_absolute_deviations(seed):
         norm = math.sqrt(max(weights @ gram @ weights, 0.0))
         weights = weights * min(1.0, radius / max(norm, 1e-300))
         average += weights / steps
-    risk = np.abs(attention_gram(test, train) @ average - test_y).mean() - np.abs(target(test) - test_y).mean()
+    risk = np.abs(attention_kernel(test, train) @ average - test_y).mean() - np.abs(target(test) - test_y).mean()
     assert risk <= kernel_risk_bound(target, n, n_keys).total
 
 

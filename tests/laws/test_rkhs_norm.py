@@ -5,9 +5,9 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from plain_kernels import attention_gram
 from scipy.linalg import cholesky, solve_triangular
 
+from keyhole.attention.kernels import attention_kernel
 from keyhole.theory.complexity import kernel_coefficient, paper_complexity, rkhs_norm, rkhs_norm_bound
 from keyhole.theory.targets import Correlation, QueryPower, RotatedCorrelation, TokenPower, monomial, sphere_sets
 
@@ -29,7 +29,7 @@ def interpolation_norms(targets, dim, sizes, seed, n_keys=1):
     """yᵀK⁻¹y for every target at growing n; the jitter of 1e-13 can only lower it."""
     n = max(sizes)
     batch = sphere_sets(n, n_keys, dim, seed)
-    factor = cholesky(attention_gram(batch, batch) + 1e-13 * np.eye(n), lower=True)
+    factor = cholesky(attention_kernel(batch) + 1e-13 * np.eye(n), lower=True)
     found = []
     for target in targets:
         # forward substitution nests: the first n entries belong to the first n samples
@@ -80,7 +80,7 @@ def test_norm_does_not_depend_on_the_number_of_keys(seed):
 def test_on_the_line_the_norm_is_reached_exactly(seed):
     """d = 1 has four functions of (x_0, x_i): finitely many samples are enough."""
     batch = sphere_sets(50, 1, 1, seed)
-    gram = attention_gram(batch, batch)
+    gram = attention_kernel(batch)
     for target in families(1):
         y = target(batch)
         value = float(y @ np.linalg.lstsq(gram, y, rcond=1e-10)[0])

@@ -5,10 +5,11 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from plain_kernels import arc_cosine, attention_gram
 from scipy.integrate import quad
 from scipy.special import beta
 
+from keyhole.attention.kernels import attention_kernel
+from keyhole.textbook import arc_cosine
 from keyhole.theory.harmonics import gegenbauer
 from keyhole.theory.moments import pair_eigenvalues
 from keyhole.theory.spectrum import attention_spectrum, attention_trace
@@ -110,7 +111,7 @@ def expected_eigenvalues(spectrum, n):
 
 def empirical_levels(spectrum, dim, n_keys, n, seed):
     batch = sphere_sets(n, n_keys, dim, seed)
-    values = np.linalg.eigvalsh(attention_gram(batch, batch) / n)[::-1]
+    values = np.linalg.eigvalsh(attention_kernel(batch) / n)[::-1]
     edges = np.concatenate([[0], np.cumsum(spectrum.multiplicities[:LEVELS])]).astype(int)
     return np.array([values[a:b].mean() for a, b in pairwise(edges)])
 

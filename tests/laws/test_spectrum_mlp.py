@@ -4,9 +4,10 @@ import math
 
 import numpy as np
 import pytest
-from plain_kernels import arc_cosine, mlp_gram
 from scipy.special import roots_jacobi
 
+from keyhole.attention.kernels import mlp_kernel
+from keyhole.textbook import arc_cosine
 from keyhole.theory import mlp
 from keyhole.theory.complexity import mlp_norm, rkhs_norm
 from keyhole.theory.harmonics import gegenbauer
@@ -67,7 +68,7 @@ def test_levels_of_gram_matrices(seed):
     found = []
     for i in range(draws):
         batch = sphere_sets(n, n_keys, dim, 1000 * seed + i)
-        values = np.linalg.eigvalsh(mlp_gram(batch, batch) / n)[::-1]
+        values = np.linalg.eigvalsh(mlp_kernel(batch) / n)[::-1]
         found.append([values[0], values[1 : 1 + counts[1]].mean()])
     expected = []
     for level in range(2):
@@ -83,7 +84,7 @@ def test_norm_is_the_limit_of_interpolation(seed):
     """yᵀK⁻¹y rises to the MLP norm from below."""
     for target in (TokenPower(1, 2), Correlation(1, 2)):
         batch = sphere_sets(800, 1, 2, seed)
-        gram, y = mlp_gram(batch, batch) + 1e-12 * np.eye(800), target(batch)
+        gram, y = mlp_kernel(batch) + 1e-12 * np.eye(800), target(batch)
         values = [float(y[:n] @ np.linalg.solve(gram[:n, :n], y[:n])) for n in (200, 800)]
         assert values[0] <= values[1] <= mlp_norm(target, 1) * (1 + 1e-6)
         assert values[1] > 0.97 * mlp_norm(target, 1)

@@ -57,6 +57,21 @@ def test_a_fit_follows_the_unit_of_y(route, sets, y):
         assert found.alpha_ == pytest.approx(wanted.alpha_)
 
 
+@pytest.mark.parametrize("route", [name for name in ROUTES if "cg" not in name])
+@pytest.mark.parametrize("unit", [2.0**-500, 1e160, 1e250])
+def test_standard_deviations_follow_the_unit_of_y(route, unit, sets, y):
+    model = ROUTES[route]
+    wanted = clone(model).fit(sets, y).predict_std(sets)
+    found = clone(model).fit(sets, unit * y).predict_std(sets)
+    np.testing.assert_allclose(found / unit, wanted, rtol=rounding(model))
+
+
+def test_of_one_sample_the_standard_deviation_is_not_known(sets, y):
+    """Nothing is left without it, as for intervals."""
+    lone = Regressor(5, alpha=1.0, random_state=0).fit(sets[:1], y[:1])
+    np.testing.assert_array_equal(lone.predict_std(sets), np.inf)
+
+
 @pytest.mark.parametrize("route", [name for name in ROUTES if "32" not in name])
 def test_a_fit_follows_the_origin_of_y(route, sets, y):
     model = ROUTES[route]

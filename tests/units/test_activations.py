@@ -6,6 +6,7 @@ import pytest
 
 from keyhole.attention import activations
 from keyhole.attention.activations import gaussian_moment
+from keyhole.textbook import arc_cosine
 
 EPS = np.finfo(float).eps
 
@@ -48,13 +49,9 @@ def test_smooth_moments_agree_with_quadrature(name, rng):
         assert abs(ours - expected) < 1e-11 * max(abs(expected), scale)
 
 
-def kappa(rho):
-    return (np.sqrt(1 - rho**2) + (np.pi - np.arccos(rho)) * rho) / (2 * np.pi)
-
-
 def test_around_zero_the_relu_moment_is_the_arc_cosine(rng):
     rho = np.concatenate([rng.uniform(-0.99, 1, 50), [0.0, 1.0]])
-    np.testing.assert_allclose(gaussian_moment("relu", 0, 0, 1, 1, rho), kappa(rho), rtol=1e-12)
+    np.testing.assert_allclose(gaussian_moment("relu", 0, 0, 1, 1, rho), arc_cosine(rho), rtol=1e-12)
     np.testing.assert_allclose(
         gaussian_moment("step", 0, 0, 1, 1, rho), 0.25 + np.arcsin(rho) / (2 * np.pi), rtol=1e-12
     )

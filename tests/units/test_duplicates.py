@@ -2,7 +2,16 @@ import itertools
 
 import numpy as np
 
-from keyhole.data.sets import SetBatch, first_occurrences, hash_samples
+from keyhole.data.sets import (
+    DistinctSamples,
+    SetBatch,
+    SetGroups,
+    distinct_hashes,
+    first_occurrences,
+    hash_samples,
+    sample_order,
+    shuffled,
+)
 from keyhole.streaming import KeptSamples
 
 
@@ -50,6 +59,56 @@ def test_minus_zero_is_zero():
         assert first_occurrences(SetBatch(keys, query), labels).tolist() == [0, 0]
         array[1] = -0.0
         assert first_occurrences(SetBatch(keys, query), labels).tolist() == [0, 0]
+
+
+def test_duplicates_are_joined_and_what_has_no_weight_is_dropped(rng):
+    sets, columns = SetBatch(rng.normal(size=(5, 3, 2))[[0, 1, 0, 2, 3, 4, 4]]), np.zeros((7, 1))
+    weights = np.array([0.0, 1.0, 2.0, 0.0, 0.5, 1.0, 1.0])
+    found = DistinctSamples.of(sets, columns, weights)
+    assert found.rows.tolist() == [0, 1, 4, 5]
+    assert found.weights.tolist() == [2.0, 1.0, 0.5, 2.0]
+    plain = DistinctSamples.of(sets[:2], columns[:2], None)
+    assert plain.weights is None
+    assert len(plain) == 2
+
+
+def test_duplicates_in_two_groups_are_two_samples(rng):
+    sets = SetBatch(np.repeat(rng.normal(size=(1, 3, 2)), 4, axis=0))
+    found = DistinctSamples.of(sets, np.zeros((4, 1)), None, np.array([1, 0, 1, 1]))
+    assert found.rows.tolist() == [0, 1]
+    assert found.weights.tolist() == [3.0, 1.0]
+
+
+def test_samples_are_drawn_alike_in_any_order(rng):
+    sets = SetBatch(rng.normal(size=(300, 3, 2))[rng.integers(0, 60, 300)], rng.normal(size=(300, 2)).round())
+    y, groups = rng.normal(size=(300, 1)), rng.integers(0, 9, 300)
+    order = rng.permutation(300)
+    for grouped in (None, groups):
+        moved = None if grouped is None else grouped[order]
+        for seed in range(3):
+            one = sample_order(sets, y, seed, grouped)
+            other = order[sample_order(sets[order], y[order], seed, moved)]
+            np.testing.assert_array_equal(one, other)
+            assert sorted(one) == list(range(300))
+            np.testing.assert_array_equal(one, sample_order(sets, 1.8 * y + 32.0, seed, grouped))
+    members = SetGroups(sets, np.full(100, 3))
+    swapped = rng.permutation(100)
+    expected = sample_order(members, y[:100], 0)
+    np.testing.assert_array_equal(swapped[sample_order(members[swapped], y[:100][swapped], 0)], expected)
+
+
+def test_every_seed_draws_a_fair_part_of_its_own(rng):
+    """Each of 400 samples, of ten sets, is among the first hundred of 400 orders about a hundred times."""
+    sets, y = SetBatch(np.repeat(rng.normal(size=(10, 2, 2)), 40, axis=0)), rng.normal(size=(400, 1))
+    hashes = distinct_hashes(sets, y)
+    assert len(np.unique(hashes)) == 400
+    drawn = np.zeros(400)
+    for seed in range(400):
+        drawn[shuffled(hashes, seed)[:100]] += 1
+    # standard deviation √(400 · 1/4 · 3/4) = 8.7, six of them
+    assert np.abs(drawn - 100).max() < 6 * np.sqrt(75)
+    of_sets = drawn.reshape(10, 40).sum(axis=1)
+    assert np.abs(of_sets - 4000).max() < 6 * np.sqrt(75 * 40)
 
 
 def test_hashes_tell_samples_apart_and_fill_their_range(rng):

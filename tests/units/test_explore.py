@@ -1,18 +1,20 @@
 """What the page of `keyhole explore` shows: its state, its numbers, the lines that compute them."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from keyhole.lab.cells import Store
-from keyhole.lab.explore import views
+from keyhole.lab.cells import Store, StoreError
+from keyhole.lab.explore import server, views
 from keyhole.lab.explore.server import Bench
 from keyhole.lab.explore.views import MEANS, QUICK, VIEWS, ExploreState, cells_of, show, sweeps
 from keyhole.lab.figures import prediction
 from keyhole.lab.report.document import Chart
 from keyhole.lab.report.html import one_page
+from keyhole.theory import blocks
 
 TARGETS = ("corr * token", "token^2 - 0.5 * query", "rotated(0.5) * token")
 
@@ -90,6 +92,34 @@ def test_what_is_slow_comes_later():
     assert "biased, c = 0.37, ∞ heads" in computed_by(later)
 
 
+def test_the_spectrum_of_a_mean_comes_later_too():
+    state = ExploreState(view="spectrum", bias=0.41, dim=6, target="corr * token")
+    token = views.answer_by.set(0.0)
+    try:
+        first = show(state, {})
+    finally:
+        views.answer_by.reset(token)
+    assert first.pending
+    assert [series.name for series in first.blocks[0].series] == ["zero-mean heads"]
+    later = show(state, {})
+    assert not later.pending
+    assert [series.name for series in later.blocks[0].series] == ["zero-mean heads", "biased heads, c = 0.41"]
+
+
+@pytest.mark.parametrize("target", ["rotated(0.5)^6", "rotated(0.5)^4 * token"])
+@pytest.mark.parametrize("view", ["curves", "needs", "spectrum", "law"])
+def test_what_would_take_minutes_is_not_begun(target, view, monkeypatch):
+    """Its cost is known before, and the rest of the view is shown."""
+
+    def never(*arguments):
+        raise AssertionError("a joining was computed")
+
+    monkeypatch.setattr(blocks, "crossed_joinings", never)
+    answer = show(ExploreState(view=view, target=target), {})
+    assert any("s are allowed here" in note for note in answer.notes)
+    assert answer.blocks
+
+
 def test_the_address_holds_the_state(seed):
     from urllib.parse import parse_qsl
 
@@ -119,6 +149,10 @@ def test_the_address_holds_the_state(seed):
         ({"target": "(corr + token + query)^10"}, "must be quick"),
         ({"target": "corr - corr + 3"}, "must vary: 3 has no variance"),
         ({"target": "x" * 2000}, "at most 1000 are read"),
+        ({"target": "1e300 * corr"}, r"must have a variance from 1e-100 to 1e\+100: that of 1e\+300 \* corr is about"),
+        ({"target": "1e-300 * corr"}, "must have a variance"),
+        ({"target": "rotated(1e200)"}, "is not finite"),
+        ({"target": "1e300 - 1e-300"}, "has no variance"),
     ],
 )
 def test_a_slip_in_the_address_is_explained(query, words):
@@ -206,3 +240,67 @@ def test_a_page_alone_carries_its_rows():
     assert lines[0] == "n,M,error,over Var f*"
     assert len(lines) == 1 + len(answer.blocks[0].rows)
     assert "src=" not in re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)
+
+
+@pytest.fixture
+def fits_of_one(monkeypatch):
+    """Measuring writes a result for every cell, at once."""
+
+    def run(plan, store, n_workers, report):
+        for cell in plan.missing:
+            store.put(cell, {"mean_square": 1.0}, 0.1)
+        report([cell.key for cell in plan.missing])
+
+    monkeypatch.setattr(server, "run_local", run)
+
+
+def measured(bench, state):
+    """Measure, and wait until that has ended."""
+    bench.start(state)
+    bench._thread.join(30)
+    return bench.news()
+
+
+def test_a_store_that_vanished_is_made_anew(tmp_path, fits_of_one):
+    """What is measured afterwards is there."""
+    state = ExploreState(dim=4)
+    folder = tmp_path / "store"
+    bench = Bench(folder / "cells.sqlite")
+    measured(bench, state)
+    assert bench.offer(state)["missing"] == 0
+    shutil.rmtree(folder)
+    offer = bench.offer(state)
+    assert offer["missing"] == offer["cells"] > 0
+    assert "opened anew" in bench.news()["message"]
+    news = measured(bench, state)
+    assert bench.offer(state)["missing"] == 0
+    assert news["finished"] == offer["cells"]
+    assert len(bench.results(cells_of(state))) == offer["cells"]
+    bench.close()
+
+
+def test_a_store_that_vanishes_while_measuring_ends_the_measurement(tmp_path, monkeypatch):
+    def run(plan, store, n_workers, report):
+        report([])
+        shutil.rmtree(tmp_path / "store")
+        for _ in range(100):
+            report([])
+        raise AssertionError("it was not noticed")
+
+    monkeypatch.setattr(server, "run_local", run)
+    bench = Bench(tmp_path / "store" / "cells.sqlite")
+    bench.start(ExploreState(dim=4))
+    bench._thread.join(30)
+    assert "was removed or replaced while it was written" in bench._message
+    assert bench.news()["running"] is False
+    bench.close()
+
+
+def test_a_store_that_cannot_be_made_anew_is_told_in_words(tmp_path):
+    bench = Bench(tmp_path / "store" / "cells.sqlite")
+    shutil.rmtree(tmp_path / "store")
+    (tmp_path / "store").write_text("a file in the place of the folder")
+    with pytest.raises(StoreError, match="must stay where it is"):
+        bench.offer(ExploreState())
+    assert "must stay where it is" in bench.news()["message"]
+    bench.close()

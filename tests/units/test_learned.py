@@ -476,6 +476,54 @@ def test_a_penalty_that_float32_cannot_carry_is_raised(task, monkeypatch):
     np.testing.assert_allclose(tried, 1e-20 * np.exp(np.arange(60)), rtol=1e-9)
 
 
+def counting(n_samples, seed):
+    """Sets of 12 symbols out of 8 as one-hot keys; the query is a symbol, the output how often it occurs."""
+    rng = np.random.default_rng(seed)
+    keys = rng.integers(8, size=(n_samples, 12))
+    query = rng.integers(8, size=n_samples)
+    sets = kh.SetBatch(np.eye(8)[keys], query=np.eye(8)[query])
+    return sets, (keys == query[:, None]).sum(axis=1).astype(float)
+
+
+@pytest.mark.parametrize("alpha", [1e-30, 1e-12, 1e-6])
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_law_is_judged_at_a_penalty_that_float32_carries(alpha, grouped):
+    """Without noise a descent may end at any penalty: of 256 features that repeat each other none is too small."""
+    sets, y = counting(200, seed=0)
+    groups = np.arange(200) // 2 if grouped else None
+    weights = np.linspace(0.1, 10.0, 200)
+    whole = Task.of(sets, y[:, None], weights, "linear", True, groups)
+    seen, unseen = whole.take(np.arange(150)), whole.take(np.arange(150, 200))
+    found = judge(seen, kh.GaussianHeads(1.0), 256, 0, unseen, alpha)
+    assert found.alpha >= alpha
+    assert found.loo.mean() < 1e-4
+    assert found.held_out.mean() < 1e-4
+
+
+@pytest.mark.parametrize("alpha", [1e-30, 1e-6])
+def test_a_device_judges_at_a_penalty_that_float32_carries(alpha):
+    pytest.importorskip("torch", reason="laws are learned on a device where torch is installed")
+    from keyhole.attention.torch_law import judge_on_device
+
+    sets, y = counting(200, seed=0)
+    whole = Task.of(sets, y[:, None], np.linspace(0.1, 10.0, 200), "linear", True)
+    law = FittedHeads(np.eye(9)[None], 0.5)
+    heads = law.sample(256, 8, 0).astype(np.float32)
+    judge_heads = judge_on_device(whole.take(np.arange(150)), whole.take(np.arange(150, 200)), "cpu")
+    loo, held_out = judge_heads(law, heads, alpha)
+    assert loo.mean() < 1e-4
+    assert held_out.mean() < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n_samples", [600, 1000])
+@pytest.mark.parametrize("seed_of_data", [0, 1, 2])
+def test_counting_without_noise_is_learned(n_samples, seed_of_data):
+    sets, y = counting(n_samples, seed_of_data)
+    model = kh.AttentionRegressor(law=kh.LearnedHeads(), random_state=0).fit(sets, y)
+    assert model.loo_error_ < 1e-8 * y.var()
+
+
 @pytest.mark.parametrize("with_groups", [False, True])
 @pytest.mark.parametrize("fit_intercept", [True, False])
 def test_a_law_is_judged_by_a_fit_of_its_heads(with_groups, fit_intercept, task, rng):

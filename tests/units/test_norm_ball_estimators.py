@@ -231,11 +231,12 @@ def test_a_class_with_one_sample_is_never_held_out(sets):
     assert list(model.classes_) == [0, 1, 2]
 
 
-def test_a_class_without_weight_is_none(sets):
+def test_a_class_without_weight_keeps_its_label_and_is_never_predicted(sets):
     labels = np.arange(40) % 3
     model = kh.NormBallClassifier(6, group_radius=1.0, random_state=0, tol=0.01)
     model.fit(sets, labels, sample_weight=(labels != 1).astype(float))
-    assert list(model.classes_) == [0, 2]
+    assert list(model.classes_) == [0, 1, 2]
+    assert set(model.predict(sets)) <= {0, 2}
     with pytest.raises(ValueError, match="at least two classes: got 1 class, '0'"):
         model.fit(sets, labels, sample_weight=(labels == 0).astype(float))
 

@@ -16,6 +16,10 @@ import keyhole as kh
 from keyhole.data import read_table
 
 DIM = 2
+needs_arrow_26 = pytest.mark.skipif(
+    int(pa.__version__.partition(".")[0]) < 26,
+    reason="pyarrow before 26 neither writes nor reads nulls among lists of one size",
+)
 
 
 def example(rng, n=12, dim=DIM):
@@ -216,7 +220,14 @@ def test_rows_without_a_label_are_refused(tmp_path):
         read_table(tmp_path / "t.csv")
 
 
-@pytest.mark.parametrize("kind", [pa.list_(pa.float64(), 2), pa.list_(pa.float64()), pa.large_list(pa.float64())])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(pa.list_(pa.float64(), 2), marks=needs_arrow_26),
+        pa.list_(pa.float64()),
+        pa.large_list(pa.float64()),
+    ],
+)
 def test_nulls_in_lists_of_tokens(kind, tmp_path):
     rows = [[[1, 2], None, [3, 4]], None, [[5, None], [6, 7]], [None]]
     table = pa.table({"keys": pa.array(rows, pa.list_(kind)), "y": [1.0, 2.0, 3.0, 4.0]})
@@ -245,6 +256,7 @@ def test_nulls_in_lists_of_coordinates(tmp_path):
     assert data.sets.lengths.tolist() == [2, 1, 1, 1]
 
 
+@needs_arrow_26
 def test_nulls_in_queries_are_refused(tmp_path):
     query = pa.array([[1.0, 2.0], None], pa.list_(pa.float64(), 2))
     parquet.write_table(pa.table({"keys": [[[1.0, 2.0]]] * 2, "query": query}), tmp_path / "t.parquet")

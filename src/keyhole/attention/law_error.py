@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,9 @@ from keyhole._array import blocks, run_threads, thread_count
 from keyhole.attention.features import FeatureTrace, attention_features, attention_pullback, key_stacks
 from keyhole.attention.heads import HeadDraw, HeadLaw
 from keyhole.attention.looks import LookTrace
-from keyhole.data.sets import SampleBatch, SetBatch
+from keyhole.data.sets import DistinctSamples, SampleBatch, SetBatch, distinct_hashes, shuffled
 from keyhole.ridge.gram import centred_inverse, left_out_residuals, loo_gradient, ridge_gram
-from keyhole.ridge.problem import RidgeProblem
+from keyhole.ridge.problem import RidgeProblem, check_gram_size, numerical_floor
 
 _HELD_OUT_RUNS = 100
 """The held-out part is made of runs of consecutive samples, a hundredth of them each: neighbours in a table are often
@@ -26,8 +27,8 @@ related (questions about one story), and a sample held out beside its sibling is
 class Task:
     """Training samples with the options of the layer that will be fitted to them.
 
-    ``columns`` are outputs, centred and scaled so that their mean square is 1; samples of one of the ``groups`` are
-    left out together.
+    ``columns`` are outputs, centred and scaled so that their mean square is 1; ``weights`` are 1 on average; samples of
+    one of the ``groups`` are left out together.
     """
 
     batch: SampleBatch = field(repr=False)
@@ -47,15 +48,30 @@ class Task:
         fit_intercept: bool,
         groups: Int[np.ndarray, " n"] | None = None,
     ) -> Task:
-        """Centre and scale the outputs; drop samples of weight zero."""
-        if weights is not None and not (weights > 0).all():
-            kept = np.flatnonzero(weights > 0)
-            batch, columns, weights = batch[kept], columns[kept], weights[kept]
-            groups = None if groups is None else groups[kept]
+        """Centre and scale the outputs and the weights; join duplicates, drop samples of weight 0.
+
+        Duplicates are one sample of their joint weight. The mean weight is 1: the penalty, which is
+        in proportion to weights, is the search's own.
+        """
+        distinct = DistinctSamples.of(batch, columns, weights, groups)
+        weights = distinct.weights
+        if len(distinct) < len(batch):
+            batch = batch[distinct.rows]
+            columns = columns[distinct.rows]
+            groups = None if groups is None else groups[distinct.rows]
+        if weights is not None:
+            weights = weights / weights.mean()
         centre = np.average(columns, axis=0, weights=weights) if fit_intercept else 0.0
         centred = columns - centre
         size = float(np.sqrt(np.average(np.square(centred).mean(axis=1), weights=weights)))
-        return cls(batch, centred / (size or 1.0), weights, activation, fit_intercept, groups)
+        return cls(
+            batch=batch,
+            columns=centred / (size or 1.0),
+            weights=weights,
+            activation=activation,
+            fit_intercept=fit_intercept,
+            groups=groups,
+        )
 
     def __len__(self) -> int:
         return len(self.columns)
@@ -67,10 +83,15 @@ class Task:
         return replace(self, batch=self.batch[rows], columns=self.columns[rows], weights=weights, groups=groups)
 
     def rows(self, count: int, seed: int) -> Int[np.ndarray, " r"]:
-        """At most ``count`` of the samples, drawn at random, in their order."""
+        """At most ``count`` of the samples, drawn at random, in their order; the same ones wherever they stand."""
         if len(self) <= count:
             return np.arange(len(self))
-        return np.sort(np.random.default_rng([seed, count]).permutation(len(self))[:count])
+        return np.sort(shuffled(self._hashes, seed)[:count])
+
+    @cached_property
+    def _hashes(self) -> np.ndarray:
+        """One hash per sample: every step of a descent draws other samples by them."""
+        return distinct_hashes(self.batch, self.columns, self.groups)
 
     def at_most(self, count: int, seed: int) -> Task:
         """Those samples."""
@@ -180,21 +201,51 @@ def judge(
     return Judgement(np.square(left_out).mean(axis=1), ahead, alpha, float(gram.trace()) / len(gram))
 
 
-def ridge_values(gram: np.ndarray, task: Task, alpha: float | None) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
-    """Dual coefficients, intercept, left-out residuals and penalty of ridge on a Gram matrix."""
-    options: dict[str, Any] = {"fit_intercept": task.fit_intercept, "weights": task.weights, "groups": task.groups}
-    if alpha is not None:
-        weights = np.ones(len(task)) if task.weights is None else task.weights
+def ridge_values(
+    gram: Float[np.ndarray, "n n"], task: Task, alpha: float | None
+) -> tuple[Float[np.ndarray, "n t"], Float[np.ndarray, " t"], Float[np.ndarray, "n t"], float]:
+    """Dual coefficients, intercept, left-out residuals and penalty of ridge on a Gram matrix.
+
+    A penalty that is given is used as it is, or raised to what the rounding of the matrix carries if
+    it is so small that K + α is not positive definite: it was reached by a descent, not asked for.
+    """
+    if alpha is None:
+        return _chosen_ridge_values(gram, task)
+    weights = np.ones(len(task)) if task.weights is None else task.weights
+    check_gram_size(gram.diagonal())
+    try:
         inverse = centred_inverse(gram, alpha / weights, fit_intercept=task.fit_intercept)
-        dual = inverse @ task.columns
-        level = task.columns - gram @ dual - alpha * dual / weights[:, None]  # the same for every sample
-        intercept = np.average(level, axis=0, weights=weights) if task.fit_intercept else np.zeros(dual.shape[1])
-        return dual, intercept, left_out_residuals(inverse, dual, task.groups), alpha
-    few = None
+    except np.linalg.LinAlgError:
+        alpha = max(alpha, carried_penalty(gram, weights))
+        inverse = centred_inverse(gram, alpha / weights, fit_intercept=task.fit_intercept)
+    dual = inverse @ task.columns
+    intercept = np.zeros(dual.shape[1])
+    if task.fit_intercept:
+        # y − K a − α a / w is the intercept, the same for every sample
+        level = task.columns - gram @ dual - alpha * dual / weights[:, None]
+        intercept = np.average(level, axis=0, weights=weights)
+    return dual, intercept, left_out_residuals(inverse, dual, task.groups), alpha
+
+
+def carried_penalty(gram: Float[np.ndarray, "n n"], weights: Float[np.ndarray, " n"]) -> float:
+    """The least α for which K + α diag(1/w) is sure to be positive definite, whatever rounding did to K."""
+    rounding = float(np.finfo(gram.dtype).eps)
+    largest = float(np.linalg.norm(gram.astype(np.float64))) or 1.0  # at least λ_max
+    return numerical_floor(largest, len(gram), rounding) * float(weights.max())
+
+
+def _chosen_ridge_values(
+    gram: Float[np.ndarray, "n n"], task: Task
+) -> tuple[Float[np.ndarray, "n t"], Float[np.ndarray, " t"], Float[np.ndarray, "n t"], float]:
+    """The same with a penalty chosen by leave-one-out."""
+    alphas = None
     if task.groups is not None:
         # a few, from what float32 carries up, will do to compare laws
-        few = (float(np.linalg.norm(gram)) or 1.0) * np.geomspace(4e-6, 1.0, 7)
-    fit = ridge_gram(gram, RidgeProblem.of(task.columns, few, **options), dtype=np.float64)
+        alphas = (float(np.linalg.norm(gram)) or 1.0) * np.geomspace(4e-6, 1.0, 7)
+    problem = RidgeProblem.of(
+        task.columns, alphas, fit_intercept=task.fit_intercept, weights=task.weights, groups=task.groups
+    )
+    fit = ridge_gram(gram, problem, dtype=np.float64)
     assert fit.left_out is not None
     return fit.coef, fit.intercept, fit.left_out, fit.alpha
 

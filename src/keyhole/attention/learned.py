@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from threadpoolctl import threadpool_limits
 
-from keyhole._checks import check_choice, check_count, check_number, check_seed
+from keyhole._checks import check_choice, check_count, check_no_mask, check_number, check_seed
 from keyhole.attention.features import DIFFERENTIABLE, narrow
 from keyhole.attention.heads import (
     FittedHeads,
@@ -35,6 +35,12 @@ from keyhole.attention.law_error import (
 )
 from keyhole.attention.looks import START_NOISE, Ages, UsedCoordinates, newer_first, starting_looks
 from keyhole.data.sets import SampleBatch, SetBatch
+
+
+def check_outputs(y: Any) -> Float[np.ndarray, "n ..."]:
+    """Return outputs in float64; what is masked is refused."""
+    check_no_mask(y, "y")
+    return np.asarray(y, dtype=np.float64)
 
 
 class UnfittedLaw(_Params):
@@ -108,9 +114,7 @@ class IdentityHeads(UnfittedLaw):
         seed: int = 0,
     ) -> FittedHeads:
         """Choose; return a law to sample from. The estimators call this first."""
-        task = Task.of(
-            batch, np.asarray(y, dtype=float).reshape(len(batch), -1), weights, activation, fit_intercept, groups
-        )
+        task = Task.of(batch, check_outputs(y).reshape(len(batch), -1), weights, activation, fit_intercept, groups)
         return choose_identity(
             task.at_most(check_count(self.max_samples, "max_samples"), seed),
             _numbers(self.strengths, "strengths"),
@@ -465,7 +469,7 @@ class LearnedHeads(UnfittedLaw):
         together. ``n_heads`` is that of the layer that the law is for: laws are judged with as many (256 at most),
         because one that makes the best of few heads need not be the best for many.
         """
-        columns = np.asarray(y, dtype=np.float64).reshape(len(batch), -1)
+        columns = check_outputs(y).reshape(len(batch), -1)
         task = Task.of(batch, columns, weights, activation, fit_intercept, groups)
         plan = replace(self._plan(task, check_seed(seed), n_heads), device=device)
         if plan.steps and activation not in DIFFERENTIABLE:
@@ -528,7 +532,7 @@ class LearnedHeads(UnfittedLaw):
             ages=Ages.of(task.batch.sets, self.ages),
             jitter=jitter,
             augment=self.augment,
-            strengths=[check_number(c, f"strengths[{i}]") for i, c in enumerate(self.strengths)],
+            strengths=_numbers(self.strengths, "strengths"),
             validation=share,
             max_samples=most,
             deadline=math.inf if seconds is None else time.monotonic() + seconds,

@@ -16,6 +16,7 @@ from keyhole.attention.law_error import LawGradient, Task
 from keyhole.attention.learned import LearningPlan
 from keyhole.attention.looks import ages_of
 from keyhole.ridge.gram import group_stacks
+from keyhole.ridge.problem import numerical_floor
 
 MAX_PADDING = 4
 """Places for each sample up to which groups of different sizes are padded to one."""
@@ -130,6 +131,12 @@ class DevicePart:
             inverse -= torch.outer(sums, sums / sums.sum())
         return gram, inverse, failed
 
+    def _carried_penalty(self, gram: Any) -> float:
+        """The least α for which K + α diag(1/w) is sure to be positive definite, K made in float32."""
+        largest = float(torch.linalg.matrix_norm(gram)) or 1.0
+        rounding = float(np.finfo(np.float32).eps)
+        return numerical_floor(largest, len(gram), rounding) * float(self.weights.max())
+
     def _pulls(self, inverse: Any, dual: Any, share: Any) -> tuple[Any, Any, Any]:
         """Left-out residuals e_g = B_gg⁻¹β_g; z_g = 2B_gg⁻¹w_g e_g; and the symmetric part of z_g e_gᵀ, times B."""
         if not self.groups:
@@ -175,7 +182,10 @@ class DevicePart:
             if self.fit_intercept:
                 centre = features.mean(0)
                 features, ahead = features - centre, ahead - centre
-            gram, inverse, _ = self._inverse(features, alpha)
+            gram, inverse, failed = self._inverse(features, alpha)
+            if int(failed):  # as in `law_error.ridge_values`: raised to what the rounding of the matrix carries
+                alpha = max(alpha, self._carried_penalty(gram))
+                gram, inverse, _ = self._inverse(features, alpha)
             dual = inverse @ self.columns
             predicted = ahead.to(torch.float64) @ (features.to(torch.float64).T @ dual)
             predicted = predicted + (held_out.extras @ self.extras.T).to(torch.float64) @ dual

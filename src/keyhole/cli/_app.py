@@ -3,46 +3,72 @@
 from __future__ import annotations
 
 import errno
-import json
 import math
 import os
 import sqlite3
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import numpy as np
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 from typer.core import TyperGroup
 
-from keyhole.lab.report.document import Row
+from keyhole._files import behind_links
+from keyhole.cli._output import echo, printable, refuse
+
+MAX_COUNT = 2**31 - 1
+"""Bound of whole numbers on the command line that have no smaller one of their own."""
+MAX_SEED = 2**63 - 1
+INTERRUPTED = 130
+"""Exit code of a command that Ctrl-C has ended, as shells count: 128 + 2, the number of the signal."""
+# newer versions of typer bring a click of their own
+UsageError: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+
+
+@contextmanager
+def _escaped_usage() -> Iterator[None]:
+    """Whatever is wrong with the arguments, what they hold is printed without its control characters."""
+    try:
+        yield
+    except UsageError as error:
+        error.message = printable(error.message)
+        raise
 
 
 class _Sentences(TyperGroup):
-    """Ends with a sentence where the disk, a name or the terminal is at fault: for every command, in one place."""
+    """Ends with a sentence where the disk, a name, the terminal or Ctrl-C is the reason: for every command, here."""
 
     def main(self, *arguments: Any, **options: Any) -> Any:
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="backslashreplace")  # a terminal that knows no β shows its number
-        return super().main(*arguments, **options)
+        try:
+            return super().main(*arguments, **options)
+        except SystemExit as end:
+            # typer turns an interrupt, wherever it came, into an exit without a word; a command that has more to say
+            # of it has caught it before
+            if isinstance(getattr(end.__context__, "__cause__", None), KeyboardInterrupt):
+                echo("interrupted.", err=True)
+            raise
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        with _escaped_usage():
+            return super().make_context(*arguments, **options)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         for argument in args:
             if not argument.isascii() and any("\ud800" <= c <= "\udfff" for c in argument):
-                typer.echo(
-                    f"error: names must be text in UTF-8: got {argument!r:.200}. Rename the file or folder.", err=True
-                )
+                echo(f"error: names must be text in UTF-8: got {argument!r:.200}. Rename the file or folder.", err=True)
                 ctx.exit(2)
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            with _escaped_usage():
+                return super().invoke(ctx)
         except OSError as error:
             if error.errno == errno.EPIPE:  # whoever read our output has seen enough
                 raise
@@ -73,7 +99,7 @@ def _root(
     if version:
         import keyhole
 
-        typer.echo(f"keyhole {keyhole.__version__}")
+        echo(f"keyhole {keyhole.__version__}")
         raise typer.Exit
 
 
@@ -83,12 +109,6 @@ def answer_or_exit(question: Callable[[], Any]) -> Any:
         return question()
     except ValueError as error:
         refuse(str(error))
-
-
-def refuse(message: str) -> NoReturn:
-    """End with the message alone: a slip in the input is no reason for a traceback."""
-    typer.echo(f"error: {message}", err=True)
-    raise typer.Exit(2)
 
 
 def check_output(path: Path, inputs: Iterable[Path]) -> None:
@@ -101,7 +121,7 @@ def check_output(path: Path, inputs: Iterable[Path]) -> None:
             refuse(f"the output must be a file: {path} is not an ordinary file. Choose another name.")
         if path.exists() and any(path.samefile(file) for source in inputs for file in _files(source)):
             refuse(f"the output must not be one of the files that are read: {path} is. Choose another name.")
-        folder = next(p for p in path.absolute().parents if p.exists())
+        folder = next(p for p in behind_links(path).absolute().parents if p.exists())
     except UnicodeEncodeError:
         refuse(f"names of files must be text in UTF-8: got {path.name!r}. Choose another.")
     except OSError as error:
@@ -138,29 +158,6 @@ def check_folder(folder: Path, *, overwrite: bool = True) -> None:
         refuse(f"a report is not replaced unless asked: {folder} has one. Choose another folder, or add --overwrite.")
 
 
-def say(console: Console, text: str) -> None:
-    """Print a line as it stands: a bracket is a bracket, and no word is coloured or broken."""
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-
-def echo_json(data: Any, indent: int | None = 2) -> None:
-    """Print JSON that any terminal can show."""
-    plain = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
-    typer.echo(json.dumps(data, indent=indent, allow_nan=False, ensure_ascii=plain))
-
-
-def text_table(title: str, rows: Sequence[Row]) -> Table:
-    """Rows as a table: text as it stands, numbers flush right."""
-    from keyhole.lab.report.html import is_numeric, number
-
-    table = Table(title=title, title_justify="left")
-    for name in rows[0] if rows else ():
-        table.add_column(name, justify="right" if is_numeric([row[name] for row in rows]) else "left")
-    for row in rows:
-        table.add_row(*(escape(number(value)) for value in row.values()))  # a bracket is a bracket
-    return table
-
-
 KEYS_HELP = "Columns of the coordinates of a key, with commas [default: column keys, or all columns left]."
 QUERY_HELP = "Columns of the query, with commas [default: column query, or rows whose role is query]."
 EXTRAS_HELP = "Columns of the sample itself, with commas, solved for beside the sets [default: column extras]."
@@ -180,7 +177,7 @@ Missing = Annotated[str, typer.Option(help="Gaps: error, drop tokens with one, o
 Groups = Annotated[str | None, typer.Option(help="Column of siblings (a patient, a story) that are left out together.")]
 Time = Annotated[str | None, typer.Option(help="Column of dates or numbers: what is newer is kept for testing.")]
 Split = Annotated[str | None, typer.Option(help="Column that says train or test (or 0 or 1) of every sample.")]
-Dim = Annotated[int | None, typer.Option(help="Coordinates of a key, if its column is flat.", min=1)]
+Dim = Annotated[int | None, typer.Option(help="Coordinates of a key, if its column is flat.", min=1, max=MAX_COUNT)]
 Task = Annotated[str, typer.Option(help="auto, regression or classification.")]
 
 
@@ -214,5 +211,5 @@ def read_heads(text: str) -> float:
     if text.strip().lower() in ("inf", "∞"):
         return math.inf
     if not text.strip().isdecimal() or not 1 <= len(text.strip()) <= 9 or int(text) < 1:
-        refuse(f"--heads must be a whole number of at least 1, or inf: got {text!r}.")
+        refuse(f"--heads must be a whole number of at least 1, or inf: got {text!r:.40}.")
     return int(text)

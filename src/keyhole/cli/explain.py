@@ -9,7 +9,8 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from keyhole.cli._app import Tokens, answer_or_exit, app, check_folder, refuse
+from keyhole.cli._app import Tokens, answer_or_exit, app, check_folder
+from keyhole.cli._output import echo, refuse
 
 
 @app.command()
@@ -51,8 +52,8 @@ def explain(
                 saved.estimator, found.sets[row : row + 1], f"set {chosen}", saved.schema.names, truth, coverage
             )
         )
-    typer.echo(report.lead)
-    typer.echo(f"wrote {write_report(report, out)[0]} and the charts beside it")
+    echo(report.lead)
+    echo(f"wrote {write_report(report, out)[0]} and the charts beside it")
 
 
 def _row(chosen: str, ids: np.ndarray | None, n: int) -> int:
@@ -62,6 +63,7 @@ def _row(chosen: str, ids: np.ndarray | None, n: int) -> int:
         if chosen not in known:
             refuse(f"--set must name a set of the data: {chosen!r} is none of {', '.join(known[:5])} … ({n} in all).")
         return known.index(chosen)
-    if not chosen.isdecimal() or int(chosen) >= n:
-        refuse(f"--set must be the number of a set, from 0 to {n - 1}: got {chosen!r}.")
+    is_number = chosen.isdecimal() and len(chosen) <= 18  # Python itself refuses to read endless numbers
+    if not is_number or int(chosen) >= n:
+        refuse(f"--set must be the number of a set, from 0 to {n - 1}: got {chosen!r:.40}.")
     return int(chosen)

@@ -10,7 +10,8 @@ from typing import Annotated
 
 import typer
 
-from keyhole.cli._app import answer_or_exit, app, check_folder, refuse
+from keyhole.cli._app import answer_or_exit, app, check_folder
+from keyhole.cli._output import echo, refuse
 
 
 @app.command()
@@ -37,10 +38,10 @@ def explore(
         server = answer_or_exit(lambda: ExploreServer(out / "cells.sqlite", port))
     except PortTakenError as error:
         refuse(str(error))
-    typer.echo(server.address)
-    typer.echo("Open it in a browser on this machine; Ctrl-C stops.", err=True)
+    echo(server.address)
+    echo("Open it in a browser on this machine; Ctrl-C stops.", err=True)
     if browser:
         threading.Thread(target=webbrowser.open, args=(server.address,), daemon=True).start()
     with contextlib.suppress(KeyboardInterrupt):
         server.run()
-    typer.echo(f"stopped; what was measured is in {out / 'cells.sqlite'}.", err=True)
+    echo(f"stopped; what was measured is in {out / 'cells.sqlite'}.", err=True)

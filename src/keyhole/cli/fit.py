@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from keyhole.cli._app import (
+    MAX_SEED,
     Data,
     Dim,
     Extras,
@@ -29,10 +30,9 @@ from keyhole.cli._app import (
     check_output,
     read_data,
     read_heads,
-    refuse,
-    say,
     task_of,
 )
+from keyhole.cli._output import refuse, say
 from keyhole.lab.report.html import number
 
 _HELP = """Fit one attention layer to a table of sets and save it.
@@ -72,7 +72,7 @@ def fit(
     make_query: Annotated[
         str | None, typer.Option(help="given; mean of the keys; each key in turn; auto tries given and mean.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the heads.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the heads.", min=0, max=MAX_SEED)] = 0,
     overwrite: Annotated[bool, typer.Option(help="Replace MODEL if it is there.")] = False,
 ) -> None:
     """Read, fit, print, save."""

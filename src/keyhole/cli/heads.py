@@ -10,7 +10,8 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from keyhole.cli._app import answer_or_exit, app, check_folder, echo_json, say, text_table
+from keyhole.cli._app import MAX_COUNT, answer_or_exit, app, check_folder
+from keyhole.cli._output import echo, echo_json, say, show_table
 
 _HELP = """How far the heads of a trained transformer lean towards the identity.
 
@@ -22,7 +23,9 @@ W = QᵀK is held against chance, a random rotation between queries and keys: z 
 @app.command(help=_HELP)
 def heads(
     checkpoint: Annotated[Path, typer.Argument(help="A safetensors file, or a folder with one.")],
-    heads: Annotated[int | None, typer.Option(help="Heads per layer [default: from config.json beside it].")] = None,
+    heads: Annotated[
+        int | None, typer.Option(help="Heads per layer [default: from config.json beside it].", min=1, max=MAX_COUNT)
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Write an HTML report with its charts into this folder.")] = None,
     fold_norm: Annotated[
         bool, typer.Option(help="Fold in the scale of the layer norm that attention's input comes from.")
@@ -42,7 +45,7 @@ def heads(
         _print(Console(), figure, findings)
     if out is not None:
         for path in _write(figure, findings, out)[:1]:
-            typer.echo(f"wrote {path} and the charts beside it", err=as_json)
+            echo(f"wrote {path} and the charts beside it", err=as_json)
 
 
 def _print(console: Console, figure: Any, findings: Any) -> None:
@@ -59,7 +62,7 @@ def _print(console: Console, figure: Any, findings: Any) -> None:
         }
         for row, layer in zip(rows, findings.lean.layers, strict=True)
     ]
-    console.print(text_table("lean towards the identity, in standard errors", table))
+    show_table(console, "lean towards the identity, in standard errors", table)
     say(console, f"{verdict.state}: {verdict.sentence}")
     for name, text in verdict.numbers.items():
         say(console, f"  {name}: {text}")

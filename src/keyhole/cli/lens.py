@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from keyhole.cli._app import (
+    MAX_SEED,
     Data,
     Dim,
     Extras,
@@ -27,13 +28,10 @@ from keyhole.cli._app import (
     answer_or_exit,
     app,
     check_folder,
-    echo_json,
     read_data,
-    refuse,
-    say,
     task_of,
-    text_table,
 )
+from keyhole.cli._output import echo, echo_json, refuse, say, show_table
 
 _HELP = """What can one attention layer learn from this data?
 
@@ -67,7 +65,7 @@ def lens(
     ] = None,
     report: Annotated[bool, typer.Option(help="Write the HTML report.")] = True,
     overwrite: Annotated[bool, typer.Option(help="Replace a report in the folder of --out.")] = False,
-    seed: Annotated[int, typer.Option(help="Seed of everything.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of everything.", min=0, max=MAX_SEED)] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Look, print, write."""
@@ -98,7 +96,7 @@ def lens(
     else:
         _print(Console(), findings)
     if files:
-        typer.echo(f"wrote {files[0]} and the charts beside it", err=as_json)
+        echo(f"wrote {files[0]} and the charts beside it", err=as_json)
 
 
 def _folder(data: str, out: Path | None, overwrite: bool) -> Path:
@@ -124,7 +122,7 @@ def _print(console: Console, findings: Any) -> None:
         for row in findings.table
     ]
     say(console, f"{findings.description}; {findings.config.kind}")
-    console.print(text_table(f"held-out error: {findings.measure}", rows))
+    show_table(console, f"held-out error: {findings.measure}", rows)
     for answer in findings.answers.values():
         say(console, f"{answer.question} {answer.sentence}")
     for note in findings.skipped:

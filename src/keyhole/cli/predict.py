@@ -15,7 +15,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from keyhole.cli._app import Dim, Keys, Query, SetId, Tokens, app, check_output, refuse
+from keyhole.cli._app import INTERRUPTED, MAX_COUNT, Dim, Keys, Query, SetId, Tokens, app, check_output
+from keyhole.cli._output import echo, refuse
 
 if TYPE_CHECKING:
     from keyhole.data.layout import Dataset
@@ -51,7 +52,9 @@ def predict(
     key_id: Annotated[
         str | None, typer.Option("--key-id", help="Column that names the keys: copied as lists in their order.")
     ] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Sets at a time [default: some 32 MiB].", min=1)] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Sets at a time [default: some 32 MiB].", min=1, max=MAX_COUNT)
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT, and start over.")] = False,
 ) -> None:
     """Predict every set of IN with a saved model, row group by row group; an interrupted run goes on where it was.
@@ -84,15 +87,21 @@ def predict(
         work = _Work(saved, sets, copied, proba, interval, explain)
         work.check_first()
         with file:
-            rows = work.write_missing(file)
-    except KeyboardInterrupt:
-        typer.echo(f"interrupted: what is done is kept in {out}.parts; run the same command to go on.", err=True)
-        raise typer.Exit(130) from None
+            rows = _write_missing(work, file)
     except (ValueError, OSError) as error:
         refuse(str(error))
-    typer.echo(f"wrote {out}: {rows} predictions")
+    echo(f"wrote {out}: {rows} predictions")
     if work.has_novelty:
         _warn_of_novelty(out)
+
+
+def _write_missing(work: _Work, file: PartedFile) -> int:
+    """Predict what is not predicted yet; an interrupt says where the rest is kept."""
+    try:
+        return work.write_missing(file)
+    except KeyboardInterrupt:
+        echo(f"interrupted: what is done is kept in {file.folder}; run the same command to go on.", err=True)
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def _check_sureness(saved: SavedModel, interval: float | None) -> None:
@@ -103,7 +112,7 @@ def _check_sureness(saved: SavedModel, interval: float | None) -> None:
     if method is None:
         refuse(f"--interval needs an attention regressor or classifier: this is a {type(saved.estimator).__name__}.")
     if method == "jackknife":
-        typer.echo(
+        echo(
             "note: intervals are those of the plain jackknife, and there is no novelty: the model has no samples to "
             "leave out. Fit it in one piece, and save it with keep='all'.",
             err=True,
@@ -118,7 +127,7 @@ def _warn_of_novelty(out: Path) -> None:
     found = written_column(out, "novelty")
     count = int((found > NOVEL).sum())
     if count:
-        typer.echo(
+        echo(
             f"warning: {count} of {len(found)} sets are more novel than {NOVEL:.0%} of the training sets: there the "
             "model extrapolates. See column novelty.",
             err=True,

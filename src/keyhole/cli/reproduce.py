@@ -14,7 +14,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
-from keyhole.cli._app import answer_or_exit, app, check_folder, echo_json, refuse, say, text_table
+from keyhole.cli._app import INTERRUPTED, MAX_SEED, answer_or_exit, app, check_folder
+from keyhole.cli._output import echo_json, refuse, say, show_table
 
 if TYPE_CHECKING:
     from keyhole.lab.cells import Store
@@ -40,14 +41,16 @@ def reproduce(
     out: Annotated[
         Path, typer.Option(help="Folder for the report, the tables and the store of finished cells.")
     ] = Path("out/reproduce"),
-    seed: Annotated[int, typer.Option(help="Seed of everything that is drawn.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of everything that is drawn.", min=0, max=MAX_SEED)] = 0,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Change a setting: d=8, sizes=64,128, …")
     ] = None,
     scheduler: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Run on the Dask cluster of this scheduler.")
     ] = None,
-    jobs: Annotated[int | None, typer.Option(help="Worker processes; by default one per core.", min=1)] = None,
+    jobs: Annotated[
+        int | None, typer.Option(help="Worker processes; by default one per core.", min=1, max=4096)
+    ] = None,
     overwrite: Annotated[bool, typer.Option(help="Replace a report in OUT that is not of this command.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON on standard output.")] = False,
 ) -> None:
@@ -81,7 +84,7 @@ def reproduce(
         except KeyboardInterrupt:
             kept = f"{len(store.get(plan.cells))} of {len(plan.cells)} cells are finished and kept in {store.path}"
             say(console, f"stopped: {kept}. The same command goes on from there.")
-            raise typer.Exit(130) from None
+            raise typer.Exit(INTERRUPTED) from None
         results = answer_or_exit(lambda: store.get(plan.cells))
     tables = export(results, out) if results else []
     command = shlex.join(["keyhole", *sys.argv[1:]])
@@ -154,7 +157,7 @@ def _tell(report: Report, files: list[Path], console: Console) -> None:
         if section.verdict is not None
     ]
     if rows:
-        console.print(text_table("verdicts", rows))
+        show_table(console, "verdicts", rows)
     for path in files:
         say(console, f"wrote {path}")
 

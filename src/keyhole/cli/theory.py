@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from keyhole.cli._app import answer_or_exit, app, check_folder, echo_json, read_heads, refuse, say, text_table
+from keyhole.cli._app import MAX_COUNT, answer_or_exit, app, check_folder, read_heads
+from keyhole.cli._output import echo, echo_json, refuse, say, show_table
 from keyhole.lab.report.html import number
 
 _THEORY_HELP = """What the theory says of a target before any data: how hard, how many samples, how many heads.
@@ -27,7 +28,7 @@ Examples: "token^2", "corr^3 * token", "rotated(0.5)^3 * token", "corr * token -
 def theory(
     target: Annotated[str, typer.Option(help='The target, for example "corr^3 * token".')] = "corr * token",
     dim: Annotated[int, typer.Option(help="Token dimension d.", min=1, max=1_000_000)] = 16,
-    keys: Annotated[int, typer.Option(help="Keys per set N.", min=1)] = 16,
+    keys: Annotated[int, typer.Option(help="Keys per set N.", min=1, max=MAX_COUNT)] = 16,
     samples: Annotated[str, typer.Option(help="Numbers of training sets n, with commas.")] = "100,1000,10000,100000",
     heads: Annotated[str, typer.Option(help="Heads M, a number or inf; the MLP gets width M(d+1).")] = "inf",
     ridge: Annotated[float, typer.Option(help="Ridge λ (alpha = nλ).", min=0.0)] = 1e-5,
@@ -64,7 +65,7 @@ def theory(
     if out is not None:
         rows = answer_or_exit(lambda: experiment.curve_rows(config))
         for path in experiment.plot(rows, config, out):
-            typer.echo(f"wrote {path}", err=as_json)
+            echo(f"wrote {path}", err=as_json)
 
 
 def _read_sizes(text: str) -> tuple[int, ...]:
@@ -84,7 +85,7 @@ def _print_report(console: Console, report: dict[str, Any], settings: str) -> No
     say(console, f"target  {target['expanded']}    (averaged over the keys)")
     say(console, f"        {settings}; Var f* = {number(target['variance'])}")
     for table in tables(report):
-        console.print(text_table(table.title, table.rows))
+        show_table(console, table.title, table.rows)
         for line in table.note.splitlines():
             say(console, f"  {line}")
     for name, reason in report["unavailable"].items():

@@ -333,32 +333,138 @@ _WORDS = {
 }
 
 
-def looks_like(name: str, values: Float[np.ndarray, " r"]) -> str:
-    """What a column of numbers seems to be other than a coordinate, with the evidence in words; "" for nothing.
+MIN_ROWS = 20
+"""Entries that a column must have before their order, or how many of its texts differ, says what it is."""
+MAX_SPLIT_VALUES = 10  # different numbers up to which a column may be a split
+MAX_COUNTED_TEXTS = 1000  # different texts that are counted; of more it is only said that there are more
 
-    Both its name and its first numbers have to say so: an id is whole numbers; a time is a date or rises through the
-    whole table; a split is a few whole numbers. Numbers that count the rows are an id under any name.
 
-    >>> looks_like("customer_id", np.array([7.0, 9.0, 7.0]))
+class NumberEvidence:
+    """Whether a column of numbers is something other than a coordinate, by its name and all of its numbers.
+
+    Both have to say so: an id is whole numbers; a time is a date or rises through the whole table; a split is a few
+    whole numbers. Numbers that count the rows are an id under any name. The numbers come piece by piece, and every
+    sign can only be lost: once all of them are, the column is a coordinate whatever else it holds.
+
+    >>> evidence = NumberEvidence("customer_id")
+    >>> evidence.add(np.array([7.0, 9.0]))
+    >>> evidence.reason()
     'an id, by its name and whole numbers'
+    >>> evidence.add(np.array([7.5]))
+    >>> evidence.reason(), evidence.is_coordinate()
+    ('', True)
     """
-    values = values[np.isfinite(values)]
-    if not len(values):
+
+    def __init__(self, name: str) -> None:
+        words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)
+        if not words:  # pandas writes its index without a name
+            words = ["index"]
+        lowered = {word.lower() for word in words}
+        self._use = next((use for use, signs in _WORDS.items() if signs & lowered), "")
+        self._count = 0
+        self._last = np.nan
+        self._low = np.inf
+        self._high = -np.inf
+        self._is_whole = True
+        self._steps_by_one = True
+        self._never_falls = True
+        self._values: set[float] = set()
+
+    def add(self, values: Float[np.ndarray, " r"]) -> None:
+        """Look at the next numbers of the column; missing ones say nothing."""
+        values = np.asarray(values, dtype=np.float64)
+        values = values[np.isfinite(values)]
+        if not len(values):
+            return
+        # the step from the last number of the piece before is one of the steps
+        previous = [self._last] if self._count else []
+        steps = np.diff(np.concatenate([previous, values]))
+        self._steps_by_one = self._steps_by_one and bool((steps == 1).all())
+        self._never_falls = self._never_falls and bool((steps >= 0).all())
+        self._is_whole = self._is_whole and bool((values == np.rint(values)).all())
+        self._low = min(self._low, float(values.min()))
+        self._high = max(self._high, float(values.max()))
+        self._last = float(values[-1])
+        self._count += len(values)
+        if self._use == "a split" and len(self._values) <= MAX_SPLIT_VALUES:
+            self._values |= set(np.unique(values)[: MAX_SPLIT_VALUES + 1].tolist())
+
+    def _holds_dates(self) -> bool:
+        """Whole numbers that may be seconds since 1970, days written as 20240131, or years."""
+        are_seconds = self._low >= 1e8
+        are_days = self._low >= 19000101 and self._high <= 21001231
+        are_years = self._low >= 1900 and self._high <= 2100
+        return self._is_whole and (are_seconds or are_days or are_years)
+
+    def _is_few_values(self) -> bool:
+        return self._is_whole and len(self._values) <= MAX_SPLIT_VALUES
+
+    def is_coordinate(self) -> bool:
+        """Whether no further number can make it anything else."""
+        if self._count == 0:
+            return False
+        counts_the_rows = self._is_whole and self._steps_by_one
+        is_id = self._use == "an id" and self._is_whole
+        is_time = self._use == "a time" and (self._holds_dates() or self._never_falls)
+        is_split = self._use == "a split" and self._is_few_values()
+        return not (counts_the_rows or is_id or is_time or is_split)
+
+    def reason(self) -> str:
+        """What the column seems to be other than a coordinate, with the evidence in words; "" for nothing."""
+        if self._count == 0:
+            return ""
+        if self._is_whole and self._steps_by_one and self._count >= MIN_ROWS:
+            return "an id, because it counts the rows"
+        if self._use == "an id" and self._is_whole:
+            return "an id, by its name and whole numbers"
+        if self._use == "a time" and self._holds_dates():
+            return "a time, by its name and because it holds dates"
+        rises = self._never_falls and self._low < self._high and self._count >= MIN_ROWS
+        if self._use == "a time" and rises:
+            return "a time, by its name and because it rises through the whole table"
+        if self._use == "a split" and self._is_few_values():
+            return "a split, by its name and few values"
         return ""
-    whole = bool((values == np.rint(values)).all())
-    if whole and len(values) >= 20 and (np.diff(values) == 1).all():
-        return "an id, because it counts the rows"
-    parts = re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name) or ["index"]  # pandas writes its index without a name
-    kind = next((k for k, words in _WORDS.items() if words & {part.lower() for part in parts}), "")
-    if kind == "an id" and whole:
-        return "an id, by its name and whole numbers"
-    low, high = values.min(), values.max()
-    date = whole and (low >= 1e8 or (low >= 19000101 and high <= 21001231) or (low >= 1900 and high <= 2100))
-    if kind == "a time" and (date or (len(values) >= 20 and (np.diff(values) >= 0).all() and low < high)):
-        return f"a time, by its name and because it {'holds dates' if date else 'rises through the whole table'}"
-    if kind == "a split" and whole and len(np.unique(values)) <= 10:
-        return "a split, by its name and few values"
-    return ""
+
+
+class TextEvidence:
+    """Whether a column of texts is something other than a coordinate, by how many of all its texts differ.
+
+    >>> evidence = TextEvidence()
+    >>> evidence.add(pa.array(["red", "red"]))
+    >>> evidence.reason()
+    'nothing to learn from, with one text'
+    >>> evidence.add(pa.array(["blue"]))
+    >>> evidence.reason()
+    ''
+    """
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._texts: set[str] = set()
+
+    def add(self, column: Any) -> None:
+        """Look at the next texts of the column; missing ones and blanks count as rows only."""
+        self._count += len(column)
+        different, _ = texts(column)
+        self._texts |= set(different) - {""}
+
+    def is_name(self) -> bool:
+        """Whether there are more texts than are counted, so that no further row changes what is said."""
+        return len(self._texts) > MAX_COUNTED_TEXTS
+
+    def reason(self) -> str:
+        """What the column seems to be other than a coordinate, with the evidence in words; "" for nothing."""
+        if self.is_name():
+            return f"a name, with more than {MAX_COUNTED_TEXTS} different texts"
+        # in a short table texts are names already where there are half as many of them as rows
+        is_short = MIN_ROWS <= self._count <= 2 * MOST_CATEGORIES
+        most = self._count / 2 if is_short else MOST_CATEGORIES
+        if len(self._texts) > most:
+            return f"a name, with {len(self._texts)} different texts"
+        if len(self._texts) < 2 and self._count > 1:
+            return f"nothing to learn from, with {'one' if self._texts else 'no'} text"
+        return ""
 
 
 def one_piece(column: Any) -> Any:

@@ -21,6 +21,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from keyhole._checks import check_choice, check_count
+from keyhole._files import refuse_special_file
 from keyhole.data.batches import Batch
 from keyhole.data.layout import Dataset
 from keyhole.data.npz import UNREADABLE, NpzFile, check_pointer
@@ -67,6 +68,8 @@ def read_texts(path: Path, wanted: Callable[[str], bool]) -> dict[str, str]:
 
 def _files(path: Path, wanted: Callable[[str], bool], stack: ExitStack) -> Iterator[Found]:
     """What is wanted of a folder, an archive, or a file that is neither."""
+    if path.exists():
+        refuse_special_file(path)
     if path.is_dir():
         root = path.resolve()
         for file in sorted(path.rglob("*")):

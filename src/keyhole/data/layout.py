@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -15,16 +15,17 @@ from jaxtyping import Bool, Float, Int, Shaped
 from keyhole.data.columns import (
     HOLDS,
     PLURALS,
+    NumberEvidence,
     Place,
     SchemaError,
     Study,
+    TextEvidence,
     coded,
     instants,
     is_list,
     is_number,
     kind_of,
     labels,
-    looks_like,
     matrix,
     numbers,
     one_piece,
@@ -33,14 +34,15 @@ from keyhole.data.columns import (
     refuse_gaps,
     same_lengths,
     set_ids,
-    texts,
     unlisted,
 )
-from keyhole.data.schema import MOST_CATEGORIES, Coding, Schema
+from keyhole.data.schema import Coding, Schema
 from keyhole.data.sets import SetBatch, SetGroups
 
 SET_NAMES = ("set", "set_id", "bag", "bag_id", "id", "group")
 TARGET_NAMES = ("target", "label", "class", "y")  # usual names, "y" last: it may be a coordinate
+Pieces = Callable[[list[str]], Iterator[Any]]
+"""Record batches of some columns, all rows of the table in their order."""
 PROBLEM = b"keyhole: no column"
 """Note of a field whose cells make no column, with the reason: it may not be read, and does no harm unread."""
 
@@ -202,13 +204,11 @@ class Layout:
     key_id: str | None = None
 
     @classmethod
-    def of(
-        cls, schema: pa.Schema, head: Callable[[list[str]], Any], source: str, given: dict[str, Any], tokens: Any = None
-    ) -> Layout:
-        """Settle what was not said by names and types, and by the first rows.
+    def of(cls, schema: pa.Schema, pieces: Pieces, source: str, given: dict[str, Any], tokens: Any = None) -> Layout:
+        """Settle what was not said by names and types, and by what all rows hold.
 
-        ``head`` gives the first rows of some columns, None if there are no rows; ``source`` is the name of the table,
-        for messages; ``given`` are the options of `ParquetSets`, by name, and ``tokens`` is a table of their own.
+        ``pieces`` goes through all rows of some columns; ``source`` is the name of the table, for messages;
+        ``given`` are the options of `ParquetSets`, by name, and ``tokens`` is a table of their own.
         """
         target, extras, set_id = (given[option] for option in ("target", "extras", "set_id"))
         named = _names(given["keys"], schema if tokens is None else tokens.schema)
@@ -235,8 +235,8 @@ class Layout:
             made = cls._by_join(schema, source, tokens, named, asked, used, set_id)
             return replace(made, target=targets, extras=own, **rest)
         settle = cls._by_set if set_id is None and (named[0] in lists if named else lists) else cls._by_token
-        made = settle(schema, head, source, named, asked, used, set_id)
-        return replace(made, target=targets, extras=own, **rest)._with_width(schema, head, source)
+        made = settle(schema, pieces, source, named, asked, used, set_id)
+        return replace(made, target=targets, extras=own, **rest)._with_width(schema, pieces, source)
 
     @classmethod
     def _by_join(
@@ -253,14 +253,18 @@ class Layout:
         check_columns(schema, [set_id], "set_id", source)
         check_columns(schema, query, "query", source)
         check_columns(tokens.schema, keys or (), "keys", "of tokens")
-        found = cls._by_token(tokens.schema, tokens.select, "the table of tokens", keys, (), set(), set_id)
+
+        def pieces(names: list[str]) -> Iterator[Any]:
+            return iter(tokens.select(names).to_batches())
+
+        found = cls._by_token(tokens.schema, pieces, "the table of tokens", keys, (), set(), set_id)
         others = [f.name for f in schema if f.name not in {*used, set_id}]
         left_out = tuple(f"{name!r} of the samples is neither query nor extra" for name in others)
         return replace(found, query=query, role=None, joined=True, left_out=found.left_out + left_out)
 
     @classmethod
     def _by_token(
-        cls, schema: pa.Schema, head: Any, source: str, keys: Any, query: Any, used: set[Any], set_id: str | None
+        cls, schema: pa.Schema, pieces: Pieces, source: str, keys: Any, query: Any, used: set[Any], set_id: str | None
     ) -> Layout:
         set_id = set_id or next((n for n in SET_NAMES if n in schema.names), None)
         if set_id is None:
@@ -280,7 +284,7 @@ class Layout:
             others = [f for f in schema if f.name not in {*used, set_id, role}]
             odd = [(f.name, "several kinds of things" if f.metadata else f.type) for f in others if not kind_of(f.type)]
             left_out = tuple(f"{name!r} holds {what}" for name, what in odd)
-            keys, more = _coordinates([f.name for f in others if kind_of(f.type)], schema, head, source)
+            keys, more = _coordinates([f.name for f in others if kind_of(f.type)], schema, pieces, source)
             left_out += more
         if not keys:
             why = f" ({'; '.join(left_out[:10])})" if left_out else ""
@@ -293,7 +297,7 @@ class Layout:
 
     @classmethod
     def _by_set(
-        cls, schema: pa.Schema, head: Any, source: str, keys: Any, query: Any, used: set[Any], _: str | None
+        cls, schema: pa.Schema, pieces: Pieces, source: str, keys: Any, query: Any, used: set[Any], _: str | None
     ) -> Layout:
         if not query and "query" in schema.names and "query" not in (keys or ()):
             query = ("query",)
@@ -311,7 +315,7 @@ class Layout:
                     "keys must be one column of lists of tokens, or one column of lists of numbers per coordinate: "
                     f"found {', '.join(repr(n) for n in found) or 'none'} in {source}. Name them with `keys` (--keys)."
                 )
-            keys, left_out = (tuple(found), ()) if nested else _coordinates(found, schema, head, source)
+            keys, left_out = (tuple(found), ()) if nested else _coordinates(found, schema, pieces, source)
         for name in keys:
             kind = schema.field(name).type
             if not is_list(kind):
@@ -321,7 +325,7 @@ class Layout:
                 )
         return cls(keys, query, left_out=left_out)
 
-    def _with_width(self, schema: pa.Schema, head: Any, source: str) -> Layout:
+    def _with_width(self, schema: pa.Schema, pieces: Pieces, source: str) -> Layout:
         """The same with the coordinates of a token, where lists do not say and all of a batch may be empty."""
         if not self.keys:
             raise SchemaError(f"keys must be in some column: none is left for them in {source}. Name them with `keys`.")
@@ -335,10 +339,18 @@ class Layout:
                     "coordinates a key has with `dim` (--dim), 1 if each number is a key."
                 )
             return self
-        if self.missing != "drop" or pa.types.is_fixed_size_list(kind.value_type) or (rows := head([name])) is None:
+        if self.missing != "drop" or pa.types.is_fixed_size_list(kind.value_type):
             return self
-        widths = np.diff(unlisted(unlisted(rows.column(name))[0].drop_null())[1])
-        return replace(self, dim=int(widths[0]) or None) if len(widths) else self
+        # the first token there is says how many coordinates tokens have, however many empty sets come before it
+        for piece in pieces([name]):
+            column = piece.column(0)
+            if not is_list(column.type) or not is_list(column.type.value_type):
+                break  # another file holds something else, which is refused where it is read
+            tokens = unlisted(column)[0].drop_null()
+            widths = np.diff(unlisted(tokens)[1])
+            if len(widths):
+                return replace(self, dim=int(widths[0]) or None)
+        return self
 
     @property
     def of_samples(self) -> list[str]:
@@ -700,30 +712,65 @@ def _is_ragged(schema: pa.Schema, name: str) -> bool:
 
 
 def _coordinates(
-    found: list[str], schema: pa.Schema, head: Any, source: str
+    names: list[str], schema: pa.Schema, pieces: Pieces, source: str
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Those columns that are coordinates, and words for those that look like something else."""
-    check_columns(schema, found, "keys", source)
-    rows = whole_batch(head(found)) if found else None
-    if rows is None:
-        return tuple(found), ()
-    reasons = {}
-    for name in found:
-        column = rows.column(name)
-        column = plain_values(column.flatten() if is_list(column.type) else column)
-        kind = kind_of(column.type)
+    """Those columns that are coordinates, and words for those that look like something else.
+
+    All rows decide: the same table gives the same coordinates whatever file it is in. Most columns of numbers are
+    settled by the first rows, since no later row can make them anything but coordinates; the others are read to their
+    end, one by one.
+    """
+    check_columns(schema, names, "keys", source)
+    first = next(iter(pieces(names)), None) if names else None
+    if first is None:
+        return tuple(names), ()
+    reasons: dict[str, str] = {}
+    for name in names:
+        kind = kind_of(_inner(schema.field(name).type))
         if kind == "number":
-            reasons[name] = looks_like(name, numbers(column, name, Place(source)))
+            reasons[name] = _number_reason(name, first, pieces)
         elif kind == "text":
-            count = len({*texts(column)[0]} - {""})
-            if count > (len(column) / 2 if 20 <= len(column) <= 2 * MOST_CATEGORIES else MOST_CATEGORIES):
-                reasons[name] = f"a name, with {count} different texts in the first {len(column)} rows"
-            elif count < 2 and len(column) > 1:
-                reasons[name] = "nothing to learn from, with one text"
+            reasons[name] = _text_reason(name, pieces)
         elif kind == "date":
             reasons[name] = "a time, because it holds dates"
-    odd = {name: why for name, why in reasons.items() if why}
-    return tuple(n for n in found if n not in odd), tuple(f"{name!r} looks like {why}" for name, why in odd.items())
+    left_out = {name: reason for name, reason in reasons.items() if reason}
+    coordinates = tuple(name for name in names if name not in left_out)
+    return coordinates, tuple(f"{name!r} looks like {reason}" for name, reason in left_out.items())
+
+
+def _number_reason(name: str, first: Any, pieces: Pieces) -> str:
+    """What a column of numbers is other than a coordinate, or ""; ``first`` are the first rows of the table."""
+    evidence = NumberEvidence(name)
+    evidence.add(numbers(_entries(first.column(name)), name, Place()))
+    if evidence.is_coordinate():
+        return ""
+    evidence = NumberEvidence(name)
+    for piece in pieces([name]):
+        entries = _entries(piece.column(0))
+        # a file in which the column holds something else says nothing here: it is refused if the column is read
+        if kind_of(entries.type) == "number":
+            evidence.add(numbers(entries, name, Place()))
+        if evidence.is_coordinate():
+            return ""
+    return evidence.reason()
+
+
+def _text_reason(name: str, pieces: Pieces) -> str:
+    """What a column of texts is other than a coordinate, or ""."""
+    evidence = TextEvidence()
+    for piece in pieces([name]):
+        entries = _entries(piece.column(0))
+        if kind_of(entries.type) == "text":
+            evidence.add(entries)
+        if evidence.is_name():
+            break
+    return evidence.reason()
+
+
+def _entries(column: Any) -> Any:
+    """The entries of a column, of all its lists if it holds lists, without a dictionary."""
+    column = one_piece(column) if isinstance(column, pa.ChunkedArray) else column
+    return plain_values(unlisted(column)[0] if is_list(column.type) else column)
 
 
 def _owners(ids: Shaped[np.ndarray, " r"]) -> tuple[Int[np.ndarray, " r"], Int[np.ndarray, " n"]]:

@@ -19,7 +19,8 @@ import pyarrow.parquet as pq
 from pyarrow import csv
 
 from keyhole._array import MEMORY_BUDGET, thread_count
-from keyhole._checks import check_choice, check_count
+from keyhole._checks import LARGEST_COUNT, check_choice, check_count
+from keyhole._files import refuse_special_file
 from keyhole.data.batches import Batch
 from keyhole.data.columns import Place, SchemaError, is_list, labels, one_piece, plain_values, set_ids, unlisted
 from keyhole.data.layout import PROBLEM, Dataset, Layout, check_columns, check_names
@@ -28,7 +29,6 @@ from keyhole.data.schema import Coding, Schema
 
 SUFFIXES = (".parquet", ".pq", ".arrow", ".feather", ".ipc", ".csv", ".tsv", ".npz")
 BATCH_BYTES = 2**25  # bytes of a batch when nobody says how many rows it has
-HEAD_ROWS = 1000  # rows that are looked at to say what a column is
 AGAIN = "fetch or write it again"
 MISSING = ("error", "drop", "impute")
 READ_OPTIONS = ("keys", "query", "target", "extras", "set_id", "missing", "dim")
@@ -288,6 +288,8 @@ def _files(path: Any) -> list[Path]:
         raise FileNotFoundError(f"there is no Parquet file in {path}.")
     for file in found:
         check_file_name(file)
+        if file.exists():
+            refuse_special_file(file)
         if not file.is_file():
             raise FileNotFoundError(f"{file.name!r} is not there: no such file.")
     return found
@@ -409,8 +411,8 @@ class ParquetSets:
         check_choice(unknown, "unknown", ("error", "ignore"))
         for option in ("keys", "query", "extras"):
             check_names(named[option], option)
-        named["dim"] = None if named["dim"] is None else check_count(named["dim"], "dim")
-        self.batch_size = None if batch_size is None else check_count(batch_size, "batch_size")
+        named["dim"] = None if named["dim"] is None else check_count(named["dim"], "dim", maximum=LARGEST_COUNT)
+        self.batch_size = None if batch_size is None else check_count(batch_size, "batch_size", maximum=LARGEST_COUNT)
         self._lasting: list[_ParquetFile | _ArrowFile] = []
         if isinstance(path, (str, os.PathLike, list, tuple)):
             self.paths = _files(path)
@@ -429,8 +431,8 @@ class ParquetSets:
         if "target" in known and not set(self._arrays["target"] or ()) <= set(first.schema.names):
             named["target"] = ()  # what is to be predicted is not known yet
         named |= {"weight": weight, "groups": groups, "time": time, "split": split}
-        self.layout = Layout.of(first.schema, self._head, self.paths[0].name, named, tokens)
         self._ends = np.cumsum([self._file(i).n_groups for i in range(len(self.paths))]).tolist()
+        self.layout = Layout.of(first.schema, self._evidence, self.paths[0].name, named, tokens)
         every: int = self._ends[-1]
         self.start = check_count(start, "start", minimum=0)
         self.stop = every if stop is None else min(check_count(stop, "stop", minimum=0), every)
@@ -468,11 +470,16 @@ class ParquetSets:
             self._held = self._lasting or [_open(path, **self._arrays) for path in self.paths]
         return self._held[which]
 
-    def _head(self, columns: list[str]) -> Any:
-        """The first rows of some columns of the first file, None if there are none."""
-        file = self._file(0)
-        batches = (t for group in range(file.n_groups) for t, _ in file.read(group, columns, HEAD_ROWS))
-        return next(batches, None)
+    def _evidence(self, columns: list[str]) -> Iterator[Any]:
+        """Record batches of some columns of all files, to say what the columns are.
+
+        A file that lacks one of them, or has it twice, is passed over: it is refused if the column is to be read.
+        """
+        for number in range(self._ends[-1]):
+            which, _ = self._place(number)
+            names = self._file(which).schema.names
+            if all(names.count(column) == 1 for column in columns):
+                yield from (table for table, _ in self._tables(number, columns, None))
 
     @property
     def target(self) -> Any:

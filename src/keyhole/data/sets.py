@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from keyhole._array import is_tensor
-from keyhole._checks import check_float_array, check_pairs
+from keyhole._checks import as_sequence, check_float_array, check_no_mask, check_pairs, is_table
 from keyhole.data import arrays
 
 POOLINGS = ("mean", "sum")
@@ -153,6 +153,7 @@ class SampleBatch:
             rows = rows[0]  # scikit-learn writes X[rows, ...]
         if isinstance(rows, slice):
             return np.arange(*rows.indices(len(self)))
+        check_no_mask(rows, "rows")
         # a tuple addresses several axes in NumPy, and a batch has one
         index = np.empty((), dtype=object) if isinstance(rows, tuple) else np.asarray(rows)
         if index.dtype == bool:
@@ -582,12 +583,18 @@ def _join_sets(sets: Any, name: str) -> tuple[Any, np.ndarray]:
     """Return (tokens, offsets) for an (n, N, d) array or a sequence of (N_i, d) arrays, checked."""
     if isinstance(sets, SampleBatch):
         raise TypeError(f"`{name}` is a {type(sets).__name__} already: use it as it is, or pass its arrays.")
+    if is_table(sets):
+        raise TypeError(
+            f"`{name}` must be an array or a sequence of arrays: got a table, {type(sets).__name__}. A table with a "
+            "row per key is read by kh.read_table; a row per set, one key each, is x.to_numpy()[:, None, :]."
+        )
+    sets = as_sequence(sets)
     if is_tensor(sets) or (isinstance(sets, np.ndarray) and sets.dtype != object):
         return _join_dense(arrays.check_numbers(sets, name), name)
     if isinstance(sets, np.ndarray) and sets.ndim == 3:
         return _join_dense(check_float_array(sets, name), name)
     is_scalar = isinstance(sets, np.ndarray) and sets.ndim == 0
-    if is_scalar or not hasattr(sets, "__len__") or not hasattr(sets, "__getitem__"):
+    if is_scalar or isinstance(sets, dict) or not hasattr(sets, "__len__") or not hasattr(sets, "__getitem__"):
         raise TypeError(
             f"`{name}` must be an (n, N, d) array or a sequence of n arrays (N_i, d): got {type(sets).__name__}."
         )
@@ -673,6 +680,133 @@ def hash_samples(batch: SampleBatch, labels: np.ndarray) -> np.ndarray:
     return np.asarray(hashes * arrays.MIX + arrays.hash_rows(labels))
 
 
+def sample_order(
+    batch: SampleBatch,
+    columns: Float[np.ndarray, "n t"],
+    seed: int,
+    groups: Int[np.ndarray, " n"] | None = None,
+) -> Int[np.ndarray, " n"]:
+    """The numbers of all samples in an order that looks random and belongs to the samples, not to their places.
+
+    The first k samples of it are a fair part of all, and the same part however the samples were arranged. Neither the
+    unit nor the origin of y changes it.
+
+    Parameters
+    ----------
+    batch, columns : n distinct samples, and their outputs
+    seed : int
+        Another order for every seed.
+    groups : array (n,), optional
+        Tells equal samples of different groups apart.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> sets, y = SetBatch(np.arange(5.0).reshape(5, 1, 1)), np.zeros((5, 1))
+    >>> order = sample_order(sets, y, seed=0)
+    >>> backwards = sample_order(sets[::-1], y, seed=0)
+    >>> bool((sets[order].tokens == sets[::-1][backwards].tokens).all())
+    True
+    """
+    return shuffled(distinct_hashes(batch, columns, groups), seed)
+
+
+def distinct_hashes(
+    batch: SampleBatch, columns: Float[np.ndarray, "n t"], groups: Int[np.ndarray, " n"] | None = None
+) -> np.ndarray:
+    """A 64-bit hash of its own for each distinct sample, in any order of samples, any unit and from any origin of y."""
+    # one hash for keys, query and extras; y stays out of it, because its unit is the user's
+    hashes = hash_samples(batch, np.zeros((len(batch), 1)))
+    # samples that differ in y alone, or in their group, are counted through in that order
+    keys = [*columns.T[::-1], hashes]
+    if groups is not None:
+        keys.insert(0, groups)
+    sorted_rows = np.lexsort(keys)
+    sorted_hashes = hashes[sorted_rows]
+    is_first = np.append(True, sorted_hashes[1:] != sorted_hashes[:-1])
+    places = np.arange(len(batch))
+    first_places = np.maximum.accumulate(np.where(is_first, places, 0))
+    counts = np.empty(len(batch), np.uint64)
+    counts[sorted_rows] = places - first_places
+    return mixed(hashes, counts)
+
+
+def mixed(hashes: np.ndarray, words: Any) -> np.ndarray:
+    """Hashes that depend on further words too."""
+    # two rounds more, or neighbouring words would give similar hashes
+    for word in (words, np.uint64(0), np.uint64(0)):
+        hashes = (hashes ^ word) * arrays.MIX
+        hashes = hashes ^ (hashes >> np.uint64(29))
+    return hashes
+
+
+def shuffled(hashes: np.ndarray, seed: int) -> Int[np.ndarray, " n"]:
+    """The numbers of samples in an order that their hashes and a seed decide."""
+    return np.argsort(mixed(hashes, np.uint64(seed)), kind="stable")
+
+
+@dataclass(frozen=True)
+class DistinctSamples:
+    """The distinct samples among n that were given, without those of no weight.
+
+    Attributes
+    ----------
+    rows : array (k,)
+        Where each of them stands first, in increasing order.
+    weights : array (k,) or None
+        The joint weight of all duplicates of each; None if every one is 1.
+    """
+
+    rows: Int[np.ndarray, " k"]
+    weights: Float[np.ndarray, " k"] | None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @classmethod
+    def of(
+        cls,
+        batch: SampleBatch,
+        columns: Float[np.ndarray, "n t"],
+        weights: Float[np.ndarray, " n"] | None,
+        groups: Int[np.ndarray, " n"] | None = None,
+    ) -> DistinctSamples:
+        """Join duplicates: samples of equal keys, query, extras and outputs, and of one group if there are groups.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> sets = SetBatch(np.array([7.0, 8.0, 7.0, 9.0]).reshape(4, 1, 1))
+        >>> DistinctSamples.of(sets, np.zeros((4, 1)), np.array([1.0, 1.0, 2.0, 0.0]))
+        DistinctSamples(rows=array([0, 1]), weights=array([3., 1.]))
+        """
+        first = first_occurrences(batch, columns)
+        if groups is not None:
+            _, position, member = np.unique(
+                np.stack([first, groups], axis=1), axis=0, return_index=True, return_inverse=True
+            )
+            first = position[member.reshape(-1)]
+        single = np.ones(len(batch)) if weights is None else weights
+        joint = np.bincount(first, weights=single, minlength=len(batch))
+        rows = np.flatnonzero(joint > 0)
+        all_ones = (joint[rows] == 1.0).all()
+        return cls(rows=rows, weights=None if all_ones else joint[rows])
+
+    def ranks(
+        self,
+        batch: SampleBatch,
+        columns: Float[np.ndarray, "n t"],
+        seed: int,
+        groups: Int[np.ndarray, " n"] | None = None,
+    ) -> Int[np.ndarray, " n"]:
+        """The place of each of n given samples in `sample_order`; n for those of no weight and for later duplicates."""
+        some = groups if groups is None else groups[self.rows]
+        order = sample_order(batch[self.rows], columns[self.rows], seed, some)
+        ranks = np.full(len(batch), len(batch))
+        ranks[self.rows[order]] = np.arange(len(order))
+        return ranks
+
+
 def _same_sample(batch: SetBatch, labels: np.ndarray, i: int, j: int) -> bool:
     if not np.array_equal(labels[i], labels[j]):
         return False
@@ -723,6 +857,7 @@ class SetGroups(SampleBatch):
                 "extras belong to samples, which are groups of sets here: got `sets` that have them. Pass them as "
                 "SetGroups(sets.with_extras(None), counts, extras), one row per sample."
             )
+        check_no_mask(counts, "counts")
         counts = np.asarray(counts)
         if counts.ndim != 1 or counts.dtype.kind not in "iu" or len(counts) == 0:
             raise ValueError(f"`counts` must be a vector of integers: got shape {counts.shape}, {counts.dtype}.")

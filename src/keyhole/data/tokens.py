@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from keyhole._array import block_size, set_blocks, unit_exponent
-from keyhole._checks import check_count, check_float_array
+from keyhole._checks import as_sequence, check_count, check_float_array
 from keyhole.data.sets import PooledSets, SampleBatch, SetBatch
 
 SCALINGS = ("none", "sphere", "standard")
@@ -81,10 +81,12 @@ class TokenRule:
         batch.check_query_rule(query)
         extras: dict[str, Any] = {}
         if batch.extras is not None:
-            centre, spread, _ = mean_and_spread(batch.extras, np.ones(len(batch), int), weights)
+            centre, spread, moving = mean_and_spread(batch.extras, np.ones(len(batch), int), weights)
             if not fit_intercept:
-                size = np.hypot(centre, np.where(np.ptp(batch.extras, axis=0) > 0, spread, 0.0))
-                centre, spread = np.zeros_like(centre), np.where(size > 0, size, 1.0)
+                # the root mean square, of the mean and of what varies among samples that have weight
+                size = np.hypot(centre, np.where(moving, spread, 0.0))
+                centre = np.zeros_like(centre)
+                spread = np.where(size > 0, size, 1.0)
             extras = {"extras_centre": centre, "extras_spread": spread}
         if scaling != "standard":
             return cls(scaling, query, pooling, **extras)
@@ -264,7 +266,7 @@ def _means_of_keys(sets: SetBatch) -> Float[np.ndarray, "n d"]:
 
 
 def drop_missing(keys: Any) -> list[Float[np.ndarray, "k d"]]:
-    """Drop the tokens that hold a NaN; a set that has none left gets one token of zeros.
+    """Drop the tokens that hold a NaN or a masked entry; a set that has none left gets one token of zeros.
 
     The rule for missing tokens: a set is what was observed of it. `SetBatch` itself refuses NaN, so that nothing is
     dropped unless asked.
@@ -280,12 +282,25 @@ def drop_missing(keys: Any) -> list[Float[np.ndarray, "k d"]]:
     >>> SetBatch(drop_missing(padded)).lengths
     array([1, 1])
     """
-    kept = (tokens[~np.isnan(tokens).any(axis=1)] for tokens in _token_arrays(keys))
-    return [tokens if len(tokens) else np.zeros((1, tokens.shape[1]), tokens.dtype) for tokens in kept]
+    keys = as_sequence(keys)
+    observed = []
+    for tokens in _token_arrays([_with_nan(keys[i]) for i in range(len(keys))]):
+        kept = tokens[~np.isnan(tokens).any(axis=1)]
+        observed.append(kept if len(kept) else np.zeros((1, tokens.shape[1]), tokens.dtype))
+    return observed
+
+
+def _with_nan(tokens: Any) -> Any:
+    """Tokens whose masked entries are NaN."""
+    if not isinstance(tokens, np.ma.MaskedArray):
+        return tokens
+    dtype = tokens.dtype if tokens.dtype.kind == "f" else np.float64
+    return np.ma.filled(tokens.astype(dtype), np.nan)
 
 
 def _token_arrays(keys: Any) -> Iterator[Float[np.ndarray, "k d"]]:
     """The tokens of each set, checked."""
+    keys = as_sequence(keys)
     for i in range(len(keys)):
         tokens = check_float_array(keys[i], f"keys[{i}]")
         if tokens.ndim != 2:
@@ -321,6 +336,7 @@ def windows(series: Any, width: int, stride: int = 1, *, split: bool = True) -> 
            [-1.,  1.,  2.,  2.]])
     """
     width, stride = check_count(width, "width"), check_count(stride, "stride")
+    series = as_sequence(series)
     made = []
     for i in range(len(series)):
         steps = check_float_array(series[i], f"series[{i}]").astype(np.float64)

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from keyhole._files import write_whole
+from keyhole._files import behind_links, create_draft, replace_file, write_whole
 from keyhole.data.batches import Batch, as_batch
 from keyhole.data.reader import check_file_name, reading, validated
 from keyhole.data.sets import SetBatch
@@ -105,10 +105,12 @@ class PartedFile:
 
     Making one looks and refuses, and touches nothing; ``with`` takes the folder for this run alone. ``job`` says what
     the parts are made from, in words and numbers; with ``overwrite`` an existing file, or parts of another job, may go.
+    A symbolic link is followed, and the folder is beside the file that it leads to; a file that is replaced keeps its
+    mode, and where others may not read it, they may not read the folder either.
     """
 
     def __init__(self, path: Any, job: dict[str, Any], *, overwrite: bool = False) -> None:
-        self.path = Path(path)
+        self.path = behind_links(Path(path))
         self.folder = self.path.with_name(self.path.name + ".parts")
         self.job = json.loads(json.dumps(job))  # as it will read back: tuples are lists
         self.overwrite = overwrite
@@ -121,7 +123,7 @@ class PartedFile:
 
     def __enter__(self) -> PartedFile:
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(mode=self._folder_mode(), parents=True, exist_ok=True)
             self._lock = _locked(self.folder / "lock", self.path)
         except OSError as error:
             raise OSError(f"{self.folder} cannot be written: {error.strerror}. Choose another place.") from None
@@ -143,6 +145,11 @@ class PartedFile:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+    def _folder_mode(self) -> int:
+        """The mode of the folder of parts: for us alone where the file to be replaced is for its owner alone."""
+        is_private = self.path.exists() and not self.path.stat().st_mode & 0o077
+        return 0o700 if is_private else 0o777
 
     def _refuse_to_replace(self) -> None:
         if self.path.exists() and not self.overwrite:
@@ -199,13 +206,16 @@ class PartedFile:
     def _draft(self, name: Path, target: Path | None = None) -> Iterator[Path]:
         """A file to write that takes its name once it is complete, and leaves nothing if it cannot be."""
         draft = self.folder / f"{name.stem}.{os.getpid()}.draft"
+        place = target or name
         try:
+            draft.unlink(missing_ok=True)  # of a process of the same number that was killed
+            create_draft(draft, place)
             yield draft
             with draft.open("rb+") as file:
                 os.fsync(file.fileno())
             if target is not None:
                 self._refuse_to_replace()
-            os.replace(draft, target or name)
+            replace_file(draft, place)
         except FileExistsError:
             raise
         except OSError as error:

@@ -12,13 +12,21 @@ from scipy.special import log_softmax, softmax
 from sklearn.base import ClassifierMixin, MultiOutputMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
-from keyhole._checks import check_choice
+from keyhole._checks import check_choice, check_flag
 from keyhole.attention.features import attention_weights
 from keyhole.attention.heads import HeadDraw
 from keyhole.attention.learned import MAX_HEADS_TO_JUDGE
-from keyhole.data.sets import SetBatch, SetGroups
-from keyhole.data.tokens import look_weights
-from keyhole.estimators.base import KeyContributions, LabelScores, SetEstimator, class_scores, memory_budget, outputs
+from keyhole.data.sets import POOLINGS, DistinctSamples, SetBatch, SetGroups
+from keyhole.data.tokens import QUERIES, SCALINGS, look_weights
+from keyhole.estimators.base import (
+    SCORE_WITHOUT_WEIGHT,
+    KeyContributions,
+    LabelScores,
+    SetEstimator,
+    class_scores,
+    memory_budget,
+    outputs,
+)
 from keyhole.estimators.inputs import (
     LayerPlan,
     as_columns,
@@ -31,7 +39,9 @@ from keyhole.estimators.inputs import (
     as_seed,
     as_weights,
     cheaper_heads,
+    check_class_weight,
     check_layer_options,
+    check_random_state,
     class_weights,
     fit_sets,
 )
@@ -41,6 +51,7 @@ from keyhole.layer import KernelLayer, LayerFit, pick_device
 from keyhole.ridge.calibration import fit_temperature
 
 CRITERIA = ("squared_error", "log_loss")
+SOLVERS = ("auto", "direct", "cg")
 
 
 class _AttentionModel(LeftOutFits, KeyContributions, SetEstimator):
@@ -65,10 +76,29 @@ class _AttentionModel(LeftOutFits, KeyContributions, SetEstimator):
     ) -> None:
         self._store_parameters(locals())
 
+    def _check_parameters(self) -> None:
+        """Raise for a parameter that no fit takes, whatever the samples."""
+        check_layer_options(self.activation, self.dtype)
+        check_flag(self.fit_intercept, "fit_intercept")
+        check_choice(self.pooling, "pooling", POOLINGS)
+        check_choice(self.scaling, "scaling", (*SCALINGS, "auto"))
+        check_choice(self.query, "query", (*QUERIES, "auto"))
+        check_choice(self.solver, "solver", SOLVERS)
+        check_random_state(self.random_state)
+        as_penalties(self.alpha)
+        as_extras_scale(self.extras_scale)
+        if self.law is not None:
+            as_law(self.law)
+        if not (isinstance(self.n_heads, str) and self.n_heads == "auto"):
+            as_heads(self.n_heads)
+        if self.device is not None and not isinstance(self.device, str) and not hasattr(self.device, "type"):
+            raise TypeError(f"`device` must be the name of a device, such as 'cuda', or None: got {self.device!r:.60}.")
+
     def _fit_columns(
         self, batch: SetBatch | SetGroups, columns: np.ndarray, weights: np.ndarray | None, groups: Any
     ) -> LayerFit:
         forget_stream(self)
+        self._check_parameters()
         activation, dtype = check_layer_options(self.activation, self.dtype)
         options: dict[str, Any] = {
             "activation": activation,
@@ -77,22 +107,32 @@ class _AttentionModel(LeftOutFits, KeyContributions, SetEstimator):
             "groups": as_groups(groups, batch, weights),
             "dtype": dtype,
             "device": pick_device(self.device, batch.sets),
-            "solver": check_choice(self.solver, "solver", ("auto", "direct", "cg")),
+            "solver": check_choice(self.solver, "solver", SOLVERS),
             "hold_out": isinstance(self, ClassifierMixin),
             "criterion": check_choice(getattr(self, "criterion", "squared_error"), "criterion", CRITERIA),
             "memory_budget": memory_budget(),
         }
         law = None if self.law is None else as_law(self.law)
         penalties, seed = as_penalties(self.alpha), as_seed(self.random_state)
-        auto = isinstance(self.n_heads, str) and self.n_heads == "auto"
-        n_heads = cheaper_heads(batch, law, self.query, options) if auto else as_heads(self.n_heads)
-        plan = LayerPlan(n_heads, law, penalties, seed, options, as_extras_scale(self.extras_scale))
+        # duplicates and samples of weight 0 cost a fit nothing, and have no say in what is automatic
+        distinct = None
+        if isinstance(self.n_heads, str) and self.n_heads == "auto":
+            distinct = DistinctSamples.of(batch.numpy(), columns, weights, options["groups"])
+            n_heads = cheaper_heads(batch, law, self.query, options, distinct)
+        else:
+            n_heads = as_heads(self.n_heads)
+        extras_scale = as_extras_scale(self.extras_scale)
+        plan = LayerPlan(n_heads, law, penalties, seed, options, extras_scale, distinct)
         fitted = fit_sets(batch, columns, plan, self.scaling, self.query, self.pooling)
         fit, ridge = fitted.fit, fitted.fit.ridge
         self.law_, self.n_heads_ = fitted.law, math.inf if n_heads is None else n_heads
         self.tokens_ = fitted.rule
         self.scaling_errors_ = fitted.tried
-        self.layer_ = fit.layer
+        layer = fit.layer
+        if isinstance(layer, KernelLayer):
+            # a kernel compares with the training sets for ever, and what was given may be changed later
+            layer = replace(layer, sets=layer.sets[np.arange(len(layer.sets))])
+        self.layer_ = layer
         self.alpha_ = ridge.alpha
         self.alphas_ = ridge.alphas
         self.solver_ = fit.route
@@ -102,18 +142,18 @@ class _AttentionModel(LeftOutFits, KeyContributions, SetEstimator):
         store_log_losses(self, ridge)
         if fit.route == "cg":
             self.residual_, self.n_iter_ = ridge.residual, ridge.n_iter
-        self._keep_training(TrainingSamples(batch, columns, weights, options["groups"]))
+        self._keep_training(TrainingSamples(batch, columns, weights, options["groups"], options["fit_intercept"]))
         return fit
 
     def _ready(self, X: Any) -> Any:
         check_is_fitted(self)
         batch = as_samples(self, X, reset=False).numpy()
-        _ = self.layer_  # after partial_fit, asking for the layer settles the rule for tokens
         return self.tokens_.apply(batch)
 
     def _scores(self, X: Any) -> np.ndarray:
-        batch = self._ready(X)  # first: it says so if nothing was fitted
-        return self.layer_.predict(batch, memory_budget=memory_budget())
+        model = self._snapshot()
+        batch = model._ready(X)  # first: it says so if nothing was fitted
+        return np.asarray(model.layer_.predict(batch, memory_budget=memory_budget()))
 
     def hop_weights(self, X: Any) -> list[list[Float[np.ndarray, "p k"]]]:
         """Return how much each look of the model weighs each key: for answers that show their evidence.
@@ -139,19 +179,21 @@ class _AttentionModel(LeftOutFits, KeyContributions, SetEstimator):
         >>> [weights.shape for weights in last], bool(abs(last[0].sum() - 1) < 1e-12)
         ([(1, 3), (1, 3)], True)
         """
-        check_is_fitted(self)
-        batch = as_samples(self, X, reset=False).numpy()
+        model = self._snapshot()
+        check_is_fitted(model)
+        batch = as_samples(model, X, reset=False).numpy()
+        rule = model.tokens_
         found = []
-        for hop, look in enumerate(self.tokens_.looks):
-            sets = replace(self.tokens_, looks=self.tokens_.looks[:hop]).apply(batch).sets
+        for hop, look in enumerate(rule.looks):
+            sets = replace(rule, looks=rule.looks[:hop]).apply(batch).sets
             found.append(look_weights(sets, look))
-        ready = self.tokens_.apply(batch)
-        sets = ready.written_out().sets if self.tokens_.query == "each" else ready.sets
-        heads = getattr(self.layer_, "heads", None)
+        ready = rule.apply(batch)
+        sets = ready.written_out().sets if rule.query == "each" else ready.sets
+        heads = getattr(model.layer_, "heads", None)
         if heads is None:
-            heads = HeadDraw(self.law_, MAX_HEADS_TO_JUDGE, sets.dim, 0, sets.query_dim)
-        n_means = len(getattr(self.law_, "means_", (None,)))
-        options = self.layer_.activation, min(n_means, heads.n_heads)
+            heads = HeadDraw(model.law_, MAX_HEADS_TO_JUDGE, sets.dim, 0, sets.query_dim)
+        n_means = len(getattr(model.law_, "means_", (None,)))
+        options = model.layer_.activation, min(n_means, heads.n_heads)
         found.append(attention_weights(sets, heads, *options, memory_budget=memory_budget()))
         return [[part.T for part in np.split(weights, sets.offsets[1:-1])] for weights in found]
 
@@ -291,11 +333,12 @@ class AttentionRegressor(StreamedRegressor, RegressionIntervals, MultiOutputMixi
         if self.selection_ == "loo":
             self.loo_predictions_ = outputs(fit.predictions, single)
         self.intercept_ = float(fit.layer.intercept[0]) if single else fit.layer.intercept
-        _store_coefficients(self, fit, single)
+        _store_coefficients(self, single)
 
     def predict(self, X: Any) -> Float[np.ndarray, "n ..."]:
         """Return predictions, shape (n,) or (n, outputs) as ``y`` had."""
-        return outputs(self._scores(X), self._single)
+        model = self._snapshot()
+        return outputs(model._scores(X), model._single)
 
 
 class AttentionClassifier(StreamedClassifier, ClassificationSets, LabelScores, ClassifierMixin, _AttentionModel):
@@ -309,7 +352,7 @@ class AttentionClassifier(StreamedClassifier, ClassificationSets, LabelScores, C
     n_heads, law, alpha, activation, fit_intercept, random_state, dtype, pooling, scaling, query, device, solver
         As for `AttentionRegressor`.
     class_weight : None, "balanced" or dict
-        Weight of the samples of each class; "balanced" gives every class the same total.
+        Weight of the samples of each class; "balanced" gives every class that has weight the same total weight.
     criterion : "log_loss" or "squared_error"
         What the penalty, and all else that is automatic, is chosen by: the log-loss of the calibrated left-out
         scores, or the squared error of the ±1 columns. Fits in batches have the log-loss of the samples they keep for
@@ -319,7 +362,10 @@ class AttentionClassifier(StreamedClassifier, ClassificationSets, LabelScores, C
     Attributes
     ----------
     classes_ : array (classes,)
-        The labels, sorted.
+        The labels of y, sorted. One whose samples all have weight 0 keeps its place: its score is −1, its probability
+        0, and it is never predicted. All else is as without those samples.
+    class_has_weight_ : bool array (classes,)
+        Which labels have a sample of positive weight.
     loo_error_ : float
         Leave-one-out mean squared error of the ±1 columns at ``alpha_``.
     loo_decision_ : array (n,) or (n, classes)
@@ -370,39 +416,64 @@ class AttentionClassifier(StreamedClassifier, ClassificationSets, LabelScores, C
     ) -> None:
         self._store_parameters(locals())
 
+    def _check_parameters(self) -> None:
+        """Raise for a parameter that no fit takes, whatever the samples."""
+        super()._check_parameters()
+        check_choice(self.criterion, "criterion", CRITERIA)
+        check_class_weight(self.class_weight)
+
     def fit(self, X: Any, y: Any, sample_weight: Any = None, *, groups: Any = None) -> AttentionClassifier:
         """Fit the values and the temperature; ``sample_weight`` and ``groups`` as for `AttentionRegressor.fit`."""
         batch = as_samples(self, X, reset=True)
         labels = self._encode(y, batch)
+        check_class_weight(self.class_weight)
         weights = class_weights(self.class_weight, self.classes_[labels], as_weights(sample_weight, batch))
-        columns = np.where(labels[:, None] == np.arange(len(self.classes_)), 1.0, -1.0)
-        single = len(self.classes_) == 2
-        columns = columns[:, 1:] if single else columns
+        # ±1 columns of the classes that have weight: one per class, or a single one for two
+        classes = self._class_columns(labels, weights, first=-1.0)
+        numbers = classes.numbers(labels)
+        columns = np.where(numbers[:, None] == np.arange(classes.has_weight.sum()), 1.0, -1.0)
+        if columns.shape[1] == 2:
+            columns = columns[:, 1:]
         fit = self._fit_columns(batch, columns, weights, groups)
-        scores = outputs(fit.predictions, single)
-        if self.selection_ == "loo":
-            self.loo_decision_ = scores
-        self.intercept_ = fit.layer.intercept
-        left = slice(None) if self.selection_ == "loo" else np.isfinite(fit.predictions[:, 0])
-        known = None if weights is None else weights[left]
-        self.temperature_ = fit_temperature(class_scores(scores[left]), labels[left], known)
+        # the temperature of scores that were left out
+        was_left_out = numbers >= 0
+        if self.selection_ != "loo":
+            was_left_out &= np.isfinite(fit.predictions[:, 0])
+        left_out_weights = None if weights is None else weights[was_left_out]
+        left_out_scores = class_scores(fit.predictions[was_left_out])
+        self.temperature_ = fit_temperature(left_out_scores, numbers[was_left_out], left_out_weights)
         rows = fit.judged()
         self._keep_label_errors(fit.predictions[rows], columns[rows])
-        _store_coefficients(self, fit, single)
+        # one output for every class, those without weight too
+        self.class_has_weight_ = classes.has_weight
+        self.layer_ = classes.of_layer(self.layer_)
+        if "_training" in vars(self):
+            all_columns = classes.of_all_classes(columns, without_weight=SCORE_WITHOUT_WEIGHT)
+            self._training = replace(self._training, columns=all_columns)
+        single = len(self.classes_) == 2
+        if self.selection_ == "loo":
+            decision = classes.of_all_classes(fit.predictions, without_weight=SCORE_WITHOUT_WEIGHT)
+            self.loo_decision_ = outputs(decision, single)
+        self.intercept_ = self.layer_.intercept
+        _store_coefficients(self, single)
         return self
 
     def predict_proba(self, X: Any) -> Float[np.ndarray, "n c"]:
         """Return probabilities, calibrated on the leave-one-out scores."""
-        return np.asarray(softmax(self._class_scores(X) * self.temperature_, axis=1))
+        model = self._snapshot()
+        return np.asarray(softmax(model._class_scores(X) * model.temperature_, axis=1))
 
     def predict_log_proba(self, X: Any) -> Float[np.ndarray, "n c"]:
         """Return the logarithms of `predict_proba`, without underflow."""
-        return np.asarray(log_softmax(self._class_scores(X) * self.temperature_, axis=1))
+        model = self._snapshot()
+        return np.asarray(log_softmax(model._class_scores(X) * model.temperature_, axis=1))
 
 
-def _store_coefficients(model: _AttentionModel, fit: LayerFit, single: bool) -> None:
-    if isinstance(fit.layer, KernelLayer):
-        model.dual_coef_ = outputs(fit.layer.dual, single)
+def _store_coefficients(model: _AttentionModel, single: bool) -> None:
+    """The parts of the layer under names of their own."""
+    layer = model.layer_
+    if isinstance(layer, KernelLayer):
+        model.dual_coef_ = outputs(layer.dual, single)
     else:
-        model.values_ = outputs(fit.layer.values, single)
-        model.heads_ = fit.layer.heads
+        model.values_ = outputs(layer.values, single)
+        model.heads_ = layer.heads

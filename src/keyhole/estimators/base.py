@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from sklearn import get_config
 from sklearn.base import BaseEstimator
 from sklearn.utils import assert_all_finite
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
 
+from keyhole._checks import check_labels
 from keyhole.estimators.inputs import as_heads, check_given, check_lengths
 from keyhole.ridge import calibration
 
@@ -23,6 +25,17 @@ class SetEstimator(BaseEstimator):
         """Keep the arguments of ``__init__``, its ``locals()``, as they are and under their names."""
         for name in self._get_param_names():
             setattr(self, name, given[name])
+
+    def _snapshot(self) -> Any:
+        """The model as it is now, for a method that only reads.
+
+        Itself, unless samples may be added to it meanwhile: see `keyhole.estimators.streaming`.
+        """
+        return self
+
+    def _check_parameters(self) -> None:
+        """Raise for a parameter that no fit takes, whatever the samples; `fit` and `load` ask."""
+        raise NotImplementedError
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -75,10 +88,11 @@ class KeyContributions:
         >>> bool(np.corrcoef(np.concatenate(parts), x**2)[0, 1] > 0.9)  # what a key adds goes with its own x²
         True
         """
-        batch = self._ready(X)  # type: ignore[attr-defined]
-        parts = self.layer_.contributions(batch, memory_budget=memory_budget())
+        model = self._snapshot()  # type: ignore[attr-defined]
+        batch = model._ready(X)
+        parts = model.layer_.contributions(batch, memory_budget=memory_budget())
         ends = np.cumsum(batch.unpooled.token_counts)
-        return np.split(outputs(parts, self._has_one_output()), ends[:-1])
+        return np.split(outputs(parts, model._has_one_output()), ends[:-1])
 
     def extras_contributions(self, X: Any) -> Float[np.ndarray, "n c ..."]:
         """Return what each column of extras adds to each prediction: (n, columns), or (n, columns, outputs).
@@ -95,15 +109,72 @@ class KeyContributions:
         >>> model.extras_contributions(sets[[0, 19]]).round(1).ravel()
         array([-47.5,  47.5])
         """
-        batch, values = self._ready(X), self.layer_.extras_values  # type: ignore[attr-defined]
+        model = self._snapshot()  # type: ignore[attr-defined]
+        batch = model._ready(X)
+        values = model.layer_.extras_values
         if values is None:
-            values = np.zeros((0, len(self.layer_.intercept)))
+            values = np.zeros((0, len(model.layer_.intercept)))
         columns = np.zeros((len(batch), 0)) if batch.extras is None else batch.extras
-        return outputs(columns[:, :, None] * values, self._has_one_output())
+        return outputs(columns[:, :, None] * values, model._has_one_output())
 
     def _has_one_output(self) -> bool:
         """Whether predictions have no axis of outputs."""
         return len(self.classes_) == 2 if hasattr(self, "classes_") else bool(self._single)  # type: ignore[attr-defined]
+
+
+SCORE_WITHOUT_WEIGHT = -1.0
+"""Decision function of a class whose samples all have weight 0: what ridge predicts for a column of −1."""
+
+
+@dataclass(frozen=True)
+class ClassColumns:
+    """The outputs of the classes that have weight, among all classes.
+
+    A fit has one output for each class that has weight, or a single one for two of them. A class without weight is
+    not part of it: its values are 0, its score is `SCORE_WITHOUT_WEIGHT`, its probability is 0.
+
+    Attributes
+    ----------
+    has_weight : bool array (classes,)
+    first : float
+        What the score of the first of two classes is, in units of that of the second: −1 for ridge on ±1, 0 for the
+        log-odds of the norm ball.
+    """
+
+    has_weight: Bool[np.ndarray, " c"]
+    first: float
+
+    @classmethod
+    def of(
+        cls, labels: Int[np.ndarray, " n"], weights: Float[np.ndarray, " n"] | None, n_classes: int, first: float
+    ) -> ClassColumns:
+        """Those of samples with numbered labels."""
+        counted = labels if weights is None else labels[weights > 0]
+        return cls(has_weight=np.bincount(counted, minlength=n_classes) > 0, first=first)
+
+    def numbers(self, labels: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
+        """Labels numbered among the classes that have weight; −1 for the others."""
+        number = np.cumsum(self.has_weight) - 1
+        return np.where(self.has_weight[labels], number[labels], -1)
+
+    def of_all_classes(self, outputs: np.ndarray, without_weight: float) -> np.ndarray:
+        """Outputs (…, t) of the fit as outputs (…, classes) of all classes."""
+        if self.has_weight.all():
+            return outputs
+        if outputs.shape[-1] == 1:
+            outputs = np.concatenate([self.first * outputs, outputs], axis=-1)
+        expanded = np.full((*outputs.shape[:-1], len(self.has_weight)), without_weight)
+        expanded[..., self.has_weight] = outputs
+        return expanded
+
+    def of_layer(self, layer: Any) -> Any:
+        """A layer of all classes from the layer of the fit, of finitely or infinitely many heads."""
+        changes = {}
+        for name in ("values", "dual", "extras_values"):
+            if getattr(layer, name, None) is not None:
+                changes[name] = self.of_all_classes(getattr(layer, name), without_weight=0.0)
+        intercept = self.of_all_classes(layer.intercept, without_weight=SCORE_WITHOUT_WEIGHT)
+        return replace(layer, intercept=intercept, **changes)
 
 
 class LabelScores:
@@ -122,24 +193,39 @@ class LabelScores:
         return self.classes_[winners]
 
     def _class_scores(self, X: Any) -> np.ndarray:
-        return class_scores(self.decision_function(X))
+        return self._without_weightless(class_scores(self.decision_function(X)))
 
-    def _encode(self, y: Any, batch: Any, weights: np.ndarray | None = None) -> np.ndarray:
-        """Number the labels that have weight, sorted, as ``classes_``; the others, if any, are −1."""
+    def _without_weightless(self, scores: Float[np.ndarray, "*m c"]) -> Float[np.ndarray, "*m c"]:
+        """Scores of classes, −∞ for those whose samples all have weight 0: they are never predicted."""
+        has_weight = getattr(self, "class_has_weight_", None)
+        if has_weight is None or has_weight.all():
+            return scores
+        return np.where(has_weight, scores, -np.inf)
+
+    def _encode(self, y: Any, batch: Any) -> Int[np.ndarray, " n"]:
+        """Number the labels, sorted, as ``classes_``."""
         check_given(self, y)
         y = column_or_1d(y, warn=True)
         assert_all_finite(y, input_name="y", estimator_name=type(self).__name__)
+        check_labels(y, "y", "class")
         check_classification_targets(y)
         check_lengths(batch, y, "y")
-        counted = y if weights is None else y[weights > 0]
-        self.classes_ = np.unique(counted)
-        if len(self.classes_) < 2:
+        self.classes_, labels = np.unique(y, return_inverse=True)
+        return np.asarray(labels)
+
+    def _class_columns(
+        self, labels: Int[np.ndarray, " n"], weights: Float[np.ndarray, " n"] | None, first: float
+    ) -> ClassColumns:
+        """The classes that have weight; there must be two of them."""
+        columns = ClassColumns.of(labels, weights, len(self.classes_), first)
+        if columns.has_weight.sum() < 2:
+            n_samples = len(labels) if weights is None else int((weights > 0).sum())
+            of_weight = "" if weights is None else " of positive weight"
             raise ValueError(
-                f"`y` must have at least two classes: got 1 class, '{self.classes_[0]}', in {len(counted)} samples"
-                f"{'' if weights is None else ' of positive weight'}. There is nothing to tell apart."
+                f"`y` must have at least two classes: got 1 class, '{self.classes_[columns.has_weight][0]}', in "
+                f"{n_samples} samples{of_weight}. There is nothing to tell apart."
             )
-        places = np.searchsorted(self.classes_, y).clip(max=len(self.classes_) - 1)
-        return np.where(self.classes_[places] == y, places, -1)
+        return columns
 
 
 def class_scores(decision: np.ndarray) -> np.ndarray:

@@ -15,7 +15,7 @@ from keyhole.attention.heads import HeadDraw
 from keyhole.data.sets import PooledSets, SetBatch
 from keyhole.data.tokens import QUERIES, SCALINGS, TokenRule
 from keyhole.estimators.base import SetEstimator, finite_heads
-from keyhole.estimators.inputs import as_law, as_seed, as_sets, check_layer_options
+from keyhole.estimators.inputs import as_law, as_seed, as_sets, check_layer_options, check_random_state
 from keyhole.layer import beside
 
 
@@ -48,6 +48,8 @@ class AttentionFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SetEs
         Scaling and query used; extras are left as they are.
     heads_ : HeadDraw
         The heads, regenerated from their seed as needed.
+    activation_, dtype_ : str
+        Those of the fit: other parameters take effect with the next one.
     n_features_in_ : int
         Token dimension d.
 
@@ -78,22 +80,36 @@ class AttentionFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SetEs
     ) -> None:
         self._store_parameters(locals())
 
-    def fit(self, X: Any, y: Any = None) -> AttentionFeatures:
-        """Draw the heads. ``X`` gives the token dimension, and the means and deviations of scaling="standard"."""
+    def _check_parameters(self) -> None:
+        """Raise for a parameter that no fit takes, whatever the samples."""
         check_layer_options(self.activation, self.dtype)
         check_choice(self.scaling, "scaling", SCALINGS)
         check_choice(self.query, "query", QUERIES)
-        n_heads = finite_heads(
+        check_random_state(self.random_state)
+        as_law(self.law)
+        self._finite_heads()
+
+    def _finite_heads(self) -> int:
+        """The number of heads, or an error that says why it must be finite."""
+        return finite_heads(
             self.n_heads,
             "AttentionFeatures: infinitely many heads have infinitely many columns. Use kh.attention_kernel, or "
             "AttentionRegressor(n_heads=math.inf).",
         )
+
+    def fit(self, X: Any, y: Any = None) -> AttentionFeatures:
+        """Draw the heads. ``X`` gives the token dimension, and the means and deviations of scaling="standard"."""
+        self._check_parameters()
+        activation, dtype = check_layer_options(self.activation, self.dtype)
+        n_heads = self._finite_heads()
         batch = as_sets(self, X, reset=True)
         learned_on = batch.numpy() if self.scaling == "standard" else batch
         law = as_law(self.law)
         self.tokens_ = TokenRule.learn(learned_on.with_extras(None), self.scaling, self.query).with_looks_of(law)
         query_dim = self.tokens_.query_dim(batch)
         self.heads_ = HeadDraw(law, n_heads, batch.dim, as_seed(self.random_state), query_dim)
+        self.activation_ = activation
+        self.dtype_ = dtype
         return self
 
     def transform(self, X: Any) -> Float[np.ndarray, "n p"]:
@@ -102,7 +118,7 @@ class AttentionFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SetEs
         batch: SetBatch | PooledSets = as_sets(self, X, reset=False)
         if (self.tokens_.scaling, self.tokens_.query, self.tokens_.looks) != ("none", "given", ()):  # done in NumPy
             batch = self.tokens_.apply(batch.sets.numpy())
-        features = attention_features(batch, self.heads_, self.activation, dtype=self.dtype)
+        features = attention_features(batch, self.heads_, self.activation_, dtype=self.dtype_)
         return features if batch.extras is None else beside(features, batch.extras)
 
     @property

@@ -5,26 +5,46 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 from sklearn.base import BaseEstimator
-from sklearn.utils import check_array, check_random_state
+from sklearn.utils import check_array
+from sklearn.utils import check_random_state as as_random_state
 from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.validation import column_or_1d, validate_data
 
 from keyhole._array import thread_count, unit_exponent
-from keyhole._checks import check_choice, check_count, check_float_array, check_number, check_seed
+from keyhole._checks import (
+    as_sequence,
+    check_choice,
+    check_count,
+    check_float_array,
+    check_labels,
+    check_no_mask,
+    check_number,
+    check_seed,
+    check_weight_sizes,
+    is_table,
+)
 from keyhole.attention.activations import POINTWISE, check_activation, check_pointwise
 from keyhole.attention.heads import GaussianHeads, HeadDraw, HeadLaw
 from keyhole.attention.law_error import improvement
 from keyhole.attention.learned import MAX_HEADS_TO_JUDGE, LearnedHeads
-from keyhole.data.sets import POOLINGS, PooledSets, SetBatch, SetGroups, check_sets, first_occurrences, samples_in
+from keyhole.data.sets import (
+    POOLINGS,
+    DistinctSamples,
+    PooledSets,
+    SetBatch,
+    SetGroups,
+    check_sets,
+    samples_in,
+)
 from keyhole.data.tokens import QUERIES, SCALINGS, TokenRule
-from keyhole.layer import LayerFit, choose_extras_scale, distinct_samples, fit_layer
+from keyhole.layer import LayerFit, choose_extras_scale, distinct_samples, exceeds_memory, fit_layer
 from keyhole.ridge.calibration import calibrate, class_scores, labels_of
 
 
@@ -69,6 +89,7 @@ def _as_sets(estimator: BaseEstimator, X: Any, *, reset: bool) -> SetBatch:
 
     ``X`` is a SetBatch; or tokens as `SetBatch.from_tokens` takes them; or an (n, d) table, one key per set.
     """
+    X = as_sequence(X)
     if isinstance(X, SetBatch):
         batch = X
         if len(batch) == 0:
@@ -76,8 +97,7 @@ def _as_sets(estimator: BaseEstimator, X: Any, *, reset: bool) -> SetBatch:
     elif _holds_token_arrays(X):
         batch = SetBatch.from_tokens(X)
     else:
-        table = validate_data(estimator, X, reset=reset, dtype=(np.float64, np.float32))
-        batch = SetBatch(table[:, None, :])
+        batch = SetBatch(_as_numbers(estimator, X, reset=reset)[:, None, :])
     has_query = batch.query is not None
     if reset:
         estimator.n_features_in_ = batch.dim
@@ -103,10 +123,54 @@ def _as_sets(estimator: BaseEstimator, X: Any, *, reset: bool) -> SetBatch:
     return batch
 
 
+def _as_numbers(estimator: BaseEstimator, X: Any, *, reset: bool) -> Float[np.ndarray, "n d"]:
+    """Return a table as an array of numbers, checked as scikit-learn checks tables."""
+    check_no_mask(X, "X")
+    rule = "`X` must be sets, or a table of numbers"
+    remedy = "Pass an array, a data frame of numbers or a SetBatch; kh.read_table makes sets of tables with text."
+    fields = getattr(getattr(X, "dtype", None), "names", None)
+    if fields:
+        raise TypeError(f"{rule}: got an array of fields {', '.join(fields)}. {remedy}")
+    if isinstance(X, dict) and not hasattr(X, "toarray"):  # a sparse matrix may be one too
+        raise TypeError(f"{rule}: got a dict. {remedy}")
+    if isinstance(X, (list, tuple)) and len(X) > 0 and isinstance(X[0], dict):
+        raise TypeError(f"{rule}: got a list of dicts. {remedy}")
+    if is_table(X) and hasattr(X, "collect"):
+        raise TypeError(
+            f"`X` must be a table in memory: got {type(X).__name__}, which is not computed yet. Call its "
+            "collect method."
+        )
+    try:
+        return np.asarray(validate_data(estimator, X, reset=reset, dtype=(np.float64, np.float32)))
+    except (TypeError, ValueError) as error:
+        text = _first_text(X)
+        if text is None:
+            raise
+        column, value = text
+        raise ValueError(
+            f"`X` must hold numbers: column {column!r} holds {value!r:.40}. Leave it out or encode it; kh.read_table "
+            "encodes text and dates as it makes sets of a table."
+        ) from error
+
+
+def _first_text(X: Any) -> tuple[str, str] | None:
+    """The name of the first column of a table that holds text, and that text; None if there is none."""
+    if not is_table(X):
+        return None
+    names = X.column_names if hasattr(X, "column_names") else X.columns
+    for name in names:
+        values = np.asarray(X[name])
+        if values.dtype.kind in "OUST":
+            for value in values.tolist():
+                if isinstance(value, str):
+                    return str(name), value
+    return None
+
+
 def _holds_token_arrays(X: Any) -> bool:
     """Whether ``X`` is three levels deep: sets of tokens of coordinates."""
-    if hasattr(X, "iloc") or hasattr(X, "toarray"):
-        return False  # a table: a data frame or a sparse matrix
+    if is_table(X) or hasattr(X, "toarray"):
+        return False  # a data frame or a sparse matrix
     if hasattr(X, "ndim") and X.ndim != 1:
         return bool(X.ndim == 3)
     if not hasattr(X, "__len__") or isinstance(X, (str, bytes, dict)) or len(X) == 0:
@@ -129,9 +193,10 @@ def as_columns(estimator: BaseEstimator, y: Any, batch: Sized) -> Float[np.ndarr
 
 
 def check_given(estimator: BaseEstimator, y: Any) -> None:
-    """Raise if there is no target."""
+    """Raise if there is no target, or one that is masked."""
     if y is None:
         raise ValueError(f"{type(estimator).__name__} requires y to be passed, but the target y is None.")
+    check_no_mask(y, "y")
 
 
 def check_lengths(batch: Sized, values: Any, name: str) -> None:
@@ -147,6 +212,7 @@ def as_weights(sample_weight: Any, batch: Sized) -> Float[np.ndarray, " n"] | No
     """Return checked sample weights, or None."""
     if sample_weight is None:
         return None
+    check_no_mask(sample_weight, "sample_weight")
     sample_weight = np.asarray(sample_weight)
     if sample_weight.ndim == 0:
         sample_weight = np.full(len(batch), sample_weight)
@@ -165,6 +231,7 @@ def as_weights(sample_weight: Any, batch: Sized) -> Float[np.ndarray, " n"] | No
         )
     if not weights.any():
         raise ValueError("`sample_weight` must have a positive entry: all weights are zero.")
+    check_weight_sizes(weights, "sample_weight")
     return np.asarray(weights)
 
 
@@ -197,12 +264,18 @@ def as_heads(n_heads: Any) -> int | None:
 
 
 def as_law(law: Any) -> HeadLaw:
-    """Return the law of the heads; None means zero-mean Gaussian heads."""
+    """Return the law of the heads, a copy of its own; None means zero-mean Gaussian heads.
+
+    Heads are drawn from the law whenever they are needed: a law that is changed after the fit may not change them. One
+    that learns is the parameter itself, whose ``fit`` makes another law.
+    """
     if law is None:
         return GaussianHeads()
     if isinstance(law, type) or not isinstance(law, HeadLaw):
         raise TypeError(f"`law` must be a law of heads such as kh.GaussianHeads(mean=1.0) or None: got {law!r}.")
-    return law
+    if hasattr(law, "fit"):
+        return law
+    return copy.deepcopy(law)
 
 
 def as_seed(random_state: Any) -> int:
@@ -213,7 +286,31 @@ def as_seed(random_state: Any) -> int:
         return check_seed(random_state, "random_state")
     if random_state is None:
         return int(np.random.SeedSequence().generate_state(1, np.uint32)[0] >> 1)
-    return int(check_random_state(random_state).randint(2**31 - 1))
+    return int(as_random_state(random_state).randint(2**31 - 1))
+
+
+def check_random_state(random_state: Any) -> None:
+    """Raise unless heads can be drawn from ``random_state``; nothing is drawn."""
+    if isinstance(random_state, (int, np.integer)) and not isinstance(random_state, bool):
+        check_seed(random_state, "random_state")
+    elif random_state is not None and not isinstance(random_state, (np.random.Generator, np.random.RandomState)):
+        raise TypeError(
+            "`random_state` must be an integer, a RandomState, a Generator or None: got "
+            f"{random_state!r:.60} of type {type(random_state).__name__}."
+        )
+
+
+def check_class_weight(class_weight: Any) -> None:
+    """Raise unless the weights of classes are None, "balanced", or numbers that are not negative."""
+    if class_weight is None:
+        return
+    if isinstance(class_weight, dict):
+        for label, weight in class_weight.items():
+            check_number(weight, f"class_weight[{label!r}]", minimum=0.0)
+    elif not isinstance(class_weight, str) or class_weight != "balanced":
+        raise ValueError(
+            f"`class_weight` must be None, 'balanced' or a dict of one number per class: got {class_weight!r:.60}."
+        )
 
 
 def check_layer_options(activation: Any, dtype: Any) -> tuple[str, str]:
@@ -254,7 +351,7 @@ LONG_FIT = 60.0
 class LayerPlan:
     """How to fit a layer once its samples are ready; ``n_heads`` None means infinitely many, ``law`` None is chosen.
 
-    ``options`` are those of `fit_layer`.
+    ``options`` are those of `fit_layer`. ``distinct`` are the distinct samples, if somebody looked for them already.
     """
 
     n_heads: int | None
@@ -263,20 +360,47 @@ class LayerPlan:
     seed: int
     options: dict[str, Any] = field(repr=False)
     extras_scale: float | None = None
+    distinct: DistinctSamples | None = field(default=None, repr=False)
 
     def heads(self, law: HeadLaw, batch: SetBatch | PooledSets) -> HeadDraw | HeadLaw:
         """The heads of a law for samples like these, or the law itself for infinitely many."""
         return law if self.n_heads is None else HeadDraw(law, self.n_heads, batch.dim, self.seed, batch.query_dim)
 
+    def with_ranks(self, batch: SetBatch | SetGroups, columns: np.ndarray) -> LayerPlan:
+        """The same plan with ranks of the samples where a fit draws some of them, for extras or to hold them out.
+
+        Ranks are made of samples as they were given: tokens that were scaled differ in their last digits.
+        """
+        solver = self.options["solver"]
+        by_gradients = solver == "cg"
+        if solver == "auto" and self.n_heads is not None:
+            n_columns = self.n_heads * (batch.dim + 1)
+            by_gradients = exceeds_memory(len(batch), n_columns, self.options["dtype"])
+        draws_samples = by_gradients or self.options["groups"] is not None or batch.extras is not None
+        if not draws_samples:
+            return self
+        groups = self.options["groups"]
+        samples = batch.numpy()
+        distinct = self.distinct
+        if distinct is None:
+            distinct = DistinctSamples.of(samples, columns, self.options["weights"], groups)
+        ranks = distinct.ranks(samples, columns, 0, groups)
+        return replace(self, options={**self.options, "ranks": ranks})
+
     def with_extras_scale(self, rule: TokenRule, batch: SetBatch | SetGroups, columns: np.ndarray) -> TokenRule:
-        """The rule with extras of the scale asked for, or of least leave-one-out error under heads around zero."""
-        if batch.extras is None or self.extras_scale is not None:
-            return rule.with_extras_scale(self.extras_scale or 1.0)
+        """The rule with extras of the scale that was given, or of least leave-one-out error.
+
+        Heads that are learned later are learned at the scale that suits heads around zero.
+        """
+        if batch.extras is None:
+            return rule
+        if self.extras_scale is not None:
+            return rule.with_extras_scale(self.extras_scale)
         assert self.law is not None
-        ready, law = rule.apply(batch), GaussianHeads() if hasattr(self.law, "fit") else self.law
-        return rule.with_extras_scale(
-            choose_extras_scale(ready, columns, self.heads(law, ready), self.penalties, **self.options)
-        )
+        law = GaussianHeads() if hasattr(self.law, "fit") else self.law
+        ready = rule.apply(batch)
+        scale = choose_extras_scale(ready, columns, self.heads(law, ready), self.penalties, **self.options)
+        return rule.with_extras_scale(scale)
 
     def fitted_law(self, batch: SetBatch | PooledSets, columns: np.ndarray) -> HeadLaw:
         """The law itself, or what its ``fit`` makes of the training set."""
@@ -315,32 +439,34 @@ class LayerPlan:
             )
         return self.law
 
-    def draft(self, batch: SetBatch | SetGroups, n: int, n_drafts: int) -> tuple[Int[np.ndarray, " r"], LayerPlan]:
-        """Which of n samples to choose by, and a plan for fits to them.
+    def draft_size(self, token_counts: Int[np.ndarray, " n"], dim: int, n_drafts: int) -> tuple[int, int | None]:
+        """How many of n distinct samples to choose by, and with how many heads (None: the exact kernel).
 
-        As many as let all drafts together cost what one fit of heads does; by the exact kernel if that is what is asked
-        for and cheaper than few heads.
+        As many as let all drafts together cost what one fit of heads does; by the exact kernel if
+        that is what was asked for and cheaper than few heads.
         """
-        share = float(batch.token_counts.sum()) / len(batch)
+        n = len(token_counts)
+        keys_per_sample = float(token_counts.sum()) / n
 
         def seconds(count: int, n_heads: float) -> float:
-            return fit_seconds(count, int(count * share), batch.dim, n_heads, has_query=True)
+            n_tokens = int(count * keys_per_sample)
+            return fit_seconds(count, n_tokens, dim, n_heads, has_query=True)
 
-        few = HEADS_TO_CHOOSE_BY if self.n_heads is None else min(self.n_heads, HEADS_TO_CHOOSE_BY)
-        allowed = seconds(n, AUTO_HEADS if self.n_heads is None else self.n_heads)
-        for count in SAMPLES_TO_CHOOSE_BY:
-            some = min(n, count)
-            exact = self.n_heads is None and seconds(some, math.inf) <= seconds(some, few)
-            if n_drafts * seconds(some, math.inf if exact else few) <= allowed:
+        if self.n_heads is None:
+            few_heads = HEADS_TO_CHOOSE_BY
+            allowed = seconds(n, AUTO_HEADS)
+        else:
+            few_heads = min(self.n_heads, HEADS_TO_CHOOSE_BY)
+            allowed = seconds(n, self.n_heads)
+        for most in SAMPLES_TO_CHOOSE_BY:
+            count = min(n, most)
+            cost = seconds(count, few_heads)
+            by_kernel = self.n_heads is None and seconds(count, math.inf) <= cost
+            if by_kernel:
+                cost = seconds(count, math.inf)
+            if n_drafts * cost <= allowed:
                 break
-        rows = np.sort(np.random.default_rng(self.seed).permutation(n)[:count])
-        return rows, replace(self, n_heads=None if exact else few)
-
-    def options_of(self, rows: Int[np.ndarray, " r"]) -> dict[str, Any]:
-        """The options of a direct fit to some samples."""
-        given = ("weights", "groups")
-        parts = {name: None if self.options[name] is None else self.options[name][rows] for name in given}
-        return {**self.options, **parts, "solver": "direct"}
+        return count, None if by_kernel else few_heads
 
 
 @dataclass(frozen=True)
@@ -374,7 +500,7 @@ def fit_sets(
         tried = {names: float(np.ldexp(loss, power)) for names, loss in choice.tried.items()}
     rule, law, fit = choice.rule, choice.law, choice.fit
     if fit is None:
-        plan = replace(plan, law=choice.law)
+        plan = replace(plan, law=choice.law).with_ranks(batch, columns)
         rule = plan.with_extras_scale(rule, batch, columns)
         ready = rule.apply(batch)
         law = plan.fitted_law(ready, columns)
@@ -397,6 +523,100 @@ class RuleChoice:
     fit: LayerFit | None
 
 
+@dataclass(frozen=True)
+class Draft:
+    """Some distinct samples, and how layers are fitted to them in order to be compared.
+
+    Attributes
+    ----------
+    batch, columns : the samples and their outputs
+    plan : LayerPlan
+        With the heads, and the joint weights and the groups of these samples.
+    is_final : bool
+        Whether a fit to them already is the final fit: all distinct samples, all heads, nothing left to tune.
+    is_given : bool
+        Whether they are the samples that were given, one by one, so that its results are theirs.
+    """
+
+    batch: SetBatch | SetGroups
+    columns: Float[np.ndarray, "n t"]
+    plan: LayerPlan
+    is_final: bool
+    is_given: bool
+
+    @classmethod
+    def of(cls, batch: SetBatch | SetGroups, columns: np.ndarray, plan: LayerPlan, n_drafts: int) -> Draft:
+        """Choose the samples by what they are: neither order, nor duplicates, nor rows of weight 0 change the choice.
+
+        Duplicates are joined to one sample of their joint weight, as the layer joins them, so that a standard error
+        counts them once. The samples of a part of all are picked by their hashes.
+        """
+        groups = plan.options["groups"]
+        distinct = plan.distinct
+        if distinct is None:
+            distinct = DistinctSamples.of(batch, columns, plan.options["weights"], groups)
+        # how many samples and heads are affordable
+        count, n_heads = plan.draft_size(batch.token_counts[distinct.rows], batch.dim, n_drafts)
+        # which ones, in the order in which they were given
+        picked = np.arange(len(distinct))
+        if count < len(distinct):
+            ranks = distinct.ranks(batch, columns, plan.seed, groups)
+            picked = np.flatnonzero(ranks[distinct.rows] < count)
+        rows = distinct.rows[picked]
+        options = {
+            **plan.options,
+            "weights": None if distinct.weights is None else distinct.weights[picked],
+            "groups": None if groups is None else groups[rows],
+            "solver": "direct",
+        }
+        # whether the best draft can be kept
+        uses_everything = len(rows) == len(distinct) and n_heads == plan.n_heads
+        learns_heads = hasattr(plan.law, "fit")
+        nothing_to_tune = plan.penalties is None and not learns_heads and batch.extras is None
+        is_final = uses_everything and nothing_to_tune and plan.options["solver"] != "cg"
+        options["draft"] = not is_final
+        return cls(
+            batch=batch[rows],
+            columns=columns[rows],
+            plan=replace(plan, n_heads=n_heads, options=options, distinct=None),
+            is_final=is_final,
+            is_given=len(rows) == len(batch),
+        )
+
+    def fit(self, rule: TokenRule, law: HeadLaw) -> LayerFit:
+        """A layer under this rule and this law, with a penalty of its own."""
+        ready = rule.apply(self.batch)
+        heads = self.plan.heads(law, ready)
+        return fit_layer(ready, self.columns, heads, None, **self.plan.options)
+
+    def is_clearly_better(self, new: LayerFit, old: LayerFit) -> bool:
+        """Whether the left-out loss is lower by more than one standard error of the paired differences."""
+        options = self.plan.options
+        before = _sample_losses(old, self.columns, options)
+        after = _sample_losses(new, self.columns, options)
+        gain, error = improvement(before, after, options["weights"], options["groups"])
+        return gain > max(error, LOSS_ROUNDING * old.ridge.loss)
+
+
+LOSS_ROUNDING = 1e-6
+"""Share of a loss below which a difference is rounding, and the candidate that comes first is kept: on tokens of length
+one "none" and "sphere" are the same rule, and the order of the samples decides the last digits of their losses."""
+
+
+def is_lower(loss: float, other: float) -> bool:
+    """Whether a loss is lower than another by more than rounding."""
+    return loss < other - LOSS_ROUNDING * abs(other)
+
+
+def best_draft(fits: Sequence[LayerFit]) -> int:
+    """The number of the fit of least left-out loss; the first of those that differ by rounding alone."""
+    best = 0
+    for i, fit in enumerate(fits):
+        if is_lower(fit.ridge.loss, fits[best].ridge.loss):
+            best = i
+    return best
+
+
 def choose_rule(
     batch: SetBatch | SetGroups, columns: np.ndarray, plan: LayerPlan, scaling: Any, query: Any, pooling: str
 ) -> RuleChoice:
@@ -408,62 +628,78 @@ def choose_rule(
     sample by sample. Multiples grow until one is worse than the last; under softmax, heads that draw a multiple for
     each coordinate are tried too. A law that is learned is learned later, under the rule that suits heads around zero.
     """
-    weights = plan.options["weights"]
+    # the candidates
     scalings = _candidates(scaling, "scaling", SCALINGS, SCALINGS)
-    queries = _candidates(query, "query", QUERIES, ("given",) if batch.has_own_queries else ("given", "mean"))
-    learned: dict[str, Any] = {"weights": weights, "fit_intercept": plan.options["fit_intercept"]}
+    own_queries = batch.has_own_queries
+    queries = _candidates(query, "query", QUERIES, ("given",) if own_queries else ("given", "mean"))
     law = GaussianHeads() if plan.law is None or hasattr(plan.law, "fit") else plan.law
-    rules = [TokenRule.learn(batch, s, queries[0], pooling, **learned).with_looks_of(law) for s in scalings]
-    asks = plan.law is None and (batch.sets.query is not None or queries[-1] != "given")
-    known = np.arange(len(batch)) if weights is None else np.flatnonzero(weights > 0)
-    draws = asks and plan.options["activation"] not in POINTWISE
-    n_drafts = len(scalings) + len(queries) - 1 + 2 * asks + draws
-    picked, small = plan.draft(batch, len(known), n_drafts)
-    rows = known[picked] if n_drafts > 1 else known[:0]
-    options = plan.options_of(rows)
-    distinct = np.unique(first_occurrences(batch[rows], columns[rows])) if len(rows) else rows
-    if len(distinct) < MIN_SAMPLES_TO_CHOOSE_BY:
-        return RuleChoice(rules[0], law if plan.law is None else plan.law, {}, None)
-    part = batch[rows]
-    kept = len(rows) == len(batch) and small.n_heads == plan.n_heads and plan.penalties is None
-    kept = kept and plan.options["solver"] != "cg" and not hasattr(plan.law, "fit") and batch.extras is None
-    options["draft"] = not kept
+    may_have_queries = batch.sets.query is not None or queries[-1] != "given"
+    chooses_law = plan.law is None and may_have_queries
+    draws_strengths = chooses_law and plan.options["activation"] not in POINTWISE
 
-    def draft(rule: TokenRule, law: HeadLaw) -> LayerFit:
-        ready = rule.apply(part)
-        return fit_layer(ready, columns[rows], small.heads(law, ready), None, **options)
+    def learn(scaling: str, query: str) -> TokenRule:
+        rule = TokenRule.learn(
+            batch,
+            scaling,
+            query,
+            pooling,
+            weights=plan.options["weights"],
+            fit_intercept=plan.options["fit_intercept"],
+        )
+        return rule.with_looks_of(law)
 
-    def beyond_doubt(new: LayerFit, old: LayerFit) -> bool:
-        before, after = (_sample_losses(fit, columns[rows], options) for fit in (old, new))
-        gain, error = improvement(before, after, options["weights"], options["groups"])
-        return gain > error
+    # nothing to choose, or too few samples to choose by
+    n_drafts = len(scalings) + len(queries) - 1 + 2 * chooses_law + draws_strengths
+    draft = None
+    if n_drafts > 1:
+        draft = Draft.of(batch, columns, plan, n_drafts)
+    if draft is None or len(draft.columns) < MIN_SAMPLES_TO_CHOOSE_BY:
+        rule = learn(scalings[0], queries[0])
+        return RuleChoice(rule=rule, law=law if plan.law is None else plan.law, tried={}, fit=None)
 
-    drafts = [draft(rule, law) for rule in rules]
-    tried = {(rule.scaling, rule.query): found.ridge.loss for rule, found in zip(rules, drafts, strict=True)}
-    best = int(np.argmin([found.ridge.loss for found in drafts]))
-    if "standard" in scalings and _mixed_units(part.sets):
-        usual = scalings.index("standard")
-        best = best if beyond_doubt(drafts[best], drafts[usual]) else usual
-    rule, found = rules[best], drafts[best]
-    for other in queries[1:]:
-        asked = TokenRule.learn(batch, rule.scaling, other, pooling, **learned).with_looks_of(law)
-        answer = draft(asked, law)
-        tried[asked.scaling, asked.query] = answer.ridge.loss
-        if answer.ridge.loss < found.ridge.loss:
-            rule, found = asked, answer
-    if asks and (batch.sets.query is not None or rule.query != "given"):
-        pairs = batch.sets.pairs if rule.query == "given" else None
-        drafted = [(found, law)]
-        for c in STRENGTHS:
-            drafted.append((draft(rule, biased := GaussianHeads(c, pairs=pairs)), biased))
-            if drafted[-1][0].ridge.loss >= drafted[-2][0].ridge.loss:
+    # the scaling
+    rules = [learn(name, queries[0]) for name in scalings]
+    fits = [draft.fit(rule, law) for rule in rules]
+    tried = {(rule.scaling, rule.query): fit.ridge.loss for rule, fit in zip(rules, fits, strict=True)}
+    best = best_draft(fits)
+    if "standard" in scalings and _mixed_units(draft.batch.sets):
+        standard = scalings.index("standard")
+        if not draft.is_clearly_better(fits[best], fits[standard]):
+            best = standard
+    best_rule, best_fit = rules[best], fits[best]
+
+    # the query
+    for name in queries[1:]:
+        rule = learn(best_rule.scaling, name)
+        fit = draft.fit(rule, law)
+        tried[rule.scaling, rule.query] = fit.ridge.loss
+        if is_lower(fit.ridge.loss, best_fit.ridge.loss):
+            best_rule, best_fit = rule, fit
+
+    # the law
+    has_queries = batch.sets.query is not None or best_rule.query != "given"
+    if chooses_law and has_queries:
+        pairs = batch.sets.pairs if best_rule.query == "given" else None
+        laws: list[HeadLaw] = [law]
+        fits = [best_fit]
+        for strength in STRENGTHS:
+            laws.append(GaussianHeads(strength, pairs=pairs))
+            fits.append(draft.fit(best_rule, laws[-1]))
+            if not is_lower(fits[-1].ridge.loss, fits[-2].ridge.loss):
                 break
-        if draws:
-            drafted.append((draft(rule, drawn := GaussianHeads(*DRAWN_STRENGTHS, pairs=pairs)), drawn))
-        leader, leading = min(drafted, key=lambda pair: pair[0].ridge.loss)
-        if beyond_doubt(leader, found):
-            law, found = leading, leader
-    return RuleChoice(rule, law if plan.law is None else plan.law, tried, found if kept else None)
+        if draws_strengths:
+            means, scale = DRAWN_STRENGTHS
+            laws.append(GaussianHeads(means, scale, pairs=pairs))
+            fits.append(draft.fit(best_rule, laws[-1]))
+        best = best_draft(fits)
+        if draft.is_clearly_better(fits[best], best_fit):
+            law, best_fit = laws[best], fits[best]
+    return RuleChoice(
+        rule=best_rule,
+        law=law if plan.law is None else plan.law,
+        tried=tried,
+        fit=best_fit if draft.is_final and draft.is_given else None,
+    )
 
 
 MIXED_UNITS = 100.0
@@ -505,23 +741,42 @@ def fit_seconds(n: int, n_tokens: int, dim: int, n_heads: float, *, has_query: b
     return 1e-9 * (rest + features + (0.02 * n**2 * p + path if p >= n else 0.06 * n * p**2 + 0.5 * p**3))
 
 
-def cheaper_heads(batch: SetBatch | SetGroups, law: HeadLaw | None, query: Any, options: dict[str, Any]) -> int | None:
+def cheaper_heads(
+    batch: SetBatch | SetGroups,
+    law: HeadLaw | None,
+    query: Any,
+    options: dict[str, Any],
+    distinct: DistinctSamples | None = None,
+) -> int | None:
     """None, the exact kernel, where it exists and is predicted to take less time than heads; else how many heads.
 
     These are `AUTO_HEADS`, halved until a direct fit without a device is predicted to take `AUTO_SECONDS` at most.
+    Only the ``distinct`` samples cost time; all of them, if they are not given.
     """
+    # the sizes of the fit
+    token_counts = batch.token_counts.astype(float)
+    if distinct is not None:
+        token_counts = token_counts[distinct.rows]
+    if query == "each":
+        token_counts = token_counts**2
     has_query = batch.sets.query is not None or query != "given"
-    counts = batch.token_counts.astype(float) ** (2 if query == "each" else 1)
-    sizes = len(batch), int(counts.sum()), batch.dim
-    n_heads, halve = AUTO_HEADS, options["solver"] != "cg" and options["device"] is None
-    while halve and n_heads > FEWEST_AUTO_HEADS and fit_seconds(*sizes, n_heads, has_query=has_query) > AUTO_SECONDS:
-        n_heads //= 2
-    has_kernel = law is None or (not hasattr(law, "fit") and (hasattr(law, "moments") or hasattr(law, "components")))
-    has_kernel = has_kernel and getattr(law, "strength_range", None) is None
-    if not has_kernel or options["activation"] not in POINTWISE or options["solver"] == "cg":
-        return n_heads
-    kernel, heads = (fit_seconds(*sizes, m, has_query=has_query) for m in (math.inf, n_heads))
-    return None if kernel <= heads else n_heads
+
+    def seconds(n_heads: float) -> float:
+        return fit_seconds(len(token_counts), int(token_counts.sum()), batch.dim, n_heads, has_query=has_query)
+
+    # as many heads as a direct fit has time for
+    n_heads = AUTO_HEADS
+    if options["solver"] != "cg" and options["device"] is None:
+        while n_heads > FEWEST_AUTO_HEADS and seconds(n_heads) > AUTO_SECONDS:
+            n_heads //= 2
+    # the kernel, where there is one
+    has_moments = hasattr(law, "moments") or hasattr(law, "components")
+    law_has_kernel = law is None or (not hasattr(law, "fit") and has_moments)
+    draws_strengths = getattr(law, "strength_range", None) is not None
+    has_kernel = law_has_kernel and not draws_strengths and options["activation"] in POINTWISE
+    if has_kernel and options["solver"] != "cg" and seconds(math.inf) <= seconds(n_heads):
+        return None
+    return n_heads
 
 
 def warn_if_long(batch: SetBatch | PooledSets, heads: HeadDraw | HeadLaw) -> None:
@@ -545,15 +800,17 @@ def as_groups(
     """Number the groups, or None; at least two of them must have weight."""
     if groups is None:
         return None
+    check_no_mask(groups, "groups")
     groups = column_or_1d(groups)
     check_lengths(batch, groups, "groups")
+    check_labels(groups, "groups", "group")
     _, numbers = np.unique(groups, return_inverse=True)
-    heard = groups if weights is None else groups[weights > 0]
-    names = np.unique(heard)
+    has_weight = np.ones(len(groups), bool) if weights is None else weights > 0
+    names = np.unique(groups[has_weight])
     if len(names) < 2:
         raise ValueError(
             f"`groups` must name at least two groups, so that one can be left out: got {names.tolist()[0]!r} for all "
-            f"{len(heard)} samples of positive weight. Leave `groups` out to leave samples out one by one."
+            f"{has_weight.sum()} samples of positive weight. Leave `groups` out to leave samples out one by one."
         )
     return np.asarray(numbers)
 
@@ -563,8 +820,23 @@ def _candidates(value: Any, name: str, choices: tuple[str, ...], automatic: tupl
 
 
 def class_weights(class_weight: Any, labels: np.ndarray, weights: np.ndarray | None) -> np.ndarray | None:
-    """Sample weights times those of the classes, scaled to keep their sum: None if both are None."""
+    """Sample weights times those of the classes: None if both are None.
+
+    "balanced" counts a sample of weight two as two, and one of weight 0 as none: the classes that have weight share the
+    total weight in equal parts.
+    """
     if class_weight is None:
         return weights
-    by_class = compute_sample_weight(class_weight, labels)
-    return np.asarray(by_class if weights is None else by_class * weights)
+    single = np.ones(len(labels)) if weights is None else weights
+    if isinstance(class_weight, str):
+        _, member = np.unique(labels, return_inverse=True)
+        totals = np.bincount(member, weights=single)
+        share = single.sum() / (totals > 0).sum()
+        by_class = np.divide(share, totals, out=np.zeros_like(totals), where=totals > 0)
+        weight_of_class = by_class[member]
+    else:
+        weight_of_class = compute_sample_weight(class_weight, labels)
+    check_weight_sizes(weight_of_class, "class_weight")
+    both = np.asarray(weight_of_class * single)
+    check_weight_sizes(both, "sample_weight times class_weight")
+    return both

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,12 +27,26 @@ class PlainJackknifeWarning(UserWarning):
 
 @dataclass(frozen=True)
 class TrainingSamples:
-    """Samples as they were given to a fit: what its leave-one-out fits are made from, when they are first asked for."""
+    """Samples as they were given to a fit: what its leave-one-out fits are made from, when they are first asked for.
+
+    ``fit_intercept`` is that of the fit; None in older files, where the parameter of the estimator says it.
+    """
 
     batch: SetBatch | SetGroups
     columns: Float[np.ndarray, "n t"]
     weights: Float[np.ndarray, " n"] | None
     groups: Int[np.ndarray, " n"] | None
+    fit_intercept: bool | None = None
+
+    def copy(self) -> TrainingSamples:
+        """The same in host memory, none of it shared with what was given: that may be changed later."""
+        return TrainingSamples(
+            batch=self.batch.numpy()[np.arange(len(self.batch))],
+            columns=self.columns.copy(),
+            weights=None if self.weights is None else self.weights.copy(),
+            groups=None if self.groups is None else self.groups.copy(),
+            fit_intercept=self.fit_intercept,
+        )
 
 
 @dataclass(frozen=True)
@@ -127,12 +141,13 @@ class LeftOutFits:
         n, values = len(samples.batch), getattr(self.layer_, "values", None)
         width = n if values is None or samples.groups is not None else values[..., 0].size
         if self.solver_ != "cg" and 8 * n * min(n, width) <= memory_budget():
-            own = samples.batch.numpy()[np.arange(n)]  # a copy: what was given may be changed later
-            self._training = replace(samples, batch=own, columns=samples.columns.copy())
+            self._training = samples.copy()
 
     def _keep_errors(self, errors: Float[np.ndarray, "k t"]) -> None:
         """Keep left-out errors, each output's in order."""
         if len(errors) > MAX_ERRORS_KEPT:
+            # sorted first, so that the order of the samples does not decide which are kept
+            errors = errors[np.lexsort(errors.T)]
             errors = errors[np.random.default_rng(0).permutation(len(errors))[:MAX_ERRORS_KEPT]]
         self.left_out_errors_ = np.sort(errors, axis=0)
 
@@ -146,6 +161,9 @@ class LeftOutFits:
         if "_refits" not in vars(self):
             kept: TrainingSamples = self._training
             layer = self.layer_
+            fit_intercept = kept.fit_intercept
+            if fit_intercept is None:
+                fit_intercept = bool(self.fit_intercept)  # type: ignore[attr-defined]
             self._refits = Refits.of(
                 self.tokens_.apply(kept.batch),
                 kept.columns,
@@ -154,7 +172,7 @@ class LeftOutFits:
                 weights=kept.weights,
                 groups=kept.groups,
                 activation=layer.activation,
-                fit_intercept=bool(self.fit_intercept),  # type: ignore[attr-defined]
+                fit_intercept=fit_intercept,
                 memory_budget=memory_budget(),
             )
         return self._refits
@@ -216,11 +234,7 @@ class LeftOutFits:
         True
         """
         batch, refits = self._ready(X), self._with_variance("predict_std")  # type: ignore[attr-defined]
-        known = np.isfinite(refits.residuals).all(axis=1)
-        scaled = np.square(refits.residuals[known]) / (refits.own_variances()[known] + refits.alpha)[:, None]
-        amplitude = refits.shares[known] @ scaled / refits.shares[known].sum()
-        variance = np.concatenate([v for *_, v in refits.predictions(batch, memory_budget(), variances=True)])
-        return outputs(np.sqrt(amplitude * (variance[:, None] + refits.alpha)), self._has_one_output())  # type: ignore[attr-defined]
+        return outputs(refits.deviations(batch, memory_budget()), self._has_one_output())  # type: ignore[attr-defined]
 
     def novelty(self, X: Any) -> Float[np.ndarray, " n"]:
         """Return how unlike the training samples each sample is, as a rank between 0 and 1.
@@ -351,17 +365,18 @@ class RegressionIntervals(LeftOutFits):
         """
         coverage = _check_coverage(coverage)
         adaptive = check_choice(width, "width", ("constant", "adaptive")) == "adaptive"
-        batch = self._ready(X)  # type: ignore[attr-defined]
+        model = self._snapshot()  # type: ignore[attr-defined]
+        batch = model._ready(X)
         if adaptive:
-            self._with_variance("width='adaptive'")
-        if self.interval_method == "jackknife+":
-            found = self._jackknife_plus(batch, self._left_out_fits(), coverage, adaptive)
+            model._with_variance("width='adaptive'")
+        if model.interval_method == "jackknife+":
+            found = model._jackknife_plus(batch, model._left_out_fits(), coverage, adaptive)
         else:
-            self._warn_plain("intervals")
-            predicted = self.layer_.predict(batch, memory_budget=memory_budget())
-            size = upper_ends(self.left_out_errors_.T, np.ones(len(self.left_out_errors_)), coverage)
+            model._warn_plain("intervals")
+            predicted = model.layer_.predict(batch, memory_budget=memory_budget())
+            size = upper_ends(model.left_out_errors_.T, np.ones(len(model.left_out_errors_)), coverage)
             found = np.stack([predicted - size, predicted + size], axis=2)
-        return found[:, 0] if self._has_one_output() else found  # type: ignore[attr-defined]
+        return np.asarray(found[:, 0] if model._has_one_output() else found)
 
     def _jackknife_plus(
         self, batch: Any, refits: Refits, coverage: float, adaptive: bool
@@ -419,11 +434,12 @@ class ClassificationSets(LeftOutFits):
                [False,  True]])
         """
         coverage = _check_coverage(coverage)
-        batch = self._ready(X)  # type: ignore[attr-defined]
-        if self.interval_method != "jackknife+":
-            self._warn_plain("sets")
-            scores = self.layer_.predict(batch, memory_budget=memory_budget())
-            chances, own = self._chances(scores), 1 - self.left_out_errors_[:, 0]
+        model = self._snapshot()  # type: ignore[attr-defined]
+        batch = model._ready(X)
+        if model.interval_method != "jackknife+":
+            model._warn_plain("sets")
+            scores = model.layer_.predict(batch, memory_budget=memory_budget())
+            chances, own = model._chances(scores), 1 - model.left_out_errors_[:, 0]
             more = len(own) - np.searchsorted(np.sort(own), chances, side="right")
             return np.asarray(more < coverage * (len(own) + 1) * (1 - 1e-9))
         refits = self._left_out_fits()
@@ -438,7 +454,8 @@ class ClassificationSets(LeftOutFits):
 
     def _chances(self, scores: Float[np.ndarray, "*m t"]) -> Float[np.ndarray, "*m c"]:
         """Probabilities of the labels, from columns of scores."""
-        return np.asarray(softmax(class_scores(scores) * self.temperature_, axis=-1))
+        scores = self._without_weightless(class_scores(scores))  # type: ignore[attr-defined]
+        return np.asarray(softmax(scores * self.temperature_, axis=-1))
 
     def _keep_label_errors(self, scores: Float[np.ndarray, "k t"], columns: Float[np.ndarray, "k t"]) -> None:
         """Keep one less the probability of the right label, from left-out scores."""

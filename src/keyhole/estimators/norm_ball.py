@@ -16,7 +16,7 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
 from keyhole._array import MEMORY_BUDGET, block_size, blocks, unit_exponent
-from keyhole._checks import check_choice, check_count, check_float_array, check_number
+from keyhole._checks import check_choice, check_count, check_flag, check_float_array, check_number
 from keyhole.attention.features import apply_values, attention_features, key_contributions
 from keyhole.attention.heads import HeadDraw
 from keyhole.ball.design import DenseDesign, StreamedDesign
@@ -33,6 +33,7 @@ from keyhole.ball.norm_ball import (
 )
 from keyhole.ball.projection import NormBall, group_norms
 from keyhole.data.sets import PooledSets, SampleBatch, SetBatch
+from keyhole.data.tokens import QUERIES, SCALINGS
 from keyhole.estimators.base import KeyContributions, LabelScores, SetEstimator, finite_heads, memory_budget, outputs
 from keyhole.estimators.inputs import (
     LayerPlan,
@@ -42,9 +43,10 @@ from keyhole.estimators.inputs import (
     as_sets,
     as_weights,
     check_layer_options,
+    check_random_state,
     choose_rule,
 )
-from keyhole.layer import Samples, beside, choose_extras_scale, distinct_samples, of_extras
+from keyhole.layer import Samples, beside, distinct_samples, of_extras
 
 Pair = tuple[float, float]
 
@@ -593,13 +595,41 @@ class _NormBallModel(KeyContributions, SetEstimator):
     ) -> None:
         self._store_parameters(locals())
 
-    def _fit_columns(self, batch: SetBatch, columns: np.ndarray, weights: np.ndarray | None, loss: str) -> BallFit:
-        activation, dtype = check_layer_options(self.activation, self.dtype)
-        n_heads = finite_heads(
+    def _losses(self) -> tuple[str, ...]:
+        """The names of the losses that the estimator has."""
+        if isinstance(self, ClassifierMixin):
+            return "logistic", "hinge"
+        return "huber", "absolute", "squared"
+
+    def _check_parameters(self) -> None:
+        """Raise for a parameter that no fit takes, whatever the samples."""
+        check_layer_options(self.activation, self.dtype)
+        check_choice(self.loss, "loss", self._losses())
+        check_flag(self.fit_intercept, "fit_intercept")
+        check_choice(self.scaling, "scaling", (*SCALINGS, "auto"))
+        check_choice(self.query, "query", (*QUERIES, "auto"))
+        check_random_state(self.random_state)
+        as_law(self.law)
+        n_heads = self._finite_heads()
+        candidate_balls(
+            self.group_radius, self.ball_radius, Theory(self.complexity, self.delta, self.constant, n_heads)
+        )
+        check_number(self.tol, "tol", minimum=0.0, exclusive=True)
+        check_count(self.max_iter, "max_iter")
+        check_count(self.n_folds, "n_folds", minimum=2)
+
+    def _finite_heads(self) -> int:
+        """The number of heads, or an error that says why it must be finite."""
+        return finite_heads(
             self.n_heads,
             "the norm ball: it bounds the values of each head. Use a large number, or "
             "kh.AttentionRegressor(n_heads=math.inf) for the exact kernel.",
         )
+
+    def _fit_columns(self, batch: SetBatch, columns: np.ndarray, weights: np.ndarray | None, loss: str) -> BallFit:
+        self._check_parameters()
+        activation, dtype = check_layer_options(self.activation, self.dtype)
+        n_heads = self._finite_heads()
         theory = Theory(self.complexity, self.delta, self.constant, n_heads)
         balls = candidate_balls(self.group_radius, self.ball_radius, theory)
         settings = BallSettings(
@@ -637,10 +667,7 @@ class _NormBallModel(KeyContributions, SetEstimator):
         known = np.ldexp(known, -int(unit_exponent(known)))
         rule = choose_rule(batch, known, plan, self.scaling, self.query, "mean").rule
         if batch.extras is not None:
-            ready = rule.apply(batch)
-            heads = plan.heads(as_law(self.law), ready)
-            given = {name: plan.options[name] for name in ("activation", "fit_intercept", "groups")}
-            rule = rule.with_extras_scale(choose_extras_scale(ready, known, heads, None, weights=weights, **given))
+            rule = plan.with_ranks(batch, known).with_extras_scale(rule, batch, known)
         self.tokens_ = rule
         return rule.apply(batch)
 
@@ -749,7 +776,7 @@ class NormBallRegressor(MultiOutputMixin, RegressorMixin, _NormBallModel):
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> NormBallRegressor:
         """Fit the values. ``sample_weight`` weighs the loss of each sample."""
-        loss = check_choice(self.loss, "loss", ("huber", "absolute", "squared"))
+        loss = check_choice(self.loss, "loss", self._losses())
         batch = as_sets(self, X, reset=True).numpy()
         columns = as_columns(self, y, batch)
         fit = self._fit_columns(batch, columns, as_weights(sample_weight, batch), loss)
@@ -765,7 +792,8 @@ class NormBallRegressor(MultiOutputMixin, RegressorMixin, _NormBallModel):
 
 
 def _has_probabilities(model: NormBallClassifier) -> bool:
-    if model.loss == "hinge":
+    """Whether the loss of the fit, or the one that a fit would have, has probabilities; else it says so."""
+    if getattr(model, "loss_", model.loss) == "hinge":
         raise AttributeError("the hinge loss has no probabilities: use loss='logistic', or decision_function.")
     return True
 
@@ -789,7 +817,12 @@ class NormBallClassifier(LabelScores, ClassifierMixin, _NormBallModel):
     Attributes
     ----------
     classes_ : array (classes,)
-        The labels that carry weight, sorted.
+        The labels of y, sorted. One whose samples all have weight 0 keeps its place: its score is −1, its probability
+        0, and it is never predicted. All else is as without those samples.
+    class_has_weight_ : bool array (classes,)
+        Which labels have a sample of positive weight.
+    loss_ : str
+        The loss of the fit: another parameter takes effect with the next one.
     intercept_ : array (1,) or (classes,)
     values_ : array (M, D), or (M, D, classes) for more than two classes
     active_heads_, group_radius_, ball_radius_, objective_, duality_gap_, n_iter_, cv_results_, heads_, tokens_,
@@ -835,18 +868,26 @@ class NormBallClassifier(LabelScores, ClassifierMixin, _NormBallModel):
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> NormBallClassifier:
         """Fit the values. ``sample_weight`` weighs the loss of each sample."""
-        loss = check_choice(self.loss, "loss", ("logistic", "hinge"))
+        loss = check_choice(self.loss, "loss", self._losses())
         batch = as_sets(self, X, reset=True).numpy()
         weights = as_weights(sample_weight, batch)
-        labels = self._encode(y, batch, weights)
-        columns = labels[:, None] == np.arange(len(self.classes_))
-        if len(self.classes_) == 2:
-            fit = self._fit_columns(batch, np.where(columns[:, 1:], 1.0, -1.0), weights, loss)
+        labels = self._encode(y, batch)
+        # columns of the classes that have weight: one per class, or a single one for two
+        classes = self._class_columns(labels, weights, first=0.0)
+        is_class = classes.numbers(labels)[:, None] == np.arange(classes.has_weight.sum())
+        if is_class.shape[1] == 2:
+            fit = self._fit_columns(batch, np.where(is_class[:, 1:], 1.0, -1.0), weights, loss)
         elif loss == "hinge":
-            fit = self._fit_columns(batch, np.where(columns, 1.0, -1.0), weights, loss)
+            fit = self._fit_columns(batch, np.where(is_class, 1.0, -1.0), weights, loss)
         else:
-            fit = self._fit_columns(batch, columns.astype(np.float64), weights, "multinomial")
-        self.intercept_ = fit.layer.intercept
+            fit = self._fit_columns(batch, is_class.astype(np.float64), weights, "multinomial")
+        self.loss_ = loss
+        # one output for every class, those without weight too
+        self.class_has_weight_ = classes.has_weight
+        self.layer_ = classes.of_layer(fit.layer)
+        values = classes.of_all_classes(fit.values, without_weight=0.0)
+        self.values_ = outputs(values, len(self.classes_) == 2)
+        self.intercept_ = self.layer_.intercept
         return self
 
     @available_if(_has_probabilities)  # type: ignore[untyped-decorator]
@@ -862,4 +903,6 @@ class NormBallClassifier(LabelScores, ClassifierMixin, _NormBallModel):
     def _class_scores(self, X: Any) -> np.ndarray:
         """One column of scores per class: the logistic loss of two has one, and zero for the other class."""
         decision = self.decision_function(X)
-        return np.stack([np.zeros_like(decision), decision], axis=1) if decision.ndim == 1 else decision
+        if decision.ndim == 1:
+            return np.stack([np.zeros_like(decision), decision], axis=1)
+        return self._without_weightless(decision)

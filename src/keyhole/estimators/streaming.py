@@ -15,10 +15,10 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import column_or_1d
 
 from keyhole._checks import check_choice
-from keyhole.attention.heads import HeadDraw
+from keyhole.attention.heads import GaussianHeads, HeadDraw
 from keyhole.data.batches import Batch, as_batch, as_source
-from keyhole.data.sets import POOLINGS, SetBatch, SetGroups, concatenate
-from keyhole.data.tokens import QUERIES, SCALINGS
+from keyhole.data.sets import POOLINGS, SetBatch, SetGroups
+from keyhole.data.tokens import QUERIES, SCALINGS, TokenRule
 from keyhole.estimators.base import memory_budget, outputs
 from keyhole.estimators.inputs import (
     AUTO_HEADS,
@@ -37,27 +37,30 @@ from keyhole.estimators.inputs import (
     choose_rule,
     class_weights,
 )
-from keyhole.layer import LayerFit
+from keyhole.estimators.states import change, twin_of
+from keyhole.layer import FiniteLayer, LayerFit
 from keyhole.ridge.calibration import class_scores, fit_temperature, labels_of
 from keyhole.ridge.design import PrincipalAxes
 from keyhole.ridge.problem import RidgeFit
-from keyhole.streaming import LayerRecipe, LayerSums
+from keyhole.streaming import CheckedSamples, LayerRecipe, LayerSums, SumSizes, Yardstick, check_rows
 
 N_KEPT = 2048
 """Samples kept to calibrate probabilities and intervals on."""
 
 N_PENDING = 1024
-"""Samples gathered before they are added: p² numbers are gone through at each addition, however few they are."""
+"""Samples of positive weight that what is automatic is settled on. Later ones are gathered until they
+are as many, and added then: p² numbers are gone through at each addition, however few they are."""
 
 SOLVED = (
     "layer_", "alpha_", "alphas_", "selection_", "solver_", "values_", "heads_", "intercept_", "temperature_",
     "loo_error_", "loo_errors_", "gcv_error_", "gcv_errors_", "holdout_error_", "holdout_errors_",
     "loo_predictions_", "loo_decision_", "residual_", "n_iter_", "log_loss_", "log_losses_", "left_out_errors_",
+    "dual_coef_",
 )  # fmt: skip
 """What follows from the sums; computed when first asked for."""
 
-OF_A_WHOLE_FIT = ("_training", "_refits")
-"""What a fit to all samples at once keeps, for leave-one-out fits."""
+OF_A_WHOLE_FIT = ("_training", "_refits", "class_has_weight_")
+"""What a fit to all samples at once keeps, for leave-one-out fits, and of classes whose samples all have weight 0."""
 
 SETTLED = ("law_", "tokens_", "n_heads_", "scaling_errors_")
 """What the first samples decide, and later ones keep."""
@@ -65,75 +68,144 @@ SETTLED = ("law_", "tokens_", "n_heads_", "scaling_errors_")
 MAX_COLUMNS = 2048
 """Columns that ``n_heads="auto"`` makes in batches: matrices of that order are summed, and decomposed in seconds."""
 
-Checked = tuple[SetBatch | SetGroups, np.ndarray, np.ndarray | None]
 
+@dataclass(frozen=True)
+class SampleForm:
+    """What all batches of a stream have in common; ``kind`` is None where it is not known."""
 
-@dataclass
-class PendingBatches:
-    """Batches gathered until they hold N_PENDING samples; copies, because whoever makes them may reuse their memory."""
-
-    parts: list[Checked] = field(default_factory=list)
-
-    def put(self, samples: Checked) -> list[Checked]:
-        """Take a batch; return all so far as one if they are enough, and nothing otherwise."""
-        sets, columns, weights = samples
-        if len(columns) + sum(len(part[1]) for part in self.parts) >= N_PENDING:
-            self.parts.append(samples)
-            return self.flush()
-        self.parts.append((sets[np.arange(len(sets))], columns.copy(), None if weights is None else weights.copy()))
-        return []
-
-    def flush(self) -> list[Checked]:
-        """All that is pending as one batch, if there is any."""
-        parts, self.parts = self.parts, []
-        if len(parts) < 2:
-            return parts
-        sets, columns, weights = zip(*parts, strict=True)
-        joint = None
-        if any(w is not None for w in weights):
-            joint = np.concatenate([np.ones(len(c)) if w is None else w for c, w in zip(columns, weights, strict=True)])
-        return [(concatenate(sets), np.concatenate(columns), joint)]
-
-
-@dataclass
-class Stream:
-    """Sums so far, samples not yet added to them, and whether the values have been solved for since.
-
-    How samples become features is settled, by ``settle``, on the first `N_PENDING` samples or on fewer if values are
-    asked for before that, and stays.
-    """
-
-    settle: Callable[[Checked], LayerRecipe]
+    kind: type | None
+    pairs: tuple[tuple[int, int], ...] | None
     n_outputs: int
     single: bool
-    recipe: Any = None
-    sums: Any = None
-    pending: PendingBatches = field(default_factory=PendingBatches)
-    solved: bool = False
 
-    def put(self, samples: Checked) -> None:
-        """Add samples, or hold them until there are enough."""
-        self.solved = False
-        self._add(self.pending.put(samples))
+    @classmethod
+    def of(cls, samples: CheckedSamples, *, single: bool) -> SampleForm:
+        """The form of some samples; ``single`` says whether y has one axis."""
+        return cls(
+            kind=type(samples.sets),
+            pairs=samples.sets.sets.pairs,
+            n_outputs=samples.columns.shape[1],
+            single=single,
+        )
 
-    def flush(self) -> None:
-        """Add what is pending."""
-        self._add(self.pending.flush())
+    def check(self, samples: CheckedSamples, *, single: bool) -> None:
+        """Raise unless samples have this form."""
+        if samples.columns.shape[1] != self.n_outputs or single != self.single:
+            raise ValueError(
+                f"every batch must have the outputs of the first: got {samples.columns.shape[1]} "
+                f"for {self.n_outputs}, or y of another number of axes. Give y the shape it had."
+            )
+        if self.kind is None:
+            return
+        if type(samples.sets) is not self.kind:
+            raise ValueError(
+                "every batch must be of the kind of the first: got "
+                f"{type(samples.sets).__name__} for {self.kind.__name__}. SetGroups(batch, "
+                "np.ones(len(batch), int)) makes samples of one set each."
+            )
+        pairs = samples.sets.sets.pairs
+        if pairs != self.pairs:
+            raise ValueError(
+                "every batch must pair the coordinates of query and key that the first paired: got "
+                f"pairs={pairs} for {self.pairs}. Read all batches in the same way, or pass the same "
+                "`pairs` to SetBatch."
+            )
 
-    def _add(self, batches: list[Checked]) -> None:
-        for samples in batches:
-            if self.recipe is None:
-                self.recipe = self.settle(samples)
-                self.sums = self.recipe.empty()
-            self.recipe.add(self.sums, *samples)
+
+@dataclass(frozen=True)
+class Stream:
+    """All that a fit in batches knows of its samples; adding some makes another stream.
+
+    How samples become features, ``recipe``, is settled on the first `N_PENDING` samples, or on fewer
+    if values are asked for before that, and stays. Until then ``plan`` says what is asked for, and
+    ``trial`` is a recipe that the choice will try on the samples.
+
+    Nothing in a stream is ever written into: a model that fails to add samples still has the stream
+    that it had, and copies of a model may share one.
+    """
+
+    form: SampleForm
+    plan: LayerPlan | None
+    trial: LayerRecipe | None = None
+    recipe: LayerRecipe | None = None
+    sums: LayerSums | None = None
+    pending: tuple[CheckedSamples, ...] = ()
+    sizes: SumSizes = field(default_factory=SumSizes)
+    """Of the sums, and of what is pending as far as it was computed."""
+    yardstick: Yardstick = field(default_factory=Yardstick)
+
+    @property
+    def n_pending(self) -> int:
+        """Samples that wait to be added."""
+        return sum(len(samples) for samples in self.pending)
+
+    def put(self, samples: CheckedSamples) -> Stream:
+        """The stream with more samples pending. Raise if they could never be added.
+
+        They are looked at now and not when enough are there, so that the batch that is at fault is
+        refused and no other. CheckedSamples of weight zero are left out.
+        """
+        samples = samples.of_positive_weight()
+        if len(samples) == 0:
+            return self
+        if len(samples) >= N_PENDING:
+            # it will be added right away, block by block: it fails then, if it does
+            return replace(self, pending=(*self.pending, samples))
+
+        yardstick = self.yardstick
+        if self.recipe is not None:
+            sizes, yardstick = self.recipe.check_addable(samples, self.sizes, yardstick)
+        elif self.trial is not None:
+            bare = replace(samples, sets=samples.sets.with_extras(None))
+            sizes, yardstick = self.trial.check_addable(bare, self.sizes, yardstick)
+        else:
+            no_features = np.zeros((len(samples), 0))
+            sizes = check_rows(no_features, samples, self.sizes)
+
+        # a copy: whoever makes batches may use their memory again
+        return replace(self, pending=(*self.pending, samples.copy()), sizes=sizes, yardstick=yardstick)
+
+    def first_samples(self) -> CheckedSamples:
+        """Pending samples, at most `N_PENDING`: what is automatic is settled on them."""
+        return CheckedSamples.joined(self.pending)[:N_PENDING]
+
+    def with_recipe(self, recipe: LayerRecipe, sums: LayerSums) -> Stream:
+        """The stream with samples made into features otherwise: what was learned of sizes is void."""
+        return replace(
+            self,
+            trial=None,
+            recipe=recipe,
+            sums=sums,
+            sizes=SumSizes.of_moments(sums.moments),
+            yardstick=Yardstick(),
+        )
+
+    def flushed(self) -> Stream:
+        """The stream with all that is pending added to the sums."""
+        if not self.pending:
+            return self
+        assert self.recipe is not None
+        assert self.sums is not None
+        joint = CheckedSamples.joined(self.pending)
+        sums = self.recipe.add(self.sums, joint.sets, joint.columns, joint.weights)
+        return replace(self, sums=sums, pending=(), sizes=SumSizes.of_moments(sums.moments))
 
 
-def gathered(batches: Iterable[Checked]) -> Iterator[Checked]:
+def gathered(batches: Iterable[CheckedSamples]) -> Iterator[CheckedSamples]:
     """Batches of at least N_PENDING samples, but for the last."""
-    pending = PendingBatches()
-    for batch in batches:
-        yield from pending.put(batch)
-    yield from pending.flush()
+    parts: list[CheckedSamples] = []
+    count = 0
+    for samples in batches:
+        count += len(samples)
+        if count >= N_PENDING:
+            yield CheckedSamples.joined([*parts, samples])
+            parts = []
+            count = 0
+        else:
+            # a copy: whoever makes batches may use their memory again
+            parts.append(samples.copy())
+    if parts:
+        yield CheckedSamples.joined(parts)
 
 
 def refusal(model: Any) -> str | None:
@@ -157,10 +229,15 @@ def _batches_allowed(model: Any) -> bool:
 
 
 class _Streamed:
-    """What regression and classification share of fitting in batches."""
+    """What regression and classification share of fitting in batches.
+
+    Methods that change a model work on a twin of it, a draft: see `keyhole.estimators.states.change`.
+    Methods that only read take a `_snapshot` first, so that all they read belongs together.
+    """
 
     layer_: Any
     n_samples_seen_: int
+    _stream: Stream
 
     def fit_batches(self, batches: Any, *, classes: Any = None, selection: str = "auto") -> Any:
         """Fit from batches that are read one at a time.
@@ -182,7 +259,7 @@ class _Streamed:
         -------
         self
             ``selection_`` says which it was: ``loo_error_``, or ``gcv_error_``. Copies of a sample count as
-            samples of their own.
+            samples of their own. If anything fails, the model is what it was before.
         """
         source = as_source(batches)
         again = iter(source) is not source
@@ -192,15 +269,22 @@ class _Streamed:
                 "selection='loo' goes through the batches twice, and an iterator such as a generator can be gone "
                 "through once. Pass a list or a ParquetSets, or use selection='gcv'."
             )
-        forget_stream(self)
-        self._begin_classes(source, classes, again)
+
+        # the sums, in a model of their own
+        draft = twin_of(self)
+        forget_stream(draft)
+        draft._begin_classes(source, classes, again)
         for item in source:
-            self._take(as_batch(item))
-        stream = self.__dict__.get("_stream")
-        if stream is None:
+            draft._add(as_batch(item))
+        if "_stream" not in vars(draft):
             raise ValueError("`batches` must give at least one batch: got none. Was the iterator used up already?")
-        stream.flush()
-        self._solve_stream(partial(self._error_sums, source) if again and selection != "gcv" else None)
+
+        # the values, which take another pass for leave-one-out
+        error_sums = None
+        if again and selection != "gcv":
+            error_sums = partial(draft._error_sums, source)
+        draft._solve_stream(error_sums)
+        adopt(self, draft)
         return self
 
     def predict_batches(self, batches: Iterable[Any]) -> Iterator[np.ndarray]:
@@ -208,110 +292,192 @@ class _Streamed:
         for item in as_source(batches):
             yield self.predict(as_batch(item).sets)
 
-    def _take(self, batch: Batch) -> None:
-        """Check a batch and put it on the stream, which the first one opens."""
-        first = "_stream" not in self.__dict__
-        if first and "n_samples_seen_" in self.__dict__:
+    def _add(self, batch: Batch) -> None:
+        """Check a batch and add it to the stream, which the first one opens. To be called on a draft."""
+        first = "_stream" not in vars(self)
+        if first and "n_samples_seen_" in vars(self):
             raise ValueError(
                 f"this model was saved with keep='predict': the sums over its {self.n_samples_seen_} samples are not "
                 "in the file, so that none can be added to them. Load a file saved with keep='all', or start over with "
                 "fit or fit_batches."
             )
-        if first and "layer_" in self.__dict__:
+        if first and "layer_" in vars(self):
             warnings.warn(
                 "partial_fit starts over: fit keeps no sums that samples could be added to. Use fit_batches for the "
                 "first samples to add to them later.",
                 stacklevel=3,
             )
+        if first:
+            forget_stream(self)
         samples, single = self._checked(batch, first=first)
         if first:
             self._open(samples, single)
-        elif samples[1].shape[1] != self._stream.n_outputs or single != self._stream.single:
-            raise ValueError(
-                f"every batch must have the outputs of the first: got {samples[1].shape[1]} for "
-                f"{self._stream.n_outputs}, or y of another number of axes."
-            )
-        for name in (*SOLVED, *OF_A_WHOLE_FIT):
-            self.__dict__.pop(name, None)
-        self._stream.put(samples)
-        self.n_samples_seen_ = getattr(self, "n_samples_seen_", 0) + len(samples[1])
+        else:
+            self._stream.form.check(samples, single=single)
 
-    def _open(self, samples: Checked, single: bool) -> None:
-        """Begin a stream for samples like these."""
-        plan = _plan(self, samples[0].dim)
-        self._stream = Stream(partial(self._settle, plan), samples[1].shape[1], single)
+        # what was solved for, and what every solve makes anew, is that of fewer samples
+        for name in SOLVED:
+            vars(self).pop(name, None)
+        if self.n_extras_in_:
+            vars(self).pop("tokens_", None)
 
-    def _settle(self, plan: LayerPlan, samples: Checked) -> LayerRecipe:
-        """Choose on the first samples what is automatic, and keep it."""
-        sets, columns, weights = samples
-        heard = weights if weights is not None and weights.any() else None
-        plan = replace(plan, options={**plan.options, "weights": heard})
-        pooling = check_choice(self.pooling, "pooling", POOLINGS)
-        scaling, query = self.scaling, self.query
-        choice = choose_rule(sets, columns, plan, scaling, query, pooling)
+        self._stream = self._stream.put(samples)
+        if self._stream.n_pending >= N_PENDING:
+            self._flush()
+        self.n_samples_seen_ = vars(self).get("n_samples_seen_", 0) + len(samples)
+
+    def _open(self, samples: CheckedSamples, single: bool) -> None:
+        """Begin a stream for samples like these. To be called on a draft."""
+        plan = _plan(self, samples.sets.dim)
+        if self.query != "auto":
+            samples.sets.check_query_rule(self.query)
+        self._stream = Stream(
+            form=SampleForm.of(samples, single=single),
+            plan=plan,
+            trial=_trial_recipe(self, plan, samples),
+        )
+
+    def _flush(self) -> None:
+        """Add all that is pending; the first time, settle what is automatic. To be called on a draft."""
+        stream = self._stream
+        if stream.recipe is None and stream.pending:
+            assert stream.plan is not None
+            recipe = self._settle(stream.plan, stream.first_samples())
+            stream = stream.with_recipe(recipe, recipe.empty())
+        self._stream = stream.flushed()
+
+    def _settle(self, plan: LayerPlan, samples: CheckedSamples) -> LayerRecipe:
+        """Choose on the first samples what is automatic, and keep it. To be called on a draft."""
+        plan = replace(plan, options={**plan.options, "weights": samples.weights})
+        choice = choose_rule(
+            batch=samples.sets,
+            columns=samples.columns,
+            plan=plan,
+            scaling=self.scaling,
+            query=self.query,
+            pooling=self.pooling,
+        )
         assert plan.n_heads is not None
-        heads = HeadDraw(choice.law, plan.n_heads, sets.dim, plan.seed, choice.rule.query_dim(sets))
-        self.law_, self.tokens_ = choice.law, choice.rule
+        heads = HeadDraw(
+            choice.law,
+            plan.n_heads,
+            samples.sets.dim,
+            plan.seed,
+            choice.rule.query_dim(samples.sets),
+        )
+        self.law_ = choice.law
+        self.tokens_ = choice.rule
         self.n_heads_: float = heads.n_heads
         self.scaling_errors_ = choice.tried
-        given = plan.options
-        options = given["activation"], given["dtype"], given["fit_intercept"], given["memory_budget"], self.n_extras_in_
-        return LayerRecipe(heads, choice.rule, columns.shape[1], N_KEPT, *options)
+        return _recipe(
+            plan,
+            heads,
+            choice.rule,
+            n_outputs=samples.columns.shape[1],
+            n_kept=N_KEPT,
+            n_extras=self.n_extras_in_,
+        )
 
     def _solve_stream(self, error_sums: Callable[[PrincipalAxes, np.ndarray], np.ndarray] | None = None) -> None:
-        """The values from the sums, at the penalty that the criterion prefers.
+        """The values from the sums, at the penalty that the criterion prefers. To be called on a draft.
 
         By leave-one-out if ``error_sums`` can tell its squared errors; the log-loss is that of the samples kept.
         """
-        stream: Stream = self._stream
-        stream.flush()
+        self._flush()
+        stream = self._stream
+        if stream.recipe is None or stream.sums is None:
+            raise ValueError(
+                "a fit needs one sample of positive weight, and two to choose a penalty: got 0. Give "
+                "more batches, or one fixed number as `alpha`."
+            )
+
         # extras are standardised among the sums; with their scale the rule for tokens is known
-        stream.recipe, axes = stream.recipe.settle(stream.sums.moments, as_extras_scale(self.extras_scale))
-        self.tokens_ = stream.recipe.rule
+        scale = as_extras_scale(self.extras_scale)
+        recipe, moments, axes = stream.recipe.settle(stream.sums.moments, scale)
+        sums = LayerSums(moments=moments, kept=stream.sums.kept)
+        if recipe is not stream.recipe:
+            self._stream = stream.with_recipe(recipe, sums)
+        self.tokens_ = recipe.rule
+
+        # the penalty, and the values at it
         penalties = as_penalties(self.alpha)
         alphas = axes.default_alphas() if penalties is None else penalties
         errors = None if error_sums is None else error_sums(axes, alphas)
-        kept = stream.sums.kept if getattr(self, "criterion", "squared_error") == "log_loss" else None
-        self._finish(stream.recipe.fit(axes, alphas, errors, kept), axes)
+        kept = None
+        if getattr(self, "criterion", "squared_error") == "log_loss":
+            kept = sums.kept
+        self._finish(recipe.fit(axes, alphas, errors, kept), axes)
 
     def _error_sums(self, source: Iterable[Any], axes: PrincipalAxes, alphas: np.ndarray) -> np.ndarray:
         """Sums of squared leave-one-out errors, by another pass over the batches."""
-        sums, count = np.zeros((len(alphas), self._stream.n_outputs)), 0
+        recipe = self._stream.recipe
+        assert recipe is not None
+        sums = np.zeros((len(alphas), self._stream.form.n_outputs))
+        count = 0
         for samples in gathered(self._checked(as_batch(item), first=False)[0] for item in source):
-            sums += self._stream.recipe.error_sums(axes, alphas, *samples)
-            count += len(samples[1])
-        if count != self.n_samples_seen_:
-            raise ValueError(
-                "`batches` must give the same samples every time they are gone through: got "
-                f"{self.n_samples_seen_} the first time and {count} the second. Use selection='gcv', which needs "
-                "one pass."
-            )
+            sums += recipe.error_sums(axes, alphas, samples.sets, samples.columns, samples.weights)
+            count += len(samples)
+        check_second_pass(self.n_samples_seen_, count)
         return sums
 
     def _finish(self, fit: LayerFit, axes: PrincipalAxes) -> None:
-        """Store what a fit from sums found."""
-        stream: Stream = self._stream
-        stream.solved = True
-        self.layer_, ridge = fit.layer, fit.ridge
-        self.alpha_, self.alphas_, self.selection_ = ridge.alpha, ridge.alphas, ridge.selection
+        """Store what a fit from sums found. To be called on a draft."""
+        assert isinstance(fit.layer, FiniteLayer)
+        ridge = fit.ridge
+        self.layer_ = fit.layer
+        self.alpha_ = ridge.alpha
+        self.alphas_ = ridge.alphas
+        self.selection_ = ridge.selection
         setattr(self, f"{ridge.selection}_errors_", ridge.errors)
         setattr(self, f"{ridge.selection}_error_", ridge.error)
         store_log_losses(self, ridge)
-        self.solver_, self.heads_ = fit.route, self.layer_.heads
-        self.values_ = outputs(self.layer_.values, stream.single)
+        self.solver_ = fit.route
+        self.heads_ = fit.layer.heads
+        self.values_ = outputs(fit.layer.values, self._stream.form.single)
         self._finish_outputs(fit, axes)
 
+    def _ensure_settled(self) -> None:
+        """Settle what is automatic on the samples so far, if that was not done."""
+        with change(self) as draft:
+            if "law_" not in vars(draft):
+                draft._flush()
+
+    def _ensure_solved(self) -> Any:
+        """Solve for the values if samples came since the last time: one thread does, others wait for it.
+
+        Returns
+        -------
+        A twin of the model right then: samples may have come before the caller looks at the model.
+        """
+        with change(self) as draft:
+            if "_stream" in vars(draft) and "layer_" not in vars(draft):
+                draft._solve_stream()
+        return draft
+
+    def _snapshot(self) -> Any:
+        """The model with its values, as it is now: what comes later does not show in it.
+
+        The model itself unless samples are added to it. Sums are not part of a snapshot.
+        """
+        if "_stream" not in vars(self):
+            return self
+        model = twin_of(self)
+        if "layer_" not in vars(model):
+            model = self._ensure_solved()
+        vars(model).pop("_stream", None)
+        return model
+
     def __getattr__(self, name: str) -> Any:
-        stream = self.__dict__.get("_stream")
         if name == "partial_fit":
             raise AttributeError(refusal(self))
-        if name in (*SOLVED, *SETTLED) and stream is not None:
-            if name in SETTLED:
-                stream.flush()
-            elif not stream.solved:
-                self._solve_stream()
-            if name in self.__dict__:
-                return self.__dict__[name]
+        if name in (*SOLVED, *SETTLED) and "_stream" in vars(self):
+            if name in SOLVED or (name == "tokens_" and self.n_extras_in_):
+                state = vars(self._ensure_solved())
+            else:
+                self._ensure_settled()
+                state = vars(self)
+            if name in state:
+                return state[name]
             if name.startswith("loo_"):
                 raise AttributeError(
                     f"{name!r} takes another pass over the data, and this fit had one: it has gcv_error_, exact "
@@ -334,21 +500,31 @@ class StreamedRegressor(_Streamed):
         The values are solved for when they are first asked for, so that many calls cost little more than one.
         The penalty is chosen by exact generalised cross-validation (``gcv_error_``): leave-one-out takes another
         pass over the data, which `fit_batches` makes.
+
+        A batch is added whole or, if it is refused or the call is interrupted, not at all. Threads may
+        add and predict at the same time: a prediction is that of the samples of one moment.
         """
-        self._take(Batch(X, y, sample_weight))
+        with change(self) as draft:
+            draft._add(Batch(X, y, sample_weight))
         return self
 
-    def _checked(self, batch: Batch, *, first: bool) -> tuple[Checked, bool]:
+    def _checked(self, batch: Batch, *, first: bool) -> tuple[CheckedSamples, bool]:
         sets = as_samples(self, batch.sets, reset=first).numpy()
         columns = as_columns(self, batch.y, sets)
-        return (sets, columns, _batch_weights(batch.weights, sets)), np.asarray(batch.y).ndim == 1
+        weights = _batch_weights(batch.weights, sets)
+        samples = CheckedSamples(sets=sets, columns=columns, weights=weights)
+        return samples, np.asarray(batch.y).ndim == 1
 
     def _finish_outputs(self, fit: LayerFit, axes: PrincipalAxes) -> None:
-        self._single = self._stream.single
+        stream = self._stream
+        assert stream.recipe is not None
+        assert stream.sums is not None
+        self._single = stream.form.single
         self.intercept_ = float(fit.layer.intercept[0]) if self._single else fit.layer.intercept
-        kept = self._stream.sums.kept
+        kept = stream.sums.kept
         if kept.sets is not None:
-            self._keep_errors(np.abs(kept.columns - self._stream.recipe.left_out(axes, kept, fit.ridge.alpha)))
+            predictions = stream.recipe.left_out(axes, kept, fit.ridge.alpha)
+            self._keep_errors(np.abs(kept.columns - predictions))
 
 
 class StreamedClassifier(_Streamed):
@@ -361,8 +537,15 @@ class StreamedClassifier(_Streamed):
         As for `AttentionRegressor`. Probabilities are calibrated on the exact leave-one-out scores of some 2000
         samples that are kept for it.
         """
-        if "_stream" not in self.__dict__:
-            if classes is None and "layer_" in self.__dict__:
+        with change(self) as draft:
+            draft._take_classes(classes)
+            draft._add(Batch(X, y, sample_weight))
+        return self
+
+    def _take_classes(self, classes: Any) -> None:
+        """The labels of a stream that begins, or a check that they are still the same."""
+        if "_stream" not in vars(self):
+            if classes is None and "layer_" in vars(self):
                 classes = self.classes_
             if classes is None:
                 raise ValueError("classes must be passed on the first call to partial_fit: all labels there will be.")
@@ -372,8 +555,6 @@ class StreamedClassifier(_Streamed):
                 f"`classes` must be the same in every call: got {np.unique(classes)}, it was {self.classes_}. Labels "
                 "cannot be added later."
             )
-        self._take(Batch(X, y, sample_weight))
-        return self
 
     def _begin_classes(self, source: Any, classes: Any, again: bool) -> None:
         if classes is None:
@@ -391,7 +572,7 @@ class StreamedClassifier(_Streamed):
         if len(self.classes_) < 2:
             raise ValueError(f"`classes` must hold at least two labels: got {len(self.classes_)} class(es).")
 
-    def _checked(self, batch: Batch, *, first: bool) -> tuple[Checked, bool]:
+    def _checked(self, batch: Batch, *, first: bool) -> tuple[CheckedSamples, bool]:
         sets = as_samples(self, batch.sets, reset=first).numpy()
         check_given(self, batch.y)
         labels = column_or_1d(batch.y, warn=True)
@@ -410,12 +591,17 @@ class StreamedClassifier(_Streamed):
         weights = class_weights(self.class_weight, labels, _batch_weights(batch.weights, sets))
         columns = np.where(labels[:, None] == self.classes_, 1.0, -1.0)
         single = len(self.classes_) == 2
-        return (sets, columns[:, 1:] if single else columns, weights), single
+        if single:
+            columns = columns[:, 1:]
+        return CheckedSamples(sets=sets, columns=columns, weights=weights), single
 
     def _finish_outputs(self, fit: LayerFit, axes: PrincipalAxes) -> None:
+        stream = self._stream
+        assert stream.recipe is not None
+        assert stream.sums is not None
         self.intercept_ = fit.layer.intercept
-        kept = self._stream.sums.kept
-        scores = self._stream.recipe.left_out(axes, kept, fit.ridge.alpha)
+        kept = stream.sums.kept
+        scores = stream.recipe.left_out(axes, kept, fit.ridge.alpha)
         self.temperature_ = fit_temperature(class_scores(scores), labels_of(kept.columns), kept.weights)
         self._keep_label_errors(scores, kept.columns)
 
@@ -423,10 +609,25 @@ class StreamedClassifier(_Streamed):
 def resume_stream(model: Any, sums: LayerSums, *, single: bool) -> None:
     """Go on from sums that were saved, of a model whose layer was solved from them."""
     layer = model.layer_
-    options = layer.activation, layer.dtype, bool(model.fit_intercept), memory_budget(), model.n_extras_in_
-    recipe = LayerRecipe(layer.heads, model.tokens_, len(layer.intercept), sums.kept.limit, *options)
-    settle = partial(model._settle, None)  # it is settled
-    model._stream = Stream(settle, recipe.n_outputs, single, recipe, sums, solved=True)
+    recipe = LayerRecipe(
+        heads=layer.heads,
+        rule=model.tokens_,
+        n_outputs=len(layer.intercept),
+        n_kept=sums.kept.limit,
+        activation=layer.activation,
+        dtype=layer.dtype,
+        fit_intercept=bool(model.fit_intercept),
+        memory_budget=memory_budget(),
+        n_extras=model.n_extras_in_,
+    )
+    kept = sums.kept.sets
+    form = SampleForm(
+        kind=None if kept is None else type(kept),
+        pairs=None if kept is None else kept.sets.pairs,
+        n_outputs=recipe.n_outputs,
+        single=single,
+    )
+    model._stream = Stream(form=form, plan=None).with_recipe(recipe, sums)
 
 
 def store_log_losses(model: Any, ridge: RidgeFit) -> None:
@@ -441,6 +642,30 @@ def forget_stream(model: Any) -> None:
         model.__dict__.pop(name, None)
 
 
+def adopt(model: Any, draft: Any) -> None:
+    """Make a model what a draft of it has become, in the place of any fit before."""
+    with change(model) as current:
+        forget_stream(current)
+        vars(current).update(vars(draft))
+
+
+def solved_twin(model: Any) -> Any:
+    """A twin with everything solved for and with its sums, all of one moment: what a file holds."""
+    if "_stream" not in vars(model):
+        return model
+    return model._ensure_solved()
+
+
+def check_second_pass(first: int, second: int) -> None:
+    """Raise unless both passes over the batches gave as many samples."""
+    if first != second:
+        raise ValueError(
+            "`batches` must give the same samples every time they are gone through: got "
+            f"{first} the first time and {second} the second. Use selection='gcv', which needs "
+            "one pass."
+        )
+
+
 def _batch_weights(sample_weight: Any, sets: SetBatch | SetGroups) -> np.ndarray | None:
     """Checked weights; unlike those of a whole training set, those of a batch may all be zero."""
     if sample_weight is not None and np.size(sample_weight) == len(sets) and not np.any(sample_weight):
@@ -448,11 +673,50 @@ def _batch_weights(sample_weight: Any, sets: SetBatch | SetGroups) -> np.ndarray
     return as_weights(sample_weight, sets)
 
 
+def _recipe(
+    plan: LayerPlan,
+    heads: HeadDraw,
+    rule: TokenRule,
+    *,
+    n_outputs: int,
+    n_kept: int = 0,
+    n_extras: int = 0,
+) -> LayerRecipe:
+    """The recipe of a plan whose heads and rule for tokens are known."""
+    return LayerRecipe(
+        heads=heads,
+        rule=rule,
+        n_outputs=n_outputs,
+        n_kept=n_kept,
+        activation=plan.options["activation"],
+        dtype=plan.options["dtype"],
+        fit_intercept=plan.options["fit_intercept"],
+        memory_budget=plan.options["memory_budget"],
+        n_extras=n_extras,
+    )
+
+
+def _trial_recipe(model: Any, plan: LayerPlan, samples: CheckedSamples) -> LayerRecipe | None:
+    """Features of tokens as they are, which must be finite wherever ``scaling`` may leave them so.
+
+    None where tokens will be scaled in any case: what the scale is, all of the first samples decide.
+    """
+    if model.scaling not in ("none", "auto"):
+        return None
+    law = GaussianHeads() if plan.law is None else plan.law
+    query = "given" if model.query == "auto" else model.query
+    rule = TokenRule("none", query, model.pooling).with_looks_of(law)
+    assert plan.n_heads is not None
+    heads = HeadDraw(law, plan.n_heads, samples.sets.dim, plan.seed, rule.query_dim(samples.sets))
+    return _recipe(plan, heads, rule, n_outputs=samples.columns.shape[1])
+
+
 def _plan(model: Any, dim: int) -> LayerPlan:
     """The plan of an estimator, if it is one that batches allow."""
     activation, dtype = check_layer_options(model.activation, model.dtype)
     check_choice(model.scaling, "scaling", (*SCALINGS, "auto"))
     check_choice(model.query, "query", (*QUERIES, "auto"))
+    check_choice(model.pooling, "pooling", POOLINGS)
     law = None if model.law is None else as_law(model.law)
     auto = isinstance(model.n_heads, str) and model.n_heads == "auto"
     n_heads = max(1, min(AUTO_HEADS, MAX_COLUMNS // (dim + 1))) if auto else as_heads(model.n_heads)

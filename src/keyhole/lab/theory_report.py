@@ -23,6 +23,7 @@ from keyhole.theory.biased import BiasedNorm, biased_norm_seconds
 from keyhole.theory.blocks import bias_of
 from keyhole.theory.curves import target_levels
 from keyhole.theory.harmonics import pair_powers, pair_powers_seconds
+from keyhole.theory.limits import limits
 from keyhole.theory.notation import Notation, parse_target
 
 MODELS = {"attention": ("attention",), "mlp": ("mlp",), "both": ("attention", "mlp")}
@@ -71,7 +72,7 @@ class _Sheet:
 
     def ask(self, name: str, question: Callable[..., Any], *arguments: Any) -> Any:
         try:
-            with np.errstate(all="ignore"):
+            with np.errstate(all="ignore"), limits(seconds=self.config.time_limit, remedy="raise --time-limit"):
                 return question(*arguments)
         except (ValueError, OverflowError, ArithmeticError) as error:
             self.unavailable[name] = str(error) or type(error).__name__

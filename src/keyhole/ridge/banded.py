@@ -12,7 +12,7 @@ out; with BLAS threads as they come it took 5 to 6 times as long at n = 2048, si
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -279,9 +279,26 @@ class BandedSweep:
             run_threads(work, blocks(len(basis), ROWS))
         return result * (alphas / self.scale)[:, None]
 
-    def inverted(self, alphas: Float[np.ndarray, " 1"]) -> Float[np.ndarray, "n n"]:
-        """(K + alpha)⁻¹ on the span of the basis, at one penalty."""
-        return replace(self, outputs=self.form.basis.T.astype(np.float64), last={}).solve(alphas)[0][0]
+    def root(self, alphas: Float[np.ndarray, " 1"]) -> Float[np.ndarray, "m n"]:
+        """R with RᵀR = (K + alpha)⁻¹ on the span of the basis, at one penalty: L⁻¹ Qᵀ. 4b nm operations."""
+        factors = self.factors(alphas)
+        if factors is None:
+            raise np.linalg.LinAlgError("B + alpha must be positive definite: ask `complements` first.")
+        forward = self._substitute(factors, self.form.basis.T.astype(np.float64))
+        return np.concatenate(forward, axis=1)[0] / np.sqrt(self.scale)
+
+    @staticmethod
+    def _substitute(factors: list[tuple[np.ndarray, np.ndarray]], right: Float[np.ndarray, "m t"]) -> list[np.ndarray]:
+        """L⁻¹ right for each penalty, block by block (a, b, t)."""
+        parts: list[np.ndarray] = []
+        first = 0
+        for inverse, beside in factors:
+            part = inverse @ right[first : first + inverse.shape[1]]
+            if parts:
+                part = part - beside @ parts[-1]
+            parts.append(part)
+            first += inverse.shape[1]
+        return parts
 
     def residuals(self, alphas: Float[np.ndarray, " a"]) -> Float[np.ndarray, "a n t"]:
         """y − K (K + alpha)⁻¹ y for each penalty."""
@@ -292,12 +309,7 @@ class BandedSweep:
         factors = self.factors(alphas)
         if factors is None:
             raise np.linalg.LinAlgError("B + alpha must be positive definite: ask `complements` first.")
-        parts: list[np.ndarray] = []
-        first = 0
-        for inverse, beside in factors:
-            own = inverse @ self.outputs[first : first + inverse.shape[1]]
-            parts.append(own - beside @ parts[-1] if first else own)
-            first += inverse.shape[1]
+        parts = self._substitute(factors, self.outputs)
         later: np.ndarray | None = None
         for k in reversed(range(len(factors))):
             if later is not None:

@@ -18,6 +18,7 @@ from keyhole._checks import check_count, check_finite, check_float_array
 from keyhole.ridge.matrices import add_outer
 from keyhole.ridge.problem import (
     EPS,
+    LeftOut,
     RidgeFit,
     RidgeProblem,
     Solution,
@@ -27,6 +28,7 @@ from keyhole.ridge.problem import (
     leave_one_out,
     numerical_floor,
     rounding_of_squares,
+    steadiness,
 )
 
 
@@ -281,10 +283,39 @@ class PrincipalAxes:
         else:
             selection, resolution = "loo", self.resolution
             errors = error_sums.mean(axis=1) / self.weight
-        best = choose(alphas, errors, resolution) if log_losses is None else choose(alphas, log_losses)
+        moved = self.rounding * self.amplification(alphas)
+        steady = moved <= steadiness(self.rounding)
+        if log_losses is None:
+            best = choose(alphas, errors, resolution=resolution, steady=steady)
+        else:
+            best = choose(alphas, log_losses, steady=steady)
         coef = self.coef(float(alphas[best]))
-        known = alphas, errors, best, coef, self.intercept(coef), None, "design", selection, self.floor
-        return RidgeFit(*known, log_losses=log_losses)
+        return RidgeFit(
+            alphas=alphas,
+            errors=errors,
+            best=best,
+            coef=coef,
+            intercept=self.intercept(coef),
+            left_out=None,
+            route="design",
+            selection=selection,
+            floor=self.floor,
+            log_losses=log_losses,
+            moved=moved,
+        )
+
+    def amplification(self, alphas: Float[np.ndarray, " a"]) -> Float[np.ndarray, " a"]:
+        """How far one unit of rounding in every feature moves f(x), over the spread of the outputs.
+
+        |φ(x)| |v| with |φ(x)|² as large as it is on average; of several outputs the largest share
+        counts. Nothing cancels as in dual form: |v| is at most |y| / 2√α.
+        """
+        average = self.values.sum() / self.weight + float(self.means @ self.means)
+        squares = np.square(self.inverse(alphas)).T @ np.square(self.scores)
+        spread = np.sqrt(self.squares / self.weight)
+        sizes = np.sqrt(average * squares)
+        shares = np.divide(sizes, spread, out=np.zeros_like(sizes), where=spread > 0)
+        return np.asarray(shares.max(axis=1))
 
     def generalised_errors(self, alphas: Float[np.ndarray, " a"]) -> Float[np.ndarray, "a t"]:
         """Generalised cross-validation, exact from the moments alone: Σ w r² / Σ w over (1 − tr H / n)².
@@ -385,12 +416,16 @@ class RowsRoute:
         self.axes, self.problem, self.row_blocks = axes, problem, row_blocks
         self.complements = np.empty((len(self.alphas), len(problem.y)))
 
-    def left_out(self) -> Iterator[tuple[slice, slice, Float[np.ndarray, "a b t"]]]:
+    def left_out(self) -> Iterator[LeftOut]:
         """Left-out residuals in one pass over the rows; the leverages are kept."""
-        for rows, block in _rows(self.row_blocks, len(self.problem.y)):
-            some = self.problem.centred[rows], self.problem.weights[rows]
-            self.complements[:, rows], left_out = self.axes.judge_rows(block, *some, self.alphas)
-            yield slice(None), rows, left_out
+        problem = self.problem
+        amplification = self.axes.amplification(self.alphas)
+        for rows, block in _rows(self.row_blocks, len(problem.y)):
+            complements, residuals = self.axes.judge_rows(
+                block, problem.centred[rows], problem.weights[rows], self.alphas
+            )
+            self.complements[:, rows] = complements
+            yield LeftOut(penalties=slice(None), rows=rows, residuals=residuals, amplification=amplification)
 
     def solve(self, i: int) -> Solution:
         """Values, intercept, left-out residuals, in a pass over the rows."""

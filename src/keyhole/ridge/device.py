@@ -71,12 +71,14 @@ class DeviceRidge:
         """Weigh and reflect a symmetric float64 matrix, which is overwritten."""
         roots = torch.as_tensor(problem.roots, device=gram.device)
         y = torch.as_tensor(problem.scaled, device=gram.device)
+        diagonal = gram.diagonal().cpu().numpy().copy()
         if problem.weighted:
             for rows in blocks(len(gram), SIDE):
                 gram[rows] *= roots[rows, None]
                 gram[rows] *= roots
         if not problem.fit_intercept:
-            return cls(gram, y, None, Weighing(problem, None, np.zeros(len(gram)), 0.0))
+            weighing = Weighing(problem, None, np.zeros(len(gram)), 0.0, diagonal)
+            return cls(gram, y, None, weighing)
         length = torch.linalg.vector_norm(roots)
         direction = roots / length
         image = gram @ direction
@@ -91,7 +93,7 @@ class DeviceRidge:
         gram[0] = 0.0
         gram[:, 0] = 0.0
         mean, removed = (image / length).cpu().numpy(), float(direction @ image)
-        return cls(gram, y, normal, Weighing(problem, normal.cpu().numpy(), mean, removed))
+        return cls(gram, y, normal, Weighing(problem, normal.cpu().numpy(), mean, removed, diagonal))
 
     def size(self) -> float:
         """An upper bound of the largest eigenvalue, by the Frobenius norm, or what centring removed if larger."""

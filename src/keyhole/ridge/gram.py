@@ -20,7 +20,16 @@ from keyhole._array import MEMORY_BUDGET, block_size, blocks, run_threads
 from keyhole._checks import check_finite
 from keyhole.ridge.banded import Banded, BandedSweep, to_band
 from keyhole.ridge.matrices import factorise_lower, invert_lower, mirror_lower, solve_factor
-from keyhole.ridge.problem import EPS, RidgeFit, RidgeProblem, Solution, check_gram_size, leave_one_out, numerical_floor
+from keyhole.ridge.problem import (
+    EPS,
+    LeftOut,
+    RidgeFit,
+    RidgeProblem,
+    Solution,
+    check_gram_size,
+    leave_one_out,
+    numerical_floor,
+)
 
 TILE = 40_000  # entries (penalties × samples) of a tile of the sweep: fits the second-level cache, dwarfs a call's cost
 PANEL = 2**25  # bytes of a panel in passes over an n × n matrix: beyond the cache, small beside any matrix that matters
@@ -85,6 +94,7 @@ class Weighing:
     normal: Float[np.ndarray, " n"] | None  # the unit vector u, None without an intercept
     gram_mean: Float[np.ndarray, " n"]  # S K w / Σw, from which the intercept follows
     removed: float  # sᵀ S K S s / Σw, the size of what centring took away and so of the rounding it left
+    diagonal: Float[np.ndarray, " n"]  # K(x_i, x_i), before anything was done to it
 
     def reflect(self, x: Float[np.ndarray, "n t"]) -> Float[np.ndarray, "n t"]:
         """H x; x itself without an intercept."""
@@ -96,6 +106,25 @@ class Weighing:
         """Coefficients a = S c and intercept b of f(x) = Σ a_i K(x, x_i) + b from the scaled ones c."""
         return self.problem.roots[:, None] * dual, self.problem.y_mean - self.gram_mean @ dual
 
+    def amplification(self, dual: Float[np.ndarray, "a n t"]) -> Float[np.ndarray, " a"]:
+        """How far one unit of rounding in every K(x, x_i) moves f(x), over the spread of the outputs.
+
+        f(x) = Σ_i a_i K(x, x_i) + b with K(x, x_i)² ≤ K(x, x) K(x_i, x_i), so that independent
+        rounding errors add up to √(Σ_i a_i² K(x_i, x_i) K(x, x)). K(x, x) is taken as large as it is
+        on average; of several outputs the largest share counts.
+
+        The part of y outside of the span of K is noise that no prediction sees, and its part of the
+        dual coefficients is y/α: of a kernel of low rank this grows without bound as α falls.
+        """
+        problem = self.problem
+        average = problem.weights @ self.diagonal / problem.weights.sum()
+        with np.errstate(over="ignore"):
+            squares = np.einsum("n,ant->at", problem.weights * self.diagonal, np.square(dual))
+            sizes = np.sqrt(np.maximum(average * squares, 0.0))
+        spread = problem.spread
+        shares = np.divide(sizes, spread, out=np.zeros_like(sizes), where=spread > 0)
+        return np.asarray(shares.max(axis=1))
+
 
 def weigh_gram(
     gram: Float[np.ndarray, "n n"], problem: RidgeProblem, *, overwrite: bool
@@ -105,6 +134,7 @@ def weigh_gram(
     if gram.shape != (n, n):
         raise ValueError(f"`gram` must have one row and one column per output: got shape {gram.shape} for {n} outputs.")
     check_gram_size(gram.diagonal())
+    diagonal = gram.diagonal().astype(np.float64)
     matrix = _fortran_lower(gram, overwrite=overwrite)
     panels = [*blocks(n, block_size(n * matrix.itemsize, PANEL))]
     for columns in panels:  # NaN and infinity are found before any long work
@@ -116,8 +146,9 @@ def weigh_gram(
             matrix[:, columns] *= scale[columns]
             matrix[:, columns] *= scale[:, None]
     if not problem.fit_intercept:
-        return matrix, Weighing(problem, None, np.zeros(n), 0.0)
-    return matrix, Weighing(problem, *_reflect_in_place(matrix, problem.roots))
+        return matrix, Weighing(problem, normal=None, gram_mean=np.zeros(n), removed=0.0, diagonal=diagonal)
+    normal, gram_mean, removed = _reflect_in_place(matrix, problem.roots)
+    return matrix, Weighing(problem, normal, gram_mean, removed, diagonal)
 
 
 def _fortran_lower(gram: Float[np.ndarray, "n n"], *, overwrite: bool) -> Float[np.ndarray, "n n"]:
@@ -153,42 +184,47 @@ def _reflect_in_place(
 class GramSmoother:
     """A fit from a Gram matrix as a linear map of its outputs, `Smoother`.
 
-    With S = diag √w, C = (S K S + alpha)⁻¹ and s = √w, ``matrix`` is Q = S (C − C s sᵀ C / sᵀCs) S, or S C S without an
-    intercept: then h(x) = w/Σw + Q (k(x) − K w/Σw), and v(x) that of the kernel about its mean over the samples.
+    With S = diag √w and s = √w, ``root`` R is a root of the inverse: RᵀR = C − C s sᵀC / sᵀCs with
+    C = (S K S + α)⁻¹, or C itself without an intercept. With t(x) = S (k(x) − K w/Σw),
+
+        h(x) = w/Σw + S Rᵀ R t(x),    Q = S Rᵀ R S,    v(x) = k̄(x, x) − |R t(x)|² + α/Σw
+
+    where k̄ is the kernel about its mean over the samples; without an intercept t = S k(x), k̄ = k and
+    the terms in Σw are not there. The inverse itself is never made: v(x) is a small difference, which
+    |R t|² leaves with the rounding of the kernel, 7e-14 at α = 5e-13 and K of size one, and tᵀ(RᵀR)t
+    with that of RᵀR, 4e-7.
     """
 
     weighing: Weighing
     alpha: float
-    matrix: Float[np.ndarray, "n n"]
-
-    @classmethod
-    def of(cls, weighing: Weighing, alpha: float, inverse: Float[np.ndarray, "n n"]) -> GramSmoother:
-        """From C less its part along the intercept, which is overwritten."""
-        inverse *= weighing.problem.roots
-        inverse *= weighing.problem.roots[:, None]
-        return cls(weighing, alpha, inverse)
+    root: Float[np.ndarray, "m n"]
 
     def apply(
         self, compared: Float[np.ndarray, "m n"], own: Float[np.ndarray, " m"]
     ) -> tuple[Float[np.ndarray, "m n"], Float[np.ndarray, " m"]]:
-        """h(x) and v(x) from K(x, x_j) and K(x, x). 2n² operations for a sample."""
+        """h(x) and v(x) from K(x, x_j) and K(x, x). 4n² operations for a sample."""
         problem = self.weighing.problem
-        about = compared - self.weighing.gram_mean / problem.roots
-        hat = about @ self.matrix
-        variance = own - np.einsum("mn,mn->m", about, hat)
+        weights = problem.weights
+        total = weights.sum()
+        about_mean = problem.roots * compared - self.weighing.gram_mean
+        half_solved = about_mean @ self.root.T
+        hat = problem.roots * (half_solved @ self.root)
+        variance = own - np.einsum("mn,mn->m", half_solved, half_solved)
         if problem.fit_intercept:
-            total = problem.weights.sum()
-            variance += (self.weighing.removed + self.alpha) / total - 2 * (compared @ problem.weights) / total
-            hat += problem.weights / total
-        return hat, np.maximum(variance, 0.0)
+            hat += weights / total
+            variance += (self.weighing.removed + self.alpha - 2 * (compared @ weights)) / total
+        # v(x) is the least of |φ(x) − Σ_j h_j φ_j|² + α Σ_j h_j² / w_j over h: never below the second term
+        least = self.alpha * np.einsum("mn,n->m", np.square(hat), 1 / weights)
+        return hat, np.maximum(variance, least)
 
     def precision(self, rows: Int[np.ndarray, " g"]) -> Float[np.ndarray, "g g"]:
         """Q_gg."""
-        return self.matrix[np.ix_(rows, rows)]
+        columns = self.root[:, rows] * self.weighing.problem.roots[rows]
+        return np.asarray(columns.T @ columns)
 
     def precisions(self) -> Float[np.ndarray, " n"]:
         """The diagonal of Q."""
-        return self.matrix.diagonal()
+        return np.asarray(self.weighing.problem.weights * np.einsum("mn,mn->n", self.root, self.root))
 
 
 @dataclass(frozen=True)
@@ -206,10 +242,17 @@ class SolvedRoute:
     solved: list[tuple[Float[np.ndarray, "n t"], Float[np.ndarray, " n"]]]
     inverse: Float[np.ndarray, "n n"] | None = None
 
-    def left_out(self) -> Iterator[tuple[slice, slice, Float[np.ndarray, "1 n t"]]]:
+    def left_out(self) -> Iterator[LeftOut]:
         """Residuals of the fits without each sample, one penalty at a time."""
         for i in range(len(self.alphas)):
-            yield slice(i, i + 1), slice(None), self.solve(i)[2][None]
+            dual, _ = self.solved[i]
+            _, _, residuals = self.solve(i)
+            yield LeftOut(
+                penalties=slice(i, i + 1),
+                rows=slice(None),
+                residuals=residuals[None],
+                amplification=self.weighing.amplification(dual[None]),
+            )
 
     def solve(self, i: int) -> Solution:
         """Coefficients, intercept, left-out residuals."""
@@ -218,14 +261,13 @@ class SolvedRoute:
         return *self.weighing.unscale(dual), leave_one_out(residuals, complement)
 
     def smoother(self, i: int) -> GramSmoother:
-        """The fit as a linear map. 2n³ operations."""
+        """The fit as a linear map: L⁻¹ of the factor, reflected back. 4n² operations."""
         assert self.inverse is not None
-        lower, u = np.tril(self.inverse).astype(np.float64), self.weighing.normal
-        product = lower.T @ lower
-        if u is not None:
-            product -= np.outer(2 * u, u @ product)
-            product -= np.outer(product @ u, 2 * u)
-        return GramSmoother.of(self.weighing, float(self.alphas[i]), product)
+        root = np.tril(self.inverse).astype(np.float64)
+        normal = self.weighing.normal
+        if normal is not None:
+            root -= np.outer(root @ normal, 2 * normal)
+        return GramSmoother(self.weighing, float(self.alphas[i]), root)
 
 
 def cholesky_route(
@@ -304,11 +346,18 @@ class GramRoute:
     of a matrix of full rank, where they vanish with the penalty, in proportion to it, as the residuals then are."""
     memory_budget: int
 
-    def left_out(self) -> Iterator[tuple[slice, slice, Float[np.ndarray, "a n t"]]]:
-        """Left-out residuals of as many penalties as fit the budget with two temporaries of their size."""
-        for part in blocks(len(self.alphas), block_size(3 * 8 * self.weighing.problem.y.size, self.memory_budget)):
-            residuals = self.factor.residuals(self.alphas[part]) / self.weighing.problem.roots[:, None]
-            yield part, slice(None), leave_one_out(residuals, self.complements[part])
+    def left_out(self) -> Iterator[LeftOut]:
+        """Left-out residuals of as many penalties as fit the budget with four temporaries of their size."""
+        problem = self.weighing.problem
+        size = block_size(5 * 8 * problem.y.size, self.memory_budget)
+        for penalties in blocks(len(self.alphas), size):
+            dual, residuals = self.factor.solve(self.alphas[penalties])
+            yield LeftOut(
+                penalties=penalties,
+                rows=slice(None),
+                residuals=leave_one_out(residuals / problem.roots[:, None], self.complements[penalties]),
+                amplification=self.weighing.amplification(dual),
+            )
 
     def solve(self, i: int) -> Solution:
         """Coefficients, intercept, left-out residuals. O(n²t)."""
@@ -317,9 +366,9 @@ class GramRoute:
         return *self.weighing.unscale(dual), left_out
 
     def smoother(self, i: int) -> GramSmoother:
-        """The fit as a linear map: the solutions for outputs that are 1 at one sample. 4n³ operations."""
-        inverse = self.factor.inverted(self.alphas[i : i + 1])
-        return GramSmoother.of(self.weighing, float(self.alphas[i]), inverse)
+        """The fit as a linear map. Up to n³ operations."""
+        root = self.factor.root(self.alphas[i : i + 1])
+        return GramSmoother(self.weighing, float(self.alphas[i]), root)
 
 
 def path_route(
@@ -498,9 +547,17 @@ class Sweep:
         run_threads(sweep, blocks(n, max(256, TILE // len(alphas))))
         return result
 
-    def inverted(self, alphas: Float[np.ndarray, " 1"]) -> Float[np.ndarray, "n n"]:
-        """(K + alpha)⁻¹ on the span of the basis, at one penalty."""
-        return replace(self, outputs=self.form.basis.T.astype(np.float64)).solve(alphas)[0][0]
+    def root(self, alphas: Float[np.ndarray, " 1"]) -> Float[np.ndarray, "m n"]:
+        """R with RᵀR = (K + alpha)⁻¹ on the span of the basis, at one penalty: D^{-1/2} L⁻¹ Qᵀ. 2nm operations."""
+        factors = self.pivots(alphas)
+        if factors is None:
+            raise np.linalg.LinAlgError("T + alpha must be positive definite: ask `complements` first.")
+        pivots, multipliers = factors
+        root = self.form.basis.T.astype(np.float64)
+        for k in range(1, len(root)):
+            root[k] -= multipliers[k, 0] * root[k - 1]
+        root /= np.sqrt(pivots * self.scale)
+        return root
 
     def residuals(self, alphas: Float[np.ndarray, " a"]) -> Float[np.ndarray, "a n t"]:
         """y − K (K + alpha)⁻¹ y for each penalty."""
@@ -616,9 +673,9 @@ class GramSpectrum:
         rest = (np.maximum(self.values, 0.0) * np.maximum(1.0 - squares, 0.0)).max(axis=1)
         return np.asarray(rest < 0.1 * self.values.max())
 
-    def inverted(self, alphas: Float[np.ndarray, " 1"]) -> Float[np.ndarray, "n n"]:
-        """(K + alpha)⁻¹ on the span of the eigenvectors, at one penalty."""
-        return ((self.vectors * self.inverse(alphas)[:, 0]) @ self.vectors.T).astype(np.float64)
+    def root(self, alphas: Float[np.ndarray, " 1"]) -> Float[np.ndarray, "m n"]:
+        """R with RᵀR = (K + alpha)⁻¹ on the span of the eigenvectors, at one penalty."""
+        return np.asarray(np.sqrt(self.inverse(alphas)) * self.vectors.T)
 
     def residuals(self, alphas: Float[np.ndarray, " a"]) -> Float[np.ndarray, "a n t"]:
         """Outputs minus fit, for each penalty, or in proportion to it as ``shrinkage`` is."""
@@ -655,15 +712,21 @@ class GroupRoute:
     members: list[np.ndarray]
     name: ClassVar[str] = "eigen"
 
-    def left_out(self) -> Iterator[tuple[slice, slice, Float[np.ndarray, "1 n t"]]]:
+    def left_out(self) -> Iterator[LeftOut]:
         """Residuals of the fits without each group, one penalty at a time."""
         for i in range(len(self.alphas)):
-            yield slice(i, i + 1), slice(None), self._left_out(i)[None]
+            dual, _ = self.spectrum.solve(self.alphas[i : i + 1])
+            yield LeftOut(
+                penalties=slice(i, i + 1),
+                rows=slice(None),
+                residuals=self._left_out(i)[None],
+                amplification=self.weighing.amplification(dual),
+            )
 
     def smoother(self, i: int) -> GramSmoother:
-        """The fit as a linear map. 2n³ operations."""
-        inverse = self.spectrum.inverted(self.alphas[i : i + 1])
-        return GramSmoother.of(self.weighing, float(self.alphas[i]), inverse)
+        """The fit as a linear map. n² operations."""
+        root = self.spectrum.root(self.alphas[i : i + 1])
+        return GramSmoother(self.weighing, float(self.alphas[i]), root)
 
     def solve(self, i: int) -> Solution:
         """Coefficients, intercept, left-out residuals."""

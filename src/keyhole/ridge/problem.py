@@ -21,9 +21,9 @@ from functools import cached_property
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
-from keyhole._checks import check_count, check_finite
+from keyhole._checks import check_count, check_finite, check_weight_sizes
 from keyhole.ridge.calibration import PathLosses
 
 EPS = float(np.finfo(np.float64).eps)  # unit of rounding of float64, the reference precision
@@ -38,10 +38,46 @@ LEAST_DRAFT_ALPHA = 1e-9  # whose least is this share of λ_max
 FLAT = 1e-9  # relative difference of errors below which two penalties count as equally good
 LARGEST_GRAM = 1e150  # largest entry of a Gram matrix: its square, times the number of samples, is still finite
 
+STEADY = 1e-9
+"""Share of the spread of the outputs by which rounding may move predictions, in float64, at a penalty
+that we choose among several. Over 2,000 random fits predictions one by one, and sums of
+contributions, then differed from predictions in a batch by at most 1.4e-9 of the largest; the test
+error of 400 fits, 175 of them without noise, was never more than 0.01 % above that without this
+limit (1e-10 made 4 of them worse by 100 % and more)."""
+
+UNSTEADY = 1e-4
+"""Share of the spread of the outputs from which on a `RoundingWarning` says that rounding shows."""
+
 Alphas: TypeAlias = Sequence[float | int] | Float[np.ndarray, " a"]
 
 Solution: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Coefficients, intercept (t,), left-out residuals (n, t)."""
+
+
+class RoundingWarning(UserWarning):
+    """The penalty is so small that rounding shows in predictions."""
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """What the fits of a route say of samples left out, for some penalties and some samples.
+
+    Attributes
+    ----------
+    penalties, rows : slice
+        Which penalties and which samples.
+    residuals : array (a, n, t)
+        Outputs less the predictions of the fits without the sample, or its group; infinite where
+        rounding hides them.
+    amplification : array (a,)
+        How far one unit of rounding moves predictions at each of the penalties, as a share of the
+        spread of the outputs: large where large terms cancel.
+    """
+
+    penalties: slice
+    rows: slice
+    residuals: Float[np.ndarray, "a n t"] = field(repr=False)
+    amplification: Float[np.ndarray, " a"]
 
 
 @runtime_checkable
@@ -64,8 +100,8 @@ class Route(Protocol):
     def rounding(self) -> float:
         """Unit of rounding of the arithmetic behind it all."""
 
-    def left_out(self) -> Iterator[tuple[slice, slice, Float[np.ndarray, "a n t"]]]:
-        """Left-out residuals of some penalties and some samples at a time, and which they are."""
+    def left_out(self) -> Iterator[LeftOut]:
+        """Left-out residuals of some penalties and some samples at a time."""
 
     def solve(self, i: int) -> Solution:
         """The fit at ``alphas[i]``."""
@@ -106,7 +142,9 @@ class RidgeFit:
     """One ridge fit, how it predicts the samples it leaves out, and what was said of all penalties tried.
 
     ``errors`` (a,) of the penalties tried are weighted mean squares, averaged over outputs; infinite where rounding
-    forbids a judgement. ``best`` is the position of the least, the largest penalty among equals, or of the only one.
+    forbids a judgement. ``best`` is the position of the only one, or of the least among those that are steady: rounding
+    moves predictions by ``moved`` (a,) of the spread of the outputs, and at these by no more than `steadiness` allows
+    (None of a solve by iteration); the largest penalty among equals.
     ``coef`` are, from a Gram matrix, the dual coefficients a (n, t) of f(x) = Σ_i a_i K(x, x_i) + b, so that v = Φᵀa;
     from a design, the values v (p, t) themselves. ``left_out`` are y_i minus the prediction for i of the fit without
     sample i, or without its group, in the units of y: infinite where the leverage is 1 within rounding, None if nobody
@@ -130,6 +168,7 @@ class RidgeFit:
     residual: float = 0.0
     n_iter: int = 0
     log_losses: Float[np.ndarray, " a"] | None = None
+    moved: Float[np.ndarray, " a"] | None = None
     factor: Route | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -230,6 +269,11 @@ class RidgeProblem:
         """Whether any weight is not 1."""
         return bool((self.weights != 1.0).any())
 
+    @property
+    def spread(self) -> Float[np.ndarray, " t"]:
+        """The root mean square of each output about its mean, or about zero without an intercept."""
+        return np.asarray(np.sqrt(self.weights @ np.square(self.centred) / self.weights.sum()))
+
     def grid(self, largest: float, floor: float, most: int = N_ALPHAS) -> Float[np.ndarray, " a"]:
         """The penalties to try: those given, or the default ones of a matrix of this largest eigenvalue."""
         if self.alphas is not None:
@@ -246,17 +290,52 @@ class RidgeProblem:
         """Judge the penalties of a route by what it leaves out, choose, and solve. One alone needs no judgement."""
         alphas = route.alphas
         totals = np.zeros((len(alphas), self.y.shape[1]))
-        judged = PathLosses(self.y, self.weights, len(alphas)) if self.criterion == "log_loss" else None
-        for penalties, rows, left_out in route.left_out():
-            totals[penalties] += [self.weights[rows] @ np.square(part) for part in left_out]
-            if judged is not None:
-                judged.put(penalties, rows, left_out)
+        moved = np.zeros(len(alphas))
+        path_losses: PathLosses | None = None
+        if self.criterion == "log_loss":
+            path_losses = PathLosses(self.y, self.weights, len(alphas))
+        # what every penalty says of the samples it leaves out, some of them at a time
+        for part in route.left_out():
+            totals[part.penalties] += [self.weights[part.rows] @ np.square(e) for e in part.residuals]
+            moved[part.penalties] = route.rounding * part.amplification
+            if path_losses is not None:
+                path_losses.put(part.penalties, part.rows, part.residuals)
         errors = totals.mean(axis=1) / self.weights.sum()
-        losses = None if judged is None else judged.losses()
-        best = choose(alphas, errors, self.resolution(route.rounding)) if losses is None else choose(alphas, losses)
-        selection = "loo" if self.groups is None else "groups"
-        known: dict[str, Any] = {"log_losses": losses, "factor": route if keep_factor else None}
-        return RidgeFit(alphas, errors, best, *route.solve(best), route.name, selection, floor=route.floor, **known)
+        # the penalty of least loss, among those at which rounding does not show
+        steady = moved <= steadiness(route.rounding)
+        log_losses: Float[np.ndarray, " a"] | None = None
+        if path_losses is None:
+            best = choose(alphas, errors, resolution=self.resolution(route.rounding), steady=steady)
+        else:
+            log_losses = path_losses.losses()
+            best = choose(alphas, log_losses, steady=steady)
+        coef, intercept, left_out = route.solve(best)
+        return RidgeFit(
+            alphas=alphas,
+            errors=errors,
+            best=best,
+            coef=coef,
+            intercept=intercept,
+            left_out=left_out,
+            route=route.name,
+            selection="loo" if self.groups is None else "groups",
+            floor=route.floor,
+            log_losses=log_losses,
+            moved=moved,
+            factor=route if keep_factor else None,
+        )
+
+
+def steadiness(rounding: float) -> float:
+    """Share of the spread of the outputs by which rounding may move predictions, where we choose.
+
+    In float64 what lets two ways to compute a prediction agree to 1e-8. Coarser arithmetic may lose
+    half of its digits.
+
+    >>> steadiness(EPS), round(steadiness(2**-23), 6)
+    (1e-09, 0.000345)
+    """
+    return STEADY if rounding <= EPS else math.sqrt(rounding)
 
 
 def numerical_floor(scale: float, n: int, rounding: float = EPS) -> float:
@@ -289,12 +368,22 @@ def default_alphas(largest: float, floor: float, count: int = N_ALPHAS) -> Float
     return np.geomspace(low, max(10 * largest, 10 * low), count)
 
 
-def choose(alphas: Float[np.ndarray, " a"], errors: Float[np.ndarray, " a"], resolution: float = 0.0) -> int:
+def choose(
+    alphas: Float[np.ndarray, " a"],
+    errors: Float[np.ndarray, " a"],
+    resolution: float = 0.0,
+    steady: Bool[np.ndarray, " a"] | None = None,
+) -> int:
     """Position of the penalty to use: the only one, or that of least error; among equals, the largest.
 
-    Errors are infinite where rounding forbids a judgement; those below ``resolution`` are as good as zero.
+    Errors are infinite where rounding forbids a judgement; those below ``resolution`` are as good as
+    zero. Penalties that are not ``steady``, at which rounding shows in predictions, are used only
+    where no other can be judged.
 
     >>> choose(np.array([0.1, 1.0, 10.0]), np.array([0.4, 0.4, np.inf]))
+    1
+    >>> alphas, errors = np.array([1e-12, 1e-6, 1e-3]), np.array([0.40001, 0.40002, 0.5])
+    >>> choose(alphas, errors, steady=np.array([False, True, True]))
     1
     """
     if len(alphas) == 1:
@@ -306,6 +395,8 @@ def choose(alphas: Float[np.ndarray, " a"], errors: Float[np.ndarray, " a"], res
             f"{alphas.max():g}: under each, some sample is fitted exactly within rounding (leverage 1), or "
             "there is 1 sample only. Add larger penalties, or fit with one fixed penalty."
         )
+    if steady is not None and (judged & steady).any():
+        judged = judged & steady
     least = max(float(errors[judged].min()), resolution)
     equals = np.flatnonzero(judged & (errors <= least * (1 + FLAT)))
     return int(equals[np.argmax(alphas[equals])])
@@ -349,7 +440,8 @@ def check_gram_size(diagonal: Float[np.ndarray, " n"]) -> None:
         raise ValueError(
             f"features and kernels must have squares below {LARGEST_GRAM:.0e}, so that sums of their products fit "
             f"float64: the largest on the diagonal of `gram` is {largest:.3g}. Scale the tokens down, for instance by "
-            "scaling='standard'; if they are of ordinary size, use another activation, or dtype='float64'."
+            "scaling='standard'; if they are of ordinary size, use another activation, dtype='float64', or smaller "
+            "sample weights."
         )
 
 
@@ -365,4 +457,5 @@ def check_weights(
     if weights.min() < 0 or (weights.min() == 0 and not zero_allowed):
         i = int(weights.argmin())
         raise ValueError(f"`weights` must be positive: got {weights[i]:g} for sample {i}. Drop samples of weight zero.")
+    check_weight_sizes(weights, "weights")
     return weights.astype(np.float64)

@@ -20,6 +20,7 @@ Everything is kept as a factor, A = R^T R: squares of singular values of R are s
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -37,6 +38,7 @@ from keyhole._array import block_size, blocks
 from keyhole.attention.heads import GaussianHeads
 from keyhole.theory.biased import hermite_moments
 from keyhole.theory.harmonics import gegenbauer, harmonic_count, power_moment
+from keyhole.theory.limits import check_cost, check_limits
 from keyhole.theory.moments import harmonic_ratios, log_moment, pair_eigenvalues
 from keyhole.theory.targets import PAIR, QUERY, Polynomial, Term, crossed_joinings, monomial
 
@@ -341,15 +343,62 @@ def _made_blocks(dim: int, bias: Bias, wanted: list[tuple[tuple[int, int], int]]
     What is left out of the series lowers an eigenvalue λ by at most ``allowed``, and what stands for h_k moves it by
     less than a hundredth of (allowed · λ)^{1/2}.
     """
-    series, top = _reach(dim, bias, max(degree for _, degree in wanted), allowed)
+    highest = max(degree for _, degree in wanted)
+    series, top = _reach(dim, bias, highest, allowed)
     states = [block_states(dim, *label, top) for label, _ in wanted]
     pairs, places = np.unique(np.abs(np.concatenate(states)), axis=0, return_inverse=True)
+    cost = _blocks_cost(dim, series, allowed, len(pairs), wanted, [len(some) for some in states])
+    check_cost(
+        seconds=cost.seconds,
+        memory=cost.memory,
+        step=f"the spectrum of heads with mean {bias.slope:g} to degree {highest} in dimension {dim}",
+    )
     roots = _state_roots(dim, series, pairs, allowed)
     ends = np.cumsum([len(some) for some in states])[:-1]
     for (label, degree), some, place in zip(wanted, states, np.split(places.ravel(), ends), strict=True):
+        check_limits()
         kept = np.flatnonzero(np.abs(some).max(axis=1) <= degree)
         tall = _columns(correlation_matrix(dim, *label, some) / series.reach, kept, roots[place])
         yield Block(label, some[kept], irrep_dimension(dim, *label), _root(tall, allowed))
+
+
+@dataclass(frozen=True)
+class _Cost:
+    """What a step takes, roughly: seconds on one core, and bytes of its largest array."""
+
+    seconds: float
+    memory: float
+
+
+def _blocks_cost(
+    dim: int,
+    series: _Series,
+    allowed: float,
+    n_pairs: int,
+    wanted: list[tuple[tuple[int, int], int]],
+    n_states: list[int],
+) -> _Cost:
+    """What `_made_blocks` takes once the series is known, from the sizes of its arrays.
+
+    Measured on one core for 53 combinations of d = 2 … 512, c = 0.25 … 4 and degrees 4 … 16, and for
+    single blocks to degree 40: what takes more than 0.5 s is right within a factor of three, but for
+    single blocks in four dimensions or fewer, which the series itself makes up to five times as slow.
+    """
+    terms, polynomials = series.coefficients.shape
+    rank = min(terms, polynomials)
+    # `_state_roots`: for every pair (p, q) a scaled copy of the series, and its root
+    scaled = 5e-9 * terms * polynomials
+    if allowed < SHOWS:
+        root = 2.5e-10 * terms * polynomials * rank  # reflections
+    else:
+        root = 4e-11 * polynomials**2 * (terms + 10 * polynomials)  # a product and its eigenvectors
+    # `_columns`: in every block all states times the states that are kept
+    products = 0
+    for (label, degree), count in zip(wanted, n_states, strict=True):
+        kept = len(block_states(dim, *label, degree))
+        products += count * kept * polynomials * rank
+    seconds = 1e-3 * len(wanted) + n_pairs * (scaled + root) + 1.5e-10 * products
+    return _Cost(seconds=seconds, memory=8.0 * n_pairs * polynomials * rank)
 
 
 def _reach(dim: int, bias: Bias, degree: int, allowed: float) -> tuple[_Series, int]:
@@ -361,6 +410,7 @@ def _reach(dim: int, bias: Bias, degree: int, allowed: float) -> tuple[_Series, 
     """
     margin, series = 0, None
     while True:
+        check_limits()
         top = degree + margin
         reach = correlation_norm(dim, top)
         if series is None or reach > series.reach:
@@ -383,6 +433,7 @@ def _state_roots(
     weighted = np.sqrt(series.weights)[:, None] * series.coefficients
     roots = np.empty((len(pairs), weighted.shape[1], min(weighted.shape)))
     for rows in blocks(len(pairs), block_size(8 * weighted.size, 2**26)):
+        check_limits()
         p, q = pairs[rows].T
         scaled = np.sqrt(query[p] * key[q])[:, :, None] * weighted
         found = _root(scaled, allowed)[:, : roots.shape[2]]
@@ -526,6 +577,11 @@ def _part_products(target: Polynomial) -> dict[tuple[int, int], tuple[np.ndarray
             f"{target!r} has {size} products of parts in the blocks, and {MOST_UNKNOWN} are solved for at most. Lower "
             "its degree, or use kh.theory.empirical_curve on a Gram matrix."
         )
+    check_cost(
+        seconds=_part_products_seconds(target),
+        memory=0.0,
+        step=f"taking {target!r} apart for heads with a mean",
+    )
     raised = [target]
     for _ in range(min(r, s)):
         raised.append(raised[-1].pairwise(monomial(target.dim, pairs=[(None, 1)])))
@@ -538,6 +594,7 @@ def _part_products(target: Polynomial) -> dict[tuple[int, int], tuple[np.ndarray
     offset = 0
     for label, states in unknown.items():
         count = len(states) * (len(states) + 1) // 2
+        check_limits()
         for key, row in _block_products(target, label, states, list(want)).items():
             rows[key][offset : offset + count] = row
         offset += count
@@ -564,6 +621,78 @@ def _part_products(target: Polynomial) -> dict[tuple[int, int], tuple[np.ndarray
     return products
 
 
+@dataclass(frozen=True)
+class _Shape:
+    """What the cost of joining a term depends on: the powers of its factors."""
+
+    correlation: int  # the power of <x_0, x_i>
+    matrices: tuple[int, ...]  # the powers of other matrices
+    vectors: tuple[int, ...]
+
+    @classmethod
+    def of(cls, term: Term) -> _Shape:
+        correlation, matrices, vectors = 0, [], []
+        for factor, power in term.powers:
+            if factor.kind != PAIR:
+                vectors.append(power)
+            elif factor.array is None:
+                correlation = power
+            else:
+                matrices.append(power)
+        return cls(correlation, tuple(sorted(matrices)), tuple(sorted(vectors)))
+
+    def pairs(self, raised: int) -> list[int]:
+        """The powers of all matrices of the term times <x_0, x_i>^raised."""
+        correlation = self.correlation + raised
+        return [*self.matrices, correlation] if correlation else list(self.matrices)
+
+
+def _part_products_seconds(target: Polynomial) -> float:
+    """Seconds that `_part_products` takes, roughly, nearly all of them in `crossed_joinings`.
+
+    It joins every two terms of F (x·y)^n and F (x·y)^k. The sizes of its sums follow from the powers
+    in the terms alone. Measured on one core for 19 targets in dimensions 3, 8, 64 and 200: those
+    above 0.2 s are right within a factor of three.
+    """
+    r, s = target.degrees
+    shapes = Counter(_Shape.of(term) for term in target.terms)
+    seconds = 0.0
+    for n in range(min(r, s) + 1):
+        # joints inside the first term, of key slots and of query slots
+        joints = ((r + n) // 2 + 1) * ((s + n) // 2 + 1)
+        for k in range(n, min(r, s) + 1, 2):
+            for first, first_count in shapes.items():
+                for second, second_count in shapes.items():
+                    count = first_count * second_count
+                    pairs = first.pairs(n) + second.pairs(k)
+                    vectors = [*first.vectors, *second.vectors]
+                    is_dense = bool(first.matrices or second.matrices)
+                    seconds += count * _joining_seconds(pairs, vectors, joints, target.dim, is_dense)
+    return seconds
+
+
+def _joining_seconds(
+    pairs: list[int],
+    vectors: list[int],
+    joints: int,
+    dim: int,
+    is_dense: bool,
+) -> float:
+    """Seconds of one sum over joinings, from the powers of the matrices and vectors in both terms."""
+    # walks along chains and rings of matrices, d³ operations a step where matrices are multiplied
+    walked = math.prod(power + 1 for power in pairs)
+    rings = len(pairs) ** 2 * walked * joints**1.6
+    chains = len(pairs) * len(vectors) * walked * joints**1.6
+    walks = 8e-7 * (rings + chains)
+    if is_dense:
+        walks += 7e-12 * rings * dim**3
+    # the exponential: every content m of a joining is made of a connected part c and the rest m − c
+    ends = 1 + len(vectors) * (len(vectors) + 1) / 2
+    contents = walked * math.prod(power + 1 for power in vectors)
+    splits = contents * math.prod((power + 2) / 2 for power in pairs)
+    return walks + 6e-7 * splits * joints + 2.5e-7 * contents * walked * ends
+
+
 def _contracted_vectors(target: Polynomial, degree: int) -> dict[tuple[int, int], Float[np.ndarray, "states v"]]:
     vectors = {}
     for label, (states, products) in _part_products(target).items():
@@ -581,6 +710,7 @@ def _fischer_products(first: Polynomial, second: Polynomial) -> dict[tuple[int, 
     sums = np.zeros((2, s // 2 + 1, r // 2 + 1))
     for one in first.terms:
         for other in second.terms:
+            check_limits()
             sums += one.coefficient * other.coefficient * crossed_joinings(one, other, first.dim)
     found = {}
     for (j, i), plain in np.ndenumerate(sums[0]):

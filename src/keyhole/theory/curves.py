@@ -27,6 +27,7 @@ from keyhole._checks import check_choice, check_count, check_finite, check_float
 from keyhole.attention.heads import GaussianHeads
 from keyhole.theory.blocks import Bias, bias_of, biased_blocks, target_vectors
 from keyhole.theory.harmonics import pair_powers
+from keyhole.theory.limits import check_limits
 from keyhole.theory.mlp import highest_total_degree, mlp_eigenvalue, mlp_level_powers, mlp_levels, mlp_spectrum
 from keyhole.theory.moments import largest_of_degree, pair_eigenvalues
 from keyhole.theory.spectrum import MAX_BIASED_DEGREE, Spectrum, attention_levels, biased_levels, degree_ladder
@@ -82,6 +83,7 @@ def problems(target: Polynomial, n_keys: int, model: str, law: GaussianHeads | N
         if law is not None:
             raise ValueError(f'`law` is the law of attention heads, and `model` is "mlp": leave out {law!r}.')
         for degree in range(2, highest_total_degree(target.dim, n_keys) - 1):
+            check_limits()
             yield _mlp_problem(target, n_keys, degree)
         return
     bias = bias_of(law, target.dim)
@@ -91,6 +93,7 @@ def problems(target: Polynomial, n_keys: int, model: str, law: GaussianHeads | N
             f"{MAX_BIASED_DEGREE}. Lower the degree, or use zero-mean heads."
         )
     for degree in degree_ladder(bias, max(target.degrees) if bias else 0):
+        check_limits()
         yield _attention_problem(target, n_keys, bias, degree)
 
 
@@ -555,8 +558,12 @@ class Learner:
         samples = np.array(n_samples, dtype=np.float64)
         self.errors(samples, ridge, noise)  # takes a spectrum that is fine enough for all
         gammas = implicit_ridges(self.problem, samples, self.features, ridge)
-        values = self.problem.eigenvalues
-        return gammas, values / (values + gammas[:, None]) @ self.problem.powers / self.problem.power
+        # few of a million levels hold a part of the target: a matrix of all of them took 0.5 GB
+        loaded = self.problem.powers.nonzero()[0]
+        values = self.problem.eigenvalues[loaded]
+        powers = self.problem.powers[loaded]
+        shares = values / (values + gammas[:, None]) @ powers / self.problem.power
+        return gammas, shares
 
     def best(self, n: float, noise: float) -> tuple[float, float]:
         """(ridge, test error) at the best ridge."""

@@ -1,40 +1,47 @@
 """The server of `keyhole explore`: on the loopback address only, behind a random token, for one person's browser.
 
 A request must name our own host, come from our own page where it says where it comes from, and know the token. Nothing
-in it is ever taken for a path. Numbers of the theory are computed in threads; fits and uploaded tables in processes of
-their own, which can be ended and take nothing along when a damaged file ends them.
+in it is ever taken for a path. Numbers of the theory are computed in threads, none of which keeps the program from
+ending; fits and uploaded tables in processes of their own, which can be ended and take nothing along when a damaged
+file ends them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hmac
+import os
+import queue
 import secrets
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
+from contextvars import Context, copy_context
+from dataclasses import replace
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from string import Template
 from typing import Any
 
-import anyio.to_thread
 import numpy as np
 import uvicorn
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from keyhole import __version__
 from keyhole.lab.cells import Cell, Store, StoreError, Values
-from keyhole.lab.explore.views import ExploreState, View, answer_by, cells_of, show
+from keyhole.lab.explore.connections import ADMITTED, WAITING_SECONDS, Connection
+from keyhole.lab.explore.views import MEANWHILE, ExploreState, View, answer_by, background, cells_of, show
 from keyhole.lab.jobs import Plan, RunError, Timer, WorkerPool, cell_costs, run_local
 from keyhole.lab.report.document import Report, Section
 from keyhole.lab.report.html import as_json, asset, fragment, library, one_page, page_of
@@ -43,6 +50,8 @@ MOST_BYTES = 2**25  # of an upload
 MOST_WAITING = 64  # requests at a time; the page has two
 MOST_COMPUTING = 4
 MOST_LISTENING = 32  # tabs that hear of progress
+MOST_UPLOADS = 2  # tables on their way, of which one is looked at
+BODY_SECONDS = 30.0  # that an upload may take to arrive; on the loopback address 32 MiB take less than one
 MEASURE_SECONDS = 600.0  # of a measurement, by the clock; what is asked for must be half of it by estimate
 MEASURE_MEMORY = 2**30  # bytes of a job
 DATA_SECONDS = 60.0  # of a look at an uploaded table
@@ -51,6 +60,8 @@ DATA_MEMORY = 2**32  # bytes of address space of the process that reads it
 LEAST_RIDGE = 1e-9
 NEWS_SECONDS = 0.25
 PATIENCE_SECONDS = 0.25  # that a view waits for what is slow; the page then asks again
+SAVE_SECONDS = 60.0  # that a view to be saved waits for it
+LAST_SECONDS = 1.0  # that clients have to read their answers when the server ends
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
@@ -85,11 +96,21 @@ class PortTakenError(RuntimeError):
     """Another program listens there; in words for the person who asked for the port."""
 
 
+def _file_identity(path: Path) -> tuple[int, int] | None:
+    """Device and inode of a file, None where there is none: tells whether a file is still the one that was opened."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
 class Bench:
     """The measurements of all tabs: one at a time, into one store; results are read from there by everyone."""
 
     def __init__(self, path: Path) -> None:
         self._store = Store(path)
+        self._file = _file_identity(path)
         self._lock = threading.Lock()  # of everything below
         self._last, self._keys, self._known = 0, set[str](), dict[str, Values]()
         self._thread: threading.Thread | None = None
@@ -101,8 +122,7 @@ class Bench:
         """Finished ones of the cells."""
         found = {}
         with self._lock:
-            self._last, news = self._store.keys(self._last)
-            self._keys.update(news)
+            self._read_keys()
             for cell in cells:
                 key = _key(cell)
                 if key in self._keys:
@@ -110,6 +130,30 @@ class Bench:
                         self._known[key] = self._store.get([cell])[cell]
                     found[cell] = self._known[key]
         return found
+
+    def _read_keys(self) -> None:
+        """Take notice of what was written to the store since."""
+        self._check_store()
+        self._last, news = self._store.keys(self._last)
+        self._keys.update(news)
+
+    def _check_store(self) -> None:
+        """Open the store anew where its file was removed or replaced: SQLite goes on with the old one in silence."""
+        path = self._store.path
+        if _file_identity(path) == self._file:
+            return
+        with suppress(StoreError):
+            self._store.close()
+        try:
+            self._store = Store(path)
+        except OSError as error:
+            raise StoreError(
+                f"the store {path} must stay where it is: it was removed, and a new one cannot be made "
+                f"({error.strerror}). Put its folder back, or start `keyhole explore` again."
+            ) from error
+        self._file = _file_identity(path)
+        self._last, self._keys, self._known = 0, set(), {}
+        self._message = f"the store was removed or replaced: {path} has been opened anew"
 
     @property
     def finished(self) -> int:
@@ -119,6 +163,7 @@ class Bench:
     def _planned(self, state: ExploreState) -> tuple[Plan, dict[Cell, float], str]:
         """What is missing of a state, the seconds that each fit takes by estimate, and why it may not be measured."""
         cells = cells_of(state)
+        self._check_store()
         plan = Plan.of(cells, self._store)
         costs = {cell: cost for job in plan.jobs for cell, cost in cell_costs(plan.wanted(job)).items()}
         seconds, memory = sum(costs.values()), max((job.memory for job in plan.jobs), default=0)
@@ -153,15 +198,24 @@ class Bench:
             self._thread.start()
 
     def _run(self, plan: Plan, timer: Timer) -> None:
+        path = self._store.path
+        file = _file_identity(path)
+
         def report(keys: Any) -> None:
             timer.finish(keys)
             if self._stop.is_set():
                 raise RunError("stopped")
             if timer.seconds > MEASURE_SECONDS:
                 raise RunError(f"stopped after {MEASURE_SECONDS:g} s: what is finished is kept")
+            # workers that find no file make one, and others write on to the file that has gone
+            if _file_identity(path) != file:
+                raise RunError(
+                    f"the store {path} was removed or replaced while it was written: what was measured is lost. "
+                    "Measure again"
+                )
 
         try:
-            with Store(self._store.path) as store:
+            with Store(path) as store:
                 run_local(plan, store, None, report)
         except Exception as error:  # whatever a fit dies of is told in the page, and the server goes on
             self._message = str(error) or type(error).__name__
@@ -181,11 +235,16 @@ class Bench:
     def news(self) -> dict[str, Any]:
         """How far it is: what every tab hears."""
         with self._lock:
-            self._last, news = self._store.keys(self._last)
-            self._keys.update(news)
-            timer, running = self._timer, self._thread is not None and self._thread.is_alive()
-        progress = {"done": timer.done, "total": timer.total, "left": timer.left} if timer is not None else {}
-        return {"running": running, "message": self._message, "finished": self.finished, **progress}
+            try:
+                self._read_keys()
+            except StoreError as error:
+                self._message = str(error)
+            timer = self._timer
+            is_running = self._thread is not None and self._thread.is_alive()
+            news = {"running": is_running, "message": self._message, "finished": self.finished}
+        if timer is not None:
+            news |= {"done": timer.done, "total": timer.total, "left": timer.left}
+        return news
 
 
 @lru_cache(maxsize=2**15)
@@ -199,7 +258,9 @@ class Guard:
     def __init__(self, app: ASGIApp, token: str, port: int) -> None:
         self.app, self.token = app, token
         self.hosts = {f"127.0.0.1:{port}", f"localhost:{port}"}
-        self.busy = 0
+        self.busy: Counter[str] = Counter()  # requests that are being answered, by lane
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._is_ending = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
@@ -207,26 +268,45 @@ class Guard:
             if scope["type"] == "lifespan":
                 await self.app(scope, receive, send)
             return
-
-        async def sealed(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [
-                    *message["headers"],
-                    *((k.lower().encode(), v.encode()) for k, v in HEADERS.items()),
-                ]
-            await send(message)
-
+        sealed = _Sealed(send)
         refusal = self._refusal(scope)
         if refusal is not None:
             await refusal(scope, receive, sealed)
             return
-        self.busy += 1
+        scope["state"][ADMITTED] = True
+        # the token is no business of the routes
+        path = scope["path"][1 + len(self.token) :]
+        lane, most = _lane(path)
+        if self.busy[lane] >= most:
+            await _plain(f"at most {most} such requests are answered at a time. Ask again.", 503)(
+                scope, receive, sealed
+            )
+            return
+        await self._answer({**scope, "path": path, "raw_path": path.encode()}, receive, sealed, lane)
+
+    async def _answer(self, scope: Scope, receive: Receive, sealed: _Sealed, lane: str) -> None:
+        """Answer a request, unless the client leaves or the server ends."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        self.busy[lane] += 1
         try:
-            # the token is no business of the routes
-            path = scope["path"][1 + len(self.token) :]
-            await self.app({**scope, "path": path, "raw_path": path.encode()}, receive, sealed)
+            await self.app(scope, receive, sealed)
+        except ClientDisconnect:
+            pass  # nobody is there to hear of it
+        except asyncio.CancelledError:
+            if not self._is_ending:
+                raise
+            await sealed.finish(scope, receive)
         finally:
-            self.busy -= 1
+            self.busy[lane] -= 1
+            self._tasks.discard(task)
+
+    def end(self) -> None:
+        """End all requests at once: what they wait for may take longer than anybody waits after Ctrl-C."""
+        self._is_ending = True
+        for task in list(self._tasks):
+            task.cancel()
 
     def _refusal(self, scope: Scope) -> Response | None:
         headers: dict[str, list[str]] = {}
@@ -239,16 +319,82 @@ class Guard:
             return _plain("requests of other pages are not answered.", 403)
         if headers.get("sec-fetch-site", ["same-origin"])[0] not in ("same-origin", "none"):
             return _plain("requests of other pages are not answered.", 403)
-        first, _, rest = scope["path"][1:].partition("/")
+        first, slash, _ = scope["path"][1:].partition("/")
         if not hmac.compare_digest(first.encode("utf-8", "surrogateescape"), self.token.encode()):
             return _plain("the address must have its token: copy all of the line that `keyhole explore` printed.", 403)
-        if self.busy >= MOST_WAITING + (MOST_LISTENING if rest == "events" else 0):
-            return _plain(f"at most {MOST_WAITING} requests are answered at a time. Ask again.", 503)
+        if not slash:
+            # without its last slash the names of the page's files would take the place of the token
+            query = scope["query_string"].decode("latin-1")
+            location = f"/{self.token}/" + (f"?{query}" if query else "")
+            return Response(status_code=307, headers={"Location": location})
         return None
+
+
+def _lane(path: str) -> tuple[str, int]:
+    """What a request competes with, and how many of these are answered at a time."""
+    lanes = {"/events": MOST_LISTENING, "/data": MOST_UPLOADS}
+    return (path, lanes[path]) if path in lanes else ("", MOST_WAITING)
+
+
+class _Sealed:
+    """Sends an answer with our headers, and knows how much of it was sent."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._is_started = False
+        self._is_complete = False
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            ours = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+            message["headers"] = [*message["headers"], *ours]
+            self._is_started = True
+        else:
+            self._is_complete = not message.get("more_body", False)
+        await self._send(message)
+
+    async def finish(self, scope: Scope, receive: Receive) -> None:
+        """End the answer of a server that ends."""
+        if not self._is_started:
+            await _plain("the server has ended.", 503)(scope, receive, self)
+        elif not self._is_complete:
+            await self({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def _plain(text: str, status: int) -> Response:
     return Response(text, status, media_type="text/plain")
+
+
+class DaemonThreads:
+    """Threads for work that must not block the server; none of them keeps the program from ending."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._work: queue.SimpleQueue[tuple[Context, Future[Any], Callable[..., Any], tuple[Any, ...]]]
+        self._work = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+
+    async def run(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        """What a piece of work returns."""
+        if len(self._threads) < self.count:
+            thread = threading.Thread(target=self._serve, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        future: Future[Any] = Future()
+        self._work.put((copy_context(), future, work, arguments))
+        return await asyncio.wrap_future(future)
+
+    def _serve(self) -> None:
+        while True:
+            context, future, work, arguments = self._work.get()
+            if not future.set_running_or_notify_cancel():
+                continue  # nobody waits for it any more
+            try:
+                result = context.run(work, *arguments)
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
 
 
 class Explorer:
@@ -257,26 +403,43 @@ class Explorer:
     def __init__(self, bench: Bench, ended: Callable[[], bool] = lambda: False) -> None:
         self.bench, self.ended = bench, ended
         self.listening, self.looking = 0, threading.Lock()
-        self._limit: anyio.CapacityLimiter | None = None
+        self._threads = DaemonThreads(MOST_COMPUTING)
+        self._look_threads = DaemonThreads(MOST_UPLOADS)
+        self._slots = asyncio.Semaphore(MOST_COMPUTING)
+        self._look_pool: WorkerPool | None = None
+        computed = (self.view, self.offer)
+        changing = (self.measure, self.stop)
         routes = [
             Route("/", self.page),
             Route("/events", self.events),
+            Route("/save", self.save),
             Route("/data", self.data, methods=["POST"]),
-            *(Route(f"/{work.__name__}", self._answers(work)) for work in (self.view, self.offer, self.save)),
-            *(Route(f"/{work.__name__}", self._answers(work), methods=["POST"]) for work in (self.measure, self.stop)),
+            *(Route(f"/{work.__name__}", self._answers(work)) for work in computed),
+            *(Route(f"/{work.__name__}", self._answers(work), methods=["POST"]) for work in changing),
             *(Route(f"/{name}", self.asset) for name in ASSETS),
         ]
         self.app = Starlette(routes=routes)
+        # Starlette knows nothing of the token, and would redirect to an address without it
+        self.app.router.redirect_slashes = False
 
-    async def _computed(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        if self._limit is None:
-            self._limit = anyio.CapacityLimiter(MOST_COMPUTING)
-        return await anyio.to_thread.run_sync(work, *arguments, limiter=self._limit)
+    def close(self) -> None:
+        """End what is being computed for those who have left."""
+        background.cancel_all()
+        pool = self._look_pool
+        if pool is not None:
+            pool.stop()
 
-    async def _answered(self, work: Callable[..., Any], *arguments: Any) -> Response:
+    async def _computed(self, request: Request, work: Callable[..., Any], *arguments: Any) -> Any:
+        """What a piece of work gives, in a thread, unless the client has left before its turn."""
+        async with self._slots:
+            if await request.is_disconnected():
+                raise ClientDisconnect
+            return await self._threads.run(work, *arguments)
+
+    async def _answered(self, work: Awaitable[Any]) -> Response:
         """JSON of what a piece of work gives, or of why it does not."""
         try:
-            found = await self._computed(work, *arguments)
+            found = await work
         except (ValueError, ArithmeticError, RunError, StoreError) as error:
             return JSONResponse({"error": str(error) or type(error).__name__}, 422)
         return found if isinstance(found, Response) else Response(as_json(found), media_type="application/json")
@@ -285,7 +448,7 @@ class Explorer:
         """An end point for what is computed from the state in an address."""
 
         async def answer(request: Request) -> Response:
-            return await self._answered(work, dict(request.query_params))
+            return await self._answered(self._computed(request, work, dict(request.query_params)))
 
         return answer
 
@@ -307,7 +470,6 @@ class Explorer:
     def view(self, query: dict[str, str]) -> dict[str, Any]:
         """A view of the state in the address."""
         state = ExploreState.read(query)
-        answer_by.set(time.monotonic() + PATIENCE_SECONDS)
         answer = self._answer(state)
         return {
             **fragment(answer.blocks),
@@ -319,6 +481,8 @@ class Explorer:
         }
 
     def _answer(self, state: ExploreState) -> View:
+        """What is known of a view by now."""
+        answer_by.set(time.monotonic() + PATIENCE_SECONDS)
         return show(state, self.bench.results(cells_of(state)))
 
     def offer(self, query: dict[str, str]) -> dict[str, Any]:
@@ -345,7 +509,7 @@ class Explorer:
             told, quiet = None, 0.0
             try:
                 while not self.ended():
-                    news = as_json(await self._computed(self.bench.news))
+                    news = as_json(await self._threads.run(self.bench.news))
                     if news != told or quiet > 15:
                         told, quiet = news, 0.0
                         yield f"data: {news}\n\n"
@@ -356,45 +520,73 @@ class Explorer:
 
         return StreamingResponse(stream(), media_type="text/event-stream")
 
-    def save(self, query: dict[str, str]) -> Response:
+    async def save(self, request: Request) -> Response:
         """The view as one file that needs no server."""
-        state = ExploreState.read(query)
+        return await self._answered(self._saved(request, dict(request.query_params)))
+
+    async def _saved(self, request: Request, query: dict[str, str]) -> Response:
+        """A view with all that is known of it within `SAVE_SECONDS`; no thread is held meanwhile."""
+        state = await self._computed(request, ExploreState.read, query)
+        end = time.monotonic() + SAVE_SECONDS
+        view = await self._computed(request, self._answer, state)
+        while view.pending and time.monotonic() < end:
+            await asyncio.sleep(NEWS_SECONDS)
+            view = await self._computed(request, self._answer, state)
+        missing = f"was not known after {SAVE_SECONDS:g} s: look at the view until it is complete, and save it then."
+        view = replace(view, notes=[note.replace(MEANWHILE, missing) for note in view.notes])
+        content = await self._computed(request, saved_page, state, view)
         name = {"Content-Disposition": f'attachment; filename="keyhole-{state.view}.html"'}
-        return Response(saved_page(state, self._answer(state)), media_type="text/html", headers=name)
+        return Response(content, media_type="text/html", headers=name)
 
     async def data(self, request: Request) -> Response:
         """Look at an uploaded table; it lives in memory, in a process of its own, and is never written."""
         content = bytearray()
-        async for part in request.stream():
-            content += part
-            if len(content) > MOST_BYTES:
-                size = f"a table on this page must be at most {MOST_BYTES >> 20} MiB: this one is larger"
-                return JSONResponse({"error": f"{size}. Use `keyhole lens`."}, 413)
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                async for part in request.stream():
+                    content += part
+                    if len(content) > MOST_BYTES:
+                        size = f"a table on this page must be at most {MOST_BYTES >> 20} MiB: this one is larger"
+                        return JSONResponse({"error": f"{size}. Use `keyhole lens`."}, 413)
+        except TimeoutError:
+            words = (
+                f"a table must arrive within {BODY_SECONDS:g} s: {len(content)} bytes had come by then. Send it again."
+            )
+            return JSONResponse({"error": words}, 408)
         query = dict(request.query_params)
-        return await self._answered(self._look, bytes(content), query)
+        return await self._answered(self._look_threads.run(self._look, bytes(content), query))
 
     def _look(self, content: bytes, query: dict[str, str]) -> dict[str, Any]:
         if not self.looking.acquire(blocking=False):
             raise ValueError("one table is looked at at a time: wait for the one before.")
         try:
-            pool = WorkerPool(1)
-            try:
-                report = pool.submit(look_at, content, query).result(timeout=DATA_SECONDS)
-            except FutureTimeoutError:
-                raise ValueError(
-                    f"a look at a table may take {DATA_SECONDS:g} s, and this took longer. Use `keyhole lens`."
-                ) from None
-            except (BrokenProcessPool, MemoryError):
-                raise ValueError(
-                    "the table ended the process that read it: it is damaged, or too large for its memory."
-                ) from None
-            finally:
-                pool.stop()
+            report = self._look_apart(content, query)
         finally:
             self.looking.release()
         blocks = [block for section in report.sections for block in section.blocks]
         sentences = [f"{section.title} {section.verdict.sentence}" for section in report.sections if section.verdict]
         return {**fragment(blocks), "notes": [report.lead, *sentences]}
+
+    def _look_apart(self, content: bytes, query: dict[str, str]) -> Report:
+        """Look at a table in a process of its own."""
+        pool = WorkerPool(1)
+        self._look_pool = pool
+        try:
+            if self.ended():
+                raise ValueError("the server has ended.")
+            report: Report = pool.submit(look_at, content, query).result(timeout=DATA_SECONDS)
+            return report
+        except FutureTimeoutError:
+            raise ValueError(
+                f"a look at a table may take {DATA_SECONDS:g} s, and this took longer. Use `keyhole lens`."
+            ) from None
+        except (BrokenProcessPool, MemoryError):
+            raise ValueError(
+                "the table ended the process that read it: it is damaged, or too large for its memory."
+            ) from None
+        finally:
+            self._look_pool = None
+            pool.stop()
 
 
 def saved_page(state: ExploreState, view: View) -> str:
@@ -453,6 +645,28 @@ def listen(port: int) -> socket.socket:
     return found
 
 
+class _Uvicorn(uvicorn.Server):
+    """A server that ends all requests when it ends."""
+
+    def __init__(self, config: uvicorn.Config, guard: Guard) -> None:
+        super().__init__(config)
+        self.guard = guard
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End what is being answered, then the connections, then the server."""
+        self.guard.end()
+        connections = self.server_state.connections
+        for connection in list(connections):
+            connection.shutdown()
+        # clients have a moment to read what was sent; one that does not read is left
+        end = time.monotonic() + LAST_SECONDS
+        while connections and time.monotonic() < end and not self.force_exit:
+            await asyncio.sleep(0.02)
+        for connection in list(connections):
+            connection.transport.abort()
+        await super().shutdown(sockets)
+
+
 class ExploreServer:
     """A running server; `address` is what opens the page."""
 
@@ -466,19 +680,29 @@ class ExploreServer:
         self.port, self.token = self.socket.getsockname()[1], secrets.token_urlsafe(24)
         self.address = f"http://127.0.0.1:{self.port}/{self.token}/"
         self.explorer = Explorer(self.bench, lambda: self.server.should_exit)
+        guard = Guard(self.explorer.app, self.token, self.port)
         config = uvicorn.Config(
-            Guard(self.explorer.app, self.token, self.port),
-            log_level="error", access_log=False, lifespan="off", server_header=False, date_header=False,
-            timeout_graceful_shutdown=2, timeout_keep_alive=20, limit_concurrency=MOST_WAITING + MOST_LISTENING + 128,
-            h11_max_incomplete_event_size=2**16, ws="none", http="h11", loop="asyncio",
-        )  # fmt: skip
-        self.server = uvicorn.Server(config)
+            guard,
+            log_level="error",
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            date_header=False,
+            timeout_graceful_shutdown=2,
+            timeout_keep_alive=int(WAITING_SECONDS),
+            h11_max_incomplete_event_size=2**16,
+            ws="none",
+            http=Connection,
+            loop="asyncio",
+        )
+        self.server = _Uvicorn(config, guard)
 
     def run(self) -> None:
         """Serve until stopped (Ctrl-C); the store is closed in order."""
         try:
             self.server.run(sockets=[self.socket])
         finally:
+            self.explorer.close()
             self.bench.close()
             self.socket.close()
 

@@ -6,12 +6,10 @@ Every number of the theory on the page is an `Ask`, which is both called here an
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 from urllib.parse import urlencode
 
@@ -20,6 +18,7 @@ import numpy as np
 from keyhole import theory
 from keyhole.attention.heads import GaussianHeads
 from keyhole.lab.cells import Cell
+from keyhole.lab.explore.background import Background
 from keyhole.lab.figures.prediction import PRESETS, tolerance
 from keyhole.lab.jobs import read_target, target_variance
 from keyhole.lab.measured import CellSweep, Curve, Results, apart, log_chart
@@ -28,8 +27,10 @@ from keyhole.lab.report.html import number
 from keyhole.theory.blocks import bias_of
 from keyhole.theory.curves import Learner, target_levels
 from keyhole.theory.harmonics import pair_powers_seconds
+from keyhole.theory.limits import limits
 from keyhole.theory.notation import parse_target
 from keyhole.theory.spectrum import MAX_BIASED_DEGREE
+from keyhole.theory.targets import Polynomial, Term
 
 QUICK = PRESETS["quick"]
 """Its sizes are measured, and those between: the same cells, so that what `keyhole reproduce` found appears at once."""
@@ -37,6 +38,10 @@ BETWEEN = replace(QUICK, sizes=(25, 50, 200, 800), repetitions=(8, 8, 4, 2))
 MEANS = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0)
 ANGLES = (0.0, 0.25, 0.5, 0.75, 1.0)
 TARGET_SECONDS = 2.0  # that the harmonic parts of a typed target may take, by estimate
+STEP_SECONDS = 8.0  # that one step of a question to the theory may take, by estimate
+STEP_MEMORY = 2**29  # bytes of such a step
+VARIANCES = 1e-100, 1e100  # of a target: beyond, its curves leave floating point
+COEFFICIENTS = 1e-50, 1e50  # of a target: beyond, its variance is computed in other units
 MOST_PICKS = 12
 PICK_REPETITIONS = 4
 MATTERS = 1.1
@@ -94,8 +99,7 @@ class ExploreState:
                 f"a target on this page must be quick: multiplied out this one has {len(read.target.terms)} terms, "
                 f"which take about {seconds:,.0f} s. Lower its powers, or ask `keyhole theory --time-limit`."
             )
-        if not state.variance > 0:
-            raise ValueError(f"a target on this page must vary: {read.text} has no variance: nothing is to be learned.")
+        _check_variance(state)
         return state
 
     @property
@@ -157,6 +161,30 @@ read_notation = lru_cache(maxsize=256)(parse_target)
 @lru_cache(maxsize=256)
 def _variance(target: str, dim: int, n_keys: int) -> float:
     return target_variance(read_target(target, dim), n_keys)
+
+
+def _check_variance(state: ExploreState) -> None:
+    """Raise a ValueError where there is nothing to learn, or where numbers leave floating point."""
+    polynomial = read_target(state.target, state.dim)
+    largest = max((abs(term.coefficient) for term in polynomial.terms), default=1.0)
+    # the square of 1e300 overflows, and 1e300 * corr varies: ask for that of corr
+    scale = 1.0 if COEFFICIENTS[0] <= largest <= COEFFICIENTS[1] else largest
+    terms = [Term(term.coefficient / scale, term.powers) for term in polynomial.terms]
+    with np.errstate(all="ignore"):
+        scaled_variance = target_variance(Polynomial(state.dim, terms), state.n_keys)
+    if scaled_variance == 0:
+        raise ValueError(f"a target on this page must vary: {state.text} has no variance: nothing is to be learned.")
+    # compare exponents, which do not overflow
+    exponent = math.nan
+    if 0 < scaled_variance < math.inf:
+        exponent = math.log10(scaled_variance) + 2 * math.log10(scale)
+    low, high = (math.log10(end) for end in VARIANCES)
+    if not low <= exponent <= high:
+        size = "is not finite" if math.isnan(exponent) else f"is about 1e{exponent:+.0f}"
+        raise ValueError(
+            f"a target on this page must have a variance from {VARIANCES[0]:g} to {VARIANCES[1]:g}: that of "
+            f"{state.text} {size}. Scale the target, which changes no share that is learned."
+        )
 
 
 def _spaced(low: int, high: int, count: int, *more: int) -> tuple[int, ...]:
@@ -222,51 +250,64 @@ class Ask:
 
 @lru_cache(maxsize=1024)
 def answered(
-    function: str, options: tuple[tuple[str, Any], ...], target: str, dim: int, samples: tuple[int, ...], over: float
+    function: str,
+    options: tuple[tuple[str, Any], ...],
+    target: str,
+    dim: int,
+    samples: tuple[int, ...],
+    over: float,
 ) -> tuple[tuple[float, ...], str]:
     """The numbers of a question, for as many of the sizes as the theory speaks of, and why not for more."""
-    polynomial, called, why = read_target(target, dim), getattr(theory, function), ""
-    given = {name: GaussianHeads(mean=value) if name == "law" else value for name, value in options}
+    refusal = ""
     while samples:
         try:
-            with np.errstate(all="ignore"):
-                if "error" in given:
-                    found = np.array([called(polynomial, **given)])
-                elif function.endswith("bound"):
-                    bound = called(polynomial, 1, **given)
-                    found = bound.approximation + bound.estimation / np.sqrt(samples)
-                else:
-                    found = called(polynomial, samples, **given) / over
-            return tuple(found.tolist()), why
+            with np.errstate(all="ignore"), limits(seconds=STEP_SECONDS, memory=STEP_MEMORY):
+                numbers = _numbers(function, dict(options), read_target(target, dim), samples, over)
+            return tuple(numbers.tolist()), refusal
         except (ValueError, ArithmeticError) as error:
+            refusal = str(error)
             # most refusals are of the largest sizes
-            why, samples = str(error), samples[: 3 * len(samples) // 4] if len(samples) > 4 else ()
-    return (), why
+            samples = samples[: 3 * len(samples) // 4] if len(samples) > 4 else ()
+    return (), refusal
+
+
+def _numbers(
+    function: str,
+    options: dict[str, Any],
+    target: Polynomial,
+    samples: tuple[int, ...],
+    over: float,
+) -> np.ndarray:
+    """What `kh.theory` says, a number for each of the samples or one for all."""
+    question = getattr(theory, function)
+    if "law" in options:
+        options = {**options, "law": GaussianHeads(mean=options["law"])}
+    if "error" in options:
+        return np.array([question(target, **options)])
+    if function.endswith("bound"):
+        bound = question(target, 1, **options)
+        return np.asarray(bound.approximation + bound.estimation / np.sqrt(samples))
+    return np.asarray(question(target, samples, **options) / over)
 
 
 answer_by: ContextVar[float] = ContextVar("answer_by", default=math.inf)
 """When an answer has to be there, by the monotonic clock: what is not known by then is left out for now."""
-MOST_MEANWHILE = 8
 MEANWHILE = "is being computed, which takes seconds where the blocks of a mean are new."
-_threads = ThreadPoolExecutor(2, thread_name_prefix="theory")
-_meanwhile: dict[Any, Future[tuple[tuple[float, ...], str]]] = {}
+background = Background()
+"""Where questions about heads with a mean are answered while a page waits."""
 
 
-def _soon(*question: Any) -> tuple[tuple[float, ...], str]:
-    """As `answered`; heads with a mean are given until `answer_by`."""
-    end = answer_by.get()
-    if end == math.inf or not dict(question[1]).get("law"):
-        return answered(*question)
-    future = _meanwhile.get(question)
-    if future is None:
-        if len(_meanwhile) >= MOST_MEANWHILE:
-            return (), MEANWHILE
-        future = _meanwhile[question] = _threads.submit(answered, *question)
-        future.add_done_callback(lambda _: _meanwhile.pop(question, None))
-    try:
-        return future.result(timeout=max(0.0, end - time.monotonic()))
-    except TimeoutError:
-        return (), MEANWHILE
+def _soon(function: Callable[..., Any], question: tuple[Any, ...], subject: tuple[str, int]) -> Any | None:
+    """``function(*question)`` about heads with a mean, or None where it is not known by `answer_by`."""
+    deadline = answer_by.get()
+    if deadline == math.inf:
+        return function(*question)
+    return background.ask(
+        key=(function.__name__, question),
+        subject=subject,
+        work=partial(function, *question),
+        deadline=deadline,
+    )
 
 
 @dataclass
@@ -295,7 +336,7 @@ class View:
         self.begin(state, samples)
         series, target = {}, state.target
         for ask in asks:
-            found, why = _soon(*ask.question(state, samples))
+            found, why = self._answer(ask, state, samples)
             if why and (note := f"{ask.name}: {why}") not in self.notes:
                 self.notes.append(note)
             if not found:
@@ -307,6 +348,17 @@ class View:
             self.lines.append(f"shown[{ask.name!r}] = {ask.expression(sizes)}")
             series[ask.name] = Series(ask.name, samples[: len(found)], found, look=ask.look, role=ask.role)
         return series
+
+    @staticmethod
+    def _answer(ask: Ask, state: ExploreState, samples: tuple[int, ...]) -> tuple[tuple[float, ...], str]:
+        """The numbers that answer a question, and what has to be said of them."""
+        question = ask.question(state, samples)
+        has_mean = bool(ask.options.get("law"))
+        if not has_mean:
+            return answered(*question)
+        target_state = ask.other or state
+        answer = _soon(answered, question, subject=(target_state.target, target_state.dim))
+        return ((), MEANWHILE) if answer is None else answer
 
 
 def _target_lines(state: ExploreState) -> list[str]:
@@ -431,56 +483,119 @@ def _of_heads(state: ExploreState, heads: float) -> Ask:
 
 def spectrum(state: ExploreState, results: Results) -> View:
     """Levels of both laws, where the target sits in them, and what is learned at n."""
-    answer, noise = View("Spectrum"), state.noise_variance
+    answer = View("Spectrum")
     answer.begin(state, state.sizes, "from keyhole.theory.curves import Learner")
-    target = read_target(state.target, state.dim)
     levels, learned, tables = [], [], []
     for name, (role, options) in state.laws.items():
-        law = GaussianHeads(mean=state.bias) if options else None
-        written = f", law=kh.GaussianHeads(mean={state.bias!r})" if options else ""
-        try:
-            with np.errstate(all="ignore"):
-                learner = Learner(target, state.n_keys, "attention", math.inf, law)
-                gammas, share = learner.learned(state.sizes, state.ridge, noise)
-                rows = _level_rows(state, law, float(gammas[state.sizes.index(state.chosen)]))
-        except (ValueError, ArithmeticError) as error:
-            answer.notes.append(f"{name}: {error}")
+        mean = options.get("law", 0.0)
+        question = (state.target, state.dim, state.n_keys, mean, state.sizes, state.chosen, state.ridge, state.noise)
+        if mean:
+            spectral = _soon(_spectral_answer, question, subject=(state.target, state.dim))
+        else:
+            spectral = _spectral_answer(*question)
+        if spectral is None:
+            answer.notes.append(f"{name}: {MEANWHILE}")
             continue
+        if spectral.refusal:
+            answer.notes.append(f"{name}: {spectral.refusal}")
+            continue
+        # the lines
+        written = f", law=kh.GaussianHeads(mean={mean!r})" if mean else ""
         learner_line = f"Learner(target, {state.n_keys}, 'attention', math.inf{written})"
         answer.lines.append(f"shown[{name!r}] = {learner_line}.learned(n, {state.ridge!r}, noise)[1]")
-        learned.append(Series(name, state.sizes, share.tolist(), look="line", role=role))
+        # the charts
+        rows = spectral.rows
+        learned.append(Series(name, state.sizes, spectral.learned, look="line", role=role))
         counts = np.array([row["eigenfunctions"] for row in rows])
-        hover = [f"degrees {row['degrees']}: {row['eigenfunctions']:,} eigenfunctions, {row['of the target']:.1%} of "
-                 f"the target, {row['learned']:.0%} learned at n = {state.chosen:,}" for row in rows]  # fmt: skip
+        hover = [
+            f"degrees {row['degrees']}: {row['eigenfunctions']:,} eigenfunctions, {row['of the target']:.1%} of "
+            f"the target, {row['learned']:.0%} learned at n = {state.chosen:,}"
+            for row in rows
+        ]
         values = [row["eigenvalue"] for row in rows]
-        levels.append(Series(name, (np.cumsum(counts) - counts + 1).tolist(), values, role=role, hover=hover))
+        ranks = (np.cumsum(counts) - counts + 1).tolist()
+        levels.append(Series(name, ranks, values, role=role, hover=hover))
+        # the table: the largest levels, and those that hold a part of the target
         loaded = [row for k, row in enumerate(rows) if k < 8 or row["of the target"] > 1e-3][:24]
-        kind = "Young diagrams (a, b) of the rotations" if options else "degrees in query and keys"
+        kind = "Young diagrams (a, b) of the rotations" if mean else "degrees in query and keys"
         title = f"{name}: where the target sits, and what is learned at n = {state.chosen:,}"
-        tables.append(Table(f"levels-{role}", title, loaded, note=f"Levels by {kind}, largest eigenvalue first."))
+        note = f"Levels by {kind}, largest eigenvalue first."
+        tables.append(Table(f"levels-{role}", title, loaded, note=note))
     chart = log_chart("levels", "Levels of the kernel", "rank of their first eigenfunction", "eigenvalue", levels)
-    parts = Chart("learned", "Share of the target that is learned", "training sets n", "Σ c² λ/(λ+γ) / Σ c²", learned,
-                  x_log=True, marks={"all": 1.0})  # fmt: skip
+    parts = Chart(
+        "learned",
+        "Share of the target that is learned",
+        "training sets n",
+        "Σ c² λ/(λ+γ) / Σ c²",
+        learned,
+        x_log=True,
+        marks={"all": 1.0},
+    )
     answer.blocks = [chart, *tables, parts]
     return answer
+
+
+@dataclass(frozen=True)
+class _Spectral:
+    """Levels of a kernel with the target in them, and the share of it that is learned at each n."""
+
+    rows: list[dict[str, Any]]
+    learned: tuple[float, ...]
+    refusal: str = ""  # why there are none
+
+
+@lru_cache(maxsize=64)
+def _spectral_answer(
+    target: str,
+    dim: int,
+    n_keys: int,
+    mean: float,
+    sizes: tuple[int, ...],
+    chosen: int,
+    ridge: float,
+    noise: float,
+) -> _Spectral:
+    """What the view of the spectrum shows of heads with a mean, or of zero-mean heads."""
+    polynomial = read_target(target, dim)
+    law = GaussianHeads(mean=mean) if mean else None
+    noise_variance = noise * _variance(target, dim, n_keys)
+    try:
+        with np.errstate(all="ignore"), limits(seconds=STEP_SECONDS, memory=STEP_MEMORY):
+            learner = Learner(polynomial, n_keys, "attention", math.inf, law)
+            gammas, shares = learner.learned(sizes, ridge, noise_variance)
+            gamma = float(gammas[sizes.index(chosen)])
+            rows = _level_rows(polynomial, n_keys, law, gamma)
+    except (ValueError, ArithmeticError) as error:
+        return _Spectral(rows=[], learned=(), refusal=str(error))
+    return _Spectral(rows=rows, learned=tuple(shares.tolist()))
 
 
 _target_levels = lru_cache(maxsize=64)(target_levels)
 
 
-def _level_rows(state: ExploreState, law: GaussianHeads | None, gamma: float) -> list[dict[str, Any]]:
+def _level_rows(
+    target: Polynomial,
+    n_keys: int,
+    law: GaussianHeads | None,
+    gamma: float,
+) -> list[dict[str, Any]]:
     """Levels up to above the target's degree, with the part of the target in each and the part that is learned."""
-    target = read_target(state.target, state.dim)
     degree = max(4, max(target.degrees) + 1)
-    bias = bias_of(law, state.dim)
-    found, powers = _target_levels(target, state.n_keys, bias, min(degree, MAX_BIASED_DEGREE) if law else degree)
+    if law is not None:
+        degree = min(degree, MAX_BIASED_DEGREE)
+    found, powers = _target_levels(target, n_keys, bias_of(law, target.dim), degree)
     columns = (found.degrees.tolist(), found.eigenvalues.tolist(), found.multiplicities.tolist(), powers.tolist())
     total = max(float(powers.sum()), 1e-300)
     return [
-        {"degrees": str(tuple(degrees)), "eigenvalue": value, "eigenfunctions": int(count),
-         "of the target": power / total, "learned": value / (value + gamma)}
+        {
+            "degrees": str(tuple(degrees)),
+            "eigenvalue": value,
+            "eigenfunctions": int(count),
+            "of the target": power / total,
+            "learned": value / (value + gamma),
+        }
         for degrees, value, count, power in zip(*columns, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def law(state: ExploreState, results: Results) -> View:

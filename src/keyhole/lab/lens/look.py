@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from keyhole._checks import check_choice, check_count, check_float_array, check_number, check_seed
+from keyhole._checks import check_choice, check_count, check_float_array, check_no_mask, check_number, check_seed
 from keyhole.attention.activations import SOFTMAX, check_activation
 from keyhole.attention.features import attention_features
 from keyhole.attention.heads import GaussianHeads, HeadDraw
@@ -497,7 +497,10 @@ def lens(
     """
     data = X if isinstance(X, Dataset) else None
     samples = data.sets if data is not None else as_samples(AttentionRegressor(), X, reset=True)
-    target = np.asarray(data.target if data is not None and y is None else y)
+    target = data.target if data is not None and y is None else y
+    for name, values in {"y": target, "split": split, "groups": groups, "time": time}.items():
+        check_no_mask(values, name)
+    target = np.asarray(target)
     if target.shape != (len(samples),):
         raise ValueError(f"`y` must have one value per sample: got shape {target.shape} for {len(samples)} samples.")
     if target.dtype.kind not in "biufUO" or (target.dtype.kind == "f" and not np.isfinite(target).all()):

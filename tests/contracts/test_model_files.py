@@ -1,0 +1,137 @@
+"""Model files of earlier versions load, and predict what they predicted when they were saved.
+
+`tests/fixtures/models-VERSION/` holds files that keyhole VERSION wrote; `write_models.py` beside
+it says what is in them. They are never written anew: what a user has saved must go on working.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+import keyhole as kh
+from keyhole.cli._app import app
+from keyhole.models import read_model
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+FILES = sorted(FIXTURES.glob("models-*/*.keyhole"))
+STREAMS = [path for path in FILES if path.stem.startswith("stream-")]
+TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
+"""Largest error allowed, as a share of the largest number of a result."""
+
+
+def name_of(path):
+    return f"{path.parent.name}/{path.stem}"
+
+
+def read_samples(arrays, prefix=""):
+    """The samples that `write_models.sample_arrays` stored."""
+    parts = {
+        name: arrays[prefix + name]
+        for name in ("keys", "lengths", "query", "extras", "counts")
+        if prefix + name in arrays
+    }
+    keys = np.split(parts["keys"], np.cumsum(parts["lengths"])[:-1])
+    sets = kh.SetBatch(keys, parts.get("query"))
+    if "counts" in parts:
+        return kh.SetGroups(sets, parts["counts"], parts.get("extras"))
+    return sets.with_extras(parts.get("extras"))
+
+
+def result_of(model, method, samples):
+    """What a method returns, in the form in which the file beside the model holds it."""
+    if method == "hop_weights":
+        hops = model.hop_weights(samples)
+        return np.concatenate([weights.ravel() for hop in hops for weights in hop])
+    if method in ("predict_interval", "predict_set"):
+        return getattr(model, method)(samples, 0.8)
+    result = getattr(model, method)(samples)
+    if isinstance(result, list):
+        return np.concatenate(result)
+    return result
+
+
+def assert_same(result, expected, tolerance):
+    assert result.shape == expected.shape
+    if expected.dtype.kind == "f":
+        allowed = tolerance * np.abs(expected).max()
+        np.testing.assert_allclose(result, expected, rtol=0, atol=allowed)
+    else:
+        np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_a_model_predicts_what_it_predicted_when_it_was_saved(path):
+    model = kh.load(path)
+    arrays = np.load(path.with_suffix(".npz"))
+    samples = read_samples(arrays)
+    methods = [name.removeprefix("expected_") for name in arrays if name.startswith("expected_")]
+    assert methods
+    for method in methods:
+        result = result_of(model, method, samples)
+        assert_same(result, arrays[f"expected_{method}"], TOLERANCE[model.dtype])
+
+
+@pytest.mark.parametrize("path", STREAMS, ids=name_of)
+def test_a_stream_goes_on_after_loading(path):
+    model = kh.load(path)
+    arrays = np.load(path.with_suffix(".npz"))
+    if path.stem == "stream-predict":
+        samples = read_samples(arrays)
+        with pytest.raises(ValueError, match=r"saved with keep='predict'.*keep='all'"):
+            model.partial_fit(samples, np.zeros(len(samples)))
+        return
+    model.partial_fit(read_samples(arrays, "more_"), arrays["more_y"])
+    result = model.predict(read_samples(arrays))
+    assert_same(result, arrays["after_predict"], TOLERANCE[model.dtype])
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_a_loaded_model_can_be_saved_again(path, tmp_path):
+    model = kh.load(path)
+    kh.save(model, tmp_path / "again.keyhole")
+    again = kh.load(tmp_path / "again.keyhole")
+    samples = read_samples(np.load(path.with_suffix(".npz")))
+    method = "transform" if hasattr(model, "transform") else "predict"
+    before = result_of(model, method, samples)
+    np.testing.assert_array_equal(result_of(again, method, samples), before)
+
+
+@pytest.mark.parametrize("folder", sorted(FIXTURES.glob("models-*")), ids=lambda path: path.name)
+def test_a_model_of_a_table_still_reads_tables(folder, tmp_path):
+    expected = np.load(folder / "table.npz")
+    saved = read_model(folder / "table.keyhole")
+    table = saved.schema.read(folder / "table.csv")
+    np.testing.assert_array_equal(table.sets.tokens, expected["keys"])
+    np.testing.assert_array_equal(table.sets.lengths, expected["lengths"])
+
+    # and so does the command
+    files = [folder / "table.keyhole", folder / "table.csv", tmp_path / "out.parquet"]
+    result = CliRunner().invoke(app, ["predict", *map(str, files)])
+    assert result.exit_code == 0, result.output
+    predictions = pq.read_table(tmp_path / "out.parquet")["prediction"].to_numpy()
+    assert_same(predictions, expected["expected_predict"], TOLERANCE["float64"])
+
+
+def test_every_estimator_is_among_the_files_which_are_small():
+    kinds = {type(kh.load(path)).__name__ for path in FILES}
+    assert kinds == {
+        "AttentionRegressor",
+        "AttentionClassifier",
+        "AttentionFeatures",
+        "NormBallRegressor",
+        "NormBallClassifier",
+    }
+    sizes = [path.stat().st_size for path in FIXTURES.glob("models-0.1.0/*")]
+    assert sum(sizes) < 1_000_000
+
+
+def test_a_prediction_one_part_in_a_billion_off_would_be_seen():
+    path = FIXTURES / "models-0.1.0" / "regressor-default.keyhole"
+    arrays = np.load(path.with_suffix(".npz"))
+    expected = arrays["expected_predict"]
+    off = expected + 1e-9 * np.abs(expected).max()
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        assert_same(off, expected, TOLERANCE["float64"])

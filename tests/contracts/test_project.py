@@ -1,0 +1,63 @@
+"""Files about the project agree with each other: versions, make targets, Pythons, requirements."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import keyhole as kh
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def text_of(name):
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def test_the_citation_names_this_version_and_the_paper():
+    citation = text_of("CITATION.cff")
+    assert f"\nversion: {kh.__version__}\n" in citation
+    assert f"\nlicense: {PROJECT['license']}\n" in citation
+    paper = PROJECT["urls"]["Paper"]
+    assert paper in citation
+    assert paper.removeprefix("https://arxiv.org/abs/") in kh.textbook.__doc__
+
+
+def test_every_make_target_that_is_named_exists():
+    targets = set(re.findall(r"^([a-z-]+):", text_of("Makefile"), flags=re.MULTILINE))
+    for name in (
+        "CONTRIBUTING.md",
+        "README.md",
+        "SECURITY.md",
+        ".github/workflows/ci.yml",
+        ".ci/run",
+    ):
+        named = re.findall(r"(?:`|run: |^)make ([a-z-]+)", text_of(name), flags=re.MULTILINE)
+        assert named, name
+        assert set(named) <= targets, name
+
+
+def test_ci_tries_every_python_that_is_promised():
+    classifiers = "\n".join(PROJECT["classifiers"])
+    promised = re.findall(r":: (3\.\d+)$", classifiers, flags=re.MULTILINE)
+    listed = re.search(r"python: \[(.*)\]", text_of(".github/workflows/ci.yml")).group(1)
+    assert re.findall(r'"(.*?)"', listed) == promised
+    assert PROJECT["requires-python"] == f">={promised[0]}"
+
+
+def test_the_lowest_versions_are_those_of_the_requirements():
+    script = ROOT / ".ci" / "lowest.py"
+    result = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    pins = result.stdout.split()
+    assert [pin.replace("==", ">=") for pin in pins] == PROJECT["dependencies"]
+
+
+def test_every_requirement_is_pinned():
+    """`make` installs what the figures of the documentation were measured with."""
+    pinned = {line.partition("==")[0].lower() for line in text_of("constraints.txt").split()}
+    groups = PROJECT["optional-dependencies"]
+    required = [*PROJECT["dependencies"], *groups["lab"], *groups["test"], *groups["lint"]]
+    names = {re.match(r"[\w-]+", requirement).group().lower() for requirement in required}
+    assert names - pinned == {"keyhole"}
