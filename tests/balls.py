@@ -1,4 +1,9 @@
-"""A fit over one norm ball, from plain arrays: what the solver and its laws are tested on."""
+"""Fits over one norm ball from plain arrays: by the solver, and by the plain method it must match.
+
+`fit_norm_ball` is the solver as tests call it. `projected_gradient` is the reference: the textbook
+iteration with a fixed step, a dozen lines of NumPy. `project_by_bisection` is the reference of the
+projection, and `mean_loss` writes the objective out once more.
+"""
 
 import math
 from dataclasses import dataclass
@@ -42,25 +47,131 @@ def fit_norm_ball(
     dtype=None,
     memory_budget=MEMORY_BUDGET,
 ):
-    """Minimise the mean loss over one ball; ``design`` is an array, or a design with columns to take."""
+    """Minimise the mean loss over one ball; ``design`` is an array, or a design to take from."""
     if isinstance(design, np.ndarray):
         design = DenseDesign(design, group_size, memory_budget)
-    (n, p), tail = design.shape, np.shape(targets)[1:]
-    dtype = np.dtype(dtype or getattr(getattr(design, "array", None), "dtype", np.float64))
-    weights = np.full(n, 1 / n) if sample_weight is None else np.asarray(sample_weight, float) / np.sum(sample_weight)
-    y = np.asarray(targets, float).reshape(n, -1)
-    setup = BallSetup(design, y, weights, loss, group_size, fit_intercept, dtype, memory_budget)
-    begin = setup.zeros if start is None else start.reshape(p, -1)
-    solution = setup.minimise(NormBall(*check_radii(group_radius, ball_radius)), begin, tol, max_iter)
-    warn_if_short(solution, tol, max_iter, dtype, who="fit_norm_ball", category=SolverWarning, stacklevel=2)
-    best, values = solution.certificate, solution.values.reshape(-1, group_size, *tail)
-    return NormBallFit(
-        values,
-        best.intercept.reshape(tail),
-        best.objective,
-        best.gap,
-        solution.n_iter,
-        solution.converged,
-        group_norms(values.reshape(len(values), -1)) > 0,
-        best.dual.reshape(-1, *tail),
+    n, p = design.shape
+    output_shape = np.shape(targets)[1:]
+
+    # iterations are in the precision of the array, where there is one
+    if dtype is None and isinstance(design, DenseDesign):
+        dtype = design.array.dtype
+    dtype = np.dtype(dtype or np.float64)
+
+    weights = np.full(n, 1 / n)
+    if sample_weight is not None:
+        weights = np.asarray(sample_weight, float) / np.sum(sample_weight)
+    setup = BallSetup(
+        design=design,
+        targets=np.asarray(targets, float).reshape(n, -1),
+        weights=weights,
+        loss=loss,
+        group_size=group_size,
+        fit_intercept=fit_intercept,
+        dtype=dtype,
+        memory_budget=memory_budget,
     )
+    if start is None:
+        start = setup.zeros
+    ball = NormBall(*check_radii(group_radius, ball_radius))
+    solution = setup.minimise(ball, start.reshape(p, -1), tol, max_iter)
+    warn_if_short(
+        solution,
+        tol,
+        max_iter,
+        dtype,
+        who="fit_norm_ball",
+        category=SolverWarning,
+        stacklevel=2,
+    )
+
+    certificate = solution.certificate
+    values = solution.values.reshape(-1, group_size, *output_shape)
+    return NormBallFit(
+        values=values,
+        intercept=certificate.intercept.reshape(output_shape),
+        objective=certificate.objective,
+        duality_gap=certificate.gap,
+        n_iter=solution.n_iter,
+        converged=solution.converged,
+        active=group_norms(values.reshape(len(values), -1)) > 0,
+        dual=certificate.dual.reshape(-1, *output_shape),
+    )
+
+
+PLAIN_GRADIENTS = {
+    "huber": lambda y, z: np.clip(z - y, -1.0, 1.0),
+    "squared": lambda y, z: z - y,
+    "logistic": lambda y, z: -y / (1.0 + np.exp(y * z)),
+    "multinomial": lambda y, z: np.exp(z) / np.exp(z).sum(axis=1, keepdims=True) - y,
+}
+"""The gradients of the smooth losses, none of which is more than 1-Lipschitz."""
+
+
+def projected_gradient(design, targets, loss, group_size, radii, n_steps):
+    """Plain projected gradient for a smooth loss: values (p, t) and intercept (t,).
+
+    v ← P(v − Φᵀs/L) and b ← b − 1ᵀs/L with s = ∇ℓ(y, Φv + b)/n, and L the largest eigenvalue of
+    [Φ 1]ᵀ[Φ 1]/n.
+    """
+    n, p = design.shape
+    y = targets.reshape(n, -1)
+    lipschitz = np.linalg.norm(np.column_stack([design, np.ones(n)]), 2) ** 2 / n
+    values = np.zeros((p, y.shape[1]))
+    intercept = np.zeros(y.shape[1])
+    for _ in range(n_steps):
+        slope = PLAIN_GRADIENTS[loss](y, design @ values + intercept) / n
+        target = (values - design.T @ slope / lipschitz).reshape(p // group_size, -1)
+        norms = np.linalg.norm(target, axis=1)
+        shrunk = project_by_bisection(norms, *radii)
+        values = (target * (shrunk / norms)[:, None]).reshape(values.shape)
+        intercept = intercept - slope.sum(axis=0) / lipschitz
+    return values, intercept
+
+
+def project_by_bisection(norms, group_radius, ball_radius):
+    """The projection of group norms onto {Σ x ≤ K, |x| ≤ R}, by bisection for one multiplier.
+
+    x(λ) = (a − λ)₊ / max(1, |(a − λ)₊| / R) minimises over the ball alone, and Σ x(λ) falls with λ.
+    """
+
+    def point(shift):
+        above = np.maximum(norms - shift, 0.0)
+        length = math.sqrt(math.fsum(above**2))
+        if length > ball_radius:
+            return above * (ball_radius / length)
+        return above
+
+    if math.fsum(point(0.0)) <= group_radius:
+        return point(0.0)
+    low = 0.0
+    high = float(norms.max())
+    for _ in range(200):
+        middle = 0.5 * (low + high)
+        if middle in (low, high):  # no float lies between them
+            break
+        if math.fsum(point(middle)) > group_radius:
+            low = middle
+        else:
+            high = middle
+    return point(high)
+
+
+def mean_loss(loss, design, targets, values, intercept, weights=None):
+    """The objective, by the definitions of the losses."""
+    y = targets.reshape(len(targets), -1)
+    z = design @ values.reshape(design.shape[1], -1) + intercept
+    residual = np.abs(z - y)
+    if loss == "absolute":
+        losses = residual.sum(axis=1)
+    elif loss == "huber":
+        losses = np.where(residual <= 1, residual**2 / 2, residual - 0.5).sum(axis=1)
+    elif loss == "squared":
+        losses = (residual**2 / 2).sum(axis=1)
+    elif loss == "logistic":
+        losses = np.log1p(np.exp(-y * z)).sum(axis=1)
+    elif loss == "hinge":
+        losses = np.maximum(0, 1 - y * z).sum(axis=1)
+    elif loss == "multinomial":
+        losses = np.log(np.exp(z).sum(axis=1)) - (y * z).sum(axis=1)
+    return float(np.average(losses, weights=weights))

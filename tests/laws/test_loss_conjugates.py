@@ -1,7 +1,7 @@
 """A loss, its gradient and its conjugate are one object: each follows from the others.
 
-Every law below is a function that returns by how much it is violated. It is applied to the loss, which must
-satisfy it, and to a twin with one thing wrong, which must not.
+Every property below is a function that returns by how much it is violated. It is applied to the
+loss, which must satisfy it, and to a variant with one thing broken, which must not.
 """
 
 import math
@@ -9,7 +9,16 @@ import math
 import numpy as np
 import pytest
 
-from keyhole.ball.losses import LOSSES, Absolute, Hinge, Huber, Logistic, Multinomial, Smoothed, Squared
+from keyhole.ball.losses import (
+    LOSSES,
+    Absolute,
+    Hinge,
+    Huber,
+    Logistic,
+    Multinomial,
+    Smoothed,
+    Squared,
+)
 
 SMOOTH = ("huber", "squared", "logistic", "multinomial")
 N = 400
@@ -48,17 +57,24 @@ def equality_violation(loss, y, z):
 def difference_violation(loss, y, z, rng, step=1e-5):
     """Central differences against the gradient, in units of the error of central differences."""
     direction = rng.standard_normal(z.shape)
-    slope = (loss.value(y, z + step * direction) - loss.value(y, z - step * direction)) / (2 * step)
+    ahead = loss.value(y, z + step * direction)
+    behind = loss.value(y, z - step * direction)
+    slope = (ahead - behind) / (2 * step)
     claimed = np.sum(loss.gradient(y, z) * direction, axis=1)
     # Huber's corner at |r| = 1 costs up to step/2 · |direction|², the rest is of higher order
     return (np.abs(slope - claimed) / (step * np.sum(direction**2, axis=1))).max()
 
 
 def lipschitz_violation(loss, y, z, other):
-    """|ℓ(z) − ℓ(z')| ≤ L |z − z'|: by which factor it is exceeded. A scalar loss sums over outputs: √t."""
-    outputs = 1 if loss.name == "multinomial" else y.shape[1]
+    """|ℓ(z) − ℓ(z')| ≤ L |z − z'|: by which factor it is exceeded.
+
+    A scalar loss is summed over its t outputs, which multiplies the constant by √t.
+    """
+    constant = loss.lipschitz
+    if loss.name != "multinomial":
+        constant *= math.sqrt(y.shape[1])
     rise = np.abs(loss.value(y, z) - loss.value(y, other)) / np.linalg.norm(z - other, axis=1)
-    return rise.max() / (loss.lipschitz * math.sqrt(outputs)) - 1
+    return rise.max() / constant - 1
 
 
 def smoothness_violation(loss, y, z, other):
@@ -86,7 +102,8 @@ def test_fenchel_young(name, rng):
 
 def test_fenchel_young_catches_huber_without_its_quadratic_part(rng):
     y, z = sample("huber", rng)
-    assert equality_violation(broken(Huber(), conjugate=Absolute.conjugate, slopes=Absolute.slopes), y, z) > 0.1
+    straight = broken(Huber(), conjugate=Absolute.conjugate, slopes=Absolute.slopes)
+    assert equality_violation(straight, y, z) > 0.1
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -113,8 +130,11 @@ def test_lipschitz_constant(name, rng):
     other = z + 10.0 ** rng.uniform(-3, 1, (len(z), 1)) * rng.standard_normal(z.shape)
     assert lipschitz_violation(loss, y, z, other) <= 1e-9
     # the constant is attained: go far out, where every output disagrees with its target
-    y = np.eye(4)[y.argmax(axis=1)] if name == "multinomial" else y
-    far = 40.0 * (np.roll(y, 1, axis=1) - y) if name == "multinomial" else np.where(y > 0.5, -20.0, 20.0)
+    if name == "multinomial":
+        y = np.eye(4)[y.argmax(axis=1)]
+        far = 40.0 * (np.roll(y, 1, axis=1) - y)
+    else:
+        far = np.where(y > 0.5, -20.0, 20.0)
     assert lipschitz_violation(loss, y, far, 1.01 * far) > -0.01
     timid = broken(loss, lipschitz=0.9 * loss.lipschitz)
     assert lipschitz_violation(timid, y, far, 1.01 * far) > 0.05
@@ -126,10 +146,15 @@ def test_smoothness_constant(name, rng):
     y, z = sample(name, rng)
     assert smoothness_violation(loss, y, z, z + rng.standard_normal(z.shape)) <= 1e-9
     # the constant is attained: at small residuals, or with all mass on two classes in equal parts
-    bent = y if name in ("huber", "squared") else np.zeros_like(y)
-    bent = bent + np.array([30.0, 30.0, 0.0, 0.0]) if name == "multinomial" else bent
+    if name in ("huber", "squared"):
+        bent = y
+    elif name == "multinomial":
+        bent = np.zeros_like(y) + np.array([30.0, 30.0, 0.0, 0.0])
+    else:
+        bent = np.zeros_like(y)
     nudge = np.zeros_like(y)
-    nudge[:, 0], nudge[:, 1] = 1e-4, -1e-4
+    nudge[:, 0] = 1e-4
+    nudge[:, 1] = -1e-4
     assert smoothness_violation(loss, y, bent, bent + nudge) == pytest.approx(0.0, abs=1e-6)
     timid = broken(loss, smoothness=0.9 * loss.smoothness)
     assert smoothness_violation(timid, y, bent, bent + nudge) > 0.05
@@ -139,11 +164,12 @@ def test_smoothness_constant(name, rng):
 def test_smoothing_lies_below_and_touches_where_the_centre_is_the_gradient(base, rng):
     y, z = sample(base.name, rng)
     width = 0.3
-    somewhere = dual_points(base, y, rng)
-    smoothed = Smoothed(base, y, width, somewhere)
+    centre = dual_points(base, y, rng)
+    smoothed = Smoothed(base, y, width, centre)
     room = base.value(y, z) - smoothed.value(y, z)
+    largest_room = 0.5 * width * np.sum((base.gradient(y, z) - centre) ** 2, axis=1)
     assert room.min() >= -1e-12
-    assert (room <= 0.5 * width * np.sum((base.gradient(y, z) - somewhere) ** 2, axis=1) + 1e-12).all()
+    assert (room <= largest_room + 1e-12).all()
     assert equality_violation(smoothed, y, z) <= 1e-12
     assert smoothness_violation(smoothed, y, z, z + 0.1 * rng.standard_normal(z.shape)) <= 1e-9
 
@@ -155,7 +181,7 @@ def test_smoothing_lies_below_and_touches_where_the_centre_is_the_gradient(base,
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_balancing_keeps_the_dual_point_feasible(name, rng):
-    """After balancing, Σ w a = 0 and the conjugate is still finite; a balanced point is left alone."""
+    """After balancing, Σ w a = 0 and the conjugate is finite; a balanced point stays as it is."""
     loss = LOSSES[name]
     y, z = sample(name, rng, n=60)
     weights = rng.dirichlet(np.ones(len(y)))
@@ -163,9 +189,11 @@ def test_balancing_keeps_the_dual_point_feasible(name, rng):
     balanced = loss.balanced(y, dual, weights)
     assert np.abs(weights @ balanced).max() <= 1e-15
     assert np.isfinite(loss.conjugate(y, balanced)).all()
-    assert np.abs(weights @ dual).max() > 1e-3  # the twin: what it was before does not satisfy the law
+    assert np.abs(weights @ dual).max() > 1e-3  # the point before balancing does not satisfy it
     assert np.allclose(loss.balanced(y, balanced, weights), balanced, atol=1e-12)
-    assert np.allclose(loss.balanced(y, dual, 3.0 * weights), balanced, rtol=1e-12, atol=1e-12)  # only shares count
+    # only the shares of the weights count
+    heavier = loss.balanced(y, dual, 3.0 * weights)
+    assert np.allclose(heavier, balanced, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -177,8 +205,11 @@ def test_best_intercept_balances_the_gradient(name, rng):
 
     def excess(b):
         mean = weights @ loss.value(y, z + b)
-        tries = [b + s * rng.standard_normal(y.shape[1]) for s in (1e-5, 1e-2, 1.0) for _ in range(20)]
-        return mean - min(weights @ loss.value(y, z + t) for t in tries)
+        least = math.inf
+        for size in np.repeat([1e-5, 1e-2, 1.0], 20):
+            nearby = b + size * rng.standard_normal(y.shape[1])
+            least = min(least, weights @ loss.value(y, z + nearby))
+        return mean - least
 
     best = loss.best_intercept(y, z, weights, np.full(y.shape[1], 3.0))
     assert excess(best) <= 1e-14

@@ -1,7 +1,7 @@
 """The projection x of a is the point of the ball with <a − x, u − x> ≤ 0 for every u of the ball.
 
-No reference solution is needed: the law is tested against all u at once through the support function, and
-against points u of the ball drawn at random, which trust nothing but the definition of the ball.
+No reference solution is needed: the inequality is tested against all u at once through the support
+function, and against points u of the ball drawn at random, which trust nothing but its definition.
 """
 
 import math
@@ -30,18 +30,20 @@ def feasible(rng, shape, group_radius, ball_radius):
 
 
 def violation(values, point, group_radius, ball_radius, rng):
-    """max over u of <a − x, u − x> relative to |a|²: all u by the support function, and random u."""
+    """max over u of <a − x, u − x> relative to |a|², by the support function and by random u."""
     step = values - point
-    by_support = norm_ball_support(group_norms(step), group_radius, ball_radius)[0] - np.vdot(step, point)
-    at_random = max(
-        float(np.vdot(step, feasible(rng, values.shape, group_radius, ball_radius) - point)) for _ in range(50)
-    )
-    assert at_random <= by_support + 1e-12 * np.vdot(values, values)  # the support function is an upper bound
-    return by_support / np.vdot(values, values)
+    size = np.vdot(values, values)
+    support, _ = norm_ball_support(group_norms(step), group_radius, ball_radius)
+    by_support = support - np.vdot(step, point)
+    for _ in range(50):
+        other = feasible(rng, values.shape, group_radius, ball_radius)
+        # the support function is an upper bound
+        assert float(np.vdot(step, other - point)) <= by_support + 1e-12 * size
+    return by_support / size
 
 
 def alternating(values, group_radius, ball_radius, rounds):
-    """The twin: project onto one ball, then onto the other, and so on until tired."""
+    """The broken variant: project onto one ball, then onto the other, ``rounds`` times."""
     for _ in range(rounds):
         values = project_norm_ball(values, group_radius, math.inf)
         values = project_norm_ball(values, math.inf, ball_radius)
@@ -54,54 +56,55 @@ def test_variational_inequality(rng):
         values, group_radius, ball_radius = draw(rng)
         point = project_norm_ball(values, group_radius, ball_radius)
         assert violation(values, point, group_radius, ball_radius, rng) <= 1e-14
-        twin = alternating(values, group_radius, ball_radius, rounds=20)
-        caught += violation(values, twin, group_radius, ball_radius, rng) > 1e-4
-    assert caught > 5  # where both constraints bind, going to and fro ends elsewhere
+        wrong = alternating(values, group_radius, ball_radius, rounds=20)
+        caught += violation(values, wrong, group_radius, ball_radius, rng) > 1e-4
+    assert caught > 5  # where both constraints bind, alternating ends elsewhere
 
 
 def test_projecting_twice_changes_nothing(rng):
     for _ in range(20):
         values, group_radius, ball_radius = draw(rng)
         once = project_norm_ball(values, group_radius, ball_radius)
-        assert np.allclose(project_norm_ball(once, group_radius, ball_radius), once, rtol=1e-13, atol=0)
+        twice = project_norm_ball(once, group_radius, ball_radius)
+        assert np.allclose(twice, once, rtol=1e-13, atol=0)
 
 
 def test_projections_do_not_move_apart(rng):
-    """|x − x'|² ≤ <x − x', a − a'> for projections x, x' of a, a'; scaling into the ball fails it."""
+    """|x − x'|² ≤ <x − x', a − a'> for projections x, x' of a, a'; scaling into the ball fails."""
 
-    def excess(project, a, b):
-        x, y = project(a), project(b)
-        return (np.vdot(x - y, x - y) - np.vdot(x - y, a - b)) / np.vdot(a - b, a - b)
+    def excess(points, projections):
+        distance = points[0] - points[1]
+        move = projections[0] - projections[1]
+        return (np.vdot(move, move) - np.vdot(move, distance)) / np.vdot(distance, distance)
 
     caught = 0
     for _ in range(60):
         values, group_radius, ball_radius = draw(rng)
-        other = values + rng.standard_normal(values.shape)
-        assert excess(lambda v: project_norm_ball(v, group_radius, ball_radius), values, other) <= 1e-13  # noqa: B023
-
-        def scaled(v):
-            return v * min(1.0, group_radius / group_norms(v).sum())  # noqa: B023
-
-        caught += excess(scaled, values, other) > 1e-6
+        points = [values, values + rng.standard_normal(values.shape)]
+        projections = [project_norm_ball(point, group_radius, ball_radius) for point in points]
+        assert excess(points, projections) <= 1e-13
+        scaled = [point * min(1.0, group_radius / group_norms(point).sum()) for point in points]
+        caught += excess(points, scaled) > 1e-6
     assert caught > 0
 
 
 def test_support_function_is_attained_by_far_projections(rng):
-    """<g, x> for the projection x of s·g rises to the support function as s grows: two codes, one number.
+    """<g, x> for the projection x of s·g rises to the support function as s grows.
 
-    Since |s g − x|² ≤ |s g − u|² for all u of the ball, the shortfall is at most R²/(2 s), its unit here.
+    Since |s g − x|² ≤ |s g − u|² for all u of the ball, the shortfall is at most R²/(2 s).
     """
     for _ in range(30):
         gradient, group_radius, ball_radius = draw(rng)
         support, _ = norm_ball_support(group_norms(gradient), group_radius, ball_radius)
         far = 1e6 * max(group_radius, ball_radius) / np.linalg.norm(gradient)
-        attained = np.vdot(gradient, project_norm_ball(far * gradient, group_radius, ball_radius))
+        projection = project_norm_ball(far * gradient, group_radius, ball_radius)
+        attained = np.vdot(gradient, projection)
         unit = min(group_radius, ball_radius) ** 2 / (2 * far)
         assert -1e-12 * support <= support - attained <= unit + 1e-12 * support
 
 
 def test_support_is_less_than_each_ball_gives(rng):
-    """The twin: the smaller of the two balls' own support functions is not that of their intersection."""
+    """The smaller of the two balls' support functions is above that of their intersection."""
     loose = 0
     for _ in range(60):
         gradient, group_radius, ball_radius = draw(rng)

@@ -96,7 +96,9 @@ class _RootSearch:
             self._reach *= 2.0
 
 
-def weighted_quantile(points: Float[np.ndarray, " n"], weights: Float[np.ndarray, " n"], level: float) -> float:
+def weighted_quantile(
+    points: Float[np.ndarray, " n"], weights: Float[np.ndarray, " n"], level: float
+) -> float:
     """Return the smallest point with at least ``level`` of the weight at or below it.
 
     It is the median if ``level`` is half of the weight.
@@ -155,12 +157,12 @@ class ScalarLoss(Loss):
 
     def best_intercept(self, y: Samples, z: Samples, weights: PerSample, start: Outputs) -> Outputs:
         """The root of the monotone derivative of Σ_i weights_i ℓ(y_i, z_i + b), of each output."""
-
-        def mean_derivatives(b: Outputs) -> tuple[Outputs, Outputs]:
-            return weights @ self.gradient(y, z + b), weights @ self.curvature(y, z + b)
-
         tolerance = ROUNDING * float(weights.sum()) * min(self.lipschitz, 1.0)
-        return monotone_roots(mean_derivatives, start, tolerance)
+        return monotone_roots(
+            lambda b: (weights @ self.gradient(y, z + b), weights @ self.curvature(y, z + b)),
+            start,
+            tolerance,
+        )
 
     def balanced(self, y: Samples, dual: Samples, weights: PerSample) -> Samples:
         """Shrink the heavier sign of each output until both weigh the same: 0 is in the domain."""
@@ -214,7 +216,10 @@ class KinkedLoss(ScalarLoss):
         residuals = y - z
         rises = weights[:, None] * (high - low)
         levels = -(weights @ low)
-        quantiles = [weighted_quantile(residuals[:, k], rises[:, k], float(levels[k])) for k in range(y.shape[1])]
+        quantiles = [
+            weighted_quantile(residuals[:, k], rises[:, k], float(levels[k]))
+            for k in range(y.shape[1])
+        ]
         return np.array(quantiles)
 
 
@@ -367,8 +372,8 @@ class Smoothed(ScalarLoss):
 
     def curvature(self, y: Samples, z: Samples) -> Samples:
         """1/μ where the maximiser is strictly between the slopes, zero where it is one of them."""
-        dual = self.gradient(y, z)
-        between_slopes = (dual > self._low) & (dual < self._high)
+        unclipped = self.centre + (z - y) / self.width
+        between_slopes = (unclipped > self._low) & (unclipped < self._high)
         return between_slopes / self.width
 
     def conjugate(self, y: Samples, dual: Samples) -> PerSample:
