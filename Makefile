@@ -7,7 +7,7 @@ CONSTRAINTS ?= constraints.txt
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS)
 OUT ?= out
 
-.PHONY: run test test-slow coverage fuzz fuzz-keep mutants lint wheel bench docs clean help
+.PHONY: run test test-slow coverage fuzz fuzz-keep lint wheel bench docs clean help
 
 run: $(VENV)/.lab  ## redraw every claim of the paper, small: figures, predictions and verdicts in one HTML report
 	$(BIN)/keyhole reproduce --preset quick --out $(OUT)/reproduce
@@ -32,11 +32,6 @@ fuzz: $(VENV)/.test  ## damaged files of every format and random sequences of ca
 
 fuzz-keep: $(VENV)/.test  ## make a test of CASE=out/fuzz/….json
 	$(BIN)/python tests/fuzz/attack.py --keep $(CASE)
-
-N ?= 300
-
-mutants: $(VENV)/.test  ## change the core in N=300 places drawn with SEED=0, one at a time: do the tests notice?
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python tests/mutants --number $(N) --seed $(SEED)
 
 lint: $(VENV)/.lint  ## ruff and mypy --strict
 	$(BIN)/ruff check .

@@ -1,6 +1,6 @@
 """The tables of docs/trust.md, from what the last runs left under out/.
 
-python tests/trust.py      after make fuzz, make test-slow and make mutants; a table whose run is missing stays as it is
+python tests/trust.py      after make fuzz and make test-slow; a table whose run is missing stays as it is
 """
 
 from __future__ import annotations
@@ -58,14 +58,6 @@ def laws(run: dict[str, Any]) -> str:
     return words + "\n\n" + table(["route", "configurations", "numbers", "worst share of the bound", "bound"], rows)
 
 
-def mutants(run: dict[str, Any]) -> str:
-    names = ["mutants", "caught", "caught_by_time", "equivalent", "survived"]
-    words = (
-        f"`make mutants SEED={run['seed']}`: {run['share']:.1%} caught or marked as equivalent, {run['seconds']:.0f} s."
-    )
-    return table([n.replace("_", " ") for n in names], [[run[n] for n in names]]) + "\n\n" + words
-
-
 def environments() -> str:
     source = ast.parse((ROOT / "tests" / "contracts" / "test_environment.py").read_text())
     names = [n.name for n in source.body if isinstance(n, ast.FunctionDef) and n.name.startswith("test_")]
@@ -84,7 +76,6 @@ def main() -> None:
     runs: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
         "fuzz": ("fuzz/table.json", fuzz),
         "laws": ("trust/leave_one_out.json", laws),
-        "mutants": ("mutants/summary.json", mutants),
     }
     text = fill(PAGE.read_text(), "environments", environments())
     for mark, (name, written) in runs.items():
