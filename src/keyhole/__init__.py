@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
+from keyhole._lazy import lazy_names
 
 TYPE_CHECKING = False  # a type checker takes it for true; `typing` itself would take longer to load than all of this
-if TYPE_CHECKING:
-    from typing import Any
 
 __version__ = "0.1.0"
 
-# name → module that defines it. Loaded on first use, so that `import keyhole` costs no more than NumPy.
-_HOME = {
+# name → module that defines it, imported on first use
+_MODULES = {
     "SetBatch": "data.sets",
     "SetGroups": "data.sets",
     "concatenate": "data.sets",
@@ -33,7 +31,7 @@ _HOME = {
     "save": "models",
     "load": "models",
 }
-_ROOMS = {
+_SUBMODULES = {
     "textbook": "textbook",
     "data": "data",
     "tokens": "data.tokens",
@@ -47,7 +45,7 @@ _ROOMS = {
     "targets": "theory.targets",
 }
 
-__all__ = ["__version__", *_HOME, *_ROOMS]
+__all__ = ["__version__", *_MODULES, *_SUBMODULES]
 
 if TYPE_CHECKING:  # what `__getattr__` will find, for type checkers and editors
     from keyhole import attention as attention
@@ -83,13 +81,8 @@ if TYPE_CHECKING:  # what `__getattr__` will find, for type checkers and editors
     from keyhole.theory import targets as targets
 
 
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(importlib.import_module(f"keyhole.{_HOME[name]}"), name)
-    if name in _ROOMS:
-        return importlib.import_module(f"keyhole.{_ROOMS[name]}")
-    raise AttributeError(f"module 'keyhole' has no attribute {name!r}")
+__getattr__, _lazy_dir = lazy_names("keyhole", _MODULES, _SUBMODULES)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_lazy_dir()})

@@ -152,20 +152,26 @@ def save(
     write_container(path, document, packer.arrays, overwrite=overwrite)
 
 
-def load(path: Any) -> Any:
+def load(path: Any, *, return_schema: bool = False) -> Any:
     """Load an estimator that `save` wrote; its predictions are the same to the last bit.
 
     Parameters
     ----------
     path : str or Path
+    return_schema : bool
+        Whether to return (estimator, schema): ``schema.read(table)`` makes sets of a table as the
+        training table was read.
 
     Raises
     ------
     ValueError
-        If the file is not a complete and unchanged model file of a version we know. Nothing in it is executed, and
-        nothing is allocated that the file is too small to fill.
+        If the file is not a complete and unchanged model file of a version we know. Nothing in it is
+        executed, and nothing is allocated that the file is too small to fill.
     """
-    return read_model(path).estimator
+    saved = read_model(path)
+    if return_schema:
+        return saved.estimator, saved.schema
+    return saved.estimator
 
 
 def read_model(path: Any) -> SavedModel:

@@ -13,6 +13,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "keyhole"
 
 # a room may import rooms of a strictly lower level, and its own
 LEVEL = {
+    "_lazy": 0,
     "_checks": 0,
     "_array": 0,
     "_files": 0,
@@ -76,7 +77,7 @@ def edges(text: str) -> list[str]:
 def place(name: str) -> str:
     """Where a name of ours lives, without the package: what `keyhole` itself offers is found in its room."""
     first, _, rest = name.removeprefix("keyhole.").partition(".")
-    home = {**keyhole._HOME, **keyhole._ROOMS}.get(first, first)
+    home = {**keyhole._MODULES, **keyhole._SUBMODULES}.get(first, first)
     return f"{home}.{rest}" if rest else home
 
 
@@ -182,3 +183,14 @@ def test_an_unknown_name_is_an_attribute_error():
 
     with pytest.raises(AttributeError, match="no attribute 'AttentionRegresor'"):
         keyhole.AttentionRegresor  # noqa: B018
+
+
+@pytest.mark.parametrize("name", ["attention", "ridge", "ball", "data"])
+def test_a_subpackage_has_what_it_promises(name):
+    package = getattr(keyhole, name)
+    assert package.__all__
+    for promised in package.__all__:
+        assert getattr(package, promised) is not None
+    assert set(package.__all__) <= set(dir(package))
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = package.nothing

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from safetensors.numpy import load_file, save_file
 
@@ -1278,3 +1279,19 @@ def test_a_file_from_before_token_options_has_tokens_as_they_are(kind, rng, tmp_
     old, apply = kh.load(tmp_path / "old"), "transform" if kind is kh.AttentionFeatures else "predict"
     np.testing.assert_array_equal(getattr(old, apply)(sets), getattr(model, apply)(sets))
     assert (old.scaling, old.query, old.tokens_) == ("none", "given", TokenRule("none", "given", "mean"))
+
+
+def test_a_model_is_loaded_with_the_schema_of_its_table(tmp_path):
+    table = pa.table(
+        {
+            "basket": [1, 1, 2, 3, 3, 4],
+            "price": [1.0, 2.0, 5.0, 3.0, 1.0, 4.0],
+            "sum": [3.0, 3.0, 5.0, 4.0, 4.0, 4.0],
+        }
+    )
+    data = kh.read_table(table, set_id="basket", target="sum")
+    model = kh.AttentionRegressor(3, alpha=1.0, random_state=0).fit(data.sets, data.target)
+    kh.save(model, tmp_path / "m", schema=data.schema)
+    loaded, schema = kh.load(tmp_path / "m", return_schema=True)
+    read_again = schema.read(table)
+    np.testing.assert_array_equal(loaded.predict(read_again.sets), model.predict(data.sets))

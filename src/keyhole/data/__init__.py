@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from keyhole._lazy import lazy_names
 
 # loaded on first use: files need Arrow, and sets do not
-_HOME = {
+_MODULES = {
     "SetBatch": "sets",
     "SetGroups": "sets",
     "concatenate": "sets",
@@ -15,7 +16,7 @@ _HOME = {
     "read_table": "reader",
     "write_parquet": "writer",
 }
-__all__ = list(_HOME)
+__all__ = list(_MODULES)
 
 if TYPE_CHECKING:
     from keyhole.data.layout import Dataset as Dataset
@@ -27,11 +28,4 @@ if TYPE_CHECKING:
     from keyhole.data.writer import write_parquet as write_parquet
 
 
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(importlib.import_module(f"keyhole.data.{_HOME[name]}"), name)
-    raise AttributeError(f"module 'keyhole.data' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names("keyhole.data", _MODULES)
