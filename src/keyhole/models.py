@@ -360,8 +360,6 @@ def _resume(estimator: Any, sums: Any) -> None:
     n_columns = layer.values[..., 0].size + estimator.n_extras_in_ if isinstance(layer, FiniteLayer) else -1
     if moments.cross.shape != (n_columns, len(layer.intercept)):
         raise ValueError(f"sums of shape {moments.cross.shape}, which are not those of the layer")
-    if moments.fit_intercept != bool(estimator.fit_intercept):
-        raise ValueError("sums about the mean without an intercept, or the other way round")
     if not moments.count <= estimator.n_samples_seen_:
         raise ValueError(f"sums over {moments.count} samples, of which {estimator.n_samples_seen_} were seen")
     limits = (N_KEPT,) if labelled else (0, N_KEPT)  # regressors of older files keep none

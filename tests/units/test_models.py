@@ -625,7 +625,6 @@ KEPT = ("stream", "with", "kept", "with")
         ((*SUMS, "weight"), {"number": "nan"}),
         ((*SUMS, "y_size"), -1.0),
         ((*SUMS, "rounding"), 0.0),
-        ((*SUMS, "fit_intercept"), False),
         ((*KEPT, "hashes"), lambda a: a[::-1]),
         ((*KEPT, "columns"), lambda a: a + 1),
         ((*KEPT, "weights"), lambda a: -a),
@@ -998,7 +997,6 @@ def test_a_law_has_heads_of_the_shape_of_its_mean():
     [
         ("moments", {"cross": np.zeros((3, 1))}, "not those of the layer"),
         ("moments", {"cross": np.zeros((16, 2))}, "not those of the layer"),
-        ("moments", {"fit_intercept": False}, "without an intercept"),
         ("moments", {"count": 61}, "sums over 61 samples, of which 60 were seen"),
         ("kept", {"limit": 3}, "samples kept that are not"),
         ("kept", {"columns": np.ones((60, 2))}, "samples kept that are not"),

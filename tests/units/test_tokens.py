@@ -133,9 +133,11 @@ def test_automatic_choice_takes_the_least_leave_one_out_error(n_heads, rng):
 
 def test_class_weights_are_sample_weights(sets, rng):
     y = np.array(["a", "b", "b", "b"] * 10)
-    for class_weight, by_class in (("balanced", {"a": 2.0, "b": 2 / 3}), ({"a": 3.0, "b": 1.0}, {"a": 3.0, "b": 1.0})):
+    own = rng.uniform(0.5, 1.5, size=40)
+    half = own.sum() / 2  # of the total weight, which two classes share in equal parts
+    balanced = {label: half / own[y == label].sum() for label in "ab"}
+    for class_weight, by_class in (("balanced", balanced), ({"a": 3.0, "b": 1.0}, {"a": 3.0, "b": 1.0})):
         weights = np.array([by_class[label] for label in y])
-        own = rng.uniform(0.5, 1.5, size=40)
         by_option = kh.AttentionClassifier(
             20, class_weight=class_weight, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"
         ).fit(sets, y, own)

@@ -41,6 +41,10 @@ class SetEstimator(BaseEstimator):
         """Raise for a parameter that no fit takes, whatever the samples; `fit` and `load` ask."""
         raise NotImplementedError
 
+    def __sklearn_is_fitted__(self) -> bool:
+        """Whether there was a fit. scikit-learn would go through all attributes, which other threads may add to."""
+        return not {"layer_", "heads_", "_stream"}.isdisjoint(vars(self))
+
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.three_d_array = True

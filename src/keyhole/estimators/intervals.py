@@ -144,7 +144,8 @@ class LeftOutFits:
             self._training = samples.copy()
 
     def _keep_errors(self, errors: Float[np.ndarray, "k t"]) -> None:
-        """Keep left-out errors, each output's in order."""
+        """Keep left-out errors, each output's in order; one that rounding hides counts as infinite."""
+        errors = np.where(np.isnan(errors), np.inf, errors)
         if len(errors) > MAX_ERRORS_KEPT:
             # sorted first, so that the order of the samples does not decide which are kept
             errors = errors[np.lexsort(errors.T)]
@@ -461,4 +462,5 @@ class ClassificationSets(LeftOutFits):
     def _keep_label_errors(self, scores: Float[np.ndarray, "k t"], columns: Float[np.ndarray, "k t"]) -> None:
         """Keep one less the probability of the right label, from left-out scores."""
         own = np.take_along_axis(self._chances(scores), labels_of(columns)[:, None], axis=1)
-        self._keep_errors(1 - own)
+        # a score that rounding hides tells nothing, and is as wrong as can be
+        self._keep_errors(np.where(np.isnan(own), 1.0, 1 - own))

@@ -616,7 +616,7 @@ def resume_stream(model: Any, sums: LayerSums, *, single: bool) -> None:
         n_kept=sums.kept.limit,
         activation=layer.activation,
         dtype=layer.dtype,
-        fit_intercept=bool(model.fit_intercept),
+        fit_intercept=sums.moments.fit_intercept,  # that of the fit, whatever the parameter is now
         memory_budget=memory_budget(),
         n_extras=model.n_extras_in_,
     )
