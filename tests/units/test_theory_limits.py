@@ -126,7 +126,18 @@ def take_a_target_apart():
     target_vectors(parse_target("rotated(0.5)^2 * token", dim=3).target, 4)
 
 
-@pytest.mark.parametrize("work", [make_blocks, take_a_target_apart])
+def predict_a_curve():
+    learning_curve(parse_target("corr * token", dim=3).target, [100, 1000], n_keys=4, ridge=1e-4)
+
+
+def predict_without_a_penalty():
+    learning_curve(parse_target("corr * token", dim=3).target, [100, 1000], n_keys=4, ridge=0.0)
+
+
+@pytest.mark.parametrize(
+    "work",
+    [make_blocks, take_a_target_apart, predict_a_curve, predict_without_a_penalty],
+)
 def test_a_question_ends_when_nobody_waits(work, fresh_caches):
     """It is asked several times while computing; after the third it is not wanted any more."""
     asked = 0

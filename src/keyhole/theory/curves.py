@@ -437,6 +437,7 @@ def implicit_ridges(
         high = np.log(np.maximum(2 * problem.trace / fewest, 4 * ridge)) + 1e-9
         x, settled = high, np.zeros(len(n), dtype=bool)
         for _ in range(200):
+            check_limits()
             gamma = np.exp(x)
             learned = values / (values + gamma[:, None])
             z = _row_sums(learned, counts) + problem.remainder / gamma
@@ -461,6 +462,7 @@ def _saturation(problem: EigenProblem, fewest: float) -> float:
         return 0.0
 
     def excess(log_gamma: float) -> float:
+        check_limits()
         return problem.freedom(math.exp(log_gamma))[0] / fewest - 1
 
     high = math.log(problem.trace / fewest) + 1e-9
@@ -484,6 +486,7 @@ def predicted_errors(
     loaded = problem.powers.nonzero()[0]  # few of a million levels
     values, powers = problem.eigenvalues[loaded], problem.powers[loaded]
     for block in blocks(len(gammas), block_size(8 * len(problem.eigenvalues), _BLOCK)):
+        check_limits()
         gamma = gammas[block, None]
         learned = problem.eigenvalues / (problem.eigenvalues + gamma)
         sums[0, block] = _row_sums(learned, problem.multiplicities) + problem.remainder / gammas[block]

@@ -38,7 +38,8 @@ BETWEEN = replace(QUICK, sizes=(25, 50, 200, 800), repetitions=(8, 8, 4, 2))
 MEANS = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0)
 ANGLES = (0.0, 0.25, 0.5, 0.75, 1.0)
 TARGET_SECONDS = 2.0  # that the harmonic parts of a typed target may take, by estimate
-STEP_SECONDS = 8.0  # that one step of a question to the theory may take, by estimate
+STEP_SECONDS = 8.0  # that one step of a question about heads with a mean may take, by estimate
+QUICK_SECONDS = 1.0  # that other questions take at most; five times that ends them
 STEP_MEMORY = 2**29  # bytes of such a step
 VARIANCES = 1e-100, 1e100  # of a target: beyond, its curves leave floating point
 COEFFICIENTS = 1e-50, 1e50  # of a target: beyond, its variance is computed in other units
@@ -258,16 +259,19 @@ def answered(
     over: float,
 ) -> tuple[tuple[float, ...], str]:
     """The numbers of a question, for as many of the sizes as the theory speaks of, and why not for more."""
+    has_mean = bool(dict(options).get("law"))
+    seconds = STEP_SECONDS if has_mean else QUICK_SECONDS
+    polynomial = read_target(target, dim)
     refusal = ""
-    while samples:
-        try:
-            with np.errstate(all="ignore"), limits(seconds=STEP_SECONDS, memory=STEP_MEMORY):
-                numbers = _numbers(function, dict(options), read_target(target, dim), samples, over)
-            return tuple(numbers.tolist()), refusal
-        except (ValueError, ArithmeticError) as error:
-            refusal = str(error)
-            # most refusals are of the largest sizes
-            samples = samples[: 3 * len(samples) // 4] if len(samples) > 4 else ()
+    with np.errstate(all="ignore"), limits(seconds=seconds, memory=STEP_MEMORY):
+        while samples:
+            try:
+                numbers = _numbers(function, dict(options), polynomial, samples, over)
+                return tuple(numbers.tolist()), refusal
+            except (ValueError, ArithmeticError) as error:
+                refusal = str(error)
+                # most refusals are of the largest sizes
+                samples = samples[: 3 * len(samples) // 4] if len(samples) > 4 else ()
     return (), refusal
 
 
@@ -559,8 +563,9 @@ def _spectral_answer(
     polynomial = read_target(target, dim)
     law = GaussianHeads(mean=mean) if mean else None
     noise_variance = noise * _variance(target, dim, n_keys)
+    seconds = STEP_SECONDS if mean else QUICK_SECONDS
     try:
-        with np.errstate(all="ignore"), limits(seconds=STEP_SECONDS, memory=STEP_MEMORY):
+        with np.errstate(all="ignore"), limits(seconds=seconds, memory=STEP_MEMORY):
             learner = Learner(polynomial, n_keys, "attention", math.inf, law)
             gammas, shares = learner.learned(sizes, ridge, noise_variance)
             gamma = float(gammas[sizes.index(chosen)])
