@@ -326,3 +326,14 @@ def test_two_halves_are_enough_and_one_is_none(rng):
     assert np.isfinite(empirical_curve(x @ x.T, x[:, 0], [10], ridge=0.1, n_halves=2).standard_error).all()
     with pytest.raises(ValueError, match="`n_halves` must be at least 2: got 1"):
         empirical_curve(x @ x.T, x[:, 0], [10], ridge=0.1, n_halves=1)
+
+
+def test_few_problems_of_a_million_levels_are_kept():
+    """32 of them would take 800 MB."""
+    assert curves._large_problem.cache_parameters()["maxsize"] <= 4
+    target = Correlation(q=1, dim=3)
+    before = curves._large_problem.cache_info().currsize
+    ladder = problems(target, 1, "attention")
+    levels = [len(next(ladder).eigenvalues) for _ in range(7)]
+    assert levels[-1] == (curves.LARGE_DEGREE + 1) ** 2
+    assert curves._large_problem.cache_info().currsize == before

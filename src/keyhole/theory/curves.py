@@ -94,7 +94,10 @@ def problems(target: Polynomial, n_keys: int, model: str, law: GaussianHeads | N
         )
     for degree in degree_ladder(bias, max(target.degrees) if bias else 0):
         check_limits()
-        yield _attention_problem(target, n_keys, bias, degree)
+        if degree > LARGE_DEGREE:
+            yield _large_problem(target, n_keys, bias, degree)
+        else:
+            yield _small_problem(target, n_keys, bias, degree)
 
 
 def target_levels(
@@ -113,7 +116,6 @@ def target_levels(
     return spectrum, powers[tuple(spectrum.degrees.T)]
 
 
-@lru_cache(maxsize=32)
 def _attention_problem(target: Polynomial, n_keys: int, bias: Bias, degree: int) -> EigenProblem:
     spectrum, powers = target_levels(target, n_keys, bias, degree)
     if bias:
@@ -129,6 +131,13 @@ def _attention_problem(target: Polynomial, n_keys: int, bias: Bias, degree: int)
         edge = bias.gain * max(of_query, of_key / n_keys)
     further[: degree + 1, : degree + 1] = 0.0
     return _with_powers(spectrum, powers, values[further.nonzero()], further[further.nonzero()], edge)
+
+
+LARGE_DEGREE = 256
+"""Problems beyond have up to a million levels, 25 MB: few of them are kept."""
+
+_small_problem = lru_cache(maxsize=32)(_attention_problem)
+_large_problem = lru_cache(maxsize=4)(_attention_problem)
 
 
 @lru_cache(maxsize=32)

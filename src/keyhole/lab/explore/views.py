@@ -20,7 +20,7 @@ from keyhole.attention.heads import GaussianHeads
 from keyhole.lab.cells import Cell
 from keyhole.lab.explore.background import Background
 from keyhole.lab.figures.prediction import PRESETS, tolerance
-from keyhole.lab.jobs import read_target, target_variance
+from keyhole.lab.jobs import target_variance
 from keyhole.lab.measured import CellSweep, Curve, Results, apart, log_chart
 from keyhole.lab.report.document import Chart, HeatMap, Look, Row, Series, Table, bars
 from keyhole.lab.report.html import number
@@ -156,17 +156,17 @@ class ExploreState:
         )
 
 
-read_notation = lru_cache(maxsize=256)(parse_target)
+read_notation = lru_cache(maxsize=64)(parse_target)  # a rotation in 512 dimensions takes 2 MB
 
 
 @lru_cache(maxsize=256)
 def _variance(target: str, dim: int, n_keys: int) -> float:
-    return target_variance(read_target(target, dim), n_keys)
+    return target_variance(read_notation(target, dim).target, n_keys)
 
 
 def _check_variance(state: ExploreState) -> None:
     """Raise a ValueError where there is nothing to learn, or where numbers leave floating point."""
-    polynomial = read_target(state.target, state.dim)
+    polynomial = read_notation(state.target, state.dim).target
     largest = max((abs(term.coefficient) for term in polynomial.terms), default=1.0)
     # the square of 1e300 overflows, and 1e300 * corr varies: ask for that of corr
     scale = 1.0 if COEFFICIENTS[0] <= largest <= COEFFICIENTS[1] else largest
@@ -261,7 +261,7 @@ def answered(
     """The numbers of a question, for as many of the sizes as the theory speaks of, and why not for more."""
     has_mean = bool(dict(options).get("law"))
     seconds = STEP_SECONDS if has_mean else QUICK_SECONDS
-    polynomial = read_target(target, dim)
+    polynomial = read_notation(target, dim).target
     refusal = ""
     with np.errstate(all="ignore"), limits(seconds=seconds, memory=STEP_MEMORY):
         while samples:
@@ -560,7 +560,7 @@ def _spectral_answer(
     noise: float,
 ) -> _Spectral:
     """What the view of the spectrum shows of heads with a mean, or of zero-mean heads."""
-    polynomial = read_target(target, dim)
+    polynomial = read_notation(target, dim).target
     law = GaussianHeads(mean=mean) if mean else None
     noise_variance = noise * _variance(target, dim, n_keys)
     seconds = STEP_SECONDS if mean else QUICK_SECONDS
