@@ -63,6 +63,7 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 warnings.simplefilter("ignore")
 import formats, keyhole as kh, numpy as np, sequences
+from cases import LateError
 from samples import DifferenceError
 
 Regressor = kh.AttentionRegressor
@@ -104,7 +105,7 @@ for kind, methods in BROKEN.items():
                 sequences.READERS[kind](Path(folder), dict(case.options))
         except DifferenceError:
             break
-        except (ValueError, OverflowError):
+        except (ValueError, OverflowError, LateError):
             continue
     else:
         print("nothing found by", kind)
