@@ -31,13 +31,15 @@ class Refitted:
         self.y = problem.columns
         w = problem.joint_weights
         self.w, known = w, np.flatnonzero(w > 0)
-        units = problem.groups if problem.groups is not None else first_occurrences(self.ready, self.y)
+        first = first_occurrences(self.ready, self.y)
+        units = problem.groups if problem.groups is not None else first
         shares, rows, found = [], [], []
         for unit in np.unique(units[known]):
             members = known[units[known] == unit]
             rest = known[units[known] != unit]
-            if problem.groups is None:
-                members = members[:1]
+            # duplicates within a unit are one sample
+            _, distinct = np.unique(first[members], return_index=True)
+            members = members[np.sort(distinct)]
             shares += [1 / len(members)] * len(members)
             rows += members.tolist()
             found += [(rest, member) for member in members]

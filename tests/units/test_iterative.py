@@ -373,7 +373,7 @@ def test_copies_are_joined_and_what_has_no_weight_is_dropped(sets):
     np.testing.assert_array_equal(weighed.batch.tokens, sets[[0, 2, 3]].tokens)
     single = large_layer.distinct_samples(sets[:3], np.zeros((3, 1)), np.ones(3))
     assert single.weights is None
-    grouped = large_layer.grouped_samples(
+    grouped = large_layer.distinct_samples(
         sets[:5], np.arange(5.0)[:, None], np.array([0.0, 1.0, 0.0, 2.0, 0.0]), np.array([7, 7, 8, 9, 9])
     )
     assert grouped.owner.tolist() == [0, 1, -1, 2, 3]
