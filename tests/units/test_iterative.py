@@ -327,13 +327,19 @@ def test_a_gram_matrix_and_its_factors_may_take_four_fifths_of_the_memory(n, p, 
 def test_features_are_centred_by_the_mean_of_some_samples(sets, dtype):
     heads = HeadDraw(kh.GaussianHeads(1.0), 9, 3, 0)
     features = kh.attention_features(sets, heads, dtype=dtype).astype(np.float64)
-    samples = large_layer.distinct_samples(sets, np.zeros((120, 1)), None)
-    task = large_layer._Task(samples, heads, RidgeProblem.of(samples.columns, [1.0]), "relu", dtype, None, 2**30)
-    found = large_layer.mean_feature(sets, heads, task)
+
+    def mean_feature(weights):
+        samples = large_layer.distinct_samples(sets, np.arange(120.0)[:, None], weights, np.zeros(120, np.int64))
+        problem = RidgeProblem.of(samples.columns, [1.0], weights=weights, groups=samples.groups)
+        task = large_layer._Task(samples, heads, problem, "relu", dtype, None, 2**30)
+        return large_layer.mean_feature(heads, task)
+
+    found = mean_feature(None)
     assert (found == found.astype(dtype)).all(), "as it is in the precision of the features"
     off = np.abs(found - features.mean(axis=0))
     assert (off < features.std(axis=0)).all()
-    np.testing.assert_allclose(large_layer.mean_feature(sets[:5], heads, task), features[:5].mean(axis=0), rtol=1e-6)
+    only_five = (np.arange(120) < 5).astype(float)
+    np.testing.assert_allclose(mean_feature(only_five), features[:5].mean(axis=0), rtol=1e-6)
 
 
 def test_fewer_heads_have_a_larger_centre(sets, rng):
