@@ -20,8 +20,8 @@ from real import BABI, babi
 
 import keyhole as kh
 from keyhole.attention.features import FeatureTrace
+from keyhole.attention.head_error import Task, held_out_parts, judge, ridge_values
 from keyhole.attention.heads import head_normals
-from keyhole.attention.law_error import Task, held_out_parts, judge, ridge_values
 from keyhole.attention.learned import choose_identity
 
 N_HEADS, ROUNDS, FACTORS = 64, 3, (0.3, 1.0, 3.0)
@@ -55,7 +55,7 @@ def root(metric: np.ndarray, *, diagonal: bool) -> np.ndarray:
 
 
 def trial(data: Path, name: str, seed: int) -> list[list[Any]]:
-    """Rows (task, seed, law, rounds, leave-one-out error, held-out error)."""
+    """Rows (task, seed, head distribution, rounds, leave-one-out error, held-out error)."""
     problem = babi(data, name)
     train, _ = next(problem.splits(0))
     y, groups = problem.y[train], problem.groups[train]
@@ -66,42 +66,72 @@ def trial(data: Path, name: str, seed: int) -> list[list[Any]]:
     noise = head_normals(N_HEADS, seen.batch.dim, seed, seen.batch.query_dim).astype(np.float32)
     rows = []
 
-    def judged(law: Any, what: str, rounds: int, left: np.ndarray | None = None, right: Any = None) -> np.ndarray:
+    def judged(
+        distribution: Any, what: str, rounds: int, left: np.ndarray | None = None, right: Any = None
+    ) -> np.ndarray:
         best = None
-        for factor in (1.0,) if law.query_scales_ is not None else FACTORS:
-            drawn = noise if left is None else np.einsum("ij,mjk,kl->mil", left, noise, right, optimize=True)
-            heads = law.around(factor * drawn).astype(np.float32)
-            found = judge(seen, law, N_HEADS, seed, unseen, heads=heads)
+        for factor in (1.0,) if distribution.query_scales_ is not None else FACTORS:
+            drawn = (
+                noise
+                if left is None
+                else np.einsum("ij,mjk,kl->mil", left, noise, right, optimize=True)
+            )
+            heads = distribution.around(factor * drawn).astype(np.float32)
+            found = judge(seen, distribution, N_HEADS, seed, unseen, heads=heads)
             if best is None or found.loo.mean() < best[0].loo.mean():
                 best = found, heads
-        rows.append([name, seed, what, rounds, f"{best[0].loo.mean():.4f}", f"{best[0].held_out.mean():.4f}"])
+        rows.append(
+            [
+                name,
+                seed,
+                what,
+                rounds,
+                f"{best[0].loo.mean():.4f}",
+                f"{best[0].held_out.mean():.4f}",
+            ]
+        )
         return best[1]
 
-    identity, _ = choose_identity(seen.at_most(400, seed), [0.0, 1.0, 3.0], [0.5, 0.25, 0.1], N_HEADS, seed)
+    identity, _ = choose_identity(
+        seen.at_most(400, seed), [0.0, 1.0, 3.0], [0.5, 0.25, 0.1], N_HEADS, seed
+    )
     given = {"activation": "softmax", "groups": seen.groups, "seed": seed, "n_heads": N_HEADS}
-    means, scales = (kh.LearnedHeads(covariance=c).fit(seen.batch, seen.columns, **given) for c in ("none", "diagonal"))
+    means, scales = (
+        kh.LearnedHeads(covariance=c).fit(seen.batch, seen.columns, **given)
+        for c in ("none", "diagonal")
+    )
     judged(scales, "means and scales learned", 0)
-    for law, what in ((identity, "nothing learned"), (means, "means learned")):
-        start = judged(law, what, 0)
+    for distribution, what in ((identity, "nothing learned"), (means, "means learned")):
+        start = judged(distribution, what, 0)
         for kind in ("diagonal", "full"):
             heads = start
             for rounds in range(1, ROUNDS + 1):
-                metrics = [root(metric, diagonal=kind == "diagonal") for metric in outer_products(seen, heads)]
-                heads = judged(law, f"{what}, {kind} metric", rounds, *metrics)
+                metrics = [
+                    root(metric, diagonal=kind == "diagonal")
+                    for metric in outer_products(seen, heads)
+                ]
+                heads = judged(distribution, f"{what}, {kind} metric", rounds, *metrics)
     return rows
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, default=os.environ.get("KEYHOLE_DATA"))
-    parser.add_argument("--only", nargs="+", default=["qa01", *BABI[4:]], choices=BABI, metavar="NAME")
+    parser.add_argument(
+        "--only", nargs="+", default=["qa01", *BABI[4:]], choices=BABI, metavar="NAME"
+    )
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    with args.out.open("w", newline="") as file, ProcessPoolExecutor(args.jobs, get_context("spawn")) as pool:
+    with (
+        args.out.open("w", newline="") as file,
+        ProcessPoolExecutor(args.jobs, get_context("spawn")) as pool,
+    ):
         writer = csv.writer(file)
-        writer.writerow(["data", "seed", "law", "rounds", "leave-one-out", "held out"])
+        writer.writerow(["data", "seed", "heads", "rounds", "leave-one-out", "held out"])
         jobs = [(args.data, name, seed) for seed in range(args.seeds) for name in args.only]
         for rows in pool.map(trial, *zip(*jobs, strict=True)):
             writer.writerows(rows)

@@ -43,7 +43,7 @@ def qm7(data: Path) -> tuple[Any, np.ndarray, int, dict[str, Any]]:
     rows, ptr = np.random.default_rng(0).permutation(len(file["y"]))[:800], file["ptr"]
     atoms = np.concatenate([file["X"][ptr[i] : ptr[i + 1]] for i in rows]).astype(float)
     sets = molecules(atoms, np.cumsum([0, *np.diff(ptr)[rows]]))
-    options = {"n_heads": 24, "pooling": "sum", "scaling": "none", "law": kh.GaussianHeads()}
+    options = {"n_heads": 24, "pooling": "sum", "scaling": "none", "heads": kh.GaussianHeads()}
     return sets, file["y"][rows].astype(float), 400, options
 
 
@@ -72,7 +72,12 @@ def digits(data: Path) -> tuple[Any, np.ndarray, int, dict[str, Any]]:
 def japanese_vowels(data: Path) -> tuple[Any, np.ndarray, int, dict[str, Any]]:
     file = np.load(data / "japanese_vowels" / "JapaneseVowels.npz", allow_pickle=False)
     tokens = np.column_stack([file["X"], file["t"]]).astype(float)
-    return kh.SetBatch(np.split(tokens, file["ptr"][1:-1])), file["y"].astype(str), 270, {"n_heads": 200}
+    return (
+        kh.SetBatch(np.split(tokens, file["ptr"][1:-1])),
+        file["y"].astype(str),
+        270,
+        {"n_heads": 200},
+    )
 
 
 def synthetic(kind: str) -> Callable[[Path], tuple[Any, np.ndarray, int, dict[str, Any]]]:
@@ -102,11 +107,16 @@ PROBLEMS: dict[str, Callable[[Path], tuple[Any, np.ndarray, int, dict[str, Any]]
     "movielens": movielens,
     "digits": digits,
     "japanese_vowels": japanese_vowels,
-    **{name: synthetic(name) for name in ("normal noise", "heavy tails", "duplicates", "label noise")},
+    **{
+        name: synthetic(name)
+        for name in ("normal noise", "heavy tails", "duplicates", "label noise")
+    },
 }
 
 
-def split_figures(sets: Any, y: np.ndarray, n_train: int, options: dict[str, Any], seed: int) -> dict[str, float]:
+def split_figures(
+    sets: Any, y: np.ndarray, n_train: int, options: dict[str, Any], seed: int
+) -> dict[str, float]:
     """Coverage and sizes of one random split; 300 new samples at most."""
     order = np.random.default_rng(seed).permutation(len(y))
     train, test = order[:n_train], order[n_train : n_train + 300]
@@ -138,7 +148,10 @@ def coverage(data: Path, splits: int, only: list[str] | None, out: Path) -> None
             for key in rows[0]
             if (v := [row[key] for row in rows])
         ]
-        print(f"{name:16} n = {n_train:4d}: {'; '.join(words)}   [{time.perf_counter() - start:.0f} s]", flush=True)
+        print(
+            f"{name:16} n = {n_train:4d}: {'; '.join(words)}   [{time.perf_counter() - start:.0f} s]",
+            flush=True,
+        )
         out.mkdir(parents=True, exist_ok=True)
         (out / f"coverage-{name.replace(' ', '-')}.json").write_text(json.dumps(rows))
 
@@ -146,9 +159,16 @@ def coverage(data: Path, splits: int, only: list[str] | None, out: Path) -> None
 def cost() -> Iterator[harness.Row]:
     """Seconds of contributions and of jackknife+ beside `predict`; MAPIE on the same 300 samples."""
     rng = np.random.default_rng(0)
-    settings: dict[str, Any] = {"law": kh.GaussianHeads(), "scaling": "none", "query": "given", "random_state": 0}
+    settings: dict[str, Any] = {
+        "heads": kh.GaussianHeads(),
+        "scaling": "none",
+        "query": "given",
+        "random_state": 0,
+    }
     for heads, n_keys, dim in ((512, 20, 16), (math.inf, 10, 8)):
-        sets = kh.SetBatch(rng.standard_normal((10_300, n_keys, dim)), rng.standard_normal((10_300, dim)))
+        sets = kh.SetBatch(
+            rng.standard_normal((10_300, n_keys, dim)), rng.standard_normal((10_300, dim))
+        )
         y = sets.query[:, 0] + 0.3 * rng.standard_normal(10_300)
         model = kh.AttentionRegressor(heads, **settings).fit(sets[:300], y[:300])
         new = sets[300:2300]
@@ -160,7 +180,9 @@ def cost() -> Iterator[harness.Row]:
         found = harness.interleaved_seconds(works)
         for name, seconds in found.items():
             note = f"{len(new)} sets of {n_keys} keys, d = {dim}, {model.solver_}, n = 300"
-            yield harness.row(f"{name}, {heads} heads", seconds, seconds / found["predict"], None, None, note)
+            yield harness.row(
+                f"{name}, {heads} heads", seconds, seconds / found["predict"], None, None, note
+            )
         fit = harness.best_seconds(
             lambda h=heads, a=sets[:300], b=y[:300]: kh.AttentionRegressor(h, **settings).fit(a, b)
         )
@@ -170,20 +192,32 @@ def cost() -> Iterator[harness.Row]:
             vars(m).pop("_refits", None)
             m._left_out_fits()
 
-        yield harness.row(f"the factor, {heads} heads", seconds := harness.best_seconds(factor), seconds / fit)
+        yield harness.row(
+            f"the factor, {heads} heads", seconds := harness.best_seconds(factor), seconds / fit
+        )
     sets = kh.SetBatch(rng.standard_normal((2300, 8, 8)), rng.standard_normal((2300, 8)))
     for classes in (2, 10, 30):
         model = kh.AttentionClassifier(256, **settings).fit(sets[:300], np.arange(300) % classes)
-        works = {n: lambda m=model, n=n: getattr(m, n)(sets[300:]) for n in ("decision_function", "contributions")}
+        works = {
+            n: lambda m=model, n=n: getattr(m, n)(sets[300:])
+            for n in ("decision_function", "contributions")
+        }
         found = harness.interleaved_seconds(works, 10)
         seconds = found["contributions"]
         note = "2000 sets of 8 keys, d = 8, 256 heads, beside decision_function"
-        yield harness.row(f"contributions, {classes} classes", seconds, seconds / found["decision_function"], note=note)
+        yield harness.row(
+            f"contributions, {classes} classes",
+            seconds,
+            seconds / found["decision_function"],
+            note=note,
+        )
     many = kh.SetBatch(rng.standard_normal((50_000, 20, 4)))
     model = kh.AttentionRegressor(64, **settings).fit(many[:300], many.tokens[: 300 * 20 : 20, 0])
     for name in ("predict", "contributions"):
         work: Callable[[], Any] = lambda n=name: getattr(model, n)(many)  # noqa: E731
-        yield harness.row(f"{name}, 10⁶ keys", harness.best_seconds(work, 1), None, harness.peak_mib(work))
+        yield harness.row(
+            f"{name}, 10⁶ keys", harness.best_seconds(work, 1), None, harness.peak_mib(work)
+        )
     yield from mapie()
 
 
@@ -194,7 +228,12 @@ def mapie() -> Iterator[harness.Row]:
 
     X, y = load_diabetes(return_X_y=True)
     X = 20 * X
-    settings: dict[str, Any] = {"law": kh.GaussianHeads(), "scaling": "none", "query": "given", "random_state": 0}
+    settings: dict[str, Any] = {
+        "heads": kh.GaussianHeads(),
+        "scaling": "none",
+        "query": "given",
+        "random_state": 0,
+    }
     alpha = kh.AttentionRegressor(math.inf, **settings).fit(X[:300], y[:300]).alpha_
 
     def ours() -> np.ndarray:
@@ -203,7 +242,9 @@ def mapie() -> Iterator[harness.Row]:
 
     def theirs() -> np.ndarray:
         inner = kh.AttentionRegressor(math.inf, alpha=alpha, **settings)
-        model = CrossConformalRegressor(inner, confidence_level=COVERAGE, method="plus", cv=LeaveOneOut())
+        model = CrossConformalRegressor(
+            inner, confidence_level=COVERAGE, method="plus", cv=LeaveOneOut()
+        )
         model.fit_conformalize(X[:300], y[:300])
         return model.predict_interval(X[300:])[1][:, :, 0]
 
@@ -228,7 +269,10 @@ def witness(data: Path) -> None:
     model = kh.AttentionClassifier(random_state=0, pooling="sum").fit(sets[:800], label[:800])
     right = np.flatnonzero((model.predict(sets) == label) & (label == 1) & (np.arange(1200) >= 800))
     first = np.mean(
-        [np.argmax(part) == place[k] for k, part in zip(right, model.contributions(sets[right]), strict=True)]
+        [
+            np.argmax(part) == place[k]
+            for k, part in zip(right, model.contributions(sets[right]), strict=True)
+        ]
     )
     score = model.score(sets[800:], label[800:])
     print(
@@ -239,7 +283,9 @@ def witness(data: Path) -> None:
     problem = babi(data, "qa01")
     file = np.load(data / "babi" / "qa01.npz", allow_pickle=False)
     train, test = (np.flatnonzero(file["split"] == k) for k in (0, 1))
-    story = kh.AttentionClassifier(random_state=0, law=kh.LearnedHeads(n_means=2, steps=60), **problem.options)
+    story = kh.AttentionClassifier(
+        random_state=0, heads=kh.LearnedHeads(n_means=2, steps=60), **problem.options
+    )
     story.fit(problem.X[train], problem.y[train], groups=problem.groups[train])
     won = story.decision_function(problem.X[test]).argmax(axis=1)
     correct = np.flatnonzero(story.classes_[won] == problem.y[test])
@@ -247,11 +293,15 @@ def witness(data: Path) -> None:
     support = np.split(file["support"], file["ptr"][1:-1])
     hits = []
     for row, part in zip(correct, parts, strict=True):
-        marked = support[test[row]][1 - len(part) :]  # the newest sentences, oldest first, and then the empty token
+        marked = support[test[row]][
+            1 - len(part) :
+        ]  # the newest sentences, oldest first, and then the empty token
         best = int(np.argmax(part[:, won[row]]))
         hits.append(best < len(marked) and bool(marked[best]))
     share = len(correct) / len(test)
-    print(f"qa01: accuracy {share:.3f}; the supporting sentence adds most in {np.mean(hits):.1%} of right answers")
+    print(
+        f"qa01: accuracy {share:.3f}; the supporting sentence adds most in {np.mean(hits):.1%} of right answers"
+    )
 
 
 def pictures(out: Path) -> None:
@@ -271,7 +321,10 @@ def pictures(out: Path) -> None:
         # with an equal share of the intercepts, so that all pixels together are the lead of the first
         base = (model.intercept_[first] - model.intercept_[second]) / len(part)
         apart = part[:, first] - part[:, second] + base
-        place = found.sets[row].tokens[:, :8].argmax(axis=1), found.sets[row].tokens[:, 8:16].argmax(axis=1)
+        place = (
+            found.sets[row].tokens[:, :8].argmax(axis=1),
+            found.sets[row].tokens[:, 8:16].argmax(axis=1),
+        )
         image = np.full((8, 8), np.nan)
         image[place] = apart
         drawn = axis.imshow(image, cmap="RdBu", vmin=-np.abs(apart).max(), vmax=np.abs(apart).max())
@@ -292,7 +345,9 @@ def pictures(out: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("cost", "coverage", "witness", "pictures"))
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("KEYHOLE_DATA", "data")))
     parser.add_argument("--splits", type=int, default=20)

@@ -40,9 +40,13 @@ def run(size: str) -> Iterator[harness.Row]:
         connection = http.client.HTTPConnection("127.0.0.1", server.port)
         for view, allowed in ALLOWED.items():
             dragged, jumped = [], []
-            for seconds, jump in _walk(connection, server.token, view, 60 if size == "small" else 300):
+            for seconds, jump in _walk(
+                connection, server.token, view, 60 if size == "small" else 300
+            ):
                 (jumped if jump else dragged).append(seconds)
-            note = f"90 %: {1e3 * np.quantile(dragged, 0.9):.0f} ms; {1e3 * allowed:.0f} ms asked for"
+            note = (
+                f"90 %: {1e3 * np.quantile(dragged, 0.9):.0f} ms; {1e3 * allowed:.0f} ms asked for"
+            )
             yield harness.row(f"{view}, dragging a slider", float(np.median(dragged)), note=note)
             note = f"worst: {max(jumped):.1f} s"
             yield harness.row(f"{view}, a new d, N or c", float(np.median(jumped)), note=note)
@@ -72,23 +76,37 @@ DRAG = """new Promise((done) => {
 def _frames(address: str, seconds: float) -> Iterator[harness.Row]:
     with chromium() as new_page:
         page = new_page()
-        page.call("Emulation.setDeviceMetricsOverride", width=1280, height=900, deviceScaleFactor=1, mobile=False)
+        page.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=1280,
+            height=900,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
         for view in ALLOWED:
             page.call("Page.navigate", url=f"{address}?view={view}&c=0")
             page.wait("document.querySelector('#shown .plot svg.main-svg')")
             times = np.array(page.ask(DRAG % int(1000 * seconds)))
             gaps, per_second = np.diff(times), 1000 * (len(times) - 1) / (times[-1] - times[0])
             note = f"{per_second:.0f} frames a second; 90 % of the gaps below {np.quantile(gaps, 0.9):.0f} ms"
-            yield harness.row(f"{view}, a frame while dragging", float(np.median(gaps)) / 1000, note=note)
+            yield harness.row(
+                f"{view}, a frame while dragging", float(np.median(gaps)) / 1000, note=note
+            )
 
 
-def _walk(connection: http.client.HTTPConnection, token: str, view: str, steps: int) -> Iterator[tuple[float, bool]]:
+def _walk(
+    connection: http.client.HTTPConnection, token: str, view: str, steps: int
+) -> Iterator[tuple[float, bool]]:
     rng = np.random.default_rng(0)
     state = {"view": view, "target": "corr * token"}
     for step in range(steps):
         jump = step % 10 == 0
         if jump:
-            state |= {"d": str(rng.integers(4, 65)), "N": str(rng.integers(1, 33)), "c": f"{rng.uniform(0, 2):.2f}"}
+            state |= {
+                "d": str(rng.integers(4, 65)),
+                "N": str(rng.integers(1, 33)),
+                "c": f"{rng.uniform(0, 2):.2f}",
+            }
         else:
             name = str(rng.choice(list(SLIDERS)))
             low, high = SLIDERS[name]

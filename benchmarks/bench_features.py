@@ -20,7 +20,12 @@ import numpy as np
 from harness import interleaved_seconds, peak_mib, row
 
 from keyhole._array import thread_count
-from keyhole.attention.features import apply_values, attention_features, feature_blocks, mlp_features
+from keyhole.attention.features import (
+    apply_values,
+    attention_features,
+    feature_blocks,
+    mlp_features,
+)
 from keyhole.attention.heads import GaussianHeads, sample_mlp_weights
 from keyhole.data.sets import SetBatch
 
@@ -68,11 +73,15 @@ def by_torch(query: Any, keys: Any, heads: Any) -> Any:
 
     n, width, m = *query.shape, len(heads)
     projected = (query @ heads.permute(1, 0, 2).reshape(width, m * width)).view(n, m, width)
-    scores = torch.bmm(projected, keys.transpose(1, 2)).relu_().mul_(1 / (keys.shape[1] * math.sqrt(m)))
+    scores = (
+        torch.bmm(projected, keys.transpose(1, 2)).relu_().mul_(1 / (keys.shape[1] * math.sqrt(m)))
+    )
     return torch.bmm(scores, keys).view(n, -1)
 
 
-def by_chunks(query: Any, keys: Any, heads_last: Any, order: str, chunk: int, softmax: bool = False) -> Any:
+def by_chunks(
+    query: Any, keys: Any, heads_last: Any, order: str, chunk: int, softmax: bool = False
+) -> Any:
     """Torch at its best: chunks of sets that stay in cache, heads last, scaling on the small side.
 
     ``order`` is "heads last" for its natural (n, D, M), "ours" for (n, M, D): the documented columns.
@@ -105,13 +114,18 @@ def torch_rivals(query: np.ndarray, keys: np.ndarray, heads: np.ndarray) -> dict
     last = w.permute(1, 2, 0).reshape(w.shape[1], -1).contiguous()
     rivals: dict[str, Work] = {"torch bmm": lambda: by_torch(q, k, w)}
     for order in ("heads last", "ours"):
-        trial = {c: (lambda c=c, o=order: by_chunks(q, k, last, o, int(c))) for c in ("8", "16", "32", "64")}
+        trial = {
+            c: (lambda c=c, o=order: by_chunks(q, k, last, o, int(c)))
+            for c in ("8", "16", "32", "64")
+        }
         times = interleaved_seconds(trial, 2)
         chunk = min(times, key=times.__getitem__)
         where = "its own layout" if order == "heads last" else "our columns"
         rivals[f"torch bmm, heads last, chunks of {chunk}, {where}"] = trial[chunk]
         if order == "heads last":
-            rivals[TORCH_SOFTMAX] = lambda c=int(chunk): by_chunks(q, k, last, "heads last", c, softmax=True)
+            rivals[TORCH_SOFTMAX] = lambda c=int(chunk): by_chunks(
+                q, k, last, "heads last", c, softmax=True
+            )
     return rivals
 
 
@@ -149,7 +163,9 @@ class Case:
         batch, heads, dtype = self.batch, self.heads, self.dtype
 
         def blocks() -> None:
-            for _ in feature_blocks(batch, heads, dtype=dtype, memory_budget=2**26, reuse_buffer=True):
+            for _ in feature_blocks(
+                batch, heads, dtype=dtype, memory_budget=2**26, reuse_buffer=True
+            ):
                 pass
 
         return {
@@ -158,7 +174,9 @@ class Case:
             "ragged": lambda: attention_features(self.ragged, heads, dtype=dtype),
             "softmax": lambda: attention_features(batch, heads, "softmax", dtype=dtype),
             "apply": lambda: apply_values(batch, heads, self.values, dtype=dtype),
-            "features, then product": lambda: attention_features(batch, heads, dtype=dtype) @ self.values,
+            "features, then product": lambda: (
+                attention_features(batch, heads, dtype=dtype) @ self.values
+            ),
         }
 
     def rivals(self) -> dict[str, Work]:
@@ -193,7 +211,9 @@ def differences(case: Case, rivals: dict[str, Work]) -> dict[str, float]:
             theirs = theirs.transpose(0, 2, 1)
         errors[name] = float(np.abs(theirs.reshape(ours.shape) - ours).max() / np.abs(ours).max())
         if errors[name] > TOLERANCE[case.dtype]:
-            raise AssertionError(f"{name} differs by {errors[name]:.2g}; {TOLERANCE[case.dtype]:.2g} is allowed")
+            raise AssertionError(
+                f"{name} differs by {errors[name]:.2g}; {TOLERANCE[case.dtype]:.2g} is allowed"
+            )
     return errors
 
 
@@ -203,24 +223,40 @@ def attention_rows(size: str, dtype: str) -> list[dict[str, Any]]:
     errors = differences(case, rivals)
     slow = {name: work for name, work in rivals.items() if "plain" in name}  # ten seconds each time
     quick = {name: work for name, work in rivals.items() if name not in slow}
-    times = interleaved_seconds(ours | quick | case.ceilings(), ROUNDS[size]) | interleaved_seconds(slow, 1)
+    times = interleaved_seconds(ours | quick | case.ceilings(), ROUNDS[size]) | interleaved_seconds(
+        slow, 1
+    )
 
     n, width = len(case.batch), DIM + 1
     operations = 2 * n * N_HEADS * width**2 + 4 * n * N_HEADS * N_KEYS * width
     arithmetic = operations / (2 * 2500**3) * times["gemm"]
     writing = n * N_HEADS * width * np.dtype(dtype).itemsize / 2**28 * times["fill"]
-    whole = {k: f"{(arithmetic + writing) / times[k]:.0%} of arithmetic and writing together" for k in ours}
+    whole = {
+        k: f"{(arithmetic + writing) / times[k]:.0%} of arithmetic and writing together"
+        for k in ours
+    }
 
     def line(name: str, key: str, against: str | None = None, **more: Any) -> dict[str, Any]:
         ratio = times[against] / times[key] if against in times else None
-        return row(name, times[key], **{"ratio": ratio, "ceiling_share": arithmetic / times[key]} | more)
+        return row(
+            name, times[key], **{"ratio": ratio, "ceiling_share": arithmetic / times[key]} | more
+        )
 
-    rows = [line(f"attention_features, {dtype}", "ours", peak_mib=peak_mib(ours["ours"]), note=whole["ours"])]
+    rows = [
+        line(
+            f"attention_features, {dtype}",
+            "ours",
+            peak_mib=peak_mib(ours["ours"]),
+            note=whole["ours"],
+        )
+    ]
     for name, work in rivals.items():
         if "softmax" not in name:
             ratio, note = times[name] / times["ours"], f"agrees to {errors[name]:.1e}"
             rows.append(line(f"  {name}", name, ratio=ratio, peak_mib=peak_mib(work), note=note))
-    per_token = [times[k] / len(b.tokens) for k, b in (("ours", case.batch), ("ragged", case.ragged))]
+    per_token = [
+        times[k] / len(b.tokens) for k, b in (("ours", case.batch), ("ragged", case.ragged))
+    ]
     lengths = case.ragged.lengths
     return [
         *rows,
@@ -232,7 +268,12 @@ def attention_rows(size: str, dtype: str) -> list[dict[str, Any]]:
             note=f"mean {lengths.mean():.1f}, max {lengths.max()} keys: "
             f"{per_token[1] * 1e9:.0f} ns per token, {per_token[0] * 1e9:.0f} for equal sets; ratio of these",
         ),
-        line(f"attention_features, softmax, {dtype}", "softmax", TORCH_SOFTMAX, note=f"against {TORCH_SOFTMAX}"),
+        line(
+            f"attention_features, softmax, {dtype}",
+            "softmax",
+            TORCH_SOFTMAX,
+            note=f"against {TORCH_SOFTMAX}",
+        ),
         line(
             f"apply_values, one output, {dtype}",
             "apply",
@@ -249,10 +290,15 @@ def mlp_rows(size: str, dtype: str) -> list[dict[str, Any]]:
     weights = sample_mlp_weights(width, N_KEYS, DIM, seed=0).astype(dtype)
 
     def plain() -> np.ndarray:
-        flat = np.concatenate([batch.query, batch.tokens.reshape(n, -1), np.ones((n, 1), dtype)], axis=1)
+        flat = np.concatenate(
+            [batch.query, batch.tokens.reshape(n, -1), np.ones((n, 1), dtype)], axis=1
+        )
         return np.maximum(flat @ weights.T, 0) / np.dtype(dtype).type(math.sqrt(width))
 
-    works: dict[str, Work] = {"ours": lambda: mlp_features(batch, weights, dtype=dtype), "plain": plain}
+    works: dict[str, Work] = {
+        "ours": lambda: mlp_features(batch, weights, dtype=dtype),
+        "plain": plain,
+    }
     error = float(np.abs(works["ours"]() - plain()).max())
     times = interleaved_seconds(works | case.ceilings(), ROUNDS[size] // 2)
     return [

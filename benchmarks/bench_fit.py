@@ -31,7 +31,9 @@ def run(size: str) -> Iterator[harness.Row]:
         yield from first_use_rows()
 
 
-def path_rows(train: kh.SetBatch, test: kh.SetBatch, y: np.ndarray, n_heads: int) -> list[harness.Row]:
+def path_rows(
+    train: kh.SetBatch, test: kh.SetBatch, y: np.ndarray, n_heads: int
+) -> list[harness.Row]:
     """Twenty penalties with leave-one-out."""
     from sklearn.linear_model import RidgeCV
 
@@ -39,14 +41,19 @@ def path_rows(train: kh.SetBatch, test: kh.SetBatch, y: np.ndarray, n_heads: int
     ready, ready_test = kh.attention_features(train, heads), kh.attention_features(test, heads)
     models = {
         "float64": kh.AttentionRegressor(
-            n_heads, alpha=ALPHAS, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"
+            n_heads,
+            alpha=ALPHAS,
+            random_state=0,
+            heads=kh.GaussianHeads(),
+            scaling="none",
+            query="given",
         ),
         "float32": kh.AttentionRegressor(
             n_heads,
             alpha=ALPHAS,
             random_state=0,
             dtype="float32",
-            law=kh.GaussianHeads(),
+            heads=kh.GaussianHeads(),
             scaling="none",
             query="given",
         ),
@@ -78,7 +85,9 @@ def path_rows(train: kh.SetBatch, test: kh.SetBatch, y: np.ndarray, n_heads: int
     return [*rows, harness.row("  RidgeCV on ready features, float64", seconds["RidgeCV"])]
 
 
-def fixed_rows(train: kh.SetBatch, test: kh.SetBatch, y: np.ndarray, n_heads: int) -> list[harness.Row]:
+def fixed_rows(
+    train: kh.SetBatch, test: kh.SetBatch, y: np.ndarray, n_heads: int
+) -> list[harness.Row]:
     """One fixed penalty, leave-one-out error included."""
     from sklearn.linear_model import Ridge
 
@@ -88,7 +97,13 @@ def fixed_rows(train: kh.SetBatch, test: kh.SetBatch, y: np.ndarray, n_heads: in
         ready = kh.attention_features(train, heads, dtype=dtype)
         ready_test = kh.attention_features(test, heads, dtype=dtype)
         model = kh.AttentionRegressor(
-            n_heads, alpha=1.0, random_state=0, dtype=dtype, law=kh.GaussianHeads(), scaling="none", query="given"
+            n_heads,
+            alpha=1.0,
+            random_state=0,
+            dtype=dtype,
+            heads=kh.GaussianHeads(),
+            scaling="none",
+            query="given",
         )
         rival = Ridge(alpha=1.0)
         target = y.astype(dtype)
@@ -96,7 +111,9 @@ def fixed_rows(train: kh.SetBatch, test: kh.SetBatch, y: np.ndarray, n_heads: in
             {"ours": partial(model.fit, train, y), "Ridge": partial(rival.fit, ready, target)},
             repeat=3 if len(y) > 1000 else 10,
         )
-        error = np.abs(model.predict(test) - rival.predict(ready_test)).max() / np.std(model.predict(test))
+        error = np.abs(model.predict(test) - rival.predict(ready_test)).max() / np.std(
+            model.predict(test)
+        )
         assert error < (1e-8 if dtype == "float64" else 1e-2), error
         rows.append(
             harness.row(
@@ -132,7 +149,9 @@ def memory_row() -> harness.Row:
     """A fit whose features alone would take 5.4 GB, in a process of its own."""
     seconds, peak, solver, loo = _python(MEMORY).split()
     note = f"peak resident size of the whole process; Gram matrix 3052 MiB; {solver}, LOO error {float(loo):.2e}"
-    return harness.row("n = 20,000, M = 2000, one penalty, float64", float(seconds), None, float(peak), None, note)
+    return harness.row(
+        "n = 20,000, M = 2000, one penalty, float64", float(seconds), None, float(peak), None, note
+    )
 
 
 FIRST_USE = """
@@ -143,7 +162,7 @@ X = kh.targets.sphere_sets(200, n_keys=5, dim=4, seed=0); y = X.query[:, 0]
 def fit():
     begin = time.perf_counter()
     kh.AttentionRegressor(32, random_state=0).fit(X, y).predict(X)
-    kh.AttentionRegressor(float("inf"), law=kh.GaussianHeads(mean=1.0)).fit(X, y).predict(X)
+    kh.AttentionRegressor(float("inf"), heads=kh.GaussianHeads(mean=1.0)).fit(X, y).predict(X)
     return time.perf_counter() - begin
 first = fit(); print(time.perf_counter() - start, first, fit())
 """
@@ -157,14 +176,20 @@ def first_use_rows() -> list[harness.Row]:
     note = "finite and infinite heads, fit and predict; import {:.2f} s on top"
     return [
         harness.row("first fit ever, loops compiled", cold[1], note=note.format(cold[0] - cold[1])),
-        harness.row("first fit of a process, loops cached", warm[1], note=note.format(warm[0] - warm[1])),
+        harness.row(
+            "first fit of a process, loops cached", warm[1], note=note.format(warm[0] - warm[1])
+        ),
         harness.row("second fit of that process", warm[2]),
     ]
 
 
 def _python(code: str, **environment: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return done.stdout
 

@@ -38,7 +38,9 @@ ROWS: list[Row] = []
 def report(name: str, milliseconds: float | None = None, **figures: Any) -> None:
     ROWS.append({"name": name, "ms": milliseconds, **figures})
     shown = "" if milliseconds is None else f"{milliseconds:10.3f} ms"
-    rest = "  ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in figures.items())
+    rest = "  ".join(
+        f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in figures.items()
+    )
     print(f"  {name:58}{shown:>14}  {rest}", flush=True)
 
 
@@ -52,7 +54,9 @@ def require(holds: bool, what: str) -> None:
         print(f"  FAILED: {what}", flush=True)
 
 
-def median_ms(work: Callable[[], Any], repeat: int = 15, warm: int = 2, *, waited_for: bool = False) -> float:
+def median_ms(
+    work: Callable[[], Any], repeat: int = 15, warm: int = 2, *, waited_for: bool = False
+) -> float:
     """Median time between two events around ``work``: calls in a queue, or each waited for, its host time included."""
     for _ in range(warm):
         work()
@@ -77,7 +81,9 @@ def poison(n: int, m: int, dtype: torch.dtype = torch.float32) -> None:
 
 def sphere(n: int, seed: int) -> kh.SetBatch:
     generator = torch.Generator(device="cuda").manual_seed(seed)
-    tokens = torch.randn(n, 1 + N_KEYS, DIM, device="cuda", generator=generator, dtype=torch.float64)
+    tokens = torch.randn(
+        n, 1 + N_KEYS, DIM, device="cuda", generator=generator, dtype=torch.float64
+    )
     return kh.SetBatch.from_tokens((tokens / tokens.norm(dim=-1, keepdim=True)).float())
 
 
@@ -119,7 +125,11 @@ def ceilings() -> dict[str, float]:
     out = torch.empty(grid * size, device="cuda")
     for name, kernel in (("multiply-add", multiply_add_kernel), ("root", root_kernel)):
         work = grid * size * steps * 64
-        found[name] = work / median_ms(lambda k=kernel: k[(grid,)](out, steps, SIZE=size, num_warps=4), repeat=5) / 1e9
+        found[name] = (
+            work
+            / median_ms(lambda k=kernel: k[(grid,)](out, steps, SIZE=size, num_warps=4), repeat=5)
+            / 1e9
+        )
         report(f"float32 {name} instructions", T_per_s=found[name])
     return found
 
@@ -127,16 +137,22 @@ def ceilings() -> dict[str, float]:
 # --- rivals ----------------------------------------------------------------------------------------------------------
 
 
-def broadcast_block(query: Any, unit: Any, weight: Any, queries: Any, units: Any, weights: Any) -> torch.Tensor:
+def broadcast_block(
+    query: Any, unit: Any, weight: Any, queries: Any, units: Any, weights: Any
+) -> torch.Tensor:
     """Rows of K for zero mean: unit queries (b, D), unit keys (b·N, D) and weights against those of all sets."""
     b, n = len(query), len(queries)
     cosine = (unit @ units.T).view(b, N_KEYS, n, N_KEYS)
     rho = ((query @ queries.T)[:, None, :, None] * cosine).clamp(-1, 1)
     kappa = (torch.sqrt(1 - rho * rho) + (torch.pi - torch.arccos(rho)) * rho) / (2 * torch.pi)
-    return (kappa * cosine * weight.view(b, N_KEYS, 1, 1) * weights.view(1, 1, n, N_KEYS)).sum(dim=(1, 3))
+    return (kappa * cosine * weight.view(b, N_KEYS, 1, 1) * weights.view(1, 1, n, N_KEYS)).sum(
+        dim=(1, 3)
+    )
 
 
-def broadcast_gram(block: Callable[..., torch.Tensor], batch: kh.SetBatch, size: int = 128) -> torch.Tensor:
+def broadcast_gram(
+    block: Callable[..., torch.Tensor], batch: kh.SetBatch, size: int = 128
+) -> torch.Tensor:
     query, keys = batch.extended_query(), batch.extended_keys()
     query_norm, norm = query.norm(dim=-1, keepdim=True), keys.norm(dim=-1)
     weight = 0.5 * query_norm.repeat_interleave(N_KEYS, dim=0)[:, 0] * norm**2 / N_KEYS
@@ -158,7 +174,9 @@ def einsum_features(batch: kh.SetBatch, heads: torch.Tensor) -> torch.Tensor:
 # --- ours ------------------------------------------------------------------------------------------------------------
 
 
-def gram_entries(panel: plain.TensorPanel, rows: torch.Tensor, columns: torch.Tensor, biased: bool) -> torch.Tensor:
+def gram_entries(
+    panel: plain.TensorPanel, rows: torch.Tensor, columns: torch.Tensor, biased: bool
+) -> torch.Tensor:
     """K[rows[e], columns[e]] for the ReLU, in float64: what the fused kernel is held against."""
     result = torch.zeros(len(rows), dtype=torch.float64, device=panel.unit.device)
     first, lengths = (as_tensor(x, rows) for x in (panel.offsets[:-1], np.diff(panel.offsets)))
@@ -181,19 +199,25 @@ def gram_entries(panel: plain.TensorPanel, rows: torch.Tensor, columns: torch.Te
             moment = plain.rectified_moment(1, panel.shift[i], panel.shift[j], rho, gap)
         values = moment * cosine * panel.weight[i] * panel.weight[j]
         # sums of runs by differences of a running total would cancel; a padded sum is exact and repeatable
-        result[part] = torch.segment_reduce(values, "sum", lengths=torch.bincount(entry, minlength=len(row)))
+        result[part] = torch.segment_reduce(
+            values, "sum", lengths=torch.bincount(entry, minlength=len(row))
+        )
     return result
 
 
-def exact_entries(batch: kh.SetBatch, law: kh.GaussianHeads, count: int) -> tuple[torch.Tensor, ...]:
-    panel = plain.prepare_panel(batch.tokens, batch.offsets, batch.query, *law.moments(DIM), "relu")
+def exact_entries(
+    batch: kh.SetBatch, distribution: kh.GaussianHeads, count: int
+) -> tuple[torch.Tensor, ...]:
+    panel = plain.prepare_panel(
+        batch.tokens, batch.offsets, batch.query, *distribution.moments(DIM), "relu"
+    )
     rows, columns = torch.randint(0, len(batch), (2, count), device="cuda")
     rows[:100] = columns[:100]  # some of the diagonal
-    return rows, columns, gram_entries(panel, rows, columns, bool(law.mean))
+    return rows, columns, gram_entries(panel, rows, columns, bool(distribution.mean))
 
 
-def check_gram(matrix: torch.Tensor, batch: kh.SetBatch, law: kh.GaussianHeads) -> float:
-    rows, columns, exact = exact_entries(batch, law, 20000)
+def check_gram(matrix: torch.Tensor, batch: kh.SetBatch, distribution: kh.GaussianHeads) -> float:
+    rows, columns, exact = exact_entries(batch, distribution, 20000)
     require(bool(torch.isfinite(matrix).all()), "every entry is written")
     require(torch.equal(matrix, matrix.T), "exactly symmetric")
     return float(((matrix[rows, columns].double() - exact) / exact).abs().max())
@@ -213,18 +237,26 @@ def bench_gram(n: int, ceiling: dict[str, float], seed: int) -> None:
     report("zero mean, torch.compile of it", compiled, ratio=eager / compiled)
     del whole
     ours = {}
-    for name, law in (("zero mean", kh.GaussianHeads()), ("around a mean", kh.GaussianHeads(mean=1.0))):
+    for name, distribution in (
+        ("zero mean", kh.GaussianHeads()),
+        ("around a mean", kh.GaussianHeads(mean=1.0)),
+    ):
         poison(n, n)
-        error = check_gram(kh.attention_kernel(batch, None, law), batch, law)
+        error = check_gram(kh.attention_kernel(batch, None, distribution), batch, distribution)
         require(error <= 1e-6, f"{name}: error {error:.3g} at most 1e-6")
-        ours[name] = median_ms(lambda law=law: kh.attention_kernel(batch, None, law))
-        alone, nodes = kernel_alone(batch, law)
+        ours[name] = median_ms(
+            lambda distribution=distribution: kh.attention_kernel(batch, None, distribution)
+        )
+        alone, nodes = kernel_alone(batch, distribution)
         figures: Row = {"error": error, "kernel_ms": alone, "ns_per_pair": 1e6 * ours[name] / pairs}
         if name == "zero mean":
             # 14 float32 instructions and one root per pair of keys, and 96 products on the tensor cores
             arithmetic = 1e-9 * pairs * 15 / ceiling["multiply-add"]
             figures |= {"eager": eager / ours[name], "compile": compiled / ours[name]}
-            figures |= {"arithmetic_share": arithmetic / ours[name], "arithmetic_share_kernel": arithmetic / alone}
+            figures |= {
+                "arithmetic_share": arithmetic / ours[name],
+                "arithmetic_share_kernel": arithmetic / alone,
+            }
         else:
             roots = 1e-9 * pairs * 6 / ceiling["root"]
             figures |= {"over_zero_mean": ours[name] / ours["zero mean"], "nodes": nodes}
@@ -238,20 +270,29 @@ def bench_gram(n: int, ceiling: dict[str, float], seed: int) -> None:
         )
         report(
             "around a mean, plain torch float64, n = 1024",
-            median_ms(lambda: kh.attention_kernel(part.astype("float64"), None, kh.GaussianHeads(mean=1.0)), repeat=2),
+            median_ms(
+                lambda: kh.attention_kernel(
+                    part.astype("float64"), None, kh.GaussianHeads(mean=1.0)
+                ),
+                repeat=2,
+            ),
         )
     bench_shapes(n, seed)
 
 
-def kernel_alone(batch: kh.SetBatch, law: kh.GaussianHeads) -> tuple[float, int | None]:
+def kernel_alone(batch: kh.SetBatch, distribution: kh.GaussianHeads) -> tuple[float, int | None]:
     """The kernel without preparation and without entries done again."""
-    mean, scale = law.moments(DIM)
+    mean, scale = distribution.moments(DIM)
     panel = plain.prepare_panel(batch.tokens, batch.offsets, batch.query, mean, scale, "relu")
-    left, right = (fused.operand(panel, right=side, biased=mean is not None) for side in (False, True))
+    left, right = (
+        fused.operand(panel, right=side, biased=mean is not None) for side in (False, True)
+    )
     nodes = None if mean is None else fused.choose_nodes(panel, panel)
     out = torch.empty(len(batch), len(batch), device="cuda")
     tiling = fused.Tiling()
-    return median_ms(lambda: fused.launch(left, right, out, symmetric=True, tiling=tiling, nodes=nodes)), nodes
+    return median_ms(
+        lambda: fused.launch(left, right, out, symmetric=True, tiling=tiling, nodes=nodes)
+    ), nodes
 
 
 def bench_shapes(n: int, seed: int) -> None:
@@ -263,22 +304,30 @@ def bench_shapes(n: int, seed: int) -> None:
     ragged = kh.SetBatch._from_flat(tokens, offsets, sphere(n, seed + 2).query)
     alone = kh.SetBatch(sphere(n, seed + 3).tokens.view(n, N_KEYS, DIM))
     for name, batch in (("1–31 keys", ragged), ("no query", alone)):
-        for law in (kh.GaussianHeads(), kh.GaussianHeads(mean=1.0)):
+        for distribution in (kh.GaussianHeads(), kh.GaussianHeads(mean=1.0)):
             poison(n, n)
-            error = check_gram(kh.attention_kernel(batch, None, law), batch, law)
+            error = check_gram(kh.attention_kernel(batch, None, distribution), batch, distribution)
             require(error <= 1e-6, f"{name}: error {error:.3g} at most 1e-6")
             report(
-                f"{name}, {'around a' if law.mean else 'zero'} mean, fused",
-                median_ms(lambda b=batch, w=law: kh.attention_kernel(b, None, w), repeat=5),
+                f"{name}, {'around a' if distribution.mean else 'zero'} mean, fused",
+                median_ms(
+                    lambda b=batch, w=distribution: kh.attention_kernel(b, None, w), repeat=5
+                ),
                 error=error,
                 ns_per_pair=1e6
-                * median_ms(lambda b=batch, w=law: kh.attention_kernel(b, None, w), repeat=3)
+                * median_ms(
+                    lambda b=batch, w=distribution: kh.attention_kernel(b, None, w), repeat=3
+                )
                 / (batch.offsets[-1] ** 2 / 2),
             )
     host = torch.empty(n, n)
     report(
         "no query, zero mean, streamed to host memory",
-        median_ms(lambda: dispatch.attention_gram(alone, None, None, 0.5, "relu", 2**30, host), repeat=3, warm=1),
+        median_ms(
+            lambda: dispatch.attention_gram(alone, None, None, 0.5, "relu", 2**30, host),
+            repeat=3,
+            warm=1,
+        ),
     )
 
 
@@ -297,7 +346,11 @@ def bench_features(n: int, n_heads: int, ceiling: dict[str, float], seed: int) -
         except Exception as error:
             report(name, note=f"failed: {type(error).__name__}")
             continue
-        report(name, times[name], waited_for=median_ms(lambda rival=rival: rival(batch, heads), waited_for=True))
+        report(
+            name,
+            times[name],
+            waited_for=median_ms(lambda rival=rival: rival(batch, heads), waited_for=True),
+        )
     poison(n, n_heads * (DIM + 1))
     ours = kh.attention_features(batch, heads)
     rows = torch.randint(0, n, (64,)).numpy()
@@ -310,23 +363,37 @@ def bench_features(n: int, n_heads: int, ceiling: dict[str, float], seed: int) -
     time_ours = median_ms(lambda: kh.attention_features(batch, heads), repeat=25)
     waited = median_ms(lambda: kh.attention_features(batch, heads), waited_for=True)
     ratios = {name.split()[0]: time / time_ours for name, time in times.items()}
-    report("fused", time_ours, error=error, **ratios, write_share=1e-9 * size / ceiling["write"] / time_ours)
+    report(
+        "fused",
+        time_ours,
+        error=error,
+        **ratios,
+        write_share=1e-9 * size / ceiling["write"] / time_ours,
+    )
     report("fused, one call at a time", waited)
 
 
 def bench_ridge(n: int, seed: int) -> None:
-    print(f"exact kernel ridge with leave-one-out, n = {n}, one penalty, float32 kernel, float64 factorisation")
+    print(
+        f"exact kernel ridge with leave-one-out, n = {n}, one penalty, float32 kernel, float64 factorisation"
+    )
     sets = sphere(n + 1, seed).numpy()
     generator = np.random.default_rng(seed)
     y = kh.targets.Correlation(2, dim=DIM)(sets) + 0.01 * generator.standard_normal(n + 1)
     options: Row = {"n_heads": math.inf, "alpha": 1.0, "device": "cuda", "dtype": "float32"}
     small = kh.AttentionRegressor(
-        **{"n_heads": 512, "law": kh.GaussianHeads(), "scaling": "none", "query": "given", **options}
+        **{
+            "n_heads": 512,
+            "heads": kh.GaussianHeads(),
+            "scaling": "none",
+            "query": "given",
+            **options,
+        }
     ).fit(sets[:1000], y[:1000])  # compile, and make handles
     host = kh.AttentionRegressor(
         **{
             "n_heads": 512,
-            "law": kh.GaussianHeads(),
+            "heads": kh.GaussianHeads(),
             "scaling": "none",
             "query": "given",
             **{**options, "device": None, "dtype": "float64"},
@@ -338,7 +405,13 @@ def bench_ridge(n: int, seed: int) -> None:
     poison(n, n, torch.float64)
     start = time.perf_counter()
     model = kh.AttentionRegressor(
-        **{"n_heads": 512, "law": kh.GaussianHeads(), "scaling": "none", "query": "given", **options}
+        **{
+            "n_heads": 512,
+            "heads": kh.GaussianHeads(),
+            "scaling": "none",
+            "query": "given",
+            **options,
+        }
     ).fit(sets[:n], y[:n])
     seconds = time.perf_counter() - start
     peak = torch.cuda.max_memory_allocated() / 2**30
@@ -350,21 +423,41 @@ def bench_ridge(n: int, seed: int) -> None:
     some = sets[rows].to("cuda").astype("float64")
     kernel = kh.attention_kernel(some, sets[:n].to("cuda").astype("float64")).cpu().numpy()
     dual = model.dual_coef_
-    residual = np.abs(kernel @ dual + model.alpha_ * dual[rows] + model.intercept_ - y[rows]).max() / np.abs(y).max()
+    residual = (
+        np.abs(kernel @ dual + model.alpha_ * dual[rows] + model.intercept_ - y[rows]).max()
+        / np.abs(y).max()
+    )
     report(
-        "fit, from NumPy arrays to NumPy arrays", 1e3 * seconds, loo_r2=1 - model.loo_error_ / y.var(), peak_GiB=peak
+        "fit, from NumPy arrays to NumPy arrays",
+        1e3 * seconds,
+        loo_r2=1 - model.loo_error_ / y.var(),
+        peak_GiB=peak,
     )
     report("  its optimality conditions, kernel in float64", error=float(residual))
-    report("  prediction of one set", predict_ms, error_of_it=float(abs(predicted[0] - y[n]) / y.std()))
+    report(
+        "  prediction of one set", predict_ms, error_of_it=float(abs(predicted[0] - y[n]) / y.std())
+    )
     stages(sets[:n], y[:n])
     without = np.setdiff1d(np.arange(n), [7])
     refit = kh.AttentionRegressor(
-        **{"n_heads": 512, "law": kh.GaussianHeads(), "scaling": "none", "query": "given", **options}
+        **{
+            "n_heads": 512,
+            "heads": kh.GaussianHeads(),
+            "scaling": "none",
+            "query": "given",
+            **options,
+        }
     ).fit(sets[without], y[without])
     left_out = refit.predict(sets[7:8])[0]
-    report("  one set left out and refitted", error=float(abs(left_out - model.loo_predictions_[7]) / np.abs(y).max()))
+    report(
+        "  one set left out and refitted",
+        error=float(abs(left_out - model.loo_predictions_[7]) / np.abs(y).max()),
+    )
     require(residual < 1e-5, f"optimality: {residual:.3g} at most 1e-5")
-    require(abs(left_out - model.loo_predictions_[7]) < 1e-5 * np.abs(y).max(), "leave-one-out is a refit")
+    require(
+        abs(left_out - model.loo_predictions_[7]) < 1e-5 * np.abs(y).max(),
+        "leave-one-out is a refit",
+    )
 
 
 def stages(sets: kh.SetBatch, y: np.ndarray) -> None:
@@ -380,13 +473,20 @@ def stages(sets: kh.SetBatch, y: np.ndarray) -> None:
         result = work()
         torch.cuda.synchronize()
         spent = time.perf_counter() - start
-        report(f"  {name}", 1e3 * spent, **({"TFLOPs": operations / spent / 1e12} if operations else {}))
+        report(
+            f"  {name}",
+            1e3 * spent,
+            **({"TFLOPs": operations / spent / 1e12} if operations else {}),
+        )
         return result
 
     n = len(sets)
     clock("distinct samples, on the host", lambda: distinct_samples(sets, y[:, None], None))
     moved = sets.to("cuda")
-    gram = clock("Gram matrix, stored in float64", lambda: tensor_kernel(moved, None, "relu", "float64", 2**30))
+    gram = clock(
+        "Gram matrix, stored in float64",
+        lambda: tensor_kernel(moved, None, "relu", "float64", 2**30),
+    )
     problem = clock("intercept", lambda: DeviceRidge.of(gram, RidgeProblem.of(y[:, None])))
     problem.matrix.diagonal().add_(1.0)
     clock("Cholesky factor", lambda: factorise_lower(problem.matrix), n**3 / 3)
@@ -400,9 +500,18 @@ def bench_path(n: int, seed: int) -> None:
     y = kh.targets.Correlation(2, dim=DIM)(sets)
     start = time.perf_counter()
     model = kh.AttentionRegressor(
-        n_heads=math.inf, device="cuda", dtype="float32", law=kh.GaussianHeads(), scaling="none", query="given"
+        n_heads=math.inf,
+        device="cuda",
+        dtype="float32",
+        heads=kh.GaussianHeads(),
+        scaling="none",
+        query="given",
     ).fit(sets, y)
-    report("30 Cholesky factorisations, kernel included", 1e3 * (time.perf_counter() - start), alpha=model.alpha_)
+    report(
+        "30 Cholesky factorisations, kernel included",
+        1e3 * (time.perf_counter() - start),
+        alpha=model.alpha_,
+    )
     gram = kh.attention_kernel(sets.to("cuda")).double()
     torch.cuda.synchronize()
     start = time.perf_counter()
@@ -412,7 +521,9 @@ def bench_path(n: int, seed: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", nargs="+", default=["gram", "features", "ridge", "path"])
     parser.add_argument("--size", choices=("full", "quick"), default="full")
     parser.add_argument("--seed", type=int, default=int(time.time()) % 10000)
@@ -438,15 +549,23 @@ def main() -> None:
 
 def write(arguments: argparse.Namespace) -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
-    about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
+    about = {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+    }
     figures = {**about, "seed": arguments.seed, "rows": ROWS}
     (arguments.out / "gpu.json").write_text(json.dumps(figures, indent=1), encoding="utf-8")
     lines = ["| | ms | |", "|---|---|---|"]
     for row in ROWS:
         rest = ", ".join(
-            f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items() if k not in ("name", "ms")
+            f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}"
+            for k, v in row.items()
+            if k not in ("name", "ms")
         )
-        lines.append(f"| {row['name'].strip()} | {'' if row['ms'] is None else format(row['ms'], '.2f')} | {rest} |")
+        lines.append(
+            f"| {row['name'].strip()} | {'' if row['ms'] is None else format(row['ms'], '.2f')} | {rest} |"
+        )
     (arguments.out / "gpu.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     print(f"wrote {arguments.out / 'gpu.json'} and gpu.md")
     if FAILURES:

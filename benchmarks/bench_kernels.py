@@ -116,7 +116,9 @@ def numpy_mlp(tokens: np.ndarray) -> np.ndarray:
     norm = np.linalg.norm(z, axis=1)
     scale = np.outer(norm, norm)
     rho = np.clip(z @ z.T / scale, -1, 1)
-    return np.asarray(scale / (N_KEYS + 2) * (np.sqrt(1 - rho**2) + (np.pi - np.arccos(rho)) * rho) / (2 * np.pi))
+    return np.asarray(
+        scale / (N_KEYS + 2) * (np.sqrt(1 - rho**2) + (np.pi - np.arccos(rho)) * rho) / (2 * np.pi)
+    )
 
 
 # --- measuring -------------------------------------------------------------------------------------------------------
@@ -150,7 +152,8 @@ def ragged_sets(n: int) -> kh.SetBatch:
     rng = np.random.default_rng(1)
     lengths = np.minimum(rng.geometric(1 / N_KEYS, n), 128)
     tokens = [
-        x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (rng.standard_normal((1 + k, DIM)) for k in lengths)
+        x / np.linalg.norm(x, axis=-1, keepdims=True)
+        for x in (rng.standard_normal((1 + k, DIM)) for k in lengths)
     ]
     return kh.SetBatch.from_tokens(tokens)
 
@@ -197,22 +200,24 @@ def zero_mean_rows(n: int) -> list[Row]:
 
 def biased_rows(n: int) -> list[Row]:
     tokens = sphere_tokens(n)
-    law = kh.GaussianHeads(mean=1.0)
+    distribution = kh.GaussianHeads(mean=1.0)
     sets, few = kh.SetBatch.from_tokens(tokens), tokens[: min(n, 100)]
     some = sets[: len(few)]
     works = {
-        "biased": lambda: kh.attention_kernel(sets, law=law),
+        "biased": lambda: kh.attention_kernel(sets, heads=distribution),
         "zero": lambda: kh.attention_kernel(sets),
-        "some": lambda: kh.attention_kernel(some, law=law),
+        "some": lambda: kh.attention_kernel(some, heads=distribution),
     }
     best = interleaved_seconds(works, repeat=3 if n > 500 else 10)
     best |= interleaved_seconds({"numpy": lambda: numpy_biased_gram(few)}, repeat=1)
-    ours = kh.attention_kernel(some, law=law)
+    ours = kh.attention_kernel(some, heads=distribution)
     np.fill_diagonal(ours, 0.0)
     pairs = 100_000
     rng = np.random.default_rng(0)
     h, k, rho = rng.normal(size=pairs), rng.normal(size=pairs), rng.uniform(-1, 1, pairs)
-    scalar = interleaved_seconds({"moment": lambda: gaussian_moment("relu", h, k, 1, 1, rho)}, repeat=3)["moment"]
+    scalar = interleaved_seconds(
+        {"moment": lambda: gaussian_moment("relu", h, k, 1, 1, rho)}, repeat=3
+    )["moment"]
     agreement = check_agreement(ours, numpy_biased_gram(few), 1e-11)
     return [
         row("biased Gram, ours", best["biased"], None, peak_mib(works["biased"]), None,

@@ -30,7 +30,10 @@ from keyhole.ball.norm_ball import BallSetup
 from keyhole.ball.projection import NormBall, group_norms
 from keyhole.ball.risk import BallRisk
 
-SIZES = {"paper": {"n": 2000, "repeat": 3, "limit": 90}, "small": {"n": 200, "repeat": 5, "limit": 60}}
+SIZES = {
+    "paper": {"n": 2000, "repeat": 3, "limit": 90},
+    "small": {"n": 200, "repeat": 5, "limit": 60},
+}
 N_HEADS, DIM, N_KEYS = 500, 16, 16
 WIDTH = DIM + 1
 TOL = 1e-4
@@ -68,7 +71,9 @@ def projected_gradient(
     It shares our losses, projection, best intercept and dual bound, so that only the iteration is compared.
     """
     n, p = design.shape
-    problem = BallRisk(targets[:, None], np.full(n, 1 / n), LOSSES["huber"], NormBall(*radii), WIDTH, True)
+    problem = BallRisk(
+        targets[:, None], np.full(n, 1 / n), LOSSES["huber"], NormBall(*radii), WIDTH, True
+    )
     probe = np.random.default_rng(0).standard_normal(p)
     for _ in range(30):  # power iteration on the centred columns
         image = design @ (probe / np.linalg.norm(probe))
@@ -83,7 +88,10 @@ def projected_gradient(
         gradient = (design.T @ (dual[:, 0] / n))[:, None]
         if n_iter % 5 == 0:
             objective = problem.primal(predictions, intercept)
-            bound = max(bound, problem.dual(problem.feasible(dual), group_norms(gradient.reshape(-1, WIDTH))))
+            bound = max(
+                bound,
+                problem.dual(problem.feasible(dual), group_norms(gradient.reshape(-1, WIDTH))),
+            )
             gap = (objective - bound) / objective
             if gap <= TOL or time.perf_counter() - start > limit:
                 return {"objective": objective, "gap": gap, "n_iter": n_iter}
@@ -144,7 +152,9 @@ def cvxpy_fit(
     return json.loads(done.stdout.splitlines()[-1]), ""
 
 
-def best_of(repeat: int, works: dict[str, Callable[[], Any]]) -> tuple[dict[str, float], dict[str, Any]]:
+def best_of(
+    repeat: int, works: dict[str, Callable[[], Any]]
+) -> tuple[dict[str, float], dict[str, Any]]:
     """Best seconds and last result of each, taken in turns so that a busy moment hits all alike."""
     seconds, results = dict.fromkeys(works, math.inf), {}
     for _ in range(repeat):
@@ -206,7 +216,8 @@ def norm_ball_rows(design: np.ndarray, targets: np.ndarray, size: str) -> list[d
             rows += mine
             rows.append(plain_row(design, targets, radii, SIZES[size]["limit"], seconds))
             rows += [
-                cvxpy_row(folder, solver, radii, SIZES[size]["limit"], seconds, best) for solver in ("SCS", "CLARABEL")
+                cvxpy_row(folder, solver, radii, SIZES[size]["limit"], seconds, best)
+                for solver in ("SCS", "CLARABEL")
             ]
     return rows
 
@@ -224,7 +235,9 @@ def our_rows(
         return setup.minimise(NormBall(*radii), setup.zeros, tol, 20_000)
 
     best = fit("float64", 1e-8).certificate.objective
-    seconds, fits = best_of(SIZES[size]["repeat"], {dtype: lambda d=dtype: fit(d) for dtype in inputs})
+    seconds, fits = best_of(
+        SIZES[size]["repeat"], {dtype: lambda d=dtype: fit(d) for dtype in inputs}
+    )
     rows = []
     for dtype, found in fits.items():
         objective, gap = found.certificate.objective, found.certificate.gap
@@ -264,7 +277,9 @@ def cvxpy_row(
     if result is None:
         return row(name, limit, limit / ours, note=f"{why}: the ratio is a lower bound")
     note = f"objective off by {result['value'] / best - 1:.0e}"
-    return row(name, result["seconds"], result["seconds"] / ours, peak_mib=result["peak"], note=note)
+    return row(
+        name, result["seconds"], result["seconds"] / ours, peak_mib=result["peak"], note=note
+    )
 
 
 def run(size: str) -> list[dict[str, Any]]:
@@ -276,4 +291,7 @@ if __name__ == "__main__":
     for result in run(sys.argv[1] if len(sys.argv) > 1 else "small"):
         ratio = "" if result["ratio"] is None else f"{result['ratio']:.1f}×"
         peak = "" if result["peak_mib"] is None else f"{result['peak_mib']:.0f} MiB"
-        print(f"{result['name']:46}{result['seconds']:9.3f} s{ratio:>9}{peak:>10}  {result['note']}", flush=True)
+        print(
+            f"{result['name']:46}{result['seconds']:9.3f} s{ratio:>9}{peak:>10}  {result['note']}",
+            flush=True,
+        )

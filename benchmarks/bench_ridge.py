@@ -27,7 +27,9 @@ SIZES = {"paper": (4000, 1000), "small": (400, 100)}
 FIXED = 0.1
 
 
-def attention_features(n: int, n_heads: int, dim: int = 16, n_keys: int = 16) -> tuple[np.ndarray, np.ndarray]:
+def attention_features(
+    n: int, n_heads: int, dim: int = 16, n_keys: int = 16
+) -> tuple[np.ndarray, np.ndarray]:
     """ReLU attention features in float64 and outputs: what the solver meets in this library."""
     rng = np.random.default_rng(0)
     tokens = rng.standard_normal((n, 1 + n_keys, dim))
@@ -137,7 +139,11 @@ def run(size: str = "paper", repeats: int | None = None) -> list[dict[str, Any]]
     rows = []
     for name in calls:
         kind, dtype = name.split()
-        row = {"name": f"ridge {name} n={n} p={p}", "seconds": seconds[name], "peak_mib": peak[name]}
+        row = {
+            "name": f"ridge {name} n={n} p={p}",
+            "seconds": seconds[name],
+            "peak_mib": peak[name],
+        }
         if kind in rival:
             other = rival[kind] if kind == "path" else f"Ridge {dtype}"
             row |= {
@@ -146,7 +152,11 @@ def run(size: str = "paper", repeats: int | None = None) -> list[dict[str, Any]]
                 "note": f"rival {other}; {notes[name]}",
             }
         else:
-            row |= {"ratio": 1.0, "ceiling_share": float("nan"), "note": "rival on the ready features"}
+            row |= {
+                "ratio": 1.0,
+                "ceiling_share": float("nan"),
+                "note": "rival on the ready features",
+            }
         rows.append(row)
     return rows
 
@@ -161,7 +171,9 @@ def agreement(results: dict[str, dict[str, Any]]) -> dict[str, str]:
         off_loo = float(np.abs(ours["loo_mse"] / wanted["loo_mse"] - 1).max())
         off = relative(ours["values"], wanted["values"])
         assert max(off_loo, off) < allowed, (name, off_loo, off)
-        notes[name] = f"alpha {ours['alpha']:.2g}; off: values {off:.1e}, leave-one-out errors {off_loo:.1e}"
+        notes[name] = (
+            f"alpha {ours['alpha']:.2g}; off: values {off:.1e}, leave-one-out errors {off_loo:.1e}"
+        )
     for name in ("fixed float64", "fixed float32"):
         ours, allowed = results[name], (1e-8 if name.endswith("64") else 1e-2)
         off = relative(ours["values"], fixed["values"])

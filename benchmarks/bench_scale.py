@@ -39,10 +39,14 @@ def main() -> None:
     parser.add_argument("--cg-heads", type=int, default=800)
     parser.add_argument("--dask-sets", type=int, default=2000)
     parser.add_argument("--dtype", default="float32", choices=("float32", "float64"))
-    parser.add_argument("--full", action="store_true", help=f"the sizes of the documentation: {FULL}")
+    parser.add_argument(
+        "--full", action="store_true", help=f"the sizes of the documentation: {FULL}"
+    )
     parser.add_argument("--only", choices=tuple(PARTS), action="append")
     parser.add_argument("--loo", action="store_true", help="also the second pass of leave-one-out")
-    parser.add_argument("--folder", type=Path, help="where data is kept, so that it is written once")
+    parser.add_argument(
+        "--folder", type=Path, help="where data is kept, so that it is written once"
+    )
     parser.add_argument("--child", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.full:
@@ -78,7 +82,9 @@ def child(name: str, given: argparse.Namespace, **environment: str) -> dict[str,
     names = ("sets", "heads", "cg_sets", "cg_heads", "dask_sets", "dtype", "folder")
     options = [word for n in names for word in (f"--{n.replace('_', '-')}", str(getattr(given, n)))]
     command = [sys.executable, __file__, *options, "--child", name]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, **environment}
+    )
     if done.returncode:
         raise RuntimeError(f"{name} failed:\n{done.stderr[-2000:]}")
     return json.loads(done.stdout.splitlines()[-1])
@@ -93,7 +99,7 @@ def data_path(given: argparse.Namespace, sets: int | None = None, keys: int = 16
 
 
 def make_data(path: Path, sets: int, keys: int = 16, dim: int = 16) -> None:
-    """Write sets of the sphere law a row group at a time: float32, noise of a tenth."""
+    """Write sets of the sphere distribution a row group at a time: float32, noise of a tenth."""
     if path.exists():
         return
     target, rng = kh.targets.TokenPower(2, dim), np.random.default_rng(0)
@@ -112,7 +118,7 @@ def estimator(given: argparse.Namespace, **options: Any) -> kh.AttentionRegresso
         given.heads,
         random_state=0,
         dtype=given.dtype,
-        **{"law": kh.GaussianHeads(), "scaling": "none", "query": "given", **options},
+        **{"heads": kh.GaussianHeads(), "scaling": "none", "query": "given", **options},
     )
 
 
@@ -120,7 +126,12 @@ def load_loops(given: argparse.Namespace) -> None:
     """Compiled loops are loaded, or compiled, before anything is timed."""
     batch = kh.targets.sphere_sets(100, 16, 16, seed=0)
     model = kh.AttentionRegressor(
-        8, random_state=0, dtype=given.dtype, law=kh.GaussianHeads(), scaling="none", query="given"
+        8,
+        random_state=0,
+        dtype=given.dtype,
+        heads=kh.GaussianHeads(),
+        scaling="none",
+        query="given",
     ).partial_fit(batch, batch.query[:, 0])
     model.predict(batch)
 
@@ -183,7 +194,13 @@ def child_resume(given: argparse.Namespace) -> dict[str, Any]:
         at += len(part)
     (given.folder / "model.pickle").write_bytes(pickle.dumps(model))
     spread = float(np.std(expected))
-    return {"seconds": seconds, "predict": predict, "peak": peak_mib(), "alpha": alpha, "off": off / spread}
+    return {
+        "seconds": seconds,
+        "predict": predict,
+        "peak": peak_mib(),
+        "alpha": alpha,
+        "off": off / spread,
+    }
 
 
 def child_loo(given: argparse.Namespace) -> dict[str, Any]:
@@ -197,16 +214,46 @@ def stream_rows(given: argparse.Namespace) -> Iterator[list[str]]:
     memory, first, second = child("memory", given), child("stream", given), child("resume", given)
     size = f"n = {given.sets:,}, d = N = 16, M = {given.heads}"
     fit, peak = first["seconds"] + second["seconds"], max(first["peak"], second["peak"])
-    yield row("fit, arrays in memory", size, memory["fit"], rate(given.sets, memory["fit"]), memory["peak"], "")
+    yield row(
+        "fit, arrays in memory",
+        size,
+        memory["fit"],
+        rate(given.sets, memory["fit"]),
+        memory["peak"],
+        "",
+    )
     check = f"{memory['fit'] / fit:.0%} of the rate in memory; predictions off by {second['off']:.0e} of their spread"
-    yield row("fit, Parquet, interrupted and resumed", size, fit, rate(given.sets, fit), peak, check)
-    yield row("predict, arrays in memory", size, memory["predict"], rate(given.sets, memory["predict"]), None, "")
+    yield row(
+        "fit, Parquet, interrupted and resumed", size, fit, rate(given.sets, fit), peak, check
+    )
+    yield row(
+        "predict, arrays in memory",
+        size,
+        memory["predict"],
+        rate(given.sets, memory["predict"]),
+        None,
+        "",
+    )
     check = f"{memory['predict'] / second['predict']:.0%} of the rate in memory"
-    yield row("predict, Parquet", size, second["predict"], rate(given.sets, second["predict"]), second["peak"], check)
+    yield row(
+        "predict, Parquet",
+        size,
+        second["predict"],
+        rate(given.sets, second["predict"]),
+        second["peak"],
+        check,
+    )
     if given.loo:
         both = child("loo", given)
         check = f"leave-one-out error {both['error']:.4g}"
-        yield row("fit, two passes", size, both["seconds"], rate(given.sets, both["seconds"]), both["peak"], check)
+        yield row(
+            "fit, two passes",
+            size,
+            both["seconds"],
+            rate(given.sets, both["seconds"]),
+            both["peak"],
+            check,
+        )
     yield from arithmetic_rows(given, fit)
 
 
@@ -218,13 +265,22 @@ def arithmetic_rows(given: argparse.Namespace, fit: float) -> Iterator[list[str]
     for cores in (64, 1024):
         seconds = 1e9 / (each * cores * 0.85)
         check = "arithmetic, not measured: the streamed fit's rate per core, at an assumed 85 % of linear"
-        yield row(f"10⁹ sets on {cores} such cores", f"M = {given.heads}", seconds, rate(10**9, seconds), None, check)
+        yield row(
+            f"10⁹ sets on {cores} such cores",
+            f"M = {given.heads}",
+            seconds,
+            rate(10**9, seconds),
+            None,
+            check,
+        )
 
 
 def child_cg(given: argparse.Namespace) -> dict[str, Any]:
     """Many heads by conjugate gradients, memory bounded."""
     train = kh.targets.sphere_sets(given.cg_sets, 16, 16, seed=0)
-    y = kh.targets.TokenPower(2, 16)(train) + 0.1 * np.random.default_rng(0).standard_normal(given.cg_sets)
+    y = kh.targets.TokenPower(2, 16)(train) + 0.1 * np.random.default_rng(0).standard_normal(
+        given.cg_sets
+    )
     test = kh.targets.sphere_sets(500, 16, 16, seed=1)
     small = kh.AttentionRegressor(
         64,
@@ -232,7 +288,7 @@ def child_cg(given: argparse.Namespace) -> dict[str, Any]:
         random_state=0,
         dtype=given.dtype,
         solver="cg",
-        law=kh.GaussianHeads(),
+        heads=kh.GaussianHeads(),
         scaling="none",
         query="given",
     ).fit(train[:200], y[:200])
@@ -243,7 +299,7 @@ def child_cg(given: argparse.Namespace) -> dict[str, Any]:
         random_state=0,
         dtype=given.dtype,
         solver="cg",
-        law=kh.GaussianHeads(),
+        heads=kh.GaussianHeads(),
         scaling="none",
         query="given",
     )
@@ -251,13 +307,20 @@ def child_cg(given: argparse.Namespace) -> dict[str, Any]:
     model.fit(train, y)
     seconds = time.perf_counter() - start
     np.save(given.folder / "cg.npy", model.predict(test))
-    return {"seconds": seconds, "peak": peak_mib(), "residual": model.residual_, "n_iter": model.n_iter_}
+    return {
+        "seconds": seconds,
+        "peak": peak_mib(),
+        "residual": model.residual_,
+        "n_iter": model.n_iter_,
+    }
 
 
 def child_direct(given: argparse.Namespace) -> dict[str, Any]:
     """The direct solve where both run."""
     train = kh.targets.sphere_sets(given.cg_sets, 16, 16, seed=0)
-    y = kh.targets.TokenPower(2, 16)(train) + 0.1 * np.random.default_rng(0).standard_normal(given.cg_sets)
+    y = kh.targets.TokenPower(2, 16)(train) + 0.1 * np.random.default_rng(0).standard_normal(
+        given.cg_sets
+    )
     test = kh.targets.sphere_sets(500, 16, 16, seed=1)
     start = time.perf_counter()
     model = kh.AttentionRegressor(
@@ -266,22 +329,32 @@ def child_direct(given: argparse.Namespace) -> dict[str, Any]:
         random_state=0,
         dtype=given.dtype,
         solver="direct",
-        law=kh.GaussianHeads(),
+        heads=kh.GaussianHeads(),
         scaling="none",
         query="given",
     )
     model.fit(train, y)
     seconds = time.perf_counter() - start
     found, direct = np.load(given.folder / "cg.npy"), model.predict(test)
-    return {"seconds": seconds, "peak": peak_mib(), "off": float(np.abs(found - direct).max() / np.std(direct))}
+    return {
+        "seconds": seconds,
+        "peak": peak_mib(),
+        "off": float(np.abs(found - direct).max() / np.std(direct)),
+    }
 
 
 def cg_rows(given: argparse.Namespace) -> Iterator[list[str]]:
     """Small in both precisions beside the direct solve; then the size asked for, without it if that is large."""
     for sets, heads, dtype in dict.fromkeys(
-        [(1500, 800, "float64"), (1500, 800, "float32"), (given.cg_sets, given.cg_heads, given.dtype)]
+        [
+            (1500, 800, "float64"),
+            (1500, 800, "float32"),
+            (given.cg_sets, given.cg_heads, given.dtype),
+        ]
     ):
-        some = argparse.Namespace(**{**vars(given), "cg_sets": sets, "cg_heads": heads, "dtype": dtype})
+        some = argparse.Namespace(
+            **{**vars(given), "cg_sets": sets, "cg_heads": heads, "dtype": dtype}
+        )
         size = f"n = {sets:,}, M = {heads:,}, D = 17, {dtype}"
         cg = child("cg", some)
         check = f"{cg['n_iter']} iterations, relative residual {cg['residual']:.0e}"
@@ -301,11 +374,22 @@ def child_dask(given: argparse.Namespace) -> dict[str, Any]:
     path = data_path(given, given.dask_sets, 1024)
     make_long_sets(path, given.dask_sets)
     model = kh.AttentionRegressor(
-        256, alpha=1.0, random_state=0, dtype=given.dtype, law=kh.GaussianHeads(), scaling="none", query="given"
+        256,
+        alpha=1.0,
+        random_state=0,
+        dtype=given.dtype,
+        heads=kh.GaussianHeads(),
+        scaling="none",
+        query="given",
     )
     answer: dict[str, Any] = {}
     for workers in (1, 2):
-        options = {"n_workers": workers, "threads_per_worker": 1, "processes": True, "dashboard_address": ":0"}
+        options = {
+            "n_workers": workers,
+            "threads_per_worker": 1,
+            "processes": True,
+            "dashboard_address": ":0",
+        }
         with distributed.LocalCluster(**options) as cluster, distributed.Client(cluster) as client:
             client.wait_for_workers(workers)
             best = math.inf
@@ -322,16 +406,32 @@ def make_long_sets(path: Path, sets: int) -> None:
     if path.exists():
         return
     size, target = -(-sets // 32), kh.targets.TokenPower(2, 4)
-    made = (kh.targets.sphere_sets(min(size, sets - i), 1024, 4, seed=i) for i in range(0, sets, size))
+    made = (
+        kh.targets.sphere_sets(min(size, sets - i), 1024, 4, seed=i) for i in range(0, sets, size)
+    )
     write_parquet(path, (Batch(batch.astype(np.float32), target(batch)) for batch in made))
 
 
 def dask_rows(given: argparse.Namespace) -> Iterator[list[str]]:
     found = child("dask", given, OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
     size = f"n = {given.dask_sets:,}, d = 4, N = 1024, M = 256"
-    yield row("Dask, one process of one thread", size, found["1"], rate(given.dask_sets, found["1"]), None, "")
+    yield row(
+        "Dask, one process of one thread",
+        size,
+        found["1"],
+        rate(given.dask_sets, found["1"]),
+        None,
+        "",
+    )
     check = f"{found['1'] / found['2']:.2f}× one process"
-    yield row("Dask, two processes of one thread", size, found["2"], rate(given.dask_sets, found["2"]), None, check)
+    yield row(
+        "Dask, two processes of one thread",
+        size,
+        found["2"],
+        rate(given.dask_sets, found["2"]),
+        None,
+        check,
+    )
 
 
 def child_slopes(given: argparse.Namespace) -> dict[str, Any]:
@@ -346,12 +446,14 @@ def child_slopes(given: argparse.Namespace) -> dict[str, Any]:
             alpha=1.0,
             random_state=0,
             dtype=given.dtype,
-            law=kh.GaussianHeads(),
+            heads=kh.GaussianHeads(),
             scaling="none",
             query="given",
         )
         recipe_of = model.partial_fit(batch[:64], np.zeros(64))._stream.recipe
-        answer[f"features {name}"] = best_of(lambda recipe=recipe_of, batch=batch: recipe.features(batch))
+        answer[f"features {name}"] = best_of(
+            lambda recipe=recipe_of, batch=batch: recipe.features(batch)
+        )
         phi, y = recipe_of.features(batch), np.ones((size["n"], 1))
         sums = recipe_of.empty().moments
         answer[f"sums {name}"] = best_of(lambda sums=sums, phi=phi, y=y: sums.add_rows(phi, y))
@@ -369,8 +471,17 @@ def slope_rows(given: argparse.Namespace) -> Iterator[list[str]]:
     formulas = {"features": "M (2D² + 4DN) a set", "sums": "p² = (MD)² a set"}
     for what, formula in formulas.items():
         base = found[f"{what} base"]
-        slopes = ", ".join(f"{n}: {math.log2(found[f'{what} {n}'] / base):.2f}" for n in ("n", "N", "d", "M"))
-        yield row(f"slopes of {what}", "n = 4096, N = 64, d = 16, M = 128", base, "", None, f"{formula}; {slopes}")
+        slopes = ", ".join(
+            f"{n}: {math.log2(found[f'{what} {n}'] / base):.2f}" for n in ("n", "N", "d", "M")
+        )
+        yield row(
+            f"slopes of {what}",
+            "n = 4096, N = 64, d = 16, M = 128",
+            base,
+            "",
+            None,
+            f"{formula}; {slopes}",
+        )
 
 
 def child_accuracy(given: argparse.Namespace) -> dict[str, Any]:
@@ -381,7 +492,13 @@ def child_accuracy(given: argparse.Namespace) -> dict[str, Any]:
     start = time.perf_counter()
     for dtype in ("float64", "float32"):
         model = kh.AttentionRegressor(
-            32, alpha=1.0, random_state=0, dtype=dtype, law=kh.GaussianHeads(), scaling="none", query="given"
+            32,
+            alpha=1.0,
+            random_state=0,
+            dtype=dtype,
+            heads=kh.GaussianHeads(),
+            scaling="none",
+            query="given",
         )
         for part in range(0, 20_000, 2000):
             model.partial_fit(batch[part : part + 2000], y[part : part + 2000])
@@ -389,7 +506,9 @@ def child_accuracy(given: argparse.Namespace) -> dict[str, Any]:
     seconds = time.perf_counter() - start
     (exact, direct), (gram, predictions) = found["float64"], found["float32"]
     whole = (
-        kh.AttentionRegressor(32, alpha=1.0, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given")
+        kh.AttentionRegressor(
+            32, alpha=1.0, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
+        )
         .fit(batch, y)
         .predict(batch[:1000])
     )
@@ -408,10 +527,14 @@ def accuracy_rows(given: argparse.Namespace) -> Iterator[list[str]]:
         f"float64 in ten batches against fit: predictions off by {found['streamed']:.0e} of their spread; float32 "
         f"features: sums off by {found['gram']:.0e} of λ_max, predictions by {found['off']:.0e}"
     )
-    yield row("accuracy of sums", "n = 20,000, d = N = 16, M = 32", found["seconds"], "", None, check)
+    yield row(
+        "accuracy of sums", "n = 20,000, d = N = 16, M = 32", found["seconds"], "", None, check
+    )
 
 
-def row(what: str, size: str, seconds: float, speed: str, peak: float | None, check: str) -> list[str]:
+def row(
+    what: str, size: str, seconds: float, speed: str, peak: float | None, check: str
+) -> list[str]:
     return [what, size, clock(seconds), speed, "" if peak is None else f"{peak:,.0f} MiB", check]
 
 
@@ -427,7 +550,13 @@ def rate(sets: int, seconds: float) -> str:
     return f"{sets / seconds:,.0f} sets/s"
 
 
-PARTS = {"stream": stream_rows, "cg": cg_rows, "dask": dask_rows, "accuracy": accuracy_rows, "slopes": slope_rows}
+PARTS = {
+    "stream": stream_rows,
+    "cg": cg_rows,
+    "dask": dask_rows,
+    "accuracy": accuracy_rows,
+    "slopes": slope_rows,
+}
 CHILDREN = {
     "data": child_data,
     "memory": child_memory,

@@ -25,7 +25,9 @@ def seconds(sets: kh.SetBatch, dim: int) -> float:
     times = []
     for _ in range(2):
         start = perf_counter()
-        attention_features(sets, HeadDraw(kh.GaussianHeads(), N_HEADS, dim, seed=0), dtype="float32")
+        attention_features(
+            sets, HeadDraw(kh.GaussianHeads(), N_HEADS, dim, seed=0), dtype="float32"
+        )
         times.append(perf_counter() - start)
     return min(times)
 
@@ -37,11 +39,16 @@ def main() -> None:
     for dim in DIMS:
         keys = np.random.default_rng(0).normal(size=(N_SETS, N_KEYS, dim)) / np.sqrt(dim)
         bare, asked = kh.SetBatch(keys), kh.SetBatch(keys, np.zeros((N_SETS, dim)))
-        attention_features(bare[:1], HeadDraw(kh.GaussianHeads(), 8, dim, seed=0), dtype="float32")  # compile
+        attention_features(
+            bare[:1], HeadDraw(kh.GaussianHeads(), 8, dim, seed=0), dtype="float32"
+        )  # compile
         start = perf_counter()
         kh.attention_kernel(bare)
         kernel = perf_counter() - start
-        print(f"{dim:6d}  {seconds(bare, dim):8.3f}  {seconds(asked, dim):26.3f}  {kernel:12.3f}", flush=True)
+        print(
+            f"{dim:6d}  {seconds(bare, dim):8.3f}  {seconds(asked, dim):26.3f}  {kernel:12.3f}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

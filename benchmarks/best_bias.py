@@ -25,11 +25,15 @@ def needed(dim: int, n_keys: int, q: int) -> list[int]:
     """Samples for the level, by mean."""
     target = Correlation(q, dim)
     error = LEVEL * target_variance(target, n_keys)
-    return [samples_needed(target, n_keys, error, law=kh.GaussianHeads(mean=c)) for c in MEANS]
+    return [samples_needed(target, n_keys, error, heads=kh.GaussianHeads(mean=c)) for c in MEANS]
 
 
 def short(number: int) -> str:
-    return f"{float(f'{number:.2g}'):.0f}" if number < 1000 else f"{number:.1e}".replace("e+0", "e").replace("e+", "e")
+    return (
+        f"{float(f'{number:.2g}'):.0f}"
+        if number < 1000
+        else f"{number:.1e}".replace("e+0", "e").replace("e+", "e")
+    )
 
 
 def main() -> None:
@@ -46,7 +50,9 @@ def main() -> None:
     with (folder / "best_bias.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["d", "N", "q", "c", "samples"])
-        writer.writerows((d, k, q, c, n) for d, k, q, counts in rows for c, n in zip(MEANS, counts, strict=True))
+        writer.writerows(
+            (d, k, q, c, n) for d, k, q, counts in rows for c, n in zip(MEANS, counts, strict=True)
+        )
 
     import matplotlib
 
@@ -60,7 +66,9 @@ def main() -> None:
             if (d, k) == (dim, n_keys):
                 [line] = axis.semilogy(MEANS, counts, marker="o", markersize=3, label=f"q = {q}")
                 best = counts.index(min(counts))
-                axis.plot(MEANS[best], counts[best], marker="*", markersize=11, color=line.get_color())
+                axis.plot(
+                    MEANS[best], counts[best], marker="*", markersize=11, color=line.get_color()
+                )
         axis.set(title=f"d = {dim}, N = {n_keys}", xlabel="mean c")
     axes[0].set_ylabel("samples for 10 % error")
     axes[0].legend()

@@ -24,7 +24,9 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # for the workers; on this side torch does the work
+os.environ.setdefault(
+    "OPENBLAS_NUM_THREADS", "1"
+)  # for the workers; on this side torch does the work
 
 import numpy as np
 import torch
@@ -33,7 +35,12 @@ import keyhole as kh
 from keyhole.theory import learning_curve
 from keyhole.theory.targets import Correlation, sphere_sets
 
-FULL = {"dims": (4, 6, 8, 16), "keys": (4, 8, 16), "means": (0.5, 1.0, 3.0), "sizes": (64, 256, 1024, 4096)}
+FULL = {
+    "dims": (4, 6, 8, 16),
+    "keys": (4, 8, 16),
+    "means": (0.5, 1.0, 3.0),
+    "sizes": (64, 256, 1024, 4096),
+}
 QUICK = {"dims": (4, 8), "keys": (4,), "means": (1.0,), "sizes": (64, 256)}
 POWERS, HEADS, RIDGES = (0, 1, 2, 3), (60, 200, math.inf), (1e-6, 1e-5, 1e-3)
 N_TEST, MOST_PARTS, HEAD_DRAWS = 2048, 32, 3
@@ -47,8 +54,10 @@ def predictions(dim: int, mean: float, grid: dict[str, Any]) -> dict[Key, float]
     told = {}
     for n_keys, q, m, ridge, n in product(grid["keys"], POWERS, HEADS, RIDGES, grid["sizes"]):
         try:
-            law = kh.GaussianHeads(mean=mean)
-            error = float(learning_curve(Correlation(q, dim), n, n_keys, ridge, n_heads=m, law=law))
+            distribution = kh.GaussianHeads(mean=mean)
+            error = float(
+                learning_curve(Correlation(q, dim), n, n_keys, ridge, n_heads=m, heads=distribution)
+            )
         except ValueError:
             error = math.nan
         told[dim, n_keys, mean, q, m, ridge, n] = error
@@ -59,23 +68,29 @@ def measured(
     dim: int, n_keys: int, mean: float, draw: int, sizes: tuple[int, ...], device: str
 ) -> Iterator[tuple[Key, list[float]]]:
     """Test errors of one draw of sets, and of heads: a list per setting, one entry for every disjoint part."""
-    law, most = kh.GaussianHeads(mean=mean), max(sizes)
-    train, test, head_seed = (int(s) for s in np.random.SeedSequence([dim, n_keys, draw]).generate_state(3))
+    distribution, most = kh.GaussianHeads(mean=mean), max(sizes)
+    train, test, head_seed = (
+        int(s) for s in np.random.SeedSequence([dim, n_keys, draw]).generate_state(3)
+    )
     sets = [sphere_sets(most, n_keys, dim, train), sphere_sets(N_TEST, n_keys, dim, test)]
     targets = [Correlation(q, dim) for q in POWERS]
-    y, truth = (torch.as_tensor(np.stack([t(s) for t in targets], axis=1), device=device) for s in sets)
+    y, truth = (
+        torch.as_tensor(np.stack([t(s) for t in targets], axis=1), device=device) for s in sets
+    )
     batches = sets if device == "cpu" else [s.to(device) for s in sets]
     for m, again in product(HEADS, range(HEAD_DRAWS)):
         if math.isinf(m) and again:
             continue
         if math.isinf(m):
-            gram = kh.attention_kernel(batches[0], law=law)
-            cross = kh.attention_kernel(batches[1], batches[0], law=law)
+            gram = kh.attention_kernel(batches[0], heads=distribution)
+            cross = kh.attention_kernel(batches[1], batches[0], heads=distribution)
         else:
-            heads = law.sample(int(m), dim, head_seed + again)
+            heads = distribution.sample(int(m), dim, head_seed + again)
             phi, of_test = (kh.attention_features(batch, heads) for batch in batches)
             gram, cross = phi @ phi.T, of_test @ phi.T
-        gram, cross = (torch.as_tensor(matrix, dtype=torch.float64, device=device) for matrix in (gram, cross))
+        gram, cross = (
+            torch.as_tensor(matrix, dtype=torch.float64, device=device) for matrix in (gram, cross)
+        )
         for n, ridge in product(sizes, RIDGES):
             errors = [
                 fitted_errors(gram[part, part], cross[:, part], y[part], truth, ridge)
@@ -88,7 +103,9 @@ def measured(
 def fitted_errors(gram: Any, cross: Any, y: Any, truth: Any, ridge: float) -> list[float]:
     """Mean squared test errors, one per target."""
     n = len(y)
-    factor = torch.linalg.cholesky(gram + n * ridge * torch.eye(n, dtype=gram.dtype, device=gram.device))
+    factor = torch.linalg.cholesky(
+        gram + n * ridge * torch.eye(n, dtype=gram.dtype, device=gram.device)
+    )
     fitted = cross @ torch.cholesky_solve(y, factor)
     return [float(e) for e in (fitted - truth).square().mean(dim=0).tolist()]
 
@@ -99,9 +116,20 @@ def rows_of(found: dict[Key, list[list[float]]], told: dict[Key, float]) -> list
     for key, draws in found.items():
         means = [float(np.mean(draw)) for draw in draws]
         spread = means if len(means) > 1 else draws[0]
-        error = float(np.std(spread, ddof=1)) / math.sqrt(len(spread)) if len(spread) > 1 else math.nan
+        error = (
+            float(np.std(spread, ddof=1)) / math.sqrt(len(spread)) if len(spread) > 1 else math.nan
+        )
         dim, n_keys, mean, q, m, ridge, n = key
-        row = {"d": dim, "N": n_keys, "c": mean, "q": q, "M": m, "ridge": ridge, "n": n, "k/n": m * (dim + 1) / n}
+        row = {
+            "d": dim,
+            "N": n_keys,
+            "c": mean,
+            "q": q,
+            "M": m,
+            "ridge": ridge,
+            "n": n,
+            "k/n": m * (dim + 1) / n,
+        }
         row |= {"predicted": told[key], "measured": float(np.mean(means)), "standard_error": error}
         rows.append(row | {"draws": len(draws), "ratio": told[key] / float(np.mean(means))})
     return rows
@@ -134,9 +162,13 @@ def report(rows: list[dict[str, Any]]) -> None:
         if heads != (math.inf,):
             for low, high in ((0, 0.5), (0.5, 2), (2, 8), (8, math.inf)):
                 for ridge in RIDGES:
-                    near = [row for row in own if low <= row["k/n"] < high and row["ridge"] == ridge]
+                    near = [
+                        row for row in own if low <= row["k/n"] < high and row["ridge"] == ridge
+                    ]
                     summary(f"    k/n in [{low}, {high}), λ = {ridge:g}", near)
-    worst = sorted((r for r in rows if math.isfinite(r["ratio"])), key=lambda r: -abs(math.log(r["ratio"])))[:15]
+    worst = sorted(
+        (r for r in rows if math.isfinite(r["ratio"])), key=lambda r: -abs(math.log(r["ratio"]))
+    )[:15]
     for row in worst:
         print("  worst:", {k: round(v, 6) if isinstance(v, float) else v for k, v in row.items()})
 
@@ -145,7 +177,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("out/biased_grid"))
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--seconds", type=float, default=420.0, help="no setting is begun later than this")
+    parser.add_argument(
+        "--seconds", type=float, default=420.0, help="no setting is begun later than this"
+    )
     parser.add_argument("--jobs", type=int, default=12, help="processes for predictions")
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()

@@ -26,7 +26,11 @@ def stretched(file: Any, names: list[str], rows: np.ndarray, seed: int) -> list[
     """Stories with irrelevant sentences of other stories put in at random places."""
     rng = np.random.default_rng(seed)
     table, ptr = file["sentence_table"], file["ptr"]
-    common = {k + 1 for k, word in enumerate(names) if word in {"the", "to", "is", "where", "in", "a", "of"}}
+    common = {
+        k + 1
+        for k, word in enumerate(names)
+        if word in {"the", "to", "is", "where", "in", "a", "of"}
+    }
     used = np.unique(file["X_sent"])
     words = {s: set(table[s].tolist()) - common - {0} for s in used}
     made = []
@@ -43,9 +47,13 @@ def stretched(file: Any, names: list[str], rows: np.ndarray, seed: int) -> list[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, default=os.environ.get("KEYHOLE_DATA"))
-    parser.add_argument("--only", nargs="+", default=["qa01", "qa02", "qa03"], choices=BABI, metavar="NAME")
+    parser.add_argument(
+        "--only", nargs="+", default=["qa01", "qa02", "qa03"], choices=BABI, metavar="NAME"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--show", type=int, default=1, help="questions to show with their evidence")
     args = parser.parse_args()
@@ -67,7 +75,7 @@ def main() -> None:
         weights = model.hop_weights(X[test])
         found = support_shown(weights, [problem.support[row] for row in test])
         print(
-            f"{name}: {model.law_.hops} looks, test accuracy {100 * right.mean():.1f}, support found in "
+            f"{name}: {model.drawn_heads_.hops} looks, test accuracy {100 * right.mean():.1f}, support found in "
             f"{100 * found[right].mean():.1f} % of the right answers, {MORE} sentences more: "
             f"{100 * more.mean():.1f}",
             flush=True,

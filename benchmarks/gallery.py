@@ -26,8 +26,12 @@ def draw(shown: str, path: Path) -> None:
     axes = figure.subplots()
     for place, (name, score, error) in enumerate(reversed(rows)):
         colour = "#e45756" if name.startswith("attention") else "#9aa5b1"
-        axes.barh(place, score, xerr=error, color=colour, height=0.62, error_kw={"ecolor": "#57606a"})
-        axes.annotate(f" {score:g}", (score + error, place), va="center", color="#57606a", fontsize=9)
+        axes.barh(
+            place, score, xerr=error, color=colour, height=0.62, error_kw={"ecolor": "#57606a"}
+        )
+        axes.annotate(
+            f" {score:g}", (score + error, place), va="center", color="#57606a", fontsize=9
+        )
     axes.set_yticks(range(len(rows)), [name for name, _, _ in reversed(rows)])
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(colors="#57606a")
@@ -35,7 +39,9 @@ def draw(shown: str, path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("name")
     parser.add_argument("arguments", nargs="*")
     parser.add_argument("--out", type=Path, default=Path("docs/figures"))

@@ -1,6 +1,6 @@
-"""What a learned law looks like: `python benchmarks/learned_mean.py --data DIR --out docs/figures/learned_qa01`.
+"""What a learned head distribution looks like: `python benchmarks/learned_mean.py --data DIR --out docs/figures/learned_qa01`.
 
-Fits the law of bAbI qa01 on plain bags of words (no parts of the token that compare it with the question), prints its
+Fits the head distribution of bAbI qa01 on plain bags of words (no parts of the token that compare it with the question), prints its
 strongest query–key pairs by name, and draws the mean and the held-out error along the descent.
 """
 
@@ -25,14 +25,30 @@ SHOWN = 30
 
 def draw(mean: np.ndarray, names: list[str], path: Path, title: str) -> list[Path]:
     labels = [*names, "1"]
-    rows, columns = (np.sort(np.argsort(-np.abs(mean).max(axis=axis), kind="stable")[:SHOWN]) for axis in (1, 0))
+    rows, columns = (
+        np.sort(np.argsort(-np.abs(mean).max(axis=axis), kind="stable")[:SHOWN]) for axis in (1, 0)
+    )
     keys, queries = [labels[i] for i in columns], [labels[i] for i in rows]
-    block = HeatMap("mean", title, "key", "query", keys, queries, mean[np.ix_(rows, columns)].tolist(), centre=0.0)
-    return [write_whole(content, path.with_suffix(f".{suffix}")) for suffix, content in draw_heat_map(block).items()]
+    block = HeatMap(
+        "mean",
+        title,
+        "key",
+        "query",
+        keys,
+        queries,
+        mean[np.ix_(rows, columns)].tolist(),
+        centre=0.0,
+    )
+    return [
+        write_whole(content, path.with_suffix(f".{suffix}"))
+        for suffix, content in draw_heat_map(block).items()
+    ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, default=os.environ.get("KEYHOLE_DATA"), required=False)
     parser.add_argument("--task", default="qa01 softmax")
     parser.add_argument("--out", type=Path, default=Path("out/learned_qa01"))
@@ -51,14 +67,22 @@ def main() -> None:
     )
     began = time.perf_counter()
     model.fit(problem.X[train], problem.y[train], groups=problem.groups[train])
-    print(f"{time.perf_counter() - began:.1f} s; test accuracy {model.score(problem.X[test], problem.y[test]):.3f}")
-    print(f"{model.law_.chosen} in {model.law_.steps} steps: {model.law_.reason}")
-    for query, key, entry in model.law_.strongest_pairs(problem.names, 12):
+    print(
+        f"{time.perf_counter() - began:.1f} s; test accuracy {model.score(problem.X[test], problem.y[test]):.3f}"
+    )
+    print(
+        f"{model.drawn_heads_.chosen} in {model.drawn_heads_.steps} steps: {model.drawn_heads_.reason}"
+    )
+    for query, key, entry in model.heads_.strongest_pairs(problem.names, 12):
         print(f"  {query:12} → {key:12} {entry:6.2f}")
-    for step in model.law_.history:
-        print(f"  step {step.step:4d}  leave-one-out {step.loo_error:.3f}  held out {step.held_out_error:.3f}")
-    written = draw(model.law_.means_[0], problem.names, args.out, f"The learned mean of bAbI {args.task}")
-    np.savetxt(args.out.with_suffix(".csv"), model.law_.means_[0], delimiter=",", fmt="%.4f")
+    for step in model.heads_.history:
+        print(
+            f"  step {step.step:4d}  leave-one-out {step.loo_error:.3f}  held out {step.held_out_error:.3f}"
+        )
+    written = draw(
+        model.heads_.means_[0], problem.names, args.out, f"The learned mean of bAbI {args.task}"
+    )
+    np.savetxt(args.out.with_suffix(".csv"), model.heads_.means_[0], delimiter=",", fmt="%.4f")
     print("wrote", ", ".join(str(path) for path in written))
 
 

@@ -47,7 +47,9 @@ MIN_UNSEEN = 100
 def read(data: Path, *parts: str) -> Any:
     path = data.joinpath(*parts)
     if not path.exists():
-        raise FileNotFoundError(f"{path.name} is missing: expected it at {path}. Give the folder with --data.")
+        raise FileNotFoundError(
+            f"{path.name} is missing: expected it at {path}. Give the folder with --data."
+        )
     return np.load(path, allow_pickle=False)
 
 
@@ -72,13 +74,19 @@ def stories(data: Path) -> Dataset:
     words = np.zeros((len(table), int(table.max()) + 1))
     np.put_along_axis(words, table.astype(int), 1.0, axis=1)
     keys = [words[story, 1:] for story in np.split(file["X_sent"], file["ptr"][1:-1])]
-    return Dataset(kh.SetBatch(kh.tokens.with_ages(keys, 4), words[file["query_sent"], 1:]), file["y"])
+    return Dataset(
+        kh.SetBatch(kh.tokens.with_ages(keys, 4), words[file["query_sent"], 1:]), file["y"]
+    )
 
 
 DATA: dict[str, tuple[Callable[[Path], Dataset], str, tuple[int, ...]]] = {
     "musk1": (bags("musk1", "musk1.npz"), "classification", (40, 43, 46)),
     "elephant": (bags("elephant", "elephant.npz"), "classification", (50, 70, 100)),
-    "japanese_vowels": (bags("japanese_vowels", "JapaneseVowels.npz"), "classification", (60, 120, 240)),
+    "japanese_vowels": (
+        bags("japanese_vowels", "JapaneseVowels.npz"),
+        "classification",
+        (60, 120, 240),
+    ),
     "digits": (lambda _: kh.datasets.load_data("digits"), "classification", (60, 130, 300, 500)),
     "qm7": (atoms, "regression", (60, 130, 300, 500)),
     "babi qa01": (stories, "classification", (60, 130, 300, 500)),
@@ -89,7 +97,9 @@ def grams(problem: LensProblem, config: LensConfig) -> dict[str, Gram]:
     """An attention layer of infinitely many heads, and two learners on pooled input."""
     costs = Costs(problem.tokens / len(problem), problem.batch.dim, config.activation)
     rule = make_choice(problem, config, costs).rule
-    numbers = [pooled_numbers(problem.sets, statistics=many, pooling="mean") for many in (False, True)]
+    numbers = [
+        pooled_numbers(problem.sets, statistics=many, pooling="mean") for many in (False, True)
+    ]
     return {
         "zero-mean attention, infinite heads": make_gram(
             rule.apply(problem.sets), kh.GaussianHeads(), math.inf, config
@@ -121,7 +131,9 @@ def tries(name: str, data: Path, seeds: int) -> Iterator[dict[str, Any]]:
             given = part_of(gram, problem, rows[:n])
             smaller, losses = learning_curve(*given, seed)
             curve = (*losses, at_the_end(*given))
-            said = forecast(HeldOutCurve(learner, "", (*smaller, given[1].trained_on(n)), curve), seed)
+            said = forecast(
+                HeldOutCurve(learner, "", (*smaller, given[1].trained_on(n)), curve), seed
+            )
             seconds = time.perf_counter() - began
             assert said is not None
             came = float(at_the_end(*part_of(gram, problem, rows[: 2 * n])).mean())
@@ -129,7 +141,9 @@ def tries(name: str, data: Path, seeds: int) -> Iterator[dict[str, Any]]:
             found = {"now": math.nan, "later": math.nan}
             if len(unseen) >= MIN_UNSEEN:
                 for when, size in (("now", n), ("later", 2 * n)):
-                    found[when] = float(held_out_losses(gram, problem, rows[:size], unseen)[0].mean())
+                    found[when] = float(
+                        held_out_losses(gram, problem, rows[:size], unseen)[0].mean()
+                    )
             yield {
                 "data": name, "learner": learner, "n": n, "seed": seed, "now": said.now, "low": said.low,
                 "middle": said.middle, "high": said.high, "says": said.says, "came": came, "unseen_now": found["now"],
@@ -147,7 +161,11 @@ def report(rows: list[dict[str, Any]]) -> str:
         held = [row["low"] <= row["came"] <= row["high"] for row in some]
         yes = [row for row in some if row["says"] == "yes"]
         true = [row["came"] < row["now"] for row in yes]
-        fresh = [row["unseen_later"] < row["unseen_now"] for row in yes if not math.isnan(row["unseen_now"])]
+        fresh = [
+            row["unseen_later"] < row["unseen_now"]
+            for row in yes
+            if not math.isnan(row["unseen_now"])
+        ]
         share = f"{100 * np.mean(held):.1f} %"
         seconds = np.median([row["seconds"] for row in some])
         counts = f"{sum(true)} of {len(true)} | {sum(fresh)} of {len(fresh)}"
@@ -156,7 +174,9 @@ def report(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("KEYHOLE_DATA", ".")))
     parser.add_argument("--only", nargs="+", choices=list(DATA), default=list(DATA))
     parser.add_argument("--seeds", type=int, default=8)

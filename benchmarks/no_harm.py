@@ -1,7 +1,7 @@
-"""Does a learned law harm where zero-mean heads are right? `python benchmarks/no_harm.py [--repeats 5]`.
+"""Does a learned head distribution harm where zero-mean heads are right? `python benchmarks/no_harm.py [--repeats 5]`.
 
-Targets of token functions and of the query alone, sphere law, noise of a third of the target's deviation: the ratio of
-the test error with a fitted law to that with zero-mean heads, the same heads and samples, over repeats; last that of
+Targets of token functions and of the query alone, sphere distribution, noise of a third of the target's deviation: the ratio of
+the test error with a fitted head distribution to that with zero-mean heads, the same heads and samples, over repeats; last that of
 `hops="auto"` to one look.
 """
 
@@ -23,18 +23,30 @@ TARGETS = {
 
 def errors(target: kh.targets.TokenPower, n: int, seed: int) -> list[float]:
     rng = np.random.default_rng(seed)
-    train, test = (kh.targets.sphere_sets(size, KEYS, DIM, seed=2 * seed + k) for k, size in enumerate((n, 1000)))
+    train, test = (
+        kh.targets.sphere_sets(size, KEYS, DIM, seed=2 * seed + k)
+        for k, size in enumerate((n, 1000))
+    )
     truth = target(test)
     y = target(train) + 0.33 * truth.std() * rng.standard_normal(n)
     found = []
-    for law in (kh.GaussianHeads(), kh.IdentityHeads(), kh.LearnedHeads(), kh.LearnedHeads(hops="auto")):
-        model = kh.AttentionRegressor(HEADS, law, random_state=seed, scaling="none", query="given").fit(train, y)
+    for distribution in (
+        kh.GaussianHeads(),
+        kh.IdentityHeads(),
+        kh.LearnedHeads(),
+        kh.LearnedHeads(hops="auto"),
+    ):
+        model = kh.AttentionRegressor(
+            HEADS, distribution, random_state=seed, scaling="none", query="given"
+        ).fit(train, y)
         found.append(float(np.mean((model.predict(test) - truth) ** 2)))
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--samples", type=int, nargs="+", default=[90, 400])
     args = parser.parse_args()

@@ -31,32 +31,39 @@ def cases(device: str | None) -> dict[str, Callable[[], Work]]:
     """Name → setup, which returns the work that is timed. Runs inside a work tree."""
     import keyhole as kh
 
-    paper = {"law": kh.GaussianHeads(), "scaling": "none", "query": "given"}
+    paper = {"heads": kh.GaussianHeads(), "scaling": "none", "query": "given"}
 
     def sets(n: int, ragged: bool = False) -> Any:
         if not ragged:
             return kh.targets.sphere_sets(n, n_keys=16, dim=16, seed=0)
         rng = np.random.default_rng(0)
         lengths = np.minimum(1 + rng.geometric(1 / 16, n), 128)
-        return kh.SetBatch([rng.standard_normal((k, 16)) / 4 for k in lengths], rng.standard_normal((n, 16)) / 4)
+        return kh.SetBatch(
+            [rng.standard_normal((k, 16)) / 4 for k in lengths], rng.standard_normal((n, 16)) / 4
+        )
 
     def target(batch: Any) -> np.ndarray:
-        return np.asarray(kh.targets.TokenPower(2, 16)(batch)) + 0.05 * np.random.default_rng(1).standard_normal(
-            len(batch)
-        )
+        return np.asarray(kh.targets.TokenPower(2, 16)(batch)) + 0.05 * np.random.default_rng(
+            1
+        ).standard_normal(len(batch))
 
     def gram(mean: float, n: int = 1000) -> Work:
         batch = sets(n)
-        return lambda: kh.attention_kernel(batch, law=kh.GaussianHeads(mean=mean))
+        return lambda: kh.attention_kernel(batch, heads=kh.GaussianHeads(mean=mean))
 
     def features(dtype: str, ragged: bool = False, activation: str = "relu", n: int = 4000) -> Work:
-        batch, heads = sets(n, ragged).astype(dtype), kh.GaussianHeads().sample(1000, 16, 0).astype(dtype)
+        batch, heads = (
+            sets(n, ragged).astype(dtype),
+            kh.GaussianHeads().sample(1000, 16, 0).astype(dtype),
+        )
         return lambda: kh.attention_features(batch, heads, activation)
 
     def fit(n: int, n_heads: float, **options: Any) -> Work:
         batch = sets(n)
         y = target(batch)
-        return lambda: kh.AttentionRegressor(n_heads, random_state=0, **(paper | options)).fit(batch, y)
+        return lambda: kh.AttentionRegressor(n_heads, random_state=0, **(paper | options)).fit(
+            batch, y
+        )
 
     def predict(n_heads: float, **options: Any) -> Work:
         batch, new = sets(500), sets(4000 if n_heads < math.inf else 1000)
@@ -67,7 +74,9 @@ def cases(device: str | None) -> dict[str, Callable[[], Work]]:
     def grouped() -> Work:
         batch = sets(1000)
         y, groups = target(batch), np.arange(1000) // 5
-        return lambda: kh.AttentionRegressor(100, random_state=0, **paper).fit(batch, y, groups=groups)
+        return lambda: kh.AttentionRegressor(100, random_state=0, **paper).fit(
+            batch, y, groups=groups
+        )
 
     def streamed() -> Work:
         batch = sets(8000)
@@ -83,10 +92,15 @@ def cases(device: str | None) -> dict[str, Callable[[], Work]]:
     def ball() -> Work:
         batch = sets(1000)
         y = target(batch)
-        return lambda: kh.NormBallRegressor(200, group_radius=4.0, ball_radius=0.5, random_state=0).fit(batch, y)
+        return lambda: kh.NormBallRegressor(
+            200, group_radius=4.0, ball_radius=0.5, random_state=0
+        ).fit(batch, y)
 
     def mlp() -> Work:
-        batch, weights = sets(4000), np.random.default_rng(0).standard_normal((2000, 17 * 16 + 1)) / 17
+        batch, weights = (
+            sets(4000),
+            np.random.default_rng(0).standard_normal((2000, 17 * 16 + 1)) / 17,
+        )
         return lambda: kh.mlp_features(batch, weights)
 
     def classes() -> Work:
@@ -100,18 +114,20 @@ def cases(device: str | None) -> dict[str, Callable[[], Work]]:
     def learned() -> Work:
         batch = sets(300)
         y = target(batch)
-        named = paper | {"law": kh.LearnedHeads(steps=10)}
+        named = paper | {"heads": kh.LearnedHeads(steps=10)}
         return lambda: kh.AttentionRegressor(32, random_state=0, **named).fit(batch, y)
 
     def curve() -> Work:
         wanted = kh.targets.Correlation(2, 64)
-        return lambda: kh.theory.learning_curve(wanted, np.geomspace(10, 1e6, 40), n_keys=64, ridge=1e-6)
+        return lambda: kh.theory.learning_curve(
+            wanted, np.geomspace(10, 1e6, 40), n_keys=64, ridge=1e-6
+        )
 
     def stored() -> Work:
         batch = sets(500)
-        model = kh.AttentionRegressor(500, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given").fit(
-            batch, target(batch)
-        )
+        model = kh.AttentionRegressor(
+            500, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
+        ).fit(batch, target(batch))
         path = Path(tempfile.mkdtemp()) / "model.keyhole"
 
         def work() -> None:
@@ -138,7 +154,9 @@ def cases(device: str | None) -> dict[str, Callable[[], Work]]:
 
         return {
             "gram, 8192 sets, float32": lambda: sync(lambda: kh.attention_kernel(onto)),
-            "gram around the identity": lambda: sync(lambda: kh.attention_kernel(onto, law=kh.GaussianHeads(mean=1.0))),
+            "gram around the identity": lambda: sync(
+                lambda: kh.attention_kernel(onto, heads=kh.GaussianHeads(mean=1.0))
+            ),
             "features, 1000 heads": lambda: sync(lambda: kh.attention_features(onto, drawn)),
             "fit, kernel, one penalty": lambda: fit(8192, math.inf, alpha=1.0, **on),
             "fit, kernel, 20 penalties": lambda: fit(4096, math.inf, alpha=ALPHAS, **on),
@@ -163,7 +181,7 @@ def cases(device: str | None) -> dict[str, Callable[[], Work]]:
         "fit, groups left out": grouped,
         "fit, classes": classes,
         "fit, norm ball": ball,
-        "fit, learned law": learned,
+        "fit, learned head distribution": learned,
         "partial_fit, 8 batches": streamed,
         "predict, 500 heads": lambda: predict(500),
         "predict, kernel": lambda: predict(math.inf),
@@ -193,8 +211,17 @@ class Tree:
     """A work tree in a process of its own."""
 
     def __init__(self, path: Path, device: str | None) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(path.resolve() / "src"), "PYTHONUNBUFFERED": "1"}
-        command = [sys.executable, str(Path(__file__).resolve()), "--serve", *(["--device", device] if device else [])]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(path.resolve() / "src"),
+            "PYTHONUNBUFFERED": "1",
+        }
+        command = [
+            sys.executable,
+            str(Path(__file__).resolve()),
+            "--serve",
+            *(["--device", device] if device else []),
+        ]
         self.process = subprocess.Popen(
             command,
             env=environment,
@@ -231,7 +258,9 @@ def interval(ratios: list[float]) -> tuple[float, float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("trees", nargs="*", type=Path, help="OLD and NEW")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--only", default="", help="cases whose name contains this")
@@ -248,7 +277,9 @@ def main() -> None:
     if not names:
         parser.error(f"no case contains {arguments.only!r}: there are {', '.join(old.names)}")
     rows = []
-    print(f"{'':36}{'old':>10}{'new / old':>12}   90 % interval of the median over {arguments.rounds} pairs")
+    print(
+        f"{'':36}{'old':>10}{'new / old':>12}   90 % interval of the median over {arguments.rounds} pairs"
+    )
     for name in names:
         pairs = []
         for i in range(arguments.rounds):
@@ -258,8 +289,12 @@ def main() -> None:
             pairs.append((times[old], times[new]))
         middle, low, high = interval([b / a for a, b in pairs])
         before = float(np.median([a for a, _ in pairs]))
-        rows.append({"case": name, "old_seconds": before, "ratio": middle, "low": low, "high": high})
-        print(f"{name:36}{before * 1e3:8.1f} ms{middle:10.3f}     {low:.3f} to {high:.3f}", flush=True)
+        rows.append(
+            {"case": name, "old_seconds": before, "ratio": middle, "low": low, "high": high}
+        )
+        print(
+            f"{name:36}{before * 1e3:8.1f} ms{middle:10.3f}     {low:.3f} to {high:.3f}", flush=True
+        )
     if arguments.out:
         with arguments.out.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, fieldnames=list(rows[0]))

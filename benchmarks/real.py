@@ -1,7 +1,7 @@
 """Real sets, every method, one table: `python benchmarks/real.py --data DIR [--only qa01 …] [--methods …]`.
 
 Rows are appended to --out as they are measured; a second run skips what is there. Every choice (penalty, scaling,
-query, law) is made inside the training part. With --jobs J, J processes of one thread each share the fits. The
+query, head distribution) is made inside the training part. With --jobs J, J processes of one thread each share the fits. The
 variable KEYHOLE_DEVICE says where attention layers are fitted: "cuda", or NumPy unless it is set.
 """
 
@@ -58,7 +58,9 @@ class Problem:
 
     def score(self, truth: np.ndarray, found: np.ndarray) -> float:
         """Mean absolute error, or per cent right."""
-        return float(np.abs(truth - found).mean() if self.regression else 100 * (truth == found).mean())
+        return float(
+            np.abs(truth - found).mean() if self.regression else 100 * (truth == found).mean()
+        )
 
 
 def official(split: np.ndarray) -> Callable[[int], Iterator[tuple[np.ndarray, np.ndarray]]]:
@@ -73,7 +75,9 @@ def folds(y: np.ndarray, count: int, stratified: bool = True) -> Callable[[int],
 def read(data: Path, *parts: str) -> Any:
     path = data.joinpath(*parts)
     if not path.exists():
-        raise FileNotFoundError(f"{path.name} is missing: expected it at {path}. Give the folder with --data.")
+        raise FileNotFoundError(
+            f"{path.name} is missing: expected it at {path}. Give the folder with --data."
+        )
     return np.load(path, allow_pickle=False)
 
 
@@ -89,14 +93,32 @@ def babi(data: Path, name: str) -> Problem:
         "unshared": {"shared": 0.0},
         "smooth": {"newest": 40, "ages": False},
     }
-    made = babi_tokens(file["sentence_table"], stories, file["query_sent"], meta["vocab"], **parts.get(plain, {}))
-    options = {"n_heads": 256, "activation": "relu" if plain == "plain" else "softmax", "dtype": "float32"}
+    made = babi_tokens(
+        file["sentence_table"], stories, file["query_sent"], meta["vocab"], **parts.get(plain, {})
+    )
+    options = {
+        "n_heads": 256,
+        "activation": "relu" if plain == "plain" else "softmax",
+        "dtype": "float32",
+    }
     last = file["line"][
         file["ptr"][1:] - 1
     ]  # lines of a story are numbered: a question with a lower one begins another
     story = np.cumsum(np.diff(last, prepend=0) <= 0)
-    support = [marks[-80:] > 0 for marks in np.split(file["support"], file["ptr"][1:-1])]  # the newest 80 are keys
-    return Problem(name, made.sets, file["y"], official(file["split"]), False, options, made.names, story, support)
+    support = [
+        marks[-80:] > 0 for marks in np.split(file["support"], file["ptr"][1:-1])
+    ]  # the newest 80 are keys
+    return Problem(
+        name,
+        made.sets,
+        file["y"],
+        official(file["split"]),
+        False,
+        options,
+        made.names,
+        story,
+        support,
+    )
 
 
 def bags(data: Path, name: str) -> Problem:
@@ -172,7 +194,9 @@ def molecules(atoms: np.ndarray, ptr: np.ndarray, n_radial: int = 12) -> SetGrou
     keys, queries, counts = [], [], np.diff(ptr)
     for a, b in itertools.pairwise(ptr):
         apart = np.linalg.norm(atoms[a:b, None, 1:] - atoms[None, a:b, 1:], axis=2)
-        radial = np.exp(-0.5 * np.square((apart[:, :, None] - centres) / (centres[1] - centres[0]))).astype(np.float32)
+        radial = np.exp(
+            -0.5 * np.square((apart[:, :, None] - centres) / (centres[1] - centres[0]))
+        ).astype(np.float32)
         for i in range(b - a):
             pairs = (hot[a:b, :, None] * radial[i][:, None, :]).reshape(b - a, -1)
             keys.append(np.concatenate([hot[a:b], pairs], axis=1))
@@ -189,9 +213,15 @@ DATA: dict[str, Callable[[Path, str], Problem]] = {
     "elephant": bags,
     "japanese_vowels": japanese_vowels,
     "qm7": qm7,
-    **dict.fromkeys((f"japanese_vowels {kind}" for kind in ("frames", "windows 3", "windows 5")), vowel_windows),
     **dict.fromkeys(
-        (f"{task} words{more}" for task in ("qa01", "qa06") for more in ("", " shared", " ages", " shared ages")),
+        (f"japanese_vowels {kind}" for kind in ("frames", "windows 3", "windows 5")), vowel_windows
+    ),
+    **dict.fromkeys(
+        (
+            f"{task} words{more}"
+            for task in ("qa01", "qa06")
+            for more in ("", " shared", " ages", " shared ages")
+        ),
         story_words,
     ),
 }
@@ -202,32 +232,45 @@ def load(name: str, data: Path) -> Problem:
     return DATA[name](data, name)
 
 
-def attention(problem: Problem, seed: int, law: Any, **changes: Any) -> Any:
+def attention(problem: Problem, seed: int, distribution: Any, **changes: Any) -> Any:
     kind = kh.AttentionRegressor if problem.regression else kh.AttentionClassifier
-    plain = {"scaling": "none", "query": "given"} | ({} if problem.regression else {"criterion": "squared_error"})
+    plain = {"scaling": "none", "query": "given"} | (
+        {} if problem.regression else {"criterion": "squared_error"}
+    )
     plain |= {"device": os.environ.get("KEYHOLE_DEVICE")}
-    return kind(law=law, random_state=seed, **{**plain, **(problem.options or {}), **changes})
+    return kind(
+        heads=distribution, random_state=seed, **{**plain, **(problem.options or {}), **changes}
+    )
 
 
 def no_settings(problem: Problem, seed: int) -> Any:
-    return (kh.AttentionRegressor if problem.regression else kh.AttentionClassifier)(random_state=seed)
+    return (kh.AttentionRegressor if problem.regression else kh.AttentionClassifier)(
+        random_state=seed
+    )
 
 
 def former_default(problem: Problem, seed: int) -> Any:
     """512 zero-mean heads on tokens as they are, as the paper has it: what no settings meant before they chose."""
     return attention(
-        Problem("", None, problem.y, problem.splits, problem.regression), seed, kh.GaussianHeads(), n_heads=512
+        Problem("", None, problem.y, problem.splits, problem.regression),
+        seed,
+        kh.GaussianHeads(),
+        n_heads=512,
     )
 
 
 LOOKS = {"n_means": 2, "steps": 300, "learning_rate": 0.05, "max_samples": 1000, "hops": "auto"}
-"""The law of several looks: one line for all stories."""
+"""The head distribution of several looks: one line for all stories."""
 
 METHODS: dict[str, Callable[[Problem, int], Any]] = {
-    "mean-pool logistic": lambda p, s: None if p.regression else Pooled("logistic", "mean", p.regression, s),
+    "mean-pool logistic": lambda p, s: (
+        None if p.regression else Pooled("logistic", "mean", p.regression, s)
+    ),
     "mean-pool ridge": lambda p, s: Pooled("ridge", "mean", p.regression, s),
     "mean-pool RBF": lambda p, s: Pooled("rbf", "mean", p.regression, s),
-    "statistics logistic": lambda p, s: None if p.regression else Pooled("logistic", "statistics", p.regression, s),
+    "statistics logistic": lambda p, s: (
+        None if p.regression else Pooled("logistic", "statistics", p.regression, s)
+    ),
     "statistics ridge": lambda p, s: Pooled("ridge", "statistics", p.regression, s),
     "statistics RBF": lambda p, s: Pooled("rbf", "statistics", p.regression, s),
     "Fourier mean ridge": lambda p, s: FourierMean(p.regression, s),
@@ -236,9 +279,15 @@ METHODS: dict[str, Callable[[Problem, int], Any]] = {
     "former default": former_default,
     "attention, identity": lambda p, s: attention(p, s, kh.IdentityHeads()),
     "attention, learned": lambda p, s: None if p.regression else attention(p, s, kh.LearnedHeads()),
-    "attention, auto looks": lambda p, s: None if p.regression else attention(p, s, kh.LearnedHeads(hops="auto")),
-    "attention, looks": lambda p, s: attention(p, s, kh.LearnedHeads(**LOOKS)) if p.name in BABI else None,
-    "attention, 4 means": lambda p, s: attention(p, s, kh.LearnedHeads(n_means=4)) if p.name in BABI else None,
+    "attention, auto looks": lambda p, s: (
+        None if p.regression else attention(p, s, kh.LearnedHeads(hops="auto"))
+    ),
+    "attention, looks": lambda p, s: (
+        attention(p, s, kh.LearnedHeads(**LOOKS)) if p.name in BABI else None
+    ),
+    "attention, 4 means": lambda p, s: (
+        attention(p, s, kh.LearnedHeads(n_means=4)) if p.name in BABI else None
+    ),
     "DeepSets": lambda p, s: Network("deepsets", p.regression, s),
     "Set Transformer": lambda p, s: Network("transformer", p.regression, s),
     "memory network": lambda p, s: MemoryNetwork(s) if p.name in BABI else None,
@@ -271,13 +320,15 @@ def warm_up() -> None:
     for n_heads, activation in ((8, "relu"), (8, "softmax"), (math.inf, "relu")):
         for dtype in ("float32", "float64"):
             options: dict[str, Any] = {"activation": activation, "dtype": dtype, "random_state": 0}
-            kh.AttentionClassifier(n_heads, kh.GaussianHeads(), scaling="none", query="given", **options).fit(
-                sets, codes
-            )
+            kh.AttentionClassifier(
+                n_heads, kh.GaussianHeads(), scaling="none", query="given", **options
+            ).fit(sets, codes)
     Network("deepsets", False, 0, epochs=1).fit(sets, codes)
     if device := os.environ.get("KEYHOLE_DEVICE"):
-        law = kh.LearnedHeads(steps=1)
-        kh.AttentionClassifier(8, law, activation="softmax", device=device, random_state=0).fit(sets[:60], codes[:60])
+        distribution = kh.LearnedHeads(steps=1)
+        kh.AttentionClassifier(
+            8, distribution, activation="softmax", device=device, random_state=0
+        ).fit(sets[:60], codes[:60])
 
 
 def measure(fit: Fit, data: Path) -> Row:
@@ -293,8 +344,10 @@ def measure(fit: Fit, data: Path) -> Row:
     seconds = round(time.perf_counter() - began, 2)
     found = model.predict(problem.X[test])
     score, note = round(problem.score(problem.y[test], found), 4), describe(model)
-    if problem.support is not None and isinstance(getattr(model, "law_", None), FittedHeads):
-        shown = support_shown(model.hop_weights(problem.X[test]), [problem.support[i] for i in test])
+    if problem.support is not None and isinstance(getattr(model, "heads_", None), FittedHeads):
+        shown = support_shown(
+            model.hop_weights(problem.X[test]), [problem.support[i] for i in test]
+        )
         note += f", support {100 * shown[found == problem.y[test]].mean():.1f}"
     values = (*vars(fit).values(), len(test), score, seconds, note)
     return dict(zip(FIELDS, (str(value) for value in values), strict=True))
@@ -313,12 +366,20 @@ def describe(model: Any) -> str:
     """What an attention layer chose for itself."""
     if not hasattr(model, "tokens_"):
         return ""
-    law = model.law_
-    heads = f"M={model.n_heads_} c={law.mean:g}" if np.ndim(getattr(law, "mean", ())) == 0 else ""
+    distribution = model.heads_
+    heads = (
+        f"M={model.n_heads_} c={distribution.mean:g}"
+        if np.ndim(getattr(distribution, "mean", ())) == 0
+        else ""
+    )
     if heads:
         return f"{model.tokens_.scaling}/{model.tokens_.query} {heads}"
-    chosen = f"{law.chosen} c={law.strength:g} {law.steps} steps" if hasattr(law, "chosen") else ""
-    chosen += f" {law.hops} looks" if getattr(law, "looks_", ()) else ""
+    chosen = (
+        f"{distribution.chosen} c={distribution.strength:g} {distribution.steps} steps"
+        if hasattr(distribution, "chosen")
+        else ""
+    )
+    chosen += f" {distribution.hops} looks" if getattr(distribution, "hops_", ()) else ""
     return f"{model.tokens_.scaling}/{model.tokens_.query} {chosen}".strip()
 
 
@@ -328,7 +389,9 @@ def seed_scores(rows: list[Row], name: str, method: str) -> tuple[np.ndarray, fl
     scores, seconds = [], []
     for seed in sorted({row["seed"] for row in found}):
         part = [row for row in found if row["seed"] == seed]
-        scores.append(np.average([float(r["score"]) for r in part], weights=[int(r["size"]) for r in part]))
+        scores.append(
+            np.average([float(r["score"]) for r in part], weights=[int(r["size"]) for r in part])
+        )
         seconds.append(sum(float(r["seconds"]) for r in part))
     notes = [row["note"] for row in found] or [""]
     return np.array(scores), float(np.mean(seconds or [0.0])), max(set(notes), key=notes.count)
@@ -343,11 +406,15 @@ def report(rows: list[Row]) -> str:
             scores, seconds, note = seed_scores(rows, name, method)
             if len(scores):
                 spread = f" ± {scores.std(ddof=1):.2f}" if len(scores) > 1 else ""
-                lines.append(f"  {method:24}{scores.mean():8.2f}{spread:9}{seconds:9.1f} s   {note}")
+                lines.append(
+                    f"  {method:24}{scores.mean():8.2f}{spread:9}{seconds:9.1f} s   {note}"
+                )
     for method in METHODS:
         means = [seed_scores(rows, name, method)[0] for name in BABI]
         if all(len(scores) for scores in means):
-            lines.append(f"mean over {BABI[0]}–{BABI[-1]}: {method:24}{np.mean([s.mean() for s in means]):8.2f}")
+            lines.append(
+                f"mean over {BABI[0]}–{BABI[-1]}: {method:24}{np.mean([s.mean() for s in means]):8.2f}"
+            )
     return "\n".join(lines)
 
 
@@ -363,7 +430,10 @@ def measure_all(todo: Iterable[Fit], data: Path, jobs: int, seconds: float) -> I
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as workers:
         running: set[Future[Row]] = set()
         while True:
-            running |= {workers.submit(measure, fit, data) for fit in itertools.islice(rest, jobs - len(running))}
+            running |= {
+                workers.submit(measure, fit, data)
+                for fit in itertools.islice(rest, jobs - len(running))
+            }
             if not running:
                 return
             done, running = wait(running, return_when=FIRST_COMPLETED)
@@ -371,15 +441,26 @@ def measure_all(todo: Iterable[Fit], data: Path, jobs: int, seconds: float) -> I
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, default=os.environ.get("KEYHOLE_DATA"))
     usual = [name for name in DATA if " " not in name or name in ("qa01 plain", "qa01 softmax")]
     parser.add_argument("--only", nargs="+", choices=list(DATA), default=usual, metavar="NAME")
-    parser.add_argument("--methods", nargs="+", default=list(METHODS), help="parts of names of methods")
+    parser.add_argument(
+        "--methods", nargs="+", default=list(METHODS), help="parts of names of methods"
+    )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("out/real.csv"))
-    parser.add_argument("--jobs", type=int, default=1, help="fits at a time; times are those of one thread if above 1")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="start nothing new after so long")
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=1,
+        help="fits at a time; times are those of one thread if above 1",
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=math.inf, help="start nothing new after so long"
+    )
     args = parser.parse_args()
     if args.data is None:
         sys.exit("Say where the data is: --data DIR, or the variable KEYHOLE_DATA.")

@@ -57,7 +57,9 @@ class Pooled(BaseEstimator):
         if self.regression:
             learners: dict[str, Any] = {
                 "ridge": RidgeCV(grid),
-                "rbf": GridSearchCV(KernelRidge(kernel="rbf"), {"alpha": [1e-4, 1e-2], "gamma": [0.003, 0.03]}, cv=3),
+                "rbf": GridSearchCV(
+                    KernelRidge(kernel="rbf"), {"alpha": [1e-4, 1e-2], "gamma": [0.003, 0.03]}, cv=3
+                ),
             }
         else:
             folds = min(3, int(np.bincount(np.unique(y, return_inverse=True)[1]).min()))
@@ -65,7 +67,9 @@ class Pooled(BaseEstimator):
             learners = {
                 "ridge": RidgeClassifierCV(grid),
                 "logistic": GridSearchCV(
-                    LogisticRegression(max_iter=500), {"C": [0.01, 0.1, 1.0, 10.0]}, cv=max(2, folds)
+                    LogisticRegression(max_iter=500),
+                    {"C": [0.01, 0.1, 1.0, 10.0]},
+                    cv=max(2, folds),
                 ),
                 "rbf": GridSearchCV(SVC(), {**search, "gamma": ["scale"]}, cv=max(2, folds)),
             }
@@ -100,7 +104,9 @@ class FourierMean(BaseEstimator):
             stop = min(start + 2000, len(sets))
             rows = slice(sets.offsets[start], sets.offsets[stop])
             waves = np.cos(keys[rows] @ weights + phase)
-            table[start:stop] = np.add.reduceat(waves, sets.offsets[start:stop] - sets.offsets[start], axis=0)
+            table[start:stop] = np.add.reduceat(
+                waves, sets.offsets[start:stop] - sets.offsets[start], axis=0
+            )
         if not self.regression:
             table /= sets.lengths[:, None]
         if isinstance(X, SetGroups):
@@ -116,7 +122,9 @@ class FourierMean(BaseEstimator):
         best = None
         for gamma in (0.5, 1.0, 2.0):
             self.gamma = gamma
-            model = (RidgeCV if self.regression else RidgeClassifierCV)(grid, store_cv_results=False)
+            model = (RidgeCV if self.regression else RidgeClassifierCV)(
+                grid, store_cv_results=False
+            )
             model.fit(self._table(X), y)
             if best is None or model.best_score_ > best[0]:
                 best = (model.best_score_, gamma, model)
@@ -137,15 +145,29 @@ def padded(X: Any, centre: np.ndarray, spread: np.ndarray) -> tuple[Any, Any, An
     tokens = np.zeros((len(sets), longest, sets.dim), dtype=np.float32)
     mask = np.arange(longest) < sets.lengths[:, None]
     tokens[mask] = (sets.tokens - centre) / spread
-    query = np.zeros((len(sets), sets.dim)) if sets.query is None else (sets.query - centre) / spread
-    return torch.from_numpy(tokens), torch.from_numpy(mask), torch.from_numpy(query.astype(np.float32))
+    query = (
+        np.zeros((len(sets), sets.dim)) if sets.query is None else (sets.query - centre) / spread
+    )
+    return (
+        torch.from_numpy(tokens),
+        torch.from_numpy(mask),
+        torch.from_numpy(query.astype(np.float32)),
+    )
 
 
 class Network(BaseEstimator):
     """DeepSets or a small Set Transformer: Adam, early stopping on 15 % of the training samples, a time limit."""
 
-    def __init__(self, kind: str, regression: bool, seed: int, seconds: float = 60.0, epochs: int = 200) -> None:
-        self.kind, self.regression, self.seed, self.seconds, self.epochs = kind, regression, seed, seconds, epochs
+    def __init__(
+        self, kind: str, regression: bool, seed: int, seconds: float = 60.0, epochs: int = 200
+    ) -> None:
+        self.kind, self.regression, self.seed, self.seconds, self.epochs = (
+            kind,
+            regression,
+            seed,
+            seconds,
+            epochs,
+        )
 
     def fit(self, X: Any, y: np.ndarray) -> Network:
         import torch
@@ -160,7 +182,11 @@ class Network(BaseEstimator):
             loss, width = torch.nn.functional.mse_loss, 1
         else:
             self.classes_, codes = np.unique(y, return_inverse=True)
-            targets, loss, width = torch.tensor(codes), torch.nn.functional.cross_entropy, len(self.classes_)
+            targets, loss, width = (
+                torch.tensor(codes),
+                torch.nn.functional.cross_entropy,
+                len(self.classes_),
+            )
         self.net_ = _module(self.kind, sets.dim, width, self.regression)
         order = np.random.default_rng(self.seed).permutation(len(X))
         held, used = order[: max(1, int(0.15 * len(X)))], order[max(1, int(0.15 * len(X))) :]
@@ -180,7 +206,11 @@ class Network(BaseEstimator):
                 now = float(loss(self._forward(X, held), targets[held]))
             since += 1
             if now < best:
-                best, since, kept = now, 0, {k: v.clone() for k, v in self.net_.state_dict().items()}
+                best, since, kept = (
+                    now,
+                    0,
+                    {k: v.clone() for k, v in self.net_.state_dict().items()},
+                )
             if since >= 20 or time.perf_counter() - began > self.seconds:
                 break
         self.net_.load_state_dict(kept)
@@ -196,7 +226,9 @@ class Network(BaseEstimator):
 
         self.net_.eval()
         with torch.no_grad():
-            parts = [self._forward(X, np.arange(s, min(s + 256, len(X)))) for s in range(0, len(X), 256)]
+            parts = [
+                self._forward(X, np.arange(s, min(s + 256, len(X)))) for s in range(0, len(X), 256)
+            ]
         scores = torch.cat(parts).numpy()
         if self.regression:
             return scores[:, 0] * self.size_ + self.shift_
@@ -213,8 +245,16 @@ class MemoryNetwork(BaseEstimator):
     the time encoding of the paper; here with Adam, and without the noise of empty memories.
     """
 
-    def __init__(self, seed: int, restarts: int = 10, epochs: int = 100, width: int = 20, hops: int = 3) -> None:
-        self.seed, self.restarts, self.epochs, self.width, self.hops = seed, restarts, epochs, width, hops
+    def __init__(
+        self, seed: int, restarts: int = 10, epochs: int = 100, width: int = 20, hops: int = 3
+    ) -> None:
+        self.seed, self.restarts, self.epochs, self.width, self.hops = (
+            seed,
+            restarts,
+            epochs,
+            width,
+            hops,
+        )
 
     def fit(self, X: Any, y: np.ndarray) -> MemoryNetwork:
         import torch
@@ -226,7 +266,9 @@ class MemoryNetwork(BaseEstimator):
         g = torch.Generator().manual_seed(self.seed)
         shapes = [(self.restarts, X.dim, self.width)] * (self.hops + 1)
         shapes.append((self.restarts, self.width, len(self.classes_)))
-        self.weights_ = [(0.1 * torch.randn(s, generator=g)).to(self.device_).requires_grad_() for s in shapes]
+        self.weights_ = [
+            (0.1 * torch.randn(s, generator=g)).to(self.device_).requires_grad_() for s in shapes
+        ]
         optimiser = torch.optim.Adam(self.weights_, lr=0.01)
         rng = np.random.default_rng(self.seed)
         for epoch in range(self.epochs):
@@ -235,12 +277,16 @@ class MemoryNetwork(BaseEstimator):
             order = torch.tensor(rng.permutation(len(X)), device=self.device_)
             for rows in order.split(32):
                 optimiser.zero_grad()
-                scores = self._scores(keys[rows], mask[rows], query[rows], linear=epoch < self.epochs // 5)
+                scores = self._scores(
+                    keys[rows], mask[rows], query[rows], linear=epoch < self.epochs // 5
+                )
                 self._losses(scores, targets[rows]).sum().backward()
                 torch.nn.utils.clip_grad_norm_(self.weights_, 40.0)
                 optimiser.step()
         with torch.no_grad():
-            parts = [self._scores(keys[r], mask[r], query[r]) for r in torch.arange(len(X)).split(128)]
+            parts = [
+                self._scores(keys[r], mask[r], query[r]) for r in torch.arange(len(X)).split(128)
+            ]
             self.best_ = int(self._losses(torch.cat(parts, dim=1), targets).argmin())
         return self
 
@@ -250,7 +296,9 @@ class MemoryNetwork(BaseEstimator):
     def _losses(self, scores: Any, targets: Any) -> Any:
         import torch
 
-        each = torch.nn.functional.cross_entropy(scores.flatten(0, 1), targets.repeat(len(scores)), reduction="none")
+        each = torch.nn.functional.cross_entropy(
+            scores.flatten(0, 1), targets.repeat(len(scores)), reduction="none"
+        )
         return each.view(len(scores), -1).mean(1)
 
     def _scores(self, keys: Any, mask: Any, query: Any, linear: bool = False) -> Any:
@@ -261,9 +309,13 @@ class MemoryNetwork(BaseEstimator):
         state = torch.einsum("nd,rde->rne", query, embeddings[0])
         memory = torch.einsum("nkd,rde->rnke", keys, embeddings[0])
         for embedding in embeddings[1:]:
-            match = torch.einsum("rne,rnke->rnk", state, memory).masked_fill(~mask, 0.0 if linear else -torch.inf)
+            match = torch.einsum("rne,rnke->rnk", state, memory).masked_fill(
+                ~mask, 0.0 if linear else -torch.inf
+            )
             memory = torch.einsum("nkd,rde->rnke", keys, embedding)
-            state = state + torch.einsum("rnk,rnke->rne", match if linear else match.softmax(2), memory)
+            state = state + torch.einsum(
+                "rnk,rnke->rne", match if linear else match.softmax(2), memory
+            )
         return state @ answer
 
     def predict(self, X: Any) -> np.ndarray:
@@ -271,7 +323,10 @@ class MemoryNetwork(BaseEstimator):
 
         keys, mask, query = self._tensors(X)
         with torch.no_grad():
-            parts = [self._scores(keys[r], mask[r], query[r])[self.best_] for r in torch.arange(len(X)).split(128)]
+            parts = [
+                self._scores(keys[r], mask[r], query[r])[self.best_]
+                for r in torch.arange(len(X)).split(128)
+            ]
         return self.classes_[torch.cat(parts).argmax(1).cpu().numpy()]
 
 
@@ -284,7 +339,9 @@ def _module(kind: str, dim: int, width: int, total: bool) -> Any:
 
         def __init__(self) -> None:
             super().__init__()
-            self.phi = nn.Sequential(nn.Linear(2 * dim, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU())
+            self.phi = nn.Sequential(
+                nn.Linear(2 * dim, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU()
+            )
             self.rho = nn.Sequential(nn.Linear(128 + dim, 128), nn.ReLU(), nn.Linear(128, width))
 
         def forward(self, tokens: Any, mask: Any, query: Any, counts: np.ndarray) -> Any:
@@ -300,7 +357,9 @@ def _module(kind: str, dim: int, width: int, total: bool) -> Any:
             super().__init__()
             self.embed = nn.Linear(dim, 64)
             self.ask = nn.Linear(dim, 64)
-            block = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True, norm_first=True)
+            block = nn.TransformerEncoderLayer(
+                64, 4, 128, dropout=0.0, batch_first=True, norm_first=True
+            )
             self.blocks = nn.TransformerEncoder(block, 2, enable_nested_tensor=False)
             self.read = nn.Sequential(nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, width))
 

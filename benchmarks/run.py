@@ -16,11 +16,15 @@ SIZES = ("small", "paper")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", choices=BENCHES, action="append", help="one hot path; may be repeated")
+    parser.add_argument(
+        "--only", choices=BENCHES, action="append", help="one hot path; may be repeated"
+    )
     parser.add_argument("--size", choices=SIZES, action="append", help="one size; may be repeated")
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
     arguments = parser.parse_args()
-    print(f"{platform.processor() or platform.machine()}, {harness.threads()} threads; ceilings measured in this run:")
+    print(
+        f"{platform.processor() or platform.machine()}, {harness.threads()} threads; ceilings measured in this run:"
+    )
     print(f"  matrix product  {harness.gemm_rate('float64') / 1e9:6.0f} GFLOP/s float64")
     print(f"                  {harness.gemm_rate('float32') / 1e9:6.0f} GFLOP/s float32")
     print(f"  memory copy     {harness.copy_bandwidth() / 1e9:6.1f} GB/s read plus written")

@@ -39,7 +39,7 @@ DIMENSIONS = (3, 6)
 TARGETS = ("corr * token", "token^2 - 0.5 * query", "rotated(0.5) * token", "rotated(0.5)^6")
 TOKEN_DIMENSIONS = ("4", "8")
 MEANS = ("0", "0.5", "1")
-VIEWS = ("curves", "needs", "surface", "spectrum", "law", "rotation")
+VIEWS = ("curves", "needs", "surface", "spectrum", "heads", "rotation")
 
 SHARE, MEBIBYTES = 0.05, 24.0
 """How much the last quarter may hold more than the second: this share, or so many MiB."""
@@ -126,7 +126,9 @@ class Page:
         choices = [str(rng.choice(values)) for values in (VIEWS, TARGETS, TOKEN_DIMENSIONS, MEANS)]
         self.ask_for_view(rng, *choices)
 
-    def ask_for_view(self, rng: np.random.Generator, view: str, target: str, dim: str, mean: str) -> None:
+    def ask_for_view(
+        self, rng: np.random.Generator, view: str, target: str, dim: str, mean: str
+    ) -> None:
         settings = {
             "view": view,
             "target": target,
@@ -252,7 +254,9 @@ def growth(samples: list[Sample]) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=float(os.environ.get("SECONDS", "600")))
     parser.add_argument("--samples", type=int, default=40, help="how often memory is looked at")
     parser.add_argument("--out", type=Path, default=Path("out/soak"))

@@ -19,13 +19,17 @@ html_theme = "furo"
 html_title = f"keyhole {release}"
 html_static_path = ["static"]
 html_css_files = ["keyhole.css"]
-html_math_renderer = "mathml"  # browsers draw it themselves: no script, and no request leaves the machine
+html_math_renderer = (
+    "mathml"  # browsers draw it themselves: no script, and no request leaves the machine
+)
 autodoc_typehints = "none"  # shapes stand in the docstrings, where they can be read
 napoleon_google_docstring = False
 napoleon_use_ivar = True
 
 
-def _escape_bars(app: object, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+def _escape_bars(
+    app: object, what: str, name: str, obj: object, options: object, lines: list[str]
+) -> None:
     """|x| is a norm to us, and a substitution to reStructuredText."""
     lines[:] = [line.replace("|", r"\|") for line in lines]
 

@@ -16,7 +16,11 @@ from keyhole.lab.jobs import compute, group
 from keyhole.lab.report.document import Chart
 from keyhole.lab.report.html import write_chart
 
-SHOWN = {"explore": ("", "curves"), "explore-law": ("view=law", "law"), "explore-learned": ("view=spectrum", "learned")}
+SHOWN = {
+    "explore": ("", "curves"),
+    "explore-law": ("view=law", "law"),
+    "explore-learned": ("view=spectrum", "learned"),
+}
 """Name of the picture: the address of the view, and which of its charts."""
 
 
@@ -24,9 +28,13 @@ def main(figures: Path, views: Path) -> None:
     """Write them all."""
     for name, (address, which) in SHOWN.items():
         state = ExploreState.read(dict(parse_qsl(address)))
-        results = {cell: values for job in group(cells_of(state)) for cell, values, _ in compute(job)}
+        results = {
+            cell: values for job in group(cells_of(state)) for cell, values, _ in compute(job)
+        }
         view = show(state, results)
-        [chart] = [block for block in view.blocks if isinstance(block, Chart) and block.name == which]
+        [chart] = [
+            block for block in view.blocks if isinstance(block, Chart) and block.name == which
+        ]
         for path in write_chart(chart, figures):
             if path.suffix == ".png":
                 path.unlink()

@@ -34,8 +34,12 @@ def pooled(bags, labels, *functions):
 
 METHODS = {
     "mean, logistic": lambda bags, labels: pooled(bags, labels, np.mean),
-    "mean, std, min, max, logistic": lambda bags, labels: pooled(bags, labels, np.mean, np.std, np.min, np.max),
-    "attention, no settings": lambda bags, labels: kh.AttentionClassifier(random_state=0).fit(bags, labels).predict,
+    "mean, std, min, max, logistic": lambda bags, labels: pooled(
+        bags, labels, np.mean, np.std, np.min, np.max
+    ),
+    "attention, no settings": lambda bags, labels: (
+        kh.AttentionClassifier(random_state=0).fit(bags, labels).predict
+    ),
 }
 
 
@@ -44,10 +48,14 @@ def main(path, repeats=3, folds=10):
     bags, labels = data.sets, data.target
     print(bags)
     right = {name: np.zeros((repeats, len(labels))) for name in METHODS}
-    splits = RepeatedStratifiedKFold(n_splits=folds, n_repeats=repeats, random_state=0).split(labels, labels)
+    splits = RepeatedStratifiedKFold(n_splits=folds, n_repeats=repeats, random_state=0).split(
+        labels, labels
+    )
     for k, (train, test) in enumerate(splits):
         for name, fit in METHODS.items():
-            right[name][k // folds, test] = fit(bags[train], labels[train])(bags[test]) == labels[test]
+            right[name][k // folds, test] = (
+                fit(bags[train], labels[train])(bags[test]) == labels[test]
+            )
     for name, table in right.items():
         scores = 100 * table.mean(axis=1)
         print(f"{name:32}{scores.mean():6.1f} % ± {scores.std(ddof=1) / repeats**0.5:.1f}")

@@ -24,7 +24,9 @@ def main(path, train=2000, test=1000, n_heads=24):
     molecules, energy = data.sets[chosen], data.target[chosen]
     n_elements = sum(" at " not in name for name in data.names)
     atoms = molecules.sets.query[:, :n_elements].astype(float)
-    around = total(molecules.sets.tokens.astype(float), molecules.sets.offsets)  # what each atom has around it
+    around = total(
+        molecules.sets.tokens.astype(float), molecules.sets.offsets
+    )  # what each atom has around it
     pairs = (atoms[:, :, None] * around[:, None, :]).reshape(len(atoms), -1)
     tables = {
         "counts of elements, ridge": total(atoms, molecules.set_offsets),
@@ -35,11 +37,20 @@ def main(path, train=2000, test=1000, n_heads=24):
         model = RidgeCV(np.geomspace(1e-6, 1e3, 19)).fit(table[:train], energy[:train])
         errors[name] = np.abs(model.predict(table[train:]) - energy[train:])
     layer = kh.AttentionRegressor(
-        n_heads, law=kh.GaussianHeads(), scaling="none", query="given", pooling="sum", random_state=0
+        n_heads,
+        heads=kh.GaussianHeads(),
+        scaling="none",
+        query="given",
+        pooling="sum",
+        random_state=0,
     )
     layer.fit(molecules[:train], energy[:train])
-    errors[f"attention, {n_heads} heads"] = np.abs(layer.predict(molecules[train:]) - energy[train:])
-    print(f"{train} molecules to learn from, {len(energy) - train} to predict; mean absolute error:")
+    errors[f"attention, {n_heads} heads"] = np.abs(
+        layer.predict(molecules[train:]) - energy[train:]
+    )
+    print(
+        f"{train} molecules to learn from, {len(energy) - train} to predict; mean absolute error:"
+    )
     for name, error in errors.items():
         print(f"{name:28}{error.mean():7.2f} ± {error.std() / len(error) ** 0.5:.2f}")
 

@@ -16,7 +16,9 @@ import keyhole as kh
 
 def bags(sets):
     story = np.add.reduceat(sets.tokens, sets.offsets[:-1])
-    return np.concatenate([story / np.linalg.norm(story, axis=1, keepdims=True), sets.query], axis=1)
+    return np.concatenate(
+        [story / np.linalg.norm(story, axis=1, keepdims=True), sets.query], axis=1
+    )
 
 
 def show(data, i, model):
@@ -24,8 +26,14 @@ def show(data, i, model):
     keys = data.sets[i : i + 1].tokens
     for hop, (weights,) in enumerate(model.hop_weights(data.sets[i : i + 1])):
         best = int(weights.max(axis=0).argmax())
-        said = [name for name, value in zip(data.names, keys[best], strict=True) if value > 0 and name.isalpha()]
-        print(f"  look {hop + 1}: sentence {best + 1} of {len(keys)} ({', '.join(said)}), weight {weights.max():.2f}")
+        said = [
+            name
+            for name, value in zip(data.names, keys[best], strict=True)
+            if value > 0 and name.isalpha()
+        ]
+        print(
+            f"  look {hop + 1}: sentence {best + 1} of {len(keys)} ({', '.join(said)}), weight {weights.max():.2f}"
+        )
     print(f"  answer: {model.predict(data.sets[i : i + 1])[0]} (right: {data.target[i]})")
 
 
@@ -39,9 +47,17 @@ def main(path, task=2, steps=300, n_heads=256):
     model.fit(bags(data.sets[train]), data.target[train])
     right["bags of words, logistic"] = model.predict(bags(data.sets[test])) == data.target[test]
     for name, hops in {"attention, one look": 1, "attention, looks it chose": "auto"}.items():
-        law = kh.LearnedHeads(n_means=2, steps=steps, learning_rate=0.05, max_samples=1000, hops=hops)
+        distribution = kh.LearnedHeads(
+            n_means=2, steps=steps, learning_rate=0.05, max_samples=1000, hops=hops
+        )
         model = kh.AttentionClassifier(
-            n_heads, law, activation="softmax", scaling="none", query="given", dtype="float32", random_state=0
+            n_heads,
+            distribution,
+            activation="softmax",
+            scaling="none",
+            query="given",
+            dtype="float32",
+            random_state=0,
         ).fit(data.sets[train], data.target[train])
         right[name] = model.predict(data.sets[test]) == data.target[test]
     for name, hits in right.items():

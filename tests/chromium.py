@@ -110,9 +110,16 @@ class Page:
 
     def _note(self, event):
         kind, parameters = event.get("method"), event.get("params", {})
-        if kind == "Runtime.consoleAPICalled" and parameters["type"] in ("error", "warning", "assert"):
+        if kind == "Runtime.consoleAPICalled" and parameters["type"] in (
+            "error",
+            "warning",
+            "assert",
+        ):
             self.complaints.append(
-                [argument.get("value", argument.get("description")) for argument in parameters["args"]]
+                [
+                    argument.get("value", argument.get("description"))
+                    for argument in parameters["args"]
+                ]
             )
         elif kind == "Runtime.exceptionThrown":
             details = parameters["exceptionDetails"]
@@ -123,7 +130,9 @@ class Page:
             self.requests.append(parameters["request"]["url"])
 
     def ask(self, expression):
-        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        answer = self.call(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
@@ -136,14 +145,19 @@ class Page:
             deviceScaleFactor=2 if phone else 1,
             mobile=phone,
         )
-        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": shade}])
+        self.call(
+            "Emulation.setEmulatedMedia",
+            features=[{"name": "prefers-color-scheme", "value": shade}],
+        )
         self.call("Page.navigate", url=Path(path).resolve().as_uri())
         self.wait("document.readyState === 'complete'")
 
     def wait(self, condition, seconds=60.0):
         end = time.monotonic() + seconds
         while not self.ask(f"!!({condition})"):
-            assert time.monotonic() < end, f"not within {seconds:g} s: {condition}; {self.complaints}"
+            assert time.monotonic() < end, (
+                f"not within {seconds:g} s: {condition}; {self.complaints}"
+            )
             time.sleep(0.1)
 
     def screenshot(self, path, whole=False):
@@ -157,7 +171,9 @@ class Page:
 @contextlib.contextmanager
 def chromium():
     """Start a browser of our own, with a fresh profile; hand out a function that opens a tab."""
-    with tempfile.TemporaryDirectory(prefix="keyhole-chromium-", ignore_cleanup_errors=True) as profile:
+    with tempfile.TemporaryDirectory(
+        prefix="keyhole-chromium-", ignore_cleanup_errors=True
+    ) as profile:
         command = [find_chromium(), *FLAGS, f"--user-data-dir={profile}", "about:blank"]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         pages = []
@@ -165,7 +181,9 @@ def chromium():
             port = _port(Path(profile) / "DevToolsActivePort", process)
 
             def new_page():
-                with urlopen(Request(f"http://127.0.0.1:{port}/json/new?about:blank", method="PUT")) as answer:
+                with urlopen(
+                    Request(f"http://127.0.0.1:{port}/json/new?about:blank", method="PUT")
+                ) as answer:
                     pages.append(Page(json.load(answer)["webSocketDebuggerUrl"]))
                 return pages[-1]
 

@@ -34,13 +34,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, default=int(os.environ.get("KEYHOLE_TEST_SEED", "0")))
 
 
-FIRST = ("test_sklearn.py", "test_report_in_browser.py", "test_report.py", "test_explore_in_browser.py")
+FIRST = (
+    "test_sklearn.py",
+    "test_report_in_browser.py",
+    "test_report.py",
+    "test_explore_in_browser.py",
+)
 """Files that two processes begin with: loops are compiled for the first while the others need none."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Hypothesis draws from the seed of the suite too."""
-    items.sort(key=lambda item: FIRST.index(item.path.name) if item.path.name in FIRST else len(FIRST))
+    items.sort(
+        key=lambda item: FIRST.index(item.path.name) if item.path.name in FIRST else len(FIRST)
+    )
     for item in items:
         test = getattr(item, "obj", None)
         if hypothesis.is_hypothesis_test(test):

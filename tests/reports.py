@@ -18,11 +18,32 @@ def every_block(name=""):
         Series("kernel", n, error, low, high, "band", "kernel"),
         Series("something new", n, high, hover=["a", "b", "c", "d"]),
     ]
-    rows = [{"target": "f_{1,2}", "n": 120, "ratio": 12.5}, {"target": "g", "n": None, "ratio": 3.25}]
+    rows = [
+        {"target": "f_{1,2}", "n": 120, "ratio": 12.5},
+        {"target": "g", "n": None, "ratio": 3.25},
+    ]
     return [
-        Chart(f"{name}log", "f_{1,2}", "n", "error", curves, x_log=True, y_log=True, marks={"30 %": 0.3}),
+        Chart(
+            f"{name}log",
+            "f_{1,2}",
+            "n",
+            "error",
+            curves,
+            x_log=True,
+            y_log=True,
+            marks={"30 %": 0.3},
+        ),
         Chart(f"{name}linear", "again", "n", "error", curves[:2], rows=[{"n": 16, "error": 1.0}]),
-        HeatMap(f"{name}map", "z", "head", "layer", ["0", "1", "1"], ["a", "b"], [[1, -2, 3], [0.0, NAN, 1.0]], 0.0),
+        HeatMap(
+            f"{name}map",
+            "z",
+            "head",
+            "layer",
+            ["0", "1", "1"],
+            ["a", "b"],
+            [[1, -2, 3], [0.0, NAN, 1.0]],
+            0.0,
+        ),
         HeatMap(f"{name}plain", "share", "head", "layer", ["0"], ["a"], [[0.5]]),
         Table(f"{name}table", "sizes", rows),
     ]
@@ -51,7 +72,9 @@ def sample(name="", sections=2):
 
 def evil():
     """Every text in it tries to leave its place."""
-    curve = Series(EVIL, [1.0, 2.0], [1.0, 2.0], [0.5, 1.0], [1.5, 3.0], role=EVIL, hover=[EVIL, EVIL])
+    curve = Series(
+        EVIL, [1.0, 2.0], [1.0, 2.0], [0.5, 1.0], [1.5, 3.0], role=EVIL, hover=[EVIL, EVIL]
+    )
     blocks = [
         Chart(EVIL, EVIL, EVIL, EVIL, [curve], rows=[{EVIL: EVIL}], note=EVIL, marks={EVIL: 1.5}),
         Chart("../../outside", EVIL, EVIL, EVIL, [curve], x_log=True, y_log=True),
@@ -69,7 +92,14 @@ def not_finite():
     gone = Series("gone", [NAN, NAN], [NAN, INF], look="line", role="kernel")
     charts = [
         Chart(
-            f"strange_{x}{y}", "strange", "x", "y", [curve, gone], x_log=x, y_log=y, marks={"none": NAN, "below": -1.0}
+            f"strange_{x}{y}",
+            "strange",
+            "x",
+            "y",
+            [curve, gone],
+            x_log=x,
+            y_log=y,
+            marks={"none": NAN, "below": -1.0},
         )
         for x in (False, True)
         for y in (False, True)
@@ -78,7 +108,15 @@ def not_finite():
         Chart("gone", "gone", "x", "y", [gone], x_log=True, y_log=True),
         Chart("empty", "empty", "x", "y", []),
         Chart("no_points", "no points", "x", "y", [Series("none", [], [])], x_log=True, y_log=True),
-        Chart("one_point", "one point", "x", "y", [Series("one", [8.0], [0.5], look="dashed")], x_log=True, y_log=True),
+        Chart(
+            "one_point",
+            "one point",
+            "x",
+            "y",
+            [Series("one", [8.0], [0.5], look="dashed")],
+            x_log=True,
+            y_log=True,
+        ),
         Chart("zeros", "zeros", "x", "y", [Series("zero", [1.0, 2.0], [0.0, 0.0])], y_log=True),
     ]
     maps = [
@@ -88,5 +126,7 @@ def not_finite():
     ]
     table = Table("odd_table", "odd", [{"a": NAN, "b": INF}, {"a": None, "b": -1e-30}])
     return Report(
-        "Strange numbers", "", [Section("s", "Strange", "", [*charts, *maps, table, Table("no_rows", "", [])])]
+        "Strange numbers",
+        "",
+        [Section("s", "Strange", "", [*charts, *maps, table, Table("no_rows", "", [])])],
     )

@@ -1,4 +1,4 @@
-"""Ridge by one named route at a time, every penalty of a path at hand: what laws of ridge are tested on."""
+"""Ridge by one named route at a time, every penalty of a path at hand: what head distributions of ridge are tested on."""
 
 import numpy as np
 
@@ -8,7 +8,17 @@ from keyhole.ridge.gram import path_route, ridge_gram, weigh_gram
 from keyhole.ridge.problem import RidgeProblem
 
 
-def gram_path(gram, y, alphas=None, *, rounding=None, dtype=None, overwrite_gram=False, memory_budget=None, **options):
+def gram_path(
+    gram,
+    y,
+    alphas=None,
+    *,
+    rounding=None,
+    dtype=None,
+    overwrite_gram=False,
+    memory_budget=None,
+    **options,
+):
     """A path from one reduction of the Gram matrix, even if it is a path of one penalty."""
     problem = RidgeProblem.of(y, alphas, **options)
     matrix, weighing = weigh_gram(gram, problem, overwrite=overwrite_gram)
@@ -18,7 +28,9 @@ def gram_path(gram, y, alphas=None, *, rounding=None, dtype=None, overwrite_gram
     return problem.fit(route, keep_factor=True)
 
 
-def gram_fixed(gram, y, alpha, *, rounding=None, overwrite_gram=False, memory_budget=MEMORY_BUDGET, **options):
+def gram_fixed(
+    gram, y, alpha, *, rounding=None, overwrite_gram=False, memory_budget=MEMORY_BUDGET, **options
+):
     """One penalty."""
     given = {"rounding": rounding, "overwrite_gram": overwrite_gram, "memory_budget": memory_budget}
     return ridge_gram(gram, RidgeProblem.of(y, [alpha], **options), **given)

@@ -19,7 +19,10 @@ def table(head: list[str], rows: list[list[Any]]) -> str:
     cells = [
         head,
         ["---", *("---:" for _ in head[1:])],
-        *([f"{c:,}" if isinstance(c, int) else str(c).replace("|", r"\|") for c in r] for r in rows),
+        *(
+            [f"{c:,}" if isinstance(c, int) else str(c).replace("|", r"\|") for c in r]
+            for r in rows
+        ),
     ]
     return "\n".join("| " + " | ".join(row) + " |" for row in cells)
 
@@ -35,7 +38,9 @@ def fuzz(run: dict[str, Any]) -> str:
     if calls:
         parts.append(fuzz_table("sequences of calls", "held", calls))
     cores = "one core" if run.get("workers") == 1 else "two cores"
-    parts.append(f"`make fuzz SEED={run['seed']}`: {run['cases']:,} cases in {run['seconds']:.0f} s on {cores}.")
+    parts.append(
+        f"`make fuzz SEED={run['seed']}`: {run['cases']:,} cases in {run['seconds']:.0f} s on {cores}."
+    )
     return "\n\n".join(parts)
 
 
@@ -48,19 +53,28 @@ def fuzz_table(kind: str, read: str, rows: list[tuple[str, dict[str, int]]]) -> 
     return table([kind, "cases", "refused", read, "findings"], cells)
 
 
-def laws(run: dict[str, Any]) -> str:
-    rows = [[r["route"], r["configurations"], r["compared"], f"{r['worst']:.2f}", r["bound"]] for r in run["routes"]]
+def distributions(run: dict[str, Any]) -> str:
+    rows = [
+        [r["route"], r["configurations"], r["compared"], f"{r['worst']:.2f}", r["bound"]]
+        for r in run["routes"]
+    ]
     words = (
         f"`make test-slow`, seed {run['seed']}: {run['configurations']:,} random configurations, {run['compared']:,}"
         f" numbers against refits in long doubles, {len(run['disagreements'])} beyond the bound of a route"
         f" ({run['left to rounding']:,} further draws left nothing to compare: rounding hides their leave-one-out)."
     )
-    return words + "\n\n" + table(["route", "configurations", "numbers", "worst share of the bound", "bound"], rows)
+    return (
+        words
+        + "\n\n"
+        + table(["route", "configurations", "numbers", "worst share of the bound", "bound"], rows)
+    )
 
 
 def environments() -> str:
     source = ast.parse((ROOT / "tests" / "contracts" / "test_environment.py").read_text())
-    names = [n.name for n in source.body if isinstance(n, ast.FunctionDef) and n.name.startswith("test_")]
+    names = [
+        n.name for n in source.body if isinstance(n, ast.FunctionDef) and n.name.startswith("test_")
+    ]
     return "\n".join(f"- {name.removeprefix('test_').replace('_', ' ')}" for name in names)
 
 
@@ -75,7 +89,7 @@ def fill(text: str, mark: str, content: str) -> str:
 def main() -> None:
     runs: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
         "fuzz": ("fuzz/table.json", fuzz),
-        "laws": ("trust/leave_one_out.json", laws),
+        "head distributions": ("trust/leave_one_out.json", distributions),
     }
     text = fill(PAGE.read_text(), "environments", environments())
     for mark, (name, written) in runs.items():

@@ -32,11 +32,14 @@ def main() -> None:
         folder = Path(name)
         X = kh.SetBatch(sets)
         model = kh.AttentionRegressor(
-            random_state=0, n_heads=512, law=kh.GaussianHeads(), scaling="none", query="given"
+            random_state=0, n_heads=512, heads=kh.GaussianHeads(), scaling="none", query="given"
         ).fit(X, y)
         kh.save(model, folder / "a.keyhole")
         assert np.array_equal(kh.load(folder / "a.keyhole").predict(X), model.predict(X))
-        rows = ["set,a,b,c,y", *(f"{i},{','.join(map(str, token))},{y[i]}" for i, s in enumerate(sets) for token in s)]
+        rows = [
+            "set,a,b,c,y",
+            *(f"{i},{','.join(map(str, token))},{y[i]}" for i, s in enumerate(sets) for token in s),
+        ]
         (folder / "data.csv").write_text("\n".join(rows) + "\n")
         print(keyhole("fit", folder / "data.csv", folder / "b.keyhole"))
         keyhole("predict", folder / "b.keyhole", folder / "data.csv", folder / "out.parquet")

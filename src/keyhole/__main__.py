@@ -37,7 +37,9 @@ class Interrupts:
             return
         signal.signal(signal.SIGINT, self._press)
         sys.unraisablehook = self._retry_ignored
-        if hasattr(signal, "pthread_sigmask"):  # who starts a process may hold the signal back until now
+        if hasattr(
+            signal, "pthread_sigmask"
+        ):  # who starts a process may hold the signal back until now
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
     def begin_command(self) -> None:

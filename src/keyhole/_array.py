@@ -79,7 +79,9 @@ def thread_count() -> int:
 
     ``NUMBA_NUM_THREADS`` and ``OMP_NUM_THREADS`` are honoured because joblib and Dask set them in their workers.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    )
     for name in ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS"):
         asked = os.environ.get(name, "")
         if asked.isdigit() and int(asked) > 0:

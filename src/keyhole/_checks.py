@@ -61,7 +61,9 @@ def check_float_array(value: Any, name: str) -> np.ndarray:
             "Pass real and imaginary parts as separate coordinates."
         )
     if array.dtype.kind not in "fiub":
-        raise ValueError(f"`{name}` must hold numbers: got dtype {array.dtype}. Encode text or dates as numbers first.")
+        raise ValueError(
+            f"`{name}` must hold numbers: got dtype {array.dtype}. Encode text or dates as numbers first."
+        )
     if array.dtype not in (np.float32, np.float64):
         array = array.astype(np.float64)
     return array
@@ -112,7 +114,9 @@ def check_count(value: Any, name: str, minimum: int = 1, maximum: int | None = N
     return count
 
 
-def check_number(value: Any, name: str, *, minimum: float = -math.inf, exclusive: bool = False) -> float:
+def check_number(
+    value: Any, name: str, *, minimum: float = -math.inf, exclusive: bool = False
+) -> float:
     """Return ``value`` as a finite float no smaller than (or, if exclusive, larger than) ``minimum``."""
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise TypeError(f"`{name}` must be a number: got {value!r} of type {type(value).__name__}.")
@@ -130,7 +134,9 @@ def check_flag(value: Any, name: str) -> bool:
     is_flag = isinstance(value, (bool, np.bool_))
     is_integer = isinstance(value, (int, np.integer)) and value in (0, 1)
     if not is_flag and not is_integer:
-        raise TypeError(f"`{name}` must be True or False: got {value!r:.60} of type {type(value).__name__}.")
+        raise TypeError(
+            f"`{name}` must be True or False: got {value!r:.60} of type {type(value).__name__}."
+        )
     return bool(value)
 
 
@@ -161,13 +167,21 @@ def as_sequence(value: Any) -> Any:
 
 def check_labels(labels: np.ndarray, name: str, what: str) -> None:
     """Raise unless labels can be sorted and none is missing; ``what`` they name is said in the message."""
-    missing = [i for i, label in enumerate(labels.tolist()) if _is_missing(label)] if labels.dtype.kind in "OfM" else []
+    missing = (
+        [i for i, label in enumerate(labels.tolist()) if _is_missing(label)]
+        if labels.dtype.kind in "OfM"
+        else []
+    )
     if missing:
         raise ValueError(
             f"`{name}` must name the {what} of every sample: sample {missing[0]} has {labels[missing[0]]!s:.40} "
             f"({len(missing)} in all). Give them a label, or leave those samples out."
         )
-    kinds = sorted({type(label).__name__ for label in labels.tolist()}) if labels.dtype.kind == "O" else []
+    kinds = (
+        sorted({type(label).__name__ for label in labels.tolist()})
+        if labels.dtype.kind == "O"
+        else []
+    )
     try:
         np.unique(labels)
     except TypeError:
@@ -194,7 +208,9 @@ def check_pairs(pairs: Any, query_dim: int, dim: int) -> tuple[tuple[int, int], 
     check_no_mask(pairs, "pairs")
     stated = np.asarray(pairs)
     if stated.ndim != 2 or stated.shape[1] != 2 or stated.dtype.kind not in "iu" or not len(stated):
-        raise ValueError(f"`pairs` must be (query coordinate, key coordinate) pairs of integers: got {pairs!r:.200}.")
+        raise ValueError(
+            f"`pairs` must be (query coordinate, key coordinate) pairs of integers: got {pairs!r:.200}."
+        )
     outside = ((stated < 0) | (stated >= [query_dim, dim])).any(axis=1)
     if outside.any():
         raise ValueError(

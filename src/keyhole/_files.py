@@ -11,7 +11,9 @@ from pathlib import Path
 from uuid import uuid4
 
 
-def write_whole(content: bytes | Callable[[Path], object], path: Path, *, overwrite: bool = True) -> Path:
+def write_whole(
+    content: bytes | Callable[[Path], object], path: Path, *, overwrite: bool = True
+) -> Path:
     """Write a file beside its place and give it its name once it is complete, so that nobody reads half of it.
 
     ``content`` may be a function that writes to the path it is given; the folder is made if it is not there. Without
@@ -66,7 +68,9 @@ def refuse_special_file(path: Path) -> None:
         kind = "a socket"
     else:
         kind = "a device"
-    raise ValueError(f"{path.name!r} must be an ordinary file: it is {kind}. Copy what it gives to a file first.")
+    raise ValueError(
+        f"{path.name!r} must be an ordinary file: it is {kind}. Copy what it gives to a file first."
+    )
 
 
 def behind_links(path: Path) -> Path:
@@ -75,7 +79,11 @@ def behind_links(path: Path) -> Path:
         return path
     target = Path(os.path.realpath(path))
     if target.is_symlink():
-        raise OSError(errno.ELOOP, f"{os.strerror(errno.ELOOP)}: a link must lead to a file, not in a loop", str(path))
+        raise OSError(
+            errno.ELOOP,
+            f"{os.strerror(errno.ELOOP)}: a link must lead to a file, not in a loop",
+            str(path),
+        )
     return target
 
 

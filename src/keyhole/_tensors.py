@@ -79,7 +79,9 @@ def check_device(device: Any) -> torch.device:
     try:
         target = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise ValueError(f"`device` must be 'cpu', 'cuda' or 'cuda:i', or None: got {device!r} ({error}).") from None
+        raise ValueError(
+            f"`device` must be 'cpu', 'cuda' or 'cuda:i', or None: got {device!r} ({error})."
+        ) from None
     if target.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (target.index or 0) >= count:
@@ -111,4 +113,6 @@ def zeros(n: int, m: int, device: str) -> torch.Tensor:
 
 def empty_like(tensor: torch.Tensor, n: int, dtype: str) -> torch.Tensor:
     """An (n, n) matrix of ``dtype`` on the device of ``tensor``."""
-    return torch.empty(n, n, dtype=torch.float32 if dtype == "float32" else torch.float64, device=tensor.device)
+    return torch.empty(
+        n, n, dtype=torch.float32 if dtype == "float32" else torch.float64, device=tensor.device
+    )

@@ -118,7 +118,9 @@ def fit_dask(
     return estimator
 
 
-def predict_dask(estimator: Any, data: Any, client: Any = None, *, method: str = "predict") -> Iterator[np.ndarray]:
+def predict_dask(
+    estimator: Any, data: Any, client: Any = None, *, method: str = "predict"
+) -> Iterator[np.ndarray]:
     """Yield the predictions of each partition of ``data`` in order, made on a Dask cluster.
 
     Parameters as for `fit_dask`; partitions of Parquet files are their row groups. ``method`` may be
@@ -129,7 +131,9 @@ def predict_dask(estimator: Any, data: Any, client: Any = None, *, method: str =
         model = cluster.scatter(light(estimator), broadcast=True, hash=False)
         ahead = 2 * _threads(cluster)
         for part in parts:
-            waiting.append(cluster.compute(_delayed(_predict)(model, method, part), retries=RETRIES))
+            waiting.append(
+                cluster.compute(_delayed(_predict)(model, method, part), retries=RETRIES)
+            )
             if len(waiting) >= ahead:
                 yield waiting.popleft().result()
         while waiting:
@@ -252,7 +256,9 @@ def _first_sample(cluster: Any, parts: list[Any]) -> Batch:
     )
 
 
-def _first_samples(cluster: Any, parts: list[Any], template: Any, form: SampleForm) -> CheckedSamples:
+def _first_samples(
+    cluster: Any, parts: list[Any], template: Any, form: SampleForm
+) -> CheckedSamples:
     """The first N_PENDING samples of positive weight, in the order of the partitions."""
     leading: list[CheckedSamples] = []
     missing = N_PENDING

@@ -24,7 +24,7 @@ from keyhole.attention.features import (
     key_contributions,
     written_blocks,
 )
-from keyhole.attention.heads import DRAWN_BYTES, HeadDraw, HeadLaw
+from keyhole.attention.heads import DRAWN_BYTES, HeadDistribution, HeadDraw
 from keyhole.attention.kernels import attention_kernel, tensor_kernel
 from keyhole.data.sets import PooledSets, SampleBatch, SetBatch, first_occurrences
 from keyhole.ridge.calibration import PathLosses
@@ -93,16 +93,29 @@ class FiniteLayer:
     device: str | None = None
     extras_values: Float[np.ndarray, "c t"] | None = field(default=None, repr=False)
 
-    def predict(self, batch: SetBatch | PooledSets, *, memory_budget: int = MEMORY_BUDGET) -> Float[np.ndarray, "n t"]:
+    def predict(
+        self, batch: SetBatch | PooledSets, *, memory_budget: int = MEMORY_BUDGET
+    ) -> Float[np.ndarray, "n t"]:
         """Return f on every set of ``batch``. O(tokens · M · D) and no temporary beyond the budget."""
         if self.device is not None:
-            return self._predict_on_device(plain_sets(batch), memory_budget) + of_extras(self, batch)
+            return self._predict_on_device(plain_sets(batch), memory_budget) + of_extras(
+                self, batch
+            )
         # values have the units of y, which may be beyond the range of float32
         units = unit_exponent(self.values, axis=(0, 1))
         values = np.ldexp(self.values, -units)
-        scores = apply_values(batch, self.heads, values, self.activation, dtype=self.dtype, memory_budget=memory_budget)
+        scores = apply_values(
+            batch,
+            self.heads,
+            values,
+            self.activation,
+            dtype=self.dtype,
+            memory_budget=memory_budget,
+        )
         with np.errstate(over="ignore"):
-            return _finite(np.ldexp(scores.astype(np.float64), units) + self.intercept + of_extras(self, batch))
+            return _finite(
+                np.ldexp(scores.astype(np.float64), units) + self.intercept + of_extras(self, batch)
+            )
 
     def _predict_on_device(self, batch: SetBatch, memory_budget: int) -> Float[np.ndarray, "n t"]:
         """The same in blocks of sets."""
@@ -112,15 +125,22 @@ class FiniteLayer:
         scores = np.empty((len(batch), values.shape[1]))
         for rows in blocks(len(batch), block_size(16 * len(values), memory_budget)):
             part = batch[rows].numpy().astype(self.dtype).to(str(self.device))
-            scores[rows] = as_array(attention_features(part, self.heads, self.activation).to(values.dtype) @ values)
+            scores[rows] = as_array(
+                attention_features(part, self.heads, self.activation).to(values.dtype) @ values
+            )
         return np.asarray(scores + self.intercept)
 
-    def contributions(self, batch: SampleBatch, *, memory_budget: int = MEMORY_BUDGET) -> Float[np.ndarray, "k t"]:
+    def contributions(
+        self, batch: SampleBatch, *, memory_budget: int = MEMORY_BUDGET
+    ) -> Float[np.ndarray, "k t"]:
         """What every key adds to f, sample after sample; by NumPy."""
         units = unit_exponent(self.values, axis=(0, 1))
         options: dict[str, Any] = {"dtype": self.dtype, "memory_budget": memory_budget}
         return np.ldexp(
-            key_contributions(batch, self.heads, np.ldexp(self.values, -units), self.activation, **options), units
+            key_contributions(
+                batch, self.heads, np.ldexp(self.values, -units), self.activation, **options
+            ),
+            units,
         )
 
     def in_units(self, exponent: int) -> FiniteLayer:
@@ -136,7 +156,7 @@ class KernelLayer:
 
     Attributes
     ----------
-    law : HeadLaw
+    heads : HeadDistribution
     sets : SetBatch or PooledSets
         The n training samples.
     dual : array (n, t)
@@ -147,7 +167,7 @@ class KernelLayer:
     dtype : str
     """
 
-    law: HeadLaw
+    distribution: HeadDistribution
     sets: SetBatch | PooledSets
     dual: Float[np.ndarray, "n t"] = field(repr=False)
     intercept: Float[np.ndarray, " t"]
@@ -156,13 +176,23 @@ class KernelLayer:
     dtype: str = "float64"
     extras_values: Float[np.ndarray, "c t"] | None = field(default=None, repr=False)
 
-    def predict(self, batch: SetBatch | PooledSets, *, memory_budget: int = MEMORY_BUDGET) -> Float[np.ndarray, "n t"]:
+    def predict(
+        self, batch: SetBatch | PooledSets, *, memory_budget: int = MEMORY_BUDGET
+    ) -> Float[np.ndarray, "n t"]:
         """Return f on every set of ``batch``, in blocks of rows of the kernel."""
         if self.device is not None:
-            return self._predict_on_device(plain_sets(batch), memory_budget) + of_extras(self, batch)
+            return self._predict_on_device(plain_sets(batch), memory_budget) + of_extras(
+                self, batch
+            )
         scores = np.empty((len(batch), self.dual.shape[1]))
         for rows in blocks(len(batch), block_size(8 * len(self.sets), memory_budget)):
-            kernel = attention_kernel(batch[rows], self.sets, self.law, self.activation, memory_budget=memory_budget)
+            kernel = attention_kernel(
+                batch[rows],
+                self.sets,
+                self.distribution,
+                self.activation,
+                memory_budget=memory_budget,
+            )
             scores[rows] = kernel @ self.dual
         return _finite(scores + self.intercept + of_extras(self, batch))
 
@@ -174,11 +204,15 @@ class KernelLayer:
         scores = np.empty((len(batch), self.dual.shape[1]))
         for rows in blocks(len(batch), block_size(16 * len(sets), memory_budget)):
             part = batch[rows].numpy().astype(self.dtype).to(str(self.device))
-            kernel = attention_kernel(part, sets, self.law, self.activation, memory_budget=memory_budget)
+            kernel = attention_kernel(
+                part, sets, self.distribution, self.activation, memory_budget=memory_budget
+            )
             scores[rows] = as_array(kernel.to(dual.dtype) @ dual)
         return np.asarray(scores + self.intercept)
 
-    def contributions(self, batch: SampleBatch, *, memory_budget: int = MEMORY_BUDGET) -> Float[np.ndarray, "k t"]:
+    def contributions(
+        self, batch: SampleBatch, *, memory_budget: int = MEMORY_BUDGET
+    ) -> Float[np.ndarray, "k t"]:
         """What every key adds to f, sample after sample; by NumPy.
 
         K of a set is the mean of K over its keys, each as a set of its own with the same query.
@@ -189,7 +223,13 @@ class KernelLayer:
             out = np.empty((len(keys), self.dual.shape[1]))
             for rows in blocks(len(keys), block_size(8 * len(self.sets), memory_budget)):
                 # keys as columns: what is done once for a row and a column is then done for a training set, not a key
-                kernel = attention_kernel(self.sets, keys[rows], self.law, self.activation, memory_budget=memory_budget)
+                kernel = attention_kernel(
+                    self.sets,
+                    keys[rows],
+                    self.distribution,
+                    self.activation,
+                    memory_budget=memory_budget,
+                )
                 out[rows] = kernel.T @ self.dual
             parts.append(written.of_keys(out / np.repeat(lengths, lengths)[:, None]))
         return np.concatenate(parts)
@@ -232,7 +272,9 @@ class LayerFit:
         rank wherever the samples stood.
         """
         assert self.samples is not None
-        known = np.flatnonzero(np.isfinite(self.predictions).all(axis=1) & (self.samples.owner >= 0))
+        known = np.flatnonzero(
+            np.isfinite(self.predictions).all(axis=1) & (self.samples.owner >= 0)
+        )
         owner, w = self.samples.owner[known], self.samples.weights
         known, owner = (known, owner) if w is None else (known[w[owner] > 0], owner[w[owner] > 0])
         if self.samples.groups is not None:
@@ -246,7 +288,9 @@ class LayerFit:
     def in_units(self, exponent: int) -> LayerFit:
         """The fit to outputs 2^exponent times as large."""
         layer, ridge = self.layer.in_units(exponent), self.ridge.in_units(exponent)
-        return replace(self, layer=layer, ridge=ridge, predictions=np.ldexp(self.predictions, exponent))
+        return replace(
+            self, layer=layer, ridge=ridge, predictions=np.ldexp(self.predictions, exponent)
+        )
 
 
 @dataclass(frozen=True)
@@ -339,10 +383,10 @@ def distinct_samples(
 
 @dataclass(frozen=True)
 class _Task:
-    """What to fit: samples, heads (or their law, for infinitely many), and the ridge problem of their outputs."""
+    """What to fit: samples, heads (or their head distribution, for infinitely many), and the ridge problem of their outputs."""
 
     samples: Samples
-    heads: HeadDraw | HeadLaw
+    heads: HeadDraw | HeadDistribution
     problem: RidgeProblem
     activation: str
     dtype: str
@@ -356,7 +400,9 @@ class _Task:
         shape = (self.heads.n_heads, self.heads.dim + 1, values.shape[1])
         p = shape[0] * shape[1]
         options = (self.activation, self.dtype, self.device)
-        return FiniteLayer(self.heads, values[:p].reshape(shape), intercept, *options, self.of_extras(values[p:]))
+        return FiniteLayer(
+            self.heads, values[:p].reshape(shape), intercept, *options, self.of_extras(values[p:])
+        )
 
     @property
     def extras(self) -> Float[np.ndarray, "n c"]:
@@ -372,7 +418,7 @@ class _Task:
 def fit_layer(
     batch: SetBatch | PooledSets,
     columns: Float[np.ndarray, "n t"],
-    heads: HeadDraw | HeadLaw,
+    heads: HeadDraw | HeadDistribution,
     penalties: Float[np.ndarray, " a"] | None = None,
     *,
     activation: str = "relu",
@@ -395,8 +441,8 @@ def fit_layer(
     ----------
     batch, columns : n samples, and their outputs (n, t)
         Extras of the samples are further columns of the features, as they are.
-    heads : HeadDraw or law of heads
-        M heads; or the law of infinitely many, whose exact kernel is used.
+    heads : HeadDraw or head distribution
+        M heads; or the head distribution of infinitely many, whose exact kernel is used.
     penalties : array (a,), optional
         Chosen from by leave-one-out; an automatic grid if None; one alone is used as it is.
     weights : array (n,), optional
@@ -430,18 +476,44 @@ def fit_layer(
     """
     finite = isinstance(heads, HeadDraw)
     if solver == "cg" and not finite:
-        raise ValueError("solver='cg' is for finitely many heads: `n_heads` is infinite. Use solver='direct'.")
+        raise ValueError(
+            "solver='cg' is for finitely many heads: `n_heads` is infinite. Use solver='direct'."
+        )
     if device is not None:
         batch = plain_sets(batch).numpy()
     n_columns = heads.n_heads * (heads.dim + 1) if isinstance(heads, HeadDraw) else 0
     n_columns += 0 if batch.extras is None else batch.extras.shape[1]
-    large = solver == "cg" or (solver == "auto" and finite and exceeds_memory(len(batch), n_columns, dtype))
-    options: dict[str, Any] = {"activation": activation, "dtype": dtype, "memory_budget": memory_budget}
-    if groups is not None and solver == "cg":  # groups are left out by a direct fit; conjugate gradients fit anew
-        options |= {"fit_intercept": fit_intercept, "weights": weights, "criterion": criterion, "draft": draft}
-        judged = fit_layer(batch, columns, heads, penalties, groups=groups, device=device, solver="direct", **options)
+    large = solver == "cg" or (
+        solver == "auto" and finite and exceeds_memory(len(batch), n_columns, dtype)
+    )
+    options: dict[str, Any] = {
+        "activation": activation,
+        "dtype": dtype,
+        "memory_budget": memory_budget,
+    }
+    if (
+        groups is not None and solver == "cg"
+    ):  # groups are left out by a direct fit; conjugate gradients fit anew
+        options |= {
+            "fit_intercept": fit_intercept,
+            "weights": weights,
+            "criterion": criterion,
+            "draft": draft,
+        }
+        judged = fit_layer(
+            batch,
+            columns,
+            heads,
+            penalties,
+            groups=groups,
+            device=device,
+            solver="direct",
+            **options,
+        )
         chosen = np.array([judged.ridge.alpha])
-        final = fit_layer(batch, columns, heads, chosen, ranks=ranks, device=device, solver=solver, **options)
+        final = fit_layer(
+            batch, columns, heads, chosen, ranks=ranks, device=device, solver=solver, **options
+        )
         ridge = replace(judged.ridge, residual=final.ridge.residual, n_iter=final.ridge.n_iter)
         return replace(final, ridge=ridge, predictions=judged.predictions)
     samples = distinct_samples(batch, columns, weights, groups).with_ranks(ranks)
@@ -451,7 +523,11 @@ def fit_layer(
             "leave-one-out needs at least two samples: got 1 sample (copies and samples of weight 0 do not "
             "count). Give more samples, or one fixed number as `alpha`."
         )
-    given: dict[str, Any] = {"fit_intercept": fit_intercept, "weights": samples.weights, "groups": samples.groups}
+    given: dict[str, Any] = {
+        "fit_intercept": fit_intercept,
+        "weights": samples.weights,
+        "groups": samples.groups,
+    }
     problem = RidgeProblem.of(samples.columns, penalties, criterion=criterion, draft=draft, **given)
     task = _Task(samples, heads, problem, device=device, keep_factor=keep_factor, **options)
     if gradients:
@@ -476,7 +552,9 @@ def fit_layer(
         predictions[known] = (samples.columns - ridge.left_out)[samples.owner[known]]
     else:
         unknown = np.full(ridge.errors.shape, np.nan)
-        ridge = replace(ridge, errors=unknown, log_losses=None if ridge.log_losses is None else unknown)
+        ridge = replace(
+            ridge, errors=unknown, log_losses=None if ridge.log_losses is None else unknown
+        )
     if not known.all():  # a sample of weight 0, without copies and siblings, is left out already
         predictions[~known] = layer.predict(batch[~known], memory_budget=memory_budget)
     return LayerFit(layer, ridge, predictions, route, samples)
@@ -497,9 +575,15 @@ def _warn_of_rounding(ridge: RidgeFit, dtype: str) -> None:
         )
 
 
-def beside(features: Float[np.ndarray, "n p"], extras: Float[np.ndarray, "n c"]) -> Float[np.ndarray, "n q"]:
+def beside(
+    features: Float[np.ndarray, "n p"], extras: Float[np.ndarray, "n c"]
+) -> Float[np.ndarray, "n q"]:
     """Features and extras side by side; the features themselves where there are no extras."""
-    return np.concatenate([features, extras], axis=1, dtype=features.dtype) if extras.shape[1] else features
+    return (
+        np.concatenate([features, extras], axis=1, dtype=features.dtype)
+        if extras.shape[1]
+        else features
+    )
 
 
 MAX_SAMPLES_FOR_EXTRAS = 500
@@ -517,7 +601,7 @@ def extras_unit(spread: float, size: float, extras: float) -> float:
 def choose_extras_scale(
     batch: SetBatch | PooledSets,
     columns: Float[np.ndarray, "n t"],
-    heads: HeadDraw | HeadLaw,
+    heads: HeadDraw | HeadDistribution,
     penalties: Float[np.ndarray, " a"] | None,
     *,
     activation: str,
@@ -540,20 +624,23 @@ def choose_extras_scale(
     part = samples.batch[rows].numpy()
     options: dict[str, Any] = {"fit_intercept": fit_intercept}
     options |= {
-        n: None if a is None else a[rows] for n, a in (("weights", samples.weights), ("groups", samples.groups))
+        n: None if a is None else a[rows]
+        for n, a in (("weights", samples.weights), ("groups", samples.groups))
     }
     whole = len(rows) == len(samples.weighed)
     problem = RidgeProblem.of(samples.columns[rows], penalties if whole else None, **options)
     if isinstance(heads, HeadDraw):
         most = min(heads.n_heads, block_size(8 * len(rows) * (heads.dim + 1), memory_budget // 4))
-        few = HeadDraw(heads.law, most, heads.dim, heads.seed, heads.query_dim)
+        few = HeadDraw(heads.distribution, most, heads.dim, heads.seed, heads.query_dim)
         features = attention_features(part, few, activation)
         gram = features @ features.T
     else:
         gram = attention_kernel(part, None, heads, activation, memory_budget=memory_budget)
     extras = part.extras
     linear = extras @ extras.T
-    spread = float(np.trace(gram) - gram.sum() / len(gram)) if fit_intercept else float(np.trace(gram))
+    spread = (
+        float(np.trace(gram) - gram.sum() / len(gram)) if fit_intercept else float(np.trace(gram))
+    )
     unit = extras_unit(spread, float(np.trace(gram)), float(np.trace(linear)))
     fits = [ridge_gram(gram + (r * unit) ** 2 * linear, problem) for r in EXTRAS_SCALES]
     return unit * EXTRAS_SCALES[int(np.argmin([fit.error for fit in fits]))]
@@ -576,7 +663,10 @@ def _fit_primal(task: _Task) -> tuple[FiniteLayer, RidgeFit]:
             if whole is not None:
                 yield whole[rows]
             else:
-                yield beside(attention_features(batch[rows], heads, task.activation, dtype=task.dtype), extras[rows])
+                yield beside(
+                    attention_features(batch[rows], heads, task.activation, dtype=task.dtype),
+                    extras[rows],
+                )
 
     ridge = ridge_rows(row_blocks, task.problem, keep_factor=task.keep_factor)
     return task.layer(ridge.coef, ridge.intercept), ridge
@@ -593,10 +683,15 @@ def _fit_dual(task: _Task) -> tuple[FiniteLayer, RidgeFit]:
     centre = mean_feature(heads, task) if about_mean else None
     # all features in one block if they fit; blocks of half the budget are as fast, and leave the rest to the solver
     fits = n * heads.n_heads * width * np.dtype(task.dtype).itemsize <= 0.9 * budget
-    options: dict[str, Any] = {"dtype": task.dtype, "memory_budget": budget if fits else budget // 2}
+    options: dict[str, Any] = {
+        "dtype": task.dtype,
+        "memory_budget": budget if fits else budget // 2,
+    }
 
     def made() -> Iterator[tuple[slice, np.ndarray]]:
-        return feature_blocks(batch, heads, task.activation, centre=centre, reuse_buffer=True, **options)
+        return feature_blocks(
+            batch, heads, task.activation, centre=centre, reuse_buffer=True, **options
+        )
 
     gram, kept = np.zeros((n, n), task.dtype, order="F"), []
     for part, block in made():
@@ -607,7 +702,9 @@ def _fit_dual(task: _Task) -> tuple[FiniteLayer, RidgeFit]:
         add_outer(gram, np.asfortranarray(task.extras.astype(task.dtype)))
     if task.problem.groups is not None:
         mirror_lower(gram)
-    ridge = ridge_gram(gram, task.problem, overwrite_gram=True, keep_factor=task.keep_factor, memory_budget=budget)
+    ridge = ridge_gram(
+        gram, task.problem, overwrite_gram=True, keep_factor=task.keep_factor, memory_budget=budget
+    )
     values = np.empty((heads.n_heads * width, ridge.coef.shape[1]))
     narrow, units = narrowed(ridge.coef, task.dtype)
     for part, block in kept or made():
@@ -629,23 +726,29 @@ def mean_feature(heads: HeadDraw, task: _Task) -> Float[np.ndarray, " p"]:
     many = min(len(rows) // 16, block_size(8 * p, task.memory_budget // 4))
     step = max(1, len(rows) // max(MIN_SAMPLES_TO_CENTRE_BY, many))
     few = task.samples.batch[rows[::step]]
-    centre = attention_features(few, heads, task.activation, dtype=task.dtype).mean(axis=0, dtype=np.float64)
+    centre = attention_features(few, heads, task.activation, dtype=task.dtype).mean(
+        axis=0, dtype=np.float64
+    )
     return np.asarray(centre.astype(task.dtype).astype(np.float64))
 
 
 def _fit_kernel(task: _Task) -> tuple[KernelLayer, RidgeFit]:
     """Ridge on the exact kernel, on a device if there is one: the kernel in its dtype, the factorisation in float64."""
-    samples, law = task.samples, task.heads
-    assert not isinstance(law, HeadDraw)
+    samples, distribution = task.samples, task.heads
+    assert not isinstance(distribution, HeadDraw)
     options: dict[str, Any] = {"memory_budget": task.memory_budget}
     if task.device is None:
-        gram = attention_kernel(samples.batch, None, law, task.activation, **options)
-        for rows in blocks(len(gram) if task.extras.shape[1] else 0, block_size(8 * len(gram), task.memory_budget)):
+        gram = attention_kernel(samples.batch, None, distribution, task.activation, **options)
+        for rows in blocks(
+            len(gram) if task.extras.shape[1] else 0, block_size(8 * len(gram), task.memory_budget)
+        ):
             gram[rows] += task.extras[rows] @ task.extras.T
-        ridge = ridge_gram(gram, task.problem, overwrite_gram=True, keep_factor=task.keep_factor, **options)
+        ridge = ridge_gram(
+            gram, task.problem, overwrite_gram=True, keep_factor=task.keep_factor, **options
+        )
     else:
         sets = samples.batch.astype(task.dtype).to(task.device)
-        gram = tensor_kernel(sets, law, task.activation, "float64", task.memory_budget)
+        gram = tensor_kernel(sets, distribution, task.activation, "float64", task.memory_budget)
         _add_extras_on_device(gram, task)
         ridge = _ridge_on_device(gram, task, float(np.finfo(task.dtype).eps))
     kept = samples.weighed
@@ -653,7 +756,7 @@ def _fit_kernel(task: _Task) -> tuple[KernelLayer, RidgeFit]:
     values = task.of_extras(task.extras.T @ ridge.coef)
     sets = sets if values is None else sets.with_extras(None)  # their part is in the values
     outputs = (ridge.coef[kept], ridge.intercept, task.activation, task.device, task.dtype, values)
-    return KernelLayer(law, sets, *outputs), ridge
+    return KernelLayer(distribution, sets, *outputs), ridge
 
 
 def _add_extras_on_device(gram: Any, task: _Task) -> None:
@@ -680,7 +783,10 @@ def _fit_dual_on_device(task: _Task) -> tuple[FiniteLayer, RidgeFit]:
     def made() -> Iterator[tuple[slice, Any]]:
         budget = max(task.memory_budget, free_bytes(device) // 8)
         for part in blocks(heads.n_heads, block_size(16 * n * width, budget)):
-            block = astype(attention_features(sets, heads.block(part.start, part.stop), task.activation), "float64")
+            block = astype(
+                attention_features(sets, heads.block(part.start, part.stop), task.activation),
+                "float64",
+            )
             # M^{-1/2} is that of all heads
             yield part, block.mul_(((part.stop - part.start) / heads.n_heads) ** 0.5)
 
@@ -714,7 +820,11 @@ def _ridge_on_device(gram: Any, task: _Task, rounding: float) -> RidgeFit:
 
 def exceeds_memory(n: int, p: int, dtype: str) -> bool:
     """Whether the smaller of the n × n and p × p Gram matrices, and a factorisation, outgrow this machine's memory."""
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else math.inf
+    memory = (
+        os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if hasattr(os, "sysconf")
+        else math.inf
+    )
     copies = 4 if p < n else 1.5
     return copies * min(n, p) ** 2 * np.dtype(dtype).itemsize > 0.8 * memory
 
@@ -734,7 +844,11 @@ class HeadDesign:
     def extras(self) -> Float[np.ndarray, "n c"]:
         """The last columns of the design, in its precision; none of them perhaps."""
         extras = self.batch.extras
-        return np.zeros((len(self.batch), 0), self.dtype) if extras is None else extras.astype(self.dtype)
+        return (
+            np.zeros((len(self.batch), 0), self.dtype)
+            if extras is None
+            else extras.astype(self.dtype)
+        )
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -749,12 +863,18 @@ class HeadDesign:
         row = len(self.batch) * width * np.dtype(self.dtype).itemsize
         entries = heads.seen_by(query=self.batch.has_query).entries
         budget = min(self.memory_budget, max(IN_CACHE, 16 * (row + DRAWN_BYTES * entries)))
-        options: dict[str, Any] = {"dtype": self.dtype, "memory_budget": budget, "reuse_buffer": True}
+        options: dict[str, Any] = {
+            "dtype": self.dtype,
+            "memory_budget": budget,
+            "reuse_buffer": True,
+        }
         # the centre is that of all heads; of fewer, scaled by their own number, it is larger
         centre = self.centre
         if centre is not None and heads is not self.heads:
             centre = centre[: heads.n_heads * width] * math.sqrt(self.heads.n_heads / heads.n_heads)
-        for part, block in feature_blocks(self.batch, heads, self.activation, centre=centre, **options):
+        for part, block in feature_blocks(
+            self.batch, heads, self.activation, centre=centre, **options
+        ):
             yield slice(part.start * width, part.stop * width), block
         extras = self.extras
         if extras.shape[1]:
@@ -770,7 +890,10 @@ class HeadDesign:
 
     def rmatvec(self, dual: Float[np.ndarray, "n c"]) -> Float[np.ndarray, "p c"]:
         """Φᵀ a."""
-        result, (narrow, units) = np.empty((self.shape[1], dual.shape[1])), narrowed(dual, self.dtype)
+        result, (narrow, units) = (
+            np.empty((self.shape[1], dual.shape[1])),
+            narrowed(dual, self.dtype),
+        )
         for columns, block in self.column_blocks():
             result[columns] = block.T @ narrow
         return np.ldexp(result, units)
@@ -780,11 +903,15 @@ class HeadDesign:
         options: dict[str, Any] = {"dtype": self.dtype, "memory_budget": self.memory_budget}
         extras = self.extras
         p = len(values) - extras.shape[1]
-        outputs = apply_values(self.batch, self.heads, values[:p], self.activation, **options).astype(np.float64)
+        outputs = apply_values(
+            self.batch, self.heads, values[:p], self.activation, **options
+        ).astype(np.float64)
         outputs += extras @ values[p:]
         return outputs if self.centre is None else outputs - self.centre @ values[:p]
 
-    def preconditioner(self, weights: Float[np.ndarray, " n"] | None, *, primal: bool) -> Preconditioner:
+    def preconditioner(
+        self, weights: Float[np.ndarray, " n"] | None, *, primal: bool
+    ) -> Preconditioner:
         """Nyström on some samples and the first heads in dual form, the features of some samples in primal form."""
         n, p = self.shape
         size = p if primal else n
@@ -796,7 +923,9 @@ class HeadDesign:
         roots = np.ones(n) if weights is None else np.sqrt(weights)
         chosen = np.sort(np.random.default_rng(0).choice(n, rank, replace=False))
         if primal:
-            features = attention_features(self.batch[chosen], self.heads, self.activation, dtype=self.dtype)
+            features = attention_features(
+                self.batch[chosen], self.heads, self.activation, dtype=self.dtype
+            )
             factor = beside(features, self.extras[chosen])
             factor *= (roots[chosen] * math.sqrt(n / rank))[:, None].astype(factor.dtype)
             if self.centre is not None:
@@ -815,8 +944,15 @@ class HeadDesign:
         width = self.heads.dim + 1
         entries = self.heads.seen_by(query=self.batch.has_query).entries
         pass_cost = self.heads.n_heads * (2 * entries + 4 * width * float(lengths.mean()))
-        few = int(min(self.heads.n_heads, max(64, PRODUCTS_PER_PASS * pass_cost / (2 * width * len(chosen)))))
-        heads = HeadDraw(self.heads.law, few, self.heads.dim, self.heads.seed, self.heads.query_dim)
+        few = int(
+            min(
+                self.heads.n_heads,
+                max(64, PRODUCTS_PER_PASS * pass_cost / (2 * width * len(chosen))),
+            )
+        )
+        heads = HeadDraw(
+            self.heads.distribution, few, self.heads.dim, self.heads.seed, self.heads.query_dim
+        )
         columns = np.zeros((len(self.batch), len(chosen)), self.dtype)
         for _, block in self.column_blocks(heads):
             columns += block @ block[chosen].T
@@ -845,12 +981,16 @@ def _fit_by_gradients(task: _Task, hold_out: bool) -> LayerFit:
         order = samples.drawn(seed=1)
         held, rest = np.sort(order[::HELD_OUT]), np.setdiff1d(order, order[::HELD_OUT])
         if len(rest) == 0:
-            raise ValueError("holding out a tenth needs at least two samples: got 1. Give one number as `alpha`.")
+            raise ValueError(
+                "holding out a tenth needs at least two samples: got 1. Give one number as `alpha`."
+            )
         layers, _ = _solve_by_gradients(task, rest, penalties)
         outputs = layers.predict(samples.batch[held], memory_budget=task.memory_budget)
         guesses = np.split(outputs, len(penalties), axis=1)
         w = task.problem.weights[held]
-        errors = np.array([w @ np.square(samples.columns[held] - g).mean(axis=1) / w.sum() for g in guesses])
+        errors = np.array(
+            [w @ np.square(samples.columns[held] - g).mean(axis=1) / w.sum() for g in guesses]
+        )
         if losses is not None:
             judged = PathLosses(samples.columns[held], w, len(penalties))
             judged.put(slice(None), slice(None), samples.columns[held] - np.array(guesses))
@@ -870,7 +1010,11 @@ def _fit_by_gradients(task: _Task, hold_out: bool) -> LayerFit:
             stacklevel=2,
         )
     return LayerFit(
-        layer, replace(ridge, alphas=penalties, errors=errors, best=best, log_losses=losses), predictions, "cg", samples
+        layer,
+        replace(ridge, alphas=penalties, errors=errors, best=best, log_losses=losses),
+        predictions,
+        "cg",
+        samples,
     )
 
 
@@ -889,9 +1033,14 @@ def _solve_by_gradients(
     primal = design.shape[1] < len(batch)
     preconditioner = design.preconditioner(weights, primal=primal)
     fits = ridge_cg(design, problem, preconditioner, primal=primal, tol=TOLERANCE[task.dtype])
-    values, intercept = np.hstack([fit.coef for fit in fits]), np.concatenate([fit.intercept for fit in fits])
+    values, intercept = (
+        np.hstack([fit.coef for fit in fits]),
+        np.concatenate([fit.intercept for fit in fits]),
+    )
     p = heads.n_heads * (heads.dim + 1)
-    return task.layer(values, intercept if centre is None else intercept - centre @ values[:p]), fits[0]
+    return task.layer(
+        values, intercept if centre is None else intercept - centre @ values[:p]
+    ), fits[0]
 
 
 def pick_device(device: Any, batch: SetBatch) -> str | None:

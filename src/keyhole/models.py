@@ -17,7 +17,7 @@ from keyhole import __version__
 from keyhole._checks import check_choice
 from keyhole.attention.activations import check_activation
 from keyhole.attention.heads import HeadDraw
-from keyhole.attention.learned import UnfittedLaw
+from keyhole.attention.learned import UnfittedHeads
 from keyhole.data.schema import Coding, Schema
 from keyhole.data.sets import PooledSets, SetBatch, SetGroups
 from keyhole.data.tokens import TokenRule
@@ -33,8 +33,8 @@ from keyhole.packing import (
     Unpacker,
     check_array,
     damaged,
+    heads_fit,
     known,
-    law_fits,
     read_container,
     refuse_if,
     write_container,
@@ -43,17 +43,31 @@ from keyhole.streaming import LayerSums
 
 ESTIMATORS: dict[str, type] = {
     kind.__name__: kind
-    for kind in (AttentionRegressor, AttentionClassifier, AttentionFeatures, NormBallRegressor, NormBallClassifier)
+    for kind in (
+        AttentionRegressor,
+        AttentionClassifier,
+        AttentionFeatures,
+        NormBallRegressor,
+        NormBallClassifier,
+    )
 }
 _NOTE = re.compile(r"[a-z][a-z0-9_]{0,60}_|_single")  # names of fitted attributes
 LARGEST_TRIAL = 4_000_000  # entries of a head drawn while loading
-_BUILT = {"layer_", "values_", "heads_", "n_heads_", "dual_coef_", "active_heads_"}
+_BUILT = {"layer_", "values_", "drawn_heads_", "n_heads_", "dual_coef_", "active_heads_"}
 """Attributes that are parts of the layer: stored once, as the layer."""
 
 
 _OF_SAMPLES = {"loo_predictions_", "loo_decision_"}
 """Attributes of the size of the training set that no prediction needs."""
-UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError, RecursionError)
+UNREADABLE = (
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    IndexError,
+    OverflowError,
+    RecursionError,
+)
 """What building an estimator from a description may raise."""
 
 
@@ -66,14 +80,19 @@ class SavedModel:
 
 
 def save(
-    estimator: Any, path: Any, *, keep: str = "all", schema: Schema | None = None, overwrite: bool = False
+    estimator: Any,
+    path: Any,
+    *,
+    keep: str = "all",
+    schema: Schema | None = None,
+    overwrite: bool = False,
 ) -> None:
     """Save a fitted estimator as one file: arrays as safetensors, all else as JSON in its header.
 
     Parameters
     ----------
     estimator : AttentionRegressor, AttentionClassifier, AttentionFeatures, NormBallRegressor or NormBallClassifier
-        Fitted; finite or infinitely many heads, with any law of keyhole's.
+        Fitted; finite or infinitely many heads, with any head distribution of keyhole's.
     path : str or Path
         The file appears whole or not at all.
     keep : "all" or "predict"
@@ -90,10 +109,10 @@ def save(
 
     Notes
     -----
-    Heads are stored as law and seed, not as matrices. With infinitely many heads the training sets are part of the
+    Heads are stored as head distribution and seed, not as matrices. With infinitely many heads the training sets are part of the
     model, and so of the file. A model fitted on a device is loaded as one that predicts by NumPy, with the same numbers
     up to rounding. A generator given as ``random_state`` is stored as the seed that was drawn from it, and a callback
-    of a law is not stored. What could not be loaded again is not written.
+    of a head distribution is not stored. What could not be loaded again is not written.
 
     Examples
     --------
@@ -110,11 +129,17 @@ def save(
     kind, path = type(estimator).__name__, Path(path)
     check_choice(keep, "keep", ("all", "predict"))
     if not known(ESTIMATORS, estimator):
-        raise TypeError(f"`estimator` must be one of keyhole's, {', '.join(ESTIMATORS)}: got {kind}.")
+        raise TypeError(
+            f"`estimator` must be one of keyhole's, {', '.join(ESTIMATORS)}: got {kind}."
+        )
     if not hasattr(estimator, "n_features_in_"):
-        raise ValueError(f"`estimator` must be fitted before it is saved: this {kind} is not. Call fit first.")
+        raise ValueError(
+            f"`estimator` must be fitted before it is saved: this {kind} is not. Call fit first."
+        )
     if path.is_dir():
-        raise ValueError(f"`path` must name a file: {path.name!r} is a folder. Add a file name, such as model.keyhole.")
+        raise ValueError(
+            f"`path` must name a file: {path.name!r} is a folder. Add a file name, such as model.keyhole."
+        )
     if schema is None:
         names = tuple(str(name) for name in getattr(estimator, "feature_names_in_", ()))
         schema = Schema(int(estimator.n_features_in_), bool(estimator.has_query_), names)
@@ -123,12 +148,16 @@ def save(
     document = {
         "keyhole": __version__,
         "estimator": kind,
-        "parameters": {name: packer.pack(value, name) for name, value in _parameters(estimator).items()},
+        "parameters": {
+            name: packer.pack(value, name) for name, value in _parameters(estimator).items()
+        },
         "layer": _pack_layer(packer, estimator),
         "fitted": {
             name: packer.pack(value, name)
             for name, value in vars(estimator).items()
-            if _NOTE.fullmatch(name) and name not in _BUILT and (keep == "all" or name not in _OF_SAMPLES)
+            if _NOTE.fullmatch(name)
+            and name not in _BUILT
+            and (keep == "all" or name not in _OF_SAMPLES)
         },
         "schema": {
             "names": list(schema.names),
@@ -182,7 +211,9 @@ def read_model(path: Any) -> SavedModel:
     try:
         return _restore(document, Unpacker(arrays))
     except UNREADABLE as error:
-        raise damaged(path, "a model file describes an estimator that this keyhole knows", _words(error)) from None
+        raise damaged(
+            path, "a model file describes an estimator that this keyhole knows", _words(error)
+        ) from None
 
 
 def _words(error: BaseException) -> str:
@@ -192,7 +223,7 @@ def _words(error: BaseException) -> str:
 def _parameters(estimator: Any) -> dict[str, Any]:
     parameters = dict(estimator.get_params(deep=False))
     if not isinstance(parameters["random_state"], (int, type(None))):
-        heads = getattr(estimator, "heads_", None)
+        heads = getattr(estimator, "drawn_heads_", None)
         parameters["random_state"] = None if heads is None else heads.seed
     if not isinstance(parameters["dtype"], str):
         parameters["dtype"] = np.dtype(parameters["dtype"]).name
@@ -201,11 +232,11 @@ def _parameters(estimator: Any) -> dict[str, Any]:
 
 def _pack_layer(packer: Packer, estimator: Any) -> Any:
     if isinstance(estimator, AttentionFeatures):
-        return packer.pack(estimator.heads_, "heads_")
+        return packer.pack(estimator.drawn_heads_, "drawn_heads_")
     layer = estimator.layer_
     if isinstance(layer, PrunedLayer):
         return {
-            "heads": packer.pack(layer.heads, "heads_"),
+            "heads": packer.pack(layer.heads, "drawn_heads_"),
             "active": packer.pack(layer.active, "active_heads_"),
             "values": packer.pack(estimator.values_, "values_"),
             "intercept": packer.pack(layer.intercept, "intercept_"),
@@ -218,11 +249,13 @@ def _pack_layer(packer: Packer, estimator: Any) -> Any:
 
 def _restore(document: dict[str, Any], unpacker: Unpacker) -> SavedModel:
     kind = ESTIMATORS[document["estimator"]]
-    parameters = {str(name): unpacker.unpack(value) for name, value in document["parameters"].items()}
+    parameters = {
+        str(name): unpacker.unpack(value) for name, value in document["parameters"].items()
+    }
     estimator = kind(**parameters)  # an unknown parameter is a TypeError
     try:
         estimator._check_parameters()
-        _check_unfitted_law(estimator.law)
+        _check_unfitted_law(estimator.heads)
     except (TypeError, ValueError) as error:
         raise ValueError(f"a parameter that no fit takes ({error})") from None
     for name, value in document["fitted"].items():
@@ -231,7 +264,9 @@ def _restore(document: dict[str, Any], unpacker: Unpacker) -> SavedModel:
     if type(estimator.n_features_in_) is not int or type(estimator.has_query_) is not bool:
         raise ValueError("no token dimension, or no word about queries")
     refuse_if(estimator.n_features_in_ < 1, f"tokens of dimension {estimator.n_features_in_}")
-    if not hasattr(estimator, "n_query_features_in_"):  # a file of 0.1.0: queries have the dimension of keys
+    if not hasattr(
+        estimator, "n_query_features_in_"
+    ):  # a file of 0.1.0: queries have the dimension of keys
         estimator.n_query_features_in_ = estimator.n_features_in_ if estimator.has_query_ else 0
     asked = estimator.n_query_features_in_
     if type(asked) is not int or (asked > 0) != estimator.has_query_ or asked < 0:
@@ -273,19 +308,22 @@ def _restore(document: dict[str, Any], unpacker: Unpacker) -> SavedModel:
         tuple((str(option), _option(value)) for option, value in found["columns"]),
         tuple(Coding.of_list(coding) for coding in found.get("codings", ())),
     )
-    refuse_if(len({coding.column for coding in schema.codings}) < len(schema.codings), "two codings of one column")
+    refuse_if(
+        len({coding.column for coding in schema.codings}) < len(schema.codings),
+        "two codings of one column",
+    )
     return SavedModel(estimator, schema)
 
 
-def _check_unfitted_law(law: Any) -> None:
-    """Raise for a parameter of a law that learns which is not of the kind that it should be.
+def _check_unfitted_law(distribution: Any) -> None:
+    """Raise for a parameter of a head distribution that learns which is not of the kind that it should be.
 
     Which numbers it takes is checked when it is fitted, with the samples at hand.
     """
-    if not isinstance(law, UnfittedLaw):
+    if not isinstance(distribution, UnfittedHeads):
         return
-    for name, parameter in inspect.signature(type(law).__init__).parameters.items():
-        value = getattr(law, name, None)
+    for name, parameter in inspect.signature(type(distribution).__init__).parameters.items():
+        value = getattr(distribution, name, None)
         default = parameter.default
         if name == "ages":
             fits = value is None or isinstance(value, str) or _is_integers(value, n_axes=1)
@@ -301,7 +339,9 @@ def _check_unfitted_law(law: Any) -> None:
         else:
             fits = True
         if not fits:
-            raise TypeError(f"`{name}` of {type(law).__name__} must be like {default!r}: got {value!r:.60}")
+            raise TypeError(
+                f"`{name}` of {type(distribution).__name__} must be like {default!r}: got {value!r:.60}"
+            )
 
 
 def _is_integers(value: Any, n_axes: int) -> bool:
@@ -325,26 +365,30 @@ def _option(value: Any) -> Any:
 def _attach_layer(estimator: Any, described: Any, unpacker: Unpacker) -> None:
     if isinstance(estimator, AttentionFeatures):
         heads = unpacker.unpack(described)
-        _attach_looks(estimator, heads)
+        _attach_hops(estimator, heads)
         _check_heads(heads, estimator)
         check_activation(estimator.activation_)
         check_choice(estimator.dtype_, "dtype", PRECISIONS)
-        estimator.heads_ = heads
+        estimator.drawn_heads_ = heads
     elif isinstance(estimator, (NormBallRegressor, NormBallClassifier)):
-        _attach_pruned(estimator, {name: unpacker.unpack(value) for name, value in described.items()})
+        _attach_pruned(
+            estimator, {name: unpacker.unpack(value) for name, value in described.items()}
+        )
     else:
         layer = unpacker.unpack(described)
         single = _is_single(estimator)
         estimator.layer_ = layer
-        _attach_looks(estimator, getattr(layer, "heads", layer))
+        _attach_hops(estimator, getattr(layer, "heads", layer))
         if isinstance(layer, FiniteLayer):
             _check_heads(layer.heads, estimator)
-            estimator.heads_, estimator.n_heads_ = layer.heads, layer.heads.n_heads
+            estimator.drawn_heads_, estimator.n_heads_ = layer.heads, layer.heads.n_heads
             estimator.values_ = layer.values[..., 0] if single else layer.values
         elif isinstance(layer, KernelLayer):
             _check_training_sets(estimator, layer.sets)
-            if not law_fits(layer.law, (layer.sets.query_dim + 1, layer.sets.dim + 1)):
-                raise ValueError(f"a kernel that does not fit tokens of dimension {estimator.n_features_in_}")
+            if not heads_fit(layer.distribution, (layer.sets.query_dim + 1, layer.sets.dim + 1)):
+                raise ValueError(
+                    f"a kernel that does not fit tokens of dimension {estimator.n_features_in_}"
+                )
             estimator.n_heads_ = math.inf
             estimator.dual_coef_ = layer.dual[..., 0] if single else layer.dual
         else:
@@ -353,15 +397,21 @@ def _attach_layer(estimator: Any, described: Any, unpacker: Unpacker) -> None:
 
 def _resume(estimator: Any, sums: Any) -> None:
     """Attach the sums of a model fitted in batches, checked against its layer."""
-    if not isinstance(sums, LayerSums) or not isinstance(estimator, (AttentionRegressor, AttentionClassifier)):
+    if not isinstance(sums, LayerSums) or not isinstance(
+        estimator, (AttentionRegressor, AttentionClassifier)
+    ):
         raise ValueError("sums that are none, or of an estimator that has none")
     layer, moments, kept = estimator.layer_, sums.moments, sums.kept
     labelled = isinstance(estimator, AttentionClassifier)
-    n_columns = layer.values[..., 0].size + estimator.n_extras_in_ if isinstance(layer, FiniteLayer) else -1
+    n_columns = (
+        layer.values[..., 0].size + estimator.n_extras_in_ if isinstance(layer, FiniteLayer) else -1
+    )
     if moments.cross.shape != (n_columns, len(layer.intercept)):
         raise ValueError(f"sums of shape {moments.cross.shape}, which are not those of the layer")
     if not moments.count <= estimator.n_samples_seen_:
-        raise ValueError(f"sums over {moments.count} samples, of which {estimator.n_samples_seen_} were seen")
+        raise ValueError(
+            f"sums over {moments.count} samples, of which {estimator.n_samples_seen_} were seen"
+        )
     limits = (N_KEPT,) if labelled else (0, N_KEPT)  # regressors of older files keep none
     if kept.limit not in limits or kept.columns.shape[1] != len(layer.intercept):
         raise ValueError("samples kept that are not those of the layer")
@@ -383,8 +433,13 @@ def _check_input(estimator: Any, samples: SetBatch | SetGroups, what: str) -> No
 
 def _check_training(estimator: Any, training: Any) -> None:
     """Samples that the leave-one-out fits are made from, checked against the layer."""
-    known = isinstance(training, TrainingSamples) and isinstance(estimator, (AttentionRegressor, AttentionClassifier))
-    refuse_if(not known or estimator.solver_ == "cg", "training samples that are none, or of a model that has none")
+    known = isinstance(training, TrainingSamples) and isinstance(
+        estimator, (AttentionRegressor, AttentionClassifier)
+    )
+    refuse_if(
+        not known or estimator.solver_ == "cg",
+        "training samples that are none, or of a model that has none",
+    )
     _check_input(estimator, training.batch, "training samples")
     if training.columns.shape[1] != len(estimator.layer_.intercept):
         raise ValueError("training samples with other outputs than the layer")
@@ -402,50 +457,72 @@ def _check_training_sets(estimator: Any, sets: SetBatch | PooledSets) -> None:
     refuse_if(sets.dim != estimator.n_features_in_, "a kernel that does not fit the tokens")
     fits = sets.pooling == rule.pooling and sets.each == (plain and rule.query == "each")
     # hops extend the query that is given, or the constant one
-    has_query = rule.query == "mean" or bool(rule.looks) or (estimator.has_query_ and rule.query == "given")
+    has_query = (
+        rule.query == "mean" or bool(rule.hops) or (estimator.has_query_ and rule.query == "given")
+    )
     fits = fits and base.query_dim == _query_dim(estimator)
     if not fits or (not plain and rule.query != "given") or (base.query is not None) != has_query:
         raise ValueError("training sets pooled or queried otherwise than new ones")
 
 
 def _attach_pruned(estimator: Any, parts: dict[str, Any]) -> None:
-    heads, active, values, intercept = (parts[k] for k in ("heads", "active", "values", "intercept"))
-    _attach_looks(estimator, heads)
+    heads, active, values, intercept = (
+        parts[k] for k in ("heads", "active", "values", "intercept")
+    )
+    _attach_hops(estimator, heads)
     _check_heads(heads, estimator)
-    activation, dtype = check_activation(parts["activation"]), check_choice(parts["dtype"], "dtype", PRECISIONS)
-    if not all(isinstance(a, np.ndarray) and np.isfinite(a).all() for a in (active, values, intercept)):
+    activation, dtype = (
+        check_activation(parts["activation"]),
+        check_choice(parts["dtype"], "dtype", PRECISIONS),
+    )
+    if not all(
+        isinstance(a, np.ndarray) and np.isfinite(a).all() for a in (active, values, intercept)
+    ):
         raise ValueError("a layer without values")
     shape = (heads.n_heads, heads.dim + 1)
-    if values.shape[:2] != shape or values.ndim > 3 or values.dtype.kind != "f" or 0 in values.shape:
-        raise ValueError(f"values of shape {values.shape} for {heads.n_heads} heads of width {heads.dim + 1}")
+    if (
+        values.shape[:2] != shape
+        or values.ndim > 3
+        or values.dtype.kind != "f"
+        or 0 in values.shape
+    ):
+        raise ValueError(
+            f"values of shape {values.shape} for {heads.n_heads} heads of width {heads.dim + 1}"
+        )
     kept = values.reshape(*shape, -1)
     if active.ndim != 1 or active.dtype.kind != "i" or (np.diff(active) <= 0).any():
         raise ValueError("active heads that are no increasing numbers")
-    refuse_if(len(active) and not 0 <= active[0] <= active[-1] < heads.n_heads, "active heads that do not exist")
+    refuse_if(
+        len(active) and not 0 <= active[0] <= active[-1] < heads.n_heads,
+        "active heads that do not exist",
+    )
     refuse_if(np.delete(kept, active, axis=0).any(), "values of heads that are not active")
     if intercept.shape != kept.shape[2:] or intercept.dtype.kind != "f":
         raise ValueError("an intercept that does not fit the values")
-    estimator.heads_, estimator.active_heads_, estimator.values_ = heads, active, values
+    estimator.drawn_heads_, estimator.active_heads_, estimator.values_ = heads, active, values
     estimator.layer_ = PrunedLayer(
         heads, active, kept[active], intercept, activation, dtype, parts.get("extras_values")
     )
     if parts.get("extras_values") is not None:
         check_array(parts["extras_values"], 2, "extras_values")
-        refuse_if(parts["extras_values"].shape[1:] != intercept.shape, "values of extras that do not fit the intercept")
+        refuse_if(
+            parts["extras_values"].shape[1:] != intercept.shape,
+            "values of extras that do not fit the intercept",
+        )
 
 
-def _attach_looks(estimator: Any, heads: Any) -> None:
-    """The rule for tokens looks through the looks of the law, which a file holds once."""
+def _attach_hops(estimator: Any, heads: Any) -> None:
+    """The rule for tokens looks through the hops of the head distribution, which a file holds once."""
     refuse_if(not isinstance(estimator.tokens_, TokenRule), "no rule for tokens")
-    estimator.tokens_ = estimator.tokens_.with_looks_of(getattr(heads, "law", None))
+    estimator.tokens_ = estimator.tokens_.with_hops_of(getattr(heads, "distribution", None))
 
 
 def _query_dim(estimator: Any) -> int:
-    """The dimension of the queries that the layer sees: those given, or made of keys, and what looks find."""
+    """The dimension of the queries that the layer sees: those given, or made of keys, and what hops find."""
     rule = estimator.tokens_
     given = estimator.has_query_ and rule.query == "given"
     asked = int(estimator.n_query_features_in_ if given else estimator.n_features_in_)
-    return asked + sum(len(look) for look in rule.looks) * int(estimator.n_features_in_)
+    return asked + sum(len(hop) for hop in rule.hops) * int(estimator.n_features_in_)
 
 
 def _check_heads(heads: Any, estimator: Any) -> None:
@@ -453,12 +530,15 @@ def _check_heads(heads: Any, estimator: Any) -> None:
     if (
         not isinstance(heads, HeadDraw)
         or (heads.query_dim + 1, heads.dim + 1) != shape
-        or not law_fits(heads.law, shape)
+        or not heads_fit(heads.distribution, shape)
     ):
         raise ValueError(f"heads that do not fit tokens of dimension {estimator.n_features_in_}")
-    refuse_if(isinstance(heads.law, UnfittedLaw), "heads of a law that was never fitted")
-    # a law that cannot be drawn from says so; a small file must not make us draw a large matrix
-    small = math.prod(shape) + sum(shape) * getattr(heads.law, "rank", 0) <= LARGEST_TRIAL
+    refuse_if(
+        isinstance(heads.distribution, UnfittedHeads),
+        "heads of a head distribution that was never fitted",
+    )
+    # a head distribution that cannot be drawn from says so; a small file must not make us draw a large matrix
+    small = math.prod(shape) + sum(shape) * getattr(heads.distribution, "rank", 0) <= LARGEST_TRIAL
     refuse_if(small and not np.isfinite(heads.block(0, 1)).all(), "heads that are not finite")
 
 
@@ -472,18 +552,26 @@ def _is_single(estimator: Any) -> bool:
 def _check_labels(estimator: Any) -> None:
     """Labels are sorted and all different, and a classifier has as many columns of scores as its labels need."""
     classes = estimator.classes_
-    refuse_if(not isinstance(classes, np.ndarray) or classes.ndim != 1 or len(classes) < 2, "no labels to choose from")
-    refuse_if(classes.dtype.kind == "f" and not np.isfinite(classes).all(), "labels that are not finite")
+    refuse_if(
+        not isinstance(classes, np.ndarray) or classes.ndim != 1 or len(classes) < 2,
+        "no labels to choose from",
+    )
+    refuse_if(
+        classes.dtype.kind == "f" and not np.isfinite(classes).all(), "labels that are not finite"
+    )
     labels, columns = classes.tolist(), len(estimator.layer_.intercept)
     refuse_if(labels != sorted(set(labels)), "labels that are not sorted, or not all different")
-    refuse_if(columns != (1 if len(labels) == 2 else len(labels)), f"{columns} scores for {len(labels)} labels")
+    refuse_if(
+        columns != (1 if len(labels) == 2 else len(labels)),
+        f"{columns} scores for {len(labels)} labels",
+    )
 
 
 def _check_fitted(estimator: Any, names: Collection[str]) -> None:
     """Every fitted attribute that the file names, on its own and against the layer."""
     required = {"n_features_in_", "has_query_"}
     if isinstance(estimator, (AttentionRegressor, AttentionClassifier)):
-        required |= {"law_", "tokens_", "alpha_", "solver_", "selection_", "intercept_"}
+        required |= {"heads_", "tokens_", "alpha_", "solver_", "selection_", "intercept_"}
     if isinstance(estimator, (AttentionClassifier, NormBallClassifier)):
         required |= {"classes_"}
         _check_labels(estimator)
@@ -515,18 +603,30 @@ def _fits(name: str, value: Any, estimator: Any) -> bool:
             return isinstance(estimator, NormBallClassifier) and value in ("logistic", "hinge")
         case "feature_names_in_":
             return _is_array(value, "OU", (estimator.n_features_in_,))
-        case "law_":
-            return _same_law(value, getattr(estimator, "heads_", estimator.layer_).law)
+        case "heads_":
+            return _same_distribution(
+                value, getattr(estimator, "drawn_heads_", estimator.layer_).distribution
+            )
         case "tokens_":
             if not isinstance(value, TokenRule):
                 return False
-            asked = estimator.n_features_in_ if value.query_centre is None else len(value.query_centre)
-            fits = value.query != "given" or not estimator.has_query_ or asked == estimator.n_query_features_in_
+            asked = (
+                estimator.n_features_in_ if value.query_centre is None else len(value.query_centre)
+            )
+            fits = (
+                value.query != "given"
+                or not estimator.has_query_
+                or asked == estimator.n_query_features_in_
+            )
             return value.centre is None or (len(value.centre) == estimator.n_features_in_ and fits)
         case "intercept_":
             intercept = estimator.layer_.intercept
             if getattr(estimator, "_single", False):
-                return isinstance(value, float) and intercept.shape == (1,) and value == float(intercept[0])
+                return (
+                    isinstance(value, float)
+                    and intercept.shape == (1,)
+                    and value == float(intercept[0])
+                )
             return _is_array(value, "f", intercept.shape) and np.array_equal(value, intercept)
         case "alpha_" | "temperature_":
             return isinstance(value, (float, np.floating)) and bool(0 <= value < math.inf)
@@ -536,10 +636,24 @@ def _fits(name: str, value: Any, estimator: Any) -> bool:
             return _is_array(value, "f", (None,)) and bool((value >= 0).all())
         case "loo_errors_" | "gcv_errors_" | "holdout_errors_" | "log_losses_":
             return _is_array(value, "f", estimator.alphas_.shape)
-        case "loo_error_" | "gcv_error_" | "holdout_error_" | "log_loss_" | "residual_" | "objective_" | "duality_gap_":
-            return isinstance(value, (float, np.floating))  # NaN where there was nothing to leave out
+        case (
+            "loo_error_"
+            | "gcv_error_"
+            | "holdout_error_"
+            | "log_loss_"
+            | "residual_"
+            | "objective_"
+            | "duality_gap_"
+        ):
+            return isinstance(
+                value, (float, np.floating)
+            )  # NaN where there was nothing to leave out
         case "n_iter_" | "n_samples_seen_":
-            return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(value >= 0)
+            return (
+                isinstance(value, (int, np.integer))
+                and not isinstance(value, bool)
+                and bool(value >= 0)
+            )
         case "solver_":
             exact = isinstance(estimator.layer_, KernelLayer)
             return value == "kernel" if exact else value in ("primal", "dual", "cg")
@@ -550,27 +664,37 @@ def _fits(name: str, value: Any, estimator: Any) -> bool:
             return _is_array(value, "f", (None, *outputs))
         case "left_out_errors_":
             fits = _is_array(
-                value, "f", (None, 1 if hasattr(estimator, "classes_") else len(estimator.layer_.intercept))
+                value,
+                "f",
+                (None, 1 if hasattr(estimator, "classes_") else len(estimator.layer_.intercept)),
             )
             return fits and bool((value >= 0).all())
         case "scaling_errors_":
             return isinstance(value, dict) and all(isinstance(v, float) for v in value.values())
         case "cv_results_":
-            return isinstance(value, dict) and all(isinstance(v, np.ndarray) for v in value.values())
-    return not hasattr(type(estimator), name)  # what somebody else noted, as long as it hides nothing of ours
+            return isinstance(value, dict) and all(
+                isinstance(v, np.ndarray) for v in value.values()
+            )
+    return not hasattr(
+        type(estimator), name
+    )  # what somebody else noted, as long as it hides nothing of ours
 
 
 def _is_array(value: Any, kinds: str, shape: tuple[int | None, ...]) -> bool:
-    if not isinstance(value, np.ndarray) or value.dtype.kind not in kinds or value.ndim != len(shape):
+    if (
+        not isinstance(value, np.ndarray)
+        or value.dtype.kind not in kinds
+        or value.ndim != len(shape)
+    ):
         return False
     return all(wanted in (None, found) for wanted, found in zip(shape, value.shape, strict=True))
 
 
-def _same_law(one: Any, other: Any) -> bool:
-    """Whether the law that is shown is the law that is drawn from."""
+def _same_distribution(one: Any, other: Any) -> bool:
+    """Whether the head distribution that is shown is the head distribution that is drawn from."""
     if type(one) is not type(other):
         return False
-    pairs = [(value, vars(other)[name]) for name, value in vars(one).items() if name != "looks_"]
-    looks = [getattr(law, "looks_", ()) for law in (one, other)]
-    same = len(looks[0]) == len(looks[1]) and all(map(np.array_equal, *looks))
+    pairs = [(value, vars(other)[name]) for name, value in vars(one).items() if name != "hops_"]
+    hops = [getattr(distribution, "hops_", ()) for distribution in (one, other)]
+    same = len(hops[0]) == len(hops[1]) and all(map(np.array_equal, *hops))
     return same and all(type(a) is type(b) and np.array_equal(a, b) for a, b in pairs)

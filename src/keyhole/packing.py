@@ -17,7 +17,7 @@ from keyhole._checks import check_count, check_number, check_pairs
 from keyhole._files import refuse_special_file, write_whole
 from keyhole.attention.activations import check_activation, check_pointwise
 from keyhole.attention.heads import FittedHeads, GaussianHeads, HeadDraw, QueryKeyHeads, Step
-from keyhole.attention.learned import IdentityHeads, LearnedHeads, UnfittedLaw
+from keyhole.attention.learned import IdentityHeads, LearnedHeads, UnfittedHeads
 from keyhole.data.sets import POOLINGS, PooledSets, SetBatch, SetGroups
 from keyhole.data.tokens import QUERIES, SCALINGS, TokenRule
 from keyhole.estimators.intervals import TrainingSamples
@@ -36,13 +36,22 @@ _NAMES = {
 """Types of arrays that a model may hold."""
 
 
-def write_container(path: Path, document: Any, arrays: Mapping[str, np.ndarray], *, overwrite: bool) -> None:
+def write_container(
+    path: Path, document: Any, arrays: Mapping[str, np.ndarray], *, overwrite: bool
+) -> None:
     """Write arrays and a document as a file that appears whole; refuse an existing one unless told otherwise."""
     from safetensors.numpy import save
 
-    stored = {name: np.ascontiguousarray(a, dtype=a.dtype.newbyteorder("<")) for name, a in arrays.items()}
+    stored = {
+        name: np.ascontiguousarray(a, dtype=a.dtype.newbyteorder("<")) for name, a in arrays.items()
+    }
     text = json.dumps(document, allow_nan=False, ensure_ascii=True, separators=(",", ":"))
-    metadata = {"format": FORMAT, "version": str(VERSION), "document": text, "sha256": _digest(text, stored)}
+    metadata = {
+        "format": FORMAT,
+        "version": str(VERSION),
+        "document": text,
+        "sha256": _digest(text, stored),
+    }
     try:
         write_whole(save(stored, metadata), path, overwrite=overwrite)
     except FileExistsError as error:
@@ -59,7 +68,9 @@ def read_container(path: Path) -> tuple[Any, dict[str, np.ndarray]]:
             metadata = file.metadata() or {}
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError, TypeError, AttributeError, KeyError) as error:
-        raise damaged(path, "a model file is safetensors, whole and unchanged", f"{str(error)[:200]!r}") from None
+        raise damaged(
+            path, "a model file is safetensors, whole and unchanged", f"{str(error)[:200]!r}"
+        ) from None
     if metadata.get("format") != FORMAT:
         raise damaged(path, f"a model file says that its format is {FORMAT!r}", "no such words")
     if metadata.get("version") != str(VERSION):
@@ -68,14 +79,22 @@ def read_container(path: Path) -> tuple[Any, dict[str, np.ndarray]]:
             f"{metadata.get('version')!r:.40}. Use the keyhole that wrote it, or a newer one."
         )
     text = metadata.get("document", "")
-    if any(array.dtype not in _NAMES for array in arrays.values()) or _digest(text, arrays) != metadata.get("sha256"):
-        raise damaged(path, "contents must match the digest that was stored with them", "contents that do not")
+    if any(array.dtype not in _NAMES for array in arrays.values()) or _digest(
+        text, arrays
+    ) != metadata.get("sha256"):
+        raise damaged(
+            path, "contents must match the digest that was stored with them", "contents that do not"
+        )
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise damaged(path, "the description of a model must be JSON", f"another ({str(error)[:80]})") from None
+        raise damaged(
+            path, "the description of a model must be JSON", f"another ({str(error)[:80]})"
+        ) from None
     if not isinstance(document, dict):
-        raise damaged(path, "the description of a model must be a JSON object", f"a {type(document).__name__}")
+        raise damaged(
+            path, "the description of a model must be a JSON object", f"a {type(document).__name__}"
+        )
     return document, arrays
 
 
@@ -103,8 +122,9 @@ def refuse_if(wrong: Any, words: str) -> None:
         raise ValueError(words)
 
 
-LAWS: dict[str, type] = {
-    law.__name__: law for law in (GaussianHeads, QueryKeyHeads, IdentityHeads, LearnedHeads, FittedHeads)
+DISTRIBUTIONS: dict[str, type] = {
+    distribution.__name__: distribution
+    for distribution in (GaussianHeads, QueryKeyHeads, IdentityHeads, LearnedHeads, FittedHeads)
 }
 RECORDS: dict[str, type] = {
     record.__name__: record
@@ -117,12 +137,12 @@ UNSAVED = {
     "LearnedHeads": {"callback", "augment"},
     "FiniteLayer": {"device"},
     "KernelLayer": {"device", "dtype"},
-    "TokenRule": {"looks"},
+    "TokenRule": {"hops"},
 }
 """What is not in a file: functions, which are no data; devices, which the reader may not have: NumPy predicts; and the
-looks of a rule, which are those of the law."""
+hops of a rule, which are those of the head distribution."""
 PRECISIONS = ("float64", "float32")
-CHOICES = ("zero-mean", "identity", "learned")  # what a fitted law was chosen as
+CHOICES = ("zero-mean", "identity", "learned")  # what a fitted head distribution was chosen as
 MOST_HEADS = 10**9
 LARGEST_RANK = 2**20
 MOST_PADDING = 2**26
@@ -157,11 +177,17 @@ class Packer:
             kind = "tuple" if isinstance(value, tuple) else "list"
             return {kind: [self.pack(v, f"{name}[{i}]") for i, v in enumerate(value)]}
         if isinstance(value, dict):
-            return {"dict": [[self.pack(k, name), self.pack(v, f"{name}[{k!r}]")] for k, v in value.items()]}
+            return {
+                "dict": [
+                    [self.pack(k, name), self.pack(v, f"{name}[{k!r}]")] for k, v in value.items()
+                ]
+            }
         return self._object(value, name)
 
     def _array(self, array: np.ndarray, name: str) -> Any:
-        if array.dtype.kind == "U" or (array.dtype == object and all(isinstance(v, str) for v in array.ravel())):
+        if array.dtype.kind == "U" or (
+            array.dtype == object and all(isinstance(v, str) for v in array.ravel())
+        ):
             kind = "object" if array.dtype == object else "text"
             items = [str(v) for v in array.ravel()]
             self._padding += padding_of(items) if kind == "text" else 0
@@ -193,19 +219,32 @@ class Packer:
             del held["set_offsets"]
             held["counts"] = value.counts
         elif isinstance(value, HeadDraw):
-            held = {"law": value.law, "n_heads": value.n_heads, "dim": value.dim, "seed": value.seed}
+            held = {
+                "distribution": value.distribution,
+                "n_heads": value.n_heads,
+                "dim": value.dim,
+                "seed": value.seed,
+            }
             held["query_dim"] = value.query_dim
         elif known(RECORDS, value):
-            held = {f.name: getattr(value, f.name) for f in fields(value) if f.name not in UNSAVED.get(kind, ())}
+            held = {
+                f.name: getattr(value, f.name)
+                for f in fields(value)
+                if f.name not in UNSAVED.get(kind, ())
+            }
             if isinstance(value, DesignMoments):
                 held["gram"] = lower_triangle(value.gram)
-        elif known(LAWS, value):
+        elif known(DISTRIBUTIONS, value):
             parameters: dict[str, Any] = value.get_params(deep=False)
             held = {k: v for k, v in parameters.items() if k not in UNSAVED.get(kind, ())}
         else:
-            laws = ", ".join(f"kh.{law}" for law in LAWS if law != "FittedHeads")
+            distributions = ", ".join(
+                f"kh.{distribution}"
+                for distribution in DISTRIBUTIONS
+                if distribution != "FittedHeads"
+            )
             raise ValueError(
-                f"a model file holds data, and objects that keyhole knows: {name} is a {kind}. Of laws it knows {laws}."
+                f"a model file holds data, and objects that keyhole knows: {name} is a {kind}. Of head distributions it knows {distributions}."
             )
         return {"object": kind, "with": {k: self.pack(v, f"{name}.{k}") for k, v in held.items()}}
 
@@ -240,11 +279,16 @@ class Unpacker:
         raise ValueError(f"an unknown description, {str(value)[:60]}")
 
     def _strings(self, items: list[Any], shape: list[Any], kind: str) -> np.ndarray:
-        refuse_if(not all(isinstance(item, str) for item in items), "labels that are not text where text is announced")
+        refuse_if(
+            not all(isinstance(item, str) for item in items),
+            "labels that are not text where text is announced",
+        )
         if kind == "text":
             self._padding += padding_of(items)
             if self._padding > MOST_PADDING:
-                raise ValueError(f"text that grows by {self._padding:,} bytes as it is read, {MOST_PADDING:,} allowed")
+                raise ValueError(
+                    f"text that grows by {self._padding:,} bytes as it is read, {MOST_PADDING:,} allowed"
+                )
         array = np.array(items, dtype=object if kind == "object" else np.str_)
         return array.reshape([int(s) for s in shape])
 
@@ -288,12 +332,19 @@ def _build(kind: str, held: dict[str, Any]) -> Any:
         _check_names(kind, held, wanted={"sets", "counts"}, known={"sets", "counts", "extras"})
         return SetGroups(held["sets"], held["counts"], held.get("extras"))
     if kind == "HeadDraw":
-        refuse_if(held["n_heads"] > MOST_HEADS, f"{held['n_heads']:,} heads, of which {MOST_HEADS:,} are allowed")
+        refuse_if(
+            held["n_heads"] > MOST_HEADS,
+            f"{held['n_heads']:,} heads, of which {MOST_HEADS:,} are allowed",
+        )
         # files of 0.1.0 say nothing of queries: they have the dimension of keys
-        return HeadDraw(held["law"], held["n_heads"], held["dim"], held["seed"], held.get("query_dim"))
+        return HeadDraw(
+            held["distribution"], held["n_heads"], held["dim"], held["seed"], held.get("query_dim")
+        )
     if kind in RECORDS:
         record = RECORDS[kind]
-        wanted = {f.name for f in fields(record) if f.default is MISSING and f.default_factory is MISSING}
+        wanted = {
+            f.name for f in fields(record) if f.default is MISSING and f.default_factory is MISSING
+        }
         known = {f.name for f in fields(record)} - UNSAVED.get(kind, set())
         _check_names(kind, held, wanted=wanted, known=known)
         if record is DesignMoments:
@@ -301,10 +352,10 @@ def _build(kind: str, held: dict[str, Any]) -> Any:
         built = record(**held)
         _check_record(built)
         return built
-    if kind in LAWS:
-        law = LAWS[kind](**held)
-        _check_law(law)
-        return law
+    if kind in DISTRIBUTIONS:
+        distribution = DISTRIBUTIONS[kind](**held)
+        _check_distribution(distribution)
+        return distribution
     raise ValueError(f"an object of the unknown kind {kind!r:.60}")
 
 
@@ -314,34 +365,49 @@ def _check_names(kind: str, held: dict[str, Any], *, wanted: set[str], known: se
         raise ValueError(f"a {kind} with {sorted(held)}, which should have {sorted(known)}")
 
 
-def _check_law(law: Any) -> None:
-    """What drawing heads relies on. A law that a training set has yet to choose is checked when it is fitted."""
-    if isinstance(law, UnfittedLaw):
+def _check_distribution(distribution: Any) -> None:
+    """What drawing heads relies on. A head distribution that a training set has yet to choose is checked when it is fitted."""
+    if isinstance(distribution, UnfittedHeads):
         return
-    check_number(law.scale, "scale", minimum=0.0, exclusive=True)
-    if isinstance(law, QueryKeyHeads):
-        if check_count(law.rank, "rank") > LARGEST_RANK:
-            raise ValueError(f"heads of rank {law.rank:,}, of which {LARGEST_RANK:,} are allowed")
-    elif np.ndim(law.mean) == 0:
-        check_number(law.mean, "mean")
-    elif not isinstance(law, GaussianHeads) or law.strength_range is None:
-        check_array(law.mean, 2, "mean", kinds="fiub")
+    check_number(distribution.scale, "scale", minimum=0.0, exclusive=True)
+    if isinstance(distribution, QueryKeyHeads):
+        if check_count(distribution.rank, "rank") > LARGEST_RANK:
+            raise ValueError(
+                f"heads of rank {distribution.rank:,}, of which {LARGEST_RANK:,} are allowed"
+            )
+    elif np.ndim(distribution.mean) == 0:
+        check_number(distribution.mean, "mean")
+    elif not isinstance(distribution, GaussianHeads) or distribution.strength_range is None:
+        check_array(distribution.mean, 2, "mean", kinds="fiub")
 
 
-def law_fits(law: Any, shape: tuple[int, int]) -> bool:
-    """Whether a law has heads of shape (D_q, D)."""
-    if isinstance(law, FittedHeads):
-        return bool(law.means_.shape[1:] == shape)
-    if isinstance(law, GaussianHeads) and np.ndim(law.mean) < 2 and law.pairs is not None:
-        stated = np.asarray(law.pairs)
-        return stated.ndim == 2 and stated.dtype.kind in "iu" and bool(((stated >= 0) & (stated + 1 < shape)).all())
-    mean = getattr(law, "mean", None)
+def heads_fit(distribution: Any, shape: tuple[int, int]) -> bool:
+    """Whether a head distribution has heads of shape (D_q, D)."""
+    if isinstance(distribution, FittedHeads):
+        return bool(distribution.means_.shape[1:] == shape)
+    if (
+        isinstance(distribution, GaussianHeads)
+        and np.ndim(distribution.mean) < 2
+        and distribution.pairs is not None
+    ):
+        stated = np.asarray(distribution.pairs)
+        return (
+            stated.ndim == 2
+            and stated.dtype.kind in "iu"
+            and bool(((stated >= 0) & (stated + 1 < shape)).all())
+        )
+    mean = getattr(distribution, "mean", None)
     return mean is None or np.ndim(mean) < 2 or np.shape(mean) == shape
 
 
 def _sets(tokens: Any, offsets: Any, query: Any, extras: Any = None, pairs: Any = None) -> SetBatch:
     check_array(tokens, 2, "tokens")
-    if not isinstance(offsets, np.ndarray) or offsets.dtype != np.int64 or offsets.ndim != 1 or len(offsets) < 2:
+    if (
+        not isinstance(offsets, np.ndarray)
+        or offsets.dtype != np.int64
+        or offsets.ndim != 1
+        or len(offsets) < 2
+    ):
         raise ValueError("sets without offsets")
     if offsets[0] != 0 or offsets[-1] != len(tokens) or (np.diff(offsets) < 1).any():
         raise ValueError("sets whose offsets do not share out the tokens")
@@ -375,7 +441,9 @@ def _check_field(value: Any, hint: Any, name: str, sizes: dict[str, int]) -> Non
         check_array(value, len(axes.split()), name, "f" if "float64" in kinds[0].dtypes else "iu")
         for axis, length in zip(axes.split(), value.shape, strict=True):
             if axis != "_" and sizes.setdefault(axis, length) != length:
-                raise ValueError(f"{name} of shape {value.shape}, where other parts have {axis} = {sizes[axis]}")
+                raise ValueError(
+                    f"{name} of shape {value.shape}, where other parts have {axis} = {sizes[axis]}"
+                )
     elif get_origin(kinds[0]) is tuple:
         refuse_if(not isinstance(value, tuple), f"{name} that are no tuple")
         for i, item in enumerate(value):
@@ -392,12 +460,12 @@ def _odd_pair(centre: Any, spread: Any) -> bool:
     return (centre is None) != (spread is None) or (spread is not None and not (spread > 0).all())
 
 
-def _odd_looks(law: FittedHeads) -> bool:
-    """Every look asks with what the looks before it found, and the last one's means with what all of them did."""
-    rows, width = law.means_.shape[1:]
-    for look in reversed(law.looks_):
-        rows -= len(look) * (width - 1)
-        if not len(look) or look.shape[1] != rows:
+def _odd_hops(distribution: FittedHeads) -> bool:
+    """Every hop asks with what the hops before it found, and the last one's means with what all of them did."""
+    rows, width = distribution.means_.shape[1:]
+    for hop in reversed(distribution.hops_):
+        rows -= len(hop) * (width - 1)
+        if not len(hop) or hop.shape[1] != rows:
             return True
     return rows < 1
 
@@ -418,7 +486,8 @@ RULES: dict[str, dict[str, Callable[[Any], Any]]] = {
         "an unknown pooling": lambda r: r.pooling not in POOLINGS,
         "a token rule whose centre and spread do not fit": lambda r: _odd_pair(r.centre, r.spread),
         "a token rule whose centre and spread of queries do not fit": lambda r: (
-            _odd_pair(r.query_centre, r.query_spread) or (r.query_centre is not None and r.query != "given")
+            _odd_pair(r.query_centre, r.query_spread)
+            or (r.query_centre is not None and r.query != "given")
         ),
         "a token rule whose centre and spread of extras do not fit": lambda r: (
             _odd_pair(r.extras_centre, r.extras_spread) or not 0 < r.extras_scale < math.inf
@@ -436,41 +505,53 @@ RULES: dict[str, dict[str, Callable[[Any], Any]]] = {
             (r.query_scales_ is None) != (r.key_scales_ is None)
         ),
         "scales that are not positive": lambda r: (
-            r.query_scales_ is not None and not ((r.query_scales_ > 0).all() and (r.key_scales_ > 0).all())
+            r.query_scales_ is not None
+            and not ((r.query_scales_ > 0).all() and (r.key_scales_ > 0).all())
         ),
-        "looks that do not follow each other": _odd_looks,
-        "a law chosen as nothing known": lambda r: r.chosen not in CHOICES,
+        "hops that do not follow each other": _odd_hops,
+        "a head distribution chosen as nothing known": lambda r: r.chosen not in CHOICES,
         "a strength that is no number": lambda r: not math.isfinite(r.strength),
         "fewer steps than none": lambda r: r.steps < 0,
     },
     "PooledSets": {
         "an unknown pooling": lambda r: r.pooling not in POOLINGS,
-        "pooled sets that are none": lambda r: not isinstance(r.base, SetBatch if r.each else SetBatch | SetGroups),
+        "pooled sets that are none": lambda r: (
+            not isinstance(r.base, SetBatch if r.each else SetBatch | SetGroups)
+        ),
     },
     "FiniteLayer": {
         "no known activation": lambda r: not check_activation(r.activation),
         "a dtype that features do not have": lambda r: r.dtype not in PRECISIONS,
-        "values that do not fit the heads": lambda r: r.values.shape[:2] != (r.heads.n_heads, r.heads.dim + 1),
+        "values that do not fit the heads": lambda r: (
+            r.values.shape[:2] != (r.heads.n_heads, r.heads.dim + 1)
+        ),
         "values of no extras": lambda r: r.extras_values is not None and not len(r.extras_values),
     },
     "KernelLayer": {
         "no known activation": lambda r: not check_pointwise(r.activation),
-        "a kernel of a law that has none": lambda r: (
-            not isinstance(r.law, (GaussianHeads, FittedHeads)) or getattr(r.law, "query_scales_", None) is not None
+        "a kernel of a head distribution that has none": lambda r: (
+            not isinstance(r.distribution, (GaussianHeads, FittedHeads))
+            or getattr(r.distribution, "query_scales_", None) is not None
         ),
         "dual coefficients of other sets": lambda r: len(r.dual) != len(r.sets),
         "values of no extras": lambda r: r.extras_values is not None and not len(r.extras_values),
     },
     "DesignMoments": {
-        "sums of single precision": lambda r: any(v.dtype == np.float32 for v in vars(r).values() if np.ndim(v)),
+        "sums of single precision": lambda r: any(
+            v.dtype == np.float32 for v in vars(r).values() if np.ndim(v)
+        ),
         "sums that are no sums of squares": _odd_products,
         "sums of no samples": lambda r: r.count < 1 or not 0 < r.weight < math.inf,
         "outputs of no size": lambda r: not 0 <= r.y_size < math.inf,
-        "products rounded to less than single precision": lambda r: not 0 < r.rounding <= np.finfo(np.float32).eps,
+        "products rounded to less than single precision": lambda r: (
+            not 0 < r.rounding <= np.finfo(np.float32).eps
+        ),
     },
     "KeptSamples": {
         "hashes of samples that are no increasing numbers, or too many": lambda r: (
-            r.hashes.dtype != np.uint64 or len(r.hashes) > r.limit or not (r.hashes[:-1] < r.hashes[1:]).all()
+            r.hashes.dtype != np.uint64
+            or len(r.hashes) > r.limit
+            or not (r.hashes[:-1] < r.hashes[1:]).all()
         ),
         "samples kept of no weight": lambda r: not (r.weights > 0).all(),
         "samples kept without their sets": lambda r: (
@@ -482,7 +563,9 @@ RULES: dict[str, dict[str, Callable[[Any], Any]]] = {
         "weights of training samples that do not fit": lambda r: (
             r.weights is not None and not (r.weights.min() >= 0 and r.weights.any())
         ),
-        "groups of training samples that do not fit": lambda r: r.groups is not None and r.groups.min() < 0,
+        "groups of training samples that do not fit": lambda r: (
+            r.groups is not None and r.groups.min() < 0
+        ),
     },
 }
 """What is wrong with a record of each kind, in words that follow "it has", beyond what annotations say."""

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 
 from keyhole._array import MEMORY_BUDGET, block_size, blocks, unit_exponent
 from keyhole.attention.features import attention_features
-from keyhole.attention.heads import HeadDraw, HeadLaw
+from keyhole.attention.heads import HeadDistribution, HeadDraw
 from keyhole.attention.kernels import attention_kernel
 from keyhole.data.sets import PooledSets, SampleBatch, SetBatch
 from keyhole.layer import beside, fit_layer
@@ -46,7 +46,7 @@ class Refits:
         Where each stood among the samples given.
     """
 
-    heads: HeadDraw | HeadLaw
+    heads: HeadDraw | HeadDistribution
     activation: str
     route: str
     batch: Any
@@ -66,7 +66,7 @@ class Refits:
         cls,
         batch: SetBatch | PooledSets,
         columns: Float[np.ndarray, "n t"],
-        heads: HeadDraw | HeadLaw,
+        heads: HeadDraw | HeadDistribution,
         alpha: float,
         *,
         weights: Float[np.ndarray, " n"] | None,
@@ -79,9 +79,18 @@ class Refits:
             heard = heard[np.argsort(groups[heard], kind="stable")]
         batch, columns = batch[heard], columns[heard]
         weights, groups = (None if a is None else a[heard] for a in (weights, groups))
-        given: dict[str, Any] = {"weights": weights, "groups": groups, "keep_factor": True, "solver": "direct"}
-        units = int(unit_exponent(columns))  # as in the fit, so that squares neither overflow nor vanish
-        fit = fit_layer(batch, np.ldexp(columns, -units), heads, np.array([alpha]), **given, **options)
+        given: dict[str, Any] = {
+            "weights": weights,
+            "groups": groups,
+            "keep_factor": True,
+            "solver": "direct",
+        }
+        units = int(
+            unit_exponent(columns)
+        )  # as in the fit, so that squares neither overflow nor vanish
+        fit = fit_layer(
+            batch, np.ldexp(columns, -units), heads, np.array([alpha]), **given, **options
+        )
         samples, ridge = fit.samples, fit.ridge
         assert samples is not None
         assert ridge.factor is not None
@@ -121,7 +130,9 @@ class Refits:
         means = means[np.isfinite(means)]
         return float(means.mean()), float(means.std(ddof=1) / math.sqrt(len(means)))
 
-    def without(self, outputs: Float[np.ndarray, "m t"], hat: Float[np.ndarray, "m n"]) -> Float[np.ndarray, "m t n"]:
+    def without(
+        self, outputs: Float[np.ndarray, "m t"], hat: Float[np.ndarray, "m n"]
+    ) -> Float[np.ndarray, "m t n"]:
         """Predictions of the fits without each sample's group; NaN of a fit that rounding hides."""
         moved = hat[:, None, :] * np.where(np.isfinite(self.residuals), self.residuals, np.nan).T
         if len(self.starts) < len(self.columns):
@@ -130,15 +141,21 @@ class Refits:
 
     def predictions(
         self, batch: SampleBatch, memory_budget: int, *, variances: bool
-    ) -> Iterator[tuple[slice, Float[np.ndarray, "m t"], Float[np.ndarray, "m n"], Float[np.ndarray, " m"]]]:
+    ) -> Iterator[
+        tuple[slice, Float[np.ndarray, "m t"], Float[np.ndarray, "m n"], Float[np.ndarray, " m"]]
+    ]:
         """f(x), h(x) and, if asked for, v(x) of some samples at a time."""
         width = self.heads.n_heads * (self.heads.dim + 1) if isinstance(self.heads, HeadDraw) else 0
-        each = 8 * (width * (self.route == "primal") + 4 * len(self.columns) * (2 + self.columns.shape[1]))
+        each = 8 * (
+            width * (self.route == "primal") + 4 * len(self.columns) * (2 + self.columns.shape[1])
+        )
         for rows in blocks(len(batch), block_size(each, memory_budget)):
             compared, own = self._compared(batch[rows], memory_budget, variances=variances)
             yield rows, compared @ self.coef + self.intercept, *self.smoother.apply(compared, own)
 
-    def _compared(self, batch: SampleBatch, memory_budget: int, *, variances: bool) -> tuple[np.ndarray, np.ndarray]:
+    def _compared(
+        self, batch: SampleBatch, memory_budget: int, *, variances: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
         """What the smoother needs of new samples: K(x, x_j) and K(x, x), or features."""
         extras = batch.extras
         if self.route == "primal":
@@ -150,7 +167,9 @@ class Refits:
             row = 8 * (len(batch) + len(self.batch)) * width
             for part in blocks(heads.n_heads, block_size(row, memory_budget // 2)):
                 drawn = heads.block(part.start, part.stop)
-                new, known = (attention_features(b, drawn, self.activation) for b in (batch, self.batch))
+                new, known = (
+                    attention_features(b, drawn, self.activation) for b in (batch, self.batch)
+                )
                 share = len(drawn) / heads.n_heads  # M^{-1/2} is that of all heads
                 cross += share * (new @ known.T)
                 if variances:
@@ -159,7 +178,9 @@ class Refits:
             options: dict[str, Any] = {"memory_budget": memory_budget}
             cross += attention_kernel(batch, self.batch, self.heads, self.activation, **options)
             for rows in blocks(len(batch) if variances else 0, SETS_SQUARED):
-                own[rows] = attention_kernel(batch[rows], None, self.heads, self.activation, **options).diagonal()
+                own[rows] = attention_kernel(
+                    batch[rows], None, self.heads, self.activation, **options
+                ).diagonal()
         if extras is not None:
             cross += extras @ self.batch.extras.T
             own += np.einsum("nc,nc->n", extras, extras)

@@ -24,7 +24,9 @@ from keyhole.ridge.calibration import PathLosses
 from keyhole.ridge.design import DesignMoments, PrincipalAxes
 from keyhole.ridge.problem import LARGEST_GRAM, check_gram_size
 
-BLOCK = 2**27  # bytes of a block of features: enough rows that the symmetric update runs at full speed, and no more
+BLOCK = (
+    2**27
+)  # bytes of a block of features: enough rows that the symmetric update runs at full speed, and no more
 
 LARGEST_PRODUCT = 1e307
 """Bound on Σ w y² · max(1, Σ w |φ|²): products of both kinds of sums then fit float64."""
@@ -98,7 +100,9 @@ class SumSizes:
         return cls(features=float(features), outputs=float(outputs))
 
     def __add__(self, other: SumSizes) -> SumSizes:
-        return SumSizes(features=self.features + other.features, outputs=self.outputs + other.outputs)
+        return SumSizes(
+            features=self.features + other.features, outputs=self.outputs + other.outputs
+        )
 
     def fits(self) -> bool:
         """Whether a fit could be made from sums of this size."""
@@ -116,7 +120,9 @@ class SumSizes:
             )
 
 
-def check_rows(features: Float[np.ndarray, "n p"], samples: CheckedSamples, others: SumSizes) -> SumSizes:
+def check_rows(
+    features: Float[np.ndarray, "n p"], samples: CheckedSamples, others: SumSizes
+) -> SumSizes:
     """Sizes of samples and ``others`` together; raise if no fit could be made from both."""
     sizes = others + SumSizes.of_rows(features, samples)
     try:
@@ -175,7 +181,9 @@ class KeptSamples:
         """None yet, of at most ``limit``."""
         return cls(limit, np.zeros(0, np.uint64), None, np.zeros((0, n_outputs)), np.zeros(0))
 
-    def put(self, sets: SetBatch | SetGroups, columns: np.ndarray, weights: np.ndarray) -> KeptSamples:
+    def put(
+        self, sets: SetBatch | SetGroups, columns: np.ndarray, weights: np.ndarray
+    ) -> KeptSamples:
         """Keep these samples too, as far as they are among the least."""
         if self.limit == 0:
             return self
@@ -206,7 +214,9 @@ class KeptSamples:
         weights = np.bincount(group.reshape(-1), weights=self.weights)[: self.limit]
         rows = first[: self.limit]
         assert self.sets is not None
-        return KeptSamples(self.limit, hashes[: self.limit], self.sets[rows], self.columns[rows], weights)
+        return KeptSamples(
+            self.limit, hashes[: self.limit], self.sets[rows], self.columns[rows], weights
+        )
 
 
 @dataclass
@@ -261,7 +271,9 @@ class LayerRecipe:
 
     def empty(self) -> LayerSums:
         """The sums of no samples."""
-        moments = DesignMoments.empty(self.n_columns, self.n_outputs, fit_intercept=self.fit_intercept)
+        moments = DesignMoments.empty(
+            self.n_columns, self.n_outputs, fit_intercept=self.fit_intercept
+        )
         return LayerSums(moments, KeptSamples.none(self.n_kept, self.n_outputs))
 
     def add(
@@ -315,7 +327,9 @@ class LayerRecipe:
         features = self._features_of(ready)
         sizes = check_rows(features, samples, sizes)
         square = float(np.einsum("np,np->n", features, features).max())
-        yardstick = Yardstick(largest=max(largest, yardstick.largest), square=max(square, yardstick.square))
+        yardstick = Yardstick(
+            largest=max(largest, yardstick.largest), square=max(square, yardstick.square)
+        )
         return sizes, yardstick
 
     def error_sums(
@@ -430,10 +444,14 @@ class LayerRecipe:
         p = self.n_columns - self.n_extras
         values = ridge.coef[:p].reshape(self.heads.n_heads, self.heads.dim + 1, -1)
         extras = np.ascontiguousarray(ridge.coef[p:]) if self.n_extras else None
-        layer = FiniteLayer(self.heads, values, ridge.intercept, self.activation, self.dtype, extras_values=extras)
+        layer = FiniteLayer(
+            self.heads, values, ridge.intercept, self.activation, self.dtype, extras_values=extras
+        )
         return LayerFit(layer, ridge, np.empty((0, self.n_outputs)), "primal")
 
-    def left_out(self, axes: PrincipalAxes, kept: KeptSamples, alpha: float) -> Float[np.ndarray, "k t"]:
+    def left_out(
+        self, axes: PrincipalAxes, kept: KeptSamples, alpha: float
+    ) -> Float[np.ndarray, "k t"]:
         """Exact leave-one-out predictions for the samples kept."""
         pieces = [loo[0] for _, loo in self._left_out(axes, kept, np.array([alpha]))]
         return kept.columns - np.concatenate(pieces)
@@ -445,7 +463,12 @@ class LayerRecipe:
         assert kept.sets is not None
         left = kept.columns - axes.y_mean
         for rows in blocks(len(kept.columns), self._rows(copies=5)):
-            yield rows, axes.judge_rows(self.features(kept.sets[rows]), left[rows], kept.weights[rows], alphas)[1]
+            yield (
+                rows,
+                axes.judge_rows(
+                    self.features(kept.sets[rows]), left[rows], kept.weights[rows], alphas
+                )[1],
+            )
 
     def _rows(self, copies: int) -> int:
         """Rows of features whose copies fit the budget."""

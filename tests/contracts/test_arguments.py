@@ -43,14 +43,18 @@ def integer_options():
 
 
 def refusal(*arguments):
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "300"})
+    result = CliRunner().invoke(
+        app, [str(argument) for argument in arguments], env={"COLUMNS": "300"}
+    )
     assert isinstance(result.exception, SystemExit), (result.output, result.exception)
     assert result.exit_code == 2, result.output
     return result.output
 
 
 def test_all_commands_are_known_here():
-    assert {command.name or command.callback.__name__ for command in app.registered_commands} == set(REQUIRED)
+    assert {
+        command.name or command.callback.__name__ for command in app.registered_commands
+    } == set(REQUIRED)
     assert len(integer_options()) >= 10
 
 
@@ -75,7 +79,9 @@ def test_numbers_that_are_read_from_text_have_bounds(value, tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     sets = kh.targets.sphere_sets(20, n_keys=2, dim=2, seed=0)
     kh.data.write_parquet("t.parquet", [(sets, sets.query[:, 0])])
-    fitted = kh.AttentionRegressor(2, alpha=1.0, law=kh.GaussianHeads(), scaling="none", query="given", random_state=0)
+    fitted = kh.AttentionRegressor(
+        2, alpha=1.0, heads=kh.GaussianHeads(), scaling="none", query="given", random_state=0
+    )
     kh.save(fitted.fit(sets, sets.query[:, 0]), "m")
     assert "--heads must be" in refusal("fit", "t.parquet", "n", "--heads", value)
     assert "--heads must be" in refusal("theory", "--heads", value)
@@ -115,7 +121,9 @@ def pipes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     sets = kh.targets.sphere_sets(20, n_keys=2, dim=2, seed=0)
     kh.data.write_parquet("t.parquet", [(sets, sets.query[:, 0])])
-    fitted = kh.AttentionRegressor(2, alpha=1.0, law=kh.GaussianHeads(), scaling="none", query="given", random_state=0)
+    fitted = kh.AttentionRegressor(
+        2, alpha=1.0, heads=kh.GaussianHeads(), scaling="none", query="given", random_state=0
+    )
     kh.save(fitted.fit(sets, sets.query[:, 0]), "m")
     for name in ("p", "p.csv", "p.parquet", "p.arrow", "p.npz", "p.ts", "p.xyz", "p.safetensors"):
         os.mkfifo(name)
@@ -148,9 +156,14 @@ def test_a_named_pipe_is_refused_at_once(pipes):
         assert "error: " in said, case
     for case in (CASES[0], CASES[1], ("fit", "p.csv", "n"), ("fit", "p.ts", "n")):
         assert "must be an ordinary file: it is a named pipe" in refusal(*case), case
-    with at_once(), pytest.raises(ValueError, match="'p' must be an ordinary file: it is a named pipe"):
+    with (
+        at_once(),
+        pytest.raises(ValueError, match="'p' must be an ordinary file: it is a named pipe"),
+    ):
         kh.load("p")
 
 
 def test_a_device_is_no_model(pipes):
-    assert "must be an ordinary file: it is a device" in refusal("predict", "/dev/null", "t.parquet", "o")
+    assert "must be an ordinary file: it is a device" in refusal(
+        "predict", "/dev/null", "t.parquet", "o"
+    )

@@ -9,13 +9,19 @@ import keyhole as kh
 
 MODELS = [
     pytest.param(
-        kh.AttentionRegressor(8, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"), id="regressor"
+        kh.AttentionRegressor(
+            8, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
+        ),
+        id="regressor",
     ),
     pytest.param(
-        kh.AttentionRegressor(math.inf, law=kh.GaussianHeads(), scaling="none", query="given"), id="kernel regressor"
+        kh.AttentionRegressor(math.inf, heads=kh.GaussianHeads(), scaling="none", query="given"),
+        id="kernel regressor",
     ),
     pytest.param(
-        kh.AttentionClassifier(8, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"),
+        kh.AttentionClassifier(
+            8, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
+        ),
         id="classifier",
     ),
 ]
@@ -36,7 +42,9 @@ def labels():
 def test_nan_and_infinity_are_named_wherever_they_are(model, bad, sets, labels, rng):
     keys = rng.normal(size=(12, 4, 3))
     keys[7, 2, 1] = bad
-    with pytest.raises(ValueError, match=r"`x` must be finite: found (NaN|infinity).*index \(7, 2, 1\)"):
+    with pytest.raises(
+        ValueError, match=r"`x` must be finite: found (NaN|infinity).*index \(7, 2, 1\)"
+    ):
         model.fit(keys, labels)
     table = rng.normal(size=(12, 3))
     table[3, 1] = bad
@@ -91,7 +99,9 @@ def test_wrong_lengths_name_both(model, sets, labels):
 def test_weights_that_leave_no_room_for_products_are_named(model, weight, sets, labels):
     """Penalties and squared errors are in proportion to them, and some are in float32."""
     rule = r"largest entry of `sample_weight` must lie between 1e-30 and 1e\+30, and no positive one below 1e-100"
-    with pytest.raises(ValueError, match=rf"{rule}.* sample 0 has weight .*Divide all of them by a common factor"):
+    with pytest.raises(
+        ValueError, match=rf"{rule}.* sample 0 has weight .*Divide all of them by a common factor"
+    ):
         model.fit(sets, labels, sample_weight=np.full(12, weight))
 
 
@@ -111,7 +121,9 @@ def test_weights_of_a_stream_and_of_classes_are_named_too(sets, labels):
     with pytest.raises(ValueError, match="largest entry of `class_weight` must lie between"):
         heavy.fit(sets, labels)
     both = kh.AttentionClassifier(3, class_weight=dict.fromkeys(names.tolist(), 1e20))
-    with pytest.raises(ValueError, match="largest entry of `sample_weight times class_weight` must"):
+    with pytest.raises(
+        ValueError, match="largest entry of `sample_weight times class_weight` must"
+    ):
         both.fit(sets, labels, sample_weight=np.full(12, 1e20))
 
 
@@ -126,7 +138,9 @@ def test_the_unit_of_weights_changes_no_prediction(unit, dtype, n_heads, sets):
     expected = model.fit(sets, y, sample_weight=weights).predict(sets)
     found = model.fit(sets, y, sample_weight=unit * weights)
     allowed = 1e-6 if dtype == "float64" else 1e-2
-    np.testing.assert_allclose(found.predict(sets), expected, rtol=0.0, atol=allowed * np.abs(y).max())
+    np.testing.assert_allclose(
+        found.predict(sets), expected, rtol=0.0, atol=allowed * np.abs(y).max()
+    )
     assert np.isfinite(found.predict_std(sets)).all()
 
 
@@ -134,7 +148,8 @@ def test_the_unit_of_weights_changes_no_law(rng):
     sets = kh.targets.sphere_sets(80, n_keys=3, dim=3, seed=0)
     y, weights = kh.targets.Correlation(3, 3)(sets), rng.uniform(0.5, 2.0, 80)
     expected, *others = [
-        kh.LearnedHeads(steps=6, n_heads=8).fit(sets, y, weights=2.0**power * weights) for power in (0, -300, 300)
+        kh.LearnedHeads(steps=6, n_heads=8).fit(sets, y, weights=2.0**power * weights)
+        for power in (0, -300, 300)
     ]
     for found in others:
         np.testing.assert_allclose(found.means_, expected.means_, rtol=1e-3, atol=1e-6)
@@ -142,9 +157,11 @@ def test_the_unit_of_weights_changes_no_law(rng):
 
 def test_one_sample_cannot_be_left_out_but_can_be_fitted(sets):
     with pytest.raises(ValueError, match="at least two samples: got 1 sample"):
-        kh.AttentionRegressor(8, law=kh.GaussianHeads(), scaling="none", query="given").fit(sets[:1], [3.0])
+        kh.AttentionRegressor(8, heads=kh.GaussianHeads(), scaling="none", query="given").fit(
+            sets[:1], [3.0]
+        )
     model = kh.AttentionRegressor(
-        8, alpha=1.0, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"
+        8, alpha=1.0, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
     ).fit(sets[:1], [3.0])
     np.testing.assert_allclose(model.predict(sets), 3.0)
     assert math.isnan(model.loo_error_)
@@ -152,16 +169,18 @@ def test_one_sample_cannot_be_left_out_but_can_be_fitted(sets):
 
 @pytest.mark.parametrize("n_heads", [8, math.inf])
 def test_a_constant_target_is_predicted_exactly(n_heads, sets):
-    model = kh.AttentionRegressor(n_heads, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given").fit(
-        sets, np.full(12, 2.5)
-    )
+    model = kh.AttentionRegressor(
+        n_heads, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
+    ).fit(sets, np.full(12, 2.5))
     np.testing.assert_allclose(model.predict(sets), 2.5, rtol=1e-12)
     assert model.loo_error_ < 1e-20
 
 
 def test_one_class_is_refused(sets):
     with pytest.raises(ValueError, match="at least two classes: got 1 class, 'a', in 12 samples"):
-        kh.AttentionClassifier(8, law=kh.GaussianHeads(), scaling="none", query="given").fit(sets, ["a"] * 12)
+        kh.AttentionClassifier(8, heads=kh.GaussianHeads(), scaling="none", query="given").fit(
+            sets, ["a"] * 12
+        )
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -172,10 +191,14 @@ def test_no_target_is_refused(model, sets):
 
 def test_integers_and_objects_are_numbers_too(rng, labels):
     counts = rng.integers(-3, 4, size=(12, 5, 3))
-    model = kh.AttentionRegressor(8, alpha=1.0, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given")
+    model = kh.AttentionRegressor(
+        8, alpha=1.0, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
+    )
     expected = model.fit(counts.astype(float), labels).predict(counts.astype(float))
     np.testing.assert_array_equal(model.fit(counts, labels).predict(counts), expected)
-    np.testing.assert_array_equal(model.fit(counts.astype(object), labels).predict(counts), expected)
+    np.testing.assert_array_equal(
+        model.fit(counts.astype(object), labels).predict(counts), expected
+    )
     ragged = np.empty(12, dtype=object)
     ragged[:] = list(counts)
     np.testing.assert_array_equal(model.fit(ragged, labels).predict(ragged), expected)
@@ -198,9 +221,9 @@ def test_integers_and_objects_are_numbers_too(rng, labels):
 @pytest.mark.parametrize("n_heads", [8, math.inf])
 def test_a_penalty_is_not_negative(alpha, words, n_heads, sets, labels):
     with pytest.raises(ValueError, match=words):
-        kh.AttentionRegressor(n_heads, alpha=alpha, law=kh.GaussianHeads(), scaling="none", query="given").fit(
-            sets, labels
-        )
+        kh.AttentionRegressor(
+            n_heads, alpha=alpha, heads=kh.GaussianHeads(), scaling="none", query="given"
+        ).fit(sets, labels)
 
 
 @pytest.mark.parametrize(
@@ -215,8 +238,8 @@ def test_a_penalty_is_not_negative(alpha, words, n_heads, sets, labels):
 )
 def test_heads_are_counted(n_heads, error, words, sets, labels):
     for model in (
-        kh.AttentionRegressor(n_heads, law=kh.GaussianHeads(), scaling="none", query="given"),
-        kh.AttentionClassifier(n_heads, law=kh.GaussianHeads(), scaling="none", query="given"),
+        kh.AttentionRegressor(n_heads, heads=kh.GaussianHeads(), scaling="none", query="given"),
+        kh.AttentionClassifier(n_heads, heads=kh.GaussianHeads(), scaling="none", query="given"),
     ):
         with pytest.raises(error, match=words):
             model.fit(sets, labels)
@@ -232,29 +255,35 @@ def test_infinitely_many_heads_have_no_features(sets):
 def test_kernels_that_do_not_exist_name_the_remedy(sets, labels):
     with pytest.raises(ValueError, match=r"softmax.*finite"):
         kh.AttentionRegressor(
-            math.inf, activation="softmax", law=kh.GaussianHeads(), scaling="none", query="given"
+            math.inf, activation="softmax", heads=kh.GaussianHeads(), scaling="none", query="given"
         ).fit(sets, labels)
     with pytest.raises((TypeError, ValueError), match=r"closed.form"):
-        kh.AttentionRegressor(math.inf, law=kh.QueryKeyHeads(2), scaling="none", query="given").fit(sets, labels)
+        kh.AttentionRegressor(
+            math.inf, heads=kh.QueryKeyHeads(2), scaling="none", query="given"
+        ).fit(sets, labels)
 
 
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
         ({"activation": "tanh"}, ValueError, r"`activation` must be one of 'relu'.*: got 'tanh'"),
-        ({"law": "gaussian"}, TypeError, "`law` must be a law of heads"),
-        ({"law": kh.GaussianHeads}, TypeError, "`law` must be a law of heads"),
-        ({"law": kh.GaussianHeads(mean=np.eye(3))}, ValueError, r"\(D, D\) matrix with D = d \+ 1: got shape \(3, 3\)"),
-        ({"law": kh.GaussianHeads(scale=0.0)}, ValueError, "`scale` must be larger than 0"),
-        ({"law": kh.QueryKeyHeads(rank=0)}, ValueError, "`rank` must be at least 1"),
+        ({"heads": "gaussian"}, TypeError, "`heads` must be a head distribution"),
+        ({"heads": kh.GaussianHeads}, TypeError, "`heads` must be a head distribution"),
+        (
+            {"heads": kh.GaussianHeads(mean=np.eye(3))},
+            ValueError,
+            r"\(D, D\) matrix with D = d \+ 1: got shape \(3, 3\)",
+        ),
+        ({"heads": kh.GaussianHeads(scale=0.0)}, ValueError, "`scale` must be larger than 0"),
+        ({"heads": kh.QueryKeyHeads(rank=0)}, ValueError, "`rank` must be at least 1"),
         ({"dtype": "float16"}, ValueError, "`dtype` must be one of 'float64', 'float32'"),
         ({"random_state": -1}, ValueError, "`random_state` must be at least 0"),
     ],
 )
 def test_options_are_checked_before_any_work(options, error, words, sets, labels):
     for model in (
-        kh.AttentionRegressor(8, law=kh.GaussianHeads(), scaling="none", query="given"),
-        kh.AttentionClassifier(8, law=kh.GaussianHeads(), scaling="none", query="given"),
+        kh.AttentionRegressor(8, heads=kh.GaussianHeads(), scaling="none", query="given"),
+        kh.AttentionClassifier(8, heads=kh.GaussianHeads(), scaling="none", query="given"),
     ):
         with pytest.raises(error, match=words):
             model.set_params(**options).fit(sets, labels)

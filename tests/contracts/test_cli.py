@@ -42,7 +42,18 @@ def report(*arguments):
 
 
 def test_json_has_stable_keys():
-    answer = report("--target", "corr^3 * token", "--dim", 8, "--keys", 8, "--heads", 100, "--samples", "100,1000")
+    answer = report(
+        "--target",
+        "corr^3 * token",
+        "--dim",
+        8,
+        "--keys",
+        8,
+        "--heads",
+        100,
+        "--samples",
+        "100,1000",
+    )
     assert list(answer) == [
         "target",
         "settings",
@@ -85,11 +96,15 @@ def test_json_says_what_the_functions_say():
     from keyhole import theory
     from keyhole.theory.targets import TokenPower
 
-    answer = report("--target", "token^2", "--dim", 8, "--keys", 8, "--samples", "1e2,1000", "--error", "1e-4")
+    answer = report(
+        "--target", "token^2", "--dim", 8, "--keys", 8, "--samples", "1e2,1000", "--error", "1e-4"
+    )
     target = TokenPower(2, 8)
     assert answer["complexity"]["rkhs_norm"] == theory.rkhs_norm(target)
     assert answer["complexity"]["paper_complexity"] == theory.paper_complexity(target)
-    assert answer["coefficient_norms"] == [{"query_degree": 0, "key_degree": 2, "squared_norm": 1.0}]
+    assert answer["coefficient_norms"] == [
+        {"query_degree": 0, "key_degree": 2, "squared_norm": 1.0}
+    ]
     curve = theory.learning_curve(target, [100, 1000], 8, 1e-5, model="mlp")
     assert [row["error"] for row in answer["learning_curve"]["mlp"]] == curve.tolist()
     assert answer["needed"]["samples"] == {"attention": 430, "mlp": 5322}
@@ -111,15 +126,19 @@ def test_a_bias_is_asked_of_the_same_functions():
     sizes = ("--dim", 8, "--keys", 8, "--samples", "100,1000")
     answer = report("--target", "corr^2 * token", *sizes, "--bias", 1.0)
     plain = report("--target", "corr^2 * token", *sizes)
-    target, law = Correlation(2, 8), kh.GaussianHeads(mean=1.0)
-    curve = theory.learning_curve(target, [100, 1000], 8, 1e-5, law=law)
-    shown = [row["error"] for row in answer["learning_curve"]["attention"]]  # size by size, where `curve` is one call
+    target, distribution = Correlation(2, 8), kh.GaussianHeads(mean=1.0)
+    curve = theory.learning_curve(target, [100, 1000], 8, 1e-5, heads=distribution)
+    shown = [
+        row["error"] for row in answer["learning_curve"]["attention"]
+    ]  # size by size, where `curve` is one call
     assert shown == pytest.approx(curve, rel=1e-12)
     assert answer["learning_curve"]["mlp"] == plain["learning_curve"]["mlp"]
     assert answer["needed"]["samples"]["attention"] < plain["needed"]["samples"]["attention"]
     levels = answer["spectrum"]["attention"]["levels"]
-    spectrum = theory.attention_spectrum(8, 8, 4, law=law)
-    assert [level["eigenvalue"] for level in levels] == pytest.approx(spectrum.eigenvalues[:8], rel=1e-6)
+    spectrum = theory.attention_spectrum(8, 8, 4, heads=distribution)
+    assert [level["eigenvalue"] for level in levels] == pytest.approx(
+        spectrum.eigenvalues[:8], rel=1e-6
+    )
     assert levels[1]["degrees"] == [1, 0]
     assert levels[1]["target_power"] > 0 == levels[0]["target_power"]
     refused = invoke("theory", "--bias", "nan", code=2)
@@ -127,12 +146,14 @@ def test_a_bias_is_asked_of_the_same_functions():
 
 
 def test_tables_name_every_part():
-    output = invoke("theory", "--target", "corr * token", "--dim", 4, "--keys", 4, "--heads", 50).output
+    output = invoke(
+        "theory", "--target", "corr * token", "--dim", 4, "--keys", 4, "--heads", 50
+    ).output
     for words in (
         "coefficient norms",
         "paper's B(f*)",
         "named constants",
-        "exact, sphere law",
+        "exact, sphere distribution",
         "biased heads",
         "spectrum of attention",
         "spectrum of mlp",
@@ -145,10 +166,25 @@ def test_tables_name_every_part():
         assert words in output
 
 
-@pytest.mark.parametrize("target", ["0", "1", "query^40", "token^3 - token", "rotated(0.5)^3 * token"])
+@pytest.mark.parametrize(
+    "target", ["0", "1", "query^40", "token^3 - token", "rotated(0.5)^3 * token"]
+)
 @pytest.mark.parametrize("dim", [1, 2, 5])
 def test_degenerate_targets_answer_or_say_why(target, dim):
-    answer = report("--target", target, "--dim", dim, "--keys", 1, "--heads", 3, "--ridge", 0, "--samples", "1,50")
+    answer = report(
+        "--target",
+        target,
+        "--dim",
+        dim,
+        "--keys",
+        1,
+        "--heads",
+        3,
+        "--ridge",
+        0,
+        "--samples",
+        "1,50",
+    )
     assert all(len(reason) > 10 for reason in answer["unavailable"].values())
 
 
@@ -176,7 +212,10 @@ def test_theory_draws(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--target", "corr^3 * tokn"), ("character 10", "Did you mean 'token'?", "corr, token, query")),
+        (
+            ("--target", "corr^3 * tokn"),
+            ("character 10", "Did you mean 'token'?", "corr, token, query"),
+        ),
         (("--heads", "many"), ("--heads", "'many'")),
         (("--heads", "0"), ("--heads", "'0'")),
         (("--samples", "10,,20"), ("--samples", "'10,,20'")),
@@ -195,12 +234,22 @@ def test_slips_are_refused_with_their_name(arguments, words):
 
 
 @pytest.mark.parametrize(
-    "command", [("reproduce",), ("lens", "digits"), ("theory", "--out", "x"), ("heads", "x.safetensors", "--out", "x")]
+    "command",
+    [
+        ("reproduce",),
+        ("lens", "digits"),
+        ("theory", "--out", "x"),
+        ("heads", "x.safetensors", "--out", "x"),
+    ],
 )
 def test_without_the_packages_that_draw_the_extra_is_named(command, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("keyhole.lab.report.html.find_spec", lambda name: None if name == "plotly" else object())
-    assert "drawing charts needs plotly: pip install 'keyhole[lab]'" in invoke(*command, code=2).stderr
+    monkeypatch.setattr(
+        "keyhole.lab.report.html.find_spec", lambda name: None if name == "plotly" else object()
+    )
+    assert (
+        "drawing charts needs plotly: pip install 'keyhole[lab]'" in invoke(*command, code=2).stderr
+    )
     assert not list(tmp_path.iterdir())
 
 
@@ -231,7 +280,12 @@ def test_a_foreign_report_is_not_replaced_unless_asked(command, tmp_path):
 
 def test_a_full_disk_and_a_long_name_end_in_a_sentence(tmp_path, monkeypatch):
     long = "x" * 5000
-    for command in (("lens", f"{long}.csv"), ("heads", long), ("fit", f"{long}.csv", "m"), ("theory", "--out", long)):
+    for command in (
+        ("lens", f"{long}.csv"),
+        ("heads", long),
+        ("fit", f"{long}.csv", "m"),
+        ("theory", "--out", long),
+    ):
         assert "error: " in invoke(*command, code=2).stderr
 
     def full(*_, **__):
@@ -243,7 +297,11 @@ def test_a_full_disk_and_a_long_name_end_in_a_sentence(tmp_path, monkeypatch):
 
 
 def test_a_name_that_is_no_utf_8_is_named(tmp_path):
-    for command in (("lens", "\udcff.csv"), ("heads", "\udcff"), ("theory", "--out", f"{tmp_path}/\udcff")):
+    for command in (
+        ("lens", "\udcff.csv"),
+        ("heads", "\udcff"),
+        ("theory", "--out", f"{tmp_path}/\udcff"),
+    ):
         assert "names must be text in UTF-8" in invoke(*command, code=2).stderr
 
 
@@ -257,7 +315,9 @@ def test_a_name_that_is_no_utf_8_is_named(tmp_path):
     ],
 )  # fmt: skip
 def test_settings_are_checked_before_any_work(override, words, tmp_path):
-    assert words in invoke("reproduce", "learner", "--set", override, "--out", tmp_path, code=2).stderr
+    assert (
+        words in invoke("reproduce", "learner", "--set", override, "--out", tmp_path, code=2).stderr
+    )
     assert not list(tmp_path.iterdir())
 
 
@@ -269,17 +329,36 @@ def test_settings_are_checked_before_any_work(override, words, tmp_path):
     ],
 )  # fmt: skip
 def test_a_wrong_scheduler_is_noticed_at_once(address, words, tmp_path):
-    assert words in invoke("reproduce", "averages", "--scheduler", address, "--out", tmp_path, code=2).stderr
+    assert (
+        words
+        in invoke("reproduce", "averages", "--scheduler", address, "--out", tmp_path, code=2).stderr
+    )
     assert not list(tmp_path.iterdir())
 
 
 def test_a_target_that_would_take_long_is_refused_with_its_cost():
     target = ("--target", "(corr + token + query + 1)^12", "--dim", 64)
     said = " ".join(invoke("theory", *target, code=2).stderr.split())
-    assert re.search(r"has 455 terms, which take about [\d,]{4,} s, and 5 s are allowed.*raise --time-limit", said)
-    target = ("--target", "token * rotated(0.5)^12", "--dim", 8, "--samples", 10, "--model", "attention", "--json")
+    assert re.search(
+        r"has 455 terms, which take about [\d,]{4,} s, and 5 s are allowed.*raise --time-limit",
+        said,
+    )
+    target = (
+        "--target",
+        "token * rotated(0.5)^12",
+        "--dim",
+        8,
+        "--samples",
+        10,
+        "--model",
+        "attention",
+        "--json",
+    )
     unavailable = json.loads(invoke("theory", *target).stdout)["unavailable"]
-    assert re.search(r"takes about \d+ s, and 5 s are allowed.*raise --time-limit", unavailable["biased_norm_bound"])
+    assert re.search(
+        r"takes about \d+ s, and 5 s are allowed.*raise --time-limit",
+        unavailable["biased_norm_bound"],
+    )
     small = ("--target", "(corr + token)^2", "--dim", 4, "--samples", 100, "--model", "attention")
     assert "raise --time-limit" in invoke("theory", *small, "--time-limit", 0, code=2).stderr
     invoke("theory", *small)

@@ -13,7 +13,7 @@ from keyhole.cli._app import app
 from keyhole.data import read_table
 from keyhole.models import read_model
 
-FAST = ("--heads", "4", "--law", "zero", "--scaling", "none", "--make-query", "given")
+FAST = ("--heads", "4", "--head distribution", "zero", "--scaling", "none", "--make-query", "given")
 
 
 def invoke(*arguments, code=0):
@@ -60,11 +60,11 @@ def test_from_a_table_to_a_saved_model(tables):
 
 def test_every_option_reaches_the_model(tables):
     invoke(
-        "fit", "sets.npz", "m", "--heads", "5", "--law", "biased", "--alpha", "0.5", "--activation", "softmax",
+        "fit", "sets.npz", "m", "--heads", "5", "--head distribution", "biased", "--alpha", "0.5", "--activation", "softmax",
         "--pooling", "sum", "--scaling", "sphere", "--make-query", "mean", "--seed", "3", "--task", "regression",
     )  # fmt: skip
     model = kh.load("m")
-    assert (model.n_heads, model.law, model.alpha) == (5, kh.GaussianHeads(1.0), 0.5)
+    assert (model.n_heads, model.heads, model.alpha) == (5, kh.GaussianHeads(1.0), 0.5)
     assert (model.activation, model.pooling, model.scaling) == ("softmax", "sum", "sphere")
     assert (model.query, model.random_state) == ("mean", 3)
 
@@ -83,15 +83,24 @@ def test_a_model_is_not_replaced_unless_asked(tables):
         (("nothing.csv",), "is not there"),
         (("nothing",), "neither a file nor data"),
         (("sets.csv", "--target", "labl"), "'labl' is not in the table"),
-        (("sets.csv", "--target", "label", "--split", "x"), "'x' must be the same in all rows of a set"),
+        (
+            ("sets.csv", "--target", "label", "--split", "x"),
+            "'x' must be the same in all rows of a set",
+        ),
         (("sets.csv", "--set", "sack"), "'sack' is not in the table"),
-        (("sets.csv", "--keys", "x,y", "--query", "x"), "'x' must be the same in all rows of a set"),
+        (
+            ("sets.csv", "--keys", "x,y", "--query", "x"),
+            "'x' must be the same in all rows of a set",
+        ),
         (("sets.csv", "--missing", "guess"), "`missing` must be one of"),
         (("sets.csv", "--task", "ranking"), "auto, regression, classification"),
         (("sets.csv", "--target", "label", "--task", "regression"), "target of numbers"),
         (("sets.parquet", "--heads", "many"), "--heads"),
         (("sets.parquet", "--heads", "0"), "--heads"),
-        (("sets.parquet", "--law", "martial"), "auto, zero, biased, identity, learned"),
+        (
+            ("sets.parquet", "--head distribution", "martial"),
+            "auto, zero, biased, identity, learned",
+        ),
         (("sets.parquet", "--alpha", "x"), "--alpha"),
         (("sets.parquet", "--alpha", "-1"), "alpha"),
         (("sets.parquet", "--activation", "tanh"), "activation"),
@@ -138,7 +147,9 @@ def test_broken_files_end_with_a_message(name, command, tables, rng):
         (tables / name).write_bytes(broken)
         before = sorted(os.listdir())
         arguments = (
-            ("fit", name, f"m{k}", *FAST) if command == "fit" else ("lens", name, "--no-report", "--budget", "5")
+            ("fit", name, f"m{k}", *FAST)
+            if command == "fit"
+            else ("lens", name, "--no-report", "--budget", "5")
         )
         result = CliRunner().invoke(app, list(arguments))
         assert result.exit_code in (0, 2), result.output
@@ -218,12 +229,24 @@ def shop(rng, tmp_path, monkeypatch):
 
 
 JOINED = ("--set", "user", "--tokens", "tokens.csv")
-READ = (*JOINED, "--keys", "price,colour,sold", "--query", "colour", "--extras", "age", "--target", "cost")
+READ = (
+    *JOINED,
+    "--keys",
+    "price,colour,sold",
+    "--query",
+    "colour",
+    "--extras",
+    "age",
+    "--target",
+    "cost",
+)
 
 
 def test_two_tables_of_text_and_dates_go_from_fit_to_predict(shop):
     samples = shop
-    output = invoke("fit", "samples.csv", "m", *READ, "--time", "day", "--groups", "town", *FAST).output
+    output = invoke(
+        "fit", "samples.csv", "m", *READ, "--time", "day", "--groups", "town", *FAST
+    ).output
     assert "leave-one-group-out RMSE" in output
     assert "6 newest sets, kept for testing" in output
     found = read_model("m")
@@ -234,10 +257,15 @@ def test_two_tables_of_text_and_dates_go_from_fit_to_predict(shop):
     assert predicted["user"].to_pylist() == list(range(30))
     expected = found.estimator.predict(found.schema.read("new.csv", tokens="tokens.csv").sets)
     np.testing.assert_array_equal(predicted["prediction"], expected)
-    strange = samples.set_column(1, "colour", pa.array(["mauve", *samples["colour"].to_pylist()[1:]]))
+    strange = samples.set_column(
+        1, "colour", pa.array(["mauve", *samples["colour"].to_pylist()[1:]])
+    )
     csv.write_csv(strange, "strange.csv")
     again = ("predict", "m", "strange.csv", "out2.parquet", "--tokens", "tokens.csv")
-    assert "'colour' must hold categories that were there before: row 0" in invoke(*again, code=2).stderr
+    assert (
+        "'colour' must hold categories that were there before: row 0"
+        in invoke(*again, code=2).stderr
+    )
     invoke(*again, "--unknown", "ignore")
     csv.write_csv(samples.drop_columns(["colour"]), "short.csv")
     short = ("predict", "m", "short.csv", "out3.parquet", "--tokens", "tokens.csv")
@@ -249,7 +277,10 @@ def test_a_column_may_split_the_data(shop):
     output = invoke("fit", "samples.csv", "m", *READ, "--split", "part", *FAST).output
     assert "on the 8 sets that the data sets apart" in output
     assert "22 sets in" in output
-    assert "must say train or test" in invoke("fit", "samples.csv", "n", *READ, "--split", "town", code=2).stderr
+    assert (
+        "must say train or test"
+        in invoke("fit", "samples.csv", "n", *READ, "--split", "town", code=2).stderr
+    )
     said = invoke("fit", "samples.csv", "n", *READ, "--time", "nothing", code=2).stderr
     assert "'nothing' is not in the table" in said
 
@@ -258,7 +289,9 @@ def test_a_folder_of_series_is_one_data_set(tmp_path, monkeypatch, rng):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "series").mkdir()
     for part in ("TRAIN", "TEST"):
-        series = [",".join(f"{x:.3f}" for x in rng.normal(size=rng.integers(2, 6))) for _ in range(20)]
+        series = [
+            ",".join(f"{x:.3f}" for x in rng.normal(size=rng.integers(2, 6))) for _ in range(20)
+        ]
         rows = "".join(f"{one}:{'ab'[i % 2]}\n" for i, one in enumerate(series))
         text = f"@univariate true\n@classLabel true a b\n@data\n{rows}"
         (tmp_path / "series" / f"Tiny_{part}.ts").write_text(text)
@@ -267,5 +300,8 @@ def test_a_folder_of_series_is_one_data_set(tmp_path, monkeypatch, rng):
     invoke("predict", "m", "series", "all.parquet")
     assert parquet.read_table("all.parquet").num_rows == 40
     invoke("predict", "m", "series/Tiny_TEST.ts", "test.parquet")
-    predicted = [parquet.read_table(name)["prediction"].to_pylist() for name in ("all.parquet", "test.parquet")]
+    predicted = [
+        parquet.read_table(name)["prediction"].to_pylist()
+        for name in ("all.parquet", "test.parquet")
+    ]
     assert predicted[0][20:] == predicted[1]

@@ -31,9 +31,13 @@ PACKAGE = Path(kh.__file__).parent
 
 
 def run(*command, **more):
-    environment = {k: v for k, v in os.environ.items() if k not in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME")}
+    environment = {
+        k: v for k, v in os.environ.items() if k not in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME")
+    }
     environment |= {"OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(PACKAGE.parent), **more}
-    return subprocess.run([sys.executable, *map(str, command)], env=environment, capture_output=True, timeout=120)
+    return subprocess.run(
+        [sys.executable, *map(str, command)], env=environment, capture_output=True, timeout=120
+    )
 
 
 LOOPS = """
@@ -46,7 +50,9 @@ for _ in range(2):
 
 def test_without_a_cache_loops_are_compiled_in_memory_and_one_line_says_so(tmp_path):
     shutil.copytree(PACKAGE, tmp_path / "keyhole", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "keyhole" / "attention" / "__pycache__").write_text("")  # a file where the folder should be
+    (tmp_path / "keyhole" / "attention" / "__pycache__").write_text(
+        ""
+    )  # a file where the folder should be
     done = run("-c", LOOPS, HOME=NOWHERE, XDG_CACHE_HOME=NOWHERE, PYTHONPATH=str(tmp_path))
     assert done.returncode == 0, done.stderr.decode()
     assert done.stdout.decode().split() == ["(3,", "3)"] * 2
@@ -92,8 +98,17 @@ def test_the_first_calls_of_a_function_have_their_shapes_checked():
 
 def test_an_ascii_terminal_is_shown_numbers_of_what_it_lacks():
     main = "import sys; from keyhole.cli import main; sys.argv = ['keyhole', *sys.argv[1:]]; main()"
-    ascii_only = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    for arguments in (("theory", "--help"), ("theory", "--dim", "4"), ("theory", "--json", "--dim", "4")):
+    ascii_only = {
+        "LC_ALL": "C",
+        "PYTHONIOENCODING": "ascii",
+        "PYTHONUTF8": "0",
+        "PYTHONCOERCECLOCALE": "0",
+    }
+    for arguments in (
+        ("theory", "--help"),
+        ("theory", "--dim", "4"),
+        ("theory", "--json", "--dim", "4"),
+    ):
         done = run("-c", main, *arguments, **ascii_only)
         assert done.returncode == 0, done.stderr.decode()
         assert done.stdout.isascii()
@@ -114,7 +129,9 @@ def fingerprint():
     """What `FIT` prints, made here."""
     sets = kh.targets.sphere_sets(40, n_keys=3, dim=2, seed=5)
     model = kh.AttentionRegressor(6, random_state=0).fit(sets, sets.query[:, 0])
-    return hashlib.sha256(model.predict(sets).tobytes() + model.loo_predictions_.tobytes()).hexdigest()
+    return hashlib.sha256(
+        model.predict(sets).tobytes() + model.loo_predictions_.tobytes()
+    ).hexdigest()
 
 
 MAIN = ("-c", "from keyhole.cli import main; main()")
@@ -143,9 +160,9 @@ def files(tmp_path):
     sets = kh.targets.sphere_sets(200, n_keys=3, dim=2, seed=0)
     write_parquet(tmp_path / "in.parquet", [sets], row_group_size=20, extra={"y": sets.query[:, 0]})
     kh.save(
-        kh.AttentionRegressor(6, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given").fit(
-            sets, sets.query[:, 0]
-        ),
+        kh.AttentionRegressor(
+            6, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
+        ).fit(sets, sets.query[:, 0]),
         tmp_path / "model",
     )
     return tmp_path, sets
@@ -154,10 +171,27 @@ def files(tmp_path):
 def test_no_terminal_ascii_and_a_strict_umask(files):
     """A fit says what it did in ASCII, and its file is for its owner alone if the umask says so."""
     folder, sets = files
-    ascii_only = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    arguments = ("fit", folder / "in.parquet", folder / "new", "--target", "y", "--heads", "4", "--law", "zero")
+    ascii_only = {
+        "LC_ALL": "C",
+        "PYTHONIOENCODING": "ascii",
+        "PYTHONUTF8": "0",
+        "PYTHONCOERCECLOCALE": "0",
+    }
+    arguments = (
+        "fit",
+        folder / "in.parquet",
+        folder / "new",
+        "--target",
+        "y",
+        "--heads",
+        "4",
+        "--head distribution",
+        "zero",
+    )
     fitting = start(*MAIN, *arguments, env=ascii_only, umask=0o077)
-    predicting = start(*MAIN, "predict", folder / "model", folder / "in.parquet", folder / "out", umask=0o027)
+    predicting = start(
+        *MAIN, "predict", folder / "model", folder / "in.parquet", folder / "out", umask=0o027
+    )
     out, _ = ended(fitting)
     assert out.isascii()
     assert "wrote" in out
@@ -172,7 +206,7 @@ def test_a_full_disk_is_a_sentence_and_leaves_nothing_half_written(files):
     folder, sets = files
     kept = (folder / "model").read_bytes()
     many = kh.AttentionRegressor(
-        4000, alpha=1.0, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"
+        4000, alpha=1.0, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
     ).fit(sets[:20], sets.query[:20, 0])
     before = sorted(folder.iterdir())
     # Python leaves the signal of this limit at "ignore", so that writing fails with an OSError, as on a full disk
@@ -188,7 +222,9 @@ def test_a_full_disk_is_a_sentence_and_leaves_nothing_half_written(files):
     assert (folder / "model").read_bytes() == kept
     assert sorted(folder.iterdir()) == before
     small = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (512, 512))}
-    _, err = ended(start(*MAIN, "predict", folder / "model", folder / "in.parquet", folder / "out", **small), 2)
+    _, err = ended(
+        start(*MAIN, "predict", folder / "model", folder / "in.parquet", folder / "out", **small), 2
+    )
     assert "too large" in err
     assert not (folder / "out").exists()
 
@@ -224,7 +260,17 @@ def test_a_clock_that_jumps_changes_nothing(files, monkeypatch):
 def test_two_of_a_command_on_one_output(files):
     """One of the two at least writes the file, whole; the other writes the same, or refuses in a sentence."""
     folder, sets = files
-    fit = ("fit", folder / "in.parquet", folder / "new", "--target", "y", "--heads", "4", "--law", "zero")
+    fit = (
+        "fit",
+        folder / "in.parquet",
+        folder / "new",
+        "--target",
+        "y",
+        "--heads",
+        "4",
+        "--head distribution",
+        "zero",
+    )
     predict = ("predict", folder / "model", folder / "in.parquet", folder / "out")
     for pair in [[start(*MAIN, *arguments) for _ in range(2)] for arguments in (fit, predict)]:
         for process in pair:

@@ -48,7 +48,9 @@ def test_bags(tmp_path: Path, rng: np.random.Generator, capsys: pytest.CaptureFi
     assert figures(capsys.readouterr().out)["attention, no settings"] > 80
 
 
-def test_gestures(tmp_path: Path, rng: np.random.Generator, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gestures(
+    tmp_path: Path, rng: np.random.Generator, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Waves of two frequencies, of any length."""
     for part in ("TRAIN", "TEST"):
         rows = []
@@ -56,14 +58,18 @@ def test_gestures(tmp_path: Path, rng: np.random.Generator, capsys: pytest.Captu
             steps = np.arange(rng.integers(20, 30))
             wave = np.sin(steps * (0.3 if k % 2 else 0.9)) + 0.05 * rng.normal(size=len(steps))
             rows.append(",".join(map(str, wave)) + (":a" if k % 2 else ":b"))
-        (tmp_path / f"{part}.ts").write_text("@univariate true\n@classLabel true a b\n@data\n" + "\n".join(rows))
+        (tmp_path / f"{part}.ts").write_text(
+            "@univariate true\n@classLabel true a b\n@data\n" + "\n".join(rows)
+        )
     example("gestures").main(tmp_path / "TRAIN.ts", tmp_path / "TEST.ts", repeats=2)
     scores = figures(capsys.readouterr().out)
     assert len(scores) == 2
     assert min(scores.values()) > 80
 
 
-def test_molecules(tmp_path: Path, rng: np.random.Generator, capsys: pytest.CaptureFixture[str]) -> None:
+def test_molecules(
+    tmp_path: Path, rng: np.random.Generator, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Energies of pairs that fall with the distance: no count of elements tells them."""
     for k in range(60):
         charge, place = rng.choice(["H", "C"], 4), rng.normal(size=(4, 3)) * 1.5
@@ -82,7 +88,13 @@ def test_movielens(rng: np.random.Generator, capsys: pytest.CaptureFixture[str])
     genre = np.array(["Drama|War", "Comedy", "Comedy|War"])[np.arange(films) % 3]
     user, film = rng.integers(1, users + 1, n), rng.integers(films, size=n)
     taste = rng.normal(size=(users + 1, 3))[user, film % 3]
-    ratings = {"userId": user, "movieId": film, "genres": genre[film], "year": 1990.0 + film, "timestamp": np.arange(n)}
+    ratings = {
+        "userId": user,
+        "movieId": film,
+        "genres": genre[film],
+        "year": 1990.0 + film,
+        "timestamp": np.arange(n),
+    }
     ratings["rating"] = 3.5 + taste + 0.1 * rng.normal(size=n)
     frame = pd.DataFrame(ratings)
     frame.loc[3, "year"] = None  # as in the real table
@@ -95,14 +107,18 @@ def test_movielens(rng: np.random.Generator, capsys: pytest.CaptureFixture[str])
     assert data.sets.lengths.min() == 5
 
 
-def test_stories(tmp_path: Path, rng: np.random.Generator, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stories(
+    tmp_path: Path, rng: np.random.Generator, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Two people go to two places; who is asked for?"""
     for part in ("train", "test"):
         lines = []
         for _ in range(40):
             at = rng.choice(["garden", "kitchen"], 2)
             asked = int(rng.integers(2))
-            lines += [f"{i + 1} {name} went to the {at[i]}." for i, name in enumerate(("mary", "john"))]
+            lines += [
+                f"{i + 1} {name} went to the {at[i]}." for i, name in enumerate(("mary", "john"))
+            ]
             lines.append(f"3 where is {('mary', 'john')[asked]}?\t{at[asked]}\t{asked + 1}")
         (tmp_path / f"qa2_x_{part}.txt").write_text("\n".join(lines))
     example("stories").main(tmp_path, steps=5, n_heads=16)

@@ -52,15 +52,25 @@ def new_page(browser):
 
 
 def visit(page, server, query="", width=1280, shade="light"):
-    page.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600)
-    page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": shade}])
+    page.call(
+        "Emulation.setDeviceMetricsOverride",
+        width=width,
+        height=900,
+        deviceScaleFactor=1,
+        mobile=width < 600,
+    )
+    page.call(
+        "Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": shade}]
+    )
     page.call("Page.navigate", url=f"{server.address}?{query}")
     page.wait(f"document.readyState === 'complete' && {DRAWN}")
 
 
 def put(page, name, value):
     """Type into a box, or move a slider, as a person does."""
-    page.ask(f"((e) => {{ e.value = {json.dumps(value)}; e.dispatchEvent(new Event('input')) }})({element(name)})")
+    page.ask(
+        f"((e) => {{ e.value = {json.dumps(value)}; e.dispatchEvent(new Event('input')) }})({element(name)})"
+    )
 
 
 def until(condition, seconds=60.0):
@@ -83,7 +93,14 @@ def test_every_control_changes_what_it_should(new_page, server):
     page = new_page()
     visit(page, server, "c=0&d=4")
     shown = [page.ask(SERIES.format("curves"))]
-    for name, value in {"ridge": "0.01", "noise": "0.5", "M": "3", "N": "8", "d": "5", "top": "2000"}.items():
+    for name, value in {
+        "ridge": "0.01",
+        "noise": "0.5",
+        "M": "3",
+        "N": "8",
+        "d": "5",
+        "top": "2000",
+    }.items():
         put(page, name, value)
         until(lambda: page.ask(SERIES.format("curves")) != shown[-1])
         shown.append(page.ask(SERIES.format("curves")))
@@ -120,7 +137,9 @@ def test_typed_nonsense_is_explained_under_the_box(new_page, server):
     page = new_page()
     visit(page, server, "c=0&d=4")
     put(page, "target", "corr * <img src=x onerror=alert(1)>")
-    page.wait(f"{element('target-error')}.textContent.includes('cannot read the target at character 8')")
+    page.wait(
+        f"{element('target-error')}.textContent.includes('cannot read the target at character 8')"
+    )
     assert page.ask(f"{element('target')}.ariaInvalid") == "true"
     assert page.ask("document.images.length") == 0
     put(page, "target", "corr * token * 2")
@@ -133,7 +152,8 @@ def test_typed_nonsense_is_explained_under_the_box(new_page, server):
 
 
 @pytest.mark.parametrize(
-    ("view", "width", "shade"), [("surface", 1280, "dark"), ("spectrum", 390, "light"), ("law", 390, "dark")]
+    ("view", "width", "shade"),
+    [("surface", 1280, "dark"), ("spectrum", 390, "light"), ("heads", 390, "dark")],
 )
 def test_views_are_drawn_in_silence(new_page, server, view, width, shade):
     page = new_page()
@@ -142,9 +162,20 @@ def test_views_are_drawn_in_silence(new_page, server, view, width, shade):
     assert page.ask("document.documentElement.scrollWidth") <= width
     dark = page.ask("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 26)"
     assert dark == (shade == "dark")
-    assert page.ask("document.querySelectorAll('#shown .scatterlayer .trace, #shown .heatmaplayer image').length") > 0
+    assert (
+        page.ask(
+            "document.querySelectorAll('#shown .scatterlayer .trace, #shown .heatmaplayer image').length"
+        )
+        > 0
+    )
     page.ask("document.querySelector('[aria-selected=true]').focus()")
-    page.call("Input.dispatchKeyEvent", type="keyDown", key="ArrowRight", code="ArrowRight", windowsVirtualKeyCode=39)
+    page.call(
+        "Input.dispatchKeyEvent",
+        type="keyDown",
+        key="ArrowRight",
+        code="ArrowRight",
+        windowsVirtualKeyCode=39,
+    )
     page.wait(f"document.querySelector('[aria-selected=true]').dataset.view !== '{view}'")
     assert page.complaints == []
 
@@ -169,7 +200,9 @@ def test_measured_points_land_on_the_prediction_in_every_tab(new_page, server, t
     visit(other, server, query)
     page.call("Page.bringToFront")  # a tab in the background does not listen
     chart = "document.querySelector('[data-chart=curves]').data"
-    points = f"{chart}.filter((t) => t.error_y).map((t) => [t.hovertext[0], t.x, t.y, t.error_y.array])"
+    points = (
+        f"{chart}.filter((t) => t.error_y).map((t) => [t.hovertext[0], t.x, t.y, t.error_y.array])"
+    )
     page.wait(f"{element('status')}.textContent === 'all measured'", 200)
     full = f"{points}.length === 3 && {points}.every((p) => p[1].filter((x) => x !== null).length === 6)"
     page.wait(full)
@@ -180,15 +213,24 @@ def test_measured_points_land_on_the_prediction_in_every_tab(new_page, server, t
     for name, x, y, bars in page.ask(points):
         finite = "20 heads" in name
         model, heads = "mlp" if "MLP" in name else "attention", 20 if finite else math.inf
-        measured = [(n, error, bar) for n, error, bar in zip(x, y, bars, strict=True) if n is not None]
-        predicted = learning_curve(target, [n for n, *_ in measured], 4, 1e-3, n_heads=heads, model=model)
+        measured = [
+            (n, error, bar) for n, error, bar in zip(x, y, bars, strict=True) if n is not None
+        ]
+        predicted = learning_curve(
+            target, [n for n, *_ in measured], 4, 1e-3, n_heads=heads, model=model
+        )
         for (n, error, bar), told in zip(measured, predicted, strict=True):
-            off, allowed = abs(error / told - 1), known_deviation(20 if finite else "inf") + bar / told
+            off, allowed = (
+                abs(error / told - 1),
+                known_deviation(20 if finite else "inf") + bar / told,
+            )
             assert off <= allowed, f"{name} at n = {n}: {off:.1%} off, {allowed:.1%} allowed"
             seen += 1
     assert seen == 18
     # the saved view, from disk
-    page.ask("fetch(document.getElementById('save').href).then((r) => r.text()).then((t) => { window.saved = t })")
+    page.ask(
+        "fetch(document.getElementById('save').href).then((r) => r.text()).then((t) => { window.saved = t })"
+    )
     (tmp_path / "view.html").write_text(page.ask("window.saved"))
     live = page.ask(SERIES.format("curves"))
     alone = new_page()
@@ -204,7 +246,9 @@ def test_a_click_on_the_surface_chooses_a_place(new_page, server, monkeypatch):
     monkeypatch.setattr(server.bench, "start", asked.append)
     page = new_page()
     visit(page, server, "view=surface&c=0&d=4&ridge=0.001")
-    page.ask("document.querySelector('[data-chart=surface]').emit('plotly_click', {points: [{x: 2, y: 3}]})")
+    page.ask(
+        "document.querySelector('[data-chart=surface]').emit('plotly_click', {points: [{x: 2, y: 3}]})"
+    )
     until(lambda: asked)
     assert [(state.view, state.picks) for state in asked] == [("surface", ((32, 8),))]
     assert "picks=32x8" in address(page)

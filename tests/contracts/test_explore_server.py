@@ -51,7 +51,9 @@ def server(tmp_path_factory):
 def ask(server, path, method="GET", body=None, token=None, **headers):
     """Status, headers and text; `path` is sent as it stands."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
-    connection.putrequest(method, f"/{server.token if token is None else token}{path}", skip_host="Host" in headers)
+    connection.putrequest(
+        method, f"/{server.token if token is None else token}{path}", skip_host="Host" in headers
+    )
     for name, value in headers.items():
         connection.putheader(name.replace("_", "-"), value)
     if body is not None:
@@ -83,7 +85,9 @@ def send_raw(server, text):
 def upload_head(server, length):
     """The head of an upload whose body is yet to come."""
     host = f"Host: 127.0.0.1:{server.port}\r\n"
-    return f"POST /{server.token}/data?name=x.csv HTTP/1.1\r\n{host}Content-Length: {length}\r\n\r\n"
+    return (
+        f"POST /{server.token}/data?name=x.csv HTTP/1.1\r\n{host}Content-Length: {length}\r\n\r\n"
+    )
 
 
 @contextmanager
@@ -158,7 +162,17 @@ def test_foreign_pages_are_refused(server, status, headers, method, path):
 def test_our_own_page_is_not(server):
     for host in ("127.0.0.1", "localhost"):
         origin = f"http://{host}:{server.port}"
-        assert ask(server, "/stop", "POST", Host=origin[7:], Origin=origin, Sec_Fetch_Site="same-origin")[0] == 200
+        assert (
+            ask(
+                server,
+                "/stop",
+                "POST",
+                Host=origin[7:],
+                Origin=origin,
+                Sec_Fetch_Site="same-origin",
+            )[0]
+            == 200
+        )
 
 
 @pytest.mark.parametrize("token", ["", "x", "..", "%2e%2e", "{token}x", "é"])
@@ -170,11 +184,14 @@ def test_without_the_token_there_is_nothing(server, token):
 
 
 def test_an_address_without_its_last_slash_keeps_the_token(server):
-    status, headers, _ = ask(server, "?view=law&d=4")
+    status, headers, _ = ask(server, "?view=head distribution&d=4")
     assert status == 307
-    assert headers["location"] == f"/{server.token}/?view=law&d=4"
+    assert headers["location"] == f"/{server.token}/?view=head distribution&d=4"
     assert ask(server, "")[1]["location"] == f"/{server.token}/"
-    assert "<title>keyhole explore</title>" in ask(server, headers["location"].removeprefix(f"/{server.token}"))[2]
+    assert (
+        "<title>keyhole explore</title>"
+        in ask(server, headers["location"].removeprefix(f"/{server.token}"))[2]
+    )
     # nor does an address with one slash too many lose it
     assert ask(server, "/view/")[0] == 404
 
@@ -256,7 +273,9 @@ def test_uploads_that_make_no_sense_are_explained(server, monkeypatch):
 
 def test_a_file_in_memory_reads_as_on_the_disk(tmp_path, rng):
     """Every format, by its bytes; the name is not taken for a path."""
-    table = pa.table({"set": np.arange(24) // 3, "x": rng.normal(size=24), "target": np.arange(24) // 3 % 5})
+    table = pa.table(
+        {"set": np.arange(24) // 3, "x": rng.normal(size=24), "target": np.arange(24) // 3 % 5}
+    )
     writers = {
         "a.csv": lambda path: csv.write_csv(table, path),
         "a.tsv": lambda path: csv.write_csv(table, path, csv.WriteOptions(delimiter="\t")),
@@ -297,7 +316,9 @@ class Here:
 def evil_report(content, query):
     name = "<script>alert(1)</script>"
     chart = Chart(name, name, name, name, [Series(name, [1.0], [2.0], role=name, hover=[name])])
-    return Report(name, name, [Section(name, name, name, [chart, Table(name, name, [{name: name}])])])
+    return Report(
+        name, name, [Section(name, name, name, [chart, Table(name, name, [{name: name}])])]
+    )
 
 
 def test_a_look_happens_in_a_process_of_its_own(server, monkeypatch):
@@ -397,7 +418,9 @@ def test_slow_uploads_lock_nobody_out(server, monkeypatch):
             held.append(send_raw(server, upload_head(server, length=1000) + "a,b"))
         assert alive(server)
         answers = [connection.recv(4096).split(b"\r\n")[0].split()[1] for connection in held]
-    assert sorted(answers) == [b"408"] * explore.MOST_UPLOADS + [b"503"] * (70 - explore.MOST_UPLOADS)
+    assert sorted(answers) == [b"408"] * explore.MOST_UPLOADS + [b"503"] * (
+        70 - explore.MOST_UPLOADS
+    )
 
 
 def test_a_client_that_does_not_read_is_left(server, monkeypatch):
@@ -424,7 +447,7 @@ def test_a_client_that_leaves_is_no_error(server, logged_errors):
 
 
 @pytest.mark.parametrize("target", ["rotated(0.5)^6", "rotated(0.5)^4 * token"])
-@pytest.mark.parametrize("view", ["curves", "needs", "spectrum", "law"])
+@pytest.mark.parametrize("view", ["curves", "needs", "spectrum", "heads"])
 def test_a_target_that_would_take_minutes_is_refused_in_words(server, target, view):
     status, _, text = ask(server, f"/view?{urlencode({'view': view, 'target': target})}")
     answer = json.loads(text)
@@ -441,7 +464,7 @@ def test_a_view_to_be_saved_waits_no_longer_than_it_may(server, monkeypatch):
     numbers = views._numbers
 
     def slow(function, options, *arguments):
-        if "law" in options:
+        if "heads" in options:
             going_on.wait(30)
         return numbers(function, options, *arguments)
 
@@ -489,7 +512,9 @@ def test_news_of_a_measurement_reach_every_listener(server, monkeypatch):
             ended.set()
 
     monkeypatch.setattr(explore, "run_local", slow)
-    connections = [http.client.HTTPConnection("127.0.0.1", server.port, timeout=30) for _ in range(2)]
+    connections = [
+        http.client.HTTPConnection("127.0.0.1", server.port, timeout=30) for _ in range(2)
+    ]
     listeners = []
     for connection in connections:
         connection.request("GET", f"/{server.token}/events")
@@ -555,7 +580,9 @@ views._numbers = lambda *arguments: time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("before", ["", ENDLESS], ids=["a target of minutes", "a theory that never ends"])
+@pytest.mark.parametrize(
+    "before", ["", ENDLESS], ids=["a target of minutes", "a theory that never ends"]
+)
 def test_ctrl_c_ends_what_is_being_computed(tmp_path, before):
     """Views, a saved page and an upload are on their way."""
     process = start("--out", str(tmp_path), before=before)
@@ -575,6 +602,8 @@ def test_ctrl_c_ends_what_is_being_computed(tmp_path, before):
             process.send_signal(signal.SIGINT)
             _, err = process.communicate(timeout=30)
         assert process.returncode == 0
-        assert err.splitlines()[1:] == [f"stopped; what was measured is in {tmp_path / 'cells.sqlite'}."]
+        assert err.splitlines()[1:] == [
+            f"stopped; what was measured is in {tmp_path / 'cells.sqlite'}."
+        ]
     finally:
         process.kill()

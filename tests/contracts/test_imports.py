@@ -55,7 +55,7 @@ HOME = {
     "dask": {"distributed"},
     "distributed": {"distributed"},
 }
-# what a room must not know, though it stands lower; theory may ask a law of heads for its parameters
+# what a room must not know, though it stands lower; theory may ask a head distribution for its parameters
 BLIND = {
     "ridge": {"data", "_tensors"},
     "ball": {"data", "_tensors"},
@@ -110,7 +110,9 @@ def test_levels_are_whole_numbers():
     assert all(isinstance(level, int) for level in LEVEL.values())
 
 
-@pytest.mark.parametrize(("room", "path"), rooms(), ids=lambda v: v if isinstance(v, str) else v.stem)
+@pytest.mark.parametrize(
+    ("room", "path"), rooms(), ids=lambda v: v if isinstance(v, str) else v.stem
+)
 def test_imports_point_one_way(room, path):
     assert room in LEVEL, f"say where the room {room!r} stands in LEVEL"
     assert forbidden(room, path.read_text()) == []

@@ -27,14 +27,26 @@ def folder(tmp_path):
     """A table, and a model that reads it."""
     sets = kh.targets.sphere_sets(200, n_keys=3, dim=2, seed=0)
     kh.data.write_parquet(tmp_path / "in.parquet", [(sets, sets.query[:, 0])], row_group_size=10)
-    model = kh.AttentionRegressor(6, alpha=1.0, law=kh.GaussianHeads(), scaling="none", query="given", random_state=0)
+    model = kh.AttentionRegressor(
+        6, alpha=1.0, heads=kh.GaussianHeads(), scaling="none", query="given", random_state=0
+    )
     kh.save(model.fit(sets, sets.query[:, 0]), tmp_path / "model")
     return tmp_path
 
 
 COMMANDS = {
     "fit": ("fit", "in.parquet", "new", "--overwrite"),
-    "predict": ("predict", "model", "in.parquet", "out", "--batch-size", "1", "--interval", "0.9", "--overwrite"),
+    "predict": (
+        "predict",
+        "model",
+        "in.parquet",
+        "out",
+        "--batch-size",
+        "1",
+        "--interval",
+        "0.9",
+        "--overwrite",
+    ),
     "explain": ("explain", "model", "in.parquet", "--set", "0", "--overwrite"),
     "lens": ("lens", "in.parquet", "--no-report"),
     "theory": ("theory", "--target", "rotated(0.5)^3 * token"),
@@ -48,11 +60,15 @@ def interrupted(folder, arguments, delay):
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(SOURCE.parent)}
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     command = [sys.executable, "-c", START, *arguments]
-    with subprocess.Popen(command, **pipes, env=environment, cwd=folder, start_new_session=True) as process:
+    with subprocess.Popen(
+        command, **pipes, env=environment, cwd=folder, start_new_session=True
+    ) as process:
         assert process.stdout.readline() == b"up\n"
         time.sleep(delay)
         with contextlib.suppress(ProcessLookupError):  # it has ended
-            os.killpg(process.pid, signal.SIGINT)  # a terminal sends it to all processes of a command
+            os.killpg(
+                process.pid, signal.SIGINT
+            )  # a terminal sends it to all processes of a command
         out, err = process.communicate(timeout=120)
     return process.returncode, out.decode(), err.decode()
 
@@ -63,7 +79,9 @@ def check_interrupt(folder, name, delay):
     if code in (0, 2) and "interrupted" not in err:
         return False
     # a refusal was printed before the interrupt came
-    lines = [line for line in err.splitlines() if not line.startswith(("keyhole: compiling", "error: "))]
+    lines = [
+        line for line in err.splitlines() if not line.startswith(("keyhole: compiling", "error: "))
+    ]
     assert code == 130, (delay, code, out, err)
     assert len(lines) == 1, (delay, out, err)
     assert lines[0].startswith(("interrupted", "stopped")), (delay, out, err)
@@ -103,7 +121,9 @@ def run_command(body):
     """The entry point with another command: exit code, and what it said."""
     code = COMMAND.format(body="\n".join(f"    {line}" for line in body.splitlines()))
     environment = {**os.environ, "PYTHONPATH": str(SOURCE.parent)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=120
+    )
     return done.returncode, done.stdout, done.stderr
 
 
@@ -141,5 +161,7 @@ def test_a_process_that_was_told_to_ignore_interrupts_does():
         body=f"    {PRESS}\n    time.sleep(0.05)\n    print('done')"
     )
     environment = {**os.environ, "PYTHONPATH": str(SOURCE.parent)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=120
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")

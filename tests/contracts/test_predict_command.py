@@ -26,10 +26,12 @@ def sets(seed):
 @pytest.fixture
 def files(sets, tmp_path):
     """An input of four row groups, and a model."""
-    write_parquet(tmp_path / "in.parquet", [sets], row_group_size=25, extra={"id": np.arange(90) + 1000})
-    model = kh.AttentionRegressor(10, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given").fit(
-        sets, sets.query[:, 0]
+    write_parquet(
+        tmp_path / "in.parquet", [sets], row_group_size=25, extra={"id": np.arange(90) + 1000}
     )
+    model = kh.AttentionRegressor(
+        10, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
+    ).fit(sets, sets.query[:, 0])
     kh.save(model, tmp_path / "model")
     return model, tmp_path
 
@@ -70,8 +72,12 @@ def test_an_interrupted_run_goes_on(files, sets, monkeypatch):
     assert "run the same command to go on" in result.stderr
     assert not (folder / "out.parquet").exists()
     invoke(folder)
-    assert calls == [25, 25, 25, 25, 15], "two row groups, the interrupted one, and the two that were left"
-    np.testing.assert_array_equal(pq.read_table(folder / "out.parquet")["prediction"], plain(model, sets))
+    assert calls == [25, 25, 25, 25, 15], (
+        "two row groups, the interrupted one, and the two that were left"
+    )
+    np.testing.assert_array_equal(
+        pq.read_table(folder / "out.parquet")["prediction"], plain(model, sets)
+    )
 
 
 def test_an_existing_file_is_kept_unless_told(files):
@@ -86,12 +92,14 @@ def test_an_existing_file_is_kept_unless_told(files):
 def test_parts_of_another_model_are_not_mixed_in(files, sets, monkeypatch):
     model, folder = files
     plain = type(model).predict
-    monkeypatch.setattr(type(model), "predict", lambda m, x: plain(m, x) if len(x) == 1 else interrupt())
+    monkeypatch.setattr(
+        type(model), "predict", lambda m, x: plain(m, x) if len(x) == 1 else interrupt()
+    )
     invoke(folder, code=130)
     monkeypatch.undo()
-    other = kh.AttentionRegressor(11, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given").fit(
-        sets, sets.query[:, 0]
-    )
+    other = kh.AttentionRegressor(
+        11, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
+    ).fit(sets, sets.query[:, 0])
     kh.save(other, folder / "model", overwrite=True)
     assert "model changed since" in invoke(folder, code=2).stderr
     invoke(folder, "--overwrite")
@@ -100,9 +108,9 @@ def test_parts_of_another_model_are_not_mixed_in(files, sets, monkeypatch):
 def test_classes_have_probabilities(files, sets):
     _, folder = files
     label = np.where(sets.query[:, 0] > 0, "up", "down")
-    model = kh.AttentionClassifier(10, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given").fit(
-        sets, label
-    )
+    model = kh.AttentionClassifier(
+        10, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
+    ).fit(sets, label)
     assert "--proba needs a classifier" in invoke(folder, "--proba", code=2).stderr
     kh.save(model, folder / "model", overwrite=True)
     invoke(folder, "--proba")
@@ -125,16 +133,27 @@ def test_copied_columns_are_not_lost_to_predictions(files, sets):
     assert words in invoke(folder, "--id", "prediction", code=2).stderr
     assert not (folder / "out.parquet.parts").exists()
     invoke(folder, "--id", "prediction_1", "--id", "probability_up")
-    assert pq.read_table(folder / "out.parquet").schema.names == ["prediction_1", "probability_up", "prediction"]
+    assert pq.read_table(folder / "out.parquet").schema.names == [
+        "prediction_1",
+        "probability_up",
+        "prediction",
+    ]
     kh.save(
-        kh.AttentionRegressor(10, law=kh.GaussianHeads(), scaling="none", query="given").fit(sets, sets.query[:, :2]),
+        kh.AttentionRegressor(10, heads=kh.GaussianHeads(), scaling="none", query="given").fit(
+            sets, sets.query[:, :2]
+        ),
         folder / "model",
         overwrite=True,
     )
-    assert "--id 'prediction_1' is also" in invoke(folder, "--overwrite", "--id", "prediction_1", code=2).stderr
+    assert (
+        "--id 'prediction_1' is also"
+        in invoke(folder, "--overwrite", "--id", "prediction_1", code=2).stderr
+    )
     label = np.where(sets.query[:, 0] > 0, "up", "down")
     kh.save(
-        kh.AttentionClassifier(10, law=kh.GaussianHeads(), scaling="none", query="given").fit(sets, label),
+        kh.AttentionClassifier(10, heads=kh.GaussianHeads(), scaling="none", query="given").fit(
+            sets, label
+        ),
         folder / "model",
         overwrite=True,
     )
@@ -154,12 +173,18 @@ def test_a_folder_of_somebody_else_is_left_alone(files):
 def test_an_empty_part_does_not_block(files, sets, monkeypatch):
     model, folder = files
     plain = type(model).predict
-    monkeypatch.setattr(type(model), "predict", lambda m, x: plain(m, x) if len(x) != 15 else interrupt())
+    monkeypatch.setattr(
+        type(model), "predict", lambda m, x: plain(m, x) if len(x) != 15 else interrupt()
+    )
     invoke(folder, code=130)
     monkeypatch.undo()
-    (folder / "out.parquet.parts" / "part-00000001.parquet").write_bytes(b"")  # the machine lost power
+    (folder / "out.parquet.parts" / "part-00000001.parquet").write_bytes(
+        b""
+    )  # the machine lost power
     invoke(folder)
-    np.testing.assert_array_equal(pq.read_table(folder / "out.parquet")["prediction"], model.predict(sets))
+    np.testing.assert_array_equal(
+        pq.read_table(folder / "out.parquet")["prediction"], model.predict(sets)
+    )
 
 
 def interrupt():
@@ -174,7 +199,9 @@ def test_row_groups_without_rows_are_passed_over(files, sets):
             writer.write_table(part)
     assert pq.ParquetFile(folder / "in.parquet").num_row_groups == 4
     invoke(folder, "--id", "id")
-    np.testing.assert_array_equal(pq.read_table(folder / "out.parquet")["prediction"], model.predict(sets))
+    np.testing.assert_array_equal(
+        pq.read_table(folder / "out.parquet")["prediction"], model.predict(sets)
+    )
     pq.write_table(table.slice(0, 0), folder / "in.parquet")
     assert "'in.parquet' has no rows" in invoke(folder, "--overwrite", code=2).stderr
 
@@ -187,7 +214,10 @@ def test_copied_columns_have_one_type(files, sets):
     arguments = [str(folder / name) for name in ("model", "many", "out.parquet")]
     result = runner.invoke(app, ["predict", *arguments, "--id", "id"])
     assert result.exit_code == 2
-    assert "column 'id' must have one type: it is int64 in a.parquet and string in b.parquet" in result.stderr
+    assert (
+        "column 'id' must have one type: it is int64 in a.parquet and string in b.parquet"
+        in result.stderr
+    )
 
 
 def test_one_run_at_a_time(files, sets, monkeypatch):
@@ -198,14 +228,18 @@ def test_one_run_at_a_time(files, sets, monkeypatch):
     def predict(self, batch):
         if len(batch) == 15 and not second:
             second.append(None)
-            second[0] = runner.invoke(app, ["predict", *(str(folder / n) for n in NAMES), "--overwrite"])
+            second[0] = runner.invoke(
+                app, ["predict", *(str(folder / n) for n in NAMES), "--overwrite"]
+            )
         return plain(self, batch)
 
     monkeypatch.setattr(type(model), "predict", predict)
     invoke(folder)
     assert second[0].exit_code == 2
     assert "another run is writing" in second[0].stderr
-    np.testing.assert_array_equal(pq.read_table(folder / "out.parquet")["prediction"], plain(model, sets))
+    np.testing.assert_array_equal(
+        pq.read_table(folder / "out.parquet")["prediction"], plain(model, sets)
+    )
 
 
 NAMES = ("model", "in.parquet", "out.parquet")
@@ -218,7 +252,10 @@ def test_places_that_cannot_be_written(command, files):
     (folder / "file").write_text("precious")
     first = ["predict", str(folder / "model"), str(folder / "in.parquet")]
     if command == "fit":
-        first = ["fit", str(folder / "in.parquet")]  # without a target: the place is looked at before the data
+        first = [
+            "fit",
+            str(folder / "in.parquet"),
+        ]  # without a target: the place is looked at before the data
     for place, words in (
         ("folder", "is a folder"),
         ("file/out", "Not a directory"),
@@ -232,7 +269,9 @@ def test_places_that_cannot_be_written(command, files):
     assert (folder / "file").read_text() == "precious"
     for place in ("x" * 300, os.fsdecode(b"caf\xe9")):
         for given in ([place, "in.parquet"], ["model", place])[: 1 + (command == "predict")]:
-            result = runner.invoke(app, [command, *(str(folder / name) for name in given), str(folder / "new")][:4])
+            result = runner.invoke(
+                app, [command, *(str(folder / name) for name in given), str(folder / "new")][:4]
+            )
             assert result.exit_code == 2, (place, result.output, result.exception)
             assert isinstance(result.exception, SystemExit)
 
@@ -261,7 +300,9 @@ def test_devices_are_not_replaced(command, files):
     _, folder = files
     os.mkfifo(folder / "pipe")
     first = {"fit": ["in.parquet"], "predict": ["model", "in.parquet"]}[command]
-    result = runner.invoke(app, [command, *(str(folder / name) for name in (*first, "pipe")), "--overwrite"])
+    result = runner.invoke(
+        app, [command, *(str(folder / name) for name in (*first, "pipe")), "--overwrite"]
+    )
     assert result.exit_code == 2
     assert "is not an ordinary file" in result.stderr
 
@@ -269,7 +310,9 @@ def test_devices_are_not_replaced(command, files):
 def test_brackets_in_names_are_brackets(files, sets):
     _, folder = files
     write_parquet(folder / "in.parquet", [(sets, sets.query[:, 0])])
-    result = runner.invoke(app, ["fit", str(folder / "in.parquet"), str(folder / "a[/b]"), "--heads", "4"])
+    result = runner.invoke(
+        app, ["fit", str(folder / "in.parquet"), str(folder / "a[/b]"), "--heads", "4"]
+    )
     assert result.exit_code == 0, result.exception
     assert "a[/b]" in result.output
 
@@ -291,7 +334,11 @@ def test_a_full_disk_is_said(command, files, sets, monkeypatch):
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
     monkeypatch.setattr(place, name, full)
-    arguments = [command, *(str(folder / name) for name in names), *["--heads=4"] * (command == "fit")]
+    arguments = [
+        command,
+        *(str(folder / name) for name in names),
+        *["--heads=4"] * (command == "fit"),
+    ]
     result = runner.invoke(app, arguments)
     assert result.exit_code == 2, result.exception
     assert "File too large" in result.stderr
@@ -301,7 +348,9 @@ def test_a_full_disk_is_said(command, files, sets, monkeypatch):
         assert sorted(os.listdir(folder / "out.parquet.parts")) == ["job.json", "lock"]
         monkeypatch.undo()
         invoke(folder)
-        np.testing.assert_array_equal(pq.read_table(folder / "out.parquet")["prediction"], model.predict(sets))
+        np.testing.assert_array_equal(
+            pq.read_table(folder / "out.parquet")["prediction"], model.predict(sets)
+        )
     else:
         assert sorted(os.listdir(folder)) == ["in.parquet", "model"]
 
@@ -309,7 +358,10 @@ def test_a_full_disk_is_said(command, files, sets, monkeypatch):
 def test_sets_unlike_those_of_the_fit_are_refused(files, seed):
     _, folder = files
     write_parquet(folder / "in.parquet", [kh.targets.sphere_sets(5, n_keys=4, dim=2, seed=seed)])
-    assert "tokens must have the 3 coordinates the model was fitted to: got 2" in invoke(folder, code=2).stderr
+    assert (
+        "tokens must have the 3 coordinates the model was fitted to: got 2"
+        in invoke(folder, code=2).stderr
+    )
 
 
 def test_from_one_row_per_token_to_predictions(tmp_path, rng):
@@ -320,15 +372,22 @@ def test_from_one_row_per_token_to_predictions(tmp_path, rng):
         rows += [f"{i},{rng.normal() + price},{rng.normal()},{price}" for _ in range(1 + i % 4)]
     (tmp_path / "in.csv").write_text("\n".join(rows) + "\n")
     arguments = ["--set", "basket", "--keys", "a,b", "--target", "price", "--heads", "20"]
-    done = runner.invoke(app, ["fit", str(tmp_path / "in.csv"), str(tmp_path / "model"), *arguments])
+    done = runner.invoke(
+        app, ["fit", str(tmp_path / "in.csv"), str(tmp_path / "model"), *arguments]
+    )
     assert done.exit_code == 0, done.output
-    done = runner.invoke(app, ["predict", *(str(tmp_path / n) for n in ("model", "in.csv", "out.parquet"))])
+    done = runner.invoke(
+        app, ["predict", *(str(tmp_path / n) for n in ("model", "in.csv", "out.parquet"))]
+    )
     assert done.exit_code == 0, done.output
     sets = kh.read_table(tmp_path / "in.csv", set_id="basket", keys="a,b", target="price").sets
     np.testing.assert_array_equal(
-        pq.read_table(tmp_path / "out.parquet")["prediction"], kh.load(tmp_path / "model").predict(sets)
+        pq.read_table(tmp_path / "out.parquet")["prediction"],
+        kh.load(tmp_path / "model").predict(sets),
     )
-    done = runner.invoke(app, ["predict", *(str(tmp_path / n) for n in ("model", "missing.csv", "other.parquet"))])
+    done = runner.invoke(
+        app, ["predict", *(str(tmp_path / n) for n in ("model", "missing.csv", "other.parquet"))]
+    )
     assert done.exit_code == 2
 
 
@@ -366,7 +425,10 @@ def test_whatever_fit_reads_predict_reads(shape, rng, tmp_path):
     elif name.endswith(".csv"):
         csv.write_csv(table, tmp_path / name)
     else:
-        with pa.OSFile(str(tmp_path / name), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+        with (
+            pa.OSFile(str(tmp_path / name), "wb") as file,
+            pa.ipc.new_stream(file, table.schema) as writer,
+        ):
             writer.write_table(table, max_chunksize=7)
     places = [str(tmp_path / n) for n in ("model", name, "out.parquet")]
     done = runner.invoke(app, ["fit", places[1], places[0], *options, "--heads", "5"])
@@ -390,11 +452,15 @@ def test_gaps_of_new_data_are_dropped_where_asked(files, sets):
     assert "--missing drop" in invoke(folder, code=2).stderr
     invoke(folder, "--missing", "drop")
     few = kh.SetBatch([s.tokens[:-1] for s in sets], sets.query)
-    np.testing.assert_array_equal(pq.read_table(folder / "out.parquet")["prediction"], model.predict(few))
+    np.testing.assert_array_equal(
+        pq.read_table(folder / "out.parquet")["prediction"], model.predict(few)
+    )
 
 
 def test_columns_of_tokens_are_copied_where_a_set_has_one_value(tmp_path):
-    text = "set,x,shop,day,target\n" + "".join(f"{i // 2},{i % 5},s{i // 2},{i},{i // 2}\n" for i in range(20))
+    text = "set,x,shop,day,target\n" + "".join(
+        f"{i // 2},{i % 5},s{i // 2},{i},{i // 2}\n" for i in range(20)
+    )
     (tmp_path / "in.csv").write_text(text)
     places = [str(tmp_path / n) for n in ("model", "in.csv", "out.parquet")]
     done = runner.invoke(app, ["fit", places[1], places[0], "--keys", "x", "--heads", "3"])
@@ -413,29 +479,48 @@ def test_intervals_novelty_and_what_each_key_adds(files, sets):
     table = pq.read_table(folder / "out.parquet")
     ends = model.predict_interval(sets, 0.8)
     np.testing.assert_allclose(np.stack([table["lower"], table["upper"]], axis=1), ends, rtol=1e-9)
-    np.testing.assert_allclose(table["novelty"], model.novelty(sets), atol=0.02)  # ranks, which rounding may turn
+    np.testing.assert_allclose(
+        table["novelty"], model.novelty(sets), atol=0.02
+    )  # ranks, which rounding may turn
     parts = table["contributions"].to_pylist()
-    np.testing.assert_allclose(np.sum(parts, axis=1) + model.intercept_, table["prediction"], rtol=1e-9)
+    np.testing.assert_allclose(
+        np.sum(parts, axis=1) + model.intercept_, table["prediction"], rtol=1e-9
+    )
     assert "extrapolates" not in result.output  # the training sets are like the training sets
     far = kh.SetBatch(50 * sets.tokens.reshape(90, 4, 3), sets.query)
     write_parquet(folder / "in.parquet", [far])
-    assert "warning: 90 of 90 sets are more novel" in invoke(folder, "--interval", "0.8", "--overwrite").output
+    assert (
+        "warning: 90 of 90 sets are more novel"
+        in invoke(folder, "--interval", "0.8", "--overwrite").output
+    )
     kh.save(model, folder / "model", keep="predict", overwrite=True)
     assert "plain jackknife" in invoke(folder, "--interval", "0.8", "--overwrite").output
     assert "novelty" not in pq.read_table(folder / "out.parquet").column_names
-    ball = kh.NormBallRegressor(5, group_radius=1.0, ball_radius=1.0, random_state=0).fit(sets, sets.query[:, 0])
+    ball = kh.NormBallRegressor(5, group_radius=1.0, ball_radius=1.0, random_state=0).fit(
+        sets, sets.query[:, 0]
+    )
     kh.save(ball, folder / "model", overwrite=True)
-    assert "--interval needs an attention" in invoke(folder, "--interval", "0.8", "--overwrite", code=2).output
+    assert (
+        "--interval needs an attention"
+        in invoke(folder, "--interval", "0.8", "--overwrite", code=2).output
+    )
 
 
 def test_keys_keep_their_ids(tmp_path):
     """One row per token, in any order; a table of tokens of its own; lists beside lists: parts stand as the ids do."""
     names = [f"{'ab'[i % 2]}{i}" for i in range(40)]
-    rows = {"set": [i * 7 % 10 for i in range(40)], "x": [float(i % 9) for i in range(40)], "name": names}
+    rows = {
+        "set": [i * 7 % 10 for i in range(40)],
+        "x": [float(i % 9) for i in range(40)],
+        "name": names,
+    }
     both = pa.table({**rows, "target": [float(s) for s in rows["set"]]})
     sets = list(dict.fromkeys(rows["set"]))
     grouped = {s: [i for i in range(40) if rows["set"][i] == s] for s in sets}
-    lists = {"keys": [[[rows["x"][i]] for i in grouped[s]] for s in sets], "target": [float(s) for s in sets]}
+    lists = {
+        "keys": [[[rows["x"][i]] for i in grouped[s]] for s in sets],
+        "target": [float(s) for s in sets],
+    }
     lists["name"] = [[names[i] for i in grouped[s]] for s in sets]
     pq.write_table(both, tmp_path / "in.parquet")
     pq.write_table(both.drop_columns(["target"]), tmp_path / "tokens.parquet")
@@ -444,15 +529,38 @@ def test_keys_keep_their_ids(tmp_path):
     expected = None
     for source, more in (
         ("in.parquet", ["--keys", "x", "--set", "set"]),
-        ("samples.parquet", ["--keys", "x", "--set", "set", "--tokens", str(tmp_path / "tokens.parquet")]),
+        (
+            "samples.parquet",
+            ["--keys", "x", "--set", "set", "--tokens", str(tmp_path / "tokens.parquet")],
+        ),
         ("lists.parquet", ["--keys", "keys"]),
     ):
         places = [str(tmp_path / n) for n in (source, "model")]
-        fit = ["fit", *places, *more, "--heads", "3", "--task", "regression", "--target", "target", "--overwrite"]
+        fit = [
+            "fit",
+            *places,
+            *more,
+            "--heads",
+            "3",
+            "--task",
+            "regression",
+            "--target",
+            "target",
+            "--overwrite",
+        ]
         done = runner.invoke(app, fit)
         assert done.exit_code == 0, done.output
         out = tmp_path / f"out-{source}"
-        ask = ["predict", places[1], places[0], str(out), *more[4:], "--explain", "--key-id", "name"]
+        ask = [
+            "predict",
+            places[1],
+            places[0],
+            str(out),
+            *more[4:],
+            "--explain",
+            "--key-id",
+            "name",
+        ]
         done = runner.invoke(app, ask)
         assert done.exit_code == 0, done.output
         found = pq.read_table(out)
@@ -486,13 +594,23 @@ def test_a_page_takes_one_prediction_apart(tmp_path, rng):
         for x, y in rng.normal(size=(3, 2))
     ]
     (tmp_path / "sets.csv").write_text("\n".join(["set,x,y,target", *rows]))
-    fitted = runner.invoke(app, ["fit", str(tmp_path / "sets.csv"), str(tmp_path / "model"), "--task", "regression"])
+    fitted = runner.invoke(
+        app, ["fit", str(tmp_path / "sets.csv"), str(tmp_path / "model"), "--task", "regression"]
+    )
     assert fitted.exit_code == 0, fitted.output
-    arguments = ["explain", str(tmp_path / "model"), str(tmp_path / "sets.csv"), "--out", str(tmp_path / "page")]
+    arguments = [
+        "explain",
+        str(tmp_path / "model"),
+        str(tmp_path / "sets.csv"),
+        "--out",
+        str(tmp_path / "page"),
+    ]
     result = runner.invoke(app, [*arguments, "--set", "c"])
     assert result.exit_code == 0, result.output
     model = kh.load(tmp_path / "model")
-    found = kh.data.read_table(tmp_path / "sets.csv", **dict(models.read_model(tmp_path / "model").schema.columns))
+    found = kh.data.read_table(
+        tmp_path / "sets.csv", **dict(models.read_model(tmp_path / "model").schema.columns)
+    )
     low, high = model.predict_interval(found.sets[2])[0]
     assert f"predicts {model.predict(found.sets[2])[0]:.4g}. It was 2" in result.output
     assert f"from {low:.4g} to {high:.4g} (jackknife+)" in result.output

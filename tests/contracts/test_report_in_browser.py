@@ -38,7 +38,9 @@ def folders(tmp_path_factory):
 
 
 def count(report):
-    return sum(not isinstance(block, Table) for section in report.sections for block in section.blocks)
+    return sum(
+        not isinstance(block, Table) for section in report.sections for block in section.blocks
+    )
 
 
 def settle(page):
@@ -49,7 +51,9 @@ def settle(page):
 PLACES = [("sample", width, shade) for width in (1280, 390) for shade in ("light", "dark")]
 
 
-@pytest.mark.parametrize(("name", "width", "shade"), [*PLACES, ("evil", 1280, "light"), ("not_finite", 390, "dark")])
+@pytest.mark.parametrize(
+    ("name", "width", "shade"), [*PLACES, ("evil", 1280, "light"), ("not_finite", 390, "dark")]
+)
 def test_every_chart_is_drawn_in_silence(new_page, folders, name, width, shade):
     page = new_page()
     page.open(folders[name] / "report.html", width=width, shade=shade)
@@ -119,9 +123,16 @@ def test_no_script_of_the_data_runs(new_page, folders):
     page.open(folders["evil"] / "report.html")
     settle(page)
     assert page.ask("document.querySelectorAll('script').length") == 3
-    assert page.ask("document.querySelectorAll('img').length + document.querySelectorAll('[onerror]').length") == 0
+    assert (
+        page.ask(
+            "document.querySelectorAll('img').length + document.querySelectorAll('[onerror]').length"
+        )
+        == 0
+    )
     assert page.ask("document.title") == EVIL.replace("_{a}", "a")
-    assert "<img src=x onerror=alert(1)>" in page.ask("document.querySelector('.plot .xtitle').textContent")
+    assert "<img src=x onerror=alert(1)>" in page.ask(
+        "document.querySelector('.plot .xtitle').textContent"
+    )
     assert page.complaints == []
 
 

@@ -102,7 +102,9 @@ def test_workers_end_with_a_killed_parent(tmp_path, seed):
     run = start(tmp_path, seed)
     while run.poll() is None and count(tmp_path) == 0:
         time.sleep(0.01)
-    workers = [int(pid) for pid in Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()]
+    workers = [
+        int(pid) for pid in Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
+    ]
     run.send_signal(signal.SIGKILL)
     run.wait()
     deadline = time.monotonic() + 60
@@ -135,7 +137,12 @@ def test_ctrl_c_stops_and_says_how_to_go_on(tmp_path, monkeypatch):
 
 def test_a_cluster_that_loses_a_worker_ends_with_the_same_table(tmp_path, seed):
     distributed = pytest.importorskip("distributed")
-    options = {"n_workers": 2, "threads_per_worker": 1, "processes": True, "dashboard_address": ":0"}
+    options = {
+        "n_workers": 2,
+        "threads_per_worker": 1,
+        "processes": True,
+        "dashboard_address": ":0",
+    }
     with distributed.LocalCluster(**options) as cluster, Store(tmp_path / "cells.sqlite") as store:
         with distributed.Client(cluster, set_as_default=False) as client:
             victims = list(client.run(os.getpid).values())[:1]
@@ -196,20 +203,52 @@ FIGURES = {
     "averages": SMALL,
     "correlation": SMALL,
     "rotation": [*SMALL[:-4], "n=32", "M=5", "repetitions=2", "gammas=0,1", "n_sizes=2"],
-    "head-count": ["d=3", "N=3", "heads=2,70", "sizes=16,32", "slope_heads=2,4", "slope_dim=2", "slope_samples=64"],
-    "complexity": ["dims=3", "keys=2", "n=64", "targets=token,query,corr,token^2,query^2", "n_test=50"],
-    "dimension": ["d=3", "N=2", "dims=2,3", "keys=1,2", "n=64", "far_dims=8", "far_keys=16", "n_test=50"],
+    "head-count": [
+        "d=3",
+        "N=3",
+        "heads=2,70",
+        "sizes=16,32",
+        "slope_heads=2,4",
+        "slope_dim=2",
+        "slope_samples=64",
+    ],
+    "complexity": [
+        "dims=3",
+        "keys=2",
+        "n=64",
+        "targets=token,query,corr,token^2,query^2",
+        "n_test=50",
+    ],
+    "dimension": [
+        "d=3",
+        "N=2",
+        "dims=2,3",
+        "keys=1,2",
+        "n=64",
+        "far_dims=8",
+        "far_keys=16",
+        "n_test=50",
+    ],
     "learner": ["d=3", "N=2", "M=5", "sizes=16,24", "repetitions=2", "n_test=50"],
     "prediction": [
         *("dims=3", "keys=2", "heads=4", "sizes=16,24", "repetitions=3,2", "n_test=50"),
-        *("level=0.5", "ratio_dim=3", "ratio_keys=2", "attention_repetitions=2", "mlp_repetitions=2", "ratio_test=50"),
+        *(
+            "level=0.5",
+            "ratio_dim=3",
+            "ratio_keys=2",
+            "attention_repetitions=2",
+            "mlp_repetitions=2",
+            "ratio_test=50",
+        ),
     ],
 }
 
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_a_figure_is_drawn_from_results_alone(tmp_path, stand_in, name):
-    overrides = [text for text in FIGURES[name] if name == "averages" or not text.startswith("powers")]
+    overrides = [
+        text for text in FIGURES[name] if name == "averages" or not text.startswith("powers")
+    ]
     result = invoke(name, *settings(overrides), "--out", tmp_path, "--jobs", 1, "--json")
     summary = json.loads(result.stdout.splitlines()[-1])
     assert summary["cells"] == summary["computed"] > 0
@@ -220,10 +259,17 @@ def test_a_figure_is_drawn_from_results_alone(tmp_path, stand_in, name):
     assert all(block.rows for block in section.blocks)
     names = [block.name for block in section.blocks]
     assert len(names) == len(set(names))
-    looks = {series.look for block in section.blocks if hasattr(block, "series") for series in block.series}
+    looks = {
+        series.look
+        for block in section.blocks
+        if hasattr(block, "series")
+        for series in block.series
+    }
     assert {"points", "dashed"} <= looks
     # again: nothing to compute, and the same report
-    again = json.loads(invoke(name, *settings(overrides), "--out", tmp_path, "--json").stdout.splitlines()[-1])
+    again = json.loads(
+        invoke(name, *settings(overrides), "--out", tmp_path, "--json").stdout.splitlines()[-1]
+    )
     assert again["computed"] == 0
     assert stand_in[1].sections == stand_in[0].sections
 
@@ -238,7 +284,12 @@ def test_a_report_is_written(tmp_path):
 
 
 def test_the_report_counts_verdicts_and_says_where_it_comes_from(tmp_path, stand_in, monkeypatch):
-    real = Section("transformer", "Heads of a transformer", "A claim.", verdict=Verdict("not tested", "No checkpoint."))
+    real = Section(
+        "transformer",
+        "Heads of a transformer",
+        "A claim.",
+        verdict=Verdict("not tested", "No checkpoint."),
+    )
     monkeypatch.setattr("keyhole.lab.reproduce.transformer_section", lambda: real)
     invoke("averages", "transformer", *settings(SMALL), "--out", tmp_path, "--jobs", 1, "--seed", 3)
     [report] = stand_in
@@ -249,7 +300,10 @@ def test_the_report_counts_verdicts_and_says_where_it_comes_from(tmp_path, stand
 
 
 def test_an_unknown_preset_is_refused(tmp_path):
-    assert "one of quick, full" in invoke("averages", "--preset", "huge", "--out", tmp_path, code=2).output
+    assert (
+        "one of quick, full"
+        in invoke("averages", "--preset", "huge", "--out", tmp_path, code=2).output
+    )
 
 
 def test_names():
@@ -279,7 +333,10 @@ def test_overrides_are_checked(tmp_path, override, message):
 
 def test_overrides_reach_every_figure_that_has_the_field():
     figures = choose_figures(
-        ["averages", "head-count", "complexity"], "quick", 7, ["d=5", "sizes=8, 16", "targets=token"]
+        ["averages", "head-count", "complexity"],
+        "quick",
+        7,
+        ["d=5", "sizes=8, 16", "targets=token"],
     )
     averages, heads, complexity = (figure.config for figure in figures)
     assert (averages.dim, heads.dim) == (5, 5)

@@ -27,7 +27,7 @@ ESTIMATORS = [
     kh.AttentionRegressor(),
     kh.AttentionRegressor(n_heads=math.inf),
     kh.AttentionClassifier(),
-    kh.AttentionClassifier(n_heads=math.inf, law=kh.GaussianHeads(mean=1.0)),
+    kh.AttentionClassifier(n_heads=math.inf, heads=kh.GaussianHeads(mean=1.0)),
     kh.AttentionFeatures(n_heads=8),
     kh.NormBallRegressor(n_heads=4, n_folds=2, tol=0.01),
     kh.NormBallClassifier(n_heads=4, n_folds=2, tol=0.01),
@@ -36,7 +36,9 @@ ESTIMATORS = [
 
 FURTHER = [
     kh.AttentionRegressor(n_heads=3, alpha=0.1),
-    kh.NormBallRegressor(n_heads=4, group_radius=1.0, ball_radius=math.inf, loss="squared", tol=0.01),
+    kh.NormBallRegressor(
+        n_heads=4, group_radius=1.0, ball_radius=math.inf, loss="squared", tol=0.01
+    ),
     # the checks draw tokens near 100, whose features differ in size by 10⁴: radii of 10 and more warn
     kh.NormBallClassifier(n_heads=4, loss="hinge", group_radius=5.0, tol=0.02),
 ]
@@ -63,11 +65,14 @@ def ragged(rng):
 
 def test_cross_validation_on_ragged_sets_equals_doing_it_by_hand(ragged):
     X, y = ragged
-    model = kh.AttentionRegressor(n_heads=32, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given")
+    model = kh.AttentionRegressor(
+        n_heads=32, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
+    )
     folds = KFold(3)
     scores = cross_val_score(model, X, y, cv=folds)
     by_hand = [
-        r2_score(y[test], clone(model).fit(X[train], y[train]).predict(X[test])) for train, test in folds.split(X)
+        r2_score(y[test], clone(model).fit(X[train], y[train]).predict(X[test]))
+        for train, test in folds.split(X)
     ]
     np.testing.assert_allclose(scores, by_hand)
     assert cross_val_predict(model, X, y, cv=folds).shape == y.shape
@@ -75,10 +80,14 @@ def test_cross_validation_on_ragged_sets_equals_doing_it_by_hand(ragged):
 
 def test_grid_search_reaches_into_the_law(ragged):
     X, y = ragged
-    model = kh.AttentionRegressor(n_heads=16, law=kh.GaussianHeads(), random_state=0, scaling="none", query="given")
-    search = GridSearchCV(model, {"law__mean": [0.0, 1.0], "alpha": [0.01, "loo"]}, cv=3).fit(X, y)
-    assert search.best_params_["law__mean"] in (0.0, 1.0)
-    assert model.law.mean == 0.0, "searching must not change the estimator it was given"
+    model = kh.AttentionRegressor(
+        n_heads=16, heads=kh.GaussianHeads(), random_state=0, scaling="none", query="given"
+    )
+    search = GridSearchCV(model, {"heads__mean": [0.0, 1.0], "alpha": [0.01, "loo"]}, cv=3).fit(
+        X, y
+    )
+    assert search.best_params_["heads__mean"] in (0.0, 1.0)
+    assert model.heads.mean == 0.0, "searching must not change the estimator it was given"
     assert search.predict(X).shape == y.shape
 
 
@@ -87,9 +96,13 @@ def test_pipelines_splits_and_learning_curves_take_sets(ragged):
     X_train, X_test, y_train, _ = train_test_split(X, y, random_state=0)
     assert isinstance(X_train, kh.SetBatch)
     pipeline = make_pipeline(kh.AttentionFeatures(16, random_state=0), Ridge(0.1))
-    same = kh.AttentionRegressor(16, alpha=0.1, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given")
+    same = kh.AttentionRegressor(
+        16, alpha=0.1, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
+    )
     np.testing.assert_allclose(
-        pipeline.fit(X_train, y_train).predict(X_test), same.fit(X_train, y_train).predict(X_test), atol=1e-8
+        pipeline.fit(X_train, y_train).predict(X_test),
+        same.fit(X_train, y_train).predict(X_test),
+        atol=1e-8,
     )
     sizes, _, _ = learning_curve(same, X, y, cv=3, train_sizes=[0.5, 1.0])
     assert len(sizes) == 2
@@ -97,8 +110,12 @@ def test_pipelines_splits_and_learning_curves_take_sets(ragged):
 
 def test_parallel_cross_validation_equals_serial(ragged):
     X, y = ragged
-    model = kh.AttentionRegressor(n_heads=16, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given")
-    np.testing.assert_array_equal(cross_val_score(model, X, y, cv=3, n_jobs=2), cross_val_score(model, X, y, cv=3))
+    model = kh.AttentionRegressor(
+        n_heads=16, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
+    )
+    np.testing.assert_array_equal(
+        cross_val_score(model, X, y, cv=3, n_jobs=2), cross_val_score(model, X, y, cv=3)
+    )
 
 
 def test_threads_may_fit_at_the_same_time(ragged):
@@ -108,7 +125,9 @@ def test_threads_may_fit_at_the_same_time(ragged):
 
     def fit(seed):
         return (
-            kh.AttentionRegressor(16, random_state=seed, law=kh.GaussianHeads(), scaling="none", query="given")
+            kh.AttentionRegressor(
+                16, random_state=seed, heads=kh.GaussianHeads(), scaling="none", query="given"
+            )
             .fit(X, y)
             .predict(X)
         )
@@ -129,7 +148,9 @@ def test_clone_and_repr_carry_the_parameters(model):
 def test_tables_tokens_and_batches_are_the_same_data(rng):
     table = rng.normal(size=(30, 4))
     y = rng.normal(size=30)
-    model = kh.AttentionRegressor(16, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given")
+    model = kh.AttentionRegressor(
+        16, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
+    )
     from_table = model.fit(table, y).predict(table)
     as_batch = kh.SetBatch(table[:, None, :])
     np.testing.assert_array_equal(model.fit(as_batch, y).predict(as_batch), from_table)
@@ -142,9 +163,9 @@ def test_tables_tokens_and_batches_are_the_same_data(rng):
 def test_data_frames_keep_their_names(rng):
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame(rng.normal(size=(20, 2)), columns=["left", "right"])
-    model = kh.AttentionRegressor(8, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given").fit(
-        frame, rng.normal(size=20)
-    )
+    model = kh.AttentionRegressor(
+        8, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
+    ).fit(frame, rng.normal(size=20))
     assert list(model.feature_names_in_) == ["left", "right"]
     names = kh.AttentionFeatures(2).fit(frame).get_feature_names_out()
     assert list(names) == [f"attentionfeatures{i}" for i in range(2 * 3)]
@@ -155,7 +176,9 @@ def test_ensembles_of_scikit_learn_take_ragged_sets_and_groups(ragged):
     for X in (sets, kh.SetGroups(sets, np.full(30, 2))):
         y = y[: len(X)]
         model = BaggingRegressor(
-            kh.AttentionRegressor(n_heads=8, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"),
+            kh.AttentionRegressor(
+                n_heads=8, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
+            ),
             3,
             random_state=0,
         ).fit(X, y)
@@ -163,7 +186,9 @@ def test_ensembles_of_scikit_learn_take_ragged_sets_and_groups(ragged):
         assert np.abs(members[0] - members[1]).max() > 1e-6
         np.testing.assert_allclose(model.predict(X), np.mean(members, axis=0))
     boosted = AdaBoostRegressor(
-        kh.AttentionRegressor(n_heads=8, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"),
+        kh.AttentionRegressor(
+            n_heads=8, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
+        ),
         n_estimators=3,
         random_state=0,
     )
@@ -175,24 +200,31 @@ def test_permutation_importance_permutes_a_coordinate_of_keys_and_queries(rng):
     keys, query = rng.normal(size=(40, 2, 3)), rng.normal(size=(40, 3))
     X, y = kh.SetBatch(keys, query), np.tanh(keys[..., 0]).sum(axis=1)
     model = kh.AttentionRegressor(
-        n_heads=32, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"
+        n_heads=32, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
     ).fit(X, y)
     found = permutation_importance(model, X, y, n_repeats=1, random_state=0).importances[:, 0]
     rows = np.arange(40)
-    np.random.RandomState(np.random.RandomState(0).randint(np.iinfo(np.int32).max + 1)).shuffle(rows)
+    np.random.RandomState(np.random.RandomState(0).randint(np.iinfo(np.int32).max + 1)).shuffle(
+        rows
+    )
     for j in range(3):
         keys_j, query_j = keys.copy(), query.copy()
         keys_j[:, :, j], query_j[:, j] = keys[rows][:, :, j], query[rows][:, j]
-        assert found[j] == pytest.approx(model.score(X, y) - model.score(kh.SetBatch(keys_j, query_j), y))
+        assert found[j] == pytest.approx(
+            model.score(X, y) - model.score(kh.SetBatch(keys_j, query_j), y)
+        )
     assert found.argmax() == 0
 
 
 def test_coordinates_of_sets_of_other_sizes_are_not_mixed(ragged):
     X, y = ragged
-    model = kh.AttentionRegressor(n_heads=8, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given").fit(
-        X, y
-    )
-    with pytest.raises(ValueError, match=r"from sets of one size: sample \d+ has \[\d\] keys.*permutation_importance"):
+    model = kh.AttentionRegressor(
+        n_heads=8, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
+    ).fit(X, y)
+    with pytest.raises(
+        ValueError,
+        match=r"from sets of one size: sample \d+ has \[\d\] keys.*permutation_importance",
+    ):
         permutation_importance(model, X, y, n_repeats=1, random_state=0)
 
 

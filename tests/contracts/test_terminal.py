@@ -30,7 +30,9 @@ ATTACK = TITLE + RED + RAW + REVERSED + FORGED + "\x08\x7f"
 
 def control_characters(text):
     """Control and formatting characters in an output, but for the ends of lines."""
-    return {c for c in text if c != "\n" and unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp")}
+    return {
+        c for c in text if c != "\n" and unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp")
+    }
 
 
 def check_output(*arguments, codes=(0, 2)):
@@ -75,18 +77,47 @@ def test_commands_that_read_tables(tmp_path, monkeypatch):
     name = f"t{attack}".replace("/", "")
     parquet.write_table(pa.table(columns), f"{name}.parquet")
     target = f"target{attack}"
-    options = ("--target", target, "--heads", "4", "--law", "zero", "--scaling", "none")
+    options = (
+        "--target",
+        target,
+        "--heads",
+        "4",
+        "--head distribution",
+        "zero",
+        "--scaling",
+        "none",
+    )
     said = check_output("fit", f"{name}.parquet", f"{name}.model", *options, codes=(0,))
     assert "left out: 'id" in said
     look = ("--budget", "5", "--heads", "4", "--no-report")
     check_output("lens", f"{name}.parquet", "--target", target, *look, codes=(0,))
     check_output("predict", f"{name}.model", f"{name}.parquet", f"{name}.out", codes=(0,))
     check_output("predict", f"{name}.model", f"{name}.parquet", f"{name}.out", codes=(2,))
-    check_output("explain", f"{name}.model", f"{name}.parquet", "--set", columns["set"][0], "--out", name, codes=(0,))
-    check_output("explain", f"{name}.model", f"{name}.parquet", "--set", "none", "--out", f"{name}2", codes=(2,))
+    check_output(
+        "explain",
+        f"{name}.model",
+        f"{name}.parquet",
+        "--set",
+        columns["set"][0],
+        "--out",
+        name,
+        codes=(0,),
+    )
+    check_output(
+        "explain",
+        f"{name}.model",
+        f"{name}.parquet",
+        "--set",
+        "none",
+        "--out",
+        f"{name}2",
+        codes=(2,),
+    )
     # refusals that quote a name or a cell
     check_output("fit", f"{name}.parquet", "m", "--target", "none", codes=(2,))
-    check_output("fit", f"{name}.parquet", "m", "--target", target, "--keys", f"id{attack},none", codes=(2,))
+    check_output(
+        "fit", f"{name}.parquet", "m", "--target", target, "--keys", f"id{attack},none", codes=(2,)
+    )
     check_output("fit", f"{name}.parquet", name, codes=(2,))
     check_output("fit", f"{name}.none", "m", codes=(2,))
     check_output("predict", f"{name}.parquet", f"{name}.parquet", "o", codes=(2,))
@@ -125,7 +156,9 @@ def test_warnings_and_tracebacks_are_escaped(tmp_path):
         "main()\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(SOURCE.parent)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=tmp_path
+    )
     assert done.returncode == 1
     assert "\x1b" not in done.stdout + done.stderr
     assert "warning: odd \\x1b[31m column\n" in done.stderr
@@ -140,7 +173,11 @@ def printing_calls(text):
     calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
     named = [getattr(call.func, "attr", getattr(call.func, "id", "")) for call in calls]
     owners = [getattr(getattr(call.func, "value", None), "id", "") for call in calls]
-    return [f"{owner}.{name}" for owner, name in zip(owners, named, strict=True) if name in PRINTING and owner]
+    return [
+        f"{owner}.{name}"
+        for owner, name in zip(owners, named, strict=True)
+        if name in PRINTING and owner
+    ]
 
 
 def test_only_one_module_of_the_command_line_prints():
@@ -148,4 +185,7 @@ def test_only_one_module_of_the_command_line_prints():
     assert len(files) > 8
     found = {file.name: printing_calls(file.read_text()) for file in files}
     assert not list(itertools.chain.from_iterable(found.values())), found
-    assert printing_calls("typer.echo(text)\nconsole.print(table)") == ["typer.echo", "console.print"]
+    assert printing_calls("typer.echo(text)\nconsole.print(table)") == [
+        "typer.echo",
+        "console.print",
+    ]

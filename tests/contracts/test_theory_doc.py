@@ -1,4 +1,4 @@
-"""docs/theory.md names functions and law tests: both must exist, and every public function must be named."""
+"""docs/theory.md names functions and head distribution tests: both must exist, and every public function must be named."""
 
 import ast
 import importlib
@@ -53,7 +53,10 @@ def test_functions_and_tests_exist(function, path, test):
 
 def test_every_public_function_is_in_the_document():
     functions = {name for name in theory.__all__ if name[0].islower()}
-    helpers = {"harmonic_count", "approximation_bound"}  # counted on by others, and a term of risk_bound
+    helpers = {
+        "harmonic_count",
+        "approximation_bound",
+    }  # counted on by others, and a term of risk_bound
     named = {name.rsplit(".", 1)[1] for name, _, _ in pairs(DOCUMENT)}
     assert functions - helpers <= named
 
@@ -62,4 +65,4 @@ def test_a_wrong_name_is_noticed():
     """Broken twin."""
     with pytest.raises(AttributeError):
         find("keyhole.theory.no_such_function")
-    assert not has_test("tests/laws/test_rkhs_norm.py", "test_no_such_test")
+    assert not has_test("tests/head distributions/test_rkhs_norm.py", "test_no_such_test")

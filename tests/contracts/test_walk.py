@@ -62,7 +62,12 @@ def walks(monkeypatch):
 def test_a_fit_reaches_lapack_in_eight_frames(walks, n_heads, alpha, route, routines):
     sets = kh.targets.sphere_sets(60, n_keys=3, dim=3, seed=0)
     model = kh.AttentionRegressor(
-        n_heads, alpha=alpha, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"
+        n_heads,
+        alpha=alpha,
+        random_state=0,
+        heads=kh.GaussianHeads(),
+        scaling="none",
+        query="given",
     ).fit(sets, np.arange(60.0))
     assert model.solver_ == route
     assert routines <= set(walks)
@@ -76,15 +81,21 @@ def test_a_fit_reaches_lapack_in_eight_frames(walks, n_heads, alpha, route, rout
 def test_a_prediction_is_made_in_eight_frames(n_heads):
     sets = kh.targets.sphere_sets(60, n_keys=3, dim=3, seed=0)
     model = kh.AttentionRegressor(
-        n_heads, alpha=1.0, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"
+        n_heads, alpha=1.0, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
     ).fit(sets, np.arange(60.0))
     walk = []
 
     def watch(frame, event, _):
         nonlocal walk
-        if event == "call" and frame.f_code.co_filename.startswith(SOURCE) and frame.f_code.co_name == "run_threads":
+        if (
+            event == "call"
+            and frame.f_code.co_filename.startswith(SOURCE)
+            and frame.f_code.co_name == "run_threads"
+        ):
             names = own_frames()
-            if "standard_normals" not in names:  # heads are drawn by threads too: another walk, to other loops
+            if (
+                "standard_normals" not in names
+            ):  # heads are drawn by threads too: another walk, to other loops
                 walk = max(walk, [*names, "the loop"], key=len)
 
     sys.setprofile(watch)

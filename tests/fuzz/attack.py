@@ -119,7 +119,9 @@ class Watch:
             self.seen.append(f"{event} {arguments!r:.100}")
         elif event == "exec" and getattr(arguments[0], "co_filename", "").startswith(inside):
             self.seen.append(f"exec of {arguments[0].co_filename}")
-        elif event == "import" and isinstance(arguments[1], str) and arguments[1].startswith(inside):
+        elif (
+            event == "import" and isinstance(arguments[1], str) and arguments[1].startswith(inside)
+        ):
             self.seen.append(f"import of {arguments[1]}")
 
     def _path(self, event: str, path: Any, inside: str) -> None:
@@ -153,7 +155,9 @@ def judge(case: Any, folder: Path, watch: Watch | None) -> Verdict:
     if watch is not None:
         watch.inside = None
         if watch.seen:
-            verdict = Verdict("touched", "; ".join(watch.seen[:5]), f"{case.reader} {watch.seen[0].split(' ')[0]}")
+            verdict = Verdict(
+                "touched", "; ".join(watch.seen[:5]), f"{case.reader} {watch.seen[0].split(' ')[0]}"
+            )
     os.chdir(folder)
     if listing(folder / "outside") != outside:
         verdict = Verdict("touched", "files outside of the folder changed", case.reader)
@@ -192,9 +196,17 @@ def of_error(error: BaseException, case: Any) -> Verdict:
     if memory is not None and not (plenty and isinstance(error, ALLOWED)):
         return Verdict("memory", words, f"{case.reader} {origin(memory)}")
     if isinstance(error, LateError) and error.__cause__ is not None:
-        return Verdict("late", words, f"{case.reader} {type(error.__cause__).__name__} {origin(error.__cause__)}")
+        return Verdict(
+            "late",
+            words,
+            f"{case.reader} {type(error.__cause__).__name__} {origin(error.__cause__)}",
+        )
     if isinstance(error, AssertionError):
-        return Verdict("wrong", words, f"{case.reader} {origin(error)} {re.sub(r'[^a-z ]', '', str(error))[:30]}")
+        return Verdict(
+            "wrong",
+            words,
+            f"{case.reader} {origin(error)} {re.sub(r'[^a-z ]', '', str(error))[:30]}",
+        )
     # numbers that float64 cannot hold are refused as such by fits; no file is worth that
     excused = isinstance(error, ALLOWED) or case.format in SEQUENCES
     if excused and is_refusal(error):
@@ -204,7 +216,10 @@ def of_error(error: BaseException, case: Any) -> Verdict:
 
 def origin(error: BaseException) -> str:
     """The innermost frame of keyhole, and the innermost of all."""
-    names = [f"{Path(f.f_code.co_filename).stem}.{f.f_code.co_name}" for f, _ in traceback.walk_tb(error.__traceback__)]
+    names = [
+        f"{Path(f.f_code.co_filename).stem}.{f.f_code.co_name}"
+        for f, _ in traceback.walk_tb(error.__traceback__)
+    ]
     files = [f.f_code.co_filename for f, _ in traceback.walk_tb(error.__traceback__)]
     ours = [n for n, file in zip(names, files, strict=True) if f"{os.sep}keyhole{os.sep}" in file]
     return " ".join(dict.fromkeys([*ours[-1:], *names[-1:]]))
@@ -213,7 +228,9 @@ def origin(error: BaseException) -> str:
 def of_command(error: SystemExit, said: str, case: Any) -> Verdict:
     """The verdict on a command that ended by itself: why it refused is the context of its exit."""
     if error.code not in (1, 2) or "Traceback" in said or len(said.strip()) < 15:
-        return Verdict("foreign", f"exit code {error.code}: {said[-300:]}", f"{case.reader} exit {error.code}")
+        return Verdict(
+            "foreign", f"exit code {error.code}: {said[-300:]}", f"{case.reader} exit {error.code}"
+        )
     link: BaseException | None = error.__context__
     while link is not None:
         kinds = {kind.__name__ for kind in type(link).__mro__}
@@ -296,12 +313,18 @@ def in_child(
         done += [(number, Verdict(*verdict)) for number, *verdict in map(json.loads, lines)]
     os.close(reads)
     _, status = os.waitpid(child, 0)
-    words = (folder / "stderr").read_bytes()[:600].decode("utf-8", "replace") if (folder / "stderr").exists() else ""
+    words = (
+        (folder / "stderr").read_bytes()[:600].decode("utf-8", "replace")
+        if (folder / "stderr").exists()
+        else ""
+    )
     shutil.rmtree(folder, ignore_errors=True)
     return done, status, words
 
 
-def _run_all(cases: list[tuple[int, Any]], folder: Path, pipe: int, alone: bool, memory: int) -> None:
+def _run_all(
+    cases: list[tuple[int, Any]], folder: Path, pipe: int, alone: bool, memory: int
+) -> None:
     import formats
 
     watch = Watch()
@@ -315,8 +338,15 @@ def _run_all(cases: list[tuple[int, Any]], folder: Path, pipe: int, alone: bool,
         if isinstance(case, int):
             try:
                 case, _ = formats.draw(case, number)
-            except Exception as error:  # a fault of the attack, which must not pass for a case that went well
-                words = [number, "attack", "".join(traceback.format_exception(error))[-500:], type(error).__name__]
+            except (
+                Exception
+            ) as error:  # a fault of the attack, which must not pass for a case that went well
+                words = [
+                    number,
+                    "attack",
+                    "".join(traceback.format_exception(error))[-500:],
+                    type(error).__name__,
+                ]
                 os.write(pipe, json.dumps(words).encode() + b"\n")
                 continue
         if alone:  # whoever reads our last words wants to know
@@ -327,9 +357,13 @@ def _run_all(cases: list[tuple[int, Any]], folder: Path, pipe: int, alone: bool,
         arm(0, 0)
         shutil.rmtree(part)
         if memory > MEMORY:
-            most = 1024 * int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])
+            most = 1024 * int(
+                re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]
+            )
             if most - held > MEMORY:
-                verdict = Verdict("memory", f"held {(most - held) / 2**20:.0f} MiB; {verdict.words}", case.reader)
+                verdict = Verdict(
+                    "memory", f"held {(most - held) / 2**20:.0f} MiB; {verdict.words}", case.reader
+                )
         line = json.dumps([number, verdict.state, verdict.words, verdict.place]) + "\n"
         os.write(pipe, line.encode("utf-8", "replace"))
 
@@ -355,7 +389,11 @@ def run_alone(number: int, case: Any) -> Verdict:
         which = os.WTERMSIG(status)
         if which in (signal.SIGALRM, signal.SIGPROF, signal.SIGKILL):
             return Verdict("hang", f"more than {SECONDS:g} s", reader)
-        return Verdict("signal", f"{signal.Signals(which).name} {words}", f"{reader} {signal.Signals(which).name}")
+        return Verdict(
+            "signal",
+            f"{signal.Signals(which).name} {words}",
+            f"{reader} {signal.Signals(which).name}",
+        )
     return Verdict("signal", f"ended with status {status}: {words}", f"{reader} status")
 
 
@@ -370,7 +408,11 @@ def run_batch(cases: list[tuple[int, Any]], sure: Counter[str]) -> list[tuple[in
         if len(done) < len(cases):
             done.append((cases[len(done)][0], run_alone(*cases[len(done)])))
         for (number, case), (_, verdict) in zip(cases, done, strict=False):
-            if not verdict.fine and verdict.state not in ("signal", "hang") and sure[verdict.name] < ENOUGH:
+            if (
+                not verdict.fine
+                and verdict.state not in ("signal", "hang")
+                and sure[verdict.name] < ENOUGH
+            ):
                 alone = run_alone(number, case)
                 # wrong numbers of a sequence are wrong wherever they were seen: threads may not meet again
                 if not (alone.fine and verdict.state == "wrong" and of_sequence(verdict)):
@@ -456,13 +498,18 @@ def attack(plan: Plan, quiet: bool = False) -> tuple[dict[str, Any], dict[str, A
                 if not verdict.fine:
                     if not quiet and verdict.name not in first:
                         print(f"case {number}, {name}: {state}, {words[:200]}", flush=True)
-                    held = first.setdefault(verdict.name, {"number": number, "verdict": verdict, "times": 0})
+                    held = first.setdefault(
+                        verdict.name, {"number": number, "verdict": verdict, "times": 0}
+                    )
                     held["times"] += 1
                     if number < held["number"]:
                         held |= {"number": number, "verdict": verdict}
         if not quiet and time.monotonic() - last > 15:
             last = time.monotonic()
-            print(f"{n_cases} cases, {n_cases / (last - began):.0f} per second, {len(first)} findings", flush=True)
+            print(
+                f"{n_cases} cases, {n_cases / (last - began):.0f} per second, {len(first)} findings",
+                flush=True,
+            )
     for _ in pipes:
         os.wait()
     spent = time.monotonic() - began
@@ -488,7 +535,13 @@ def _work(worker: int, plan: Plan, deadline: float, pipe: int) -> None:
                 break
             verdicts = run_batch([(number, plan.seed) for number in numbers], sure)
             rows = [
-                (number, formats.format_of(plan.seed, number), verdict.state, verdict.words, verdict.place)
+                (
+                    number,
+                    formats.format_of(plan.seed, number),
+                    verdict.state,
+                    verdict.words,
+                    verdict.place,
+                )
                 for number, verdict in verdicts
             ]
             out.write(json.dumps(rows).encode("utf-8", "replace") + b"\n")
@@ -520,7 +573,10 @@ def shrink(seed: int, number: int, verdict: Verdict) -> Any:
             while at < len(case.files[name]) and left > 0:
                 content = case.files[name]
                 smaller = formats.Case(
-                    case.format, case.reader, {**case.files, name: content[:at] + content[at + size :]}, case.options
+                    case.format,
+                    case.reader,
+                    {**case.files, name: content[:at] + content[at + size :]},
+                    case.options,
                 )
                 if same(smaller):
                     case = smaller
@@ -551,7 +607,13 @@ def simplest(case: Any, same: Callable[[Any], bool], may_try: Callable[[], bool]
 
 def write_case(path: Path, case: Any, expected: str, note: str) -> None:
     files = {n: base64.b85encode(zlib.compress(c, 9)).decode() for n, c in case.files.items()}
-    held = {"format": case.format, "reader": case.reader, "expected": expected, "note": note, "options": case.options}
+    held = {
+        "format": case.format,
+        "reader": case.reader,
+        "expected": expected,
+        "note": note,
+        "options": case.options,
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({**held, "files": files}, indent=1) + "\n")
 
@@ -581,31 +643,50 @@ def check_corpus() -> list[str]:
     for number, verdict in run_batch(list(enumerate(cases)), Counter()):
         expected = expectations[number]
         if not verdict.fine or (expected != "fine" and verdict.state != expected):
-            wrong.append(f"{paths[number].name}: must be {expected}, is {verdict.state} ({verdict.words[:200]})")
+            wrong.append(
+                f"{paths[number].name}: must be {expected}, is {verdict.state} ({verdict.words[:200]})"
+            )
     return wrong
 
 
 def printed(found: dict[str, Any]) -> str:
     """The table of a run, in Markdown."""
     columns = ("cases", "refused", "read", "findings")
-    rows = [[name, *(row.get(c, 0) for c in columns)] for name, row in sorted(found["formats"].items())]
+    rows = [
+        [name, *(row.get(c, 0) for c in columns)] for name, row in sorted(found["formats"].items())
+    ]
     rows.append(["**all**", *(sum(row[i + 1] for row in rows) for i in range(4))])
-    lines = ["| format | cases | refused | read | findings |", "| --- | ---: | ---: | ---: | ---: |"]
-    return "\n".join([*lines, *("| " + " | ".join([r[0], *(f"{n:,}" for n in r[1:])]) + " |" for r in rows)])
+    lines = [
+        "| format | cases | refused | read | findings |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    return "\n".join(
+        [*lines, *("| " + " | ".join([r[0], *(f"{n:,}" for n in r[1:])]) + " |" for r in rows)]
+    )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cases", type=int, help="this many, instead of --seconds")
     parser.add_argument("--out", type=Path, default=Path("out/fuzz"))
-    parser.add_argument("--corpus", action="store_true", help="the cases of tests/fuzz/corpus first")
+    parser.add_argument(
+        "--corpus", action="store_true", help="the cases of tests/fuzz/corpus first"
+    )
     parser.add_argument("--keep", type=Path, help="add this case to the corpus, and stop")
-    parser.add_argument("--show", type=Path, help="run this case alone, print the verdict, and stop")
-    parser.add_argument("--number", type=int, help="run this case of the seed alone, print the verdict, and stop")
+    parser.add_argument(
+        "--show", type=Path, help="run this case alone, print the verdict, and stop"
+    )
+    parser.add_argument(
+        "--number", type=int, help="run this case of the seed alone, print the verdict, and stop"
+    )
     parser.add_argument("--workers", type=int, default=WORKERS, help="processes that run cases")
-    parser.add_argument("--only", default="", help="formats and kinds of sequences to run, separated by commas")
+    parser.add_argument(
+        "--only", default="", help="formats and kinds of sequences to run, separated by commas"
+    )
     arguments = parser.parse_args()
     sys.path.insert(0, str(Path(__file__).parent))
     import formats
@@ -656,10 +737,14 @@ def run(arguments: argparse.Namespace) -> int:
         write_case(arguments.out / f"{name}.json", case, "fine", note)
         say(f"{verdict.state} ({held['times']} times) {case.format}, {case.reader}: {verdict.words[:300]}\n"
             f"    {arguments.out / name}.json")  # fmt: skip
-    table["findings"] = [{"name": n, "times": h["times"], **asdict(h["verdict"])} for n, h in first.items()]
+    table["findings"] = [
+        {"name": n, "times": h["times"], **asdict(h["verdict"])} for n, h in first.items()
+    ]
     (arguments.out / "table.json").write_text(json.dumps(table, indent=1) + "\n")
     say(printed(table))
-    say(f"{table['cases']:,} cases in {table['seconds']:g} s, seed {table['seed']}: {len(first)} kinds of findings")
+    say(
+        f"{table['cases']:,} cases in {table['seconds']:g} s, seed {table['seed']}: {len(first)} kinds of findings"
+    )
     return 1 if first or wrong else 0
 
 

@@ -19,7 +19,15 @@ from random import Random
 from urllib.parse import parse_qsl, urlencode
 
 from keyhole.lab.explore import views
-from keyhole.lab.explore.views import VIEWS, ExploreState, View, answer_by, background, cells_of, show
+from keyhole.lab.explore.views import (
+    VIEWS,
+    ExploreState,
+    View,
+    answer_by,
+    background,
+    cells_of,
+    show,
+)
 from keyhole.lab.report.document import Chart
 from keyhole.lab.report.html import as_json, fragment
 
@@ -69,7 +77,20 @@ HOSTILE_TARGETS = (
     "corr + 1e-160*token", "1e49*corr", "1e-49*query^3",
 )  # fmt: skip
 
-HOSTILE_PICKS = ("", ",", "x", "10x", "x10", "10x10x10", "1e9x10", "-5x5", "10x10," * 20, "nanxnan", "10 x 10", "2x1")
+HOSTILE_PICKS = (
+    "",
+    ",",
+    "x",
+    "10x",
+    "x10",
+    "10x10x10",
+    "1e9x10",
+    "-5x5",
+    "10x10," * 20,
+    "nanxnan",
+    "10 x 10",
+    "2x1",
+)
 
 ATOMS = ("corr", "token", "query", "corr", "token")
 
@@ -89,7 +110,9 @@ def check_state(rng: Random, seconds: float = SECONDS) -> None:
     except AssertionError as error:
         raise AssertionError(f"{error} (state ?{urlencode(query, errors='replace')})") from error
     spent = time.process_time() - start
-    assert spent <= seconds, f"{spent:.1f} s of processor time for the state ?{urlencode(query, errors='replace')}"
+    assert spent <= seconds, (
+        f"{spent:.1f} s of processor time for the state ?{urlencode(query, errors='replace')}"
+    )
 
 
 def _check_query(query: dict[str, str], meets_a_page: bool) -> None:
@@ -131,14 +154,18 @@ def _check_view(view: View, state: ExploreState) -> None:
     for note in view.notes:
         assert len(note) > SENTENCE, f"a note without words: {note!r}"
     compile("\n".join(view.lines), "<lines>", "exec")
-    shown = json.loads(as_json({**fragment(view.blocks), "notes": view.notes, "text": state.describe()}))
+    shown = json.loads(
+        as_json({**fragment(view.blocks), "notes": view.notes, "text": state.describe()})
+    )
     assert "<script" not in shown["html"], "a script in the page"
     assert view.blocks or view.notes, "an empty view that does not say why"
     for block in view.blocks:
         if isinstance(block, Chart):
             for series in block.series:
                 assert len(series.x) == len(series.y), f"{series.name}: points without a place"
-                assert not any(math.isnan(value) for value in series.y), f"{series.name}: a number that is none"
+                assert not any(math.isnan(value) for value in series.y), (
+                    f"{series.name}: a number that is none"
+                )
 
 
 @contextmanager
@@ -185,7 +212,13 @@ def _draw_number(rng: Random, name: str) -> str:
     if kind < 0.01:
         return rng.choice(HOSTILE_NUMBERS)
     if kind < 0.02:
-        beyond = [low - 1, high + 1, -high, math.nextafter(low, -math.inf), math.nextafter(high, math.inf)]
+        beyond = [
+            low - 1,
+            high + 1,
+            -high,
+            math.nextafter(low, -math.inf),
+            math.nextafter(high, math.inf),
+        ]
         return repr(rng.choice(beyond))
     if kind < 0.2:
         return repr(rng.choice([low, high]))
@@ -212,7 +245,9 @@ def _draw_target(rng: Random) -> str:
     if kind < 0.25:
         # a slip of the hand
         place = rng.randrange(len(text) + 1)
-        slip = rng.choice(["", "(", ")", "^", "*", "+", "-", "/", ".", ",", "x", "0", " ", "\x00", "é"])
+        slip = rng.choice(
+            ["", "(", ")", "^", "*", "+", "-", "/", ".", ",", "x", "0", " ", "\x00", "é"]
+        )
         text = text[:place] + slip + text[place + rng.randint(0, 2) :]
     return text
 

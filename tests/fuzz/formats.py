@@ -63,21 +63,29 @@ def models() -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """Small models of every kind, as document and arrays."""
     sets, plain = sets_like(DIM, True, 8), sets_like(DIM, False, 8)
     groups = SetGroups(sets, np.array([2, 1, 3, 2]))
-    wide = kh.SetBatch([one.tokens for one in sets], np.ones((8, 3)) * np.arange(8.0)[:, None], np.eye(8)[:, :2])
+    wide = kh.SetBatch(
+        [one.tokens for one in sets], np.ones((8, 3)) * np.arange(8.0)[:, None], np.eye(8)[:, :2]
+    )
     y, two = sets.query[:, 0], np.stack([sets.query[:, 0], sets.query[:, 1]], axis=1)
     words, signs = np.array(["no", "yes", "häh", "no"] * 2), y > 0
     heads = {"n_heads": 3, "random_state": 1}
     kernel = {"n_heads": math.inf}
-    law = kh.GaussianHeads(mean=np.arange(9.0).reshape(3, 3) / 8)
+    distribution = kh.GaussianHeads(mean=np.arange(9.0).reshape(3, 3) / 8)
     fitted = [
         kh.AttentionRegressor(**heads).fit(sets, y),
-        kh.AttentionRegressor(**heads, law=law, scaling="standard").fit(sets, two),
-        kh.AttentionRegressor(**heads, law=kh.QueryKeyHeads(rank=2), dtype="float32").fit(plain, y),
-        kh.AttentionRegressor(**kernel, law=kh.IdentityHeads(n_heads=4)).fit(sets, y),
-        kh.AttentionRegressor(**kernel, law=law, query="mean", scaling="sphere").fit(plain, two),
+        kh.AttentionRegressor(**heads, heads=distribution, scaling="standard").fit(sets, two),
+        kh.AttentionRegressor(**heads, heads=kh.QueryKeyHeads(rank=2), dtype="float32").fit(
+            plain, y
+        ),
+        kh.AttentionRegressor(**kernel, heads=kh.IdentityHeads(n_heads=4)).fit(sets, y),
+        kh.AttentionRegressor(**kernel, heads=distribution, query="mean", scaling="sphere").fit(
+            plain, two
+        ),
         kh.AttentionRegressor(**kernel, pooling="sum").fit(groups, y[:4]),
         kh.AttentionRegressor(**heads, query="each").fit(plain, y),
-        kh.AttentionClassifier(**heads, law=kh.LearnedHeads(n_means=2, steps=2, n_heads=4)).fit(sets, words),
+        kh.AttentionClassifier(**heads, heads=kh.LearnedHeads(n_means=2, steps=2, n_heads=4)).fit(
+            sets, words
+        ),
         kh.AttentionClassifier(**kernel).fit(sets, signs),
         kh.AttentionRegressor(**heads).partial_fit(sets, two),
         kh.AttentionClassifier(**heads).partial_fit(plain, words, classes=np.unique(words)),
@@ -85,8 +93,10 @@ def models() -> list[tuple[dict[str, Any], dict[str, Any]]]:
         kh.NormBallRegressor(**heads).fit(sets, y),
         kh.NormBallClassifier(**heads).fit(plain, words),
         # queries of another dimension, and columns of the samples themselves
-        kh.AttentionRegressor(**heads, scaling="standard", law=kh.GaussianHeads(1.0, pairs=[(2, 1)])).fit(wide, y),
-        kh.AttentionRegressor(**kernel, law=kh.IdentityHeads(n_heads=4)).fit(wide, two),
+        kh.AttentionRegressor(
+            **heads, scaling="standard", heads=kh.GaussianHeads(1.0, pairs=[(2, 1)])
+        ).fit(wide, y),
+        kh.AttentionRegressor(**kernel, heads=kh.IdentityHeads(n_heads=4)).fit(wide, two),
         kh.AttentionClassifier(**heads).partial_fit(wide, words, classes=np.unique(words)),
         kh.NormBallRegressor(**heads).fit(wide, y),
         # what was chosen, and by which losses
@@ -108,7 +118,8 @@ def taken_apart(content: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
     header, data = json.loads(content[8 : 8 + length]), content[8 + length :]
     document = json.loads(header.pop("__metadata__")["document"])
     arrays = {
-        name: [entry["dtype"], entry["shape"], data[slice(*entry["data_offsets"])]] for name, entry in header.items()
+        name: [entry["dtype"], entry["shape"], data[slice(*entry["data_offsets"])]]
+        for name, entry in header.items()
     }
     return document, arrays
 
@@ -118,7 +129,11 @@ def safetensors(arrays: dict[str, Any], metadata: dict[str, str] | None) -> dict
     header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
     data = b""
     for name, (dtype, shape, content) in arrays.items():
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(content)]}
+        header[name] = {
+            "dtype": dtype,
+            "shape": shape,
+            "data_offsets": [len(data), len(data) + len(content)],
+        }
         data += content
     return {"header": header, "data": data}
 
@@ -173,7 +188,10 @@ NEWER = (
 
 def newer_changed(rng: Random, document: Any) -> Any:
     """One of the newer fields, wherever it is, left out or of another value."""
-    name, value = rng.choice(NEWER), rng.choice((*mutate.NUMBERS, None, "auto", "loo", {"array": "0", "turned": False}))
+    name, value = (
+        rng.choice(NEWER),
+        rng.choice((*mutate.NUMBERS, None, "auto", "loo", {"array": "0", "turned": False})),
+    )
     leave_out = rng.random() < 0.5
 
     def changed(part: Any) -> Any:
@@ -196,7 +214,9 @@ def array_changed(rng: Random, arrays: dict[str, Any]) -> dict[str, Any]:
     dtype, shape, content = arrays[name]
     match rng.randrange(6):
         case 0:
-            arrays[name][2] = content = mutate.damage(rng, content)[: len(content)].ljust(len(content), b"\0")
+            arrays[name][2] = content = mutate.damage(rng, content)[: len(content)].ljust(
+                len(content), b"\0"
+            )
         case 1:
             size = len(content)
             arrays[name][1] = rng.choice(
@@ -249,8 +269,12 @@ def read_load(folder: Path, options: dict[str, Any]) -> None:
     own = np.ones((len(sets), widths[2])) if widths[2] else None
     if loaded.has_query_:
         sets = sets.with_query(np.ones((len(sets), widths[1])))
-    methods = [m for m in ("predict", "predict_proba", "decision_function", "transform") if hasattr(loaded, m)]
-    if "transform" in methods and loaded.heads_.n_heads > 10_000:
+    methods = [
+        m
+        for m in ("predict", "predict_proba", "decision_function", "transform")
+        if hasattr(loaded, m)
+    ]
+    if "transform" in methods and loaded.drawn_heads_.n_heads > 10_000:
         return
     with after_reading():
         for method in methods:
@@ -260,7 +284,9 @@ def read_load(folder: Path, options: dict[str, Any]) -> None:
                 groups = SetGroups(sets, np.array([2, 1, 2]), None if own is None else own[:3])
                 made = np.asarray(getattr(loaded, method)(groups))
             assert len(made) in (len(sets), 3), f"{len(made)} predictions of {len(sets)} sets"
-            assert made.dtype.kind != "f" or np.isfinite(made).all(), f"{method} gives {made.ravel()[:5]}"
+            assert made.dtype.kind != "f" or np.isfinite(made).all(), (
+                f"{method} gives {made.ravel()[:5]}"
+            )
 
 
 def moderate(content: bytes) -> bool:
@@ -288,7 +314,18 @@ def moderate(content: bytes) -> bool:
 # ---------------------------------------------------------------- tables: Parquet, Arrow
 
 NAMES = ("keys", "query", "y", "target", "label", "set", "id", "role", "weight", "x", "z", "split")
-ODD_NAMES = ("", "a,b", "é", "Keys", "keys", "keys.list.element", "x" * 2000, "\x1b[2J", "[red]", "a\nb")
+ODD_NAMES = (
+    "",
+    "a,b",
+    "é",
+    "Keys",
+    "keys",
+    "keys.list.element",
+    "x" * 2000,
+    "\x1b[2J",
+    "[red]",
+    "a\nb",
+)
 
 
 def plain_columns(rng: Random, n: int) -> dict[str, Any]:
@@ -305,19 +342,33 @@ def plain_columns(rng: Random, n: int) -> dict[str, Any]:
         if rng.random() < 0.3:
             columns["role"] = pa.array([("query", "key")[i % 2] for i in range(n)])
         if rng.random() < 0.4:
-            columns["label"] = pa.array([rng.choice(("red", "blue", "", None, "[red]")) for _ in range(n)])
-            columns["split"] = pa.array([rng.randrange(20000) for _ in range(n)], pa.int32()).cast(pa.date32())
+            columns["label"] = pa.array(
+                [rng.choice(("red", "blue", "", None, "[red]")) for _ in range(n)]
+            )
+            columns["split"] = pa.array([rng.randrange(20000) for _ in range(n)], pa.int32()).cast(
+                pa.date32()
+            )
         return columns
-    inner: Any = rng.choice((pa.list_(pa.float64()), pa.list_(pa.float32(), DIM), pa.large_list(pa.float64())))
+    inner: Any = rng.choice(
+        (pa.list_(pa.float64()), pa.list_(pa.float32(), DIM), pa.large_list(pa.float64()))
+    )
     outer = rng.choice((pa.list_, pa.large_list, pa.list_))(inner)
     keys = [[[number() for _ in range(DIM)] for _ in range(rng.randint(1, 3))] for _ in range(n)]
     columns = {"keys": pa.array(keys, outer)}
     if rng.random() < 0.3:
-        columns = {c: pa.array([[token[j] for token in s] for s in keys]) for j, c in enumerate(("a", "b"))}
+        columns = {
+            c: pa.array([[token[j] for token in s] for s in keys]) for j, c in enumerate(("a", "b"))
+        }
     if rng.random() < 0.5:
-        columns["query"] = pa.array([[number() for _ in range(DIM)] for _ in range(n)], pa.list_(pa.float64(), DIM))
+        columns["query"] = pa.array(
+            [[number() for _ in range(DIM)] for _ in range(n)], pa.list_(pa.float64(), DIM)
+        )
     if rng.random() < 0.7:
-        columns["y"] = pa.array([number() for _ in range(n)]) if rng.random() < 0.6 else pa.array(["a", "b"] * n)[:n]
+        columns["y"] = (
+            pa.array([number() for _ in range(n)])
+            if rng.random() < 0.6
+            else pa.array(["a", "b"] * n)[:n]
+        )
     if rng.random() < 0.3:
         columns["weight"] = pa.array([1.0] * n)
     return columns
@@ -351,15 +402,23 @@ def wild_values(rng: Random, kind: pa.DataType, n: int) -> pa.Array:
             return [value(t.value_type) for _ in range(t.list_size)]
         if pa.types.is_map(t):
             return [("k", value(t.item_type))]
-        if hasattr(t, "value_type") and not pa.types.is_dictionary(t) and not pa.types.is_run_end_encoded(t):
+        if (
+            hasattr(t, "value_type")
+            and not pa.types.is_dictionary(t)
+            and not pa.types.is_run_end_encoded(t)
+        ):
             return [value(t.value_type) for _ in range(rng.choice((0, 1, 2, 2, 3)))]
         if pa.types.is_struct(t):
             return {f.name: value(f.type) for f in t}
         return rng.choice((0, 1, 2, 3, "a", "b", b"abcd", True, 1.5, math.nan, math.inf, -1))
 
-    makers = [lambda: pa.array([value(kind) for _ in range(n)], kind)] * 3 + [lambda: pa.nulls(n, kind)]
+    makers = [lambda: pa.array([value(kind) for _ in range(n)], kind)] * 3 + [
+        lambda: pa.nulls(n, kind)
+    ]
     for make in makers:
-        with contextlib.suppress(pa.ArrowException, TypeError, ValueError, OverflowError, AttributeError):
+        with contextlib.suppress(
+            pa.ArrowException, TypeError, ValueError, OverflowError, AttributeError
+        ):
             made = make()
             made.validate(full=True)
             return made
@@ -375,7 +434,9 @@ def table_options(rng: Random) -> dict[str, Any]:
     options: dict[str, Any] = {}
     for name in ("keys", "query", "target", "set_id", "extras", "groups", "time", "split"):
         if rng.random() < (0.3 if name in ("keys", "query", "target", "set_id") else 0.1):
-            options[name] = rng.choice((rng.choice(NAMES), rng.choice(ODD_NAMES), "a,b", "x,z", mutate.word(rng)))
+            options[name] = rng.choice(
+                (rng.choice(NAMES), rng.choice(ODD_NAMES), "a,b", "x,z", mutate.word(rng))
+            )
     if rng.random() < 0.4:
         options["missing"] = rng.choice(("drop", "impute"))
     return options
@@ -390,7 +451,9 @@ def table_mutate(rng: Random, state: dict[str, Any]) -> dict[str, Any]:
         state["options"] = table_options(rng)
     elif kind < 0.7:
         name = rng.choice((rng.choice(NAMES), rng.choice(ODD_NAMES)))
-        columns.insert(rng.randint(0, len(columns)), (name, wild_values(rng, wild_type(rng), state["n"])))
+        columns.insert(
+            rng.randint(0, len(columns)), (name, wild_values(rng, wild_type(rng), state["n"]))
+        )
     elif kind < 0.85 and columns:
         at = rng.randrange(len(columns))
         columns[at] = (columns[at][0], wild_values(rng, wild_type(rng), state["n"]))
@@ -401,7 +464,9 @@ def table_mutate(rng: Random, state: dict[str, Any]) -> dict[str, Any]:
         at = rng.randrange(len(columns))
         name, values = columns[at]
         with contextlib.suppress(pa.ArrowException, TypeError, ValueError, AttributeError):
-            made = pa.array([rng.choice((v, None, v, [], [v])) for v in values.to_pylist()], values.type)
+            made = pa.array(
+                [rng.choice((v, None, v, [], [v])) for v in values.to_pylist()], values.type
+            )
             made.validate(full=True)
             columns[at] = (name, made)
     state["columns"] = columns
@@ -432,11 +497,17 @@ def parquet_finish(rng: Random, state: dict[str, Any]) -> Case:
     try:
         pq.write_table(arrow_table({"columns": columns}), sink, **options)
     except (pa.ArrowException, ValueError, TypeError):
-        kept = [(n, c) for n, c in state["columns"] if n in ("keys", "query", "y", "set", "x", "z", "target")][:1]
+        kept = [
+            (n, c)
+            for n, c in state["columns"]
+            if n in ("keys", "query", "y", "set", "x", "z", "target")
+        ][:1]
         sink = io.BytesIO()
         with contextlib.suppress(pa.ArrowException, ValueError, TypeError):
             pq.write_table(arrow_table({"columns": kept}), sink)
-    return table_case(rng, state, "parquet", ".parquet", with_damage(rng, sink.getvalue(), state["raw"]))
+    return table_case(
+        rng, state, "parquet", ".parquet", with_damage(rng, sink.getvalue(), state["raw"])
+    )
 
 
 def arrow_content(rng: Random, state: dict[str, Any], stream: bool) -> bytes:
@@ -459,7 +530,9 @@ def arrow_finish(rng: Random, state: dict[str, Any]) -> Case:
 
 def stream_finish(rng: Random, state: dict[str, Any]) -> Case:
     content = with_damage(rng, arrow_content(rng, state, stream=True), state["raw"])
-    return Case("arrow stream", "table", {"in.arrow": content}, {**state["options"], "path": "in.arrow"})
+    return Case(
+        "arrow stream", "table", {"in.arrow": content}, {**state["options"], "path": "in.arrow"}
+    )
 
 
 def table_case(rng: Random, state: dict[str, Any], name: str, suffix: str, content: bytes) -> Case:
@@ -484,7 +557,11 @@ def table_case(rng: Random, state: dict[str, Any], name: str, suffix: str, conte
 def shop() -> pa.Table:
     """Text, dates and numbers, one row per token."""
     days = pa.array([19000 + i for i in range(12)], pa.int32()).cast(pa.date32())
-    columns = {"set": [i // 2 for i in range(12)], "x": [i / 7 for i in range(12)], "z": list("aabbccabcabc")}
+    columns = {
+        "set": [i // 2 for i in range(12)],
+        "x": [i / 7 for i in range(12)],
+        "z": list("aabbccabcabc"),
+    }
     return pa.table({**columns, "when": days, "target": [float(i // 2) for i in range(12)]})
 
 
@@ -498,7 +575,9 @@ def ready_model(coded: bool = False) -> bytes:
             kh.save(model, Path(folder, "m"), schema=data.schema)
             return Path(folder, "m").read_bytes()
         sets = sets_like(DIM, True, 8)
-        kh.save(kh.AttentionRegressor(3, random_state=0).fit(sets, sets.query[:, 0]), Path(folder, "m"))
+        kh.save(
+            kh.AttentionRegressor(3, random_state=0).fit(sets, sets.query[:, 0]), Path(folder, "m")
+        )
         return Path(folder, "m").read_bytes()
 
 
@@ -511,25 +590,35 @@ def check_dataset(data: Any) -> None:
             assert data.sets.counts.min() >= 1, "an empty group"
         check_sets(sets)
         assert len(data) == len(data.sets) >= 1, "no samples"
-        assert not data.names or len(data.names) == sets.dim, f"{len(data.names)} names of {sets.dim} coordinates"
+        assert not data.names or len(data.names) == sets.dim, (
+            f"{len(data.names)} names of {sets.dim} coordinates"
+        )
         if data.target is not None:
-            assert data.target.shape[:1] == (len(data),), f"targets {data.target.shape} of {len(data)} samples"
+            assert data.target.shape[:1] == (len(data),), (
+                f"targets {data.target.shape} of {len(data)} samples"
+            )
             assert data.target.dtype.kind in "fiubU", f"targets of {data.target.dtype}"
-            assert data.target.dtype.kind != "f" or np.isfinite(data.target).all(), "targets not finite"
+            assert data.target.dtype.kind != "f" or np.isfinite(data.target).all(), (
+                "targets not finite"
+            )
         assert data.split is None or data.split.shape == (len(data),), "a split of another length"
         repr(data), repr(sets)
 
 
 def check_sets(sets: kh.SetBatch) -> None:
     offsets, tokens = sets.offsets, sets.tokens
-    assert (offsets[0], offsets[-1]) == (0, len(tokens)), f"offsets {offsets[:3]} … for {len(tokens)} tokens"
+    assert (offsets[0], offsets[-1]) == (0, len(tokens)), (
+        f"offsets {offsets[:3]} … for {len(tokens)} tokens"
+    )
     assert (np.diff(offsets) >= 1).all(), "a set without keys"
     assert tokens.ndim == 2, f"tokens of shape {tokens.shape}"
     assert tokens.shape[1] >= 1, f"tokens of shape {tokens.shape}"
     assert np.isfinite(tokens).all(), "tokens not finite"
     for name in ("query", "extras"):
         found = getattr(sets, name)
-        assert found is None or (found.ndim == 2 and len(found) == len(sets) and np.isfinite(found).all()), name
+        assert found is None or (
+            found.ndim == 2 and len(found) == len(sets) and np.isfinite(found).all()
+        ), name
 
 
 def read_a_table(folder: Path, options: dict[str, Any]) -> None:
@@ -556,9 +645,15 @@ def read_source(folder: Path, options: dict[str, Any]) -> None:
 
 
 def csv_base(rng: Random) -> dict[str, Any]:
-    rows = ["set,x,z,target", *(f"{i // 2},{rng.uniform(-2, 2):.3f},{i},{'ab'[i // 2 % 2]}" for i in range(6))]
+    rows = [
+        "set,x,z,target",
+        *(f"{i // 2},{rng.uniform(-2, 2):.3f},{i},{'ab'[i // 2 % 2]}" for i in range(6)),
+    ]
     if rng.random() < 0.3:
-        rows = ["set,x,z,when,target", *(f"{i // 2},{i},{'abc'[i % 3]},2020-01-0{1 + i},{i // 2}" for i in range(6))]
+        rows = [
+            "set,x,z,when,target",
+            *(f"{i // 2},{i},{'abc'[i % 3]},2020-01-0{1 + i},{i // 2}" for i in range(6)),
+        ]
     return {"text": "\n".join(rows) + "\n", "raw": 0, "options": {}}
 
 
@@ -581,7 +676,11 @@ def csv_finish(rng: Random, state: dict[str, Any]) -> Case:
     content = with_damage(rng, mutate.encoded(rng, state["text"]), state["raw"])
     kind = rng.random()
     if kind < 0.25:
-        more = {"bag": rng.choice((0, "set", "x", 9)), "label": rng.choice((-1, "target")), "skip": []}
+        more = {
+            "bag": rng.choice((0, "set", "x", 9)),
+            "label": rng.choice((-1, "target")),
+            "skip": [],
+        }
         return Case("csv", "bags", {"in.csv": content}, more)
     if kind < 0.32:
         files = {"in.csv": content, "m.keyhole": ready_model(coded=rng.random() < 0.5)}
@@ -598,7 +697,9 @@ def ts_base(rng: Random) -> dict[str, Any]:
     head = "@problemName tiny\n@timeStamps false\n@missing true\n@univariate false\n"
     kind = rng.choice(("@classLabel true a b", "@targetLabel true", "@classLabel false"))
     end = {"@classLabel true a b": ":a", "@targetLabel true": ":1.5"}.get(kind, "")
-    rows = [",".join(f"{rng.uniform(-1, 1):.2f}" for _ in range(3)) + ":1,?,3" + end for _ in range(4)]
+    rows = [
+        ",".join(f"{rng.uniform(-1, 1):.2f}" for _ in range(3)) + ":1,?,3" + end for _ in range(4)
+    ]
     return {"text": head + kind + "\n@data\n" + "\n".join(rows) + "\n", "raw": 0}
 
 
@@ -613,13 +714,21 @@ def read_series(folder: Path, options: dict[str, Any]) -> None:
 
 def xyz_base(rng: Random) -> dict[str, Any]:
     energy = rng.choice(("energy=-1.5", "-76.4", "a comment"))
-    atoms = [f"{rng.choice('HCNO')} {rng.uniform(-1, 1):.2f} {rng.uniform(-1, 1):.2f} {k}" for k in range(3)]
+    atoms = [
+        f"{rng.choice('HCNO')} {rng.uniform(-1, 1):.2f} {rng.uniform(-1, 1):.2f} {k}"
+        for k in range(3)
+    ]
     return {"text": "".join(f"3\n{energy}\n" + "\n".join(atoms) + "\n" for _ in range(2)), "raw": 0}
 
 
 def xyz_finish(rng: Random, state: dict[str, Any]) -> Case:
     content = with_damage(rng, mutate.encoded(rng, state["text"]), state["raw"])
-    return Case("xyz", "molecules", {"in.xyz": content}, {"path": "in.xyz", "n_radial": rng.choice((2, 4, 12))})
+    return Case(
+        "xyz",
+        "molecules",
+        {"in.xyz": content},
+        {"path": "in.xyz", "n_radial": rng.choice((2, 4, 12))},
+    )
 
 
 def read_molecules(folder: Path, options: dict[str, Any]) -> None:
@@ -634,15 +743,24 @@ def npz_base(rng: Random) -> dict[str, Any]:
     if rng.random() < 0.4:
         arrays = {"keys": tokens, "y": np.arange(3.0)}
     elif rng.random() < 0.5:
-        arrays = {"X": tokens.reshape(6, 2), "ptr": np.array([0, 2, 3, 6]), "y": np.array(["a", "b", "a"])}
+        arrays = {
+            "X": tokens.reshape(6, 2),
+            "ptr": np.array([0, 2, 3, 6]),
+            "y": np.array(["a", "b", "a"]),
+        }
     else:
-        arrays = {"X": np.array([[8, 0.0, 0, 0], [1, 0.9, 0.1, 0], [6, 0, 1, 0]]), "ptr": np.array([0, 2, 3])}
+        arrays = {
+            "X": np.array([[8, 0.0, 0, 0], [1, 0.9, 0.1, 0], [6, 0, 1, 0]]),
+            "ptr": np.array([0, 2, 3]),
+        }
         arrays["y"] = np.array([1.0, 2.0])
     if rng.random() < 0.3:
         arrays["query"] = np.ones((len(arrays["y"]), arrays.get("X", tokens).shape[-1]))
     if rng.random() < 0.3:
         arrays["split"] = np.arange(len(arrays["y"])) % 2
-    members = {name: [a.dtype.str, "False", str(a.shape), a.tobytes(), 1] for name, a in arrays.items()}
+    members = {
+        name: [a.dtype.str, "False", str(a.shape), a.tobytes(), 1] for name, a in arrays.items()
+    }
     return {"members": members, "raw": 0, "lies": [], "bomb": 0, "options": {}}
 
 
@@ -717,7 +835,11 @@ def zipped(rng: Random, files: list[tuple[str, bytes]], lies: list[int], bomb: i
         packed, method, size, crc = data, 0, len(data), mutate.zlib.crc32(data)
         if bomb and i == 0:
             packer = mutate.zlib.compressobj(9, mutate.zlib.DEFLATED, -15)
-            packed = packer.compress(data) + packer.flush(mutate.zlib.Z_FULL_FLUSH) + mutate.zeros(bomb * 2**20)
+            packed = (
+                packer.compress(data)
+                + packer.flush(mutate.zlib.Z_FULL_FLUSH)
+                + mutate.zeros(bomb * 2**20)
+            )
             method, size = 8, size + bomb * 2**20
         elif rng.random() < 0.4:
             packer = mutate.zlib.compressobj(6, mutate.zlib.DEFLATED, -15)
@@ -736,7 +858,9 @@ def zipped(rng: Random, files: list[tuple[str, bytes]], lies: list[int], bomb: i
                              fields["packed"], fields["size"])  # fmt: skip
         at = fields["at"]
         body += b"PK\3\4" + common + struct.pack("<HH", len(raw), 0) + raw + packed
-        central += b"PK\1\2\x14\0" + common + struct.pack("<HHHHHII", len(raw), 0, 0, 0, 0, 0, at) + raw
+        central += (
+            b"PK\1\2\x14\0" + common + struct.pack("<HHHHHII", len(raw), 0, 0, 0, 0, 0, at) + raw
+        )
     end = struct.pack("<HHHHIIH", 0, 0, len(files), len(files), len(central), len(body), 0)
     return body + central + b"PK\5\6" + end
 
@@ -768,7 +892,10 @@ def babi_mutate(rng: Random, state: dict[str, Any]) -> dict[str, Any]:
                             "tasks/en/qa1_" + "x" * rng.choice((1, 120, 300)) + "_test.txt", mutate.word(rng)))  # fmt: skip  # noqa: E501
         files[where] = files.pop(name)
     elif kind < 0.65:
-        state["odd"] = [*state["odd"], (rng.choice("123456ADSxgLK"), rng.choice(list(files)), mutate.word(rng))]
+        state["odd"] = [
+            *state["odd"],
+            (rng.choice("123456ADSxgLK"), rng.choice(list(files)), mutate.word(rng)),
+        ]
     elif kind < 0.83:
         state["lies"] = [*state["lies"], rng.getrandbits(30)]
     elif kind < 0.84:
@@ -784,7 +911,9 @@ def babi_finish(rng: Random, state: dict[str, Any]) -> Case:
     options = {"task": 1, "newest": rng.choice((0, 1, 40)), "path": "babi." + state["kind"]}
     if state["kind"] == "file":
         options["path"] = "qa1_single_train.txt"
-        return Case("babi", "babi", {options["path"]: with_damage(rng, files[0][1], state["raw"])}, options)
+        return Case(
+            "babi", "babi", {options["path"]: with_damage(rng, files[0][1], state["raw"])}, options
+        )
     if state["kind"] == "zip":
         copies = 12 if state["bomb"] == 150 else 1
         files = [(f"{i}/{n}" if i else n, c) for i in range(copies) for n, c in files]
@@ -799,7 +928,12 @@ def babi_finish(rng: Random, state: dict[str, Any]) -> Case:
                 content = gzip.compress(content, mtime=0)
                 if state["bomb"]:  # a member that is zeros for ever
                     size = state["bomb"] * 2**20
-                    content += b"\x1f\x8b\x08" + bytes(7) + mutate.zeros(size) + struct.pack("<II", 0, size)
+                    content += (
+                        b"\x1f\x8b\x08"
+                        + bytes(7)
+                        + mutate.zeros(size)
+                        + struct.pack("<II", 0, size)
+                    )
             case "bz2":
                 import bz2
 
@@ -825,19 +959,32 @@ def tarred(files: list[tuple[str, bytes]], state: dict[str, Any]) -> bytes:
             blocks += [info.tobuf(kind, "utf-8", "surrogateescape"), data + bytes(-len(data) % 512)]
     for kind, name, target in state["odd"]:
         info = tarfile.TarInfo(name.replace("\0", "")[:90])
-        info.type, info.linkname = kind.encode(), target.replace("\0", "").replace("\ud800", "")[:90]
+        info.type, info.linkname = (
+            kind.encode(),
+            target.replace("\0", "").replace("\ud800", "")[:90],
+        )
         with contextlib.suppress(UnicodeError, ValueError):
             blocks.append(info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape"))
     raw = bytearray(b"".join(blocks) + bytes(1024))
     for seed in state["lies"]:
         liar = Random(seed)
-        heads = [at for at in range(0, len(raw) - 1024, 512) if raw[at + 257 : at + 262] == b"ustar"]
+        heads = [
+            at for at in range(0, len(raw) - 1024, 512) if raw[at + 257 : at + 262] == b"ustar"
+        ]
         if heads:
             at = liar.choice(heads)
             field_at, size = liar.choice(((0, 100), (100, 8), (108, 8), (124, 12), (136, 12), (156, 1), (157, 100),
                                           (257, 8), (329, 8), (345, 155), (386, 12), (482, 1), (483, 12)))  # fmt: skip
             new = liar.choice(
-                (b"77777777777", b"-1", b"\x80" + b"\xff" * 11, b"\xff" * 12, b"0", b"zzz", liar.randbytes(4))
+                (
+                    b"77777777777",
+                    b"-1",
+                    b"\x80" + b"\xff" * 11,
+                    b"\xff" * 12,
+                    b"0",
+                    b"zzz",
+                    liar.randbytes(4),
+                )
             )
             raw[at + field_at : at + field_at + size] = new[:size].ljust(size, b"\0")
             raw[at + 148 : at + 156] = b" " * 8
@@ -870,10 +1017,15 @@ def checkpoint_base(rng: Random) -> dict[str, Any]:
         for name, shape in rng.choice(FAMILIES).items():
             content = values.normal(size=shape).astype(np.float16 if code == "<u2" else code)
             arrays[name.format(layer)] = [dtype, list(shape), content.tobytes()]
-    config = {"model_type": rng.choice(("bert", "gpt2", "gemma", "openai-gpt")), "num_attention_heads": 2}
+    config = {
+        "model_type": rng.choice(("bert", "gpt2", "gemma", "openai-gpt")),
+        "num_attention_heads": 2,
+    }
     if rng.random() < 0.2:
         config = {"text_config": config}
-    index = {"weight_map": dict.fromkeys(arrays, "model.safetensors")} if rng.random() < 0.2 else None
+    index = (
+        {"weight_map": dict.fromkeys(arrays, "model.safetensors")} if rng.random() < 0.2 else None
+    )
     return {"arrays": arrays, "lies": [], "raw": 0, "config": config, "index": index}
 
 
@@ -901,7 +1053,9 @@ def checkpoint_finish(rng: Random, state: dict[str, Any]) -> Case:
     files = {"model.safetensors": with_damage(rng, container(parts), state["raw"])}
     files["config.json"] = mutate.text_of(state["config"]).encode("utf-8", "surrogatepass")
     if state["index"] is not None:
-        files["model.safetensors.index.json"] = mutate.text_of(state["index"]).encode("utf-8", "surrogatepass")
+        files["model.safetensors.index.json"] = mutate.text_of(state["index"]).encode(
+            "utf-8", "surrogatepass"
+        )
     more = ["--json"] if rng.random() < 0.9 else []
     more += ["--heads", rng.choice(("1", "2", "0", "999999999"))] if rng.random() < 0.2 else []
     more += ["--no-fold-norm"] if rng.random() < 0.2 else []
@@ -927,7 +1081,13 @@ def interrupted() -> dict[str, bytes]:
     keys = [s.tokens.tolist() for s in sets]
 
     def parquet(last: float) -> bytes:
-        table = pa.table({"keys": [*keys[:-1], [[last, 0.0]]], "query": sets.query.tolist(), "id": list(range(6))})
+        table = pa.table(
+            {
+                "keys": [*keys[:-1], [[last, 0.0]]],
+                "query": sets.query.tolist(),
+                "id": list(range(6)),
+            }
+        )
         sink = io.BytesIO()
         pq.write_table(table, sink, row_group_size=2)
         return sink.getvalue()
@@ -938,7 +1098,10 @@ def interrupted() -> dict[str, bytes]:
         bad = parquet(math.nan)
         put(folder, {**good, "in.parquet": bad})
         with contextlib.suppress(SystemExit), contextlib.redirect_stderr(io.StringIO()):
-            command("predict", *(str(folder / name) for name in ("m.keyhole", "in.parquet", "out.parquet")))
+            command(
+                "predict",
+                *(str(folder / name) for name in ("m.keyhole", "in.parquet", "out.parquet")),
+            )
         parts = folder / "out.parquet.parts"
         found = {f"out.parquet.parts/{f.name}": f.read_bytes() for f in sorted(parts.iterdir())}
         # the note remembers the size of the input
@@ -951,7 +1114,12 @@ def interrupted() -> dict[str, bytes]:
 
 def job_base(rng: Random) -> dict[str, Any]:
     files = interrupted()
-    return {"files": files, "job": json.loads(files["out.parquet.parts/job.json"]), "raw": 0, "gone": False}
+    return {
+        "files": files,
+        "job": json.loads(files["out.parquet.parts/job.json"]),
+        "raw": 0,
+        "gone": False,
+    }
 
 
 def job_mutate(rng: Random, state: dict[str, Any]) -> dict[str, Any]:
@@ -968,13 +1136,22 @@ def job_mutate(rng: Random, state: dict[str, Any]) -> dict[str, Any]:
     elif kind < 0.75:
         files[held] = with_damage(rng, files.get(held, b""), 1)
     elif kind < 0.85:
-        other = wild_values(rng, rng.choice((pa.float64(), pa.float32(), pa.list_(pa.int8()), pa.string())), 2)
+        other = wild_values(
+            rng, rng.choice((pa.float64(), pa.float32(), pa.list_(pa.int8()), pa.string())), 2
+        )
         with contextlib.suppress(pa.ArrowException):
             sink = io.BytesIO()
             pq.write_table(pa.table({rng.choice(("prediction", "x")): other}), sink)
             files[part] = sink.getvalue()
     else:
-        odd = ("part-x.parquet", "part-.parquet", "part-1e3.parquet", "part-٣.parquet", "joined.draft", "mine.txt")
+        odd = (
+            "part-x.parquet",
+            "part-.parquet",
+            "part-1e3.parquet",
+            "part-٣.parquet",
+            "joined.draft",
+            "mine.txt",
+        )
         files[parts + rng.choice(odd)] = files.get(held, b"")
     state["files"] = files
     return state
@@ -982,7 +1159,9 @@ def job_mutate(rng: Random, state: dict[str, Any]) -> dict[str, Any]:
 
 def job_finish(rng: Random, state: dict[str, Any]) -> Case:
     files, note = dict(state["files"]), "out.parquet.parts/job.json"
-    files[note] = with_damage(rng, mutate.text_of(state["job"]).encode("utf-8", "surrogatepass"), state["raw"])
+    files[note] = with_damage(
+        rng, mutate.text_of(state["job"]).encode("utf-8", "surrogatepass"), state["raw"]
+    )
     if state["gone"]:
         del files[note]
     more = rng.choice(([], [], [], ["--id", "id"], ["--overwrite"]))
@@ -997,7 +1176,9 @@ def read_predict(folder: Path, options: dict[str, Any]) -> None:
         values = np.asarray(table["prediction"])
         assert len(values) >= 1, "no predictions"
         assert np.isfinite(values).all(), f"predictions {values[:5]}"
-        assert len(values) == options.get("rows", len(values)), f"{len(values)} predictions of {options['rows']} sets"
+        assert len(values) == options.get("rows", len(values)), (
+            f"{len(values)} predictions of {options['rows']} sets"
+        )
 
 
 # ---------------------------------------------------------------- the store
@@ -1018,7 +1199,9 @@ def stored() -> bytes:
     try:
         with contextlib.redirect_stderr(io.StringIO()):
             read_reproduce(folder, {})
-        with contextlib.closing(sqlite3.connect(folder / "cells.sqlite", isolation_level=None)) as db:
+        with contextlib.closing(
+            sqlite3.connect(folder / "cells.sqlite", isolation_level=None)
+        ) as db:
             db.execute("UPDATE timings SET seconds = 0.5, worker = ''")
             db.execute("PRAGMA journal_mode = DELETE")
             db.execute("VACUUM")
@@ -1067,7 +1250,10 @@ def store_mutate(rng: Random, state: dict[str, Any]) -> dict[str, Any]:
                 if kind < 0.75:
                     count, offset = rng.choice((1, 3, 99)), rng.randrange(9)
                     chosen = f"SELECT rowid FROM results LIMIT {count} OFFSET {offset}"
-                    db.execute(f"UPDATE results SET result = ? WHERE rowid IN ({chosen})", (rng.choice(RESULTS),))
+                    db.execute(
+                        f"UPDATE results SET result = ? WHERE rowid IN ({chosen})",
+                        (rng.choice(RESULTS),),
+                    )
                 else:
                     db.executescript(rng.choice(STATEMENTS))
                 state["db"] = db.serialize()
@@ -1080,9 +1266,13 @@ def store_finish(rng: Random, state: dict[str, Any]) -> Case:
     files = {"cells.sqlite": with_damage(rng, state["db"], state["raw"])}
     if state["beside"] is not None:
         kind, seed = state["beside"]
-        files["cells.sqlite" + kind] = with_damage(Random(seed), files["cells.sqlite"][: 3 * 4096], 3)
+        files["cells.sqlite" + kind] = with_damage(
+            Random(seed), files["cells.sqlite"][: 3 * 4096], 3
+        )
     kind = rng.random()
-    return Case("store", "reproduce" if kind < 0.003 else "section" if kind < 0.03 else "store", files)
+    return Case(
+        "store", "reproduce" if kind < 0.003 else "section" if kind < 0.03 else "store", files
+    )
 
 
 def read_store(folder: Path, options: dict[str, Any]) -> None:
@@ -1095,7 +1285,9 @@ def read_store(folder: Path, options: dict[str, Any]) -> None:
     with after_reading():
         for values in (*found.values(), *again.values()):
             assert isinstance(values, dict), f"a result is {values!r:.60}"
-            assert all(isinstance(v, (int, float)) and math.isfinite(v) for v in values.values()), f"{values!r:.80}"
+            assert all(isinstance(v, (int, float)) and math.isfinite(v) for v in values.values()), (
+                f"{values!r:.80}"
+            )
         assert set(again) == set(cells()), "a cell that was put is not there"
         export(found, folder / "tables")
 
@@ -1134,7 +1326,11 @@ def setting_mutate(rng: Random, state: dict[str, Any]) -> dict[str, Any]:
     name, _, value = chosen[at].partition("=")
     kind = rng.random()
     if kind < 0.4:
-        number = str(rng.choice((0, 1, 2, 3, 5, 17, 64, 1000, 10**5, 10**7, 10**11, 10**13, 0.5, -1, "1e3", "2.0")))
+        number = str(
+            rng.choice(
+                (0, 1, 2, 3, 5, 17, 64, 1000, 10**5, 10**7, 10**11, 10**13, 0.5, -1, "1e3", "2.0")
+            )
+        )
         chosen[at] = f"{name}={rng.choice((number, number + ',' + number, value + ',' + number))}"
     elif kind < 0.6:
         chosen[at] = f"{rng.choice(setting_names())}={value}"
@@ -1155,7 +1351,9 @@ def setting_names() -> list[str]:
 
 
 def setting_finish(rng: Random, state: dict[str, Any]) -> Case:
-    return Case("--set", "settings", {}, {**state, "preset": rng.choice(("quick", "quick", "full"))})
+    return Case(
+        "--set", "settings", {}, {**state, "preset": rng.choice(("quick", "quick", "full"))}
+    )
 
 
 def read_settings(folder: Path, options: dict[str, Any]) -> None:
@@ -1171,20 +1369,44 @@ ATOMS = ("corr", "token", "query", "rotated(0.5)", "rotated(1, 3)", "2", "0.5", 
 
 def target_base(rng: Random) -> dict[str, Any]:
     def product() -> str:
-        atoms = [rng.choice(ATOMS) + rng.choice(("", "", "^2", "^3")) for _ in range(rng.choice((1, 2, 3)))]
+        atoms = [
+            rng.choice(ATOMS) + rng.choice(("", "", "^2", "^3"))
+            for _ in range(rng.choice((1, 2, 3)))
+        ]
         return " * ".join(atoms)
 
-    return {"text": rng.choice((" + ", " - ")).join(product() for _ in range(rng.choice((1, 1, 2)))), "raw": 0}
+    return {
+        "text": rng.choice((" + ", " - ")).join(product() for _ in range(rng.choice((1, 1, 2)))),
+        "raw": 0,
+    }
 
 
 def target_mutate(rng: Random, state: dict[str, Any]) -> dict[str, Any]:
     state = dict(state)
     if rng.random() < 0.5:
-        pieces = ("(", ")", "^", "^64", "^12", "*", "+", "-", "/", "/0", "/3", "1e308", ",", *ATOMS, "rotated(1e300)")
+        pieces = (
+            "(",
+            ")",
+            "^",
+            "^64",
+            "^12",
+            "*",
+            "+",
+            "-",
+            "/",
+            "/0",
+            "/3",
+            "1e308",
+            ",",
+            *ATOMS,
+            "rotated(1e300)",
+        )
         at = rng.randrange(len(state["text"]) + 1)
         state["text"] = state["text"][:at] + rng.choice(pieces) + state["text"][at:]
     elif rng.random() < 0.1:
-        state["text"] = rng.choice(("(", "-", "((corr+token+query+1)^12)*", "rotated(0.1)+")) * rng.choice((5, 60, 400))
+        state["text"] = rng.choice(
+            ("(", "-", "((corr+token+query+1)^12)*", "rotated(0.1)+")
+        ) * rng.choice((5, 60, 400))
     else:
         state["text"] = mutate.retype(rng, state["text"], " *+-^()")
     return state
@@ -1193,7 +1415,10 @@ def target_mutate(rng: Random, state: dict[str, Any]) -> dict[str, Any]:
 def target_finish(rng: Random, state: dict[str, Any]) -> Case:
     dim = rng.choice((1, 2, 3, 8, 64))
     if rng.random() < 0.004:
-        more = {"dim": min(dim, 8), "samples": rng.choice(("10", "1e9", "10,x", "0", mutate.word(rng)))}
+        more = {
+            "dim": min(dim, 8),
+            "samples": rng.choice(("10", "1e9", "10,x", "0", mutate.word(rng))),
+        }
         return Case("--target", "theory", {}, {"text": state["text"], **more})
     return Case("--target", "target", {}, {"text": state["text"], "dim": dim})
 
@@ -1201,11 +1426,19 @@ def target_finish(rng: Random, state: dict[str, Any]) -> Case:
 def read_target(folder: Path, options: dict[str, Any]) -> None:
     found = parse_target(options["text"], options["dim"])
     with after_reading():
-        assert len(found.text) > 1000 or parse_target(found.text, options["dim"]).target == found.target, found.text
+        assert (
+            len(found.text) > 1000
+            or parse_target(found.text, options["dim"]).target == found.target
+        ), found.text
 
 
 def read_theory(folder: Path, options: dict[str, Any]) -> None:
-    command("theory", f"--target={options['text']}", f"--dim={options['dim']}", f"--samples={options['samples']}")
+    command(
+        "theory",
+        f"--target={options['text']}",
+        f"--dim={options['dim']}",
+        f"--samples={options['samples']}",
+    )
 
 
 # ---------------------------------------------------------------- all of them

@@ -229,7 +229,7 @@ class Fitted:
         settings = {**draw.PLAIN, "seed": 0, name: value}
         match name:
             case "heads":
-                name, value = "law", draw.head_distribution(settings)
+                name, value = "heads", draw.head_distribution(settings)
             case "alpha":
                 value = draw.alpha_of(settings)
             case "n_heads":

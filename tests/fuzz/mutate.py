@@ -10,7 +10,25 @@ from functools import cache
 from random import Random
 from typing import Any
 
-INTEGERS = (0, 1, 2, 7, 8, 127, 128, 255, 256, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63 - 1)
+INTEGERS = (
+    0,
+    1,
+    2,
+    7,
+    8,
+    127,
+    128,
+    255,
+    256,
+    2**15,
+    2**16 - 1,
+    2**31 - 1,
+    2**31,
+    2**32 - 1,
+    2**40,
+    2**62,
+    2**63 - 1,
+)
 WORDS = (
     "", " ", "0", "-1", "1e308", "1e999", "-0", "nan", "NaN", "inf", "-Infinity", "9" * 400, "0x10", "1_000", "١٢", "²",
     "null", "true", "keys", "query", "y", "set", "None", "..", "../outside/precious", "/etc/passwd", "a,b", "a\nb",
@@ -45,7 +63,9 @@ def damage(rng: Random, data: bytes) -> bytes:
             size = rng.choice((4, 8))
             at -= at % 4
             old = int.from_bytes(raw[at : at + size], "little")
-            new = (old + rng.choice((-1, 1, 8, -8, old, 1 << rng.randrange(8 * size)))) % 2 ** (8 * size)
+            new = (old + rng.choice((-1, 1, 8, -8, old, 1 << rng.randrange(8 * size)))) % 2 ** (
+                8 * size
+            )
             raw[at : at + size] = new.to_bytes(size, "little")
         case 5:
             raw[at:at] = rng.randbytes(rng.choice((1, 2, 4, 8, 64)))
@@ -68,7 +88,9 @@ def _place(rng: Random, size: int) -> int:
 
 
 def _integer(rng: Random) -> int:
-    return rng.choice((rng.choice(INTEGERS), -rng.choice(INTEGERS), rng.getrandbits(rng.choice((8, 16, 32, 63)))))
+    return rng.choice(
+        (rng.choice(INTEGERS), -rng.choice(INTEGERS), rng.getrandbits(rng.choice((8, 16, 32, 63))))
+    )
 
 
 def word(rng: Random) -> str:
@@ -77,7 +99,8 @@ def word(rng: Random) -> str:
         return str(rng.choice(NUMBERS))
     if rng.random() < 0.2:
         return "".join(
-            chr(rng.choice((rng.randrange(32, 127), rng.randrange(0x500)))) for _ in range(rng.randint(1, 9))
+            chr(rng.choice((rng.randrange(32, 127), rng.randrange(0x500))))
+            for _ in range(rng.randint(1, 9))
         )
     return rng.choice(WORDS)
 
@@ -86,7 +109,11 @@ def retype(rng: Random, text: str, marks: str) -> str:
     """One change of some text: a line, a cell between ``marks``, a character."""
     at, kind = rng.randrange(len(text) + 1), rng.randrange(12)
     if kind == 0:
-        return (text[:at] + rng.choice((word(rng), rng.choice(marks) * rng.choice((1, 300)))) + text[at:])[:60_000]
+        return (
+            text[:at]
+            + rng.choice((word(rng), rng.choice(marks) * rng.choice((1, 300))))
+            + text[at:]
+        )[:60_000]
     if kind == 1:
         return text[:at] + text[at + rng.choice((1, 2, 20)) :]
     lines = text.split("\n")
@@ -157,7 +184,13 @@ def twist(rng: Random, value: Any) -> Any:
 
 
 def _holders(value: Any) -> Any:
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, item in list(items):
         yield value, key
         yield from _holders(item)
@@ -180,7 +213,17 @@ def _near(rng: Random, old: Any) -> Any:
     if isinstance(old, bool):
         return not old
     if isinstance(old, (int, float)):
-        return rng.choice((old + 1, old - 1, -old, old * 2, old * 10**6, float(old) if old < 1e300 else old, str(old)))
+        return rng.choice(
+            (
+                old + 1,
+                old - 1,
+                -old,
+                old * 2,
+                old * 10**6,
+                float(old) if old < 1e300 else old,
+                str(old),
+            )
+        )
     if isinstance(old, str):
         return rng.choice((old + "x", old[:-1], old.upper(), old * 2, word(rng)))
     return _odd(rng, old)
@@ -188,7 +231,9 @@ def _near(rng: Random, old: Any) -> Any:
 
 def text_of(value: Any) -> str:
     """JSON text of a value; where it says so, nested deeper than any reader goes."""
-    return json.dumps(value, separators=(",", ":")).replace(f'"{DEEP}"', "[" * 20_000 + "]" * 20_000)
+    return json.dumps(value, separators=(",", ":")).replace(
+        f'"{DEEP}"', "[" * 20_000 + "]" * 20_000
+    )
 
 
 @cache

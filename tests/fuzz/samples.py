@@ -311,7 +311,7 @@ def make_estimator(settings: dict[str, Any]) -> Any:
     """The estimator of some settings, not fitted."""
     parameters: dict[str, Any] = {
         "n_heads": n_heads_of(settings),
-        "law": head_distribution(settings),
+        "heads": head_distribution(settings),
         "activation": settings["activation"],
         "random_state": settings["seed"] % 1000,
         "scaling": settings["scaling"],
@@ -353,7 +353,7 @@ def choices_of(model: Any) -> dict[str, Any]:
     return {
         "scaling": model.tokens_.scaling,
         "query": model.tokens_.query,
-        "heads": repr(model.law_),
+        "heads": repr(model.heads_),
         "n_heads": model.n_heads_,
     }
 

@@ -12,7 +12,11 @@ def test_corpus_and_fresh_cases_are_read_or_refused_in_words(seed, tmp_path):
     # in a process of its own: shapes are checked while testing, and a user has no such checks
     arguments = ["--corpus", "--cases", str(FRESH), "--seed", str(seed), "--out", str(tmp_path)]
     done = subprocess.run(
-        [sys.executable, str(ATTACK), *arguments], capture_output=True, text=True, timeout=400, check=False
+        [sys.executable, str(ATTACK), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

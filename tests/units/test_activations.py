@@ -21,9 +21,13 @@ SIGMA = {
 
 
 def test_names_are_checked():
-    with pytest.raises(ValueError, match=r"`activation` must be one of 'relu', 'linear'.*: got 'tanh'"):
+    with pytest.raises(
+        ValueError, match=r"`activation` must be one of 'relu', 'linear'.*: got 'tanh'"
+    ):
         activations.check_activation("tanh")
-    with pytest.raises(ValueError, match=r"one score at a time here: got 'softmax'.*no closed form.*finite heads"):
+    with pytest.raises(
+        ValueError, match=r"one score at a time here: got 'softmax'.*no closed form.*finite heads"
+    ):
         gaussian_moment("softmax", 0.0, 0.0, 1.0, 1.0, 0.0)
     assert activations.check_activation("softmax") == "softmax"
 
@@ -51,7 +55,9 @@ def test_smooth_moments_agree_with_quadrature(name, rng):
 
 def test_around_zero_the_relu_moment_is_the_arc_cosine(rng):
     rho = np.concatenate([rng.uniform(-0.99, 1, 50), [0.0, 1.0]])
-    np.testing.assert_allclose(gaussian_moment("relu", 0, 0, 1, 1, rho), arc_cosine(rho), rtol=1e-12)
+    np.testing.assert_allclose(
+        gaussian_moment("relu", 0, 0, 1, 1, rho), arc_cosine(rho), rtol=1e-12
+    )
     np.testing.assert_allclose(
         gaussian_moment("step", 0, 0, 1, 1, rho), 0.25 + np.arcsin(rho) / (2 * np.pi), rtol=1e-12
     )
@@ -61,7 +67,9 @@ def test_perfect_correlation_has_its_own_closed_form(rng):
     h, k = np.sort(rng.normal(size=(2, 30)) * 2, axis=0)[::-1]
     mass = np.array([float(mpmath.ncdf(x)) for x in k])
     density = np.exp(-k * k / 2) / np.sqrt(2 * np.pi)
-    np.testing.assert_allclose(gaussian_moment("relu", h, k, 1, 1, 1), (h * k + 1) * mass + h * density, rtol=1e-9)
+    np.testing.assert_allclose(
+        gaussian_moment("relu", h, k, 1, 1, 1), (h * k + 1) * mass + h * density, rtol=1e-9
+    )
     np.testing.assert_allclose(gaussian_moment("step", h, k, 1, 1, 1), mass, rtol=1e-13)
     # u and −u: both positive only between −h and k
     assert gaussian_moment("relu", -1.0, 0.5, 1, 1, -1) == 0
@@ -72,7 +80,11 @@ def test_perfect_correlation_has_its_own_closed_form(rng):
 
 @pytest.mark.parametrize("name", activations.POINTWISE)
 def test_u_and_v_may_be_exchanged(name, rng):
-    means, stds, rho = rng.normal(size=(2, 40)), rng.uniform(0.1, 2, (2, 40)), rng.uniform(-1, 1, 40)
+    means, stds, rho = (
+        rng.normal(size=(2, 40)),
+        rng.uniform(0.1, 2, (2, 40)),
+        rng.uniform(-1, 1, 40),
+    )
     one = gaussian_moment(name, *means, *stds, rho)
     other = gaussian_moment(name, *means[::-1], *stds[::-1], rho)
     np.testing.assert_allclose(one, other, rtol=1e-11, atol=1e-300)
@@ -82,7 +94,9 @@ def test_u_and_v_may_be_exchanged(name, rng):
 def test_a_zero_deviation_is_a_known_score(name, rng):
     mean = rng.normal(size=20)
     known = SIGMA[name](mean)
-    np.testing.assert_allclose(gaussian_moment(name, mean, mean[::-1], 0, 0, 0.3), known * known[::-1], rtol=4 * EPS)
+    np.testing.assert_allclose(
+        gaussian_moment(name, mean, mean[::-1], 0, 0, 0.3), known * known[::-1], rtol=4 * EPS
+    )
     # one known and one not: the product of σ(mean) and E σ(v)
     single = gaussian_moment(name, mean, 0.7, 0, 1.3, 0.0)
     limit = gaussian_moment(name, mean, 0.7, 1e-9, 1.3, 0.0)
@@ -96,7 +110,9 @@ def test_relu_of_both_signs_adds_up_to_the_covariance(rng):
     total = 0.0
     for s in (1, -1):
         for t in (1, -1):
-            total = total + s * t * gaussian_moment("relu", s * mean_u, t * mean_v, std_u, std_v, s * t * rho)
+            total = total + s * t * gaussian_moment(
+                "relu", s * mean_u, t * mean_v, std_u, std_v, s * t * rho
+            )
     np.testing.assert_allclose(total, mean_u * mean_v + rho * std_u * std_v, rtol=1e-12, atol=1e-13)
 
 
@@ -149,15 +165,22 @@ def test_arcs_are_accurate_to_their_last_digits(rng):
                 angle = mpmath.acos(rho)
                 relu = (mpmath.sin(angle) + (mpmath.pi - angle) * rho) / (2 * mpmath.pi)
                 step = (mpmath.pi - angle) / (2 * mpmath.pi)
-                for ours, exact in ((relu_arc(float(rho), gap), relu), (step_arc(float(rho), gap), step)):
+                for ours, exact in (
+                    (relu_arc(float(rho), gap), relu),
+                    (step_arc(float(rho), gap), step),
+                ):
                     assert abs(ours - exact) <= 8 * EPS * abs(exact) + 1e-38
 
 
 def test_normal_parts_are_accurate_in_both_tails(rng):
     from keyhole.attention.compiled_moments import normal_parts
 
-    points = np.concatenate([rng.uniform(-37, 37, 80), rng.normal(size=40), [0.0, -37.0, 39.0, 41.0]])
-    with mpmath.workdps(400):  # at −37 the textbook form of E(h+U)²_+ cancels three hundred digits less than it holds
+    points = np.concatenate(
+        [rng.uniform(-37, 37, 80), rng.normal(size=40), [0.0, -37.0, 39.0, 41.0]]
+    )
+    with mpmath.workdps(
+        400
+    ):  # at −37 the textbook form of E(h+U)²_+ cancels three hundred digits less than it holds
         for h in points:
             x = mpmath.mpf(h)
             density, mass = mpmath.npdf(x), mpmath.erfc(-x / mpmath.sqrt(2)) / 2
@@ -182,6 +205,8 @@ def test_a_known_score_of_zero_is_not_positive():
 def test_vector_exp_agrees_with_libm(rng):
     from keyhole.attention.compiled_moments import EXP_HIGHEST, EXP_LOWEST, vector_exp
 
-    points = np.concatenate([rng.uniform(EXP_LOWEST, EXP_HIGHEST, 300), [EXP_LOWEST, EXP_HIGHEST, 0.0, -0.0, 1e-320]])
+    points = np.concatenate(
+        [rng.uniform(EXP_LOWEST, EXP_HIGHEST, 300), [EXP_LOWEST, EXP_HIGHEST, 0.0, -0.0, 1e-320]]
+    )
     for x in points:
         assert abs(vector_exp(x) / np.exp(x) - 1) <= 2 * EPS

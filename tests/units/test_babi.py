@@ -33,7 +33,15 @@ def test_parts_and_their_names():
 
 def test_plain_bags_and_the_newest():
     made = babi_tokens(
-        TABLE, [np.array([0, 1, 0])], np.array([2]), WORDS, newest=2, order=0.0, shared=0.0, ages=False, empty=False
+        TABLE,
+        [np.array([0, 1, 0])],
+        np.array([2]),
+        WORDS,
+        newest=2,
+        order=0.0,
+        shared=0.0,
+        ages=False,
+        empty=False,
     )
     assert made.sets.tokens.shape == (2, 7 + 3)
     assert made.names[:2] == ("the", "office")

@@ -12,7 +12,10 @@ ALPHAS = np.array([1e-3, 0.1, 10.0])
 
 
 SIZES = [(n, banded.TILE) for n in (1, 2, WIDTH - 1, WIDTH, WIDTH + 1, 3 * WIDTH, 5 * WIDTH + 7)]
-SIZES += [(5 * WIDTH + 7, WIDTH), (5 * WIDTH + 7, WIDTH // 2 + 1)]  # many tiles, for every part of the work
+SIZES += [
+    (5 * WIDTH + 7, WIDTH),
+    (5 * WIDTH + 7, WIDTH // 2 + 1),
+]  # many tiles, for every part of the work
 
 
 @pytest.fixture(params=SIZES)
@@ -44,7 +47,9 @@ def test_threads_change_no_bit(rng, monkeypatch):
         monkeypatch.setenv("OMP_NUM_THREADS", threads)
         sweep = BandedSweep.of(to_band(matrix.copy(order="F"), None), y)
         found.append((sweep.complements(ALPHAS), sweep.form.basis))
-    assert all(np.array_equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
+    assert all(
+        np.array_equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True)
+    )
 
 
 def test_only_the_lower_triangle_is_read(matrix, rng):
@@ -59,7 +64,10 @@ def test_solutions_and_leverages(matrix, rng):
     inverses = [np.linalg.inv(matrix + alpha * np.eye(len(matrix))) for alpha in ALPHAS]
     for i, alpha in enumerate(ALPHAS):
         assert np.allclose(
-            sweep.solve(ALPHAS)[0][i], inverses[i] @ y, rtol=1e-8, atol=1e-8 * np.abs(inverses[i] @ y).max()
+            sweep.solve(ALPHAS)[0][i],
+            inverses[i] @ y,
+            rtol=1e-8,
+            atol=1e-8 * np.abs(inverses[i] @ y).max(),
         )
         assert np.allclose(sweep.complements(ALPHAS)[i], alpha * inverses[i].diagonal(), rtol=1e-9)
 

@@ -40,7 +40,10 @@ def test_a_key_is_of_the_settings_alone():
         ]
     ]
     fixed = {"learner": "fixed", "ridge": 0.1}
-    others += [dataclasses.replace(CELL, **fixed), dataclasses.replace(CELL, **fixed, model="biased", mean=0.5)]
+    others += [
+        dataclasses.replace(CELL, **fixed),
+        dataclasses.replace(CELL, **fixed, model="biased", mean=0.5),
+    ]
     assert len(others) == len(dataclasses.fields(Cell))
     assert len({CELL.key, *(cell.key for cell in others)}) == 1 + len(others)
 
@@ -84,10 +87,16 @@ def test_the_numbers_behind_a_key_do_not_move():
         for cell, values, _ in compute(job)
     }
     for cell, error in PINNED.items():
-        assert found[cell] == pytest.approx(error, rel=1e-3 if cell.learner == "huber" else 1e-6), cell
+        assert found[cell] == pytest.approx(error, rel=1e-3 if cell.learner == "huber" else 1e-6), (
+            cell
+        )
 
 
-CELLS = [Cell("mlp", "token", 3, 2, m, n, 32, 5, seed=0, repetition=0) for m in (None, 4) for n in (8, 16, 32)]
+CELLS = [
+    Cell("mlp", "token", 3, 2, m, n, 32, 5, seed=0, repetition=0)
+    for m in (None, 4)
+    for n in (8, 16, 32)
+]
 
 
 def values_of(cell):
@@ -103,7 +112,9 @@ def test_results_come_back_to_the_last_bit(tmp_path):
         assert len(keys) == len(CELLS)
         assert store.keys(last) == (last, [])
     with Store(tmp_path / "cells.sqlite") as store:
-        assert store.get([*CELLS, Cell("mlp", "token", 3, 2, 5, 8, 8, 5, 0, 0)]) == {c: values_of(c) for c in CELLS}
+        assert store.get([*CELLS, Cell("mlp", "token", 3, 2, 5, 8, 8, 5, 0, 0)]) == {
+            c: values_of(c) for c in CELLS
+        }
 
 
 def test_exports_are_the_same_bytes_in_any_order(tmp_path):
@@ -135,7 +146,9 @@ with Store(Path(sys.argv[1])) as store:
 
 def test_processes_share_a_file(tmp_path):
     path = tmp_path / "cells.sqlite"
-    writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(path), str(i)]) for i in range(3)]
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, str(path), str(i)]) for i in range(3)
+    ]
     assert [writer.wait(timeout=120) for writer in writers] == [0, 0, 0]
     cells = [Cell("mlp", "token", 3, 2, None, n, 64, 5, 0, 0) for n in range(2, 52)]
     with Store(path) as store:
@@ -175,5 +188,8 @@ def test_a_store_from_elsewhere_is_refused_in_words(change, tmp_path):
         store.put(CELLS[0], {"error": 0.5}, seconds=0.1)
     with closing(sqlite3.connect(path)) as db:
         db.executescript(change)
-    with pytest.raises(ValueError, match=r"must be a store of cells.*Move it away"), Store(path) as store:
+    with (
+        pytest.raises(ValueError, match=r"must be a store of cells.*Move it away"),
+        Store(path) as store,
+    ):
         store.get([CELLS[0]])

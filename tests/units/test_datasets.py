@@ -52,7 +52,9 @@ def babi(tmp_path):
     for folder in ("en", "en-10k"):
         for task in (1, 10):
             for part in ("train", "test"):
-                files[f"tasks/{folder}/qa{task}_facts_{part}.txt"] = STORY if part == "train" else STORY[:120] + "\n"
+                files[f"tasks/{folder}/qa{task}_facts_{part}.txt"] = (
+                    STORY if part == "train" else STORY[:120] + "\n"
+                )
     files["tasks/en/qa1_facts_test.txt"] = "1 Mary went home.\n2 Where is Mary?\thome\t1\n"
     with tarfile.open(tmp_path / "babi.tar.gz", "w:gz") as archive:
         for name, text in files.items():
@@ -128,7 +130,9 @@ def test_molecules_from_xyz_and_npz_agree(tmp_path):
     assert data.sets.counts.tolist() == [3, 2]
     assert data.names[:3] == ("H", "C", "O")
     assert data.sets.dim == len(data.names) == 3 * 6
-    X = np.array([[8, 0, 0, 0], [1, 0.76, 0.59, 0], [1, -0.76, 0.59, 0], [6, 0, 0, 0], [8, 1.2, 0, 0]])
+    X = np.array(
+        [[8, 0, 0, 0], [1, 0.76, 0.59, 0], [1, -0.76, 0.59, 0], [6, 0, 0, 0], [8, 1.2, 0, 0]]
+    )
     np.savez(tmp_path / "two.npz", X=X, ptr=[0, 3, 5], y=[-1.5, 7.25])
     same = load_molecules(tmp_path / "two.npz", n_radial=5)
     assert np.array_equal(same.sets.sets.tokens, data.sets.sets.tokens)
@@ -204,7 +208,11 @@ def test_series(tmp_path):
     assert data.sets[0].tokens.tolist() == [[1, 4, 0], [2, 5, 0.5], [3, 6, 1]]
     assert data.sets[1].tokens.tolist() == [[7, 9, 0]]  # the step with a gap is left out
     assert load_uea(tmp_path / "Tiny_TRAIN.ts", time=False).sets.dim == 2
-    regression = SERIES.replace("@classLabel true a b", "@targetLabel true").replace(":a", ":0.5").replace(":b", ":2")
+    regression = (
+        SERIES.replace("@classLabel true a b", "@targetLabel true")
+        .replace(":a", ":0.5")
+        .replace(":b", ":2")
+    )
     (tmp_path / "r.ts").write_text(regression)
     assert load_data(str(tmp_path / "r.ts")).target.tolist() == [0.5, 2.0]
 
@@ -231,9 +239,13 @@ def test_series_errors(text, words, tmp_path):
 def test_load_data_by_name_or_suffix(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert len(load_data("digits")) == 1797
-    with pytest.raises(FileNotFoundError, match="'nothing' is neither a file nor data that comes with keyhole"):
+    with pytest.raises(
+        FileNotFoundError, match="'nothing' is neither a file nor data that comes with keyhole"
+    ):
         load_data("nothing")
-    with pytest.raises(ValueError, match="only tables have columns to choose: 'digits' takes no keys"):
+    with pytest.raises(
+        ValueError, match="only tables have columns to choose: 'digits' takes no keys"
+    ):
         load_data("digits", keys="a")
     (tmp_path / "a.xlsx").write_text("")
     with pytest.raises(ValueError, match="read by its suffix"):
@@ -244,11 +256,15 @@ def test_load_data_by_name_or_suffix(tmp_path, monkeypatch):
 def test_broken_files_give_a_message(kind, babi, rng):
     """Cut anywhere or with bytes changed: data, or an error with words."""
     (babi / "m.xyz").write_text(WATER)
-    np.savez(babi / "m.npz", X=np.array([[8, 0, 0, 0.0], [1, 1, 0, 0]]), ptr=[0, 1, 2], y=[1.0, 2.0])
+    np.savez(
+        babi / "m.npz", X=np.array([[8, 0, 0, 0.0], [1, 1, 0, 0]]), ptr=[0, 1, 2], y=[1.0, 2.0]
+    )
     (babi / "b.csv").write_text(BAGS)
     (babi / "s.ts").write_text(SERIES)
     path = babi / kind
-    loader = {"babi": load_babi, "m": load_molecules, "b": load_bags, "s": load_uea}[kind.partition(".")[0]]
+    loader = {"babi": load_babi, "m": load_molecules, "b": load_bags, "s": load_uea}[
+        kind.partition(".")[0]
+    ]
     whole = path.read_bytes()
     for _ in range(60):
         broken = bytearray(whole)
@@ -294,13 +310,23 @@ def test_archives_are_limited_in_what_they_hold_together(tmp_path, monkeypatch):
     tar_of(tmp_path / "a.tar.gz", [member(name, b"a" * 150) for name in names])
     tar_of(tmp_path / "a.tar.bz2", [member(name, b"a" * 150) for name in names], "w:bz2")
     for path in ("folder", "a.zip", "a.tar.gz", "a.tar.bz2"):
-        with pytest.raises(ValueError, match=r"may have 1,000 bytes together: .* has 1,050 with '[46]\.txt'"):
+        with pytest.raises(
+            ValueError, match=r"may have 1,000 bytes together: .* has 1,050 with '[46]\.txt'"
+        ):
             archives.read_texts(tmp_path / path, lambda name: True)
-        assert len(archives.read_texts(tmp_path / path, lambda name: name < "3")) == 5  # 0, 1, 10, 11, 2
+        assert (
+            len(archives.read_texts(tmp_path / path, lambda name: name < "3")) == 5
+        )  # 0, 1, 10, 11, 2
     unwanted = tar_of(tmp_path / "b.tar.gz", [member("big", b"a" * 150_000), member("1.txt", b"a")])
     many = tar_of(tmp_path / "c.tar.gz", [member(f"{i}") for i in range(60)])
-    long_name = tar_of(tmp_path / "d.tar.gz", [member("x", b"a" * 5000, type=tarfile.GNUTYPE_LONGNAME)])
-    for path, words in ((unwanted, "100,000 bytes"), (many, "50 members"), (long_name, "1,000 bytes")):
+    long_name = tar_of(
+        tmp_path / "d.tar.gz", [member("x", b"a" * 5000, type=tarfile.GNUTYPE_LONGNAME)]
+    )
+    for path, words in (
+        (unwanted, "100,000 bytes"),
+        (many, "50 members"),
+        (long_name, "1,000 bytes"),
+    ):
         with pytest.raises(ValueError, match=words):
             archives.read_texts(path, lambda name: name.endswith(".txt"))
 

@@ -25,7 +25,9 @@ def first_sign(bags):
 def test_no_settings_is_every_setting_automatic(bags):
     y = np.abs(bags.tokens[bags.offsets[:-1], 0])
     model = kh.AttentionRegressor(random_state=0).fit(bags, y)
-    named = kh.AttentionRegressor("auto", None, scaling="auto", query="auto", random_state=0).fit(bags, y)
+    named = kh.AttentionRegressor("auto", None, scaling="auto", query="auto", random_state=0).fit(
+        bags, y
+    )
     np.testing.assert_array_equal(model.predict(bags), named.predict(bags))
     assert model.n_heads_ == math.inf
     assert model.solver_ == "kernel"
@@ -35,33 +37,50 @@ def test_no_settings_is_every_setting_automatic(bags):
 def test_a_query_that_points_at_keys_makes_the_law_lean_on_the_identity(seed):
     sets = kh.targets.sphere_sets(120, n_keys=3, dim=6, seed=seed)
     y = np.exp(6 * np.einsum("nd,nkd->nk", sets.query, sets.tokens.reshape(120, 3, 6))).mean(axis=1)
-    assert kh.AttentionRegressor(random_state=0).fit(sets, y).law_.mean > 0
+    assert kh.AttentionRegressor(random_state=0).fit(sets, y).heads_.mean > 0
     noise = np.random.default_rng(seed).normal(size=120)
-    model = kh.AttentionRegressor(random_state=0, law=kh.GaussianHeads()).fit(sets, noise)
-    assert model.law_ == kh.GaussianHeads(), "a law that was named is kept"
+    model = kh.AttentionRegressor(random_state=0, heads=kh.GaussianHeads()).fit(sets, noise)
+    assert model.heads_ == kh.GaussianHeads(), "a head distribution that was named is kept"
 
 
 def test_what_all_samples_chose_by_is_not_fitted_again(bags, monkeypatch):
     counted = []
     fit_layer = inputs.fit_layer
-    monkeypatch.setattr(inputs, "fit_layer", lambda *a, **k: counted.append(len(a[0])) or fit_layer(*a, **k))
-    model = kh.AttentionClassifier(math.inf, kh.GaussianHeads(), random_state=0).fit(bags, first_sign(bags))
+    monkeypatch.setattr(
+        inputs, "fit_layer", lambda *a, **k: counted.append(len(a[0])) or fit_layer(*a, **k)
+    )
+    model = kh.AttentionClassifier(math.inf, kh.GaussianHeads(), random_state=0).fit(
+        bags, first_sign(bags)
+    )
     assert counted == [60] * len(model.scaling_errors_) == [60] * 4
 
 
 def test_drafts_are_coarse_and_a_fit_that_is_kept_is_not(bags, monkeypatch):
     drafts = []
     fit_layer = inputs.fit_layer
-    monkeypatch.setattr(inputs, "fit_layer", lambda *a, **k: drafts.append(k.get("draft")) or fit_layer(*a, **k))
+    monkeypatch.setattr(
+        inputs, "fit_layer", lambda *a, **k: drafts.append(k.get("draft")) or fit_layer(*a, **k)
+    )
     y = first_sign(bags)
-    assert len(kh.AttentionClassifier(math.inf, kh.GaussianHeads(), random_state=0).fit(bags, y).alphas_) == N_ALPHAS
+    assert (
+        len(
+            kh.AttentionClassifier(math.inf, kh.GaussianHeads(), random_state=0)
+            .fit(bags, y)
+            .alphas_
+        )
+        == N_ALPHAS
+    )
     assert drafts == [False] * 4
-    assert len(kh.AttentionClassifier(100, kh.GaussianHeads(), random_state=0).fit(bags, y).alphas_) == N_ALPHAS
+    assert (
+        len(kh.AttentionClassifier(100, kh.GaussianHeads(), random_state=0).fit(bags, y).alphas_)
+        == N_ALPHAS
+    )
     assert drafts[4:] == [True] * 4 + [None]
 
 
 @pytest.mark.parametrize(
-    ("n", "n_keys", "dim", "kernel"), [(80, 5, 166, True), (2000, 40, 17, False), (50_000, 5, 10, False)]
+    ("n", "n_keys", "dim", "kernel"),
+    [(80, 5, 166, True), (2000, 40, 17, False), (50_000, 5, 10, False)],
 )
 def test_the_kernel_is_taken_where_it_is_predicted_to_be_cheaper(n, n_keys, dim, kernel):
     sizes = n, n * n_keys, dim
@@ -70,16 +89,21 @@ def test_the_kernel_is_taken_where_it_is_predicted_to_be_cheaper(n, n_keys, dim,
 
 
 @pytest.mark.parametrize(
-    "options", [{"activation": "softmax"}, {"law": kh.QueryKeyHeads(2)}, {"solver": "cg", "alpha": 1.0}]
+    "options",
+    [{"activation": "softmax"}, {"heads": kh.QueryKeyHeads(2)}, {"solver": "cg", "alpha": 1.0}],
 )
 def test_heads_are_finite_where_there_is_no_kernel(bags, options):
-    model = kh.AttentionRegressor(random_state=0, scaling="standard", **options).fit(bags, bags.lengths.astype(float))
+    model = kh.AttentionRegressor(random_state=0, scaling="standard", **options).fit(
+        bags, bags.lengths.astype(float)
+    )
     assert model.n_heads_ == AUTO_HEADS
 
 
 def test_heads_are_fewer_where_a_fit_would_take_long():
     """Sizes of the ratings of examples/movielens.py: 512 heads would take half an hour of one core."""
-    tokens, query = (np.broadcast_to(np.zeros(d), (n, d)) for n, d in ((77_000 * 43, 23), (77_000, 22)))  # no memory
+    tokens, query = (
+        np.broadcast_to(np.zeros(d), (n, d)) for n, d in ((77_000 * 43, 23), (77_000, 22))
+    )  # no memory
     many = kh.SetBatch._from_flat(tokens, np.arange(0, 77_000 * 43 + 1, 43), query)
     options = {"activation": "softmax", "solver": "auto", "device": None}
     heads = cheaper_heads(many, None, "auto", options)
@@ -98,7 +122,10 @@ def test_batches_without_settings_settle_on_the_first_samples_and_tell(bags, mon
     for rows in np.split(np.arange(60), 6):
         parts.partial_fit(bags[rows], y[rows], classes=["down", "up"])
     assert parts.n_heads_ == whole.n_heads_ == 10
-    assert (parts.tokens_.scaling, parts.tokens_.query) == (whole.tokens_.scaling, whole.tokens_.query)
+    assert (parts.tokens_.scaling, parts.tokens_.query) == (
+        whole.tokens_.scaling,
+        whole.tokens_.query,
+    )
     assert parts.scaling_errors_ == whole.scaling_errors_ != {}
     settled = parts.tokens_.scaling, parts.tokens_.query
     parts.partial_fit(bags[:30], y[:30])
@@ -110,18 +137,26 @@ def test_batches_without_settings_settle_on_the_first_samples_and_tell(bags, mon
 def test_few_samples_choose_nothing(rng):
     sets = kh.SetBatch(rng.normal(size=(1, 3, 2)))
     model = kh.AttentionRegressor(alpha=1.0).fit(sets, [1.0])
-    assert (model.tokens_.scaling, model.tokens_.query, model.scaling_errors_) == ("none", "given", {})
+    assert (model.tokens_.scaling, model.tokens_.query, model.scaling_errors_) == (
+        "none",
+        "given",
+        {},
+    )
 
 
 def test_a_long_fit_says_so_beforehand(bags, monkeypatch):
     monkeypatch.setattr(inputs, "LONG_FIT", 0.0)
-    with pytest.warns(UserWarning, match=r"this fit will take about \d+ s: the exact kernel .* 60 samples"):
-        kh.AttentionRegressor(math.inf, kh.GaussianHeads(), scaling="none", query="given").fit(bags, bags.lengths)
+    with pytest.warns(
+        UserWarning, match=r"this fit will take about \d+ s: the exact kernel .* 60 samples"
+    ):
+        kh.AttentionRegressor(math.inf, kh.GaussianHeads(), scaling="none", query="given").fit(
+            bags, bags.lengths
+        )
 
 
 def test_the_command_line_has_no_defaults_of_its_own():
     parameters = inspect.signature(fit_command).parameters
-    for name in ("heads", "law", "alpha", "activation", "pooling", "scaling", "make_query"):
+    for name in ("heads", "heads", "alpha", "activation", "pooling", "scaling", "make_query"):
         assert parameters[name].default is None
 
 
@@ -131,11 +166,18 @@ def test_where_units_differ_tokens_are_standardised_unless_that_is_worse_beyond_
 ) -> None:
     """Years beside stars: the drafts of other scalings may win by luck, and then hear the years alone."""
     keys, query = rng.uniform(0, 5, (60, 4, 3)), rng.uniform(0, 5, (60, 3))
-    (keys if where == "keys" else query)[..., 0] = 2000 + rng.normal(size=(60, 4) if where == "keys" else 60)
+    (keys if where == "keys" else query)[..., 0] = 2000 + rng.normal(
+        size=(60, 4) if where == "keys" else 60
+    )
     y = keys[:, :, 1].mean(axis=1)
-    monkeypatch.setattr("keyhole.estimators.inputs.improvement", lambda *_: (0.0, 1.0))  # no doubt is ever removed
-    options = {"n_heads": 8, "law": kh.GaussianHeads(), "random_state": 0}
-    assert kh.AttentionRegressor(**options).fit(kh.SetBatch(keys, query), y).tokens_.scaling == "standard"
+    monkeypatch.setattr(
+        "keyhole.estimators.inputs.improvement", lambda *_: (0.0, 1.0)
+    )  # no doubt is ever removed
+    options = {"n_heads": 8, "heads": kh.GaussianHeads(), "random_state": 0}
+    assert (
+        kh.AttentionRegressor(**options).fit(kh.SetBatch(keys, query), y).tokens_.scaling
+        == "standard"
+    )
     keys[..., 0], query[..., 0] = keys[..., 0] % 5, query[..., 0] % 5
     model = kh.AttentionRegressor(**options).fit(kh.SetBatch(keys, query), y)
     assert model.tokens_.scaling == min(model.scaling_errors_, key=model.scaling_errors_.get)[0]
@@ -143,17 +185,23 @@ def test_where_units_differ_tokens_are_standardised_unless_that_is_worse_beyond_
 
 def test_softmax_heads_that_differ_in_what_they_compare(rng):
     """Four columns name the key that is asked for and four are noise: one multiple of the identity suits neither."""
-    kind, asked, value = rng.integers(0, 4, (240, 5)), rng.integers(0, 4, 240), rng.normal(size=(240, 5, 1))
+    kind, asked, value = (
+        rng.integers(0, 4, (240, 5)),
+        rng.integers(0, 4, 240),
+        rng.normal(size=(240, 5, 1)),
+    )
     kind[:, 0] = asked
     keys = np.concatenate([np.eye(4)[kind], rng.normal(size=(240, 5, 4)), value], axis=2)
-    sets = kh.SetBatch(keys, query=np.concatenate([np.eye(4)[asked], rng.normal(size=(240, 4))], axis=1))
+    sets = kh.SetBatch(
+        keys, query=np.concatenate([np.eye(4)[asked], rng.normal(size=(240, 4))], axis=1)
+    )
     y = np.ma.array(value[..., 0], mask=kind != asked[:, None]).mean(axis=1).data
     errors = {}
-    for law in (None, kh.GaussianHeads(), kh.GaussianHeads(3.0)):
-        model = kh.AttentionRegressor(64, law, activation="softmax", scaling="none", random_state=0).fit(
-            sets[:160], y[:160]
-        )
-        errors[repr(model.law_)] = np.mean(np.square(model.predict(sets[160:]) - y[160:]))
+    for distribution in (None, kh.GaussianHeads(), kh.GaussianHeads(3.0)):
+        model = kh.AttentionRegressor(
+            64, distribution, activation="softmax", scaling="none", random_state=0
+        ).fit(sets[:160], y[:160])
+        errors[repr(model.heads_)] = np.mean(np.square(model.predict(sets[160:]) - y[160:]))
     chosen, *others = errors
     assert chosen == "GaussianHeads(mean=(0.3, 20.0), scale=0.1)"
     assert errors[chosen] < 0.8 * min(errors[other] for other in others)
@@ -182,7 +230,7 @@ def test_softmax_heads_that_differ_in_what_they_compare(rng):
     ],
 )  # fmt: skip
 def test_laws_without_settings(made, defaults):
-    """What a law is unless told is a promise: a change belongs into CHANGELOG."""
-    law = made()
-    assert {name: getattr(law, name) for name in defaults} == defaults
+    """What a head distribution is unless told is a promise: a change belongs into CHANGELOG."""
+    distribution = made()
+    assert {name: getattr(distribution, name) for name in defaults} == defaults
     assert set(inspect.signature(made).parameters) == set(defaults)

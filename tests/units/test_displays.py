@@ -37,13 +37,15 @@ def test_importance_is_the_error_of_refits_on_permuted_samples(grouped, rng):
     keys = [rng.standard_normal((int(rng.integers(2, 5)), 3)) for _ in range(24)]
     keys += keys[:2]  # copies
     sets = kh.SetBatch(
-        keys, np.tile(rng.standard_normal((13, 2)), (2, 1)), rng.standard_normal((13, 1)).repeat(2, axis=0)
+        keys,
+        np.tile(rng.standard_normal((13, 2)), (2, 1)),
+        rng.standard_normal((13, 1)).repeat(2, axis=0),
     )
     y = np.array([k[:, 0].max() for k in keys])
     groups = np.arange(26) // 2 if grouped else None
-    model = kh.AttentionRegressor(5, alpha=0.1, random_state=0, query="given", scaling="standard").fit(
-        sets, y, groups=groups
-    )
+    model = kh.AttentionRegressor(
+        5, alpha=0.1, random_state=0, query="given", scaling="standard"
+    ).fit(sets, y, groups=groups)
     found = model.coordinate_importance(n_repeats=2)
     assert found.names == ("key 0", "key 1", "key 2", "query 0", "query 1", "extra 0")
     assert np.isnan(found.within[3:]).all()
@@ -56,6 +58,8 @@ def test_importance_is_the_error_of_refits_on_permuted_samples(grouped, rng):
     unit = groups if grouped else first_occurrences(ready, y[:, None])
     for i, loss in zip(rows, model._left_out_losses(changed), strict=True):
         rest = np.flatnonzero(unit != unit[i])
-        fit = fit_layer(ready[rest], y[rest, None], model.heads_, np.array([0.1]))
+        fit = fit_layer(ready[rest], y[rest, None], model.drawn_heads_, np.array([0.1]))
         new = kh.SetBatch([keys[i][:, ::-1]], sets.query[i : i + 1], sets.extras[i : i + 1])
-        assert loss == pytest.approx(float((y[i] - fit.layer.predict(model.tokens_.apply(new))[0, 0]) ** 2), rel=1e-7)
+        assert loss == pytest.approx(
+            float((y[i] - fit.layer.predict(model.tokens_.apply(new))[0, 0]) ** 2), rel=1e-7
+        )

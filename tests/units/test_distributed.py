@@ -22,7 +22,9 @@ pytestmark = pytest.mark.filterwarnings("default")
 
 SETS = kh.targets.sphere_sets(240, n_keys=4, dim=3, seed=0)
 Y = kh.targets.TokenPower(2, 3)(SETS) + 0.1 * np.random.default_rng(0).standard_normal(240)
-MODEL = kh.AttentionRegressor(8, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given")
+MODEL = kh.AttentionRegressor(
+    8, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
+)
 
 
 def same(a, b, relative=1e-9):
@@ -50,7 +52,12 @@ def cluster():
 @pytest.fixture(scope="module")
 def here():
     """Threads of this process: the same code without the cost of starting processes."""
-    options = {"n_workers": 1, "threads_per_worker": 2, "processes": False, "dashboard_address": "127.0.0.1:0"}
+    options = {
+        "n_workers": 1,
+        "threads_per_worker": 2,
+        "processes": False,
+        "dashboard_address": "127.0.0.1:0",
+    }
     with distributed.LocalCluster(**options) as made, distributed.Client(made) as client:
         yield client
 
@@ -96,20 +103,31 @@ def test_every_kind_of_collection(here):
     pandas = pytest.importorskip("pandas")
     whole = clone(MODEL).fit(SETS, Y)
     pieces = [(SETS[i : i + 60], Y[i : i + 60]) for i in range(0, 240, 60)]
-    frame = pandas.DataFrame({"keys": [s.tokens.tolist() for s in SETS], "query": SETS.query.tolist(), "y": Y})
+    frame = pandas.DataFrame(
+        {"keys": [s.tokens.tolist() for s in SETS], "query": SETS.query.tolist(), "y": Y}
+    )
     with dask.config.set({"dataframe.convert-string": False}):
         table = frames.from_pandas(frame, npartitions=3)
-        collections = [pieces, [pieces[:1], pieces[1:]], bag.from_sequence(pieces, npartitions=2), table]
+        collections = [
+            pieces,
+            [pieces[:1], pieces[1:]],
+            bag.from_sequence(pieces, npartitions=2),
+            table,
+        ]
         for data in collections:
             model = fit_dask(clone(MODEL), data, here, selection="gcv")
             assert model.selection_ == "gcv"
-            at_that_penalty = fit_dask(clone(MODEL).set_params(alpha=whole.alpha_), data, here, selection="gcv")
+            at_that_penalty = fit_dask(
+                clone(MODEL).set_params(alpha=whole.alpha_), data, here, selection="gcv"
+            )
             same(at_that_penalty.predict(SETS), whole.predict(SETS))
 
 
 def test_a_classifier_finds_its_classes(here, path):
     label = np.where(np.median(Y) < Y, "high", "low")
-    model = kh.AttentionClassifier(8, random_state=0, alpha=0.1, law=kh.GaussianHeads(), scaling="none", query="given")
+    model = kh.AttentionClassifier(
+        8, random_state=0, alpha=0.1, heads=kh.GaussianHeads(), scaling="none", query="given"
+    )
     whole = clone(model).fit(SETS, label)
     pieces = [(SETS[i : i + 60], label[i : i + 60]) for i in range(0, 240, 60)]
     fitted = fit_dask(clone(model), pieces, here)
@@ -147,8 +165,24 @@ def test_a_scheduler_and_a_worker_from_the_command_line(path, tmp_path):
     # the worker runs elsewhere, and must find the package that is being tested
     place = {**os.environ, "PYTHONPATH": str(Path(kh.__file__).parents[1])}
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": place}
-    scheduler = [*run, "distributed.cli.dask_scheduler", "--port", "0", "--no-dashboard", "--scheduler-file", str(file)]
-    worker = [*run, "distributed.cli.dask_worker", "--scheduler-file", str(file), "--nthreads", "1", "--no-dashboard"]
+    scheduler = [
+        *run,
+        "distributed.cli.dask_scheduler",
+        "--port",
+        "0",
+        "--no-dashboard",
+        "--scheduler-file",
+        str(file),
+    ]
+    worker = [
+        *run,
+        "distributed.cli.dask_worker",
+        "--scheduler-file",
+        str(file),
+        "--nthreads",
+        "1",
+        "--no-dashboard",
+    ]
     processes = []
     try:
         for command in (scheduler, worker):
@@ -165,10 +199,14 @@ def test_a_scheduler_and_a_worker_from_the_command_line(path, tmp_path):
 
 
 def test_queries_of_their_own_kind_and_extras(here, rng, tmp_path):
-    wide = kh.SetBatch(SETS.tokens.reshape(240, 4, 3), rng.normal(size=(240, 5)), 50 + rng.normal(size=(240, 2)))
+    wide = kh.SetBatch(
+        SETS.tokens.reshape(240, 4, 3), rng.normal(size=(240, 5)), 50 + rng.normal(size=(240, 2))
+    )
     y = Y + wide.extras @ [0.3, -0.2]
     write_parquet(tmp_path / "wide.parquet", [(wide, y)], row_group_size=40)
-    model = kh.AttentionRegressor(8, random_state=0, law=kh.GaussianHeads(1.0), scaling="none", alpha=0.1)
+    model = kh.AttentionRegressor(
+        8, random_state=0, heads=kh.GaussianHeads(1.0), scaling="none", alpha=0.1
+    )
     for options in ({}, {"extras_scale": 0.7}):
         dask_fit = fit_dask(clone(model).set_params(**options), tmp_path / "wide.parquet", here)
         batches = clone(model).set_params(**options).fit_batches(tmp_path / "wide.parquet")
@@ -192,7 +230,10 @@ def drifting(rng):
 
 
 def pieces_of(samples, size):
-    return [tuple(part[start : start + size] for part in samples) for start in range(0, len(samples[1]), size)]
+    return [
+        tuple(part[start : start + size] for part in samples)
+        for start in range(0, len(samples[1]), size)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -223,14 +264,18 @@ def test_classes_without_weight_and_partitions_without_samples(here, drifting):
     sets, y, weights = drifting
     labels = np.where(y > np.median(y), "high", "low").astype(object)
     labels[::7] = "unknown"
-    model = kh.AttentionClassifier(6, random_state=0, class_weight={"high": 1.0, "low": 2.0, "unknown": 0.0})
+    model = kh.AttentionClassifier(
+        6, random_state=0, class_weight={"high": 1.0, "low": 2.0, "unknown": 0.0}
+    )
     pieces = pieces_of((sets, labels, weights), 90)
     on_one_machine = clone(model).fit_batches(pieces)
     with_gaps = [[], [], *([piece] for piece in pieces[:3]), [], *pieces[3:], []]
     on_a_cluster = fit_dask(clone(model), with_gaps, here)
     assert on_a_cluster.n_samples_seen_ == 1300
     assert on_a_cluster.scaling_errors_ == on_one_machine.scaling_errors_
-    np.testing.assert_allclose(on_a_cluster.predict_proba(sets), on_one_machine.predict_proba(sets), atol=1e-6)
+    np.testing.assert_allclose(
+        on_a_cluster.predict_proba(sets), on_one_machine.predict_proba(sets), atol=1e-6
+    )
 
 
 def test_what_cannot_be_fitted_leaves_the_model_as_it_was(here, monkeypatch):

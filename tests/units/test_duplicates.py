@@ -37,17 +37,22 @@ def test_multiplicity_of_a_key_counts(rng):
 
 
 def test_colliding_hashes_are_told_apart(rng, monkeypatch):
-    monkeypatch.setattr("keyhole.data.arrays.hash_rows", lambda rows: np.zeros(len(rows), dtype=np.uint64))
+    monkeypatch.setattr(
+        "keyhole.data.arrays.hash_rows", lambda rows: np.zeros(len(rows), dtype=np.uint64)
+    )
     keys = rng.normal(size=(6, 2, 3))
     keys[4] = keys[1]
     assert first_occurrences(SetBatch(keys), np.zeros((6, 1))).tolist() == [0, 1, 2, 3, 1, 5]
 
 
 def test_colliding_hashes_hide_no_label_query_or_length(rng, monkeypatch):
-    monkeypatch.setattr("keyhole.data.arrays.hash_rows", lambda rows: np.zeros(len(rows), dtype=np.uint64))
+    monkeypatch.setattr(
+        "keyhole.data.arrays.hash_rows", lambda rows: np.zeros(len(rows), dtype=np.uint64)
+    )
     keys = rng.normal(size=(2, 3))
     sets = SetBatch(
-        [keys, keys, keys, keys[:1], keys], np.array([[0.0] * 3, [0.0] * 3, [1.0] * 3, [0.0] * 3, [0.0] * 3])
+        [keys, keys, keys, keys[:1], keys],
+        np.array([[0.0] * 3, [0.0] * 3, [1.0] * 3, [0.0] * 3, [0.0] * 3]),
     )
     labels = np.array([[0.0], [1.0], [0.0], [0.0], [0.0]])
     assert first_occurrences(sets, labels).tolist() == [0, 1, 2, 3, 0]
@@ -80,7 +85,9 @@ def test_duplicates_in_two_groups_are_two_samples(rng):
 
 
 def test_samples_are_drawn_alike_in_any_order(rng):
-    sets = SetBatch(rng.normal(size=(300, 3, 2))[rng.integers(0, 60, 300)], rng.normal(size=(300, 2)).round())
+    sets = SetBatch(
+        rng.normal(size=(300, 3, 2))[rng.integers(0, 60, 300)], rng.normal(size=(300, 2)).round()
+    )
     y, groups = rng.normal(size=(300, 1)), rng.integers(0, 9, 300)
     order = rng.permutation(300)
     for grouped in (None, groups):
@@ -94,12 +101,17 @@ def test_samples_are_drawn_alike_in_any_order(rng):
     members = SetGroups(sets, np.full(100, 3))
     swapped = rng.permutation(100)
     expected = sample_order(members, y[:100], 0)
-    np.testing.assert_array_equal(swapped[sample_order(members[swapped], y[:100][swapped], 0)], expected)
+    np.testing.assert_array_equal(
+        swapped[sample_order(members[swapped], y[:100][swapped], 0)], expected
+    )
 
 
 def test_every_seed_draws_a_fair_part_of_its_own(rng):
     """Each of 400 samples, of ten sets, is among the first hundred of 400 orders about a hundred times."""
-    sets, y = SetBatch(np.repeat(rng.normal(size=(10, 2, 2)), 40, axis=0)), rng.normal(size=(400, 1))
+    sets, y = (
+        SetBatch(np.repeat(rng.normal(size=(10, 2, 2)), 40, axis=0)),
+        rng.normal(size=(400, 1)),
+    )
     hashes = distinct_hashes(sets, y)
     assert len(np.unique(hashes)) == 400
     drawn = np.zeros(400)
@@ -112,7 +124,11 @@ def test_every_seed_draws_a_fair_part_of_its_own(rng):
 
 
 def test_hashes_tell_samples_apart_and_fill_their_range(rng):
-    keys, query, labels = rng.normal(size=(50, 3, 2)), rng.normal(size=(50, 2)), rng.normal(size=(50, 2))
+    keys, query, labels = (
+        rng.normal(size=(50, 3, 2)),
+        rng.normal(size=(50, 2)),
+        rng.normal(size=(50, 2)),
+    )
     swapped = keys.copy()
     swapped[:, :, [0, 1]] = keys[:, :, [1, 0]]
     every = [

@@ -36,7 +36,7 @@ def test_leave_one_out_is_n_refits(n_heads, route, fit_intercept, weighted, sets
         alpha=0.3,
         fit_intercept=fit_intercept,
         random_state=0,
-        law=kh.GaussianHeads(),
+        heads=kh.GaussianHeads(),
         scaling="none",
         query="given",
     )
@@ -58,7 +58,7 @@ def test_finite_heads_are_ridge_on_their_features(n_heads, sets, y):
     features = kh.AttentionFeatures(n_heads, random_state=7).fit_transform(sets)
     ridge = Ridge(alpha=0.2).fit(features, y)
     model = kh.AttentionRegressor(
-        n_heads, alpha=0.2, random_state=7, law=kh.GaussianHeads(), scaling="none", query="given"
+        n_heads, alpha=0.2, random_state=7, heads=kh.GaussianHeads(), scaling="none", query="given"
     ).fit(sets, y)
     np.testing.assert_allclose(model.predict(sets), ridge.predict(features), atol=1e-8)
     np.testing.assert_allclose(model.values_.ravel(), ridge.coef_, atol=1e-8)
@@ -67,23 +67,31 @@ def test_finite_heads_are_ridge_on_their_features(n_heads, sets, y):
 
 
 def test_an_integer_random_state_names_the_heads(sets, y):
-    law = kh.GaussianHeads(mean=0.5)
-    model = kh.AttentionRegressor(5, law=law, alpha=1.0, random_state=11, scaling="none", query="given").fit(sets, y)
-    heads = law.sample(5, 3, 11)
-    np.testing.assert_array_equal(model.heads_.block(0, 5), heads)
+    distribution = kh.GaussianHeads(mean=0.5)
+    model = kh.AttentionRegressor(
+        5, heads=distribution, alpha=1.0, random_state=11, scaling="none", query="given"
+    ).fit(sets, y)
+    heads = distribution.sample(5, 3, 11)
+    np.testing.assert_array_equal(model.drawn_heads_.block(0, 5), heads)
     phi = kh.attention_features(sets, heads)
-    np.testing.assert_allclose(phi @ model.values_.ravel() + model.intercept_, model.predict(sets), atol=1e-12)
+    np.testing.assert_allclose(
+        phi @ model.values_.ravel() + model.intercept_, model.predict(sets), atol=1e-12
+    )
 
 
 def test_other_random_states_draw_a_seed(sets, y):
     first, second = (
-        kh.AttentionRegressor(5, law=kh.GaussianHeads(), scaling="none", query="given").fit(sets, y).predict(sets)
+        kh.AttentionRegressor(5, heads=kh.GaussianHeads(), scaling="none", query="given")
+        .fit(sets, y)
+        .predict(sets)
         for _ in range(2)
     )
     assert not np.array_equal(first, second)
     for make in (np.random.RandomState, np.random.default_rng):
         first, second = (
-            kh.AttentionRegressor(5, random_state=make(3), law=kh.GaussianHeads(), scaling="none", query="given")
+            kh.AttentionRegressor(
+                5, random_state=make(3), heads=kh.GaussianHeads(), scaling="none", query="given"
+            )
             .fit(sets, y)
             .predict(sets)
             for _ in range(2)
@@ -95,25 +103,34 @@ def test_other_random_states_draw_a_seed(sets, y):
 def test_several_outputs_are_fitted_together(n_heads, route, sets, y):
     both = np.column_stack([y, -2 * y + 1])
     model = kh.AttentionRegressor(
-        n_heads, alpha=0.1, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"
+        n_heads, alpha=0.1, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
     )
     expected = model.fit(sets, y).predict(sets)
     together = model.fit(sets, both)
     assert together.predict(sets).shape == (40, 2)
     assert together.loo_predictions_.shape == (40, 2)
     assert together.intercept_.shape == (2,)
-    np.testing.assert_allclose(together.predict(sets), np.column_stack([expected, -2 * expected + 1]), atol=1e-8)
+    np.testing.assert_allclose(
+        together.predict(sets), np.column_stack([expected, -2 * expected + 1]), atol=1e-8
+    )
 
 
 @pytest.mark.parametrize(("n_heads", "route"), ROUTES)
 def test_a_sequence_is_chosen_from_by_leave_one_out(n_heads, route, sets, y):
     grid = [10.0, 0.1, 1e-3]
     model = kh.AttentionRegressor(
-        n_heads, alpha=grid, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"
+        n_heads, alpha=grid, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
     ).fit(sets, y)
     np.testing.assert_array_equal(model.alphas_, grid)
     alone = [
-        kh.AttentionRegressor(n_heads, alpha=a, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given")
+        kh.AttentionRegressor(
+            n_heads,
+            alpha=a,
+            random_state=0,
+            heads=kh.GaussianHeads(),
+            scaling="none",
+            query="given",
+        )
         .fit(sets, y)
         .loo_error_
         for a in grid
@@ -125,7 +142,9 @@ def test_a_sequence_is_chosen_from_by_leave_one_out(n_heads, route, sets, y):
 
 @pytest.mark.parametrize(("n_heads", "route"), ROUTES)
 def test_a_small_memory_budget_changes_nothing(n_heads, route, sets, y):
-    model = kh.AttentionRegressor(n_heads, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given")
+    model = kh.AttentionRegressor(
+        n_heads, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
+    )
     expected = model.fit(sets, y).predict(sets)
     alpha = model.alpha_
     with config_context(working_memory=0.002):  # two kilobytes: a few rows at a time
@@ -137,7 +156,9 @@ def test_a_small_memory_budget_changes_nothing(n_heads, route, sets, y):
 def test_copies_weights_and_zeros_agree(n_heads, route, sets, y):
     counts = np.arange(40) % 3
     rows = np.repeat(np.arange(40), counts)
-    model = kh.AttentionRegressor(n_heads, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given")
+    model = kh.AttentionRegressor(
+        n_heads, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
+    )
     weighted = model.fit(sets, y, sample_weight=counts).predict(sets)
     left_out = model.loo_predictions_
     repeated = model.fit(sets[rows], y[rows]).predict(sets)
@@ -148,10 +169,16 @@ def test_copies_weights_and_zeros_agree(n_heads, route, sets, y):
 
 def test_float32_features_are_close_to_float64(sets, y):
     exact = kh.AttentionRegressor(
-        30, alpha=0.1, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"
+        30, alpha=0.1, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
     ).fit(sets, y)
     single = kh.AttentionRegressor(
-        30, alpha=0.1, random_state=0, dtype="float32", law=kh.GaussianHeads(), scaling="none", query="given"
+        30,
+        alpha=0.1,
+        random_state=0,
+        dtype="float32",
+        heads=kh.GaussianHeads(),
+        scaling="none",
+        query="given",
     ).fit(sets, y)
     assert single.predict(sets).dtype == np.float64
     np.testing.assert_allclose(single.predict(sets), exact.predict(sets), atol=1e-4)
@@ -159,13 +186,22 @@ def test_float32_features_are_close_to_float64(sets, y):
 
 def test_many_heads_approach_infinitely_many(sets, y):
     limit = (
-        kh.AttentionRegressor(math.inf, alpha=1.0, law=kh.GaussianHeads(), scaling="none", query="given")
+        kh.AttentionRegressor(
+            math.inf, alpha=1.0, heads=kh.GaussianHeads(), scaling="none", query="given"
+        )
         .fit(sets, y)
         .predict(sets)
     )
     far, near = (
         np.abs(
-            kh.AttentionRegressor(m, alpha=1.0, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given")
+            kh.AttentionRegressor(
+                m,
+                alpha=1.0,
+                random_state=0,
+                heads=kh.GaussianHeads(),
+                scaling="none",
+                query="given",
+            )
             .fit(sets, y)
             .predict(sets)
             - limit
@@ -178,7 +214,12 @@ def test_many_heads_approach_infinitely_many(sets, y):
 @pytest.mark.parametrize("activation", ["relu", "softmax", "linear", "square", "step", "exp"])
 def test_every_activation_can_be_fitted(activation, sets, y):
     model = kh.AttentionRegressor(
-        20, law=kh.GaussianHeads(scale=0.2), activation=activation, random_state=0, scaling="none", query="given"
+        20,
+        heads=kh.GaussianHeads(scale=0.2),
+        activation=activation,
+        random_state=0,
+        scaling="none",
+        query="given",
     )
     assert np.isfinite(model.fit(sets, y).predict(sets)).all()
 
@@ -189,15 +230,17 @@ def test_labels_may_be_words_and_many(rng):
     which = rng.integers(7, size=210)
     keys = [centres[c] + rng.normal(size=(rng.integers(1, 5), 4)) for c in which]
     X = kh.SetBatch(keys)
-    model = kh.AttentionClassifier(100, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given").fit(
-        X[:140], words[which[:140]]
-    )
+    model = kh.AttentionClassifier(
+        100, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
+    ).fit(X[:140], words[which[:140]])
     assert list(model.classes_) == sorted(set(words[which[:140]]))
     assert model.decision_function(X).shape == (210, len(model.classes_))
     assert model.score(X[140:], words[which[140:]]) > 0.7
     probabilities = model.predict_proba(X[140:])
     np.testing.assert_allclose(probabilities.sum(axis=1), 1.0)
-    np.testing.assert_array_equal(model.classes_[probabilities.argmax(axis=1)], model.predict(X[140:]))
+    np.testing.assert_array_equal(
+        model.classes_[probabilities.argmax(axis=1)], model.predict(X[140:])
+    )
 
 
 def test_probabilities_are_calibrated_on_the_left_out(seed):
@@ -205,12 +248,14 @@ def test_probabilities_are_calibrated_on_the_left_out(seed):
     score = 6 * kh.targets.TokenPower(1, 3)(sets)
     rng = np.random.default_rng(seed)
     label = (rng.uniform(size=700) < 1 / (1 + np.exp(-score))).astype(int)
-    model = kh.AttentionClassifier(60, random_state=seed, law=kh.GaussianHeads(), scaling="none", query="given").fit(
-        sets[:350], label[:350]
-    )
+    model = kh.AttentionClassifier(
+        60, random_state=seed, heads=kh.GaussianHeads(), scaling="none", query="given"
+    ).fit(sets[:350], label[:350])
     test, truth = sets[350:], label[350:]
     held_out = log_loss(truth, model.predict_proba(test))
-    assert held_out < log_loss(truth, np.full(350, label[:350].mean())) - 0.05, "better than knowing nothing"
+    assert held_out < log_loss(truth, np.full(350, label[:350].mean())) - 0.05, (
+        "better than knowing nothing"
+    )
     # no temperature does much better on data it was not fitted to
     decision = model.decision_function(test)
     best = min(log_loss(truth, 1 / (1 + np.exp(-c * decision))) for c in np.geomspace(0.05, 50, 60))
@@ -220,18 +265,22 @@ def test_probabilities_are_calibrated_on_the_left_out(seed):
 
 
 def test_fitted_heads_are_a_draw_not_an_array(sets, y):
-    model = kh.AttentionRegressor(6, random_state=1, law=kh.GaussianHeads(), scaling="none", query="given").fit(sets, y)
-    assert isinstance(model.heads_, HeadDraw)
-    kernel = kh.AttentionRegressor(math.inf, law=kh.GaussianHeads(), scaling="none", query="given").fit(sets, y)
+    model = kh.AttentionRegressor(
+        6, random_state=1, heads=kh.GaussianHeads(), scaling="none", query="given"
+    ).fit(sets, y)
+    assert isinstance(model.drawn_heads_, HeadDraw)
+    kernel = kh.AttentionRegressor(
+        math.inf, heads=kh.GaussianHeads(), scaling="none", query="given"
+    ).fit(sets, y)
     assert not hasattr(kernel, "values_")
     assert kernel.dual_coef_.shape == (40,)
 
 
 def test_logarithms_of_probabilities_do_not_underflow(rng):
     sets = kh.SetBatch(rng.normal(size=(30, 2, 3)))
-    model = kh.AttentionClassifier(20, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given").fit(
-        sets, rng.random(30) < 0.5
-    )
+    model = kh.AttentionClassifier(
+        20, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
+    ).fit(sets, rng.random(30) < 0.5)
     model.temperature_ = 1e6
     found = model.predict_log_proba(sets)
     assert np.isfinite(found).all()
@@ -245,10 +294,10 @@ def test_a_classifier_without_penalty_is_calibrated(n_heads):
     y = kh.targets.TokenPower(2, 3)(sets)
     label = y > np.median(y)
     model = kh.AttentionClassifier(
-        n_heads, alpha=0, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"
+        n_heads, alpha=0, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
     ).fit(sets[:40], label[:40])
     near = kh.AttentionClassifier(
-        n_heads, alpha=1e-9, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"
+        n_heads, alpha=1e-9, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
     ).fit(sets[:40], label[:40])
     np.testing.assert_allclose(model.predict_proba(sets), near.predict_proba(sets), atol=1e-2)
     assert np.ptp(model.predict_proba(sets[40:])[:, 1]) > 0.1

@@ -20,10 +20,12 @@ TARGETS = ("corr * token", "token^2 - 0.5 * query", "rotated(0.5) * token")
 
 
 def random_state(rng, k):
-    """Each view and law in turn, few targets, whose spectra are remembered; any sizes, heads, penalty and noise."""
+    """Each view and head distribution in turn, few targets, whose spectra are remembered; any sizes, heads, penalty and noise."""
     return ExploreState(
         view=list(VIEWS)[k % len(VIEWS)],
-        target=TARGETS[0] if k % len(VIEWS) == 5 else str(rng.choice(TARGETS)),  # what can be turned has that form
+        target=TARGETS[0]
+        if k % len(VIEWS) == 5
+        else str(rng.choice(TARGETS)),  # what can be turned has that form
         dim=32,
         n_samples=int(10 ** rng.uniform(1, 3)),
         n_heads=int(10 ** rng.uniform(0, 3)),
@@ -44,11 +46,18 @@ def shown_by(view, answer):
         for row in first.rows:
             found.setdefault(f"{str(row['M']).replace(',', '')} heads", []).append(row["error"])
         return found
-    if view == "law":
-        return {f"c = {c:g}": [series.y[k] for series in first.series] for k, c in enumerate(first.series[0].x)}
+    if view == "heads":
+        return {
+            f"c = {c:g}": [series.y[k] for series in first.series]
+            for k, c in enumerate(first.series[0].x)
+        }
     if view == "rotation":
-        return {f"{s.name}, γ = {x:g}": [y] for s in first.series for x, y in zip(s.x, s.y, strict=True)}
-    charts = [block for block in answer.blocks if isinstance(block, Chart) and block.name != "levels"]
+        return {
+            f"{s.name}, γ = {x:g}": [y] for s in first.series for x, y in zip(s.x, s.y, strict=True)
+        }
+    charts = [
+        block for block in answer.blocks if isinstance(block, Chart) and block.name != "levels"
+    ]
     return {series.name: list(series.y) for chart in charts for series in chart.series}
 
 
@@ -69,7 +78,10 @@ def test_the_lines_give_what_the_page_shows(seed, states):
         assert set(computed) == set(shown), state
         for name, values in computed.items():
             size = len(np.atleast_1d(shown[name]))
-            assert np.array_equal(np.atleast_1d(shown[name]), np.atleast_1d(values)[:size]), (state, name)
+            assert np.array_equal(np.atleast_1d(shown[name]), np.atleast_1d(values)[:size]), (
+                state,
+                name,
+            )
             numbers += size
     assert numbers > 20 * states
 
@@ -103,11 +115,14 @@ def test_the_spectrum_of_a_mean_comes_later_too():
     assert [series.name for series in first.blocks[0].series] == ["zero-mean heads"]
     later = show(state, {})
     assert not later.pending
-    assert [series.name for series in later.blocks[0].series] == ["zero-mean heads", "biased heads, c = 0.41"]
+    assert [series.name for series in later.blocks[0].series] == [
+        "zero-mean heads",
+        "biased heads, c = 0.41",
+    ]
 
 
 @pytest.mark.parametrize("target", ["rotated(0.5)^6", "rotated(0.5)^4 * token"])
-@pytest.mark.parametrize("view", ["curves", "needs", "spectrum", "law"])
+@pytest.mark.parametrize("view", ["curves", "needs", "spectrum", "heads"])
 def test_what_would_take_minutes_is_not_begun(target, view, monkeypatch):
     """Its cost is known before, and the rest of the view is shown."""
 
@@ -149,7 +164,10 @@ def test_the_address_holds_the_state(seed):
         ({"target": "(corr + token + query)^10"}, "must be quick"),
         ({"target": "corr - corr + 3"}, "must vary: 3 has no variance"),
         ({"target": "x" * 2000}, "at most 1000 are read"),
-        ({"target": "1e300 * corr"}, r"must have a variance from 1e-100 to 1e\+100: that of 1e\+300 \* corr is about"),
+        (
+            {"target": "1e300 * corr"},
+            r"must have a variance from 1e-100 to 1e\+100: that of 1e\+300 \* corr is about",
+        ),
         ({"target": "1e-300 * corr"}, "must have a variance"),
         ({"target": "rotated(1e200)"}, "is not finite"),
         ({"target": "1e300 - 1e-300"}, "has no variance"),
@@ -173,7 +191,9 @@ def test_measured_points_are_the_cells_of_reproduce():
     assert grid
     assert grid <= ours
     assert {c.mean for c in cells_of(replace(state, bias=0.5)) if c.model == "biased"} == {0.5}
-    assert {c.mean for c in cells_of(replace(state, view="law")) if c.model == "biased"} == set(MEANS[1:])
+    assert {c.mean for c in cells_of(replace(state, view="heads")) if c.model == "biased"} == set(
+        MEANS[1:]
+    )
     sizes = {n for _, sweep in sweeps(state).values() for n in sweep.x}
     assert sizes == {25, 50, 100, 200, 400, 800}
 
@@ -195,9 +215,16 @@ def test_finished_cells_appear_as_points_with_bars(seed, tmp_path: Path):
     bench.close()
     assert offer["missing"] == offer["cells"] - sum(finished.values())
     shown = {}
-    for name, model in (("attention, ∞ heads", "attention"), ("biased, c = 0.5, ∞ heads", "biased")):
+    for name, model in (
+        ("attention, ∞ heads", "attention"),
+        ("biased, c = 0.5, ∞ heads", "biased"),
+    ):
         points = series[f"{name}, measured"]
-        shown |= {(model, n): (y, h - y) for n, y, h in zip(points.x, points.y, points.high, strict=True) if n == n}
+        shown |= {
+            (model, n): (y, h - y)
+            for n, y, h in zip(points.x, points.y, points.high, strict=True)
+            if n == n
+        }
     assert set(shown) == {own for own, count in finished.items() if count > 1}
     for own, (mean, bar) in shown.items():
         values = np.array(put[own])
@@ -223,7 +250,7 @@ def test_a_theory_that_refuses_is_quoted_and_the_rest_is_shown():
     answer = show(ExploreState(dim=1, target="token"), {})
     assert any("biased" in note for note in answer.notes)
     assert any(series.name.startswith("attention") for series in answer.blocks[0].series)
-    assert show(ExploreState("law", "token", dim=1), {}).blocks == []
+    assert show(ExploreState("heads", "token", dim=1), {}).blocks == []
     assert "corr^q * token" in show(ExploreState("rotation", "query^2"), {}).notes[0]
 
 

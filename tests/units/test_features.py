@@ -28,7 +28,9 @@ SIGMA = {
 
 def draw_batch(rng, lengths, dim, query=True, scale=1.0):
     keys = [scale * rng.normal(size=(k, dim)) / np.sqrt(dim) for k in lengths]
-    return kh.SetBatch(keys, scale * rng.normal(size=(len(keys), dim)) / np.sqrt(dim) if query else None)
+    return kh.SetBatch(
+        keys, scale * rng.normal(size=(len(keys), dim)) / np.sqrt(dim) if query else None
+    )
 
 
 def formula(batch, heads, activation):
@@ -45,7 +47,13 @@ def formula(batch, heads, activation):
             change = weights * (1 + 2 * size.max(axis=1, keepdims=True))
         else:
             weights = SIGMA[activation](scores) / len(keys)
-            slope = {"relu": 1, "linear": 1, "square": 2 * abs(scores), "step": 1, "exp": np.exp(scores)}
+            slope = {
+                "relu": 1,
+                "linear": 1,
+                "square": 2 * abs(scores),
+                "step": 1,
+                "exp": np.exp(scores),
+            }
             change = (abs(SIGMA[activation](scores)) + slope[activation] * size) / len(keys)
         rows.append(np.einsum("mk,ke->me", weights, keys).ravel())
         sizes.append(np.einsum("mk,ke->me", change, abs(keys)).ravel())
@@ -104,7 +112,9 @@ def test_small_integers_are_exact_and_a_score_of_zero_is_not_positive(rng, activ
     )
     assert (scores == 0).any()
     found = attention_features(batch, heads, activation, dtype=dtype)
-    assert np.array_equal(found, formula(batch, heads, activation)[0])  # N = 4 and M = 16 are powers of two
+    assert np.array_equal(
+        found, formula(batch, heads, activation)[0]
+    )  # N = 4 and M = 16 are powers of two
 
 
 def test_the_column_of_coordinate_e_of_head_m_is_m_times_width_plus_e(rng):
@@ -114,7 +124,9 @@ def test_the_column_of_coordinate_e_of_head_m_is_m_times_width_plus_e(rng):
         alone = attention_features(batch, heads[m : m + 1])
         assert np.allclose(whole[:, m] * np.sqrt(5), alone, rtol=1e-14)
     # the last coordinate belongs to the appended one: the mean weight of the keys
-    scores = np.einsum("d,mde,ke->mk", batch[0].extended_query()[0], heads, batch[0].extended_keys())
+    scores = np.einsum(
+        "d,mde,ke->mk", batch[0].extended_query()[0], heads, batch[0].extended_keys()
+    )
     assert np.allclose(whole[0, :, 2], np.maximum(scores, 0).mean(axis=1) / np.sqrt(5))
 
 
@@ -130,7 +142,9 @@ def test_weights_of_keys_are_means_over_the_heads_of_each_mean(rng, activation, 
             each = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
         else:
             each = SIGMA[activation](scores) / len(weights)
-        np.testing.assert_allclose(weights.T, [each[k::3].mean(axis=0) for k in range(3)], rtol=1e-10)
+        np.testing.assert_allclose(
+            weights.T, [each[k::3].mean(axis=0) for k in range(3)], rtol=1e-10
+        )
 
 
 def test_softmax_weights_sum_to_one(rng):
@@ -145,7 +159,9 @@ def test_softmax_is_stable(dtype):
     keys = np.arange(100.0)[:, None]
     batch = kh.SetBatch([keys, keys[::-1]], np.zeros((2, 1)))
     heads = np.array([[[0.0, 0.0], [1000.0, 0.0]], [[0.0, 0.0], [-1000.0, 1e6]]])
-    features = attention_features(batch, heads, "softmax", dtype=dtype).reshape(2, 2, 2) * np.sqrt(2)
+    features = attention_features(batch, heads, "softmax", dtype=dtype).reshape(2, 2, 2) * np.sqrt(
+        2
+    )
     assert np.allclose(features, [[[99, 1], [0, 1]]] * 2, rtol=1e-6)
 
 
@@ -173,16 +189,21 @@ def test_exponentials_underflow_to_zero(dtype):
 
 def test_float32_differs_from_float64_by_its_rounding(rng):
     batch, heads = draw_batch(rng, [16] * 50, 16), GaussianHeads().sample(60, 16, 0)
-    exact, found = attention_features(batch, heads), attention_features(batch, heads, dtype=np.float32)
+    exact, found = (
+        attention_features(batch, heads),
+        attention_features(batch, heads, dtype=np.float32),
+    )
     error = np.linalg.norm(found - exact) / np.linalg.norm(exact)
     assert 1e-9 < error < 1e-6
     assert attention_features(batch.astype("float32"), heads).dtype == np.float64
 
 
 def test_a_draw_gives_the_features_of_its_heads(rng, seed):
-    batch, law = draw_batch(rng, [2, 7], 4), GaussianHeads(1.0)
-    draw = HeadDraw(law, n_heads=40, dim=4, seed=seed)
-    assert np.array_equal(attention_features(batch, draw), attention_features(batch, law.sample(40, 4, seed)))
+    batch, distribution = draw_batch(rng, [2, 7], 4), GaussianHeads(1.0)
+    draw = HeadDraw(distribution, n_heads=40, dim=4, seed=seed)
+    assert np.array_equal(
+        attention_features(batch, draw), attention_features(batch, distribution.sample(40, 4, seed))
+    )
 
 
 def test_no_sets_have_no_features(rng):
@@ -201,7 +222,10 @@ def test_one_huge_set_among_small_ones(rng):
 
 @pytest.mark.parametrize("threads", [1, 2, 7])
 def test_the_number_of_threads_changes_no_bit(rng, monkeypatch, threads):
-    batch, heads = draw_batch(rng, rng.integers(1, 40, size=60), 5), GaussianHeads().sample(200, 5, 0)
+    batch, heads = (
+        draw_batch(rng, rng.integers(1, 40, size=60), 5),
+        GaussianHeads().sample(200, 5, 0),
+    )
     expected = [attention_features(batch, heads), apply_values(batch, heads, np.ones((1200, 1)))]
     monkeypatch.setattr("keyhole.attention.features.thread_count", lambda: threads)
     monkeypatch.setattr("keyhole._array.thread_count", lambda: threads)
@@ -215,7 +239,9 @@ def test_features_may_be_asked_for_from_several_threads_at_once(rng):
     heads = GaussianHeads().sample(50, 4, 0)
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda b: attention_features(b, heads), batches))
-    assert all(np.array_equal(a, attention_features(b, heads)) for a, b in zip(found, batches, strict=True))
+    assert all(
+        np.array_equal(a, attention_features(b, heads)) for a, b in zip(found, batches, strict=True)
+    )
 
 
 # ---- feature_blocks --------------------------------------------------------------------------------------
@@ -235,7 +261,10 @@ def test_blocks_are_columns_of_the_whole(rng, seed, budget):
 
 def test_a_smaller_budget_makes_more_blocks(rng):
     batch, heads = draw_batch(rng, [2] * 100, 3), GaussianHeads().sample(200, 3, 0)
-    sizes = [max(phi.nbytes for _, phi in feature_blocks(batch, heads, memory_budget=b)) for b in (2**14, 2**17, 2**30)]
+    sizes = [
+        max(phi.nbytes for _, phi in feature_blocks(batch, heads, memory_budget=b))
+        for b in (2**14, 2**17, 2**30)
+    ]
     assert sizes[0] <= 2**14
     assert 2**16 < sizes[1] <= 2**17
     assert sizes[2] == 100 * 800 * 8
@@ -247,7 +276,9 @@ def test_blocks_share_a_buffer_only_when_told_to(rng):
     assert len(own) > 2
     assert not np.shares_memory(own[0], own[1])
     assert np.array_equal(np.hstack(own), attention_features(batch, heads))
-    shared = [phi for _, phi in feature_blocks(batch, heads, memory_budget=2**16, reuse_buffer=True)]
+    shared = [
+        phi for _, phi in feature_blocks(batch, heads, memory_budget=2**16, reuse_buffer=True)
+    ]
     assert all(np.shares_memory(shared[0], phi) for phi in shared)
 
 
@@ -278,7 +309,9 @@ def test_applied_values_are_the_product_with_the_features(rng, n_outputs, budget
     unit = 20 * np.finfo(dtype).eps * (abs(features) @ abs(values) + 1e-300)
     assert (abs(found - features @ values) < unit).all()
     cube = values.reshape(n_heads, 7, n_outputs)
-    assert np.array_equal(apply_values(batch, heads, cube, dtype=dtype, memory_budget=budget), found)
+    assert np.array_equal(
+        apply_values(batch, heads, cube, dtype=dtype, memory_budget=budget), found
+    )
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -286,7 +319,9 @@ def test_values_are_applied_under_every_activation(rng, activation):
     batch, values = draw_batch(rng, [1, 40, 7], 3, query=False), rng.normal(size=(12 * 4, 2))
     heads = GaussianHeads().sample(12, 3, 0)
     expected = attention_features(batch, heads, activation) @ values
-    assert np.allclose(apply_values(batch, heads, values, activation), expected, rtol=1e-11, atol=1e-13)
+    assert np.allclose(
+        apply_values(batch, heads, values, activation), expected, rtol=1e-11, atol=1e-13
+    )
 
 
 @pytest.mark.parametrize("n_outputs", [1, 30])
@@ -315,7 +350,9 @@ def test_mlp_features_are_the_formula(rng, seed, query, dtype):
     found = mlp_features(batch, weights, dtype=dtype)
     assert found.dtype == dtype
     expected = np.maximum(flat @ weights.T, 0) / np.sqrt(40)
-    assert abs(found - expected).max() < 8 * np.finfo(dtype).eps * (abs(flat) @ abs(weights.T)).max()
+    assert (
+        abs(found - expected).max() < 8 * np.finfo(dtype).eps * (abs(flat) @ abs(weights.T)).max()
+    )
 
 
 def test_mlp_features_do_not_depend_on_the_budget(rng, monkeypatch):
@@ -373,7 +410,10 @@ def test_arrays_in_the_place_of_a_batch_are_named():
     config.update("jaxtyping_disable", True)
     try:
         for call in (attention_features, feature_blocks, mlp_features):
-            with pytest.raises(TypeError, match=r"`batch` must be a SetBatch: got ndarray. Wrap arrays in kh.SetBatch"):
+            with pytest.raises(
+                TypeError,
+                match=r"`batch` must be a SetBatch: got ndarray. Wrap arrays in kh.SetBatch",
+            ):
                 call(np.ones((4, 2, 3)), HEADS)
     finally:
         config.update("jaxtyping_disable", False)
@@ -383,7 +423,9 @@ def test_integer_and_object_heads_are_numbers():
     expected = attention_features(BATCH, HEADS)
     assert np.array_equal(attention_features(BATCH, HEADS.astype(int)), expected)
     assert np.array_equal(attention_features(BATCH, HEADS.astype(object)), expected)
-    assert np.array_equal(apply_values(BATCH, HEADS, VALUES.astype(int)), apply_values(BATCH, HEADS, VALUES))
+    assert np.array_equal(
+        apply_values(BATCH, HEADS, VALUES.astype(int)), apply_values(BATCH, HEADS, VALUES)
+    )
 
 
 # ---- overflow is never silent ----------------------------------------------------------------------------
@@ -442,7 +484,9 @@ def test_an_infinite_score_may_have_a_finite_feature():
     # the step of a score too large to hold is still 1, and that is the right answer
     batch = kh.SetBatch(np.ones((1, 2, 2)), np.full((1, 2), 1e200))
     heads = 1e200 * np.array([np.ones((3, 3)), -np.ones((3, 3))])
-    assert np.array_equal(attention_features(batch, heads, "step") * np.sqrt(2), [[1, 1, 1, 0, 0, 0]])
+    assert np.array_equal(
+        attention_features(batch, heads, "step") * np.sqrt(2), [[1, 1, 1, 0, 0, 0]]
+    )
 
 
 def test_tokens_that_do_not_fit_float32_are_named():
@@ -450,7 +494,9 @@ def test_tokens_that_do_not_fit_float32_are_named():
         kh.SetBatch(np.full((1, 1, 2), 1e300)),
         kh.SetBatch(np.ones((1, 1, 2)), np.full((1, 2), 1e39)),
     ):
-        with pytest.raises(ValueError, match=r"tokens must fit float32, whose largest number is 3.4e\+38"):
+        with pytest.raises(
+            ValueError, match=r"tokens must fit float32, whose largest number is 3.4e\+38"
+        ):
             attention_features(batch, np.ones((1, 3, 3)), dtype="float32")
         with pytest.raises(ValueError, match=r"tokens must fit float32"):
             mlp_features(batch, np.ones((1, 5)), dtype="float32")
@@ -459,7 +505,10 @@ def test_tokens_that_do_not_fit_float32_are_named():
 def test_overflow_of_the_mlp_is_named():
     batch = kh.SetBatch(np.full((2, 1, 2), 1e30))
     assert np.isfinite(mlp_features(batch, np.ones((3, 5)), dtype="float32")).all()
-    with pytest.raises(ValueError, match=r"features must be finite: these overflow float32, with units of size up to"):
+    with pytest.raises(
+        ValueError,
+        match=r"features must be finite: these overflow float32, with units of size up to",
+    ):
         mlp_features(batch, np.full((3, 5), 1e20), dtype="float32")
 
 
@@ -470,4 +519,6 @@ def test_zeros_in_all_queries_cost_nothing_and_change_no_bit(dtype, rng):
     query[6] = 1.0  # with the last set, no coordinate is zero throughout
     batch, heads = kh.SetBatch(rng.normal(size=(7, 3, 2)), query), rng.normal(size=(5, 13, 3))
     every = kh.attention_features(batch, heads, "softmax", dtype=dtype)
-    np.testing.assert_array_equal(kh.attention_features(batch[:6], heads, "softmax", dtype=dtype), every[:6])
+    np.testing.assert_array_equal(
+        kh.attention_features(batch[:6], heads, "softmax", dtype=dtype), every[:6]
+    )

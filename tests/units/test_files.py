@@ -136,7 +136,9 @@ def test_the_rights_of_a_group_are_not_given_to_another(tmp_path, monkeypatch):
     """Where the group cannot be kept, its rights go: they were not for another group."""
     path = tmp_path / "file"
     path.write_bytes(b"old")
-    others = [12345] if os.getuid() == 0 else [group for group in os.getgroups() if group != os.getgid()]
+    others = (
+        [12345] if os.getuid() == 0 else [group for group in os.getgroups() if group != os.getgid()]
+    )
     if not others:
         pytest.skip("no second group to give a file to")
     os.chown(path, -1, others[0])

@@ -38,7 +38,9 @@ def polars_frame(columns):
     return pytest.importorskip("polars").DataFrame(columns)
 
 
-@pytest.mark.parametrize("tables", [pd.DataFrame, pa.table, polars_frame], ids=["pandas", "arrow", "polars"])
+@pytest.mark.parametrize(
+    "tables", [pd.DataFrame, pa.table, polars_frame], ids=["pandas", "arrow", "polars"]
+)
 def test_text_dates_and_booleans_become_numbers(tables, tmp_path):
     frame = baskets(tables=tables)
     data = kh.read_table(frame, set_id="basket", keys="price,colour,sold,offer", target="cost")
@@ -47,8 +49,12 @@ def test_text_dates_and_booleans_become_numbers(tables, tmp_path):
     assert data.sets.tokens[:, 4].min() == 0
     assert set(data.sets.tokens[:, 4]) <= set(range(9))
     assert set(data.sets.tokens[:, 5]) == {0, 1}
-    pa.parquet.write_table(kh.data.reader.table_of(frame, "source"), tmp_path / "t.parquet", row_group_size=7)
-    source = kh.data.ParquetSets(tmp_path / "t.parquet", set_id="basket", keys=data.columns[1][1], target="cost")
+    pa.parquet.write_table(
+        kh.data.reader.table_of(frame, "source"), tmp_path / "t.parquet", row_group_size=7
+    )
+    source = kh.data.ParquetSets(
+        tmp_path / "t.parquet", set_id="basket", keys=data.columns[1][1], target="cost"
+    )
     parts = kh.concatenate([batch.sets for batch in source])
     assert np.array_equal(parts.tokens, data.sets.tokens)
     again = data.schema.read(tmp_path / "t.parquet")
@@ -78,17 +84,28 @@ def test_many_categories_are_hashed_the_same_way_everywhere():
 
 
 def test_samples_and_tokens_are_joined_by_id():
-    tokens = pd.DataFrame({"user": ["b", "a", "b", "z"], "genre": ["x", "y", "y", "x"], "year": [1.0, 2.0, 3.0, 9.0]})
+    tokens = pd.DataFrame(
+        {"user": ["b", "a", "b", "z"], "genre": ["x", "y", "y", "x"], "year": [1.0, 2.0, 3.0, 9.0]}
+    )
     samples = pd.DataFrame({"user": ["a", "b", "a"], "year": [5, 6, 7], "genre": ["y", "y", "x"],
                             "age": [20, 30, 21], "liked": [1.0, 2.0, 3.0], "note": ["-", "-", "-"]})  # fmt: skip
     data = kh.read_table(
-        samples, tokens=tokens, set_id="user", keys="year,genre", query="genre,year", extras="age", target="liked"
+        samples,
+        tokens=tokens,
+        set_id="user",
+        keys="year,genre",
+        query="genre,year",
+        extras="age",
+        target="liked",
     )
     assert data.sets.lengths.tolist() == [1, 2, 1]
     assert data.sets.tokens[:, 0].tolist() == [2, 1, 3, 2]
     assert data.sets.query.tolist() == [[0, 1, 5], [0, 1, 6], [1, 0, 7]]
     assert data.sets.extras[:, 0].tolist() == [20, 30, 21]
-    assert (data.names, data.query_names) == (("year", "genre=x", "genre=y"), ("genre=x", "genre=y", "year"))
+    assert (data.names, data.query_names) == (
+        ("year", "genre=x", "genre=y"),
+        ("genre=x", "genre=y", "year"),
+    )
     assert data.sets.pairs == ((0, 1), (1, 2), (2, 0))
     assert data.ids.tolist() == ["a", "b", "a"]
     assert data.left_out[-1] == "1 tokens, whose 'user' no sample has"
@@ -102,17 +119,23 @@ def test_samples_and_tokens_are_joined_by_id():
         data.schema.read(samples.assign(user=[1, 2, 3]), tokens=tokens)
     with pytest.raises(SchemaError, match=r"'year' is not in the table.*`tokens`"):
         kh.read_table(samples[["user", "liked"]], set_id="user", keys="year", target="liked")
-    with pytest.raises(SchemaError, match="'year' holds numbers among tokens and text among samples"):
+    with pytest.raises(
+        SchemaError, match="'year' holds numbers among tokens and text among samples"
+    ):
         kh.read_table(samples.assign(year=["a", "b", "c"]), tokens=tokens, set_id="user", keys="year", query="year",
                       missing="impute")  # fmt: skip
 
 
 def test_gaps_are_refused_dropped_or_filled():
-    frame = pd.DataFrame({"set": [1, 1, 2, 2], "x": [1.0, np.nan, 3.0, 5.0], "c": ["u", "v", None, "u"]})
+    frame = pd.DataFrame(
+        {"set": [1, 1, 2, 2], "x": [1.0, np.nan, 3.0, 5.0], "c": ["u", "v", None, "u"]}
+    )
     frame["sold"] = pd.to_datetime(["2024-01-01", None, "2024-01-03", "2024-01-05"])
     frame["y"] = [0.0, 0.0, 1.0, 1.0]
     read = {"keys": "x,c,sold", "target": "y"}
-    with pytest.raises(SchemaError, match=r"'x' is missing in row 1, 3 such.*missing='impute'.*missing='drop'"):
+    with pytest.raises(
+        SchemaError, match=r"'x' is missing in row 1, 3 such.*missing='impute'.*missing='drop'"
+    ):
         kh.read_table(frame, **read)
     with pytest.raises(SchemaError, match=r"'c' is missing in row 2"):
         kh.read_table(frame, keys="c", target="y")
@@ -120,7 +143,12 @@ def test_gaps_are_refused_dropped_or_filled():
     assert dropped.sets.tokens.tolist() == [[1, 1, 0, 0], [5, 1, 0, 4]]
     filled = kh.read_table(frame, **read, missing="impute")
     assert filled.names == ("x", "c=", "c=u", "c=v", "sold")
-    assert filled.sets.tokens.tolist() == [[1, 0, 1, 0, 0], [3, 0, 0, 1, 2], [3, 1, 0, 0, 2], [5, 0, 1, 0, 4]]
+    assert filled.sets.tokens.tolist() == [
+        [1, 0, 1, 0, 0],
+        [3, 0, 0, 1, 2],
+        [3, 1, 0, 0, 2],
+        [5, 0, 1, 0, 4],
+    ]
     # the means are those of the table that was learned from
     new = filled.schema.read(pd.DataFrame({"set": [9], "x": [None], "c": [""], "sold": [pd.NaT]}))
     assert new.sets.tokens.tolist() == [[3, 1, 0, 0, 2]]
@@ -132,13 +160,25 @@ def test_gaps_are_refused_dropped_or_filled():
     ("change", "words"),
     [
         (lambda t: t.drop(columns="colour"), "column 'colour' is not in the table"),
-        (lambda t: t.assign(colour=["mauve", *t.colour[1:]]), r"row 0 says 'mauve', known are 'blue', 'green', 'red'"),
-        (lambda t: t.assign(colour=range(len(t))), "'colour' must hold text, as it did .* it holds int64"),
+        (
+            lambda t: t.assign(colour=["mauve", *t.colour[1:]]),
+            r"row 0 says 'mauve', known are 'blue', 'green', 'red'",
+        ),
+        (
+            lambda t: t.assign(colour=range(len(t))),
+            "'colour' must hold text, as it did .* it holds int64",
+        ),
         (lambda t: t.assign(price="cheap"), "'price' must hold numbers: it holds"),
         (lambda t: t.assign(sold=1.5), "'sold' must hold dates, as it did .* it holds double"),
         (lambda t: t.assign(price=[None, *t.price[1:]]), "'price' is missing in row 0"),
-        (lambda t: t.assign(colour=[1.0, "a", *t.colour[2:]]), "one kind of thing: 'colour' does not"),
-        (lambda t: t.set_axis(["basket", "price", "colour", "sold", "price"], axis=1), "'price' is there 2 times"),
+        (
+            lambda t: t.assign(colour=[1.0, "a", *t.colour[2:]]),
+            "one kind of thing: 'colour' does not",
+        ),
+        (
+            lambda t: t.set_axis(["basket", "price", "colour", "sold", "price"], axis=1),
+            "'price' is there 2 times",
+        ),
         (lambda t: {"basket": [1]}, "got dict"),
     ],
 )
@@ -169,14 +209,20 @@ def test_groups_time_and_split():
     assert len(kh.read_table(frame, **read, split="part").train) == 20
     model = kh.AttentionRegressor(4, random_state=0).fit(data.sets, data.target, groups=data.groups)
     assert len(model.loo_predictions_) == 24
-    with pytest.raises(SchemaError, match="'shop' must say train or test, or 0 or 1: row 0 says 'shop 0'"):
+    with pytest.raises(
+        SchemaError, match="'shop' must say train or test, or 0 or 1: row 0 says 'shop 0'"
+    ):
         kh.read_table(frame, **read, split="shop")
-    with pytest.raises(SchemaError, match="'part' must be the same in all rows of a set: row 1 says test"):
+    with pytest.raises(
+        SchemaError, match="'part' must be the same in all rows of a set: row 1 says test"
+    ):
         kh.read_table(frame.assign(part=["train", *["test"] * 71]), **read, split="part")
 
 
 def test_a_schema_is_stored_with_the_model(tmp_path):
-    data = kh.read_table(baskets(), set_id="basket", keys="price,colour,sold", target="cost", missing="impute")
+    data = kh.read_table(
+        baskets(), set_id="basket", keys="price,colour,sold", target="cost", missing="impute"
+    )
     model = kh.AttentionRegressor(4, random_state=0).fit(data.sets, data.target)
     kh.save(model, tmp_path / "m", schema=data.schema)
     found = read_model(tmp_path / "m")
@@ -207,7 +253,9 @@ def test_a_coding_that_anybody_may_have_written_is_checked(stored):
 def test_what_is_not_read_may_be_of_any_kind():
     frame = baskets()[["basket", "price", "cost"]].assign(odd=[1, "a", *[2.5] * 70], cost2=0)
     frame = frame.set_axis(["basket", "price", "cost", "odd", 7], axis=1)
-    data = kh.read_table(pd.concat([frame, frame[["odd"]]], axis=1), set_id="basket", keys="price", target="cost")
+    data = kh.read_table(
+        pd.concat([frame, frame[["odd"]]], axis=1), set_id="basket", keys="price", target="cost"
+    )
     assert data.sets.dim == 1
     data = kh.read_table(frame, set_id="basket", target="cost")
     assert data.names == ("price",)
@@ -218,14 +266,20 @@ def test_what_is_not_read_may_be_of_any_kind():
 
 
 def test_lists_of_text_name_the_row():
-    table = pa.table({"price": [[1.0, 2.0], [3.0]], "colour": [["red", "blue"], ["red"]], "y": [0.0, 1.0]})
+    table = pa.table(
+        {"price": [[1.0, 2.0], [3.0]], "colour": [["red", "blue"], ["red"]], "y": [0.0, 1.0]}
+    )
     data = kh.read_table(table)
     assert data.sets.tokens.tolist() == [[1, 0, 1], [2, 1, 0], [3, 0, 1]]
     with pytest.raises(SchemaError, match="row 1 says 'mauve'"):
-        data.schema.read(pa.table({"price": [[1.0, 2.0], [3.0]], "colour": [["red", "blue"], ["mauve"]]}))
+        data.schema.read(
+            pa.table({"price": [[1.0, 2.0], [3.0]], "colour": [["red", "blue"], ["mauve"]]})
+        )
 
 
-ODD = st.sampled_from(["x", "colour", "z", "a,b", "", " ", "é", "y", "role", "query", "keys", "[red]", "x=1", "0"])
+ODD = st.sampled_from(
+    ["x", "colour", "z", "a,b", "", " ", "é", "y", "role", "query", "keys", "[red]", "x=1", "0"]
+)
 CELLS = {
     "numbers": st.one_of(st.floats(-9, 9), st.none(), st.just(float("inf")), st.integers(-3, 3)),
     "text": st.sampled_from(["red", "blue", "", " ", "mauve", "1", None, "nan"]),
@@ -243,7 +297,9 @@ CELLS = {
 def frames(draw, rows=6):
     """A table with an id, and columns of any kind under any names, twice the same perhaps, constant in sets perhaps."""
     kinds = draw(st.lists(st.sampled_from(list(CELLS)), min_size=1, max_size=4))
-    names = draw(st.lists(ODD, min_size=len(kinds), max_size=len(kinds), unique=draw(st.integers(0, 4)) > 0))
+    names = draw(
+        st.lists(ODD, min_size=len(kinds), max_size=len(kinds), unique=draw(st.integers(0, 4)) > 0)
+    )
     cells = [draw(st.lists(CELLS[kind], min_size=rows, max_size=rows)) for kind in kinds]
     cells = [[c[i // 2] for i in range(rows)] if draw(st.booleans()) else c for c in cells]
     columns = [[i // 2 for i in range(rows)], *cells]
@@ -260,17 +316,28 @@ def in_our_words(error):
     return ours and isinstance(error, (ValueError, TypeError)) and str(error).rstrip()[-1:] in ".?"
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
-@given(old=frames(), new=frames(), missing=st.sampled_from(["error", "drop", "impute"]), data=st.data())
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate]
+)
+@given(
+    old=frames(), new=frames(), missing=st.sampled_from(["error", "drop", "impute"]), data=st.data()
+)
 def test_any_table_is_read_or_refused_in_words(old, new, missing, data):
     names = st.sampled_from([str(name) for name in old.columns])
     some = st.one_of(st.none(), st.lists(names, min_size=1, max_size=2, unique=True))
-    options = {"keys": data.draw(some), "query": data.draw(some), "extras": data.draw(some), "missing": missing}
+    options = {
+        "keys": data.draw(some),
+        "query": data.draw(some),
+        "extras": data.draw(some),
+        "missing": missing,
+    }
     options["target"] = data.draw(st.one_of(st.none(), st.just(()), names))
     options |= {name: data.draw(st.one_of(st.none(), names)) for name in ("groups", "time")}
     tokens = data.draw(st.sampled_from([None, old, new]))
     try:
-        found = kh.read_table(old, tokens=tokens, set_id=data.draw(st.sampled_from([None, "set"])), **options)
+        found = kh.read_table(
+            old, tokens=tokens, set_id=data.draw(st.sampled_from([None, "set"])), **options
+        )
         assert found.sets.dim == len(found.names) or found.names == ()
         for later in (old, new):
             again = found.schema.read(later, tokens=tokens)

@@ -16,7 +16,9 @@ FIXED = {"scaling": "none", "query": "given", "random_state": 0}
 MODELS = {
     "kernel": lambda: kh.AttentionRegressor(math.inf, kh.GaussianHeads(), **FIXED),
     "heads": lambda: kh.AttentionRegressor(10, kh.GaussianHeads(), **FIXED),
-    "heads around a matrix": lambda: kh.AttentionRegressor(10, kh.GaussianHeads(np.eye(3, 3)), **FIXED),
+    "heads around a matrix": lambda: kh.AttentionRegressor(
+        10, kh.GaussianHeads(np.eye(3, 3)), **FIXED
+    ),
     "default settings": lambda: kh.AttentionRegressor(random_state=0),
     "classes": lambda: kh.AttentionClassifier(math.inf, kh.GaussianHeads(), **FIXED),
     "norm ball": lambda: kh.NormBallRegressor(
@@ -33,7 +35,7 @@ MODELS = {
 
 OTHER_PARAMETERS = {
     "n_heads": 3,
-    "law": kh.GaussianHeads(2.0),
+    "heads": kh.GaussianHeads(2.0),
     "alpha": 7.0,
     "activation": "softmax",
     "fit_intercept": False,
@@ -102,7 +104,9 @@ def answers(model, sets):
                 warnings.simplefilter("ignore", PlainJackknifeWarning)
                 found = getattr(model, name)(sets)
             if isinstance(found, list):
-                found = np.concatenate([np.ravel(part) for part in found if not isinstance(part, list)] or [[]])
+                found = np.concatenate(
+                    [np.ravel(part) for part in found if not isinstance(part, list)] or [[]]
+                )
             said[name] = found
     if hasattr(model, "coordinate_importance"):
         said["coordinate_importance"] = model.coordinate_importance(n_repeats=1).across
@@ -154,16 +158,20 @@ def test_a_head_distribution_that_changes_after_a_fit_changes_nothing(name, inpu
     expected = answers(inputs.fit(MODELS[name]()), inputs.new)
     model = inputs.fit(MODELS[name]())
     model.set_params(law__scale=5.0)
-    if np.ndim(model.law.mean) == 2:
-        model.law.mean[:] = 3.0
+    if np.ndim(model.heads.mean) == 2:
+        model.heads.mean[:] = 3.0
     check_same_answers(model, expected, inputs.new)
 
 
 def test_a_head_distribution_that_changes_between_batches_changes_nothing(inputs):
     sets = kh.SetBatch(inputs.keys, inputs.query)
-    kept = kh.AttentionRegressor(10, kh.GaussianHeads(), **FIXED).partial_fit(sets[:20], inputs.y[:20])
-    changed = kh.AttentionRegressor(10, kh.GaussianHeads(), **FIXED).partial_fit(sets[:20], inputs.y[:20])
-    changed.law.scale = 5.0
+    kept = kh.AttentionRegressor(10, kh.GaussianHeads(), **FIXED).partial_fit(
+        sets[:20], inputs.y[:20]
+    )
+    changed = kh.AttentionRegressor(10, kh.GaussianHeads(), **FIXED).partial_fit(
+        sets[:20], inputs.y[:20]
+    )
+    changed.distribution.scale = 5.0
     for model in (kept, changed):
         model.partial_fit(sets[20:], inputs.y[20:])
     np.testing.assert_array_equal(changed.predict(inputs.new), kept.predict(inputs.new))
@@ -171,8 +179,12 @@ def test_a_head_distribution_that_changes_between_batches_changes_nothing(inputs
 
 @pytest.mark.parametrize(("fitted", "other"), [("logistic", "hinge"), ("hinge", "logistic")])
 def test_another_loss_after_a_fit_makes_no_probabilities_and_takes_none(fitted, other, inputs):
-    model = kh.NormBallClassifier(5, loss=fitted, group_radius=1.0, ball_radius=1.0, tol=0.1, random_state=0)
-    assert hasattr(model, "predict_proba") == (fitted == "logistic"), "before a fit the parameter decides"
+    model = kh.NormBallClassifier(
+        5, loss=fitted, group_radius=1.0, ball_radius=1.0, tol=0.1, random_state=0
+    )
+    assert hasattr(model, "predict_proba") == (fitted == "logistic"), (
+        "before a fit the parameter decides"
+    )
     inputs.fit(model).set_params(loss=other)
     assert hasattr(model, "predict_proba") == (fitted == "logistic")
 
@@ -181,7 +193,9 @@ def test_another_loss_after_a_fit_makes_no_probabilities_and_takes_none(fitted, 
 def test_what_was_frozen_is_saved(name, inputs, tmp_path):
     model = inputs.fit(MODELS[name]())
     expected = answers(model, inputs.new)
-    model.set_params(fit_intercept=False) if name != "features" else model.set_params(activation="softmax")
+    model.set_params(fit_intercept=False) if name != "features" else model.set_params(
+        activation="softmax"
+    )
     if name == "hinge":
         model.set_params(loss="logistic")
     kh.save(model, tmp_path / "model.keyhole")
@@ -194,7 +208,9 @@ def test_what_was_frozen_is_saved(name, inputs, tmp_path):
 def test_keys_that_change_after_a_fit_of_tensors_change_nothing(inputs):
     torch = pytest.importorskip("torch")
     keys = torch.tensor(inputs.keys)
-    model = kh.AttentionRegressor(math.inf, kh.GaussianHeads(), **FIXED).fit(kh.SetBatch(keys), inputs.y)
+    model = kh.AttentionRegressor(math.inf, kh.GaussianHeads(), **FIXED).fit(
+        kh.SetBatch(keys), inputs.y
+    )
     expected = model.predict(kh.SetBatch(inputs.keys[:5]))
     keys[:] = 0.0
     np.testing.assert_array_equal(model.predict(kh.SetBatch(inputs.keys[:5])), expected)

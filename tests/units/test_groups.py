@@ -12,7 +12,9 @@ from keyhole.data.sets import PooledSets, SetGroups, check_sets, samples_in
 
 @pytest.fixture
 def sets(rng):
-    return kh.SetBatch([rng.normal(size=(rng.integers(1, 5), 3)) for _ in range(9)], rng.normal(size=(9, 3)))
+    return kh.SetBatch(
+        [rng.normal(size=(rng.integers(1, 5), 3)) for _ in range(9)], rng.normal(size=(9, 3))
+    )
 
 
 @pytest.fixture
@@ -49,7 +51,9 @@ def test_groups_have_queries_of_their_own(groups, rng):
 def test_where_one_set_per_sample_is_needed_groups_are_pointed_to_their_sets(groups, sets):
     check_sets(sets, "X")
     for batch in (groups, PooledSets(sets, "sum")):
-        with pytest.raises(TypeError, match=rf"`X` must be .* got {type(batch).__name__}. Its sets are `X.sets`"):
+        with pytest.raises(
+            TypeError, match=rf"`X` must be .* got {type(batch).__name__}. Its sets are `X.sets`"
+        ):
             check_sets(batch, "X")
 
 
@@ -63,15 +67,28 @@ def test_cells_of_samples_are_put_together_again(groups, sets):
     assert chosen.counts.tolist() == [3, 2]
     mixed = cells.copy()
     mixed[1, 1] = 3.0
-    for other in (mixed, cells[0], cells[:0], cells[None], cells.tolist(), np.ones((2, 2)), np.ones((2, 2), object)):
+    for other in (
+        mixed,
+        cells[0],
+        cells[:0],
+        cells[None],
+        cells.tolist(),
+        np.ones((2, 2)),
+        np.ones((2, 2), object),
+    ):
         assert samples_in(other) is None
     wrong = cells.copy()
     wrong[2, 1] = cells[0, 1]
-    with pytest.raises(ValueError, match=r"of one size: sample 2 has .* keys in coordinate 0 and .* in coordinate 1"):
+    with pytest.raises(
+        ValueError,
+        match=r"of one size: sample 2 has .* keys in coordinate 0 and .* in coordinate 1",
+    ):
         samples_in(wrong)
 
 
-@pytest.mark.parametrize("counts", [[2, 0, 7], [4, 4], [[9]], [4.5, 4.5], [], [-1, 10], [10, -1], np.zeros(0, int)])
+@pytest.mark.parametrize(
+    "counts", [[2, 0, 7], [4, 4], [[9]], [4.5, 4.5], [], [-1, 10], [10, -1], np.zeros(0, int)]
+)
 def test_counts_must_fit(counts, sets):
     with pytest.raises(ValueError, match="must"):
         SetGroups(sets, counts)
@@ -86,19 +103,32 @@ def test_features_of_a_group_are_pooled_over_its_sets(activation, pooling, group
         alone = alone * sets.lengths[:, None]
     how = np.sum if pooling == "sum" else np.mean
     expected = np.stack([how(part, axis=0) for part in np.split(alone, groups.set_offsets[1:-1])])
-    np.testing.assert_allclose(attention_features(PooledSets(groups, pooling), heads, activation), expected, rtol=1e-12)
+    np.testing.assert_allclose(
+        attention_features(PooledSets(groups, pooling), heads, activation), expected, rtol=1e-12
+    )
 
 
 def test_a_layer_sees_sets_where_that_is_all_there_is(groups, sets):
     assert sets.pooled("mean") is sets
-    for batch, pooling, each in ((sets, "sum", False), (sets, "mean", True), (groups, "mean", False)):
+    for batch, pooling, each in (
+        (sets, "sum", False),
+        (sets, "mean", True),
+        (groups, "mean", False),
+    ):
         seen = batch.pooled(pooling, each=each)
-        assert (type(seen), seen.base, seen.pooling, seen.each) == (PooledSets, batch, pooling, each)
+        assert (type(seen), seen.base, seen.pooling, seen.each) == (
+            PooledSets,
+            batch,
+            pooling,
+            each,
+        )
 
 
 def test_groups_are_pooled_by_the_mean_unless_told_otherwise(groups):
     heads, mean = kh.GaussianHeads().sample(4, 3, seed=0), PooledSets(groups, "mean")
-    np.testing.assert_array_equal(kh.attention_features(groups, heads), attention_features(mean, heads))
+    np.testing.assert_array_equal(
+        kh.attention_features(groups, heads), attention_features(mean, heads)
+    )
     np.testing.assert_array_equal(kh.attention_kernel(groups), attention_kernel(mean))
     assert kh.attention_kernel(groups, groups.sets).shape == (4, 9)
 
@@ -137,11 +167,15 @@ def test_blocks_values_and_kernel_agree_with_the_features(kind, groups, sets):
     features = attention_features(batch, small)
     blocks = list(feature_blocks(batch, small, memory_budget=10_000))
     assert len(blocks) > 1
-    np.testing.assert_allclose(np.concatenate([block for _, block in blocks], axis=1), features, rtol=1e-9)
+    np.testing.assert_allclose(
+        np.concatenate([block for _, block in blocks], axis=1), features, rtol=1e-9
+    )
     values = np.linspace(-1, 1, features.shape[1])[:, None]
     np.testing.assert_allclose(apply_values(batch, small, values), features @ values, atol=1e-9)
     kernel = attention_kernel(batch)
-    np.testing.assert_allclose(attention_kernel(batch, batch, memory_budget=50_000), kernel, rtol=1e-10)
+    np.testing.assert_allclose(
+        attention_kernel(batch, batch, memory_budget=50_000), kernel, rtol=1e-10
+    )
     tiles = {"memory_budget": 40}  # of one sample each
     np.testing.assert_allclose(attention_kernel(batch, **tiles), kernel, rtol=1e-10)
     np.testing.assert_allclose(attention_kernel(batch[1:], batch, **tiles), kernel[1:], rtol=1e-10)
@@ -155,8 +189,8 @@ def test_the_kernel_of_shared_means_is_the_average(sets, rng):
     from keyhole.attention.heads import FittedHeads
 
     means = rng.normal(size=(2, 4, 4))
-    law = FittedHeads(means, 0.4)
-    found = attention_kernel(sets, None, law)
+    distribution = FittedHeads(means, 0.4)
+    found = attention_kernel(sets, None, distribution)
     each = [kh.attention_kernel(sets, None, kh.GaussianHeads(mean, 0.4)) for mean in means]
     np.testing.assert_allclose(found, np.mean(each, axis=0))
 
@@ -165,21 +199,29 @@ def test_an_estimator_takes_groups(groups, rng):
     y = rng.normal(size=4)
     for n_heads in (8, math.inf):
         model = kh.AttentionRegressor(
-            n_heads, pooling="sum", alpha=1e-8, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"
+            n_heads,
+            pooling="sum",
+            alpha=1e-8,
+            random_state=0,
+            heads=kh.GaussianHeads(),
+            scaling="none",
+            query="given",
         ).fit(groups, y)
         np.testing.assert_allclose(model.predict(groups[1:3]), y[1:3], atol=1e-3)
     with pytest.raises(ValueError, match="'given' for SetGroups"):
-        kh.AttentionRegressor(8, query="mean", law=kh.GaussianHeads(), scaling="none").fit(groups, y)
+        kh.AttentionRegressor(8, query="mean", heads=kh.GaussianHeads(), scaling="none").fit(
+            groups, y
+        )
 
 
 def test_copies_of_a_group_are_one_sample(groups, rng):
     y = rng.normal(size=4)
     twice = groups[[0, 1, 2, 3, 0]]
     repeated = kh.AttentionRegressor(
-        8, random_state=0, alpha=0.1, law=kh.GaussianHeads(), scaling="none", query="given"
+        8, random_state=0, alpha=0.1, heads=kh.GaussianHeads(), scaling="none", query="given"
     ).fit(twice, y[[0, 1, 2, 3, 0]])
     weighted = kh.AttentionRegressor(
-        8, random_state=0, alpha=0.1, law=kh.GaussianHeads(), scaling="none", query="given"
+        8, random_state=0, alpha=0.1, heads=kh.GaussianHeads(), scaling="none", query="given"
     ).fit(groups, y, sample_weight=[2, 1, 1, 1])
     np.testing.assert_allclose(repeated.loo_predictions_[:4], weighted.loo_predictions_, atol=1e-9)
 
@@ -190,7 +232,13 @@ def test_a_set_among_groups_is_a_group_of_one(n_heads, pooling, groups, sets, rn
     alone = SetGroups(sets, np.ones(9, dtype=int))
     for training, y in ((groups, rng.normal(size=4)), (sets, rng.normal(size=9))):
         model = kh.AttentionRegressor(
-            n_heads, alpha=0.1, pooling=pooling, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"
+            n_heads,
+            alpha=0.1,
+            pooling=pooling,
+            random_state=0,
+            heads=kh.GaussianHeads(),
+            scaling="none",
+            query="given",
         ).fit(training, y)
         np.testing.assert_allclose(model.predict(sets), model.predict(alone), rtol=1e-12)
 
@@ -198,7 +246,11 @@ def test_a_set_among_groups_is_a_group_of_one(n_heads, pooling, groups, sets, rn
 @pytest.fixture
 def siblings(rng):
     sets = kh.SetBatch(rng.normal(size=(36, 3, 3)))
-    return sets, np.tanh(sets.tokens).reshape(36, -1).sum(axis=1) + 0.1 * rng.normal(size=36), np.arange(36) // 3
+    return (
+        sets,
+        np.tanh(sets.tokens).reshape(36, -1).sum(axis=1) + 0.1 * rng.normal(size=36),
+        np.arange(36) // 3,
+    )
 
 
 @pytest.mark.parametrize("alpha", [0.0, 1e-300, 1e-15])
@@ -206,7 +258,12 @@ def siblings(rng):
 def test_groups_do_not_change_the_fit_however_small_the_penalty(n_heads, alpha, siblings):
     sets, y, groups = siblings
     model = kh.AttentionRegressor(
-        n_heads, alpha=alpha, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"
+        n_heads,
+        alpha=alpha,
+        random_state=0,
+        heads=kh.GaussianHeads(),
+        scaling="none",
+        query="given",
     )
     wanted = model.fit(sets, y).predict(sets)
     model.fit(sets, y, groups=groups)
@@ -214,17 +271,24 @@ def test_groups_do_not_change_the_fit_however_small_the_penalty(n_heads, alpha, 
     for group in (0, 5):
         rest = groups != group
         refit = kh.AttentionRegressor(
-            n_heads, alpha=alpha, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"
+            n_heads,
+            alpha=alpha,
+            random_state=0,
+            heads=kh.GaussianHeads(),
+            scaling="none",
+            query="given",
         ).fit(sets[rest], y[rest])
         left = model.loo_predictions_[~rest]
-        np.testing.assert_allclose(left, refit.predict(sets[~rest]), atol=1e-5 * (1 + np.abs(left).max()))
+        np.testing.assert_allclose(
+            left, refit.predict(sets[~rest]), atol=1e-5 * (1 + np.abs(left).max())
+        )
 
 
 def test_groups_of_one_are_leave_one_out(siblings):
     sets, y, _ = siblings
     for alpha in (0.0, 0.1):
         model = kh.AttentionRegressor(
-            40, alpha=alpha, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"
+            40, alpha=alpha, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
         )
         wanted = model.fit(sets, y).loo_predictions_
         found = model.fit(sets, y, groups=np.arange(36)).loo_predictions_
@@ -233,7 +297,9 @@ def test_groups_of_one_are_leave_one_out(siblings):
 
 @pytest.mark.parametrize("fit_intercept", [True, False])
 @pytest.mark.parametrize("n_heads", [4, 40, math.inf])
-def test_members_of_weight_zero_are_predicted_without_their_group(n_heads, fit_intercept, siblings, rng):
+def test_members_of_weight_zero_are_predicted_without_their_group(
+    n_heads, fit_intercept, siblings, rng
+):
     sets, y, groups = siblings
     weights = rng.uniform(0.5, 2.0, 36)
     weights[[0, 7, 8, 9, 10, 11]] = 0.0  # one of group 0, two of group 2, all of group 3
@@ -243,19 +309,23 @@ def test_members_of_weight_zero_are_predicted_without_their_group(n_heads, fit_i
         alpha=0.1,
         random_state=0,
         fit_intercept=fit_intercept,
-        law=kh.GaussianHeads(),
+        heads=kh.GaussianHeads(),
         scaling="none",
         query="given",
     )
     model.fit(sets, y, sample_weight=weights, groups=groups)
     found, error = model.loo_predictions_, model.loo_error_
-    assert error == pytest.approx(np.average(np.square(np.where(weights > 0, y - found, 0)), weights=weights))
+    assert error == pytest.approx(
+        np.average(np.square(np.where(weights > 0, y - found, 0)), weights=weights)
+    )
     if n_heads == math.inf:
         assert len(model.dual_coef_) == 30
     for group in (0, 2, 3, 4):
         rest = (groups != group) & (weights > 0)
         model.fit(sets[rest], y[rest], sample_weight=weights[rest])
-        np.testing.assert_allclose(found[groups == group], model.predict(sets[groups == group]), atol=1e-8)
+        np.testing.assert_allclose(
+            found[groups == group], model.predict(sets[groups == group]), atol=1e-8
+        )
 
 
 @pytest.mark.parametrize("n_heads", [4, 40, math.inf])
@@ -266,10 +336,10 @@ def test_a_copy_of_weight_zero_is_predicted_without_its_copies(n_heads, siblings
     weights[[5, 37]] = 0.0  # the first of one pair of copies, the second of another
     twice = kh.SetBatch(sets.tokens.reshape(36, 3, 3)[rows])
     model = kh.AttentionRegressor(
-        n_heads, alpha=0.1, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"
+        n_heads, alpha=0.1, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
     ).fit(twice, y[rows], sample_weight=weights)
     plain = kh.AttentionRegressor(
-        n_heads, alpha=0.1, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"
+        n_heads, alpha=0.1, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
     ).fit(sets, y)
     np.testing.assert_allclose(model.predict(sets), plain.predict(sets), atol=1e-9)
     np.testing.assert_allclose(model.loo_predictions_, plain.loo_predictions_[rows], atol=1e-9)
@@ -277,7 +347,9 @@ def test_a_copy_of_weight_zero_is_predicted_without_its_copies(n_heads, siblings
 
 def test_groups_without_weight_do_not_count(siblings):
     sets, y, groups = siblings
-    with pytest.raises(ValueError, match=r"at least two groups.*got 0 for all 3 samples of positive weight"):
-        kh.AttentionRegressor(8, law=kh.GaussianHeads(), scaling="none", query="given").fit(
+    with pytest.raises(
+        ValueError, match=r"at least two groups.*got 0 for all 3 samples of positive weight"
+    ):
+        kh.AttentionRegressor(8, heads=kh.GaussianHeads(), scaling="none", query="given").fit(
             sets, y, sample_weight=(groups == 0).astype(float), groups=groups
         )

@@ -8,8 +8,8 @@ from scipy.special import ndtr
 
 from keyhole.attention.heads import (
     GaussianHeads,
+    HeadDistribution,
     HeadDraw,
-    HeadLaw,
     QueryKeyHeads,
     identity_mean,
     sample_mlp_weights,
@@ -17,7 +17,7 @@ from keyhole.attention.heads import (
 )
 
 DIM = 3
-LAWS = [
+DISTRIBUTIONS = [
     GaussianHeads(),
     GaussianHeads(1.0),
     GaussianHeads(np.arange(16.0).reshape(4, 4), 0.1),
@@ -31,10 +31,12 @@ def z_scores(samples, mean):
     return (samples.mean(axis=0) - mean) / (samples.std(axis=0) / np.sqrt(len(samples)))
 
 
-# ---- the laws --------------------------------------------------------------------------------------------
+# ---- the head distributions --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("mean", "scale"), [(0.0, 0.5), (1.0, 0.5), (-2.5, 0.1), (np.arange(16.0).reshape(4, 4), 3.0)])
+@pytest.mark.parametrize(
+    ("mean", "scale"), [(0.0, 0.5), (1.0, 0.5), (-2.5, 0.1), (np.arange(16.0).reshape(4, 4), 3.0)]
+)
 def test_gaussian_entries_have_the_mean_and_scale_asked_for(seed, mean, scale):
     heads = GaussianHeads(mean, scale).sample(4000, DIM, seed).reshape(4000, -1)
     expected = (mean * identity_mean(DIM) if np.ndim(mean) == 0 else mean).ravel()
@@ -51,7 +53,9 @@ def test_a_law_with_the_wrong_scale_would_be_seen(seed):
 
 
 def test_strengths_are_drawn_for_each_head_and_pair_of_coordinates(seed):
-    heads = GaussianHeads((0.25, 16.0), 0.1, pairs=[(0, 1), (1, 0)]).sample(4000, 2, seed, query_dim=3)
+    heads = GaussianHeads((0.25, 16.0), 0.1, pairs=[(0, 1), (1, 0)]).sample(
+        4000, 2, seed, query_dim=3
+    )
     paired = np.zeros((4, 3), bool)
     paired[[0, 1], [1, 0]] = True
     drawn = np.log2(heads[:, paired])
@@ -134,12 +138,12 @@ def test_a_seed_is_the_same_draw_on_every_machine():
 # ---- HeadDraw --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("law", LAWS)
-def test_a_draw_is_the_sample_in_blocks(seed, law):
-    draw = HeadDraw(law, n_heads=30, dim=DIM, seed=seed)
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_a_draw_is_the_sample_in_blocks(seed, distribution):
+    draw = HeadDraw(distribution, n_heads=30, dim=DIM, seed=seed)
     assert len(draw) == 30
-    assert np.array_equal(draw.block(0, 30), law.sample(30, DIM, seed))
-    assert np.array_equal(draw.block(7, 19), law.sample(30, DIM, seed)[7:19])
+    assert np.array_equal(draw.block(0, 30), distribution.sample(30, DIM, seed))
+    assert np.array_equal(draw.block(7, 19), distribution.sample(30, DIM, seed)[7:19])
 
 
 @pytest.mark.parametrize(("start", "stop"), [(0, 31), (-1, 3), (5, 5), (6, 5), (30, 31)])
@@ -149,14 +153,14 @@ def test_a_block_outside_the_draw_is_named(start, stop):
 
 
 class Doubled:
-    """A law of one's own needs no more than ``sample``."""
+    """A head distribution of one's own needs no more than ``sample``."""
 
     def sample(self, n_heads, dim, seed, *, start=0):
         return 2 * GaussianHeads().sample(n_heads, dim, seed, start=start)
 
 
 def test_any_law_with_sample_can_be_drawn_from():
-    assert isinstance(Doubled(), HeadLaw)
+    assert isinstance(Doubled(), HeadDistribution)
     draw = HeadDraw(Doubled(), n_heads=4, dim=DIM, seed=0)
     assert np.array_equal(draw.block(1, 3), 2 * GaussianHeads().sample(4, DIM, 0)[1:3])
 
@@ -165,20 +169,22 @@ def test_any_law_with_sample_can_be_drawn_from():
 
 
 def test_parameters_can_be_read_and_set():
-    law = GaussianHeads(mean=1.0)
-    assert law.get_params() == {"mean": 1.0, "scale": 0.5, "pairs": None}
-    assert law.set_params(scale=0.25) is law
-    assert law == GaussianHeads(1.0, 0.25)
-    with pytest.raises(ValueError, match="GaussianHeads has no parameter 'rank': it has mean, pairs, scale"):
-        law.set_params(rank=3)
+    distribution = GaussianHeads(mean=1.0)
+    assert distribution.get_params() == {"mean": 1.0, "scale": 0.5, "pairs": None}
+    assert distribution.set_params(scale=0.25) is distribution
+    assert distribution == GaussianHeads(1.0, 0.25)
+    with pytest.raises(
+        ValueError, match="GaussianHeads has no parameter 'rank': it has mean, pairs, scale"
+    ):
+        distribution.set_params(rank=3)
 
 
-@pytest.mark.parametrize("law", LAWS)
-def test_laws_compare_by_their_parameters(law):
-    assert copy.deepcopy(law) == law
-    assert pickle.loads(pickle.dumps(law)) == law
-    assert sum(law == other for other in LAWS) == 1
-    assert law != 3
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_laws_compare_by_their_parameters(distribution):
+    assert copy.deepcopy(distribution) == distribution
+    assert pickle.loads(pickle.dumps(distribution)) == distribution
+    assert sum(distribution == other for other in DISTRIBUTIONS) == 1
+    assert distribution != 3
 
 
 def test_repr():
@@ -239,8 +245,8 @@ WRONG_TYPE = [
     (lambda: GaussianHeads().sample(True, DIM, 0), "`n_heads` must be an integer .* got True of type bool"),
     (lambda: GaussianHeads().sample(2, DIM, None), "`seed` must be an integer of at least 0: got None"),
     (lambda: QueryKeyHeads(1.5).sample(2, DIM, 0), "`rank` must be an integer of at least 1: got 1.5"),
-    (lambda: HeadDraw(3, 2, DIM, 0), r"`law` must be a law of heads, with a method sample.*: got 3. Use kh."),
-    (lambda: HeadDraw(GaussianHeads, 2, DIM, 0), r"`law` must be a law of heads.*got <class .*GaussianHeads"),
+    (lambda: HeadDraw(3, 2, DIM, 0), r"`heads` must be a head distribution, with a method sample.*: got 3. Use kh."),
+    (lambda: HeadDraw(GaussianHeads, 2, DIM, 0), r"`heads` must be a head distribution.*got <class .*GaussianHeads"),
 ]  # fmt: skip
 
 

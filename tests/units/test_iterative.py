@@ -49,7 +49,9 @@ def test_it_is_the_direct_solution(rng, n, p, fit_intercept, weighted):
     path = design_path(design, y, alphas, fit_intercept=fit_intercept, weights=weights)
     for primal in (False, True):
         problem = RidgeProblem.of(y, alphas, fit_intercept=fit_intercept, weights=weights)
-        fits = ridge_cg(Plain(design), problem, no_preconditioner(p if primal else n), primal=primal, tol=1e-10)
+        fits = ridge_cg(
+            Plain(design), problem, no_preconditioner(p if primal else n), primal=primal, tol=1e-10
+        )
         for i, fit in enumerate(fits):
             assert fit.residual <= 1e-10
             assert fit.alpha == alphas[i]
@@ -69,7 +71,9 @@ def test_the_certificate_bounds_the_error(rng, n, p, primal):
     for tol in (0.1, 1e-3, 1e-9):
         problem = RidgeProblem.of(y, [1e-2], weights=weights)
         [fit] = ridge_cg(Plain(design), problem, plain, primal=primal, tol=tol)
-        off = np.sqrt(weights)[:, None] * (design @ (fit.coef - exact.coef) + fit.intercept - exact.intercept)
+        off = np.sqrt(weights)[:, None] * (
+            design @ (fit.coef - exact.coef) + fit.intercept - exact.intercept
+        )
         spread = np.sqrt(weights @ np.square(y[:, 0] - np.average(y[:, 0], weights=weights)))
         assert fit.residual <= tol
         assert np.linalg.norm(off) <= (fit.residual + 1e-10) * spread
@@ -78,7 +82,11 @@ def test_the_certificate_bounds_the_error(rng, n, p, primal):
 @pytest.mark.parametrize("alpha", [0.04, 9.0])
 def test_the_certificate_is_the_residual_of_the_system(rng, alpha):
     """|r| / (2 √alpha |√w (y − ȳ)|) for p unknowns, |r| / |√w (y − ȳ)| for n; the worst of the outputs."""
-    design, y, weights = rng.standard_normal((30, 12)), rng.standard_normal((30, 3)), rng.uniform(0.2, 2.0, 30)
+    design, y, weights = (
+        rng.standard_normal((30, 12)),
+        rng.standard_normal((30, 3)),
+        rng.uniform(0.2, 2.0, 30),
+    )
     y[:, 2] = 5.0  # constant: nothing to solve for, and nothing to divide by
     roots = np.sqrt(weights)[:, None]
     centred = roots * (y - np.average(y, axis=0, weights=weights))
@@ -140,7 +148,9 @@ def y(sets, rng):
 def test_products_of_heads_are_those_of_their_features(sets, rng, n_extras):
     draw = HeadDraw(kh.GaussianHeads(), 50, 3, 0)
     centre, extras = rng.standard_normal(200), rng.standard_normal((120, n_extras))
-    batch = kh.SetBatch(np.split(sets.tokens, sets.offsets[1:-1]), sets.query, extras if n_extras else None)
+    batch = kh.SetBatch(
+        np.split(sets.tokens, sets.offsets[1:-1]), sets.query, extras if n_extras else None
+    )
     phi = np.hstack([kh.attention_features(sets, draw) - centre, extras])
     design = HeadDesign(batch, draw, "relu", "float64", 10_000, centre)
     assert design.shape == phi.shape
@@ -150,7 +160,9 @@ def test_products_of_heads_are_those_of_their_features(sets, rng, n_extras):
     np.testing.assert_allclose(design.matvec(v), phi @ v, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("options", [{}, {"fit_intercept": False}, {"pooling": "sum"}, {"query": "each"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"fit_intercept": False}, {"pooling": "sum"}, {"query": "each"}]
+)
 @pytest.mark.parametrize("n_heads", [12, 60])
 def test_the_estimator_predicts_what_the_direct_one_does(sets, y, rng, n_heads, options):
     weights = rng.integers(0, 3, size=120)
@@ -158,7 +170,7 @@ def test_the_estimator_predicts_what_the_direct_one_does(sets, y, rng, n_heads, 
         n_heads,
         alpha=0.05,
         random_state=0,
-        **{"law": kh.GaussianHeads(), "scaling": "none", "query": "given", **options},
+        **{"heads": kh.GaussianHeads(), "scaling": "none", "query": "given", **options},
     )
     direct = clone(model).fit(sets, y, sample_weight=weights)
     large = clone(model).set_params(solver="cg").fit(sets, y, sample_weight=weights)
@@ -172,25 +184,47 @@ def test_the_estimator_predicts_what_the_direct_one_does(sets, y, rng, n_heads, 
 
 def test_a_few_penalties_are_chosen_on_held_out_samples(sets, y):
     model = kh.AttentionRegressor(
-        60, alpha=[1e-3, 0.1, 1e4], random_state=0, solver="cg", law=kh.GaussianHeads(), scaling="none", query="given"
+        60,
+        alpha=[1e-3, 0.1, 1e4],
+        random_state=0,
+        solver="cg",
+        heads=kh.GaussianHeads(),
+        scaling="none",
+        query="given",
     ).fit(sets, y)
     assert model.alpha_ == model.alphas_[np.argmin(model.holdout_errors_)] != 1e4
     assert model.holdout_error_ == model.holdout_errors_.min()
     with pytest.raises(ValueError, match=r"alpha='loo' needs an n × n or a p × p matrix"):
-        kh.AttentionRegressor(60, solver="cg", law=kh.GaussianHeads(), scaling="none", query="given").fit(sets, y)
+        kh.AttentionRegressor(
+            60, solver="cg", heads=kh.GaussianHeads(), scaling="none", query="given"
+        ).fit(sets, y)
     with pytest.raises(ValueError, match="finitely many heads"):
         kh.AttentionRegressor(
-            float("inf"), solver="cg", alpha=1.0, law=kh.GaussianHeads(), scaling="none", query="given"
+            float("inf"),
+            solver="cg",
+            alpha=1.0,
+            heads=kh.GaussianHeads(),
+            scaling="none",
+            query="given",
         ).fit(sets, y)
     with pytest.raises(ValueError, match="`solver` must be one of"):
-        kh.AttentionRegressor(60, solver="magic", law=kh.GaussianHeads(), scaling="none", query="given").fit(sets, y)
+        kh.AttentionRegressor(
+            60, solver="magic", heads=kh.GaussianHeads(), scaling="none", query="given"
+        ).fit(sets, y)
 
 
 def test_a_classifier_calibrates_on_held_out_samples(sets, y):
     label = np.where(y > np.median(y), "high", "low")
-    model = kh.AttentionClassifier(60, alpha=0.1, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given")
-    direct, large = clone(model).fit(sets, label), clone(model).set_params(solver="cg").fit(sets, label)
-    np.testing.assert_allclose(large.decision_function(sets), direct.decision_function(sets), atol=1e-6)
+    model = kh.AttentionClassifier(
+        60, alpha=0.1, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
+    )
+    direct, large = (
+        clone(model).fit(sets, label),
+        clone(model).set_params(solver="cg").fit(sets, label),
+    )
+    np.testing.assert_allclose(
+        large.decision_function(sets), direct.decision_function(sets), atol=1e-6
+    )
     assert 0 < large.temperature_ < np.inf
     assert large.predict_proba(sets).shape == (120, 2)
 
@@ -202,12 +236,12 @@ def test_float32_reaches_its_own_tolerance(sets, y):
         random_state=0,
         solver="cg",
         dtype="float32",
-        law=kh.GaussianHeads(),
+        heads=kh.GaussianHeads(),
         scaling="none",
         query="given",
     ).fit(sets, y)
     exact = kh.AttentionRegressor(
-        60, alpha=0.5, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"
+        60, alpha=0.5, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
     ).fit(sets, y)
     assert model.residual_ <= 1e-6
     assert np.abs(model.predict(sets) - exact.predict(sets)).max() < 1e-4 * np.ptp(y)
@@ -217,7 +251,13 @@ def test_a_residual_that_stays_is_told(sets, y, monkeypatch):
     monkeypatch.setattr(large_layer, "TOLERANCE", {"float64": 1e-30})
     with pytest.warns(ResidualWarning, match="relative residual of"):
         kh.AttentionRegressor(
-            30, alpha=0.1, random_state=0, solver="cg", law=kh.GaussianHeads(), scaling="none", query="given"
+            30,
+            alpha=0.1,
+            random_state=0,
+            solver="cg",
+            heads=kh.GaussianHeads(),
+            scaling="none",
+            query="given",
         ).fit(sets, y)
 
 
@@ -226,14 +266,22 @@ def test_memory_decides_when_nobody_does(sets, y, monkeypatch):
     assert large_layer.exceeds_memory(10**6, 10**6, "float32")
     monkeypatch.setattr(large_layer, "exceeds_memory", lambda *_: True)
     assert (
-        kh.AttentionRegressor(30, alpha=0.1, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given")
+        kh.AttentionRegressor(
+            30, alpha=0.1, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
+        )
         .fit(sets, y)
         .solver_
         == "cg"
     )
     assert (
         kh.AttentionRegressor(
-            30, alpha=0.1, random_state=0, solver="direct", law=kh.GaussianHeads(), scaling="none", query="given"
+            30,
+            alpha=0.1,
+            random_state=0,
+            solver="direct",
+            heads=kh.GaussianHeads(),
+            scaling="none",
+            query="given",
         )
         .fit(sets, y)
         .solver_
@@ -248,7 +296,9 @@ def test_one_distinct_sample_is_enough_for_a_penalty(sets, n_heads, fit_intercep
     options = {"alpha": 0.5, "random_state": 0, "fit_intercept": fit_intercept}
     direct, large = (
         kh.AttentionRegressor(
-            n_heads, solver=solver, **{"law": kh.GaussianHeads(), "scaling": "none", "query": "given", **options}
+            n_heads,
+            solver=solver,
+            **{"heads": kh.GaussianHeads(), "scaling": "none", "query": "given", **options},
         )
         .fit(copies, [2.0, 2.0, 2.0])
         .predict(copies)
@@ -288,7 +338,9 @@ def test_a_tenth_is_predicted_by_a_fit_to_the_rest(sets, y, rng, weighted):
     assert np.isnan(alone.predictions).all()
     assert np.isnan(alone.ridge.errors).all()
     np.testing.assert_allclose(found.layer.predict(sets), alone.layer.predict(sets), atol=1e-6)
-    asked = fitted(sets[rows], y[rows], [penalties[best]], solver="cg", weights=weights, hold_out=True)
+    asked = fitted(
+        sets[rows], y[rows], [penalties[best]], solver="cg", weights=weights, hold_out=True
+    )
     np.testing.assert_allclose(asked.predictions, found.predictions, rtol=1e-4, atol=1e-5)
 
 
@@ -305,7 +357,9 @@ def test_one_sample_has_a_layer_and_nothing_to_leave_out(sets, y, n_heads):
     assert np.isnan(found.predictions).all()
     assert np.isnan(found.ridge.errors).all()
     for penalties in ([0.1, 1.0], None):
-        with pytest.raises(ValueError, match="leave-one-out needs at least two samples: got 1 sample"):
+        with pytest.raises(
+            ValueError, match="leave-one-out needs at least two samples: got 1 sample"
+        ):
             large_layer.fit_layer(
                 sets[[0, 0]], y[[0, 0], None], HeadDraw(kh.GaussianHeads(), n_heads, 3, 0),
                 None if penalties is None else np.array(penalties),
@@ -316,7 +370,9 @@ def test_one_sample_has_a_layer_and_nothing_to_leave_out(sets, y, n_heads):
     (100, 10, "float64", 4 * 100 * 8), (100, 10, "float32", 4 * 100 * 4), (10, 100, "float64", 1.5 * 100 * 8),
     (10, 10, "float64", 1.5 * 100 * 8),
 ])  # fmt: skip
-def test_a_gram_matrix_and_its_factors_may_take_four_fifths_of_the_memory(n, p, dtype, needed, monkeypatch):
+def test_a_gram_matrix_and_its_factors_may_take_four_fifths_of_the_memory(
+    n, p, dtype, needed, monkeypatch
+):
     for memory, exceeds in ((needed / 0.8 * 1.001, False), (needed / 0.8 * 0.999, True)):
         asked = {"SC_PHYS_PAGES": memory / 4096, "SC_PAGE_SIZE": 4096}
         monkeypatch.setattr(large_layer.os, "sysconf", asked.__getitem__)
@@ -329,7 +385,9 @@ def test_features_are_centred_by_the_mean_of_some_samples(sets, dtype):
     features = kh.attention_features(sets, heads, dtype=dtype).astype(np.float64)
 
     def mean_feature(weights):
-        samples = large_layer.distinct_samples(sets, np.arange(120.0)[:, None], weights, np.zeros(120, np.int64))
+        samples = large_layer.distinct_samples(
+            sets, np.arange(120.0)[:, None], weights, np.zeros(120, np.int64)
+        )
         problem = RidgeProblem.of(samples.columns, [1.0], weights=weights, groups=samples.groups)
         task = large_layer._Task(samples, heads, problem, "relu", dtype, None, 2**30)
         return large_layer.mean_feature(heads, task)
@@ -360,7 +418,9 @@ def test_units_of_a_fit(sets, y):
     for heads in (HeadDraw(kh.GaussianHeads(), 5, 3, 0), kh.GaussianHeads()):
         fit = large_layer.fit_layer(sets, y[:, None], heads, np.array([0.1]))
         larger = fit.in_units(3)
-        np.testing.assert_allclose(larger.layer.predict(sets), 8 * fit.layer.predict(sets), rtol=1e-12)
+        np.testing.assert_allclose(
+            larger.layer.predict(sets), 8 * fit.layer.predict(sets), rtol=1e-12
+        )
         np.testing.assert_array_equal(larger.predictions, 8 * fit.predictions)
         np.testing.assert_allclose(larger.ridge.errors, 64 * fit.ridge.errors)
 
@@ -372,7 +432,9 @@ def test_copies_are_joined_and_what_has_no_weight_is_dropped(sets):
     assert plain.owner.tolist() == [0, 1, 0, 2, 3, 3]
     assert plain.weights.tolist() == [2.0, 1.0, 1.0, 2.0]
     assert plain.columns.tolist() == [[0.0], [1.0], [2.0], [3.0]]
-    weighed = large_layer.distinct_samples(sets[rows], columns, np.array([0.0, 0.0, 3.0, 1.0, 0.5, 0.5]))
+    weighed = large_layer.distinct_samples(
+        sets[rows], columns, np.array([0.0, 0.0, 3.0, 1.0, 0.5, 0.5])
+    )
     assert weighed.owner.tolist() == [0, -1, 0, 1, 2, 2]
     assert weighed.weights.tolist() == [3.0, 1.0, 1.0]
     assert weighed.weighed.tolist() == [0, 1, 2]
@@ -380,7 +442,10 @@ def test_copies_are_joined_and_what_has_no_weight_is_dropped(sets):
     single = large_layer.distinct_samples(sets[:3], np.zeros((3, 1)), np.ones(3))
     assert single.weights is None
     grouped = large_layer.distinct_samples(
-        sets[:5], np.arange(5.0)[:, None], np.array([0.0, 1.0, 0.0, 2.0, 0.0]), np.array([7, 7, 8, 9, 9])
+        sets[:5],
+        np.arange(5.0)[:, None],
+        np.array([0.0, 1.0, 0.0, 2.0, 0.0]),
+        np.array([7, 7, 8, 9, 9]),
     )
     assert grouped.owner.tolist() == [0, 1, -1, 2, 3]
     assert grouped.groups.tolist() == [7, 7, 9, 9]
@@ -393,7 +458,10 @@ def test_copies_are_joined_and_what_has_no_weight_is_dropped(sets):
 @pytest.mark.parametrize("n_heads", [2, 40])
 def test_blocks_of_heads_and_of_samples_give_the_layer_of_all(sets, y, n_heads):
     """In blocks that share their memory, nothing may be kept for later."""
-    whole, *cut = (fitted(sets[:30], y[:30], [0.1], n_heads, memory_budget=size) for size in (2**30, 20_000, 100))
+    whole, *cut = (
+        fitted(sets[:30], y[:30], [0.1], n_heads, memory_budget=size)
+        for size in (2**30, 20_000, 100)
+    )
     for part in cut:
         np.testing.assert_allclose(part.layer.values, whole.layer.values, atol=1e-9)
         np.testing.assert_allclose(part.layer.intercept, whole.layer.intercept, atol=1e-9)

@@ -38,11 +38,14 @@ def all_cells(seed, model):
 
 
 @pytest.mark.parametrize(
-    ("model", "learner"), [("attention", "ridge"), ("biased", "ridge"), ("mlp", "ridge"), ("attention", "fixed")]
+    ("model", "learner"),
+    [("attention", "ridge"), ("biased", "ridge"), ("mlp", "ridge"), ("attention", "fixed")],
 )
 def test_a_cell_has_the_same_bits_alone(seed, model, learner):
     ridge = 1e-3 if learner == "fixed" else None
-    cells = [dataclasses.replace(cell, learner=learner, ridge=ridge) for cell in all_cells(seed, model)]
+    cells = [
+        dataclasses.replace(cell, learner=learner, ridge=ridge) for cell in all_cells(seed, model)
+    ]
     together = {cell: values for job in group(cells) for cell, values, _ in compute(job)}
     assert set(together) == set(cells)
     for cell in random.Random(seed).sample(cells, 6):
@@ -62,14 +65,18 @@ def test_a_resumed_job_gives_only_what_is_missing(seed):
     [job] = group(cell for cell in all_cells(seed, "attention") if cell.n_heads is not None)
     whole = {cell: values for cell, values, _ in compute(job)}
     wanted = set(random.Random(seed).sample(job.cells, 5))
-    assert {cell: values for cell, values, _ in compute(job, wanted)} == {cell: whole[cell] for cell in wanted}
+    assert {cell: values for cell, values, _ in compute(job, wanted)} == {
+        cell: whole[cell] for cell in wanted
+    }
     assert list(compute(job, ())) == []
 
 
 @pytest.mark.parametrize("model", ["attention", "mlp"])
 def test_nested_heads_are_the_features_of_each_draw(seed, model):
     draw = Draw.of(Cell(model, "token", 3, 4, 3, 12, 12, 7, seed, 0))
-    for m, gram, cross in nested_grams(model, draw.train, draw.test, [70, 3, HEAD_BLOCK], draw.head_seed):
+    for m, gram, cross in nested_grams(
+        model, draw.train, draw.test, [70, 3, HEAD_BLOCK], draw.head_seed
+    ):
         if model == "mlp":
             weights = sample_mlp_weights(4 * m, 4, 3, draw.head_seed)
             features = [mlp_features(sets, weights) for sets in (draw.train, draw.test)]
@@ -90,7 +97,9 @@ def test_outcome_is_the_ridge_path(seed):
     errors = []
     for i in range(len(path.alphas)):
         fit = path.at(i)
-        errors.append(np.mean((cross @ fit.coef[:, 0] + fit.intercept[0] - truth) ** 2) / np.var(truth))
+        errors.append(
+            np.mean((cross @ fit.coef[:, 0] + fit.intercept[0] - truth) ** 2) / np.var(truth)
+        )
     found = FactorisedGram.of(gram).outcome(y, cross, truth)
     assert found["error"] == pytest.approx(errors[path.best], rel=1e-8)
     assert found["alpha"] == pytest.approx(path.alphas[path.best])
@@ -100,7 +109,21 @@ def test_outcome_is_the_ridge_path(seed):
 
 
 def test_models_meet_the_same_sets_and_noise(seed):
-    cell = Cell("attention", "token", 3, 4, 3, 12, 12, 7, seed, 0, noise=0.3, outliers=0.2, outlier_size=10.0)
+    cell = Cell(
+        "attention",
+        "token",
+        3,
+        4,
+        3,
+        12,
+        12,
+        7,
+        seed,
+        0,
+        noise=0.3,
+        outliers=0.2,
+        outlier_size=10.0,
+    )
     other = dataclasses.replace(cell, model="mlp", n_heads=None, learner="huber")
     assert (Draw.of(cell).labels(cell) == Draw.of(other).labels(other)).all()
     clean = dataclasses.replace(cell, noise=0.0, outliers=0.0)
@@ -129,7 +152,8 @@ def test_memory_is_counted_high_enough():
 def test_biased_cells_have_their_mean(n_heads):
     """Ridge by hand on the kernel or the features of that mean; the job of another mean is another."""
     cells = [
-        Cell("biased", "corr * token", 3, 2, n_heads, 20, 20, 30, 0, 0, "fixed", ridge=1e-3, mean=c) for c in (0.5, 2.0)
+        Cell("biased", "corr * token", 3, 2, n_heads, 20, 20, 30, 0, 0, "fixed", ridge=1e-3, mean=c)
+        for c in (0.5, 2.0)
     ]
     jobs = group(cells)
     assert len(jobs) == 2
@@ -138,12 +162,18 @@ def test_biased_cells_have_their_mean(n_heads):
         draw, target = Draw.of(cell), read_target(cell.target, cell.dim)
         found = []
         for k in range(1 if n_heads is None else 2):  # 80 heads are drawn in all
-            law = GaussianHeads(mean=cell.mean)
+            distribution = GaussianHeads(mean=cell.mean)
             if n_heads is None:
-                gram, cross = attention_kernel(draw.train, law=law), attention_kernel(draw.test, draw.train, law=law)
+                gram, cross = (
+                    attention_kernel(draw.train, heads=distribution),
+                    attention_kernel(draw.test, draw.train, heads=distribution),
+                )
             else:
-                heads = law.sample(n_heads, cell.dim, draw.head_seed + k)
-                features, of_test = attention_features(draw.train, heads), attention_features(draw.test, heads)
+                heads = distribution.sample(n_heads, cell.dim, draw.head_seed + k)
+                features, of_test = (
+                    attention_features(draw.train, heads),
+                    attention_features(draw.test, heads),
+                )
                 gram, cross = features @ features.T, of_test @ features.T
             fitted = cross @ np.linalg.solve(gram + 20 * 1e-3 * np.eye(20), target(draw.train))
             found.append(np.mean((fitted - target(draw.test)) ** 2))

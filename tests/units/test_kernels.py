@@ -10,15 +10,17 @@ from keyhole.attention.activations import POINTWISE, gaussian_moment
 from keyhole.data.sets import check_sets
 
 
-def looped_kernel(a, b, law, activation):
+def looped_kernel(a, b, distribution, activation):
     """The definition, one pair of sets at a time."""
-    mean, scale = law.moments(a.dim)
+    mean, scale = distribution.moments(a.dim)
     mean = np.zeros((a.dim + 1, a.dim + 1)) if mean is None else mean
     out = np.empty((len(a), len(b)))
     for i, x in enumerate(a):
         for j, y in enumerate(b):
             inner = x.extended_keys() @ y.extended_keys().T
-            lengths = np.outer(np.linalg.norm(x.extended_keys(), axis=1), np.linalg.norm(y.extended_keys(), axis=1))
+            lengths = np.outer(
+                np.linalg.norm(x.extended_keys(), axis=1), np.linalg.norm(y.extended_keys(), axis=1)
+            )
             (x0,), (y0,) = x.extended_query(), y.extended_query()
             cosine = x0 @ y0 / (np.linalg.norm(x0) * np.linalg.norm(y0))
             moments = gaussian_moment(
@@ -46,10 +48,12 @@ def test_the_kernel_is_its_definition(activation, mean, query, rng):
     a = ragged(rng, [1, 5, 140, 3, 2, 2, 9], 5, query, size)
     b = ragged(rng, [4, 1, 30], 5, query, size)
     means = {"none": 0.0, "identity": 1.0, "any": rng.normal(size=(6, 6)) / 4}
-    law = kh.GaussianHeads(means[mean], scale=0.4)
-    kernel = kh.attention_kernel(a, b, law, activation)
-    expected = looped_kernel(a, b, law, activation)
-    scale = np.sqrt(np.outer(*(np.diag(kh.attention_kernel(x, None, law, activation)) for x in (a, b))))
+    distribution = kh.GaussianHeads(means[mean], scale=0.4)
+    kernel = kh.attention_kernel(a, b, distribution, activation)
+    expected = looped_kernel(a, b, distribution, activation)
+    scale = np.sqrt(
+        np.outer(*(np.diag(kh.attention_kernel(x, None, distribution, activation)) for x in (a, b)))
+    )
     assert kernel.shape == (7, 3)
     assert np.max(np.abs(kernel - expected) / scale) < 1e-12
 
@@ -58,14 +62,19 @@ def test_the_kernel_is_its_definition(activation, mean, query, rng):
 def test_any_dimension(dim, rng):
     a = ragged(rng, [3, 1, 6], dim)
     np.testing.assert_allclose(
-        kh.attention_kernel(a), looped_kernel(a, a, kh.GaussianHeads(), "relu"), rtol=1e-11, atol=1e-13
+        kh.attention_kernel(a),
+        looped_kernel(a, a, kh.GaussianHeads(), "relu"),
+        rtol=1e-11,
+        atol=1e-13,
     )
 
 
 def test_one_key_per_set_in_numbers(rng):
     a = ragged(rng, [1] * 300, 2)
     expected = looped_kernel(a[:3], a, kh.GaussianHeads(mean=1.0), "relu")
-    np.testing.assert_allclose(kh.attention_kernel(a, law=kh.GaussianHeads(mean=1.0))[:3], expected, rtol=1e-9)
+    np.testing.assert_allclose(
+        kh.attention_kernel(a, heads=kh.GaussianHeads(mean=1.0))[:3], expected, rtol=1e-9
+    )
 
 
 def test_unit_tokens_have_a_kernel_of_at_most_one(rng):
@@ -80,9 +89,9 @@ def test_unit_tokens_have_a_kernel_of_at_most_one(rng):
 
 def test_the_law_defaults_to_mean_zero(rng):
     a = ragged(rng, [2, 4], 3)
-    for law in (None, kh.GaussianHeads(), kh.GaussianHeads(mean=np.zeros((4, 4)))):
-        assert (kh.attention_kernel(a, law=law) == kh.attention_kernel(a)).all()
-        assert (kh.attention_kernel(a, a, law) == kh.attention_kernel(a)).all()
+    for distribution in (None, kh.GaussianHeads(), kh.GaussianHeads(mean=np.zeros((4, 4)))):
+        assert (kh.attention_kernel(a, heads=distribution) == kh.attention_kernel(a)).all()
+        assert (kh.attention_kernel(a, a, distribution) == kh.attention_kernel(a)).all()
 
 
 def test_single_precision_is_computed_in_double(rng):
@@ -96,12 +105,16 @@ def test_the_step_kernel_is_exact_on_its_diagonal(rng):
     """arcsin is steep at 1: a correlation off by rounding would cost half the digits."""
     a = kh.SetBatch(rng.normal(size=(30, 1, 7)), rng.normal(size=(30, 7)))
     lengths = np.square(a.extended_keys()).sum(axis=1)
-    np.testing.assert_allclose(np.diag(kh.attention_kernel(a, activation="step")), lengths / 2, rtol=1e-14)
-    law = kh.GaussianHeads(mean=1.0)
+    np.testing.assert_allclose(
+        np.diag(kh.attention_kernel(a, activation="step")), lengths / 2, rtol=1e-14
+    )
+    distribution = kh.GaussianHeads(mean=1.0)
     mean = np.einsum("nd,nd->n", a.query, a.tokens)
     std = 0.5 * np.linalg.norm(a.extended_query(), axis=1) * np.sqrt(lengths)
     expected = gaussian_moment("step", mean, mean, std, std, 1.0) * lengths
-    np.testing.assert_allclose(np.diag(kh.attention_kernel(a, None, law, "step")), expected, rtol=1e-12)
+    np.testing.assert_allclose(
+        np.diag(kh.attention_kernel(a, None, distribution, "step")), expected, rtol=1e-12
+    )
 
 
 def test_keys_at_the_origin_and_opposite_keys():
@@ -141,8 +154,16 @@ def test_near_copies_and_near_opposites_keep_their_digits(activation, sign, apar
     for far in ("keys", "queries"):
         size = 1e5 if sign < 0 else 1.0
         noise = apart * rng.normal(size=(2, 2, 3))
-        x = key * (size if far == "keys" else 1.0) * np.array([[1.0], [sign if far == "keys" else 1.0]])
-        q = query * (size if far == "queries" else 1.0) * np.array([[1.0], [sign if far == "queries" else 1.0]])
+        x = (
+            key
+            * (size if far == "keys" else 1.0)
+            * np.array([[1.0], [sign if far == "keys" else 1.0]])
+        )
+        q = (
+            query
+            * (size if far == "queries" else 1.0)
+            * np.array([[1.0], [sign if far == "queries" else 1.0]])
+        )
         x, q = x + noise[0] * np.linalg.norm(x[0]), q + noise[1] * np.linalg.norm(q[0])
         sets = kh.SetBatch(x[:, None], q)
         found = kh.attention_kernel(sets, activation=activation)[0, 1]
@@ -155,9 +176,11 @@ def test_a_series_in_one_correlation_has_terms_enough_for_it(activation, other):
     """One pair alone decides how many: with [3; 1] these keys have a cosine of −0.4, 0.1, 0.7 and 0.99."""
     a, b = (kh.SetBatch(np.array([[[x]]]), np.ones((1, 1))) for x in (3.0, other))
     for strength in (0.3, -0.3):
-        law = kh.GaussianHeads(strength, 0.4)
+        distribution = kh.GaussianHeads(strength, 0.4)
         np.testing.assert_allclose(
-            kh.attention_kernel(a, b, law, activation), looped_kernel(a, b, law, activation), rtol=1e-12
+            kh.attention_kernel(a, b, distribution, activation),
+            looped_kernel(a, b, distribution, activation),
+            rtol=1e-12,
         )
 
 
@@ -197,7 +220,9 @@ def looped_mlp(a, b):
 @pytest.mark.parametrize("budget", [500, 5000, 2**30])
 def test_the_mlp_kernel_is_its_definition(query, budget, rng):
     a, b = ragged(rng, [4] * 9, 3, query), ragged(rng, [4] * 5, 3, query)
-    np.testing.assert_allclose(kh.mlp_kernel(a, b, memory_budget=budget), looped_mlp(a, b), rtol=1e-11)
+    np.testing.assert_allclose(
+        kh.mlp_kernel(a, b, memory_budget=budget), looped_mlp(a, b), rtol=1e-11
+    )
     np.testing.assert_allclose(kh.mlp_kernel(a, memory_budget=budget), looped_mlp(a, a), rtol=1e-11)
     assert (kh.mlp_kernel(a, a) == kh.mlp_kernel(a)).all()
 
@@ -207,37 +232,49 @@ def test_the_mlp_kernel_is_its_definition(query, budget, rng):
 
 def test_laws_without_a_closed_form_name_the_remedy(rng):
     a = ragged(rng, [2, 3], 3)
-    with pytest.raises(ValueError, match=r"QueryKeyHeads\(rank=2.*no closed form is known. Use finite heads"):
-        kh.attention_kernel(a, law=kh.QueryKeyHeads(rank=2))
+    with pytest.raises(
+        ValueError, match=r"QueryKeyHeads\(rank=2.*no closed form is known. Use finite heads"
+    ):
+        kh.attention_kernel(a, heads=kh.QueryKeyHeads(rank=2))
     with pytest.raises(ValueError, match=r"'softmax'.*no closed form.*finite heads"):
         kh.attention_kernel(a, activation="softmax")
     with pytest.raises(ValueError, match=r"`mean` must be a number or a \(D, D\) matrix.*\(3, 3\)"):
-        kh.attention_kernel(a, law=kh.GaussianHeads(mean=np.eye(3)))
+        kh.attention_kernel(a, heads=kh.GaussianHeads(mean=np.eye(3)))
 
 
 def test_a_class_is_not_a_law(rng):
-    with pytest.raises(TypeError, match=r"not its class: got GaussianHeads. Write GaussianHeads\(\)"):
-        kh.attention_kernel(ragged(rng, [2, 3], 3), law=kh.GaussianHeads)
+    with pytest.raises(
+        TypeError, match=r"not its class: got GaussianHeads. Write GaussianHeads\(\)"
+    ):
+        kh.attention_kernel(ragged(rng, [2, 3], 3), heads=kh.GaussianHeads)
 
 
 def test_sets_from_different_spaces_are_refused(rng):
     a, b = ragged(rng, [2, 3], 3), ragged(rng, [2, 3], 4)
-    with pytest.raises(ValueError, match="`a` and `b` must share their token dimension: got 3 and 4"):
+    with pytest.raises(
+        ValueError, match="`a` and `b` must share their token dimension: got 3 and 4"
+    ):
         kh.attention_kernel(a, b)
-    with pytest.raises(ValueError, match="`a` and `b` must share their token dimension: got 3 and 4"):
+    with pytest.raises(
+        ValueError, match="`a` and `b` must share their token dimension: got 3 and 4"
+    ):
         kh.mlp_kernel(a[:1], b[:1])
 
 
 def test_the_mlp_needs_one_number_of_keys(rng):
     a = ragged(rng, [2, 2, 3], 3)
-    with pytest.raises(ValueError, match=r"set 0 of `a` has 2 and set 2 of `a` has 3. Use attention_features"):
+    with pytest.raises(
+        ValueError, match=r"set 0 of `a` has 2 and set 2 of `a` has 3. Use attention_features"
+    ):
         kh.mlp_kernel(a)
     with pytest.raises(ValueError, match="set 0 of `a` has 2 and set 0 of `b` has 3"):
         kh.mlp_kernel(a[:2], a[2:])
 
 
 def test_arrays_are_pointed_to_set_batches():
-    with pytest.raises(TypeError, match=r"`a` must be a SetBatch: got ndarray. Wrap arrays in kh.SetBatch"):
+    with pytest.raises(
+        TypeError, match=r"`a` must be a SetBatch: got ndarray. Wrap arrays in kh.SetBatch"
+    ):
         check_sets(np.zeros((2, 3)), "a")
     sets = kh.SetBatch(np.ones((3, 2, 2)))
     config.update("jaxtyping_disable", True)
@@ -251,7 +288,9 @@ def test_arrays_are_pointed_to_set_batches():
 
 @pytest.mark.parametrize("exponent", [-700.0, -400.0, 0.0, 400.0, 700.0, 708.7])
 def test_exponentials_are_right_as_long_as_they_fit(exponent):
-    one = kh.SetBatch(np.ones((1, 1, 1)), np.ones((1, 1)))  # a score of mean c, the identity's strength
+    one = kh.SetBatch(
+        np.ones((1, 1, 1)), np.ones((1, 1))
+    )  # a score of mean c, the identity's strength
     kernel = kh.attention_kernel(one, None, kh.GaussianHeads(exponent / 2, 1e-9), "exp")
     np.testing.assert_allclose(kernel, [[2.0 * np.exp(exponent)]], rtol=1e-11)
 

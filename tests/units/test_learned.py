@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 
 import keyhole as kh
-from keyhole.attention.heads import FittedHeads, HeadLaw, Step, standard_normals
+from keyhole.attention.heads import FittedHeads, HeadDistribution, Step, standard_normals
 from keyhole.attention.learned import (
     Adam,
+    HeadDescent,
     Judgement,
-    LawDescent,
     Search,
     Task,
     _search,
     choose_identity,
-    gradient_in_law,
+    gradient_in_heads,
     held_out_parts,
     improvement,
     judge,
@@ -32,10 +32,10 @@ FAST = {"steps": 6, "n_heads": 8}
 
 
 def test_laws_are_laws_but_have_no_heads_before_a_training_set():
-    for law in (kh.LearnedHeads(), kh.IdentityHeads()):
-        assert isinstance(law, HeadLaw)
+    for distribution in (kh.LearnedHeads(), kh.IdentityHeads()):
+        assert isinstance(distribution, HeadDistribution)
         with pytest.raises(ValueError, match="has no heads before it has seen a training set"):
-            law.sample(3, 2, 0)
+            distribution.sample(3, 2, 0)
 
 
 def test_the_result_is_determined_by_data_parameters_and_seed(task):
@@ -44,30 +44,30 @@ def test_the_result_is_determined_by_data_parameters_and_seed(task):
     np.testing.assert_array_equal(first.means_, second.means_)
     assert first.history == second.history
     models = [
-        kh.AttentionRegressor(16, law=kh.LearnedHeads(**FAST), random_state=1, scaling="none", query="given").fit(
-            sets, y
-        )
+        kh.AttentionRegressor(
+            16, heads=kh.LearnedHeads(**FAST), random_state=1, scaling="none", query="given"
+        ).fit(sets, y)
         for _ in range(2)
     ]
     np.testing.assert_array_equal(*(model.predict(sets) for model in models))
 
 
 def test_fitted_heads_nest_and_share_out_their_means(rng):
-    law = FittedHeads(rng.normal(size=(3, 4, 4)), scale=0.3)
-    whole = law.sample(10, 3, seed=5)
-    np.testing.assert_array_equal(law.sample(4, 3, seed=5, start=6), whole[6:])
+    distribution = FittedHeads(rng.normal(size=(3, 4, 4)), scale=0.3)
+    whole = distribution.sample(10, 3, seed=5)
+    np.testing.assert_array_equal(distribution.sample(4, 3, seed=5, start=6), whole[6:])
     noise = kh.GaussianHeads(0.0, 0.3).sample(10, 3, seed=5)
-    np.testing.assert_allclose(whole - noise, law.means_[np.arange(10) % 3], atol=1e-14)
+    np.testing.assert_allclose(whole - noise, distribution.means_[np.arange(10) % 3], atol=1e-14)
     with pytest.raises(ValueError, match="fitted to tokens of dimension 3"):
-        law.sample(2, 5, 0)
+        distribution.sample(2, 5, 0)
 
 
 def test_no_steps_is_a_choice_among_identities(task):
     sets, y = task
-    law = kh.LearnedHeads(steps=0, strengths=(0.0, 2.0)).fit(sets, y)
-    assert law.chosen in ("zero-mean", "identity")
-    assert law.steps == 0
-    assert law.history == ()
+    distribution = kh.LearnedHeads(steps=0, strengths=(0.0, 2.0)).fit(sets, y)
+    assert distribution.chosen in ("zero-mean", "identity")
+    assert distribution.steps == 0
+    assert distribution.history == ()
 
 
 def test_few_samples_are_not_descended_on(task):
@@ -76,26 +76,39 @@ def test_few_samples_are_not_descended_on(task):
 
 
 @pytest.mark.parametrize(
-    ("n", "gain", "learns"), [(80, 1.9, False), (80, 2.1, True), (260, 1.9, False), (260, 2.1, True)]
+    ("n", "gain", "learns"),
+    [(80, 1.9, False), (80, 2.1, True), (260, 1.9, False), (260, 2.1, True)],
 )
 def test_a_law_is_kept_beyond_two_standard_errors(n, gain, learns, monkeypatch, seed):
-    def found(pairs, unseen, base, start, alpha, *_):  # what a search says that gained so many standard errors
+    def found(
+        pairs, unseen, base, start, alpha, *_
+    ):  # what a search says that gained so many standard errors
         history = (Step(0, 1.0, 1.0), Step(1, 0.5, 0.5))
-        return Search(start, history, np.ones(sum(map(len, unseen))), gain, 1.0, replace(base, means_=start[0]), alpha)
+        return Search(
+            start,
+            history,
+            np.ones(sum(map(len, unseen))),
+            gain,
+            1.0,
+            replace(base, means_=start[0]),
+            alpha,
+        )
 
     monkeypatch.setattr("keyhole.attention.learned._search", found)
     sets = kh.targets.sphere_sets(n, n_keys=2, dim=2, seed=seed)
-    law = kh.LearnedHeads(**FAST).fit(sets, kh.targets.Correlation(2, 2)(sets))
-    assert law.steps == (1 if learns else 0)
-    assert law.reason.startswith("nothing learned beyond doubt") is not learns
+    distribution = kh.LearnedHeads(**FAST).fit(sets, kh.targets.Correlation(2, 2)(sets))
+    assert distribution.steps == (1 if learns else 0)
+    assert distribution.reason.startswith("nothing learned beyond doubt") is not learns
 
 
 def test_budgets_progress_and_callbacks(task, capsys):
     sets, y = task
     seen = []
-    law = kh.LearnedHeads(steps=12, n_heads=8, callback=seen.append, verbose=True).fit(sets, y)
+    distribution = kh.LearnedHeads(steps=12, n_heads=8, callback=seen.append, verbose=True).fit(
+        sets, y
+    )
     assert [step.step for step in seen] == [0, 5, 10, 12]
-    assert tuple(seen) == law.history
+    assert tuple(seen) == distribution.history
     assert "step   10: leave-one-out" in capsys.readouterr().err
     hurried = kh.LearnedHeads(steps=10_000, n_heads=8, seconds=0.3).fit(sets, y)
     assert hurried.history[-1].step < 10_000
@@ -105,20 +118,24 @@ def test_budgets_progress_and_callbacks(task, capsys):
 @pytest.mark.parametrize("n_means", [1, 3])
 def test_estimators_fit_the_law_first(activation, n_means, task):
     sets, y = task
-    law = kh.LearnedHeads(n_means=n_means, **FAST)
+    distribution = kh.LearnedHeads(n_means=n_means, **FAST)
     model = kh.AttentionRegressor(
-        16, law=law, activation=activation, random_state=0, scaling="none", query="given"
+        16, heads=distribution, activation=activation, random_state=0, scaling="none", query="given"
     ).fit(sets, y)
-    assert model.law is law, "the parameter is left alone"
-    assert isinstance(model.law_, FittedHeads)
-    np.testing.assert_array_equal(model.heads_.block(0, 16), model.law_.sample(16, 3, 0))
-    assert model.law_.reason
+    assert model.heads is distribution, "the parameter is left alone"
+    assert isinstance(model.heads_, FittedHeads)
+    np.testing.assert_array_equal(model.drawn_heads_.block(0, 16), model.heads_.sample(16, 3, 0))
+    assert model.heads_.reason
 
 
 def test_infinite_heads_take_a_learned_law(task):
     sets, y = task
     model = kh.AttentionRegressor(
-        math.inf, law=kh.LearnedHeads(n_means=2, **FAST), random_state=0, scaling="none", query="given"
+        math.inf,
+        heads=kh.LearnedHeads(n_means=2, **FAST),
+        random_state=0,
+        scaling="none",
+        query="given",
     ).fit(sets, y)
     assert np.isfinite(model.predict(sets)).all()
 
@@ -127,14 +144,14 @@ def test_weights_are_copies_for_a_law_too(task):
     sets, y = task
     counts = np.arange(80) % 2 + 1
     rows = np.repeat(np.arange(80), counts)
-    law = kh.LearnedHeads(**FAST)
-    weighted = kh.AttentionRegressor(16, law=law, random_state=0, scaling="none", query="given").fit(
-        sets, y, sample_weight=counts
-    )
-    repeated = kh.AttentionRegressor(16, law=law, random_state=0, scaling="none", query="given").fit(
-        sets[rows], y[rows]
-    )
-    np.testing.assert_allclose(weighted.law_.means_, repeated.law_.means_, atol=1e-6)
+    distribution = kh.LearnedHeads(**FAST)
+    weighted = kh.AttentionRegressor(
+        16, heads=distribution, random_state=0, scaling="none", query="given"
+    ).fit(sets, y, sample_weight=counts)
+    repeated = kh.AttentionRegressor(
+        16, heads=distribution, random_state=0, scaling="none", query="given"
+    ).fit(sets[rows], y[rows])
+    np.testing.assert_allclose(weighted.heads_.means_, repeated.heads_.means_, atol=1e-6)
 
 
 def test_the_held_out_part_is_made_of_runs():
@@ -142,7 +159,9 @@ def test_the_held_out_part_is_made_of_runs():
     assert mask.sum() == 200
     assert (np.diff(mask.reshape(100, 10), axis=1) == 0).all()
     assert held_out_parts(90, 0.2, seed=1)[0].sum() == 18
-    np.testing.assert_array_equal([mask.sum() for mask in held_out_parts(7, 1 / 7, seed=1, turns=7)], 1)
+    np.testing.assert_array_equal(
+        [mask.sum() for mask in held_out_parts(7, 1 / 7, seed=1, turns=7)], 1
+    )
 
 
 def test_groups_are_held_out_whole(rng):
@@ -160,20 +179,39 @@ def test_groups_are_held_out_whole(rng):
 @pytest.mark.parametrize("n_heads", [12, 60, math.inf])
 def test_estimators_leave_groups_out(n_heads, task):
     sets, y = task
-    groups = np.array(list("abcde"))[np.repeat([0, 1, 2, 3, 4, 2], [20, 20, 17, 2, 20, 1])]  # sizes differ
+    groups = np.array(list("abcde"))[
+        np.repeat([0, 1, 2, 3, 4, 2], [20, 20, 17, 2, 20, 1])
+    ]  # sizes differ
     model = kh.AttentionRegressor(
-        n_heads, alpha=[0.01, 1.0], random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"
+        n_heads,
+        alpha=[0.01, 1.0],
+        random_state=0,
+        heads=kh.GaussianHeads(),
+        scaling="none",
+        query="given",
     ).fit(sets, y, groups=groups)
     plain = kh.AttentionRegressor(
-        n_heads, alpha=model.alpha_, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"
+        n_heads,
+        alpha=model.alpha_,
+        random_state=0,
+        heads=kh.GaussianHeads(),
+        scaling="none",
+        query="given",
     ).fit(sets, y)
     np.testing.assert_allclose(model.predict(sets), plain.predict(sets), atol=1e-8)
     for group in "abcde":
         others = groups != group
         refit = kh.AttentionRegressor(
-            n_heads, alpha=model.alpha_, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"
+            n_heads,
+            alpha=model.alpha_,
+            random_state=0,
+            heads=kh.GaussianHeads(),
+            scaling="none",
+            query="given",
         ).fit(sets[others], y[others])
-        np.testing.assert_allclose(model.loo_predictions_[~others], refit.predict(sets[~others]), atol=1e-8)
+        np.testing.assert_allclose(
+            model.loo_predictions_[~others], refit.predict(sets[~others]), atol=1e-8
+        )
     np.testing.assert_allclose(model.loo_error_, np.mean((y - model.loo_predictions_) ** 2))
     assert model.alpha_ == model.alphas_[np.argmin(model.loo_errors_)]
 
@@ -196,44 +234,48 @@ def test_scales_of_coordinates(rng):
         ).fit(sets[:300], y[:300])
         for covariance in ("none", "diagonal")
     }
-    law = fits["diagonal"].law_
-    assert fits["none"].law_.query_scales_ is None
-    assert law.chosen == "learned"
-    assert law.query_scales_[0] > 1.5 * np.median(law.query_scales_), "the coordinate that matters"
-    assert law.key_scales_[0] > 1.5 * np.median(law.key_scales_)
-    heads = law.sample(4000, 8, seed=1) - law.means_[0]
-    measured = heads.std(axis=0) / (law.scale * np.outer(law.query_scales_, law.key_scales_))
+    distribution = fits["diagonal"].heads_
+    assert fits["none"].heads_.query_scales_ is None
+    assert distribution.chosen == "learned"
+    assert distribution.query_scales_[0] > 1.5 * np.median(distribution.query_scales_), (
+        "the coordinate that matters"
+    )
+    assert distribution.key_scales_[0] > 1.5 * np.median(distribution.key_scales_)
+    heads = distribution.sample(4000, 8, seed=1) - distribution.means_[0]
+    measured = heads.std(axis=0) / (
+        distribution.scale * np.outer(distribution.query_scales_, distribution.key_scales_)
+    )
     np.testing.assert_allclose(measured, 1.0, rtol=0.1)
     with pytest.raises(ValueError, match="infinitely many heads need noise of one scale"):
-        kh.AttentionRegressor(math.inf, kh.LearnedHeads(covariance="diagonal"), scaling="none", query="given").fit(
-            sets, y
-        )
+        kh.AttentionRegressor(
+            math.inf, kh.LearnedHeads(covariance="diagonal"), scaling="none", query="given"
+        ).fit(sets, y)
     infinite = kh.AttentionRegressor(
         math.inf, kh.LearnedHeads(steps=5), random_state=0, scaling="none", query="given"
     ).fit(sets[:100], y[:100])
-    assert infinite.law_.query_scales_ is None, "auto"
+    assert infinite.heads_.query_scales_ is None, "auto"
     with pytest.raises(ValueError, match="noise of one scale"):
-        kh.AttentionRegressor(math.inf, law, scaling="none", query="given").fit(sets, y)
+        kh.AttentionRegressor(math.inf, distribution, scaling="none", query="given").fit(sets, y)
 
 
 def test_weights_of_zero_and_wrong_groups(task):
     sets, y = task
     groups = np.arange(80) // 4
     weights = (np.arange(80) >= 8).astype(float)
-    law = kh.LearnedHeads(**FAST)
-    found = kh.AttentionRegressor(16, law, random_state=0, scaling="none", query="given").fit(
-        sets, y, weights, groups=groups
-    )
-    expected = kh.AttentionRegressor(16, law, random_state=0, scaling="none", query="given").fit(
-        sets[8:], y[8:], groups=groups[8:]
-    )
+    distribution = kh.LearnedHeads(**FAST)
+    found = kh.AttentionRegressor(
+        16, distribution, random_state=0, scaling="none", query="given"
+    ).fit(sets, y, weights, groups=groups)
+    expected = kh.AttentionRegressor(
+        16, distribution, random_state=0, scaling="none", query="given"
+    ).fit(sets[8:], y[8:], groups=groups[8:])
     np.testing.assert_allclose(found.predict(sets), expected.predict(sets), atol=1e-7)
     with pytest.raises(ValueError, match="at least two groups"):
-        kh.AttentionRegressor(16, law=kh.GaussianHeads(), scaling="none", query="given").fit(
+        kh.AttentionRegressor(16, heads=kh.GaussianHeads(), scaling="none", query="given").fit(
             sets, y, groups=np.zeros(80)
         )
     with pytest.raises(ValueError, match="`groups` must have one entry per set"):
-        kh.AttentionRegressor(16, law=kh.GaussianHeads(), scaling="none", query="given").fit(
+        kh.AttentionRegressor(16, heads=kh.GaussianHeads(), scaling="none", query="given").fit(
             sets, y, groups=np.arange(3)
         )
 
@@ -244,12 +286,12 @@ def test_siblings_do_not_fool_the_penalty(rng):
     groups = np.repeat(np.arange(40), 4)
     sets = kh.SetBatch((families[groups] + 0.01 * rng.normal(size=(160, 3)))[:, None, :])
     y = rng.normal(size=40)[groups]  # a family's own number: nothing to learn
-    plain = kh.AttentionRegressor(50, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given").fit(
-        sets, y
-    )
-    grouped = kh.AttentionRegressor(50, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given").fit(
-        sets, y, groups=groups
-    )
+    plain = kh.AttentionRegressor(
+        50, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
+    ).fit(sets, y)
+    grouped = kh.AttentionRegressor(
+        50, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
+    ).fit(sets, y, groups=groups)
     assert plain.loo_error_ < 0.5 * y.var()
     assert grouped.loo_error_ > 0.8 * y.var()
     assert grouped.alpha_ > plain.alpha_
@@ -281,24 +323,28 @@ def test_wrong_parameters_are_named(wrong, message, task):
 
 
 def test_step_has_no_gradient(task, monkeypatch):
-    monkeypatch.setattr("keyhole.attention.learned._fit", lambda *_: pytest.fail("long work before the check"))
+    monkeypatch.setattr(
+        "keyhole.attention.learned._fit", lambda *_: pytest.fail("long work before the check")
+    )
     with pytest.raises(ValueError, match="`activation` must be one of 'relu', 'softmax'"):
         kh.LearnedHeads(**FAST).fit(*task, activation="step")
     monkeypatch.undo()
     assert kh.LearnedHeads(steps=0).fit(*task, activation="step").steps == 0
 
 
-@pytest.mark.parametrize("law", [kh.LearnedHeads(steps=0, n_heads=4), kh.IdentityHeads(n_heads=4)])
-def test_a_law_is_fitted_with_seed_zero_and_relu_unless_told(law, task):
-    told = law.fit(*task, seed=0, activation="relu", fit_intercept=True)
-    assert law.fit(*task).reason == told.reason
-    assert law.fit(*task, seed=1).reason != told.reason
+@pytest.mark.parametrize(
+    "distribution", [kh.LearnedHeads(steps=0, n_heads=4), kh.IdentityHeads(n_heads=4)]
+)
+def test_a_law_is_fitted_with_seed_zero_and_relu_unless_told(distribution, task):
+    told = distribution.fit(*task, seed=0, activation="relu", fit_intercept=True)
+    assert distribution.fit(*task).reason == told.reason
+    assert distribution.fit(*task, seed=1).reason != told.reason
 
 
 def test_identity_heads_keep_the_first_pair_in_doubt(rng):
     sets = kh.targets.sphere_sets(60, n_keys=3, dim=3, seed=0)
-    law = kh.IdentityHeads(strengths=(2.0, 2.0, 2.0)).fit(sets, rng.normal(size=60))
-    assert (law.strength, law.scale) == (2.0, 0.5)
+    distribution = kh.IdentityHeads(strengths=(2.0, 2.0, 2.0)).fit(sets, rng.normal(size=60))
+    assert (distribution.strength, distribution.scale) == (2.0, 0.5)
     with pytest.raises(ValueError, match="`strengths` must be a sequence"):
         kh.IdentityHeads(strengths=3.0).fit(sets, rng.normal(size=60))
     with pytest.raises(ValueError, match=r"`scales\[0\]` must be larger than 0"):
@@ -306,26 +352,41 @@ def test_identity_heads_keep_the_first_pair_in_doubt(rng):
 
 
 def test_names_must_fit():
-    law = FittedHeads(np.eye(4)[None, :2], 0.5)  # queries of one coordinate, keys of three
-    assert law.strongest_pairs(["a", "b", "c"], 2, query_names=["q"]) == [("q", "a", 1.0), ("1", "b", 1.0)]
+    distribution = FittedHeads(np.eye(4)[None, :2], 0.5)  # queries of one coordinate, keys of three
+    assert distribution.strongest_pairs(["a", "b", "c"], 2, query_names=["q"]) == [
+        ("q", "a", 1.0),
+        ("1", "b", 1.0),
+    ]
     signed = FittedHeads(np.array([[[1.0, -3.0], [2.0, 0.0]]]), 0.5)
     assert signed.strongest_pairs(["a"], 3) == [("a", "1", -3.0), ("1", "a", 2.0), ("a", "a", 1.0)]
     for names, asked, words in (
         (["a"], ["q"], "`names` must name the 3 coordinates of a token: got 1 names"),
-        (["a", "b", "c"], ["q", "r"], "`query_names` must name the 1 coordinates of a query: got 2 names"),
-        (["a", "b", "c"], None, "`query_names` must name the 1 coordinates of a token: got 3 names"),
+        (
+            ["a", "b", "c"],
+            ["q", "r"],
+            "`query_names` must name the 1 coordinates of a query: got 2 names",
+        ),
+        (
+            ["a", "b", "c"],
+            None,
+            "`query_names` must name the 1 coordinates of a token: got 3 names",
+        ),
     ):
         with pytest.raises(ValueError, match=words):
-            law.strongest_pairs(names, query_names=asked)
+            distribution.strongest_pairs(names, query_names=asked)
 
 
 def test_a_law_says_what_it_was_fitted_to():
     for rows, given, words in (
         (4, (2,), "tokens of dimension 3, and its heads are 4 × 4: got dim 2"),
         (4, (3, 2), "tokens of dimension 3, and its heads are 4 × 4: got dim 3 and query_dim 2"),
-        (2, (3,), "queries of dimension 1 and keys of dimension 3, and its heads are 2 × 4: got dim 3"),
+        (
+            2,
+            (3,),
+            "queries of dimension 1 and keys of dimension 3, and its heads are 2 × 4: got dim 3",
+        ),
     ):
-        with pytest.raises(ValueError, match=f"this law was fitted to {words}"):
+        with pytest.raises(ValueError, match=f"this head distribution was fitted to {words}"):
             FittedHeads(np.zeros((1, rows, 4)), 0.5).components(*given)
 
 
@@ -344,16 +405,29 @@ def test_threads_change_no_bit(task, monkeypatch):
 
 def plan_of(n=100, dim=2, seed=3, meant_for=None, **options):
     sets = kh.SetBatch(np.full((n, 1, dim), 0.5), np.ones((n, dim)))
-    return kh.LearnedHeads(**options)._plan(Task(sets, np.zeros((n, 1)), None, "relu", True), seed, meant_for)
+    return kh.LearnedHeads(**options)._plan(
+        Task(sets, np.zeros((n, 1)), None, "relu", True), seed, meant_for
+    )
 
 
 def test_a_plan_is_the_parameters_and_their_documented_defaults():
     plan = plan_of()
     assert (plan.n_means, plan.scale, plan.steps, plan.learn_scales) == (1, 0.25, 100, True)
     assert (plan.rate, plan.shrinkage, plan.strengths) == (0.1, 1e-4, [0.0, 1.0, 3.0])
-    assert (plan.hops, plan.patterns, plan.ages, plan.jitter, plan.augment) == ([1], 1, None, 0.1, None)
+    assert (plan.hops, plan.patterns, plan.ages, plan.jitter, plan.augment) == (
+        [1],
+        1,
+        None,
+        0.1,
+        None,
+    )
     assert plan_of(hops="auto").hops == [1, 2, 3]
-    assert (plan.validation, plan.max_samples, plan.deadline, plan.seconds) == (0.2, 600, math.inf, math.inf)
+    assert (plan.validation, plan.max_samples, plan.deadline, plan.seconds) == (
+        0.2,
+        600,
+        math.inf,
+        math.inf,
+    )
     assert plan.scales() == [0.5, 0.25, 0.1]
     assert plan_of(scale=0.1).scales() == [0.5, 0.1], "each once"
     assert not plan_of(covariance="none").learn_scales
@@ -387,7 +461,9 @@ def test_heads_of_a_step_follow_the_samples(n, options, meant_for, heads):
 
 def test_several_means_start_a_little_apart(rng):
     base = FittedHeads(rng.normal(size=(1, 3, 3)), 0.5)
-    one = Task(kh.SetBatch(np.ones((1, 1, 2)), np.ones((1, 2))), np.zeros((1, 1)), None, "relu", True)
+    one = Task(
+        kh.SetBatch(np.ones((1, 1, 2)), np.ones((1, 2))), np.zeros((1, 1)), None, "relu", True
+    )
     np.testing.assert_array_equal(plan_of().start(base, one, 1), [base.means_])
     own = standard_normals(3, 9, 3 + 1).reshape(3, 3, 3)
     found = plan_of(n_means=3).start(base, one, 1)
@@ -418,26 +494,35 @@ def test_adam_is_the_textbook_one(rng):
 @pytest.mark.parametrize(("covariance", "hops"), [("diagonal", 1), ("none", 1), ("diagonal", 2)])
 def test_a_descent_is_adam_on_fresh_heads_and_fresh_samples(covariance, hops, task, rng):
     sets, y = task
-    weights, options = rng.uniform(0.5, 2.0, 80), {"learning_rate": 0.05, "shrinkage": 0.4, "max_samples": 30}
-    plan = plan_of(80, 3, seed=5, n_heads=6, n_means=2, scale=0.3, covariance=covariance, hops=hops, **options)
+    weights, options = (
+        rng.uniform(0.5, 2.0, 80),
+        {"learning_rate": 0.05, "shrinkage": 0.4, "max_samples": 30},
+    )
+    plan = plan_of(
+        80, 3, seed=5, n_heads=6, n_means=2, scale=0.3, covariance=covariance, hops=hops, **options
+    )
     whole = Task.of(sets, y[:, None], weights, "relu", True)
     rows = 4 if hops == 1 else 7
     start = [*([rng.normal(size=(1, 4, 4))] if hops == 2 else []), rng.normal(size=(2, rows, 4))]
-    descent = LawDescent(whole, start, 0.7, plan)
+    descent = HeadDescent(whole, start, 0.7, plan)
     matrices, scales, log_alpha = [m.copy() for m in start], np.zeros(rows + 4), math.log(0.7)
     averages, average_scales = [np.zeros_like(m) for m in start], np.zeros(rows + 4)
     adams, of_scales, of_alpha = [Adam(0.05) for _ in start], Adam(0.05), Adam(0.1)
     for count in range(7):
         drawn = np.random.default_rng([5, count]).standard_normal((6, rows, 4), dtype=np.float32)
-        noise = 0.3 * drawn * (np.exp(scales[:rows])[:, None] * np.exp(scales[rows:])).astype(np.float32)
+        noise = (
+            0.3
+            * drawn
+            * (np.exp(scales[:rows])[:, None] * np.exp(scales[rows:])).astype(np.float32)
+        )
         part = whole.at_most(30 if hops == 1 else 21, 5 + count)
         assert len(part) in (30, 21)
-        *looks, means = matrices
-        options = {"scales": covariance == "diagonal", "looks": looks}
-        found = gradient_in_law(part, means, noise, math.exp(log_alpha), **options)
+        *inner, means = matrices
+        options = {"scales": covariance == "diagonal", "hops": inner}
+        found = gradient_in_heads(part, means, noise, math.exp(log_alpha), **options)
         assert descent.step() == found.error
         share = max(0.2, 1 / (count + 1))  # the mean of all steps so far, later of about five
-        for i, gradient in enumerate([*found.looks, found.means]):
+        for i, gradient in enumerate([*found.hops, found.means]):
             matrices[i] += adams[i].move(gradient + 2 * 0.4 * (matrices[i] - start[i]))
             averages[i] += share * (matrices[i] - averages[i])
         if covariance == "diagonal":
@@ -447,17 +532,17 @@ def test_a_descent_is_adam_on_fresh_heads_and_fresh_samples(covariance, hops, ta
         for mine, theirs in zip(matrices, descent.matrices, strict=True):
             np.testing.assert_allclose(theirs, mine, rtol=1e-9)
         assert descent.log_alpha == pytest.approx(log_alpha, rel=1e-9)
-    law = descent.law(steps=7)
-    assert (law.scale, law.steps, law.hops) == (0.3, 7, hops)
-    for mine, theirs in zip(averages, [*law.looks_, law.means_], strict=True):
+    distribution = descent.distribution(steps=7)
+    assert (distribution.scale, distribution.steps, distribution.hops) == (0.3, 7, hops)
+    for mine, theirs in zip(averages, [*distribution.hops_, distribution.means_], strict=True):
         np.testing.assert_allclose(theirs, mine, rtol=1e-9)
     if covariance == "none":
-        assert law.query_scales_ is None
+        assert distribution.query_scales_ is None
     else:
-        found_scales = np.concatenate([law.query_scales_, law.key_scales_])
+        found_scales = np.concatenate([distribution.query_scales_, distribution.key_scales_])
         np.testing.assert_allclose(found_scales, np.exp(average_scales), rtol=1e-9)
-    again = LawDescent(whole, start, 0.7, plan, law)
-    np.testing.assert_array_equal(again.matrices[-1], law.means_)
+    again = HeadDescent(whole, start, 0.7, plan, distribution)
+    np.testing.assert_array_equal(again.matrices[-1], distribution.means_)
     assert again.anchors[-1] is start[-1]
 
 
@@ -466,13 +551,15 @@ def test_a_penalty_that_float32_cannot_carry_is_raised(task, monkeypatch):
     whole = Task.of(sets, y[:, None], None, "relu", True)
     tried = []
 
-    def refuse(part, means, noise, alpha, scales, looks):
+    def refuse(part, means, noise, alpha, scales, hops):
         tried.append(alpha)
         raise np.linalg.LinAlgError
 
-    monkeypatch.setattr("keyhole.attention.learned.gradient_in_law", refuse)
-    with pytest.raises(ValueError, match=r"not finite in float32, so a law cannot be descended on"):
-        LawDescent(whole, [np.zeros((1, 4, 4))], 1e-20, plan_of(80, 3, n_heads=4)).step()
+    monkeypatch.setattr("keyhole.attention.learned.gradient_in_heads", refuse)
+    with pytest.raises(
+        ValueError, match=r"not finite in float32, so a head distribution cannot be descended on"
+    ):
+        HeadDescent(whole, [np.zeros((1, 4, 4))], 1e-20, plan_of(80, 3, n_heads=4)).step()
     np.testing.assert_allclose(tried, 1e-20 * np.exp(np.arange(60)), rtol=1e-9)
 
 
@@ -502,15 +589,19 @@ def test_a_law_is_judged_at_a_penalty_that_float32_carries(alpha, grouped):
 
 @pytest.mark.parametrize("alpha", [1e-30, 1e-6])
 def test_a_device_judges_at_a_penalty_that_float32_carries(alpha):
-    pytest.importorskip("torch", reason="laws are learned on a device where torch is installed")
-    from keyhole.attention.torch_law import judge_on_device
+    pytest.importorskip(
+        "torch", reason="head distributions are learned on a device where torch is installed"
+    )
+    from keyhole.attention.torch_heads import judge_on_device
 
     sets, y = counting(200, seed=0)
     whole = Task.of(sets, y[:, None], np.linspace(0.1, 10.0, 200), "linear", True)
-    law = FittedHeads(np.eye(9)[None], 0.5)
-    heads = law.sample(256, 8, 0).astype(np.float32)
-    judge_heads = judge_on_device(whole.take(np.arange(150)), whole.take(np.arange(150, 200)), "cpu")
-    loo, held_out = judge_heads(law, heads, alpha)
+    distribution = FittedHeads(np.eye(9)[None], 0.5)
+    heads = distribution.sample(256, 8, 0).astype(np.float32)
+    judge_heads = judge_on_device(
+        whole.take(np.arange(150)), whole.take(np.arange(150, 200)), "cpu"
+    )
+    loo, held_out = judge_heads(distribution, heads, alpha)
     assert loo.mean() < 1e-4
     assert held_out.mean() < 1e-4
 
@@ -520,7 +611,7 @@ def test_a_device_judges_at_a_penalty_that_float32_carries(alpha):
 @pytest.mark.parametrize("seed_of_data", [0, 1, 2])
 def test_counting_without_noise_is_learned(n_samples, seed_of_data):
     sets, y = counting(n_samples, seed_of_data)
-    model = kh.AttentionRegressor(law=kh.LearnedHeads(), random_state=0).fit(sets, y)
+    model = kh.AttentionRegressor(heads=kh.LearnedHeads(), random_state=0).fit(sets, y)
     assert model.loo_error_ < 1e-8 * y.var()
 
 
@@ -533,7 +624,12 @@ def test_a_law_is_judged_by_a_fit_of_its_heads(with_groups, fit_intercept, task,
     whole = Task.of(sets, np.stack([y, y**2], axis=1), weights, "relu", fit_intercept, groups)
     seen, unseen = whole.take(np.arange(60)), whole.take(np.arange(60, 80))
     found = judge(seen, kh.GaussianHeads(1.0), 5, 2, unseen)
-    options = {"alpha": found.alpha, "fit_intercept": fit_intercept, "random_state": 2, "scaling": "none"}
+    options = {
+        "alpha": found.alpha,
+        "fit_intercept": fit_intercept,
+        "random_state": 2,
+        "scaling": "none",
+    }
     model = kh.AttentionRegressor(5, kh.GaussianHeads(1.0), **options)
     model.fit(seen.batch, seen.columns, seen.weights, groups=seen.groups)
     left_out = np.square(seen.columns - model.loo_predictions_).mean(axis=1)
@@ -551,13 +647,21 @@ def test_a_task_is_centred_scaled_and_without_samples_of_no_weight(task, rng):
     found = Task.of(sets, columns, weights, "relu", True, np.arange(80))
     assert found.groups.tolist() == np.flatnonzero(kept).tolist()
     np.testing.assert_array_equal(found.batch.tokens, sets[kept].tokens)
-    np.testing.assert_allclose(np.average(found.columns, axis=0, weights=found.weights), 0.0, atol=1e-12)
-    assert np.average(np.square(found.columns).mean(axis=1), weights=found.weights) == pytest.approx(1.0)
+    np.testing.assert_allclose(
+        np.average(found.columns, axis=0, weights=found.weights), 0.0, atol=1e-12
+    )
+    assert np.average(
+        np.square(found.columns).mean(axis=1), weights=found.weights
+    ) == pytest.approx(1.0)
     np.testing.assert_allclose(found.columns[:, 1], 2 * found.columns[:, 0], atol=1e-9)
     plain = Task.of(sets, columns, None, "relu", False)
     assert len(plain) == 80
-    np.testing.assert_allclose(plain.columns, columns / np.sqrt(np.square(columns).mean()), rtol=1e-12)
-    assert (Task.of(sets, np.ones((80, 1)), None, "relu", True).columns == 0).all(), "nothing to scale"
+    np.testing.assert_allclose(
+        plain.columns, columns / np.sqrt(np.square(columns).mean()), rtol=1e-12
+    )
+    assert (Task.of(sets, np.ones((80, 1)), None, "relu", True).columns == 0).all(), (
+        "nothing to scale"
+    )
     part = found.at_most(20, 1)
     assert part.groups.tolist() == sorted(part.groups) != found.at_most(20, 2).groups.tolist()
     assert found.at_most(len(found), 1) is found
@@ -567,13 +671,13 @@ def test_a_task_is_centred_scaled_and_without_samples_of_no_weight(task, rng):
 
 
 class Told:
-    """A search whose looks find the held-out errors that they are told, and whose steps take a second each."""
+    """A search whose hops find the held-out errors that they are told, and whose steps take a second each."""
 
     def __init__(self, monkeypatch, errors):
         self.clock, self.errors, self.steps = 100.0, errors, []
         monkeypatch.setattr("keyhole.attention.learned.time", self)
         monkeypatch.setattr("keyhole.attention.learned.judge", self.judge)
-        monkeypatch.setattr("keyhole.attention.learned.LawDescent", self.descent)
+        monkeypatch.setattr("keyhole.attention.learned.HeadDescent", self.descent)
 
     def monotonic(self):
         return self.clock
@@ -582,12 +686,16 @@ class Told:
         self.steps.append(0)
         return Followed(self, len(self.steps) - 1)
 
-    def judge(self, task, law, n_heads, seed, held_out, alpha, heads):
-        np.testing.assert_array_equal(heads, law.sample(n_heads, 3, seed))
-        if law.chosen != "told":  # the incumbent: errors 1 and 3 in turn
-            return Judgement(np.full(len(task), 0.5), 2.0 + np.resize([-1.0, 1.0], len(held_out)), 1.0)
-        error = self.errors[-(-self.steps[law.steps] // 5)]
-        return Judgement(np.full(len(task), 0.25), error + np.resize([-0.5, 0.5], len(held_out)), 1.0)
+    def judge(self, task, distribution, n_heads, seed, held_out, alpha, heads):
+        np.testing.assert_array_equal(heads, distribution.sample(n_heads, 3, seed))
+        if distribution.chosen != "told":  # the incumbent: errors 1 and 3 in turn
+            return Judgement(
+                np.full(len(task), 0.5), 2.0 + np.resize([-1.0, 1.0], len(held_out)), 1.0
+            )
+        error = self.errors[-(-self.steps[distribution.steps] // 5)]
+        return Judgement(
+            np.full(len(task), 0.25), error + np.resize([-0.5, 0.5], len(held_out)), 1.0
+        )
 
 
 class Followed:
@@ -600,7 +708,7 @@ class Followed:
         self.told.clock += 1.0
         self.told.steps[self.number] += 1
 
-    def law(self):
+    def distribution(self):
         return FittedHeads(np.zeros((1, 4, 4)), 0.5, chosen="told", steps=self.number)
 
 
@@ -608,7 +716,9 @@ def search(told, task, parts=1, **options):
     plan, deadline = plan_of(80, 3, **options), 100.0 + options.get("seconds", math.inf)
     pairs = [(task.take(np.arange(40)), task.take(np.arange(40, 80)))] * parts
     base = FittedHeads(np.zeros((1, 4, 4)), 0.5)
-    found = _search(pairs, [held for _, held in pairs], base, [np.zeros((1, 4, 4))], 1.0, plan, deadline)
+    found = _search(
+        pairs, [held for _, held in pairs], base, [np.zeros((1, 4, 4))], 1.0, plan, deadline
+    )
     return found.history, found.gain, found.doubt
 
 
@@ -620,7 +730,7 @@ def test_a_search_ends_after_seven_checks_without_gain(task, monkeypatch):
     assert [step.step for step in history] == list(range(0, 61, 5))
     np.testing.assert_allclose([step.held_out_error for step in history], errors[:13])
     assert [step.loo_error for step in history] == [0.5] + [0.25] * 12
-    # the gain is that of the best look, the first of its error
+    # the gain is that of the best hop, the first of its error
     assert gain == pytest.approx(2.0 - 1.2)
     assert error == pytest.approx(0.5 / math.sqrt(40))
 
@@ -641,10 +751,14 @@ def test_a_search_looks_at_its_last_step(task, monkeypatch):
 @pytest.mark.parametrize(
     ("parts", "seconds", "last"), [(1, 20.5, 11), (1, 18.0, 10), (5, 18.0, 4), (5, 18.0 - 1e-6, 3)]
 )
-def test_a_search_leaves_time_for_the_descent_on_all_samples(parts, seconds, last, task, monkeypatch):
+def test_a_search_leaves_time_for_the_descent_on_all_samples(
+    parts, seconds, last, task, monkeypatch
+):
     """A round of five descents takes five seconds here, and the descent on all samples one more for each round."""
     whole = Task.of(task[0], task[1][:, None], None, "relu", True)
-    history, _, _ = search(Told(monkeypatch, [2.0 - 0.1 * k for k in range(20)]), whole, parts, seconds=seconds)
+    history, _, _ = search(
+        Told(monkeypatch, [2.0 - 0.1 * k for k in range(20)]), whole, parts, seconds=seconds
+    )
     assert history[-1].step == last
 
 
@@ -654,7 +768,9 @@ def test_weights_count_in_what_a_search_says(task, monkeypatch, rng):
     history, gain, error = search(Told(monkeypatch, [2.0, 1.5] + [3.0] * 19), whole)
     signs, w = np.resize([-1.0, 1.0], 40), weights[40:]
     assert history[0].held_out_error == pytest.approx(np.average(2.0 + signs, weights=w))
-    assert (gain, error) == pytest.approx(improvement(2.0 + signs, 1.5 + signs / 2, w, np.arange(40) // 4))
+    assert (gain, error) == pytest.approx(
+        improvement(2.0 + signs, 1.5 + signs / 2, w, np.arange(40) // 4)
+    )
 
 
 # ---- the choice without learning ---------------------------------------------------------------------------
@@ -665,9 +781,13 @@ def chosen_from(monkeypatch, losses, weights=None, groups=None):
     sets = kh.SetBatch(np.ones((4, 1, 1)))
     whole = Task(sets, np.zeros((4, 1)), weights, "relu", True, groups)
 
-    def told(task, law, n_heads, seed):
+    def told(task, distribution, n_heads, seed):
         assert (n_heads, seed) == (6, 9)
-        return Judgement(np.array(losses[law.mean, law.scale]), np.zeros(0), law.mean + law.scale)
+        return Judgement(
+            np.array(losses[distribution.mean, distribution.scale]),
+            np.zeros(0),
+            distribution.mean + distribution.scale,
+        )
 
     monkeypatch.setattr("keyhole.attention.learned.judge", told)
     return choose_identity(whole, [0.0, 1.0], [0.5, 0.2], 6, 9)
@@ -675,14 +795,28 @@ def chosen_from(monkeypatch, losses, weights=None, groups=None):
 
 def test_another_pair_is_chosen_beyond_a_standard_error_only(monkeypatch):
     first = [1.0, 1.0, 1.0, 1.0]
-    losses = {(0.0, 0.5): first, (1.0, 0.5): [0.9] * 4, (0.0, 0.2): [0.8] * 4, (1.0, 0.2): [0.2, 0.2, 1.0, 1.0]}
-    law, judged = chosen_from(monkeypatch, losses)
-    assert (law.strength, law.scale, law.chosen, judged.alpha) == (1.0, 0.2, "identity", 1.2)
-    np.testing.assert_array_equal(law.means_, [[[1.0, 0.0], [0.0, 0.0]]])
-    assert law.reason == "leave-one-out error 0.6 of the variance, 1 for c = 0, scale 0.5"
+    losses = {
+        (0.0, 0.5): first,
+        (1.0, 0.5): [0.9] * 4,
+        (0.0, 0.2): [0.8] * 4,
+        (1.0, 0.2): [0.2, 0.2, 1.0, 1.0],
+    }
+    distribution, judged = chosen_from(monkeypatch, losses)
+    assert (distribution.strength, distribution.scale, distribution.chosen, judged.alpha) == (
+        1.0,
+        0.2,
+        "identity",
+        1.2,
+    )
+    np.testing.assert_array_equal(distribution.means_, [[[1.0, 0.0], [0.0, 0.0]]])
+    assert distribution.reason == "leave-one-out error 0.6 of the variance, 1 for c = 0, scale 0.5"
     losses[1.0, 0.2] = [9.0] * 4
-    law, _ = chosen_from(monkeypatch, losses)
-    assert (law.strength, law.scale, law.chosen) == (0.0, 0.2, "zero-mean")
+    distribution, _ = chosen_from(monkeypatch, losses)
+    assert (distribution.strength, distribution.scale, distribution.chosen) == (
+        0.0,
+        0.2,
+        "zero-mean",
+    )
     # a gain of 0.4 with a standard error of 0.3, or of 0.42 where the samples come in pairs
     losses = dict.fromkeys(losses, first)
     losses[0.0, 0.2] = [0.0, 0.0, 1.2, 1.2]
@@ -697,21 +831,31 @@ def test_another_pair_is_chosen_beyond_a_standard_error_only(monkeypatch):
 
 
 def test_the_choice_is_made_with_documented_numbers():
-    documented = {"strengths": (0.0, 1.0, 3.0, 10.0, 30.0), "scales": (0.5,), "n_heads": 128, "max_samples": 1000}
+    documented = {
+        "strengths": (0.0, 1.0, 3.0, 10.0, 30.0),
+        "scales": (0.5,),
+        "n_heads": 128,
+        "max_samples": 1000,
+    }
     assert kh.IdentityHeads().get_params() == {**documented, "pairs": None}
 
 
 def test_a_part_of_the_samples_is_enough_to_choose(task):
     sets, y = task
-    law = kh.IdentityHeads(max_samples=30, n_heads=7).fit(sets, y, seed=4)
+    distribution = kh.IdentityHeads(max_samples=30, n_heads=7).fit(sets, y, seed=4)
     part = Task.of(sets, y[:, None], None, "relu", True).at_most(30, 4)
-    assert law.reason == choose_identity(part, [0.0, 1.0, 3.0, 10.0, 30.0], [0.5], 7, 4)[0].reason
+    assert (
+        distribution.reason
+        == choose_identity(part, [0.0, 1.0, 3.0, 10.0, 30.0], [0.5], 7, 4)[0].reason
+    )
 
 
 def test_every_sample_is_held_out_in_turn_where_there_are_few(monkeypatch, seed):
     def found(pairs, unseen, base, start, alpha, *_):
         seen.append([(len(a), len(b)) for a, b in pairs])
-        return Search(start, (Step(0, 1.0, 1.0),), np.ones(sum(map(len, unseen))), 0.0, 0.0, base, alpha)
+        return Search(
+            start, (Step(0, 1.0, 1.0),), np.ones(sum(map(len, unseen))), 0.0, 0.0, base, alpha
+        )
 
     monkeypatch.setattr("keyhole.attention.learned._search", found)
     seen = []
@@ -720,7 +864,11 @@ def test_every_sample_is_held_out_in_turn_where_there_are_few(monkeypatch, seed)
         kh.LearnedHeads(**FAST).fit(sets, kh.targets.Correlation(2, 2)(sets))
     assert [sum(out for _, out in pairs) for pairs in seen] == [50, 249, 50]
     assert [len(pairs) for pairs in seen] == [5, 5, 1]
-    assert all(left + out == n for n, pairs in zip((50, 249, 250), seen, strict=True) for left, out in pairs)
+    assert all(
+        left + out == n
+        for n, pairs in zip((50, 249, 250), seen, strict=True)
+        for left, out in pairs
+    )
 
 
 def test_what_is_learned_is_told_with_the_law(monkeypatch, task):
@@ -734,24 +882,33 @@ def test_what_is_learned_is_told_with_the_law(monkeypatch, task):
         return Search(start, history, np.ones(80), 0.8, 0.1, base, alpha)
 
     monkeypatch.setattr("keyhole.attention.learned._search", found)
-    law = kh.LearnedHeads(**FAST, strengths=(2.0,)).fit(sets, y, seed=1)
-    assert (law.steps, law.history, law.strength, law.chosen) == (3, history, 2.0, "learned")
-    assert law.reason == "held-out error fell by 0.8 ± 0.1 of the variance in 3 steps"
+    distribution = kh.LearnedHeads(**FAST, strengths=(2.0,)).fit(sets, y, seed=1)
+    assert (
+        distribution.steps,
+        distribution.history,
+        distribution.strength,
+        distribution.chosen,
+    ) == (3, history, 2.0, "learned")
+    assert distribution.reason == "held-out error fell by 0.8 ± 0.1 of the variance in 3 steps"
     whole = Task.of(sets.astype(np.float32), y[:, None], None, "relu", True)
-    descent = LawDescent(whole, known["start"], known["alpha"], known["plan"])
+    descent = HeadDescent(whole, known["start"], known["alpha"], known["plan"])
     for _ in range(3):
         descent.step()
-    np.testing.assert_array_equal(law.means_, descent.law().means_)
+    np.testing.assert_array_equal(distribution.means_, descent.distribution().means_)
 
 
 def test_many_samples_go_on_from_the_law_that_a_part_of_them_found(monkeypatch, seed, rng):
     sets = kh.targets.sphere_sets(260, n_keys=2, dim=2, seed=seed)
     y = kh.targets.Correlation(2, 2)(sets)
-    reached = FittedHeads(rng.normal(size=(1, 3, 3)), 0.25, query_scales_=np.ones(3), key_scales_=np.full(3, 2.0))
+    reached = FittedHeads(
+        rng.normal(size=(1, 3, 3)), 0.25, query_scales_=np.ones(3), key_scales_=np.full(3, 2.0)
+    )
     steps = []
 
     def found(pairs, unseen, base, start, alpha, plan, _):
-        return Search(start, (Step(0, 1.0, 1.0), Step(8, 0.5, 0.5)), np.ones(52), 0.5, 0.1, reached, 0.3)
+        return Search(
+            start, (Step(0, 1.0, 1.0), Step(8, 0.5, 0.5)), np.ones(52), 0.5, 0.1, reached, 0.3
+        )
 
     def step(descent):
         np.testing.assert_allclose(descent.matrices[0], reached.means_)
@@ -760,17 +917,22 @@ def test_many_samples_go_on_from_the_law_that_a_part_of_them_found(monkeypatch, 
         steps.append(len(descent.task))
 
     monkeypatch.setattr("keyhole.attention.learned._search", found)
-    monkeypatch.setattr("keyhole.attention.learned.LawDescent.step", step)
+    monkeypatch.setattr("keyhole.attention.learned.HeadDescent.step", step)
     assert kh.LearnedHeads(**FAST).fit(sets, y).steps == 8
     assert steps == [260, 260], "a quarter of the steps, with all samples"
 
 
 @pytest.mark.parametrize(
     ("errors", "chosen", "tried"),
-    [([1.0, 0.5, 0.2], 3, 3), ([1.0, 0.5, 0.5], 2, 3), ([1.0, 1.0, 0.0], 1, 2), ([1.0, 0.97, 0.0], 1, 2)],
+    [
+        ([1.0, 0.5, 0.2], 3, 3),
+        ([1.0, 0.5, 0.5], 2, 3),
+        ([1.0, 1.0, 0.0], 1, 2),
+        ([1.0, 0.97, 0.0], 1, 2),
+    ],
 )
 def test_more_looks_are_chosen_beyond_doubt_only(errors, chosen, tried, monkeypatch, seed):
-    """Ties go to fewer looks, and a third is tried only if the second was worth it."""
+    """Ties go to fewer hops, and a third is tried only if the second was worth it."""
     starts = []
 
     def found(pairs, unseen, base, start, alpha, plan, _):
@@ -779,13 +941,18 @@ def test_more_looks_are_chosen_beyond_doubt_only(errors, chosen, tried, monkeypa
         return Search(start, (Step(0, 1.0, 2.0), Step(1, 1.0, 1.0)), ahead, 1.0, 0.1, base, alpha)
 
     monkeypatch.setattr("keyhole.attention.learned._search", found)
-    monkeypatch.setattr("keyhole.attention.learned.LawDescent.step", lambda _: None)
+    monkeypatch.setattr("keyhole.attention.learned.HeadDescent.step", lambda _: None)
     sets = kh.targets.sphere_sets(60, n_keys=2, dim=2, seed=seed)
-    law = kh.LearnedHeads(**FAST, hops="auto").fit(sets, kh.targets.Correlation(2, 2)(sets))
-    assert (law.hops, len(starts)) == (chosen, tried)
-    assert "2 looks against 1" in law.reason
+    distribution = kh.LearnedHeads(**FAST, hops="auto").fit(
+        sets, kh.targets.Correlation(2, 2)(sets)
+    )
+    assert (distribution.hops, len(starts)) == (chosen, tried)
+    assert "2 hops against 1" in distribution.reason
 
 
 def test_a_gradient_is_in_the_means_alone_unless_scales_are_asked_for(task, rng):
     whole = Task.of(task[0], task[1][:, None], None, "relu", True)
-    assert gradient_in_law(whole, np.zeros((1, 4, 4)), rng.normal(size=(5, 4, 4)), 1.0).scales is None
+    assert (
+        gradient_in_heads(whole, np.zeros((1, 4, 4)), rng.normal(size=(5, 4, 4)), 1.0).scales
+        is None
+    )

@@ -16,7 +16,7 @@ from keyhole.lab.lens.look import look, make_folds, share_out
 from keyhole.lab.lens.page import report_of
 
 DIM, KEYS = 3, 4
-# the budget is far away, and no law is learned unless a test is about that
+# the budget is far away, and no head distribution is learned unless a test is about that
 QUIET = {"budget": 3000.0, "steps": 0}
 
 
@@ -36,14 +36,19 @@ def linear(sets):
 
 
 def test_attention_pays_and_the_query_matters(seed):
-    found = look(data_of(kh.targets.Correlation(1, DIM), seed), LensConfig("regression", n_heads=64, **QUIET))
+    found = look(
+        data_of(kh.targets.Correlation(1, DIM), seed), LensConfig("regression", n_heads=64, **QUIET)
+    )
     assert says(found)["attention"] == "yes"
     assert says(found)["query"] == "yes"
 
 
 def test_attention_pays_and_the_query_does_not_matter(seed):
     # an even power, which no mean of the keys tells
-    found = look(data_of(kh.targets.TokenPower(2, DIM), seed, noise=0.3), LensConfig("regression", n_heads=64, **QUIET))
+    found = look(
+        data_of(kh.targets.TokenPower(2, DIM), seed, noise=0.3),
+        LensConfig("regression", n_heads=64, **QUIET),
+    )
     assert says(found)["query"] == "no"
     pooled, attention = found.best("pooled"), found.best("attention")
     assert attention.error < found.learners[0].error
@@ -89,7 +94,10 @@ def test_noise_is_called_noise(seed):
 def test_extras_are_heard_by_everyone(rng):
     """The target is a column of the samples themselves: whoever did not hear it would leave all of it."""
     keys, extras = rng.normal(size=(60, 2, 2)), rng.normal(size=(60, 1))
-    found = look(Dataset(kh.SetBatch(keys, None, extras), extras[:, 0]), LensConfig("regression", n_heads=8, **QUIET))
+    found = look(
+        Dataset(kh.SetBatch(keys, None, extras), extras[:, 0]),
+        LensConfig("regression", n_heads=8, **QUIET),
+    )
     assert max(m.error for m in found.learners if m.family != "constant") < 0.2
 
 
@@ -100,11 +108,15 @@ def test_a_law_is_learned_and_softmax_has_no_kernel(seed):
     y = (query[:, None, 0] * keys[:, :, 1] * keys[:, :, 2]).mean(axis=1)
     config = LensConfig("regression", n_heads=64, budget=3000.0, steps=10, activation="softmax")
     found = look(Dataset(kh.SetBatch(keys, query), y, ("x", "y", "z"), "made"), config)
-    learned, looks = (next(m for m in found.learners if m.role == role) for role in ("learned", "looks"))
+    learned, looks = (
+        next(m for m in found.learners if m.role == role) for role in ("learned", "looks")
+    )
     assert len(learned.losses) == len(looks.losses) == 2
-    assert {law.hops for law in looks.law.values()} <= {1, 2}, "two looks, or nothing learned"
+    assert {distribution.looks for distribution in looks.distribution.values()} <= {1, 2}, (
+        "two looks, or nothing learned"
+    )
     assert looks.error < found.learners[0].error
-    assert found.law is not None
+    assert found.distribution is not None
     assert says(found)["query"] in ("yes", "perhaps")
     assert any("softmax" in note for note in found.skipped)
 
@@ -115,12 +127,17 @@ def test_a_budget_is_kept_by_leaving_things_out():
     assert found.cost <= 0.8
     assert found.skipped
     assert says(found)["attention"] in ("yes", "perhaps", "no", "not tested")
-    assert look(data, LensConfig("regression", budget=0.01)).table[0]["learner"] == "a constant guess"
+    assert (
+        look(data, LensConfig("regression", budget=0.01)).table[0]["learner"] == "a constant guess"
+    )
 
 
 def test_no_clock_has_a_say(monkeypatch):
     """Same data, same seed, same findings: on a machine that stands still, and on one where an hour passes per look."""
-    data, config = data_of(kh.targets.Correlation(1, DIM), 0, n=60), LensConfig("regression", budget=7.0, n_heads=4)
+    data, config = (
+        data_of(kh.targets.Correlation(1, DIM), 0, n=60),
+        LensConfig("regression", budget=7.0, n_heads=4),
+    )
     calm = look(data, config)
     assert any(m.role == "learned" for m in calm.learners)
     hours = iter(3600.0 * k for k in range(10**9))
@@ -148,7 +165,10 @@ def test_nobody_has_less_because_another_is_dear(rng):
 
 
 def test_table_and_curve_agree(seed):
-    found = look(data_of(kh.targets.TokenPower(2, DIM), seed, n=80), LensConfig("regression", n_heads=8, **QUIET))
+    found = look(
+        data_of(kh.targets.TokenPower(2, DIM), seed, n=80),
+        LensConfig("regression", n_heads=8, **QUIET),
+    )
     table = {row["learner"]: row["error, %"] for row in found.table}
     assert len(found.curves) == 2
     for curve in found.curves:
@@ -166,7 +186,10 @@ def test_groups_stay_whole_and_time_runs_forward(rng):
             assert not np.isin(groups[train], groups[test]).any()
             assert when is None or when[train].max() < when[test].min()
     newest = (moments > 32).astype(int)
-    assert make_folds(90, None, newest, None, moments)[1] == make_folds(90, None, None, None, moments)[1]
+    assert (
+        make_folds(90, None, newest, None, moments)[1]
+        == make_folds(90, None, None, None, moments)[1]
+    )
     assert "own test part" in make_folds(90, None, newest[::-1], None, moments)[1]
     tested = np.concatenate([test for _, test in make_folds(90, None, None, groups, None)[0]])
     assert sorted(tested) == list(range(90))
@@ -190,19 +213,26 @@ def test_copies_in_one_group_tell_nothing_of_each_other(seed):
 def test_the_split_of_the_data_is_used(seed):
     data = data_of(kh.targets.TokenPower(2, DIM), seed)
     split = (np.arange(240) >= 160).astype(int)
-    found = look(Dataset(data.sets, data.target, split=split), LensConfig("regression", n_heads=16, **QUIET))
+    found = look(
+        Dataset(data.sets, data.target, split=split), LensConfig("regression", n_heads=16, **QUIET)
+    )
     assert found.n_train == 160
     assert all(len(m.losses) == 1 for m in found.learners)
     assert "own test part" in found.settings
 
 
 @pytest.mark.parametrize(
-    ("target", "words"), [(np.zeros(60), "must vary"), (np.array(["a"] * 60), "two classes")], ids=["zeros", "one"]
+    ("target", "words"),
+    [(np.zeros(60), "must vary"), (np.array(["a"] * 60), "two classes")],
+    ids=["zeros", "one"],
 )
 def test_nothing_to_learn(target, words):
     sets = kh.targets.sphere_sets(60, 2, 2, seed=0)
     with pytest.raises(ValueError, match=words):
-        look(Dataset(sets, target), LensConfig("classification" if target.dtype.kind == "U" else "regression"))
+        look(
+            Dataset(sets, target),
+            LensConfig("classification" if target.dtype.kind == "U" else "regression"),
+        )
     with pytest.raises(ValueError, match="at least 40 sets"):
         look(Dataset(sets[:10], np.arange(10.0)), LensConfig("regression"))
 
@@ -210,7 +240,10 @@ def test_nothing_to_learn(target, words):
 @pytest.mark.parametrize("shape", [(60, 2, 2), (60, 1, 1)])
 def test_sets_that_are_all_alike(shape, seed):
     y = np.random.default_rng(seed).normal(size=60)
-    for sets in (kh.SetBatch(np.zeros(shape)), kh.SetBatch(np.ones(shape), np.ones((60, shape[2])))):
+    for sets in (
+        kh.SetBatch(np.zeros(shape)),
+        kh.SetBatch(np.ones(shape), np.ones((60, shape[2]))),
+    ):
         found = look(Dataset(sets, y), LensConfig("regression", n_heads=4, **QUIET))
         assert "yes" not in says(found).values()
 
@@ -247,7 +280,9 @@ def test_forecasts_at_the_ends(rng):
     nothing = forecast(HeldOutCurve("c", "attention", SIZES, tuple(np.zeros(100) for _ in SIZES)))
     assert (nothing.says, nothing.low) == ("no", 0.0)
     tiny = forecast(HeldOutCurve("c", "attention", SIZES, tuple(4e-5 * hard / k for k in SIZES)))
-    assert tiny.high == pytest.approx(1e-6 * steep.high, rel=1e-6)  # no unit is special, where losses are no counts
+    assert tiny.high == pytest.approx(
+        1e-6 * steep.high, rel=1e-6
+    )  # no unit is special, where losses are no counts
     assert forecast(HeldOutCurve("c", "attention", SIZES[:2], (hard, hard))) is None
 
 
@@ -292,7 +327,12 @@ def test_slips(options, words):
 def test_the_command(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     data = data_of(kh.targets.TokenPower(2, DIM), 0, n=80)
-    np.savez("sets.npz", keys=data.sets.tokens.reshape(80, KEYS, DIM), query=data.sets.query, y=data.target)
+    np.savez(
+        "sets.npz",
+        keys=data.sets.tokens.reshape(80, KEYS, DIM),
+        query=data.sets.query,
+        y=data.target,
+    )
     run = CliRunner().invoke(app, ["lens", "sets.npz", "--budget", "5", "--heads", "8", "--json"])
     assert run.exit_code == 0, run.output
     answer = json.loads(run.stdout)
@@ -300,7 +340,12 @@ def test_the_command(tmp_path, monkeypatch):
     assert answer["task"] == "regression"
     page = (tmp_path / "out/lens/sets/report.html").read_text()
     assert json.loads((tmp_path / "out/lens/sets/lens.json").read_text()) == answer
-    for words in ("Does attention pay?", "Does the query matter?", "Would more data help?", "Would more heads help?"):
+    for words in (
+        "Does attention pay?",
+        "Does the query matter?",
+        "Would more data help?",
+        "Would more heads help?",
+    ):
         assert words in page
     before = sorted((tmp_path / "out").rglob("*"))
     run = CliRunner().invoke(app, ["lens", "sets.npz", "--out", "out/lens/sets"])
@@ -313,7 +358,9 @@ def test_samples_are_taken_apart(seed):
     rng = np.random.default_rng(seed)
     keys, labels = rng.normal(size=(80, 4, 2)), np.arange(80) % 2
     keys[labels == 1, 2, 0] += 6.0
-    found = kh.lens(kh.SetBatch(keys), np.array(["no", "yes"])[labels], budget=1.0, n_heads=32, seed=seed)
+    found = kh.lens(
+        kh.SetBatch(keys), np.array(["no", "yes"])[labels], budget=1.0, n_heads=32, seed=seed
+    )
     assert 1 <= sum(one.right for one in found.examples) <= 2
     for one in found.examples:
         assert (one.truth == one.said) == one.right

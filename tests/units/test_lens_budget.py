@@ -10,7 +10,9 @@ import keyhole as kh
 from keyhole.data.layout import Dataset
 from keyhole.lab.lens import LensConfig
 
-lens = importlib.import_module("keyhole.lab.lens.look")  # the function of that name hides the module
+lens = importlib.import_module(
+    "keyhole.lab.lens.look"
+)  # the function of that name hides the module
 
 CHEAP = {"mean pool, ridge", "pooled statistics, ridge", "pooled statistics, MLP"}
 
@@ -63,7 +65,9 @@ SHAPES = [
 
 
 @pytest.mark.parametrize(("n_sets", "n_keys", "dim", "query", "budget"), SHAPES)
-def test_what_runs_was_paid_for_and_what_is_cheap_runs(n_sets, n_keys, dim, query, budget, monkeypatch):
+def test_what_runs_was_paid_for_and_what_is_cheap_runs(
+    n_sets, n_keys, dim, query, budget, monkeypatch
+):
     meter = Meter(monkeypatch)
     data = random_sets(n_sets, n_keys, dim, query=query)
     found = lens.look(data, LensConfig("regression", budget=budget, n_heads=16, steps=0))
@@ -98,7 +102,9 @@ def test_costs_grow_with_every_size():
     for change in ({"keys": 100.0}, {"dim": 200}, {"sets": 5.0}):
         large = lens.Costs(**{**base, **change})
         assert large.gram(200, 64) > small.gram(200, 64)
-        assert large.pooled(200, statistics=True, hidden=1024) >= small.pooled(200, statistics=True, hidden=1024)
+        assert large.pooled(200, statistics=True, hidden=1024) >= small.pooled(
+            200, statistics=True, hidden=1024
+        )
     assert small.gram(400, 64) > small.gram(200, 64)
     assert small.gram(200, 128) > small.gram(200, 64)
     assert small.pooled(200, statistics=True, hidden=1024) > small.pooled(200, statistics=True)

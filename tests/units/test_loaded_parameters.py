@@ -16,8 +16,12 @@ MODELS = {
     "regressor": lambda: kh.AttentionRegressor(4, random_state=0),
     "classifier": lambda: kh.AttentionClassifier(4, random_state=0),
     "identity": lambda: kh.AttentionRegressor(4, kh.IdentityHeads(n_heads=4), random_state=0),
-    "learned": lambda: kh.AttentionRegressor(4, kh.LearnedHeads(steps=1, n_heads=4), random_state=0),
-    "norm ball": lambda: kh.NormBallRegressor(4, group_radius=1.0, ball_radius=1.0, tol=0.1, random_state=0),
+    "learned": lambda: kh.AttentionRegressor(
+        4, kh.LearnedHeads(steps=1, n_heads=4), random_state=0
+    ),
+    "norm ball": lambda: kh.NormBallRegressor(
+        4, group_radius=1.0, ball_radius=1.0, tol=0.1, random_state=0
+    ),
     "norm ball of classes": lambda: kh.NormBallClassifier(
         4, group_radius=1.0, ball_radius=1.0, tol=0.1, random_state=0
     ),
@@ -86,7 +90,9 @@ def test_what_loads_can_be_fitted_anew(name, samples, tmp_path):
     loaded = 0
     checked = list(places(document))
     if name in ("identity", "learned"):  # all else is that of the regressor
-        checked = [where for where in checked if where[:2] == ("parameters", "law") and len(where) > 2]
+        checked = [
+            where for where in checked if where[:2] == ("parameters", "heads") and len(where) > 2
+        ]
     for where in checked:
         for what, junk in JUNK.items():
             changed = with_junk(path, where, junk)
@@ -114,7 +120,9 @@ def test_an_intercept_is_there_or_not(name, junk, samples, tmp_path):
         fitted(clone(model).set_params(fit_intercept=junk), samples)
     kh.save(fitted(model, samples), tmp_path / "model.keyhole")
     changed = with_junk(tmp_path / "model.keyhole", ("parameters", "fit_intercept"), junk)
-    with pytest.raises(ValueError, match=r"a parameter that no fit takes.*`fit_intercept` must be True or False"):
+    with pytest.raises(
+        ValueError, match=r"a parameter that no fit takes.*`fit_intercept` must be True or False"
+    ):
         kh.load(changed)
 
 
@@ -127,12 +135,14 @@ def test_flags_may_be_those_of_numpy_and_of_integers(flag, samples):
 @pytest.mark.parametrize("n_heads", [math.inf, 10])
 @pytest.mark.parametrize("query", ["given", "mean"])
 @pytest.mark.parametrize("queries", [True, False], ids=["queries", "no queries"])
-def test_hops_are_saved_whether_or_not_sets_have_a_query(n_heads, query, queries, samples, rng, tmp_path):
+def test_hops_are_saved_whether_or_not_sets_have_a_query(
+    n_heads, query, queries, samples, rng, tmp_path
+):
     sets, y = samples
     if not queries:
         sets = sets.with_query(None)
-    law = FittedHeads(np.zeros((1, 5, 3)), 0.5, looks_=(rng.normal(size=(1, 3, 3)),))
-    model = kh.AttentionRegressor(n_heads, law, query=query, random_state=0).fit(sets, y)
+    distribution = FittedHeads(np.zeros((1, 5, 3)), 0.5, hops_=(rng.normal(size=(1, 3, 3)),))
+    model = kh.AttentionRegressor(n_heads, distribution, query=query, random_state=0).fit(sets, y)
     kh.save(model, tmp_path / "model.keyhole")
     loaded = kh.load(tmp_path / "model.keyhole")
     np.testing.assert_array_equal(loaded.predict(sets), model.predict(sets))

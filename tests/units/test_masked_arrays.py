@@ -11,7 +11,9 @@ MODELS = {
     "regressor": lambda: kh.AttentionRegressor(4, random_state=0),
     "classifier": lambda: kh.AttentionClassifier(4, random_state=0),
     "norm ball": lambda: kh.NormBallRegressor(4, random_state=0, group_radius=1.0, ball_radius=1.0),
-    "norm ball of classes": lambda: kh.NormBallClassifier(4, random_state=0, group_radius=1.0, ball_radius=1.0),
+    "norm ball of classes": lambda: kh.NormBallClassifier(
+        4, random_state=0, group_radius=1.0, ball_radius=1.0
+    ),
 }
 STREAMED = ("regressor", "classifier")
 
@@ -51,7 +53,13 @@ def outputs(name, table):
 @pytest.mark.parametrize("name", MODELS)
 def test_a_masked_entry_of_x_is_refused(name, keys, table):
     y = outputs(name, table)
-    for X in (masked(table), masked(keys), list(masked(table)), list(masked(keys)), masked(table).astype(np.float32)):
+    for X in (
+        masked(table),
+        masked(keys),
+        list(masked(table)),
+        list(masked(keys)),
+        masked(table).astype(np.float32),
+    ):
         with pytest.raises(ValueError, match=r"must have no masked entries.*1 of \d+"):
             MODELS[name]().fit(X, y)
     model = MODELS[name]().fit(table, y)
@@ -63,7 +71,9 @@ def test_a_masked_entry_of_x_is_refused(name, keys, table):
 def test_a_masked_entry_of_y_is_refused(name, table):
     y = outputs(name, table)
     for given in (masked(y), masked(y[:, None]), masked(np.where(y > 0, "a", "b"))):
-        with pytest.raises(ValueError, match=r"`y` must have no masked entries: 1 of 12 is masked.*index \(4"):
+        with pytest.raises(
+            ValueError, match=r"`y` must have no masked entries: 1 of 12 is masked.*index \(4"
+        ):
             MODELS[name]().fit(table, given)
 
 
@@ -89,8 +99,15 @@ def test_batches_with_masked_entries_are_refused(name, table):
 
 def test_sets_with_masked_entries_are_refused(keys, table):
     ragged = [masked(keys[0]), *keys[1:]]
-    for arguments in ((masked(keys),), (ragged,), (keys, masked(table)), (keys, table, masked(table))):
-        with pytest.raises(ValueError, match=r"`(keys|keys\[0\]|query|extras)` must have no masked entries"):
+    for arguments in (
+        (masked(keys),),
+        (ragged,),
+        (keys, masked(table)),
+        (keys, table, masked(table)),
+    ):
+        with pytest.raises(
+            ValueError, match=r"`(keys|keys\[0\]|query|extras)` must have no masked entries"
+        ):
             kh.SetBatch(*arguments)
     with pytest.raises(ValueError, match="`x` must have no masked entries"):
         kh.SetBatch.from_tokens(masked(keys))
@@ -117,7 +134,9 @@ def test_masked_penalties_and_head_distributions_are_refused(keys, table):
 def test_a_mask_that_hides_nothing_changes_nothing(keys, table):
     y = table[:, 0]
     weights = np.ones(SAMPLES)
-    plain = kh.AttentionRegressor(4, random_state=0).fit(kh.SetBatch(keys, table, table), y, weights)
+    plain = kh.AttentionRegressor(4, random_state=0).fit(
+        kh.SetBatch(keys, table, table), y, weights
+    )
     sets = kh.SetBatch(unmasked(keys), unmasked(table), unmasked(table))
     model = kh.AttentionRegressor(4, random_state=0).fit(sets, unmasked(y), unmasked(weights))
     assert type(sets.tokens) is np.ndarray

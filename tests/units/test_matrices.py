@@ -25,7 +25,9 @@ def test_the_factor_and_its_inverse_take_the_place_of_the_lower_triangle(sizes, 
     factor = np.tril(matrix)
     np.testing.assert_allclose(factor @ factor.T, positive, rtol=1e-10)
     y = rng.normal(size=(17, 2))
-    np.testing.assert_allclose(matrices.solve_factor(matrix, y), np.linalg.solve(positive, y), rtol=1e-8)
+    np.testing.assert_allclose(
+        matrices.solve_factor(matrix, y), np.linalg.solve(positive, y), rtol=1e-8
+    )
     matrices.invert_lower(matrix)
     np.testing.assert_allclose(np.tril(matrix) @ factor, np.eye(17), atol=1e-10)
 

@@ -34,12 +34,12 @@ from keyhole.packing import (
     VERSION,
     Packer,
     Unpacker,
-    _check_law,
+    _check_distribution,
     _check_record,
     _digest,
     _sets,
     from_lower_triangle,
-    law_fits,
+    heads_fit,
     lower_triangle,
     read_container,
     write_container,
@@ -54,7 +54,7 @@ def sets_of(rng, n=40, query=True, dtype=np.float64):
     return kh.SetBatch(keys, rng.normal(size=(n, DIM)).astype(dtype) if query else None)
 
 
-LAWS = {
+DISTRIBUTIONS = {
     "none": None,
     "zero": kh.GaussianHeads(scale=0.3),
     "identity": kh.GaussianHeads(mean=2.0),
@@ -71,7 +71,9 @@ def assert_same(model, path, *batches):
     assert set(vars(loaded)) == set(vars(model))
     for name, value in vars(model).items():
         if isinstance(value, np.ndarray):
-            assert np.array_equal(getattr(loaded, name), value, equal_nan=value.dtype.kind == "f"), name
+            assert np.array_equal(
+                getattr(loaded, name), value, equal_nan=value.dtype.kind == "f"
+            ), name
             assert getattr(loaded, name).dtype == value.dtype
     for batch in batches:
         for method in ("predict", "decision_function", "predict_proba", "transform"):
@@ -82,33 +84,40 @@ def assert_same(model, path, *batches):
     return loaded
 
 
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 @pytest.mark.parametrize("heads", [7, math.inf])
-def test_regressors_are_the_same_to_the_last_bit(law, heads, rng, tmp_path):
-    if heads == math.inf and law == "product":
+def test_regressors_are_the_same_to_the_last_bit(distribution, heads, rng, tmp_path):
+    if heads == math.inf and distribution == "product":
         pytest.skip("no kernel in closed form")
     train, test = sets_of(rng, 60), sets_of(rng)
-    model = kh.AttentionRegressor(heads, law=LAWS[law], random_state=3, scaling="none", query="given").fit(
-        train, rng.normal(size=(60, 2))
-    )
+    model = kh.AttentionRegressor(
+        heads, heads=DISTRIBUTIONS[distribution], random_state=3, scaling="none", query="given"
+    ).fit(train, rng.normal(size=(60, 2)))
     loaded = assert_same(model, tmp_path / "m", test)
     assert loaded.get_params().keys() == model.get_params().keys()
-    assert loaded.law == LAWS[law]
+    assert loaded.heads == DISTRIBUTIONS[distribution]
 
 
 def test_scales_of_coordinates_are_kept(rng, tmp_path):
     train, test = sets_of(rng, 60), sets_of(rng)
     width = train.dim + 1
-    scales = {"query_scales_": rng.uniform(0.5, 2.0, width), "key_scales_": rng.uniform(0.5, 2.0, width)}
-    law = FittedHeads(rng.normal(size=(2, width, width)), 0.3, **scales)
-    model = kh.AttentionRegressor(7, law=law, random_state=3, scaling="none", query="given").fit(
-        train, rng.normal(size=60)
-    )
+    scales = {
+        "query_scales_": rng.uniform(0.5, 2.0, width),
+        "key_scales_": rng.uniform(0.5, 2.0, width),
+    }
+    distribution = FittedHeads(rng.normal(size=(2, width, width)), 0.3, **scales)
+    model = kh.AttentionRegressor(
+        7, heads=distribution, random_state=3, scaling="none", query="given"
+    ).fit(train, rng.normal(size=60))
     loaded = assert_same(model, tmp_path / "m", test)
-    np.testing.assert_array_equal(loaded.law_.key_scales_, law.key_scales_)
-    for wrong in ({"key_scales_": None}, {"query_scales_": np.zeros(width)}, {"key_scales_": np.full(width, np.nan)}):
+    np.testing.assert_array_equal(loaded.heads_.key_scales_, distribution.key_scales_)
+    for wrong in (
+        {"key_scales_": None},
+        {"query_scales_": np.zeros(width)},
+        {"key_scales_": np.full(width, np.nan)},
+    ):
         with pytest.raises(ValueError, match="scales"):
-            _check_record(replace(law, **wrong))
+            _check_record(replace(distribution, **wrong))
 
 
 @pytest.mark.parametrize(
@@ -120,9 +129,9 @@ def test_scales_of_coordinates_are_kept(rng, tmp_path):
 def test_classifiers_keep_their_labels(labels, heads, rng, tmp_path):
     train, test = sets_of(rng, query=False), sets_of(rng, query=False)
     y = labels[np.arange(40) % len(labels)]
-    model = kh.AttentionClassifier(heads, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given").fit(
-        train, y
-    )
+    model = kh.AttentionClassifier(
+        heads, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
+    ).fit(train, y)
     loaded = assert_same(model, tmp_path / "m", test)
     assert loaded.classes_.dtype == labels.dtype
     assert loaded.temperature_ == model.temperature_
@@ -134,7 +143,12 @@ def test_token_rules_travel_with_the_model(scaling, query, pooling, rng, tmp_pat
     train, y = sets_of(rng, query=False), rng.normal(size=40)
     for heads in (6, math.inf):
         model = kh.AttentionRegressor(
-            heads, scaling=scaling, query=query, pooling=pooling, random_state=0, law=kh.GaussianHeads()
+            heads,
+            scaling=scaling,
+            query=query,
+            pooling=pooling,
+            random_state=0,
+            heads=kh.GaussianHeads(),
         )
         assert_same(model.fit(train, y), tmp_path / f"{heads}", sets_of(rng, query=False))
 
@@ -144,19 +158,31 @@ def test_groups_and_single_precision(rng, tmp_path):
     groups = SetGroups(sets, [1, 3] * 10)
     for heads in (6, math.inf):
         model = kh.AttentionRegressor(
-            heads, dtype="float32", pooling="sum", random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"
+            heads,
+            dtype="float32",
+            pooling="sum",
+            random_state=0,
+            heads=kh.GaussianHeads(),
+            scaling="none",
+            query="given",
         )
         assert_same(model.fit(groups, rng.normal(size=20)), tmp_path / f"{heads}", groups)
 
 
-@pytest.mark.parametrize("law", ["none", "array", "product"])
-def test_norm_balls_and_features(law, rng, tmp_path):
+@pytest.mark.parametrize("distribution", ["none", "array", "product"])
+def test_norm_balls_and_features(distribution, rng, tmp_path):
     train, test = sets_of(rng), sets_of(rng)
-    options = {"n_heads": 8, "law": LAWS[law], "random_state": np.random.default_rng(0)}
+    options = {
+        "n_heads": 8,
+        "heads": DISTRIBUTIONS[distribution],
+        "random_state": np.random.default_rng(0),
+    }
     ball = {"group_radius": 5.0, "ball_radius": 2.0, "tol": 0.1}
     y = rng.normal(size=40)
     assert_same(kh.NormBallRegressor(**options, **ball).fit(train, y), tmp_path / "1", test)
-    assert_same(kh.NormBallRegressor(**options, **ball).fit(train, y[:, None]), tmp_path / "2", test)
+    assert_same(
+        kh.NormBallRegressor(**options, **ball).fit(train, y[:, None]), tmp_path / "2", test
+    )
     assert_same(kh.NormBallClassifier(**options, **ball).fit(train, y > 0), tmp_path / "3", test)
     three = np.array(["a", "b", "c"])[np.arange(40) % 3]
     assert_same(kh.NormBallClassifier(**options, **ball).fit(train, three), tmp_path / "4", test)
@@ -165,10 +191,14 @@ def test_norm_balls_and_features(law, rng, tmp_path):
 
 @pytest.fixture
 def saved(rng, tmp_path):
-    model = kh.AttentionClassifier(4, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given").fit(
-        sets_of(rng), np.array(["a", "b"])[np.arange(40) % 2]
+    model = kh.AttentionClassifier(
+        4, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
+    ).fit(sets_of(rng), np.array(["a", "b"])[np.arange(40) % 2])
+    kh.save(
+        model,
+        tmp_path / "model",
+        schema=Schema(DIM, True, ("x", "y", "z"), "label", (("set", "id"),)),
     )
-    kh.save(model, tmp_path / "model", schema=Schema(DIM, True, ("x", "y", "z"), "label", (("set", "id"),)))
     return tmp_path / "model"
 
 
@@ -176,7 +206,9 @@ def test_schema_is_kept_and_checked(saved, rng):
     found = read_model(saved)
     assert found.schema == Schema(DIM, True, ("x", "y", "z"), "label", (("set", "id"),))
     found.schema.check(sets_of(rng), ("x", "y", "z"))
-    with pytest.raises(ValueError, match=r"coordinate 2 was 'z' and is 'w'.*Choose the columns x, y, z"):
+    with pytest.raises(
+        ValueError, match=r"coordinate 2 was 'z' and is 'w'.*Choose the columns x, y, z"
+    ):
         found.schema.check(sets_of(rng), ("x", "y", "w"))
     with pytest.raises(ValueError, match="with a query: got sets without"):
         found.schema.check(sets_of(rng, query=False))
@@ -203,8 +235,10 @@ def test_a_failed_save_leaves_nothing(rng, tmp_path):
     class Own(kh.GaussianHeads):
         pass
 
-    with pytest.raises(ValueError, match=r"law is a Own.*kh.GaussianHeads"):
-        kh.save(kh.AttentionFeatures(3, law=Own(), random_state=0).fit(sets_of(rng)), tmp_path / "m")
+    with pytest.raises(ValueError, match=r"head distribution is a Own.*kh.GaussianHeads"):
+        kh.save(
+            kh.AttentionFeatures(3, heads=Own(), random_state=0).fit(sets_of(rng)), tmp_path / "m"
+        )
     with pytest.raises(ValueError, match="must be fitted"):
         kh.save(kh.AttentionFeatures(3), tmp_path / "m")
     with pytest.raises(TypeError, match="one of keyhole's"):
@@ -237,8 +271,11 @@ HEADS = ("layer", "with", "heads", "with")
         poke(("estimator",), "os.system"),
         poke(("estimator",), "__class__"),
         poke(("parameters", "n_jobs"), 3),
-        poke(("parameters", "law"), {"object": "Popen", "with": {"args": {"list": ["touch", "owned"]}}}),
-        poke(("parameters", "law"), {"object": "GaussianHeads", "with": {"__class__": 3}}),
+        poke(
+            ("parameters", "heads"),
+            {"object": "Popen", "with": {"args": {"list": ["touch", "owned"]}}},
+        ),
+        poke(("parameters", "heads"), {"object": "GaussianHeads", "with": {"__class__": 3}}),
         poke(("fitted", "__class__"), 3),
         poke(("fitted", "predict"), 3),
         poke(("fitted", "n_features_in_"), 10**15),
@@ -248,8 +285,8 @@ HEADS = ("layer", "with", "heads", "with")
         poke((*HEADS, "n_heads"), 10**15),
         poke((*HEADS, "dim"), 10**9),
         poke((*HEADS, "seed"), -1),
-        poke((*HEADS, "law"), {"object": "QueryKeyHeads", "with": {"rank": 10**12}}),
-        poke((*HEADS, "law"), {"object": "GaussianHeads", "with": {"mean": "eval(1)"}}),
+        poke((*HEADS, "heads"), {"object": "QueryKeyHeads", "with": {"rank": 10**12}}),
+        poke((*HEADS, "heads"), {"object": "GaussianHeads", "with": {"mean": "eval(1)"}}),
         poke(("layer", "with", "activation"), "exec"),
         poke(("layer", "with", "values"), {"array": "77", "turned": False}),
         poke(("layer",), {"list": []}),
@@ -260,21 +297,28 @@ HEADS = ("layer", "with", "heads", "with")
 )
 def test_a_crafted_file_is_refused(saved, change):
     rewrite(saved, change)
-    with pytest.raises(ValueError, match=r"model file describes an estimator.*'model' has .*save the model anew"):
+    with pytest.raises(
+        ValueError, match=r"model file describes an estimator.*'model' has .*save the model anew"
+    ):
         kh.load(saved)
 
 
 def test_heads_that_cannot_be_drawn_are_refused(saved):
     def change(document, _):
-        for law in (document["layer"]["with"]["heads"]["with"]["law"], document["fitted"]["law_"]):
-            law["with"]["scale"] = 1.7e308
+        for distribution in (
+            document["layer"]["with"]["heads"]["with"]["heads"],
+            document["fitted"]["heads_"],
+        ):
+            distribution["with"]["scale"] = 1.7e308
 
     rewrite(saved, change)
     with pytest.raises(ValueError, match="heads that are not finite"), np.errstate(over="ignore"):
         kh.load(saved)
 
 
-@pytest.mark.parametrize("described", [{"list": []}, {"number": "inf"}, None, {"object": "GaussianHeads", "with": {}}])
+@pytest.mark.parametrize(
+    "described", [{"list": []}, {"number": "inf"}, None, {"object": "GaussianHeads", "with": {}}]
+)
 def test_what_is_no_layer_is_told(described, saved):
     rewrite(saved, poke(("layer",), described))
     with pytest.raises(ValueError, match="'model' has no layer"):
@@ -289,12 +333,18 @@ def test_features_count_their_extras(count, rng, tmp_path):
         kh.load(tmp_path / "m")
 
 
-def test_a_long_text_among_short_ones_asks_for_no_more_memory_than_the_file_fills(saved, rng, tmp_path):
+def test_a_long_text_among_short_ones_asks_for_no_more_memory_than_the_file_fills(
+    saved, rng, tmp_path
+):
     """NumPy makes all texts of an array as wide as the longest: width × count, 2 GB here out of a few hundred kB."""
     texts = {"strings": ["x" * 50_000, *"ab" * 5_000], "shape": [10_001], "as": "text"}
     for wide in (
         texts,
-        {"dict": [[k, {**texts, "strings": texts["strings"][::20], "shape": [501]}] for k in "abcdefg"]},
+        {
+            "dict": [
+                [k, {**texts, "strings": texts["strings"][::20], "shape": [501]}] for k in "abcdefg"
+            ]
+        },
     ):
         rewrite(saved, poke(("fitted", "note_"), wide))
         tracemalloc.start()
@@ -339,8 +389,8 @@ def test_active_heads_must_be_those_that_have_values(active, words, rng, tmp_pat
 @pytest.mark.parametrize(
     ("where", "junk"),
     [
-        (("fitted", "law_", "with", "mean"), "no number"),
-        (("fitted", "law_", "with", "scale"), -1.0),
+        (("fitted", "heads_", "with", "mean"), "no number"),
+        (("fitted", "heads_", "with", "scale"), -1.0),
         (("fitted", "intercept_"), "3"),
         (("fitted", "intercept_"), 3.0),
         (("fitted", "temperature_"), {"number": "nan"}),
@@ -358,9 +408,9 @@ def test_active_heads_must_be_those_that_have_values(active, words, rng, tmp_pat
         (("fitted", "n_features_in_"), True),
         (("fitted", "n_extras_in_"), False),
         (("fitted", "n_extras_in_"), -1),
-        ((*HEADS, "law", "with", "mean"), {"number": "nan"}),
-        ((*HEADS, "law"), {"object": "LearnedHeads", "with": {}}),
-        ((*HEADS, "law"), {"object": "GaussianHeads", "with": {"mean": 2.0}}),  # law_ says otherwise
+        ((*HEADS, "heads", "with", "mean"), {"number": "nan"}),
+        ((*HEADS, "heads"), {"object": "LearnedHeads", "with": {}}),
+        ((*HEADS, "heads"), {"object": "GaussianHeads", "with": {"mean": 2.0}}),  # heads_ says otherwise
         ((*HEADS, "dim"), 2),
         (("layer", "with", "dtype"), "int8"),
         (("layer", "with", "intercept"), 3.0),
@@ -368,14 +418,19 @@ def test_active_heads_must_be_those_that_have_values(active, words, rng, tmp_pat
 )  # fmt: skip
 def test_every_field_is_checked_at_load(saved, where, junk):
     rewrite(saved, poke(where, junk))
-    with pytest.raises(ValueError, match=r"(?s)model file describes an estimator.*'model' has .*save the model anew"):
+    with pytest.raises(
+        ValueError,
+        match=r"(?s)model file describes an estimator.*'model' has .*save the model anew",
+    ):
         kh.load(saved)
 
 
 def test_a_small_file_does_not_ask_for_a_large_matrix(rng, tmp_path):
     kh.save(kh.AttentionFeatures(3, random_state=0).fit(sets_of(rng)), tmp_path / "m")
     rewrite(tmp_path / "m", poke(("fitted", "n_features_in_"), 10**8))
-    rewrite(tmp_path / "m", poke(("layer", "with", "dim"), 10**8))  # one head would take 80 petabytes
+    rewrite(
+        tmp_path / "m", poke(("layer", "with", "dim"), 10**8)
+    )  # one head would take 80 petabytes
     assert kh.load(tmp_path / "m").n_features_in_ == 10**8
     with pytest.raises(ValueError, match="expecting 100000000 features"):
         kh.load(tmp_path / "m").transform(sets_of(rng))
@@ -404,8 +459,12 @@ def test_other_files_are_refused(saved, tmp_path):
         "deep JSON": with_header(b"[" * 100_000, data),
         "a list": with_header([1, 2], data),
         "no metadata": with_header({first: header[first]}, data),
-        "absurd shape": with_header({**header, first: {**header[first], "shape": [2**40, 2**40]}}, data),
-        "negative offset": with_header({**header, first: {**header[first], "data_offsets": [-8, 0]}}, data),
+        "absurd shape": with_header(
+            {**header, first: {**header[first], "shape": [2**40, 2**40]}}, data
+        ),
+        "negative offset": with_header(
+            {**header, first: {**header[first], "data_offsets": [-8, 0]}}, data
+        ),
         "unknown type": with_header({**header, first: {**header[first], "dtype": "O"}}, data),
         "no tensors": with_header({"__metadata__": header["__metadata__"]}, b""),
         "more data": with_header(header, data + b"12345678"),
@@ -471,28 +530,37 @@ def model_of(kind, rng):
     if kind == "groups":
         groups = SetGroups(sets, [1, 3, 2] * 2)
         return kh.AttentionRegressor(
-            math.inf, pooling="sum", random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"
+            math.inf,
+            pooling="sum",
+            random_state=0,
+            heads=kh.GaussianHeads(),
+            scaling="none",
+            query="given",
         ).fit(groups, y[:6]), groups
     model = {
         "finite": lambda: kh.AttentionRegressor(
-            3, scaling="standard", random_state=0, law=kh.GaussianHeads(), query="given"
+            3, scaling="standard", random_state=0, heads=kh.GaussianHeads(), query="given"
         ).fit(sets, y[:, None]),
         "kernel": lambda: kh.AttentionClassifier(
-            math.inf, query="each", random_state=0, law=kh.GaussianHeads(), scaling="none"
+            math.inf, query="each", random_state=0, heads=kh.GaussianHeads(), scaling="none"
         ).fit(sets, words),
         "learned": lambda: kh.AttentionClassifier(
-            3, law=LAWS["chosen"], random_state=0, scaling="none", query="given"
+            3, heads=DISTRIBUTIONS["chosen"], random_state=0, scaling="none", query="given"
         ).fit(sets, words != "a"),
         "ball": lambda: kh.NormBallClassifier(3, **ball).fit(sets, words),
         "streamed": lambda: kh.AttentionClassifier(
-            3, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"
+            3, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
         ).partial_fit(sets, words, classes=["a", "b", "c"]),
-        "features": lambda: kh.AttentionFeatures(3, law=LAWS["array"], random_state=0).fit(sets),
+        "features": lambda: kh.AttentionFeatures(
+            3, heads=DISTRIBUTIONS["array"], random_state=0
+        ).fit(sets),
     }[kind]()
     return model, sets
 
 
-@pytest.mark.parametrize("kind", ["finite", "kernel", "learned", "groups", "ball", "streamed", "features"])
+@pytest.mark.parametrize(
+    "kind", ["finite", "kernel", "learned", "groups", "ball", "streamed", "features"]
+)
 def test_what_loads_also_predicts(kind, rng, tmp_path):
     """A document with a piece of it replaced is refused when it is loaded, or it predicts: never later, never else."""
     path = tmp_path / "m"
@@ -528,7 +596,13 @@ def check_refused_or_right(path, sets, what):
 def walk(value, path=()):
     if path:
         yield path
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, item in items:
         yield from walk(item, (*path, key))
 
@@ -544,16 +618,22 @@ def parts_of(rng, n=60):
 def test_a_streamed_model_goes_on_after_loading_where_it_was(kind, first, rng, tmp_path):
     sets, y, parts = parts_of(rng)
     if kind == "groups":
-        sets, y, parts = SetGroups(sets, [1, 2] * 20), y[:40], [slice(0, 20), slice(20, 33), slice(33, 40)]
+        sets, y, parts = (
+            SetGroups(sets, [1, 2] * 20),
+            y[:40],
+            [slice(0, 20), slice(20, 33), slice(33, 40)],
+        )
     estimator, options = kh.AttentionRegressor, {}
     if kind == "outputs":
         y = np.column_stack([y, np.cos(y)])
     if "classes" in kind:
         estimator = kh.AttentionClassifier
-        y = np.array(["a", "b", "c"])[np.digitize(y, [0.0] if kind == "two classes" else [-0.5, 0.5])]
+        y = np.array(["a", "b", "c"])[
+            np.digitize(y, [0.0] if kind == "two classes" else [-0.5, 0.5])
+        ]
         options = {"classes": np.unique(y)}
     # named: what is automatic is settled by the first samples, which differ here
-    named = {"random_state": 0, "law": kh.GaussianHeads(), "scaling": "none", "query": "given"}
+    named = {"random_state": 0, "heads": kh.GaussianHeads(), "scaling": "none", "query": "given"}
     whole = estimator(4, **named).partial_fit(sets, y, **options)
     model = estimator(4, **named)
     if first == "fit_batches":
@@ -569,14 +649,16 @@ def test_a_streamed_model_goes_on_after_loading_where_it_was(kind, first, rng, t
     found, wanted = getattr(model, scores)(sets), getattr(whole, scores)(sets)
     np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-9 * np.abs(wanted).max())
     if "classes" in kind:
-        np.testing.assert_allclose(model.predict_proba(sets), whole.predict_proba(sets), rtol=0, atol=1e-7)
+        np.testing.assert_allclose(
+            model.predict_proba(sets), whole.predict_proba(sets), rtol=0, atol=1e-7
+        )
 
 
 def test_the_lean_file_predicts_and_refuses_to_go_on(rng, tmp_path):
     sets, y, _ = parts_of(rng)
-    model = kh.AttentionRegressor(8, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given").partial_fit(
-        sets, y
-    )
+    model = kh.AttentionRegressor(
+        8, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
+    ).partial_fit(sets, y)
     kh.save(model, tmp_path / "all")
     kh.save(model, tmp_path / "lean", keep="predict")
     lean = kh.load(tmp_path / "lean")
@@ -586,9 +668,9 @@ def test_the_lean_file_predicts_and_refuses_to_go_on(rng, tmp_path):
         lean.partial_fit(sets, y)
     assert lean.n_samples_seen_ == 60
     assert lean.fit_batches([(sets, y)]).n_samples_seen_ == 60  # a new start is no continuation
-    fitted = kh.AttentionRegressor(3, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given").fit(
-        sets, y
-    )
+    fitted = kh.AttentionRegressor(
+        3, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
+    ).fit(sets, y)
     kh.save(fitted, tmp_path / "fitted", keep="predict")
     assert not hasattr(kh.load(tmp_path / "fitted"), "loo_predictions_")
     with pytest.raises(ValueError, match="`keep` must be one of 'all', 'predict': got 'some'"):
@@ -596,9 +678,9 @@ def test_the_lean_file_predicts_and_refuses_to_go_on(rng, tmp_path):
 
 
 def test_what_could_not_be_loaded_is_not_saved(rng, tmp_path):
-    model = kh.AttentionClassifier(4, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given").fit(
-        sets_of(rng), np.arange(40) % 2
-    )
+    model = kh.AttentionClassifier(
+        4, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
+    ).fit(sets_of(rng), np.arange(40) % 2)
     model.temperature_ = math.nan
     with pytest.raises(ValueError, match=r"saved only if it can be loaded.*temperature_"):
         kh.save(model, tmp_path / "m")
@@ -637,9 +719,9 @@ KEPT = ("stream", "with", "kept", "with")
 def test_every_sum_is_checked_at_load(where, junk, rng, tmp_path):
     sets, y, _ = parts_of(rng)
     kh.save(
-        kh.AttentionClassifier(4, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given").partial_fit(
-            sets, y > 0, classes=[False, True]
-        ),
+        kh.AttentionClassifier(
+            4, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
+        ).partial_fit(sets, y > 0, classes=[False, True]),
         tmp_path / "model",
     )
 
@@ -655,13 +737,18 @@ def test_every_sum_is_checked_at_load(where, junk, rng, tmp_path):
             place[where[-1]] = junk
 
     rewrite(tmp_path / "model", change)
-    with pytest.raises(ValueError, match=r"(?s)model file describes an estimator.*'model' has .*save the model anew"):
+    with pytest.raises(
+        ValueError,
+        match=r"(?s)model file describes an estimator.*'model' has .*save the model anew",
+    ):
         kh.load(tmp_path / "model")
 
 
 @pytest.mark.parametrize("n_heads", [4, math.inf])
 @pytest.mark.parametrize("estimator", [kh.AttentionRegressor, kh.AttentionClassifier])
-def test_a_model_fitted_on_a_device_is_saved_and_predicts_without_it(n_heads, estimator, rng, tmp_path):
+def test_a_model_fitted_on_a_device_is_saved_and_predicts_without_it(
+    n_heads, estimator, rng, tmp_path
+):
     pytest.importorskip("torch")
     sets, y, _ = parts_of(rng)
     model = estimator(n_heads, alpha=0.1, random_state=0, device="cpu").fit(
@@ -673,7 +760,9 @@ def test_a_model_fitted_on_a_device_is_saved_and_predicts_without_it(n_heads, es
     assert model.layer_.device == "cpu"
     assert loaded.layer_.device is None
     scores = "predict" if estimator is kh.AttentionRegressor else "decision_function"
-    np.testing.assert_allclose(getattr(loaded, scores)(sets), getattr(model, scores)(sets), rtol=0, atol=1e-9)
+    np.testing.assert_allclose(
+        getattr(loaded, scores)(sets), getattr(model, scores)(sets), rtol=0, atol=1e-9
+    )
 
 
 def test_the_file_is_plain_safetensors(saved):
@@ -692,21 +781,23 @@ def spoiled(record, **wrong):
     return other
 
 
-LAW = FittedHeads(np.zeros((2, 4, 4)), 0.5, history=(Step(0, 1.0, math.nan),), query_scales_=np.ones(4),
+HEADS = FittedHeads(np.zeros((2, 4, 4)), 0.5, history=(Step(0, 1.0, math.nan),), query_scales_=np.ones(4),
                   key_scales_=np.ones(4))  # fmt: skip
 PLAIN = kh.SetBatch(np.ones((3, 2, 3)))
-LAYER = FiniteLayer(HeadDraw(kh.GaussianHeads(), 2, 3, 0), np.zeros((2, 4, 1)), np.zeros(1), "softmax", "float32")
+LAYER = FiniteLayer(
+    HeadDraw(kh.GaussianHeads(), 2, 3, 0), np.zeros((2, 4, 1)), np.zeros(1), "softmax", "float32"
+)
 KERNEL = KernelLayer(kh.GaussianHeads(), PLAIN, np.zeros((3, 2)), np.zeros(2), "relu")
 STANDARD = TokenRule("standard", "given", "mean", np.zeros(3), np.ones(3))
 OF_QUERIES = spoiled(STANDARD, query_centre=np.zeros(5), query_spread=np.ones(5))
 WITH_EXTRAS = spoiled(STANDARD, extras_centre=np.zeros(2), extras_spread=np.ones(2))
 POOLED = PooledSets(SetGroups(PLAIN, [1, 2]), "sum")
 RIGHT = [
-    STANDARD, OF_QUERIES, WITH_EXTRAS, TokenRule("none", "each", "sum"), Step(0, 1.0, 2.0), LAW,
+    STANDARD, OF_QUERIES, WITH_EXTRAS, TokenRule("none", "each", "sum"), Step(0, 1.0, 2.0), HEADS,
     spoiled(LAYER, extras_values=np.ones((2, 1))),
-    spoiled(LAW, query_scales_=None, key_scales_=None),
+    spoiled(HEADS, query_scales_=None, key_scales_=None),
     POOLED, PooledSets(PLAIN, "mean", True), LAYER, KERNEL, spoiled(KERNEL, sets=PooledSets(PLAIN, "sum")),
-    spoiled(KERNEL, law=spoiled(LAW, query_scales_=None, key_scales_=None)),
+    spoiled(KERNEL, heads=spoiled(HEADS, query_scales_=None, key_scales_=None)),
 ]  # fmt: skip
 WRONG = [
     (STANDARD, {"scaling": "minmax"}, "scaling"),
@@ -724,7 +815,11 @@ WRONG = [
     (OF_QUERIES, {"query_spread": np.ones(3)}, "where other parts have q = 5"),
     (OF_QUERIES, {"query_spread": np.zeros(5)}, "spread of queries do not fit"),
     (OF_QUERIES, {"query": "mean"}, "spread of queries do not fit"),
-    (OF_QUERIES, {"scaling": "none", "centre": None, "spread": None}, "with a centre, and another scaling"),
+    (
+        OF_QUERIES,
+        {"scaling": "none", "centre": None, "spread": None},
+        "with a centre, and another scaling",
+    ),
     (WITH_EXTRAS, {"extras_centre": None}, "spread of extras do not fit"),
     (WITH_EXTRAS, {"extras_spread": None}, "spread of extras do not fit"),
     (WITH_EXTRAS, {"extras_spread": np.ones(1)}, "where other parts have c = 2"),
@@ -737,25 +832,29 @@ WRONG = [
     (Step(0, 1.0, 2.0), {"step": -1}, "a step before the first"),
     (Step(0, 1.0, 2.0), {"loo_error": 1}, "loo_error that is no float, 1"),
     (Step(0, 1.0, 2.0), {"held_out_error": "x"}, "held_out_error that is no float"),
-    (LAW, {"means_": np.zeros((4, 4))}, "means_ that are not"),
-    (LAW, {"means_": np.zeros((0, 4, 4))}, "means of no entries"),
-    (LAW, {"means_": np.zeros((2, 4, 3))}, r"key_scales_ of shape \(4,\), where other parts have e = 3"),
-    (LAW, {"means_": np.zeros((2, 3, 4))}, "query_scales_ of shape"),
-    (LAW, {"means_": np.zeros((0, 4, 4)), "key_scales_": np.ones(4)}, "means of no entries"),
-    (LAW, {"scale": 0.0}, "a scale that is none"),
-    (LAW, {"scale": math.inf}, "a scale that is none"),
-    (LAW, {"scale": 1}, "scale that is no float, 1"),
-    (LAW, {"key_scales_": None}, "and not of both"),
-    (LAW, {"query_scales_": None}, "and not of both"),
-    (LAW, {"query_scales_": np.ones((4, 1))}, "query_scales_ that are not"),
-    (LAW, {"query_scales_": np.ones(3)}, "query_scales_ of shape"),
-    (LAW, {"key_scales_": np.array([1.0, 1.0, 0.0, 1.0])}, "scales that are not positive"),
-    (LAW, {"chosen": "best"}, "chosen"),
-    (LAW, {"strength": math.nan}, "strength"),
-    (LAW, {"steps": -1}, "fewer steps than none"),
-    (LAW, {"reason": None}, "reason that is no str"),
-    (LAW, {"history": [Step(0, 1.0, 2.0)]}, "history that are no tuple"),
-    (LAW, {"history": (Step(0, 1.0, 2.0), 3)}, r"history\[1\] that is no Step, 3"),
+    (HEADS, {"means_": np.zeros((4, 4))}, "means_ that are not"),
+    (HEADS, {"means_": np.zeros((0, 4, 4))}, "means of no entries"),
+    (
+        HEADS,
+        {"means_": np.zeros((2, 4, 3))},
+        r"key_scales_ of shape \(4,\), where other parts have e = 3",
+    ),
+    (HEADS, {"means_": np.zeros((2, 3, 4))}, "query_scales_ of shape"),
+    (HEADS, {"means_": np.zeros((0, 4, 4)), "key_scales_": np.ones(4)}, "means of no entries"),
+    (HEADS, {"scale": 0.0}, "a scale that is none"),
+    (HEADS, {"scale": math.inf}, "a scale that is none"),
+    (HEADS, {"scale": 1}, "scale that is no float, 1"),
+    (HEADS, {"key_scales_": None}, "and not of both"),
+    (HEADS, {"query_scales_": None}, "and not of both"),
+    (HEADS, {"query_scales_": np.ones((4, 1))}, "query_scales_ that are not"),
+    (HEADS, {"query_scales_": np.ones(3)}, "query_scales_ of shape"),
+    (HEADS, {"key_scales_": np.array([1.0, 1.0, 0.0, 1.0])}, "scales that are not positive"),
+    (HEADS, {"chosen": "best"}, "chosen"),
+    (HEADS, {"strength": math.nan}, "strength"),
+    (HEADS, {"steps": -1}, "fewer steps than none"),
+    (HEADS, {"reason": None}, "reason that is no str"),
+    (HEADS, {"history": [Step(0, 1.0, 2.0)]}, "history that are no tuple"),
+    (HEADS, {"history": (Step(0, 1.0, 2.0), 3)}, r"history\[1\] that is no Step, 3"),
     (POOLED, {"pooling": "max"}, "pooling"),
     (POOLED, {"each": 0}, "each that is no bool"),
     (POOLED, {"each": True}, "pooled sets that are none"),
@@ -773,8 +872,8 @@ WRONG = [
     (KERNEL, {"intercept": 0.0}, "intercept that are not"),
     (KERNEL, {"sets": SetGroups(PLAIN, [3])}, "sets that is no SetBatch or PooledSets"),
     (KERNEL, {"activation": "softmax"}, "softmax"),
-    (KERNEL, {"law": kh.QueryKeyHeads(2)}, "a kernel of a law that has none"),
-    (KERNEL, {"law": LAW}, "a kernel of a law that has none"),
+    (KERNEL, {"heads": kh.QueryKeyHeads(2)}, "a kernel of a head distribution that has none"),
+    (KERNEL, {"heads": HEADS}, "a kernel of a head distribution that has none"),
     (KERNEL, {"dual": np.zeros((2, 2))}, "dual coefficients of other sets"),
     (KERNEL, {"intercept": np.zeros(1)}, "intercept of shape"),
 ]
@@ -793,7 +892,9 @@ def test_records_are_refused_for_one_wrong_part(record, wrong, words):
 
 def streamed(rng):
     sets, y, _ = parts_of(rng)
-    model = kh.AttentionClassifier(4, random_state=0).partial_fit(sets, y > 0, classes=[False, True])
+    model = kh.AttentionClassifier(4, random_state=0).partial_fit(
+        sets, y > 0, classes=[False, True]
+    )
     assert model.layer_ is not None  # adds up what waits
     return model, model._stream.sums
 
@@ -830,7 +931,14 @@ def test_sums_are_refused_for_one_wrong_part(name, change, words, rng):
     moments = streamed(rng)[1].moments
     _check_record(moments)
     _check_record(
-        spoiled(moments, gram=of_diagonal(moments.gram, -0.999), rounding=2.0**-23, y_size=0.0, count=1, weight=0.5)
+        spoiled(
+            moments,
+            gram=of_diagonal(moments.gram, -0.999),
+            rounding=2.0**-23,
+            y_size=0.0,
+            count=1,
+            weight=0.5,
+        )
     )
     with pytest.raises(ValueError, match=words):
         _check_record(spoiled(moments, **{name: change(getattr(moments, name))}))
@@ -895,7 +1003,10 @@ def test_sets_are_refused_for_one_wrong_part(wrong, words):
     right = {"tokens": np.zeros((5, 2)), "offsets": np.array([0, 2, 5]), "query": np.zeros((2, 2))}
     assert len(_sets(**right)) == len(_sets(**{**right, "query": None})) == 2
     assert len(_sets(np.zeros((1, 2)), np.array([0, 1]), None)) == 1
-    assert _sets(**{**right, "query": np.zeros((2, 7))}, extras=np.ones((2, 3))).extras.shape == (2, 3)
+    assert _sets(**{**right, "query": np.zeros((2, 7))}, extras=np.ones((2, 3))).extras.shape == (
+        2,
+        3,
+    )
     with pytest.raises(ValueError, match=words):
         _sets(**{**right, **wrong})
 
@@ -929,7 +1040,9 @@ FITS = {
 
 @pytest.mark.parametrize("name", FITS)
 def test_fitted_attributes_have_their_type_and_range(name, rng):
-    model = kh.AttentionRegressor(3, alpha=[0.1, 1.0, 10.0], random_state=0).fit(sets_of(rng, 12), rng.normal(size=12))
+    model = kh.AttentionRegressor(3, alpha=[0.1, 1.0, 10.0], random_state=0).fit(
+        sets_of(rng, 12), rng.normal(size=12)
+    )
     for value in FITS[name]["good"]:
         assert _fits(name, value, model), value
     for value in FITS[name]["bad"]:
@@ -955,16 +1068,22 @@ def test_fitted_attributes_fit_their_layer(rng):
     assert not _fits("loo_predictions_", np.zeros(5), two)
     assert _fits("solver_", "kernel", exact)
     assert not _fits("solver_", "dual", exact)
-    assert _fits("law_", kh.GaussianHeads(), two)
-    for law in (kh.GaussianHeads(1.0), kh.GaussianHeads(0), kh.GaussianHeads(scale=0.4), kh.QueryKeyHeads(1), None):
-        assert not _fits("law_", law, two), law
-    assert _fits("law_", kh.GaussianHeads(), exact)
-    assert not _fits("law_", kh.GaussianHeads(1.0), exact)
+    assert _fits("heads_", kh.GaussianHeads(), two)
+    for distribution in (
+        kh.GaussianHeads(1.0),
+        kh.GaussianHeads(0),
+        kh.GaussianHeads(scale=0.4),
+        kh.QueryKeyHeads(1),
+        None,
+    ):
+        assert not _fits("heads_", distribution, two), distribution
+    assert _fits("heads_", kh.GaussianHeads(), exact)
+    assert not _fits("heads_", kh.GaussianHeads(1.0), exact)
     assert not _fits("predict", 3, two), "hides a method"
 
 
 @pytest.mark.parametrize(
-    ("law", "words"),
+    ("distribution", "words"),
     [
         (kh.GaussianHeads(scale=0.0), "`scale` must be larger than 0"),
         (kh.GaussianHeads(math.nan), "`mean`"),
@@ -974,22 +1093,36 @@ def test_fitted_attributes_fit_their_layer(rng):
         (kh.QueryKeyHeads(10**9), "heads of rank 1,000,000,000"),
     ],
 )
-def test_laws_are_refused_for_one_wrong_part(law, words):
-    for right in (kh.GaussianHeads(2), kh.GaussianHeads(np.ones((4, 4), int)), kh.QueryKeyHeads(3), kh.LearnedHeads(0)):
-        _check_law(right)
+def test_laws_are_refused_for_one_wrong_part(distribution, words):
+    for right in (
+        kh.GaussianHeads(2),
+        kh.GaussianHeads(np.ones((4, 4), int)),
+        kh.QueryKeyHeads(3),
+        kh.LearnedHeads(0),
+    ):
+        _check_distribution(right)
     with pytest.raises((ValueError, TypeError), match=words):
-        _check_law(law)
+        _check_distribution(distribution)
 
 
 def test_a_law_has_heads_of_the_shape_of_its_mean():
-    for law in (LAW, kh.GaussianHeads(np.ones((4, 4))), kh.GaussianHeads(3.0), kh.QueryKeyHeads(2)):
-        assert law_fits(law, (4, 4))
-    assert law_fits(kh.GaussianHeads(np.ones((5, 4))), (5, 4))
-    assert law_fits(kh.GaussianHeads(1.0, pairs=[(0, 0), (3, 2)]), (5, 4))
-    for law in (LAW, kh.GaussianHeads(np.ones((4, 5))), kh.GaussianHeads(np.ones((5, 5)))):
-        assert not law_fits(law, (5, 4))
+    for distribution in (
+        HEADS,
+        kh.GaussianHeads(np.ones((4, 4))),
+        kh.GaussianHeads(3.0),
+        kh.QueryKeyHeads(2),
+    ):
+        assert heads_fit(distribution, (4, 4))
+    assert heads_fit(kh.GaussianHeads(np.ones((5, 4))), (5, 4))
+    assert heads_fit(kh.GaussianHeads(1.0, pairs=[(0, 0), (3, 2)]), (5, 4))
+    for distribution in (
+        HEADS,
+        kh.GaussianHeads(np.ones((4, 5))),
+        kh.GaussianHeads(np.ones((5, 5))),
+    ):
+        assert not heads_fit(distribution, (5, 4))
     for pairs in ([(4, 2)], [(3, 3)], [(-1, 0)], [(0.0, 1.0)], [0, 1]):
-        assert not law_fits(kh.GaussianHeads(1.0, pairs=pairs), (5, 4)), pairs
+        assert not heads_fit(kh.GaussianHeads(1.0, pairs=pairs), (5, 4)), pairs
 
 
 @pytest.mark.parametrize(
@@ -1003,13 +1136,21 @@ def test_a_law_has_heads_of_the_shape_of_its_mean():
         ("kept", {"sets": None}, "no samples to calibrate on"),
         ("kept", {"columns": np.zeros((60, 1))}, "other labels"),
         ("kept", {"sets": kh.SetBatch(np.ones((60, 1, 2)))}, "of another dimension"),
-        ("kept", {"sets": kh.SetBatch(np.ones((60, 1, 3)))}, "with queries and training sets without"),
+        (
+            "kept",
+            {"sets": kh.SetBatch(np.ones((60, 1, 3)))},
+            "with queries and training sets without",
+        ),
         (
             "kept",
             {"sets": kh.SetBatch(np.ones((60, 1, 3)), np.ones((60, 2)))},
             "with queries and training sets without",
         ),
-        ("kept", {"sets": kh.SetBatch(np.ones((60, 1, 3)), np.ones((60, 3)), np.ones((60, 1)))}, "with other extras"),
+        (
+            "kept",
+            {"sets": kh.SetBatch(np.ones((60, 1, 3)), np.ones((60, 3)), np.ones((60, 1)))},
+            "with other extras",
+        ),
     ],
 )
 def test_sums_must_be_those_of_the_model(part, change, words, rng):
@@ -1025,7 +1166,9 @@ def test_sums_must_be_those_of_the_model(part, change, words, rng):
 
 
 @pytest.mark.parametrize("groups", [False, True])
-@pytest.mark.parametrize("rule", [("given", "mean"), ("given", "sum"), ("mean", "mean"), ("each", "sum")])
+@pytest.mark.parametrize(
+    "rule", [("given", "mean"), ("given", "sum"), ("mean", "mean"), ("each", "sum")]
+)
 @pytest.mark.parametrize("with_query", [True, False])
 def test_training_sets_must_be_what_the_rule_makes_of_new_ones(groups, rule, with_query, rng):
     query, pooling = rule
@@ -1033,19 +1176,32 @@ def test_training_sets_must_be_what_the_rule_makes_of_new_ones(groups, rule, wit
         return
     batch = sets_of(rng, 12, query=with_query)
     batch = SetGroups(batch, [1, 2, 3] * 2) if groups else batch
-    model = kh.AttentionRegressor(math.inf, query=query, pooling=pooling).fit(batch, rng.normal(size=len(batch)))
+    model = kh.AttentionRegressor(math.inf, query=query, pooling=pooling).fit(
+        batch, rng.normal(size=len(batch))
+    )
     right = model.layer_.sets
     _check_training_sets(model, right)
-    for other_query, other_pooling in [("given", "mean"), ("given", "sum"), ("mean", "mean"), ("each", "sum")]:
+    for other_query, other_pooling in [
+        ("given", "mean"),
+        ("given", "sum"),
+        ("mean", "mean"),
+        ("each", "sum"),
+    ]:
         if groups and other_query != "given":
             continue
         made = TokenRule("none", other_query, other_pooling).apply(batch)
-        if (made.pooling, made.each, made.query is None) == (right.pooling, right.each, right.query is None):
+        if (made.pooling, made.each, made.query is None) == (
+            right.pooling,
+            right.each,
+            right.query is None,
+        ):
             _check_training_sets(model, made)
         else:
             with pytest.raises(ValueError, match="pooled or queried otherwise"):
                 _check_training_sets(model, made)
-    base = right.sets.with_query(None if right.sets.query is not None else np.zeros((len(right.sets), DIM)))
+    base = right.sets.with_query(
+        None if right.sets.query is not None else np.zeros((len(right.sets), DIM))
+    )
     with pytest.raises(ValueError, match="pooled or queried otherwise"):
         _check_training_sets(model, right.with_sets(base))
     with pytest.raises(ValueError, match="does not fit the tokens"):
@@ -1122,7 +1278,7 @@ def test_what_is_no_data_is_not_packed(value, words):
         {"strings": ["a"], "shape": [2], "as": "text"}, {"strings": ["a"], "shape": [1], "as": "bytes"},
         {"object": "Popen", "with": {}}, {"object": "Step", "with": {"step": 0, "loo_error": 1.0}},
         {"object": "Step", "with": {"step": 0, "loo_error": 1.0, "held_out_error": 1.0, "more": 1}},
-        {"object": "HeadDraw", "with": {"law": {"object": "GaussianHeads", "with": {}}, "n_heads": 10**9 + 1, "dim": 2,
+        {"object": "HeadDraw", "with": {"heads": {"object": "GaussianHeads", "with": {}}, "n_heads": 10**9 + 1, "dim": 2,
                                         "seed": 0}},
         {"object": "FiniteLayer", "with": {"device": "cpu"}},
     ],
@@ -1133,8 +1289,11 @@ def test_what_describes_nothing_is_refused(described):
 
 
 def test_the_most_heads_that_a_file_may_name_can_be_named():
-    law = {"object": "GaussianHeads", "with": {}}
-    draw = {"object": "HeadDraw", "with": {"law": law, "n_heads": 10**9, "dim": 2, "seed": 0}}
+    distribution = {"object": "GaussianHeads", "with": {}}
+    draw = {
+        "object": "HeadDraw",
+        "with": {"heads": distribution, "n_heads": 10**9, "dim": 2, "seed": 0},
+    }
     assert Unpacker({}).unpack(draw).n_heads == 10**9
 
 
@@ -1164,7 +1323,11 @@ def at(path, *where):
         (("layer", "active"), None, "a layer without values"),
         (("layer", "values"), {"strings": ["a"], "shape": [1], "as": "object"}, "'m' has"),
         (("layer", "values"), np.full((3, 4, 3), np.nan), "a layer without values"),
-        (("layer", "values"), np.ones((2, 4, 3)), r"values of shape \(2, 4, 3\) for 3 heads of width 4"),
+        (
+            ("layer", "values"),
+            np.ones((2, 4, 3)),
+            r"values of shape \(2, 4, 3\) for 3 heads of width 4",
+        ),
         (("layer", "values"), np.ones((3, 3, 3)), "values of shape"),
         (("layer", "values"), np.ones((3, 4, 3, 1)), "values of shape"),
         (("layer", "values"), np.ones((3, 4, 0)), "values of shape"),
@@ -1177,8 +1340,16 @@ def at(path, *where):
         (("layer", "dtype"), "float16", "dtype"),
         (("layer", "heads", "with", "dim"), 2, "heads that do not fit tokens of dimension 3"),
         (("layer", "heads"), None, "heads that do not fit"),
-        (("layer", "heads", "with", "law"), {"object": "LearnedHeads", "with": {}}, "a law that was never fitted"),
-        (("layer", "heads", "with", "law", "with", "scale"), 1.7e308, "heads that are not finite"),
+        (
+            ("layer", "heads", "with", "heads"),
+            {"object": "LearnedHeads", "with": {}},
+            "a head distribution that was never fitted",
+        ),
+        (
+            ("layer", "heads", "with", "heads", "with", "scale"),
+            1.7e308,
+            "heads that are not finite",
+        ),
         (("fitted", "has_query_"), 1, "no word about queries"),
         (("fitted", "n_features_in_"), 3.0, "no token dimension"),
         (("fitted", "n_features_in_"), 0, "tokens of dimension 0"),
@@ -1206,7 +1377,9 @@ def test_layers_of_norm_balls_are_refused_for_one_wrong_part(where, junk, words,
             place = place[key]
         if isinstance(junk, np.ndarray):
             arrays["junk"] = junk
-        place[where[-1]] = {"array": "junk", "turned": False} if isinstance(junk, np.ndarray) else junk
+        place[where[-1]] = (
+            {"array": "junk", "turned": False} if isinstance(junk, np.ndarray) else junk
+        )
 
     rewrite(tmp_path / "m", change)
     with pytest.raises(ValueError, match=words), np.errstate(over="ignore"):
@@ -1215,19 +1388,28 @@ def test_layers_of_norm_balls_are_refused_for_one_wrong_part(where, junk, words,
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(b"{", "must be JSON"), (b"[1]", "must be a JSON object: 'm' has a list"), (b"[" * 10_000, "must be JSON")],
+    [
+        (b"{", "must be JSON"),
+        (b"[1]", "must be a JSON object: 'm' has a list"),
+        (b"[" * 10_000, "must be JSON"),
+    ],
     ids=["broken", "a list", "deep"],
 )
 def test_a_description_with_a_good_digest_is_a_json_object(content, words, tmp_path):
     arrays = {"0": np.zeros(2)}
     text = content.decode()
-    metadata = {"format": FORMAT, "version": str(VERSION), "document": text, "sha256": _digest(text, arrays)}
+    metadata = {
+        "format": FORMAT,
+        "version": str(VERSION),
+        "document": text,
+        "sha256": _digest(text, arrays),
+    }
     save_file(arrays, tmp_path / "m", metadata)
     with pytest.raises(ValueError, match=words):
         read_container(tmp_path / "m")
 
 
-@pytest.mark.parametrize("name", ["law_", "tokens_", "alpha_", "solver_", "selection_", "intercept_", "classes_",
+@pytest.mark.parametrize("name", ["heads_", "tokens_", "alpha_", "solver_", "selection_", "intercept_", "classes_",
                                   "temperature_", "n_features_in_", "has_query_"])  # fmt: skip
 def test_no_fitted_attribute_may_be_missing(name, saved):
     rewrite(saved, lambda document, _: document["fitted"].pop(name))
@@ -1237,11 +1419,15 @@ def test_no_fitted_attribute_may_be_missing(name, saved):
 
 def test_a_dtype_and_a_generator_are_stored_by_name_and_seed(rng, tmp_path):
     state = np.random.default_rng(5)
-    model = kh.AttentionRegressor(3, dtype=np.float32, random_state=state).fit(sets_of(rng, 12), rng.normal(size=12))
+    model = kh.AttentionRegressor(3, dtype=np.float32, random_state=state).fit(
+        sets_of(rng, 12), rng.normal(size=12)
+    )
     kh.save(model, tmp_path / "m")
     assert at(tmp_path / "m", "parameters", "dtype") == "float32"
-    assert at(tmp_path / "m", "parameters", "random_state") == model.heads_.seed
-    exact = kh.AttentionRegressor(math.inf, random_state=state).fit(sets_of(rng, 12), rng.normal(size=12))
+    assert at(tmp_path / "m", "parameters", "random_state") == model.drawn_heads_.seed
+    exact = kh.AttentionRegressor(math.inf, random_state=state).fit(
+        sets_of(rng, 12), rng.normal(size=12)
+    )
     kh.save(exact, tmp_path / "exact")
     assert at(tmp_path / "exact", "parameters", "random_state") is None
 
@@ -1250,13 +1436,17 @@ def test_a_file_from_before_extras_and_defaults_that_choose_loads_and_predicts(r
     held = json.loads((Path(__file__).parents[1] / "fuzz/corpus/model-read-1.json").read_text())
     (tmp_path / "m").write_bytes(zlib.decompress(base64.b85decode(held["files"]["m.keyhole"])))
     document, arrays = read_container(tmp_path / "m")
-    assert not {"n_heads_", "n_extras_in_", "n_query_features_in_", "log_losses_"} & set(document["fitted"])
+    assert not {"n_heads_", "n_extras_in_", "n_query_features_in_", "log_losses_"} & set(
+        document["fitted"]
+    )
     assert "extras_values" not in document["layer"]["with"]
     model = kh.load(tmp_path / "m")
     assert (model.n_heads_, model.n_query_features_in_, model.n_extras_in_) == (3, 2, 0)
     sets = kh.SetBatch([rng.normal(size=(k, 2)) for k in (1, 4, 2)], rng.normal(size=(3, 2)))
     centre, spread = model.tokens_.centre, model.tokens_.spread
-    ready = kh.SetBatch([(one.tokens - centre) / spread for one in sets], (sets.query - centre) / spread)
+    ready = kh.SetBatch(
+        [(one.tokens - centre) / spread for one in sets], (sets.query - centre) / spread
+    )
     drawn = kh.GaussianHeads(arrays["8"], 0.5).sample(3, 2, 1)
     scores = kh.attention_features(ready, drawn) @ arrays["9"].reshape(9, -1) + arrays["10"]
     np.testing.assert_allclose(model.predict(sets), scores, rtol=1e-12)
@@ -1274,9 +1464,16 @@ def test_a_file_from_before_token_options_has_tokens_as_they_are(kind, rng, tmp_
         del document["parameters"][name]
     del document["fitted"]["tokens_"]
     write_container(tmp_path / "old", document, arrays, overwrite=False)
-    old, apply = kh.load(tmp_path / "old"), "transform" if kind is kh.AttentionFeatures else "predict"
+    old, apply = (
+        kh.load(tmp_path / "old"),
+        "transform" if kind is kh.AttentionFeatures else "predict",
+    )
     np.testing.assert_array_equal(getattr(old, apply)(sets), getattr(model, apply)(sets))
-    assert (old.scaling, old.query, old.tokens_) == ("none", "given", TokenRule("none", "given", "mean"))
+    assert (old.scaling, old.query, old.tokens_) == (
+        "none",
+        "given",
+        TokenRule("none", "given", "mean"),
+    )
 
 
 def test_a_model_is_loaded_with_the_schema_of_its_table(tmp_path):

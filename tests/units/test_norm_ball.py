@@ -305,7 +305,9 @@ def test_products_of_a_streamed_design_are_those_of_its_columns(groups_per_block
     dense = DenseDesign(array, 3, memory_budget=8 * 12 * 2)
     for design in (streamed, dense):
         np.testing.assert_allclose(design.matvec(values), exact @ values, rtol=1e-12, atol=1e-14)
-        np.testing.assert_allclose(design.rmatvec(residuals), exact.T @ residuals, rtol=1e-12, atol=1e-14)
+        np.testing.assert_allclose(
+            design.rmatvec(residuals), exact.T @ residuals, rtol=1e-12, atol=1e-14
+        )
     np.testing.assert_array_equal(dense.take(np.array([2, 0])), array[:, [6, 7, 8, 0, 1, 2]])
 
 

@@ -30,22 +30,33 @@ def y(sets, rng):
 
 def paper_features(model, sets):
     """Features of all heads without M^{-1/2}."""
-    heads = model.heads_.block(0, model.heads_.n_heads)
+    heads = model.drawn_heads_.block(0, model.drawn_heads_.n_heads)
     return kh.attention_features(sets, heads) * math.sqrt(len(heads))
 
 
 @pytest.mark.parametrize("loss", ["huber", "absolute", "squared"])
 @pytest.mark.parametrize("fit_intercept", [True, False])
 def test_regression_is_the_solver_on_explicit_features(loss, fit_intercept, sets, y):
-    options = {"group_radius": 0.5, "ball_radius": 0.3, "loss": loss, "fit_intercept": fit_intercept, "tol": 1e-3}
+    options = {
+        "group_radius": 0.5,
+        "ball_radius": 0.3,
+        "loss": loss,
+        "fit_intercept": fit_intercept,
+        "tol": 1e-3,
+    }
     model = kh.NormBallRegressor(12, random_state=3, **options).fit(sets, y)
     phi = paper_features(model, sets)
     direct = fit_norm_ball(phi, y, group_size=4, **options)
     slack = 1e-9 * direct.objective
-    assert abs(model.objective_ - direct.objective) <= max(model.duality_gap_, direct.duality_gap) + slack
+    assert (
+        abs(model.objective_ - direct.objective)
+        <= max(model.duality_gap_, direct.duality_gap) + slack
+    )
     assert 0 <= model.duality_gap_ <= 1e-3 * model.objective_
     # the objective is that of the model which predicts, in the paper's scaling
-    np.testing.assert_allclose(phi @ model.values_.ravel() + model.intercept_, model.predict(sets), atol=1e-10)
+    np.testing.assert_allclose(
+        phi @ model.values_.ravel() + model.intercept_, model.predict(sets), atol=1e-10
+    )
     residual = np.abs(model.predict(sets) - y)
     value = {
         "huber": np.where(residual < 1, residual**2 / 2, residual - 0.5),
@@ -75,7 +86,9 @@ def test_a_pruned_model_never_draws_a_pruned_head(sets, y):
             self.drawn.extend(range(start, start + n_heads))
             return super().sample(n_heads, dim, seed, start=start)
 
-    model = kh.NormBallRegressor(30, law=Watched(), group_radius=0.3, ball_radius=0.3, random_state=0).fit(sets, y)
+    model = kh.NormBallRegressor(
+        30, heads=Watched(), group_radius=0.3, ball_radius=0.3, random_state=0
+    ).fit(sets, y)
     Watched.drawn.clear()
     predicted = model.predict(sets)
     assert sorted(Watched.drawn) == list(model.active_heads_)
@@ -93,7 +106,12 @@ def test_a_ball_of_radius_zero_leaves_the_best_constant(sets, y):
 def test_radii_from_theory(sets, y):
     complexity = paper_complexity(kh.targets.TokenPower(1, dim=3))
     model = kh.NormBallRegressor(
-        20, group_radius="theory", ball_radius="theory", complexity=complexity, delta=0.1, constant=0.5
+        20,
+        group_radius="theory",
+        ball_radius="theory",
+        complexity=complexity,
+        delta=0.1,
+        constant=0.5,
     ).fit(sets, y)
     assert model.group_radius_ == 0.5 * math.sqrt(complexity)
     np.testing.assert_allclose(model.ball_radius_, math.sqrt(0.5 * complexity / (0.1 * 20)))
@@ -114,7 +132,9 @@ def test_the_automatic_path_follows_the_units_of_y(scale, sets, y):
 
 
 def test_a_sequence_is_chosen_from_by_cross_validation(sets, y):
-    model = kh.NormBallRegressor(8, group_radius=[2.0, 0.1], ball_radius=[math.inf, 0.5], random_state=0).fit(sets, y)
+    model = kh.NormBallRegressor(
+        8, group_radius=[2.0, 0.1], ball_radius=[math.inf, 0.5], random_state=0
+    ).fit(sets, y)
     table = model.cv_results_
     pairs = list(zip(table["group_radius"], table["ball_radius"], strict=True))
     assert sorted(pairs) == [(0.1, 0.5), (0.1, math.inf), (2.0, 0.5), (2.0, math.inf)]
@@ -124,15 +144,23 @@ def test_a_sequence_is_chosen_from_by_cross_validation(sets, y):
 
 
 def test_the_shape_of_the_ball_may_be_chosen_too(sets, y):
-    model = kh.NormBallRegressor(16, group_radius=1.0, ball_radius="cv", random_state=0).fit(sets, y)
-    np.testing.assert_allclose(model.cv_results_["ball_radius"], [1 / 4, 1 / math.sqrt(0.8), math.inf])
-    alone = kh.NormBallRegressor(16, group_radius=math.inf, ball_radius="cv", random_state=0, tol=0.01).fit(sets, y)
+    model = kh.NormBallRegressor(16, group_radius=1.0, ball_radius="cv", random_state=0).fit(
+        sets, y
+    )
+    np.testing.assert_allclose(
+        model.cv_results_["ball_radius"], [1 / 4, 1 / math.sqrt(0.8), math.inf]
+    )
+    alone = kh.NormBallRegressor(
+        16, group_radius=math.inf, ball_radius="cv", random_state=0, tol=0.01
+    ).fit(sets, y)
     assert alone.group_radius_ == math.inf
     assert 0 < alone.ball_radius_ < math.inf
 
 
 def test_held_out_losses_are_those_of_refits(sets, y):
-    model = kh.NormBallRegressor(6, loss="squared", group_radius=[0.3, 1.0], random_state=0, tol=1e-3).fit(sets, y)
+    model = kh.NormBallRegressor(
+        6, loss="squared", group_radius=[0.3, 1.0], random_state=0, tol=1e-3
+    ).fit(sets, y)
     order = np.argsort(y)
     for k in range(3):
         out = order[k::3]
@@ -153,7 +181,9 @@ def test_copies_weights_zeros_and_order_agree_to_the_last_bit(sets, y, rng):
 
 @pytest.mark.parametrize("group_radius", [0.2, [0.1, 0.2]])
 def test_a_small_memory_budget_changes_nothing(group_radius, sets, y):
-    model = kh.NormBallRegressor(12, loss="squared", group_radius=group_radius, random_state=0, tol=0.01)
+    model = kh.NormBallRegressor(
+        12, loss="squared", group_radius=group_radius, random_state=0, tol=0.01
+    )
     expected = model.fit(sets, y).predict(sets)
     radius, objective, gap = model.group_radius_, model.objective_, model.duality_gap_
     with config_context(working_memory=0.01):  # ten kilobytes: a few heads at a time
@@ -165,7 +195,8 @@ def test_a_small_memory_budget_changes_nothing(group_radius, sets, y):
 
 def test_float32_is_close_to_float64(sets, y):
     exact, single = (
-        kh.NormBallRegressor(12, group_radius=0.5, random_state=0, dtype=d).fit(sets, y) for d in ("float64", "float32")
+        kh.NormBallRegressor(12, group_radius=0.5, random_state=0, dtype=d).fit(sets, y)
+        for d in ("float64", "float32")
     )
     assert single.predict(sets).dtype == np.float64
     np.testing.assert_allclose(single.objective_, exact.objective_, rtol=2e-3)
@@ -184,7 +215,9 @@ def test_several_outputs_share_heads(sets, y):
 
 def test_stopping_early_warns_with_the_number(sets, y):
     model = kh.NormBallRegressor(20, group_radius=50.0, max_iter=5, tol=1e-9, random_state=0)
-    with pytest.warns(NormBallWarning, match=r"stopped after 5 iterations at a relative duality gap of .*max_iter"):
+    with pytest.warns(
+        NormBallWarning, match=r"stopped after 5 iterations at a relative duality gap of .*max_iter"
+    ):
         model.fit(sets, y)
     assert issubclass(NormBallWarning, ConvergenceWarning)
     assert issubclass(NormBallWarning, SolverWarning)
@@ -196,7 +229,9 @@ def test_stopping_early_warns_with_the_number(sets, y):
 @pytest.mark.parametrize("loss", ["logistic", "hinge"])
 def test_two_classes_are_one_column(loss, sets, y):
     words = np.where(y > np.median(y), "yes", "no")
-    model = kh.NormBallClassifier(12, loss=loss, group_radius=5.0, random_state=0, tol=0.01).fit(sets, words)
+    model = kh.NormBallClassifier(12, loss=loss, group_radius=5.0, random_state=0, tol=0.01).fit(
+        sets, words
+    )
     assert model.values_.shape == (12, 4)
     assert model.intercept_.shape == (1,)
     decision = model.decision_function(sets)
@@ -215,7 +250,9 @@ def test_two_classes_are_one_column(loss, sets, y):
 @pytest.mark.parametrize("loss", ["logistic", "hinge"])
 def test_several_classes_share_the_ball(loss, sets, y):
     labels = np.digitize(y, np.quantile(y, [0.3, 0.6]))
-    model = kh.NormBallClassifier(12, loss=loss, group_radius=5.0, random_state=0, tol=0.01).fit(sets, labels)
+    model = kh.NormBallClassifier(12, loss=loss, group_radius=5.0, random_state=0, tol=0.01).fit(
+        sets, labels
+    )
     assert model.values_.shape == (12, 4, 3)
     assert group_norms(model.values_.reshape(12, -1)).sum() <= 5.0 * (1 + 1e-9)
     assert model.decision_function(sets).shape == (40, 3)
@@ -256,12 +293,28 @@ def test_digits_as_sets_of_pixels():
     ("options", "error", "words"),
     [
         ({"group_radius": -1.0}, ValueError, "`group_radius` must be at least 0: got -1"),
-        ({"group_radius": [1.0, -1.0]}, ValueError, r"`group_radius\[1\]` must be at least 0: got -1"),
+        (
+            {"group_radius": [1.0, -1.0]},
+            ValueError,
+            r"`group_radius\[1\]` must be at least 0: got -1",
+        ),
         ({"group_radius": []}, ValueError, "non-empty sequence"),
-        ({"group_radius": "loo"}, ValueError, "a sequence of numbers or one of 'cv', 'theory': got 'loo'"),
+        (
+            {"group_radius": "loo"},
+            ValueError,
+            "a sequence of numbers or one of 'cv', 'theory': got 'loo'",
+        ),
         ({"ball_radius": "loo"}, ValueError, "one of 'matched', 'cv', 'theory': got 'loo'"),
-        ({"group_radius": math.inf}, ValueError, "'matched'` follows `group_radius`, which is infinite"),
-        ({"group_radius": math.inf, "ball_radius": math.inf}, ValueError, "must not both be infinite"),
+        (
+            {"group_radius": math.inf},
+            ValueError,
+            "'matched'` follows `group_radius`, which is infinite",
+        ),
+        (
+            {"group_radius": math.inf, "ball_radius": math.inf},
+            ValueError,
+            "must not both be infinite",
+        ),
         ({"delta": 1.0}, ValueError, "`delta` must be a probability of failure"),
         ({"complexity": 0.0}, ValueError, "`complexity` must be larger than 0"),
         ({"n_heads": math.inf}, ValueError, "`n_heads` must be finite for the norm ball"),
@@ -296,10 +349,12 @@ def test_token_options_are_those_rules_applied_by_hand(scaling, query, sets, y):
     model = kh.NormBallRegressor(6, scaling=scaling, query=query, **options).fit(sets, y)
     ready = TokenRule.learn(sets, scaling, query).apply(sets)
     assert (model.tokens_.scaling, model.tokens_.query) == (scaling, query)
-    scores = math.sqrt(6) * kh.attention_features(ready, model.heads_) @ model.values_.ravel()
+    scores = math.sqrt(6) * kh.attention_features(ready, model.drawn_heads_) @ model.values_.ravel()
     np.testing.assert_allclose(model.predict(sets), scores + model.intercept_, atol=1e-10)
-    features = kh.AttentionFeatures(6, random_state=3, scaling=scaling, query=query).fit_transform(sets)
-    np.testing.assert_array_equal(features, kh.attention_features(ready, model.heads_))
+    features = kh.AttentionFeatures(6, random_state=3, scaling=scaling, query=query).fit_transform(
+        sets
+    )
+    np.testing.assert_array_equal(features, kh.attention_features(ready, model.drawn_heads_))
 
 
 @pytest.mark.parametrize("query_dim", [2, 3])
@@ -309,7 +364,9 @@ def test_made_queries_replace_those_of_another_kind(query_dim, rng):
     plain, y = kh.SetBatch(keys, None, sets.extras), rng.normal(size=30)
     options = {"query": "mean", "scaling": "standard", "random_state": 0}
     ball = kh.NormBallRegressor(4, group_radius=0.5, ball_radius=0.3, **options)
-    np.testing.assert_array_equal(ball.fit(sets, y).predict(sets), ball.fit(plain, y).predict(plain))
+    np.testing.assert_array_equal(
+        ball.fit(sets, y).predict(sets), ball.fit(plain, y).predict(plain)
+    )
     features = kh.AttentionFeatures(4, **options)
     found = features.fit_transform(sets)
     np.testing.assert_array_equal(found, features.fit_transform(plain))
@@ -330,18 +387,24 @@ def test_a_norm_ball_chooses_the_tokens_that_ridge_would(rng):
 
 
 @pytest.mark.parametrize("name", ["scaling", "query"])
-@pytest.mark.parametrize("kind", [kh.NormBallRegressor, kh.NormBallClassifier, kh.AttentionFeatures])
+@pytest.mark.parametrize(
+    "kind", [kh.NormBallRegressor, kh.NormBallClassifier, kh.AttentionFeatures]
+)
 def test_unknown_token_options_are_refused(kind, name, sets, y):
     word = "auto" if kind is kh.AttentionFeatures else "other"
     with pytest.raises(ValueError, match=f"`{name}` must be .*{word}"):
         kind(4, **{name: word}).fit(sets, y > np.median(y))
 
 
-@pytest.mark.parametrize("kind", [kh.NormBallRegressor, kh.NormBallClassifier, kh.AttentionFeatures])
+@pytest.mark.parametrize(
+    "kind", [kh.NormBallRegressor, kh.NormBallClassifier, kh.AttentionFeatures]
+)
 @pytest.mark.parametrize("query", ["mean", "each"])
 def test_token_rules_are_saved(kind, query, sets, y, tmp_path):
     radii = {} if kind is kh.AttentionFeatures else {"group_radius": 0.5, "ball_radius": 0.3}
-    model = kind(4, scaling="standard", query=query, random_state=0, **radii).fit(sets, y > np.median(y))
+    model = kind(4, scaling="standard", query=query, random_state=0, **radii).fit(
+        sets, y > np.median(y)
+    )
     kh.save(model, tmp_path / "m")
     loaded = kh.load(tmp_path / "m")
     assert (loaded.scaling, loaded.query, loaded.tokens_.query) == ("standard", query, query)

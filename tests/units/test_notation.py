@@ -7,7 +7,13 @@ from hypothesis import strategies as st
 
 from keyhole.theory import notation
 from keyhole.theory.notation import DEEPEST, HIGHEST, LONGEST, NotationError, parse_target
-from keyhole.theory.targets import Correlation, QueryPower, RotatedCorrelation, TokenPower, sphere_sets
+from keyhole.theory.targets import (
+    Correlation,
+    QueryPower,
+    RotatedCorrelation,
+    TokenPower,
+    sphere_sets,
+)
 
 DIM = 4
 
@@ -35,13 +41,16 @@ def test_what_it_means(text, target):
 def test_brackets_multiply_before_the_average(seed):
     batch = sphere_sets(5, 3, DIM, seed)
     tokens, query = batch.tokens.reshape(5, 3, DIM), batch.query
-    pairs = (np.einsum("nd,nkd->nk", query, tokens) - 2 * tokens[..., 0] + query[:, :1]) ** 2 * tokens[..., 0]
+    pairs = (
+        np.einsum("nd,nkd->nk", query, tokens) - 2 * tokens[..., 0] + query[:, :1]
+    ) ** 2 * tokens[..., 0]
     read = parse_target("(corr - 2*token + query)^2 * token", DIM).target
     np.testing.assert_allclose(read(batch), pairs.mean(axis=1), rtol=1e-12)
 
 
 @pytest.mark.parametrize(
-    "text", ["token^2", "corr^3 * token", "rotated(0.5)^3 * token", "corr * token - 0.5 * query^2 + 1"]
+    "text",
+    ["token^2", "corr^3 * token", "rotated(0.5)^3 * token", "corr * token - 0.5 * query^2 + 1"],
 )
 def test_examples_can_be_read(text):
     assert parse_target(text, DIM).target.terms
@@ -94,9 +103,15 @@ def test_a_slip_is_shown_where_it_is(text, character, words):
     [
         (f"corr^{HIGHEST}", f"corr^{HIGHEST + 1}"),
         (f"corr^{HIGHEST - 1} * corr", f"corr^{HIGHEST} * corr"),
-        (f"corr^{HIGHEST - 1} * (1 + corr)", f"corr^{HIGHEST} * (1 + corr)"),  # one term of two is too much
+        (
+            f"corr^{HIGHEST - 1} * (1 + corr)",
+            f"corr^{HIGHEST} * (1 + corr)",
+        ),  # one term of two is too much
         ("1e300 * (1e8 * corr + token)", "1e300 * (1e9 * corr + token)"),
-        ("(" * DEEPEST + "corr" + ")" * DEEPEST, "(" * (DEEPEST + 1) + "corr" + ")" * (DEEPEST + 1)),
+        (
+            "(" * DEEPEST + "corr" + ")" * DEEPEST,
+            "(" * (DEEPEST + 1) + "corr" + ")" * (DEEPEST + 1),
+        ),
         ("+".join(["(corr)"] * (2 * DEEPEST)), "+".join(["((corr)"] * (DEEPEST + 1))),
         ("corr".ljust(LONGEST), "corr".ljust(LONGEST + 1)),
         ("rotated(0.5, 123456789012345678)", "rotated(0.5, 1234567890123456789)"),
@@ -134,7 +149,10 @@ def test_a_rotation_of_a_huge_dimension_is_refused():
 
 
 NUMBERS = st.floats(0, 1e6).map(repr) | st.integers(0, 99).map(str)
-ATOMS = st.sampled_from(["corr", "token", "query", "rotated(0.5)", "rotated(-1.25, 3)", "rotated(0)"]) | NUMBERS
+ATOMS = (
+    st.sampled_from(["corr", "token", "query", "rotated(0.5)", "rotated(-1.25, 3)", "rotated(0)"])
+    | NUMBERS
+)
 
 
 def larger(smaller):
@@ -158,14 +176,18 @@ def attempt(text, dim):
 def test_round_trip(text, dim):
     read = attempt(text, dim)
     if isinstance(read, NotationError):  # powers of powers may outgrow what is read, and say so
-        assert any(words in str(read) for words in ("terms", "degree above", "too large", "characters"))
+        assert any(
+            words in str(read) for words in ("terms", "degree above", "too large", "characters")
+        )
     elif len(read.text) <= LONGEST:
         again = parse_target(read.text, dim)
         assert again.target == read.target
         assert again.text == read.text
 
 
-PIECES = st.sampled_from([*"+-*/^(),. \t\n$é0123456789", "corr", "token", "query", "rotated", "rotated(", "1e9", "^2"])
+PIECES = st.sampled_from(
+    [*"+-*/^(),. \t\n$é0123456789", "corr", "token", "query", "rotated", "rotated(", "1e9", "^2"]
+)
 
 
 @settings(max_examples=300, deadline=None)

@@ -43,7 +43,9 @@ def test_a_fit_says_what_takes_memory_and_what_takes_less(n_heads, samples, monk
 
 def test_a_norm_ball_says_so_too(samples, monkeypatch):
     monkeypatch.setattr(norm_ball, "fit_ball_layer", out_of_memory)
-    with pytest.raises(MemoryError, match=r"memory ran out in fit: 20 samples.*10 heads.*fewer heads"):
+    with pytest.raises(
+        MemoryError, match=r"memory ran out in fit: 20 samples.*10 heads.*fewer heads"
+    ):
         kh.NormBallRegressor(10, random_state=0).fit(*samples)
 
 
@@ -72,7 +74,9 @@ def test_contributions_and_features_say_to_go_in_parts(samples, monkeypatch):
 def test_intervals_say_that_they_take_a_matrix_of_all_pairs(samples, monkeypatch):
     model = kh.AttentionRegressor(10, random_state=0).fit(*samples)
     monkeypatch.setattr(intervals.Refits, "of", out_of_memory)
-    with pytest.raises(MemoryError, match=r"memory ran out in leave-one-out fits: 20 samples.*fewer samples"):
+    with pytest.raises(
+        MemoryError, match=r"memory ran out in leave-one-out fits: 20 samples.*fewer samples"
+    ):
         model.predict_interval(samples[0])
 
 

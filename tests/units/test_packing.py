@@ -73,9 +73,9 @@ def test_heads_are_the_same_after_packing():
     again = unpacked(*packed(heads))
     assert vars(again).keys() == vars(heads).keys()
     for name, value in vars(heads).items():
-        if name != "law":
+        if name != "heads":
             assert getattr(again, name) == value, name
-    assert again.law.get_params() == heads.law.get_params()
+    assert again.distribution.get_params() == heads.distribution.get_params()
     np.testing.assert_array_equal(again.block(0, 7), heads.block(0, 7))
 
 
@@ -95,7 +95,9 @@ def test_files_from_before_there_were_pairs_have_none(sets):
     assert unpacked(document, arrays).pairs is None
 
 
-@pytest.mark.parametrize("pairs", [[[0, 9]], [[0, 0, 0]], [[-1, 0]], "ab", [["a", "b"]], [[0.5, 1]], []])
+@pytest.mark.parametrize(
+    "pairs", [[[0, 9]], [[0, 0, 0]], [[-1, 0]], "ab", [["a", "b"]], [[0.5, 1]], []]
+)
 def test_pairs_that_are_none_are_refused(sets, pairs):
     document, arrays = packed(sets)
     document["with"]["pairs"] = Packer().pack(pairs, "pairs")
@@ -105,7 +107,9 @@ def test_pairs_that_are_none_are_refused(sets, pairs):
 
 @pytest.mark.parametrize("in_groups", [False, True])
 def test_a_stream_with_pairs_goes_on_after_save_and_load(rng, tmp_path, in_groups):
-    sets = kh.SetBatch(rng.normal(size=(90, 3, 2)), rng.normal(size=(90, 2)), pairs=[(0, 1), (1, 0)])
+    sets = kh.SetBatch(
+        rng.normal(size=(90, 3, 2)), rng.normal(size=(90, 2)), pairs=[(0, 1), (1, 0)]
+    )
     y = sets.query[:, 0] * sets.tokens[::3, 1]
     if in_groups:
         sets = kh.SetGroups(sets, np.ones(90, int))

@@ -12,7 +12,16 @@ from reports import EVIL, every_block, evil, not_finite, sample
 
 from keyhole._files import write_whole
 from keyhole.lab.plots import draw_chart
-from keyhole.lab.report.document import Chart, HeatMap, Report, Section, Series, Table, Verdict, bars
+from keyhole.lab.report.document import (
+    Chart,
+    HeatMap,
+    Report,
+    Section,
+    Series,
+    Table,
+    Verdict,
+    bars,
+)
 from keyhole.lab.report.html import KNOWN, chart_data, inks_of, safe_names, write_report
 
 VOID = {"meta", "img"}
@@ -71,7 +80,9 @@ def read(folder):
 
 
 def data(page):
-    return json.loads(page.scripts[1], parse_constant=lambda name: pytest.fail(f"{name} in the JSON"))
+    return json.loads(
+        page.scripts[1], parse_constant=lambda name: pytest.fail(f"{name} in the JSON")
+    )
 
 
 def blocks(report):
@@ -110,7 +121,9 @@ def test_the_page_holds_every_chart_once(written):
 def test_nothing_leaves_its_place(tmp_path):
     write_report(evil(), tmp_path)
     page = read(tmp_path)
-    plain = write_report(replace(evil(), sections=[]), tmp_path / "plain") and read(tmp_path / "plain")
+    plain = write_report(replace(evil(), sections=[]), tmp_path / "plain") and read(
+        tmp_path / "plain"
+    )
     # three scripts and no more; no tag and no attribute that a harmless report would lack
     assert len(page.scripts) == len(plain.scripts) == 3
     assert page.scripts[0] == plain.scripts[0]
@@ -131,7 +144,11 @@ def test_a_broken_escape_is_seen(tmp_path):
     """The twin: were the claim not escaped, the test above would meet a fourth script."""
     bare = [replace(section, blocks=()) for section in evil().sections]
     write_report(replace(evil(), sections=bare), tmp_path)
-    text = (tmp_path / "report.html").read_text().replace("&lt;/script&gt;&lt;script&gt;", "</script><script>", 1)
+    text = (
+        (tmp_path / "report.html")
+        .read_text()
+        .replace("&lt;/script&gt;&lt;script&gt;", "</script><script>", 1)
+    )
     with pytest.raises(AssertionError):
         Page(text)
 
@@ -146,7 +163,12 @@ def test_rows_are_those_behind_the_chart(tmp_path):
     assert rows("linear") == [{"n": "16", "error": "1.0"}]
     log = rows("log")
     assert len(log) == 24
-    assert list(log[1].items())[:4] == [("series", "attention"), ("look", "points"), ("x", "64.0"), ("y", "0.4")]
+    assert list(log[1].items())[:4] == [
+        ("series", "attention"),
+        ("look", "points"),
+        ("x", "64.0"),
+        ("y", "0.4"),
+    ]
     assert (float(log[1]["low"]), float(log[1]["high"])) == (0.9 * 0.4, 1.1 * 0.4)
     assert log[4]["low"] == ""
     assert [float(row["value"]) for row in rows("map")][:3] == [1, -2.0, 3.0]
@@ -158,7 +180,9 @@ def test_equal_reports_give_equal_bytes(tmp_path):
     before = [path.read_bytes() for path in first]
     assert before == [path.read_bytes() for path in second]
     # and again over the old ones
-    assert before == [path.read_bytes() for path in write_report(sample(sections=1), tmp_path / "a")]
+    assert before == [
+        path.read_bytes() for path in write_report(sample(sections=1), tmp_path / "a")
+    ]
 
 
 def test_numbers_that_are_not_finite_are_null(tmp_path):
@@ -184,7 +208,9 @@ def test_a_failure_leaves_the_old_file(tmp_path, monkeypatch):
 
 def test_the_page_comes_last(tmp_path, monkeypatch):
     order = []
-    monkeypatch.setattr("keyhole.lab.report.html.write_whole", lambda content, path: order.append(path.name) or path)
+    monkeypatch.setattr(
+        "keyhole.lab.report.html.write_whole", lambda content, path: order.append(path.name) or path
+    )
     write_report(sample(sections=1), tmp_path)
     assert order[-1] == "report.html"
 
@@ -199,7 +225,10 @@ def test_empty_reports(tmp_path):
 
 def test_verdicts_are_in_the_contents(tmp_path):
     report = sample(sections=5)
-    write_report(replace(report, sections=[replace(section, blocks=()) for section in report.sections]), tmp_path)
+    write_report(
+        replace(report, sections=[replace(section, blocks=()) for section in report.sections]),
+        tmp_path,
+    )
     text = (tmp_path / "report.html").read_text()
     contents = text[text.index("<nav") : text.index("</nav>")]
     for state in ("holds", "partly", "does not show", "not tested", "information"):
@@ -219,7 +248,11 @@ def test_known_roles_keep_their_colours():
         curves = [Series(f"name {k}", [1.0], [1.0], role=role) for k, role in enumerate(roles)]
         return inks_of(Report("", "", [Section("s", "", "", [Chart("c", "", "", "", curves)])]))
 
-    assert inks("mlp", "attention")["attention"] == KNOWN["attention"] == inks("attention")["attention"]
+    assert (
+        inks("mlp", "attention")["attention"]
+        == KNOWN["attention"]
+        == inks("attention")["attention"]
+    )
     new = inks("attention", "first", "", "third")
     assert len({ink.light for ink in new.values()}) == 4
     assert list(new) == ["attention", "first", "name 2", "third"]
@@ -246,7 +279,9 @@ def test_numbers_in_tables_align(tmp_path):
 def test_a_chart_of_names_lies_on_its_side():
     """Names down the side, on the page and on paper, and in the words under the pointer."""
     series = bars("attention", [0, 1], [2.0, 3.0], [0.5, 0.5], "attention")
-    chart = Chart("learners", "Errors", "learner", "error, %", [series], names=["★ 256 heads", "<none>"])
+    chart = Chart(
+        "learners", "Errors", "learner", "error, %", [series], names=["★ 256 heads", "<none>"]
+    )
     data = chart_data(chart)
     assert data["names"] == ["★ 256 heads", "&lt;none&gt;"]
     assert "learner: &lt;none&gt;" in data["series"][0]["hover"][1]

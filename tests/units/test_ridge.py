@@ -55,7 +55,10 @@ class TestRefusals:
             gram_fixed(gram, y, -2.0)
 
     def test_what_cannot_be_solved_is_told_before_or_instead(self, gram, y):
-        with pytest.raises(ValueError, match=r"one row and one column per output: got shape \(29, 29\) for 30 outputs"):
+        with pytest.raises(
+            ValueError,
+            match=r"one row and one column per output: got shape \(29, 29\) for 30 outputs",
+        ):
             ridge_gram(gram[:29, :29], RidgeProblem.of(y, [1.0]))
         with pytest.raises(ValueError, match="`alphas` must be numbers: got"):
             check_alphas(["much"])
@@ -64,7 +67,9 @@ class TestRefusals:
         for groups in (None, np.arange(30) // 2):
             with pytest.raises(ValueError, match="`gram` must be finite"):
                 ridge_gram(lost, RidgeProblem.of(y, [0.1, 1.0], groups=groups, fit_intercept=False))
-        with pytest.raises(np.linalg.LinAlgError, match="plus the penalty 1 must be positive definite"):
+        with pytest.raises(
+            np.linalg.LinAlgError, match="plus the penalty 1 must be positive definite"
+        ):
             _inverse(-gram, np.ones(30))
         with pytest.raises(ValueError, match="in Fortran order: its rows are 240 bytes apart"):
             _lead(np.zeros((30, 30)))
@@ -76,7 +81,9 @@ class TestRefusals:
             gram_path(gram, y, [np.inf])
 
     @pytest.mark.parametrize("bad", [np.nan, np.inf])
-    def test_what_is_not_finite_is_found_before_any_factorisation(self, gram, design, y, bad, monkeypatch):
+    def test_what_is_not_finite_is_found_before_any_factorisation(
+        self, gram, design, y, bad, monkeypatch
+    ):
         monkeypatch.setattr(tridiagonal, "tridiagonalise", lambda *_: pytest.fail("too late"))
         for name, wrong in (("gram", gram.copy()), ("y", y.copy())):
             wrong[7, 2] = bad
@@ -88,19 +95,26 @@ class TestRefusals:
             with pytest.raises(ValueError, match=f"`{name}` must be finite"):
                 gram_fixed(*arguments, 1.0)
         design[4, 4] = bad
-        with pytest.raises(ValueError, match="squares below 1e\\+150"), np.errstate(invalid="ignore"):
+        with (
+            pytest.raises(ValueError, match="squares below 1e\\+150"),
+            np.errstate(invalid="ignore"),
+        ):
             design_path(design, y, [1.0])
 
     def test_weights_must_be_positive(self, gram, design, y):
         weights = np.ones(30)
         weights[3] = 0.0
-        with pytest.raises(ValueError, match=r"`weights` must be positive: got 0 for sample 3\. Drop samples"):
+        with pytest.raises(
+            ValueError, match=r"`weights` must be positive: got 0 for sample 3\. Drop samples"
+        ):
             gram_path(gram, y, [1.0], weights=weights)
         with pytest.raises(ValueError, match="must be positive"):
             design_path(design, y, [1.0], weights=-weights)
 
     def test_weights_must_be_one_per_sample(self, y):
-        with pytest.raises(ValueError, match=r"one entry per sample: got shape \(29,\) for 30 samples"):
+        with pytest.raises(
+            ValueError, match=r"one entry per sample: got shape \(29,\) for 30 samples"
+        ):
             check_weights(np.ones(29), 30)
         with pytest.raises(ValueError, match="`weights` must be finite"):
             RidgeProblem.of(y, [1.0], weights=np.full(30, np.nan))
@@ -113,7 +127,9 @@ class TestRefusals:
             ridge_rows(lambda: [design[:20]], RidgeProblem.of(y))
         with pytest.raises(ValueError, match="one row per output: got 40 rows for 30 outputs"):
             ridge_rows(lambda: [design, design[:10]], RidgeProblem.of(y))
-        with pytest.raises(ValueError, match=r"rows 10 to 30 has shape \(20, 7\), the first had p = 8"):
+        with pytest.raises(
+            ValueError, match=r"rows 10 to 30 has shape \(20, 7\), the first had p = 8"
+        ):
             ridge_rows(lambda: [design[:10], design[10:, :7]], RidgeProblem.of(y))
 
     def test_no_samples(self):
@@ -225,7 +241,9 @@ class TestEdges:
         gram, y = square @ square.T, rng.standard_normal((10, 1))
         gram[:, 3] = gram[3] = 0.0
         gram[3, 3] = 1e30
-        with pytest.raises(ValueError, match=r"among the 2 penalties from 0 to 1e-20: .* Add larger penalties"):
+        with pytest.raises(
+            ValueError, match=r"among the 2 penalties from 0 to 1e-20: .* Add larger penalties"
+        ):
             gram_path(gram, y, [0.0, 1e-20])
         assert np.isinf(gram_path(gram, y, [0.0]).error)
 
@@ -236,7 +254,10 @@ class TestEdges:
         square[[3, 4]] = 0.0
         gram = square @ square.T
         gram[3:5, 3:5] = 1e30
-        for groups, judged in ((np.array([0, 1, 2, 3, 3, 5, 6, 7, 8, 9]), False), (np.arange(10), True)):
+        for groups, judged in (
+            (np.array([0, 1, 2, 3, 3, 5, 6, 7, 8, 9]), False),
+            (np.arange(10), True),
+        ):
             problem = RidgeProblem.of(y, [1e-20], fit_intercept=False, groups=groups)
             left_out = ridge_gram(gram, problem).left_out
             assert np.isfinite(left_out[[3, 4]]).all() == judged
@@ -248,12 +269,17 @@ class TestEdges:
         turn[:2, 0], turn[2:, 0] = np.sqrt(share / 2), np.sqrt((1 - share) / 6)
         turn = np.linalg.qr(turn)[0]
         gram = turn[:, :5] * [1.0, 0.05, 0.04, 0.03, 0.02] @ turn[:, :5].T
-        problem = RidgeProblem.of(rng.standard_normal((8, 1)), [0.0], fit_intercept=False, groups=np.arange(8) // 2)
+        problem = RidgeProblem.of(
+            rng.standard_normal((8, 1)), [0.0], fit_intercept=False, groups=np.arange(8) // 2
+        )
         assert np.isfinite(ridge_gram(gram, problem).left_out[:2]).all() == judged
 
     def test_what_rounding_hides_does_not_depend_on_the_units_of_the_outputs(self, rng):
         vectors = np.linalg.qr(rng.standard_normal((8, 8)))[0]
-        values, outputs = np.array([0.0, 0.0, 1e-9, 1e-3, 0.1, 1.0, 2.0, 3.0]), rng.standard_normal((8, 2))
+        values, outputs = (
+            np.array([0.0, 0.0, 1e-9, 1e-3, 0.1, 1.0, 2.0, 3.0]),
+            rng.standard_normal((8, 2)),
+        )
         alphas, kept, leak = np.array([0.0, 1e-12]), np.full((5, 2), 0.3), np.full((5, 1), 1e-8)
         found = []
         for unit in (1.0, 1e-6, 1e6):
@@ -261,7 +287,9 @@ class TestEdges:
             found.append(spectrum.hidden(alphas, kept, leak))
         assert found[1] == pytest.approx(found[0], rel=1e-12)
         assert found[2] == pytest.approx(found[0], rel=1e-12)
-        assert (found[0] > 2 * np.sqrt(leak * kept) + leak).all()  # of the outputs more leaks than of 1 − h
+        assert (
+            found[0] > 2 * np.sqrt(leak * kept) + leak
+        ).all()  # of the outputs more leaks than of 1 − h
 
     def test_outputs_far_from_zero_cost_no_digits(self, gram, y):
         near, far = gram_path(gram, y, [1.0]), gram_path(gram, y + 1e6, [1.0])
@@ -348,7 +376,9 @@ class TestMemory:
         assert peak < (n * n * 4 if given != summed else 0) + 0.15 * design.nbytes
         exact = design.astype(np.float64)
         wanted = exact @ exact.T
-        assert np.abs(np.tril(gram - wanted)).max() < (1e-12 if given == "f8" else 1e-5) * wanted.max()
+        assert (
+            np.abs(np.tril(gram - wanted)).max() < (1e-12 if given == "f8" else 1e-5) * wanted.max()
+        )
         assert (np.triu(gram, 1) == 0).all() or given != summed
 
     def test_strided_blocks(self, rng):
@@ -379,7 +409,9 @@ class TestPrecision:
         assert primal.errors == pytest.approx(wanted.errors, rel=1e-3)
 
     @pytest.mark.parametrize("failure", ["no convergence", "not finite"])
-    def test_eigenvectors_that_fail_in_float32_are_found_in_float64(self, gram, y, monkeypatch, failure):
+    def test_eigenvectors_that_fail_in_float32_are_found_in_float64(
+        self, gram, y, monkeypatch, failure
+    ):
         tried = []
         honest = tridiagonal._stevd
 
@@ -415,7 +447,9 @@ class TestPrecision:
         path = gram_path(gram, y, [1.0], dtype=np.float32)
         assert tried == [np.float32, np.float64]
         assert np.isfinite(path.errors).all()
-        with pytest.raises(np.linalg.LinAlgError, match=r"overflowed in float32\. Pass it in float64"):
+        with pytest.raises(
+            np.linalg.LinAlgError, match=r"overflowed in float32\. Pass it in float64"
+        ):
             gram_path(gram.astype(np.float32), y, [1.0])
 
     def test_factorising_a_float64_matrix_in_float32(self, gram, y):

@@ -128,13 +128,31 @@ def test_every_index_picks_the_sets_that_numpy_would(rng, with_query):
     keys, query = ragged(rng, lengths=rng.integers(1, 6, size=7))
     batch = SetBatch(keys, query if with_query else None)
     mask = rng.random(7) < 0.5
-    indices = [slice(2, 5), slice(None, None, 2), slice(None, None, -1), slice(5, 2), slice(-3, None)]
-    indices += [[3, 0, 3], np.array([6, -1, -7]), mask, mask.tolist(), np.zeros(7, bool), [], np.uint8([2])]
+    indices = [
+        slice(2, 5),
+        slice(None, None, 2),
+        slice(None, None, -1),
+        slice(5, 2),
+        slice(-3, None),
+    ]
+    indices += [
+        [3, 0, 3],
+        np.array([6, -1, -7]),
+        mask,
+        mask.tolist(),
+        np.zeros(7, bool),
+        [],
+        np.uint8([2]),
+    ]
     for index in indices:
         picked = batch[index]
-        rows = np.arange(7)[np.asarray(index, dtype=int) if isinstance(index, list) and not index else index]
+        rows = np.arange(7)[
+            np.asarray(index, dtype=int) if isinstance(index, list) and not index else index
+        ]
         assert picked.lengths.tolist() == [len(keys[i]) for i in rows]
-        assert np.array_equal(picked.tokens, np.concatenate([np.empty((0, 4)), *(keys[i] for i in rows)]))
+        assert np.array_equal(
+            picked.tokens, np.concatenate([np.empty((0, 4)), *(keys[i] for i in rows)])
+        )
         assert (picked.query is not None) == with_query
         if with_query:
             assert np.array_equal(picked.query, query[rows])
@@ -167,7 +185,10 @@ def test_scikit_learn_writes_an_ellipsis(rng):
         ([0, -5], "set -5 is out of range for a batch of 4 sets"),
         ([True, False], r"a mask must have one entry per set: got shape \(2,\) for 4 sets"),
         (True, r"a mask must have one entry per set: got shape \(\) for 4 sets"),
-        (1.0, "indexed by a slice, a list or array of integers, or a mask: got float of dtype float64"),
+        (
+            1.0,
+            "indexed by a slice, a list or array of integers, or a mask: got float of dtype float64",
+        ),
         (None, "indexed by a slice, a list or array of integers, or a mask: got NoneType"),
         ([[0, 1]], r"indexed by a slice.*shape \(1, 2\)"),
         ("ab", "indexed by a slice.*got str"),
@@ -196,7 +217,9 @@ def test_concatenate_names_what_does_not_fit(rng):
     keys, query = ragged(rng)
     with pytest.raises(ValueError, match="`batches` must hold at least one SetBatch: got none"):
         concatenate([])
-    with pytest.raises(ValueError, match=r"`batches` must share their token dimension: got \[2, 4\]"):
+    with pytest.raises(
+        ValueError, match=r"`batches` must share their token dimension: got \[2, 4\]"
+    ):
         concatenate([SetBatch(keys), SetBatch(np.ones((1, 1, 2)))])
     with pytest.raises(ValueError, match="must all carry a query, or none: 1 of 2 do"):
         concatenate([SetBatch(keys), SetBatch(keys, query)])
@@ -208,7 +231,11 @@ def test_concatenate_names_what_does_not_fit(rng):
 @pytest.mark.parametrize(
     ("keys", "query", "text"),
     [
-        (np.ones((2, 3, 4)), None, "SetBatch(2 sets, 3 keys each (6 in all), dim 4, no query, float64)"),
+        (
+            np.ones((2, 3, 4)),
+            None,
+            "SetBatch(2 sets, 3 keys each (6 in all), dim 4, no query, float64)",
+        ),
         (
             np.ones((1, 1, 4), "f4"),
             np.ones((1, 4), "f4"),
@@ -275,7 +302,10 @@ def test_bad_keys_are_named(keys, message):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        (None, r"`keys` must be an \(n, N, d\) array or a sequence of n arrays \(N_i, d\): got NoneType"),
+        (
+            None,
+            r"`keys` must be an \(n, N, d\) array or a sequence of n arrays \(N_i, d\): got NoneType",
+        ),
         (3.0, "got float"),
         ((x for x in DENSE), "got generator"),
         (np.array(None, dtype=object), "got ndarray"),
@@ -294,11 +324,20 @@ def test_keys_of_the_wrong_type_are_named(keys, message):
 @pytest.mark.parametrize(
     ("query", "message"),
     [
-        (np.ones((3, 0)), r"`query` must have shape \(n, d_q\), one query per set: got shape \(3, 0\)"),
+        (
+            np.ones((3, 0)),
+            r"`query` must have shape \(n, d_q\), one query per set: got shape \(3, 0\)",
+        ),
         (np.ones((2, 4)), "`query` must have one row per set: got 2 rows for 3 sets"),
-        (np.ones(4), r"`query` must have shape \(n, d_q\), one query per set: got shape \(4,\) for 3 sets"),
+        (
+            np.ones(4),
+            r"`query` must have shape \(n, d_q\), one query per set: got shape \(4,\) for 3 sets",
+        ),
         (np.ones((3, 1, 4)), r"`query` must have shape \(n, d_q\).*got shape \(3, 1, 4\)"),
-        (np.full((3, 4), np.nan), r"`query` must be finite: found NaN .* at index \(0, 0\), 12 such"),
+        (
+            np.full((3, 4), np.nan),
+            r"`query` must be finite: found NaN .* at index \(0, 0\), 12 such",
+        ),
         (np.full((3, 4), np.inf), "`query` must be finite: found infinity"),
         (np.full((3, 4), "a"), "`query` must hold numbers: got dtype <U1"),
         (np.full((3, 4), 1j), "`query` must be real"),
@@ -334,9 +373,14 @@ def test_a_list_of_batches_is_pointed_to_concatenate():
     for make in (
         kh.SetBatch,
         kh.SetBatch.from_tokens,
-        lambda X: kh.AttentionRegressor(4, law=kh.GaussianHeads(), scaling="none", query="given").fit(X, np.ones(4)),
+        lambda X: kh.AttentionRegressor(
+            4, heads=kh.GaussianHeads(), scaling="none", query="given"
+        ).fit(X, np.ones(4)),
     ):
-        with pytest.raises(TypeError, match=r"must hold arrays: \w+\[0\] is a batch. Join batches with kh.concatenate"):
+        with pytest.raises(
+            TypeError,
+            match=r"must hold arrays: \w+\[0\] is a batch. Join batches with kh.concatenate",
+        ):
             make([batch, batch])
 
 
@@ -345,7 +389,9 @@ def test_batches_of_two_kinds_are_not_joined():
     groups = kh.SetGroups(sets, [2])
     joined = kh.concatenate([groups, groups])
     assert joined.counts.tolist() == [2, 2]
-    with pytest.raises(ValueError, match=r"of one kind: got SetBatch and SetGroups. SetGroups\(batch, np.ones"):
+    with pytest.raises(
+        ValueError, match=r"of one kind: got SetBatch and SetGroups. SetGroups\(batch, np.ones"
+    ):
         kh.concatenate([sets, groups])
     with pytest.raises(TypeError, match="`batches` must be a SetBatch: got ndarray"):
         kh.concatenate([np.ones((2, 3, 4))])

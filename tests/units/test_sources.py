@@ -66,7 +66,9 @@ def test_what_is_written_is_read(sets, path, batch_size):
 def test_reading_ahead_changes_nothing(sets, path, monkeypatch):
     monkeypatch.setattr("keyhole.data.reader.thread_count", lambda: 2)
     source = ParquetSets(path, batch_size=6)
-    for left, right in zip(source, source, strict=True):  # two readers of one file, each in a thread
+    for left, right in zip(
+        source, source, strict=True
+    ):  # two readers of one file, each in a thread
         equal(left.sets, right.sets)
     equal(whole(source)[0], sets)
     first = iter(source)
@@ -99,7 +101,8 @@ def test_flat_lists_need_their_dimension(sets, path):
     got, _ = whole(ParquetSets(path, dim=3))
     equal(got, sets)
     with pytest.raises(
-        SchemaError, match=r"'keys' must hold sets of keys: found type list<.*double> in sets.parquet.*--dim"
+        SchemaError,
+        match=r"'keys' must hold sets of keys: found type list<.*double> in sets.parquet.*--dim",
     ):
         whole(ParquetSets(path))
     with pytest.raises(SchemaError, match="whole keys of `dim` = 2 coordinates: row"):
@@ -109,7 +112,9 @@ def test_flat_lists_need_their_dimension(sets, path):
 def test_fixed_shapes_are_read(rng, tmp_path):
     keys = rng.normal(size=(10, 4, 3))
     flat = pa.FixedSizeListArray.from_arrays(pa.array(keys.ravel()), 12)
-    nested = pa.FixedSizeListArray.from_arrays(pa.FixedSizeListArray.from_arrays(pa.array(keys.ravel()), 3), 4)
+    nested = pa.FixedSizeListArray.from_arrays(
+        pa.FixedSizeListArray.from_arrays(pa.array(keys.ravel()), 3), 4
+    )
     for name, column, dim in (("flat", flat, 3), ("nested", nested, None)):
         pq.write_table(pa.table({"keys": column}), tmp_path / f"{name}.parquet")
         got, y = whole(ParquetSets(tmp_path / f"{name}.parquet", dim=dim))
@@ -134,7 +139,10 @@ def test_float32_and_words_and_several_targets(sets, tmp_path):
 
 def test_arrow_files_are_views(sets, path, tmp_path):
     table = pq.read_table(path)
-    with pa.OSFile(str(tmp_path / "s.arrow"), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+    with (
+        pa.OSFile(str(tmp_path / "s.arrow"), "wb") as file,
+        pa.ipc.new_file(file, table.schema) as writer,
+    ):
         writer.write_table(table, max_chunksize=20)
     source = ParquetSets(tmp_path / "s.arrow", batch_size=8)
     got, _ = whole(source)
@@ -164,30 +172,43 @@ def test_parts_travel_and_resume(sets, path, tmp_path):
 
 
 def test_errors_name_column_type_and_remedy(sets, path, tmp_path):
-    with pytest.raises(SchemaError, match=r"'bags' is not in the table sets.parquet. It has 'keys', 'query', 'y'"):
+    with pytest.raises(
+        SchemaError, match=r"'bags' is not in the table sets.parquet. It has 'keys', 'query', 'y'"
+    ):
         ParquetSets(path, keys="bags")
     with pytest.raises(SchemaError, match="'y' must hold sets of keys: found type double"):
         whole(ParquetSets(path, keys="y"))
-    assert whole(ParquetSets(path, query="y", target=()))[0].query_dim == 1, "queries may be of another dimension"
+    assert whole(ParquetSets(path, query="y", target=()))[0].query_dim == 1, (
+        "queries may be of another dimension"
+    )
     rewrite(path, y=pa.array([None, *range(49)]))
     with pytest.raises(
-        SchemaError, match=r"'y' must be known in every row: row 0 of row group 0 of sets\.parquet is empty"
+        SchemaError,
+        match=r"'y' must be known in every row: row 0 of row group 0 of sets\.parquet is empty",
     ):
         whole(ParquetSets(path))
     rewrite(path, keys=pa.array([[[1.0, 2.0, np.nan]]] * 50))
-    with pytest.raises(SchemaError, match=r"'keys\[2\]' is missing in row 0 of row group 0 of sets\.parquet"):
+    with pytest.raises(
+        SchemaError, match=r"'keys\[2\]' is missing in row 0 of row group 0 of sets\.parquet"
+    ):
         whole(ParquetSets(path, target=()))
     rewrite(path, keys=pa.array([[[1.0, 2.0, 3.0]]] * 49 + [[]]))
     with pytest.raises(SchemaError, match=r"row 9 of row group 2 of sets\.parquet has none"):
         whole(ParquetSets(path, target=()))
     rewrite(path, keys=pa.array([[[1.0, 2.0, 3.0], [1.0]]] * 50))
-    with pytest.raises(SchemaError, match=r"token 1 of row 0 of row group 0 of sets\.parquet has 1"):
+    with pytest.raises(
+        SchemaError, match=r"token 1 of row 0 of row group 0 of sets\.parquet has 1"
+    ):
         whole(ParquetSets(path, target=()))
     rewrite(path, keys=pa.array([[["a"]]] * 50))
-    with pytest.raises(SchemaError, match="must hold lists of numbers: it holds lists of string in row group 0"):
+    with pytest.raises(
+        SchemaError, match="must hold lists of numbers: it holds lists of string in row group 0"
+    ):
         whole(ParquetSets(path, target=()))
     (tmp_path / "no.parquet").write_text("a,b\n1,2")
-    with pytest.raises(SchemaError, match="must be a Parquet file or an Arrow file: it begins with"):
+    with pytest.raises(
+        SchemaError, match="must be a Parquet file or an Arrow file: it begins with"
+    ):
         ParquetSets(tmp_path / "no.parquet")
     with pytest.raises(FileNotFoundError):
         ParquetSets(tmp_path / "nowhere.parquet")
@@ -236,10 +257,16 @@ def test_flipped_bits_give_sets_or_a_message(sets, path, tmp_path, seed):
     table = pq.read_table(path).append_column("label", pa.array(["up", "down"] * 25))
     write_arrow(tmp_path / "s.arrow", table)
     pq.write_table(table, tmp_path / "s.parquet", row_group_size=20)
-    with pa.OSFile(str(tmp_path / "t.arrow"), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+    with (
+        pa.OSFile(str(tmp_path / "t.arrow"), "wb") as file,
+        pa.ipc.new_stream(file, table.schema) as writer,
+    ):
         writer.write_table(table)
     done = subprocess.run(
-        [sys.executable, "-c", FLIPS, str(tmp_path), str(seed)], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", FLIPS, str(tmp_path), str(seed)],
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     read, refused = map(int, done.stdout.split())
@@ -290,7 +317,9 @@ def test_columns_that_are_there_twice_are_refused(path):
     table = pq.read_table(path)
     for name in ("keys", "query", "y"):
         pq.write_table(table.append_column(name, table[name]), path)
-        with pytest.raises(SchemaError, match=f"column '{name}' is there 2 times in sets.parquet.*Rename"):
+        with pytest.raises(
+            SchemaError, match=f"column '{name}' is there 2 times in sets.parquet.*Rename"
+        ):
             ParquetSets(path)
     pq.write_table(table.append_column("note", table["y"]).append_column("note", table["y"]), path)
     assert ParquetSets(path).n_rows == 50  # what is not read does not matter
@@ -311,7 +340,9 @@ def test_keys_without_coordinates_are_refused(tmp_path):
 
 def test_numbers_that_begin_at_any_byte(rng):
     values = rng.normal(size=5)
-    column = pa.Array.from_buffers(pa.float64(), 5, [None, pa.py_buffer(b"x" + values.tobytes()).slice(1)])
+    column = pa.Array.from_buffers(
+        pa.float64(), 5, [None, pa.py_buffer(b"x" + values.tobytes()).slice(1)]
+    )
     found = numbers(column, "a", Place())
     np.testing.assert_array_equal(found, values)
     assert found.flags.aligned  # compiled loops count on it
@@ -353,7 +384,9 @@ def test_a_folder_that_is_not_ours_is_left_alone(note, overwrite, tmp_path):
     if note is not None:
         (folder / "job.json").write_bytes(note if isinstance(note, bytes) else note.encode())
     before = sorted(os.listdir(folder))
-    with pytest.raises(ValueError, match=r"o\.parquet\.parts is needed .* not made by keyhole.*Move it away"):
+    with pytest.raises(
+        ValueError, match=r"o\.parquet\.parts is needed .* not made by keyhole.*Move it away"
+    ):
         PartedFile(tmp_path / "o.parquet", {"model": "a"}, overwrite=overwrite)
     assert sorted(os.listdir(folder)) == before
     assert (folder / "thesis.txt").read_text() == "precious"
@@ -414,15 +447,23 @@ def test_damage_within_a_part_is_seen(tmp_path, rng):
         content[len(content) // 3] ^= 4
         part.write_bytes(content)
         assert file.done([500, 500]) == {0, 1}
-        with pytest.raises(ValueError, match=r"'part-00000001\.parquet' .*removed.* run the same command"):
+        with pytest.raises(
+            ValueError, match=r"'part-00000001\.parquet' .*removed.* run the same command"
+        ):
             file.join([0, 1])
         assert file.done([500, 500]) == {0}
-        file.write(1, predictions_table({"prediction": np.arange(500)}))  # integers: not of this file
-        with pytest.raises(ValueError, match=r"'part-00000001\.parquet' has other columns .*removed"):
+        file.write(
+            1, predictions_table({"prediction": np.arange(500)})
+        )  # integers: not of this file
+        with pytest.raises(
+            ValueError, match=r"'part-00000001\.parquet' has other columns .*removed"
+        ):
             file.join([0, 1])
         file.write(1, predictions_table({"prediction": values + 1}))
         assert file.join([0, 1]) == 1000
-    np.testing.assert_array_equal(pq.read_table(tmp_path / "o.parquet")["prediction"], [*values, *(values + 1)])
+    np.testing.assert_array_equal(
+        pq.read_table(tmp_path / "o.parquet")["prediction"], [*values, *(values + 1)]
+    )
 
 
 def test_one_run_at_a_time(tmp_path):
@@ -448,7 +489,9 @@ def test_places_that_cannot_be_written(tmp_path):
         PartedFile(tmp_path / "taken.parquet", {}, overwrite=True)
     with PartedFile(tmp_path / "o.parquet", {}) as file:
         odd = pa.table({"id": pa.array([(1, 2, 3)], pa.month_day_nano_interval())})
-        with pytest.raises(ValueError, match=r"column must have a type that Parquet can store: .*interval"):
+        with pytest.raises(
+            ValueError, match=r"column must have a type that Parquet can store: .*interval"
+        ):
             file.write(0, odd)
         assert sorted(os.listdir(file.folder)) == ["job.json", "lock"]
 
@@ -457,7 +500,9 @@ def tokens_of(rng, n=15):
     sizes = rng.integers(1, 6, n)
     ids = np.repeat([f"s{i}" for i in range(n)], sizes)
     y = np.repeat(np.arange(n) * 1.0, sizes)
-    return pa.table({"set": ids, "x": rng.normal(size=len(ids)), "z": rng.normal(size=len(ids)), "y": y})
+    return pa.table(
+        {"set": ids, "x": rng.normal(size=len(ids)), "z": rng.normal(size=len(ids)), "y": y}
+    )
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 1000])
@@ -483,11 +528,11 @@ def test_rows_of_a_set_follow_each_other_where_a_table_is_large(rng, tmp_path, m
     table = tokens_of(rng)
     table = pa.concat_tables([table, table.slice(0, 1)])  # the first set goes on at the end
     pq.write_table(table, tmp_path / "t.parquet", row_group_size=10)
-    equal(whole(ParquetSets(tmp_path / "t.parquet"))[0], read_table(tmp_path / "t.parquet").sets)  # small: read whole
+    equal(
+        whole(ParquetSets(tmp_path / "t.parquet"))[0], read_table(tmp_path / "t.parquet").sets
+    )  # small: read whole
     monkeypatch.setattr("keyhole.data.reader.MEMORY_BUDGET", 100)
-    words = (
-        r"must follow each other.*row \d of row group \d of t\.parquet belongs to set s0, which began in row 0 of row"
-    )
+    words = r"must follow each other.*row \d of row group \d of t\.parquet belongs to set s0, which began in row 0 of row"
     with pytest.raises(SchemaError, match=words):
         list(ParquetSets(tmp_path / "t.parquet"))
 
@@ -516,7 +561,9 @@ def test_every_form_is_read_in_parts(sets, tmp_path, rng):
 
 def test_all_tokens_of_a_batch_may_be_dropped(tmp_path):
     rows = [[[1.0, 2.0]], None, [None], [], [[3.0, 4.0]]]
-    pq.write_table(pa.table({"keys": pa.array(rows, pa.list_(pa.list_(pa.float64())))}), tmp_path / "t.parquet")
+    pq.write_table(
+        pa.table({"keys": pa.array(rows, pa.list_(pa.list_(pa.float64())))}), tmp_path / "t.parquet"
+    )
     got, _ = whole(ParquetSets(tmp_path / "t.parquet", missing="drop", batch_size=1))
     assert got.tokens.tolist() == [[1, 2], [0, 0], [0, 0], [0, 0], [3, 4]]
 
@@ -533,11 +580,15 @@ def test_values_repeated_often_do_not_make_a_batch_large(tmp_path, monkeypatch):
 
 def test_rows_in_messages_count_from_the_row_group(path):
     rewrite(path, keys=pa.array([[[1.0, 2.0, 3.0]]] * 45 + [[[1.0, np.nan, 3.0]]] * 5))
-    with pytest.raises(SchemaError, match=r"'keys\[1\]' is missing in row 5 of row group 2 of sets\.parquet"):
+    with pytest.raises(
+        SchemaError, match=r"'keys\[1\]' is missing in row 5 of row group 2 of sets\.parquet"
+    ):
         whole(ParquetSets(path, batch_size=2))
 
 
 def test_lists_called_y_are_a_coordinate(tmp_path):
-    pq.write_table(pa.table({"x": [[1.0, 2.0], [3.0]], "y": [[4.0, 5.0], [6.0]]}), tmp_path / "t.parquet")
+    pq.write_table(
+        pa.table({"x": [[1.0, 2.0], [3.0]], "y": [[4.0, 5.0], [6.0]]}), tmp_path / "t.parquet"
+    )
     data = read_table(tmp_path / "t.parquet")
     assert (data.names, data.target) == (("x", "y"), None)

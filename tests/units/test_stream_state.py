@@ -131,7 +131,9 @@ def test_a_refused_batch_that_is_added_at_once_leaves_no_trace(model, sets, y, n
 @pytest.mark.parametrize("n_before", [4, 6])
 def test_under_exp_a_batch_of_ordinary_size_may_overflow(sets, y, n_before):
     """exp(s) overflows at s = 710, which the sizes of tokens alone do not tell."""
-    model = kh.AttentionRegressor(4, law=kh.GaussianHeads(), activation="exp", random_state=0, scaling="none")
+    model = kh.AttentionRegressor(
+        4, heads=kh.GaussianHeads(), activation="exp", random_state=0, scaling="none"
+    )
     reference = stream_of(clone(model), sets, y, n_before)
     stream_of(model, sets, y, n_before)
     with pytest.raises(ValueError, match=r"overflow float64|squares below"):
@@ -245,7 +247,9 @@ def test_samples_of_weight_zero_change_nothing(model, sets, y, rng, method):
     weights = rng.uniform(0.5, 2.0, len(sets)) * (rng.random(len(sets)) < 0.8)
     heard = np.flatnonzero(weights)
     batches = [(sets[i : i + 50], y[i : i + 50], weights[i : i + 50]) for i in range(0, 1400, 50)]
-    without = [(sets[rows], y[rows], weights[rows]) for rows in np.split(heard, range(50, len(heard), 50))]
+    without = [
+        (sets[rows], y[rows], weights[rows]) for rows in np.split(heard, range(50, len(heard), 50))
+    ]
     fits = []
     for parts in (batches, without):
         fit = clone(model)
@@ -338,7 +342,10 @@ def test_threads_that_predict_after_partial_fit_share_one_solve(model, sets, y, 
 def test_predictions_while_samples_are_added_are_those_of_one_state(model, sets, y):
     n_parts = 7
     reference = clone(model)
-    states = [reference.partial_fit(*part(sets, y, number)).predict(sets[:50]) for number in range(n_parts)]
+    states = [
+        reference.partial_fit(*part(sets, y, number)).predict(sets[:50])
+        for number in range(n_parts)
+    ]
     model.partial_fit(*part(sets, y, 0)).predict(sets[:1])  # settled on the same samples
     done = threading.Event()
     predictions = []
@@ -384,7 +391,9 @@ READERS = {
     "decision_function": lambda model, sets: model.decision_function(sets),
     "contributions": lambda model, sets: np.concatenate(model.contributions(sets)),
     "extras_contributions": lambda model, sets: model.extras_contributions(sets),
-    "hop_weights": lambda model, sets: np.concatenate([w.ravel() for w in model.hop_weights(sets)[0]]),
+    "hop_weights": lambda model, sets: np.concatenate(
+        [w.ravel() for w in model.hop_weights(sets)[0]]
+    ),
     "predict_set": lambda model, sets: model.predict_set(sets, 0.5),
     "predict_interval": lambda model, sets: model.predict_interval(sets),
     "predict": lambda model, sets: model.predict(sets),

@@ -31,21 +31,29 @@ def batches(sets, y, sizes, weights=None):
     start, made = 0, []
     while start < len(sets):
         stop = start + sizes[len(made) % len(sizes)]
-        made.append((sets[start:stop], y[start:stop], None if weights is None else weights[start:stop]))
+        made.append(
+            (sets[start:stop], y[start:stop], None if weights is None else weights[start:stop])
+        )
         start = stop
     return made
 
 
 def same(a, b, relative=1e-9):
-    assert np.abs(np.asarray(a) - b).max() <= relative * np.abs(b).max(), np.abs(np.asarray(a) - b).max()
+    assert np.abs(np.asarray(a) - b).max() <= relative * np.abs(b).max(), np.abs(
+        np.asarray(a) - b
+    ).max()
 
 
-@pytest.mark.parametrize("options", [{}, {"fit_intercept": False}, {"pooling": "sum", "query": "mean"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"fit_intercept": False}, {"pooling": "sum", "query": "mean"}]
+)
 @pytest.mark.parametrize("sizes", [[1], [7, 40], [150]])
 def test_batches_of_any_size_and_order_are_the_one_shot_fit(sets, y, rng, sizes, options):
     weights = rng.uniform(0.5, 2.0, 150)
     model = kh.AttentionRegressor(
-        8, random_state=3, **{"law": kh.GaussianHeads(), "scaling": "none", "query": "given", **options}
+        8,
+        random_state=3,
+        **{"heads": kh.GaussianHeads(), "scaling": "none", "query": "given", **options},
     )
     whole = clone(model).fit(sets, y, sample_weight=weights)
     order = rng.permutation(150)
@@ -64,9 +72,9 @@ def test_batches_of_any_size_and_order_are_the_one_shot_fit(sets, y, rng, sizes,
 
 
 def test_a_generator_is_judged_by_generalised_cross_validation(sets, y):
-    model = kh.AttentionRegressor(8, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given").fit_batches(
-        b for b in batches(sets, y, [50])
-    )
+    model = kh.AttentionRegressor(
+        8, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
+    ).fit_batches(b for b in batches(sets, y, [50]))
     assert model.selection_ == "gcv"
     assert model.gcv_error_ == model.gcv_errors_.min()
     with pytest.raises(AttributeError, match="another pass over the data"):
@@ -80,9 +88,11 @@ def test_a_generator_is_judged_by_generalised_cross_validation(sets, y):
 def test_both_errors_agree_where_leverages_are_alike(seed):
     sets = kh.targets.sphere_sets(800, n_keys=4, dim=3, seed=seed)
     y = kh.targets.TokenPower(2, 3)(sets) + 0.1 * np.random.default_rng(seed).standard_normal(800)
-    whole = kh.AttentionRegressor(6, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given").fit(sets, y)
+    whole = kh.AttentionRegressor(
+        6, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
+    ).fit(sets, y)
     streamed = kh.AttentionRegressor(
-        6, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"
+        6, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
     ).partial_fit(sets, y)
     assert (whole.selection_, streamed.selection_) == ("loo", "gcv")
     # p = 24 of 800: errors differ by the spread of leverages about their mean of 3 %
@@ -90,7 +100,9 @@ def test_both_errors_agree_where_leverages_are_alike(seed):
 
 
 def test_partial_fit_goes_on_after_a_fit_in_batches(sets, y):
-    model = kh.AttentionRegressor(8, random_state=0, alpha=0.1, law=kh.GaussianHeads(), scaling="none", query="given")
+    model = kh.AttentionRegressor(
+        8, random_state=0, alpha=0.1, heads=kh.GaussianHeads(), scaling="none", query="given"
+    )
     model.fit_batches(batches(sets[:90], y[:90], [30]))
     model.partial_fit(sets[90:], y[90:])
     same(model.predict(sets), clone(model).fit(sets, y).predict(sets))
@@ -104,7 +116,9 @@ def test_partial_fit_goes_on_after_a_fit_in_batches(sets, y):
 
 def test_several_outputs_and_float32(sets, y):
     both = np.column_stack([y, 1 - 2 * y])
-    model = kh.AttentionRegressor(8, random_state=0, alpha=0.1, law=kh.GaussianHeads(), scaling="none", query="given")
+    model = kh.AttentionRegressor(
+        8, random_state=0, alpha=0.1, heads=kh.GaussianHeads(), scaling="none", query="given"
+    )
     whole = clone(model).fit(sets, both)
     streamed = clone(model).fit_batches(batches(sets, both, [40]))
     same(streamed.predict(sets), whole.predict(sets))
@@ -117,13 +131,15 @@ def test_several_outputs_and_float32(sets, y):
 
 @pytest.mark.parametrize("n_classes", [2, 3])
 def test_classifier(sets, y, n_classes):
-    label = np.array(["a", "b", "c"])[np.searchsorted(np.quantile(y, np.arange(1, n_classes) / n_classes), y)]
+    label = np.array(["a", "b", "c"])[
+        np.searchsorted(np.quantile(y, np.arange(1, n_classes) / n_classes), y)
+    ]
     model = kh.AttentionClassifier(
         8,
         random_state=0,
         alpha=0.1,
         class_weight={"a": 2.0, "b": 1.0, "c": 1.0},
-        law=kh.GaussianHeads(),
+        heads=kh.GaussianHeads(),
         scaling="none",
         query="given",
     )
@@ -143,10 +159,14 @@ def test_classifier(sets, y, n_classes):
 
 def test_classifier_refusals(sets, y):
     label = np.where(y > 0, "yes", "no")
-    model = kh.AttentionClassifier(4, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given")
+    model = kh.AttentionClassifier(
+        4, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
+    )
     with pytest.raises(ValueError, match="classes must be passed on the first call to partial_fit"):
         model.partial_fit(sets, label)
-    with pytest.raises(ValueError, match="`classes` must be given with batches that can be gone through only once"):
+    with pytest.raises(
+        ValueError, match="`classes` must be given with batches that can be gone through only once"
+    ):
         model.fit_batches(iter([(sets, label)]))
     model.partial_fit(sets, label, classes=["no", "yes"])
     with pytest.raises(ValueError, match="sample 1 of this batch has 'maybe'"):
@@ -155,7 +175,7 @@ def test_classifier_refusals(sets, y):
         model.partial_fit(sets, label, classes=["no", "yes", "maybe"])
     with pytest.raises(ValueError, match="pass a dict of weights"):
         kh.AttentionClassifier(
-            4, class_weight="balanced", law=kh.GaussianHeads(), scaling="none", query="given"
+            4, class_weight="balanced", heads=kh.GaussianHeads(), scaling="none", query="given"
         ).partial_fit(sets, label, classes=["no", "yes"])
 
 
@@ -164,12 +184,18 @@ def test_classifier_refusals(sets, y):
     [
         ({"n_heads": math.inf}, "the exact kernel.*Use a finite number of heads"),
         ({"device": "cpu"}, "device='cpu'.*NumPy.*Leave `device` out"),
-        ({"law": kh.LearnedHeads()}, "law=LearnedHeads.*law=model.law_"),
+        ({"heads": kh.LearnedHeads()}, "heads=LearnedHeads.*heads=model.heads_"),
     ],
 )
 def test_what_needs_the_whole_training_set_says_so(sets, y, options, words):
     model = kh.AttentionRegressor(
-        **{"n_heads": 512, "law": kh.GaussianHeads(), "scaling": "none", "query": "given", **{"n_heads": 4, **options}}
+        **{
+            "n_heads": 512,
+            "heads": kh.GaussianHeads(),
+            "scaling": "none",
+            "query": "given",
+            **{"n_heads": 4, **options},
+        }
     )
     with pytest.raises(ValueError, match=words):
         model.fit_batches([(sets, y)])
@@ -179,17 +205,26 @@ def test_what_needs_the_whole_training_set_says_so(sets, y, options, words):
 
 
 def test_a_learned_law_goes_into_batches(sets, y):
-    law = (
-        kh.AttentionRegressor(8, law=kh.LearnedHeads(steps=0), random_state=0, scaling="none", query="given")
+    distribution = (
+        kh.AttentionRegressor(
+            8, heads=kh.LearnedHeads(steps=0), random_state=0, scaling="none", query="given"
+        )
         .fit(sets, y)
-        .law_
+        .heads_
     )
-    model = kh.AttentionRegressor(8, law=law, random_state=0, alpha=0.1, scaling="none", query="given")
-    same(clone(model).fit_batches(batches(sets, y, [60])).predict(sets), model.fit(sets, y).predict(sets))
+    model = kh.AttentionRegressor(
+        8, heads=distribution, random_state=0, alpha=0.1, scaling="none", query="given"
+    )
+    same(
+        clone(model).fit_batches(batches(sets, y, [60])).predict(sets),
+        model.fit(sets, y).predict(sets),
+    )
 
 
 def test_batches_must_be_batches(sets, y):
-    model = kh.AttentionRegressor(4, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given")
+    model = kh.AttentionRegressor(
+        4, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
+    )
     with pytest.raises(ValueError, match="at least one batch"):
         model.fit_batches([])
     with pytest.raises(TypeError, match="iterable of batches"):
@@ -211,7 +246,9 @@ def test_batches_must_be_batches(sets, y):
 
 def test_weights_of_zero_are_left_out(sets, y):
     weights = (np.arange(150) % 3 > 0).astype(float)
-    model = kh.AttentionRegressor(6, random_state=0, alpha=0.1, law=kh.GaussianHeads(), scaling="none", query="given")
+    model = kh.AttentionRegressor(
+        6, random_state=0, alpha=0.1, heads=kh.GaussianHeads(), scaling="none", query="given"
+    )
     same(
         clone(model).fit_batches(batches(sets, y, [1, 50], weights)).predict(sets),
         clone(model).fit(sets[weights > 0], y[weights > 0]).predict(sets),
@@ -219,14 +256,20 @@ def test_weights_of_zero_are_left_out(sets, y):
 
 
 def test_a_stream_without_weight_has_no_fit(sets, y):
-    model = kh.AttentionRegressor(4, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given")
-    with pytest.raises(ValueError, match="one sample of positive weight, and two to choose a penalty: got 1"):
+    model = kh.AttentionRegressor(
+        4, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
+    )
+    with pytest.raises(
+        ValueError, match="one sample of positive weight, and two to choose a penalty: got 1"
+    ):
         model.partial_fit(sets[:3], y[:3], sample_weight=[0.0, 1.0, 0.0]).predict(sets)
 
 
 def test_too_many_columns_say_what_they_would_take(sets, y):
     with pytest.raises(MemoryError, match="solver='cg'"):
-        kh.AttentionRegressor(1_000_000, law=kh.GaussianHeads(), scaling="none", query="given").partial_fit(sets, y)
+        kh.AttentionRegressor(
+            1_000_000, heads=kh.GaussianHeads(), scaling="none", query="given"
+        ).partial_fit(sets, y)
 
 
 class OneBuffer:
@@ -239,30 +282,38 @@ class OneBuffer:
         keys, query, y = np.empty((10, 4, 3)), np.empty((10, 3)), np.empty(10)
         for start in range(0, len(self.y), 10):
             some = self.sets[start : start + 10]
-            keys[:], query[:], y[:] = some.tokens.reshape(10, 4, 3), some.query, self.y[start : start + 10]
+            keys[:], query[:], y[:] = (
+                some.tokens.reshape(10, 4, 3),
+                some.query,
+                self.y[start : start + 10],
+            )
             yield kh.SetBatch(keys, query), y
 
 
 def test_batches_may_use_their_memory_again(seed):
     sets = kh.targets.sphere_sets(200, n_keys=4, dim=3, seed=seed)
     y = kh.targets.TokenPower(2, 3)(sets) + 0.1 * np.random.default_rng(seed).standard_normal(200)
-    whole = kh.AttentionRegressor(8, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given").fit(sets, y)
+    whole = kh.AttentionRegressor(
+        8, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
+    ).fit(sets, y)
     streamed = kh.AttentionRegressor(
-        8, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"
+        8, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
     ).fit_batches(OneBuffer(sets, y))
     same(streamed.predict(sets), whole.predict(sets))
     same(streamed.loo_error_, whole.loo_error_, 1e-8)
 
 
 def test_prediction_yields(sets, y):
-    model = kh.AttentionRegressor(6, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given").fit(sets, y)
+    model = kh.AttentionRegressor(
+        6, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
+    ).fit(sets, y)
     parts = model.predict_batches(iter([sets[:40], (sets[40:], y[40:])]))
     np.testing.assert_array_equal(np.concatenate(list(parts)), model.predict(sets))
 
 
 def test_a_stream_can_be_pickled_midway(sets, y):
     model = kh.AttentionRegressor(
-        6, random_state=0, alpha=0.1, law=kh.GaussianHeads(), scaling="none", query="given"
+        6, random_state=0, alpha=0.1, heads=kh.GaussianHeads(), scaling="none", query="given"
     ).partial_fit(sets[:80], y[:80])
     model = pickle.loads(pickle.dumps(model)).partial_fit(sets[80:], y[80:])
     same(model.predict(sets), clone(model).fit(sets, y).predict(sets))
@@ -272,7 +323,9 @@ def test_from_parquet(sets, y):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "sets.parquet"
         write_parquet(path, [(sets, y)], row_group_size=47)
-        model = kh.AttentionRegressor(8, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given")
+        model = kh.AttentionRegressor(
+            8, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
+        )
         whole = clone(model).fit(sets, y)
         for source in (path, str(path), ParquetSets(path, batch_size=10)):
             streamed = clone(model).fit_batches(source)
@@ -281,10 +334,20 @@ def test_from_parquet(sets, y):
 
 
 def test_sums_merge_with_the_samples_they_keep(sets, y):
-    recipe = LayerRecipe(HeadDraw(kh.GaussianHeads(), 4, 3, seed=0), TokenRule("none", "given", "mean"), 1, n_kept=20)
+    recipe = LayerRecipe(
+        HeadDraw(kh.GaussianHeads(), 4, 3, seed=0), TokenRule("none", "given", "mean"), 1, n_kept=20
+    )
     whole = recipe.add(recipe.empty(), sets, y[:, None]).kept
-    parts = [recipe.add(recipe.empty(), sets[rows], y[rows, None]) for rows in (slice(0, 60), slice(60, 150))]
-    for joint in (parts[0] + parts[1], parts[1] + parts[0], merge(parts), merge([recipe.empty(), *parts])):
+    parts = [
+        recipe.add(recipe.empty(), sets[rows], y[rows, None])
+        for rows in (slice(0, 60), slice(60, 150))
+    ]
+    for joint in (
+        parts[0] + parts[1],
+        parts[1] + parts[0],
+        merge(parts),
+        merge([recipe.empty(), *parts]),
+    ):
         assert len(joint.kept.hashes) == 20
         np.testing.assert_array_equal(joint.kept.hashes, whole.hashes)
         np.testing.assert_array_equal(joint.kept.columns, whole.columns)

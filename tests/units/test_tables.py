@@ -84,11 +84,15 @@ def test_rows_of_a_set_need_not_be_together(rng, tmp_path):
         assert data.target[rank[f"s{i}"]] == y[i]
 
 
-@pytest.mark.parametrize("write", [parquet.write_table, feather.write_feather], ids=["parquet", "arrow"])
+@pytest.mark.parametrize(
+    "write", [parquet.write_table, feather.write_feather], ids=["parquet", "arrow"]
+)
 def test_one_row_per_set(write, rng, tmp_path):
     keys, query, y = example(rng)
     path = tmp_path / ("t.parquet" if write is parquet.write_table else "t.arrow")
-    nested = pa.table({"keys": [k.tolist() for k in keys], "query": query.tolist(), "y": y.tolist()})
+    nested = pa.table(
+        {"keys": [k.tolist() for k in keys], "query": query.tolist(), "y": y.tolist()}
+    )
     write(nested, path)
     same(read_table(path), keys, query, y)
     fixed = pa.array([k.tolist() for k in keys], pa.list_(pa.list_(pa.float64(), DIM)))
@@ -113,7 +117,14 @@ def test_arrow_streams(rng, tmp_path):
 def test_npz(rng, tmp_path):
     keys, query, y = example(rng)
     ptr = np.cumsum([0, *map(len, keys)])
-    np.savez(tmp_path / "a.npz", X=np.concatenate(keys), ptr=ptr, y=y, query=query, split=np.arange(12) % 2)
+    np.savez(
+        tmp_path / "a.npz",
+        X=np.concatenate(keys),
+        ptr=ptr,
+        y=y,
+        query=query,
+        split=np.arange(12) % 2,
+    )
     data = read_table(tmp_path / "a.npz")
     same(data, keys, query, y)
     assert (len(data.train), len(data.test)) == (6, 6)
@@ -134,12 +145,27 @@ def test_gaps(tmp_path):
 
 
 CSV_ERRORS = {
-    "set,x,target\na,1,2\n": ({"keys": "x,z"}, r"`keys` must name columns.*'z' is not in the table.*'set', 'x'"),
+    "set,x,target\na,1,2\n": (
+        {"keys": "x,z"},
+        r"`keys` must name columns.*'z' is not in the table.*'set', 'x'",
+    ),
     "a,b\n1,2\n": ({}, r"which set a row belongs to.*--set"),
-    "set,x,target\na,1,p\na,2,q\n": ({}, r"'target' must be the same in all rows of a set: row 1 says q"),
-    "set,when\na,2020-01-01\n": ({}, r"a column of numbers, or of few texts, for the keys.*'when' looks like a time"),
-    "set,x,when\na,1,12:00:00\n": ({"keys": "x,when"}, r"'when' must hold numbers, text or dates: it holds time32"),
-    "set,role,x\na,key,1\nb,query,1\nb,key,2\n": ({}, r"one row whose role is 'query'.*set number 0 has 0"),
+    "set,x,target\na,1,p\na,2,q\n": (
+        {},
+        r"'target' must be the same in all rows of a set: row 1 says q",
+    ),
+    "set,when\na,2020-01-01\n": (
+        {},
+        r"a column of numbers, or of few texts, for the keys.*'when' looks like a time",
+    ),
+    "set,x,when\na,1,12:00:00\n": (
+        {"keys": "x,when"},
+        r"'when' must hold numbers, text or dates: it holds time32",
+    ),
+    "set,role,x\na,key,1\nb,query,1\nb,key,2\n": (
+        {},
+        r"one row whose role is 'query'.*set number 0 has 0",
+    ),
     "set,role,x\na,value,1\n": ({}, r"'role' must say 'key' or 'query'"),
     "set,role,x\na,query,1\n": ({}, r"set 0 has no keys"),
     "set,x,target\na,1,\n": ({}, r"must be known in every row: row 0|it holds null"),
@@ -161,7 +187,10 @@ def test_errors_name_the_column(text, tmp_path):
 
 
 LIST_ERRORS = [
-    ({"keys": [[[1.0, 2.0]], [[1.0]]]}, r"as many coordinates.*the first has 2, and token 0 of row 1 has 1"),
+    (
+        {"keys": [[[1.0, 2.0]], [[1.0]]]},
+        r"as many coordinates.*the first has 2, and token 0 of row 1 has 1",
+    ),
     ({"keys": [[[1.0]], []]}, r"set 1 has no keys"),
     ({"keys": [[[1.0]], None]}, r"a list in every row: row 1"),
     ({"keys": [[["a"]]]}, r"lists of numbers: it holds lists of string"),
@@ -198,7 +227,9 @@ def test_errors_of_npz(tmp_path):
 
 def test_arrow_lists_are_read_in_a_fresh_process(rng, tmp_path):
     keys, _, y = example(rng)
-    feather.write_feather(pa.table({"keys": [k.tolist() for k in keys], "y": y}), tmp_path / "t.arrow")
+    feather.write_feather(
+        pa.table({"keys": [k.tolist() for k in keys], "y": y}), tmp_path / "t.arrow"
+    )
     code = f"import keyhole as kh; print(len(kh.read_table({str(tmp_path / 't.arrow')!r}).sets))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "12", done.stderr
@@ -209,14 +240,18 @@ def test_rows_without_a_set_are_refused(set_id, tmp_path):
     """They were one set of their own."""
     rows = [f"{set_id},1", ",2", f"{set_id},3", *[" ,4"] * (set_id == "s"), *[",5"] * 9]
     (tmp_path / "t.csv").write_text("\n".join(["set,x", *rows]) + "\n")
-    words = "column 'set' must say of every row which set it belongs to: rows 1, 3, 4, 5, 6 … are empty"
+    words = (
+        "column 'set' must say of every row which set it belongs to: rows 1, 3, 4, 5, 6 … are empty"
+    )
     with pytest.raises(ValueError, match=words):
         read_table(tmp_path / "t.csv")
 
 
 def test_rows_without_a_label_are_refused(tmp_path):
     (tmp_path / "t.csv").write_text("set,x,label\na,1,yes\nb,2,\n")
-    with pytest.raises(ValueError, match=r"target column 'label' must be known in every row: row 1 is empty"):
+    with pytest.raises(
+        ValueError, match=r"target column 'label' must be known in every row: row 1 is empty"
+    ):
         read_table(tmp_path / "t.csv")
 
 
@@ -232,7 +267,9 @@ def test_nulls_in_lists_of_tokens(kind, tmp_path):
     rows = [[[1, 2], None, [3, 4]], None, [[5, None], [6, 7]], [None]]
     table = pa.table({"keys": pa.array(rows, pa.list_(kind)), "y": [1.0, 2.0, 3.0, 4.0]})
     parquet.write_table(table, tmp_path / "t.parquet")
-    with pytest.raises(ValueError, match=r"'keys' must have a list in every row: row 1 is empty.*missing='drop'"):
+    with pytest.raises(
+        ValueError, match=r"'keys' must have a list in every row: row 1 is empty.*missing='drop'"
+    ):
         read_table(tmp_path / "t.parquet")
     data = read_table(tmp_path / "t.parquet", missing="drop")
     assert [s.tolist() for s in np.split(data.sets.tokens, data.sets.offsets[1:-1])] == [
@@ -242,14 +279,20 @@ def test_nulls_in_lists_of_tokens(kind, tmp_path):
         [[0, 0]],
     ]
     parquet.write_table(table.slice(2), tmp_path / "t.parquet")
-    with pytest.raises(ValueError, match=r"'keys' must hold lists of tokens: row 1 has one that is empty.*='drop'"):
+    with pytest.raises(
+        ValueError, match=r"'keys' must hold lists of tokens: row 1 has one that is empty.*='drop'"
+    ):
         read_table(tmp_path / "t.parquet")
 
 
 def test_nulls_in_lists_of_coordinates(tmp_path):
-    table = pa.table({"a": [[1, 2], None, [3, None], [9]], "b": [[1, 2], [5], [5, 6], None], "y": [1, 2, 3, 4]})
+    table = pa.table(
+        {"a": [[1, 2], None, [3, None], [9]], "b": [[1, 2], [5], [5, 6], None], "y": [1, 2, 3, 4]}
+    )
     parquet.write_table(table, tmp_path / "t.parquet")
-    with pytest.raises(ValueError, match=r"'a' must have a list in every row: row 1 is empty.*missing='drop'"):
+    with pytest.raises(
+        ValueError, match=r"'a' must have a list in every row: row 1 is empty.*missing='drop'"
+    ):
         read_table(tmp_path / "t.parquet")
     data = read_table(tmp_path / "t.parquet", missing="drop")
     assert data.sets.tokens.tolist() == [[1, 1], [2, 2], [0, 0], [3, 5], [0, 0]]
@@ -259,9 +302,14 @@ def test_nulls_in_lists_of_coordinates(tmp_path):
 @needs_arrow_26
 def test_nulls_in_queries_are_refused(tmp_path):
     query = pa.array([[1.0, 2.0], None], pa.list_(pa.float64(), 2))
-    parquet.write_table(pa.table({"keys": [[[1.0, 2.0]]] * 2, "query": query}), tmp_path / "t.parquet")
+    parquet.write_table(
+        pa.table({"keys": [[[1.0, 2.0]]] * 2, "query": query}), tmp_path / "t.parquet"
+    )
     for missing in ("error", "drop"):
-        with pytest.raises(ValueError, match=r"'query' must have a list in every row: row 1 is empty\. Drop the row"):
+        with pytest.raises(
+            ValueError,
+            match=r"'query' must have a list in every row: row 1 is empty\. Drop the row",
+        ):
             read_table(tmp_path / "t.parquet", missing=missing)
 
 
@@ -273,7 +321,10 @@ def test_columns_that_are_there_twice_are_refused(twice, rng, tmp_path):
     feather.write_feather(table, tmp_path / "t.arrow")
     read_table(tmp_path / "t.arrow")
     table = table.append_column(twice, table[twice])
-    with pa.OSFile(str(tmp_path / "t.arrow"), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+    with (
+        pa.OSFile(str(tmp_path / "t.arrow"), "wb") as file,
+        pa.ipc.new_file(file, table.schema) as writer,
+    ):
         writer.write_table(table)
     with pytest.raises(ValueError, match=f"{twice!r} is there 2 times.*Rename"):
         read_table(tmp_path / "t.arrow")
@@ -285,7 +336,9 @@ def test_names_that_are_not_text(rng, tmp_path):
         read_table(tmp_path / "t.csv")
     odd = tmp_path / os.fsdecode(b"caf\xe9.csv")
     odd.write_text("set,x,y\na,1,2\n")
-    with pytest.raises(ValueError, match=r"names of files must be text in UTF-8: got 'caf\\udce9\.csv'. Rename"):
+    with pytest.raises(
+        ValueError, match=r"names of files must be text in UTF-8: got 'caf\\udce9\.csv'. Rename"
+    ):
         read_table(odd)
     with pytest.raises(OSError, match="name too long"):
         read_table(tmp_path / ("x" * 300 + ".csv"))
@@ -305,7 +358,9 @@ def test_broken_files_give_a_message(suffix, rng, tmp_path):
     """Cut anywhere or with bytes changed: sets, or a ValueError with words."""
     keys, query, y = example(rng, 6)
     path = tmp_path / f"t.{suffix}"
-    nested = pa.table({"keys": [k.tolist() for k in keys], "query": query.tolist(), "y": y.tolist()})
+    nested = pa.table(
+        {"keys": [k.tolist() for k in keys], "query": query.tolist(), "y": y.tolist()}
+    )
     if suffix == "npz":
         np.savez_compressed(path, X=np.concatenate(keys), ptr=np.cumsum([0, *map(len, keys)]), y=y)
     elif suffix == "csv":
@@ -330,7 +385,9 @@ def test_broken_files_give_a_message(suffix, rng, tmp_path):
 
 def test_an_array_larger_than_its_file_is_refused_before_it_is_made(tmp_path):
     header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, {"descr": "<f8", "fortran_order": False, "shape": (2**40, 2**10)})
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": "<f8", "fortran_order": False, "shape": (2**40, 2**10)}
+    )
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as file:
         file.writestr("keys.npy", header.getvalue() + b"0" * 64)
     with pytest.raises(ValueError, match="as large as its shape says"):
@@ -346,7 +403,13 @@ def npz_of(path, members, kind=zipfile.ZIP_DEFLATED):
 
 def npy(header, data=b"", version=1):
     text = header.encode("latin1")
-    return b"\x93NUMPY" + bytes([version, 0]) + len(text).to_bytes(2 if version == 1 else 4, "little") + text + data
+    return (
+        b"\x93NUMPY"
+        + bytes([version, 0])
+        + len(text).to_bytes(2 if version == 1 else 4, "little")
+        + text
+        + data
+    )
 
 
 def test_a_small_npz_that_claims_much_is_refused_before_it_is_read(tmp_path):
@@ -363,12 +426,16 @@ def test_a_small_npz_that_claims_much_is_refused_before_it_is_read(tmp_path):
 def test_arrays_of_an_npz_are_limited_together(tmp_path, monkeypatch):
     monkeypatch.setattr("keyhole.data.npz.GROWTH", 16_500)
     monkeypatch.setattr("keyhole.data.npz.TIMES", 0)
-    np.savez_compressed(tmp_path / "a.npz", keys=np.zeros((100, 10, 2)), query=np.zeros((100, 2)), y=np.zeros(100))
+    np.savez_compressed(
+        tmp_path / "a.npz", keys=np.zeros((100, 10, 2)), query=np.zeros((100, 2)), y=np.zeros(100)
+    )
     with pytest.raises(ValueError, match=r"'query' of 'a\.npz'"):
         read_table(tmp_path / "a.npz")
     monkeypatch.setattr("keyhole.data.npz.GROWTH", 0)
     monkeypatch.setattr("keyhole.data.npz.TIMES", 1)
-    np.savez(tmp_path / "b.npz", keys=np.zeros((100, 10, 2)), query=np.zeros((100, 2)), y=np.zeros(100))
+    np.savez(
+        tmp_path / "b.npz", keys=np.zeros((100, 10, 2)), query=np.zeros((100, 2)), y=np.zeros(100)
+    )
     assert len(read_table(tmp_path / "b.npz").sets) == 100  # what fills its file is welcome
 
 
@@ -389,5 +456,8 @@ def test_arrays_of_an_npz_are_limited_together(tmp_path, monkeypatch):
 )  # fmt: skip
 def test_a_strange_header_of_an_npy_gets_our_sentence(content, tmp_path):
     path = npz_of(tmp_path / "a.npz", {"keys": content})
-    with pytest.raises(ValueError, match=r"'keys'.*(fetch or write it again|Save it as numbers|must have sets, keys)"):
+    with pytest.raises(
+        ValueError,
+        match=r"'keys'.*(fetch or write it again|Save it as numbers|must have sets, keys)",
+    ):
         read_table(path)

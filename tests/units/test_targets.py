@@ -72,7 +72,9 @@ def test_pairwise_product_multiplies_before_averaging(rng):
     d = 3
     batch = ragged(rng, d)
     product = Correlation(1, d).pairwise(TokenPower(2, d))
-    np.testing.assert_allclose(product(batch), by_hand(batch, lambda q, k: (q @ k) * k[0] ** 3), rtol=1e-10)
+    np.testing.assert_allclose(
+        product(batch), by_hand(batch, lambda q, k: (q @ k) * k[0] ** 3), rtol=1e-10
+    )
 
 
 def test_product_of_two_averages_says_why_it_leaves_the_class():
@@ -154,16 +156,23 @@ def test_rotation_has_no_fixed_directions(dim, seed):
 
 def test_rotated_correlation_turns_from_correlation_to_rotation():
     assert RotatedCorrelation(0.0, 5, seed=2) == Correlation(3, 5)
-    np.testing.assert_allclose(RotatedCorrelation(1.0, 5, seed=2).rotation, fixed_free_rotation(5, 2), atol=1e-15)
+    np.testing.assert_allclose(
+        RotatedCorrelation(1.0, 5, seed=2).rotation, fixed_free_rotation(5, 2), atol=1e-15
+    )
 
 
 def test_reprs_read_like_calls():
     assert repr(TokenPower(2, 3)) == "TokenPower(p=2, dim=3)"
     assert repr(QueryPower(0, 3)) == "QueryPower(p=0, dim=3)"
-    assert repr(RotatedCorrelation(0.5, 3, seed=1)) == "RotatedCorrelation(gamma=0.5, dim=3, seed=1)"
+    assert (
+        repr(RotatedCorrelation(0.5, 3, seed=1)) == "RotatedCorrelation(gamma=0.5, dim=3, seed=1)"
+    )
     assert "2 terms of degrees (0, 1), (0, 2)" in repr(TokenPower(1, 3) + TokenPower(2, 3))
 
 
 def test_rotations_turn_either_way():
     """In the plane there are two rotations without a fixed direction and of trace 0, and a uniform draw meets both."""
-    assert {int(np.sign(fixed_free_rotation(dim=2, seed=seed)[1, 0])) for seed in range(40)} == {-1, 1}
+    assert {int(np.sign(fixed_free_rotation(dim=2, seed=seed)[1, 0])) for seed in range(40)} == {
+        -1,
+        1,
+    }

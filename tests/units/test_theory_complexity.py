@@ -6,8 +6,21 @@ import pytest
 
 from keyhole.attention.heads import GaussianHeads
 from keyhole.theory import complexity
-from keyhole.theory.complexity import kernel_coefficient, mlp_norm, paper_complexity, rkhs_norm, rkhs_norm_bound
-from keyhole.theory.targets import Correlation, Polynomial, QueryPower, RotatedCorrelation, TokenPower, monomial
+from keyhole.theory.complexity import (
+    kernel_coefficient,
+    mlp_norm,
+    paper_complexity,
+    rkhs_norm,
+    rkhs_norm_bound,
+)
+from keyhole.theory.targets import (
+    Correlation,
+    Polynomial,
+    QueryPower,
+    RotatedCorrelation,
+    TokenPower,
+    monomial,
+)
 
 
 def test_constants_of_the_paper():
@@ -15,7 +28,9 @@ def test_constants_of_the_paper():
     assert paper_complexity(QueryPower(0, 5)) == 1.0
     assert paper_complexity(2 * TokenPower(1, 5)) == 16.0
     assert math.isclose(paper_complexity(TokenPower(3, 5)), 3**4.5 * 64)
-    assert math.isclose(paper_complexity(Correlation(1, 5) + TokenPower(2, 5)), 2**4.5 * 16 * (3 + 1))
+    assert math.isclose(
+        paper_complexity(Correlation(1, 5) + TokenPower(2, 5)), 2**4.5 * 16 * (3 + 1)
+    )
 
 
 @pytest.mark.parametrize("function", [paper_complexity, rkhs_norm_bound, rkhs_norm])
@@ -56,9 +71,13 @@ def test_a_rotation_does_not_change_the_norm():
     gamma = 0.7
     scale = ((1 - gamma) ** 2 + gamma**2) ** 3
     assert math.isclose(
-        rkhs_norm(RotatedCorrelation(gamma, 6, seed=3)), scale * rkhs_norm(Correlation(3, 6)), rel_tol=1e-9
+        rkhs_norm(RotatedCorrelation(gamma, 6, seed=3)),
+        scale * rkhs_norm(Correlation(3, 6)),
+        rel_tol=1e-9,
     )
-    assert math.isclose(rkhs_norm(RotatedCorrelation(1.0, 7, seed=3)), rkhs_norm(Correlation(3, 7)), rel_tol=1e-9)
+    assert math.isclose(
+        rkhs_norm(RotatedCorrelation(1.0, 7, seed=3)), rkhs_norm(Correlation(3, 7)), rel_tol=1e-9
+    )
 
 
 def test_mlp_norm_grows_with_the_keys_and_attention_does_not():
@@ -69,12 +88,16 @@ def test_mlp_norm_grows_with_the_keys_and_attention_does_not():
 
 
 def test_a_function_of_the_query_is_as_easy_with_many_keys_for_attention():
-    assert rkhs_norm(QueryPower(1, 8)) < mlp_norm(QueryPower(1, 8), 8) < mlp_norm(QueryPower(1, 8), 64)
+    assert (
+        rkhs_norm(QueryPower(1, 8)) < mlp_norm(QueryPower(1, 8), 8) < mlp_norm(QueryPower(1, 8), 64)
+    )
 
 
 def test_general_polynomials_have_norms_too(rng):
     A, b, g = rng.standard_normal((5, 5)), rng.standard_normal(5), rng.standard_normal(5)
-    target = monomial(5, 1.0, [(A, 1), (None, 1)], [(b, 1)], [(g, 2)]) + Polynomial(5, Correlation(1, 5).terms)
+    target = monomial(5, 1.0, [(A, 1), (None, 1)], [(b, 1)], [(g, 2)]) + Polynomial(
+        5, Correlation(1, 5).terms
+    )
     assert 0 < rkhs_norm(target) < rkhs_norm_bound(target)
 
 
@@ -88,9 +111,15 @@ def norms_by_degree(monkeypatch):
             return SimpleNamespace(inverse_form=lambda vectors: 4 * norm(degree))
 
         monkeypatch.setattr(complexity, "single_block", single_block)
-        monkeypatch.setattr(complexity, "target_vectors", lambda target, degree: {(0, 0): np.zeros((1, 1))})
-        monkeypatch.setattr(complexity, "pair_eigenvalues", lambda dim, degree: smallest * np.eye(degree + 1))
-        return rkhs_norm(TokenPower(1, 4), GaussianHeads(mean=1.0, scale=1.0))  # the scale divides by 4
+        monkeypatch.setattr(
+            complexity, "target_vectors", lambda target, degree: {(0, 0): np.zeros((1, 1))}
+        )
+        monkeypatch.setattr(
+            complexity, "pair_eigenvalues", lambda dim, degree: smallest * np.eye(degree + 1)
+        )
+        return rkhs_norm(
+            TokenPower(1, 4), GaussianHeads(mean=1.0, scale=1.0)
+        )  # the scale divides by 4
 
     return pretend
 
@@ -105,8 +134,12 @@ def test_a_norm_that_rises_geometrically_is_continued_to_its_limit(norms_by_degr
 
     assert math.isclose(norms_by_degree(norm), 7.0, rel_tol=1e-12)
     assert asked == [8, 16, 24, 32]  # 2e-3 · 0.25/0.75 of 7 was too much at 24
-    assert norms_by_degree(lambda degree: 3.0 + 2e-5 * (degree > 8)) == 3.0 + 2e-5  # settled: no rise worth a name
-    assert math.isclose(norms_by_degree(lambda degree: 7.0 - 2e-3 * 0.5 ** (degree / 8)), 7.0, rel_tol=1e-12)
+    assert (
+        norms_by_degree(lambda degree: 3.0 + 2e-5 * (degree > 8)) == 3.0 + 2e-5
+    )  # settled: no rise worth a name
+    assert math.isclose(
+        norms_by_degree(lambda degree: 7.0 - 2e-3 * 0.5 ** (degree / 8)), 7.0, rel_tol=1e-12
+    )
     rising = {
         8: 0.1,
         16: 1.0,
@@ -114,12 +147,20 @@ def test_a_norm_that_rises_geometrically_is_continued_to_its_limit(norms_by_degr
         32: 7.09,
     }  # 0.19²/(5.9 − 0.19): a thousandth of the last norm, of no earlier one
     assert math.isclose(norms_by_degree(rising.__getitem__), 7.09 + 0.19**2 / 5.71, rel_tol=1e-12)
-    for slow in (lambda d: 7.0 - 0.02 * 0.6 ** (d / 8), lambda d: 7.0 + 1e-3 * d, lambda d: 7.0 - 1e-3 * d):
-        with pytest.raises(ValueError, match=r"does not settle: it is .* at degrees 8, 16, 24, 32, 40, where"):
+    for slow in (
+        lambda d: 7.0 - 0.02 * 0.6 ** (d / 8),
+        lambda d: 7.0 + 1e-3 * d,
+        lambda d: 7.0 - 1e-3 * d,
+    ):
+        with pytest.raises(
+            ValueError, match=r"does not settle: it is .* at degrees 8, 16, 24, 32, 40, where"
+        ):
             norms_by_degree(slow)
 
 
 def test_degrees_beyond_floating_point_are_not_asked_for(norms_by_degree):
-    with pytest.raises(ValueError, match=r"does not settle: it is none at degrees none, where floating point ends"):
+    with pytest.raises(
+        ValueError, match=r"does not settle: it is none at degrees none, where floating point ends"
+    ):
         norms_by_degree(lambda degree: 1.0, smallest=1e-36)
     assert norms_by_degree(lambda degree: 1.0, smallest=1.1e-36) == 1.0

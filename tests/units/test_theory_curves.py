@@ -39,7 +39,9 @@ def specification_error(problem, n, k, ridge, noise):
     learned = values / (values + gamma)
     z, q = np.sum(counts * learned), np.sum(counts * learned**2)
     kappa = gamma * (1 - z / k)
-    bias = np.sum(powers * (gamma / (values + gamma) - kappa * values / (values + gamma) ** 2 * k / (k - q)))
+    bias = np.sum(
+        powers * (gamma / (values + gamma) - kappa * values / (values + gamma) ** 2 * k / (k - q))
+    )
     return (bias + noise) / (1 - (q * (k - 2 * z) + z**2) / (n * (k - q)))
 
 
@@ -52,8 +54,12 @@ def some_problem(rng, levels=12):
 def test_rewritten_equations_are_those_of_the_specification(n, k, rng):
     problem = some_problem(rng)
     for ridge, noise in ((1e-2, 0.0), (1e-4, 0.3)):
-        got = curve_from_spectrum(problem.eigenvalues, problem.multiplicities, problem.powers, n, ridge, noise, int(k))
-        assert math.isclose(float(got), specification_error(problem, n, k, ridge, noise), rel_tol=1e-6)
+        got = curve_from_spectrum(
+            problem.eigenvalues, problem.multiplicities, problem.powers, n, ridge, noise, int(k)
+        )
+        assert math.isclose(
+            float(got), specification_error(problem, n, k, ridge, noise), rel_tol=1e-6
+        )
 
 
 def test_many_features_are_the_kernel_limit(rng):
@@ -69,7 +75,9 @@ def test_many_features_are_the_kernel_limit(rng):
 def test_ridge_roots_hold_over_hundreds_of_orders():
     for exponent in (-250, -100, 0, 100):
         scale = 10.0**exponent
-        problem = EigenProblem(np.array([1.0, 1e-3, 1e-9]) * scale, np.array([1.0, 10.0, 1e6]), np.ones(3))
+        problem = EigenProblem(
+            np.array([1.0, 1e-3, 1e-9]) * scale, np.array([1.0, 10.0, 1e6]), np.ones(3)
+        )
         for ridge in (0.0, 1e-30, 1e-6, 1.0):
             [gamma] = curves.implicit_ridges(problem, np.array([50.0]), 200.0, ridge * scale)
             z, _ = problem.freedom(gamma)
@@ -94,7 +102,9 @@ def test_least_squares_in_closed_form():
 
 def test_least_squares_with_as_many_features_as_directions_and_with_a_direction_out_of_reach():
     one = np.ones(1)
-    assert float(curve_from_spectrum(one, 50 * one, one, 100, 0.0, 1.0, n_features=50)) == pytest.approx(2.0)
+    assert float(
+        curve_from_spectrum(one, 50 * one, one, 100, 0.0, 1.0, n_features=50)
+    ) == pytest.approx(2.0)
     # an eigenvalue 0: its power is noise to the others
     got = curve_from_spectrum([1.0, 0.0], [50.0, 1.0], [1.0, 0.25], [75, 100], 0.0)
     np.testing.assert_allclose(got, [0.75, 0.5])
@@ -126,8 +136,14 @@ def test_infinite_data_leaves_the_approximation_error_of_the_features():
 def test_finer_problems_hold_the_same_target(dim):
     """Powers add up to E f², and over eigenvalues to its norm, also where degrees lie beyond the listed levels."""
     first = np.eye(dim)[0]
-    target = monomial(dim, 1.0, [], [(first, 1)], [(first, 7)]) + monomial(dim, 0.5, [], [(first, 6)], [])
-    target = target + monomial(dim, 2.0, [], [], [(first, 9)]) + monomial(dim, 0.3, [], [(first, 7)], [(first, 6)])
+    target = monomial(dim, 1.0, [], [(first, 1)], [(first, 7)]) + monomial(
+        dim, 0.5, [], [(first, 6)], []
+    )
+    target = (
+        target
+        + monomial(dim, 2.0, [], [], [(first, 9)])
+        + monomial(dim, 0.3, [], [(first, 7)], [(first, 6)])
+    )
     powers = pair_powers(target)
     want = powers[:, 0].sum() + powers[:, 1:].sum() / 5
     for problem in itertools.islice(problems(target, 5, "attention"), 3):
@@ -169,7 +185,9 @@ def test_degenerate_sizes_give_falling_curves(model, dim, n_keys):
 
 def test_dimension_one_is_learned_exactly_once_its_functions_are_seen():
     assert float(learning_curve(Correlation(1, 1), 10, 3, ridge=0.0)) == 0.0
-    assert float(learning_curve(Correlation(1, 1), 10, 3, ridge=0.0, noise=0.6)) == pytest.approx(0.6 * 10 / (10 - 4))
+    assert float(learning_curve(Correlation(1, 1), 10, 3, ridge=0.0, noise=0.6)) == pytest.approx(
+        0.6 * 10 / (10 - 4)
+    )
 
 
 def test_targets_of_huge_degree_are_not_learned():
@@ -180,7 +198,9 @@ def test_targets_of_huge_degree_are_not_learned():
 
 
 def test_samples_beyond_the_finest_spectrum_are_refused():
-    with pytest.raises(ValueError, match=r"1e\+09 samples of TokenPower.*finest spectrum.*curve_from_spectrum"):
+    with pytest.raises(
+        ValueError, match=r"1e\+09 samples of TokenPower.*finest spectrum.*curve_from_spectrum"
+    ):
         learning_curve(TokenPower(1, 2), 10**9, 1, ridge=0.0)
 
 
@@ -222,25 +242,33 @@ def test_the_best_ridge_has_the_error_that_is_told():
     target = TokenPower(2, 8)
     best = best_ridge_curve(target, [50, 500], 8, noise=0.01, n_heads=40)
     for n, ridge, error in zip((50, 500), best.ridge, best.error, strict=True):
-        assert float(learning_curve(target, n, 8, float(ridge), 0.01, 40)) == pytest.approx(error, rel=1e-6)
+        assert float(learning_curve(target, n, 8, float(ridge), 0.01, 40)) == pytest.approx(
+            error, rel=1e-6
+        )
 
 
 def test_best_ridge_without_noise_is_no_worse_than_any():
     target = TokenPower(2, 8)
     best = best_ridge_curve(target, [50, 500], 8, n_heads=40)
     for ridge in (0.0, 1e-6, 1e-4, 1e-2):
-        assert np.all(best.error <= learning_curve(target, [50, 500], 8, ridge, n_heads=40) * (1 + 1e-6))
+        assert np.all(
+            best.error <= learning_curve(target, [50, 500], 8, ridge, n_heads=40) * (1 + 1e-6)
+        )
 
 
 def test_empirical_input_is_checked(rng):
     gram, y = np.eye(8), np.ones(8)
-    with pytest.raises(ValueError, match=r"at most a quarter of the 8 samples of `gram`: got 3.*of 12 samples"):
+    with pytest.raises(
+        ValueError, match=r"at most a quarter of the 8 samples of `gram`: got 3.*of 12 samples"
+    ):
         empirical_curve(gram, y, 3, 0.1)
     with pytest.raises(ValueError, match=r"got \(8, 8\) and \(7,\)"):
         empirical_curve(gram, y[:7], 2, 0.1)
     with pytest.raises(ValueError, match="must be symmetric"):
         empirical_curve(rng.standard_normal((8, 8)), y, 2, 0.1)
-    tilted = gram + np.triu(rng.uniform(size=(8, 8)), 1) * 1e-10  # rounding, in units of the largest entry
+    tilted = (
+        gram + np.triu(rng.uniform(size=(8, 8)), 1) * 1e-10
+    )  # rounding, in units of the largest entry
     for unit in (1e-6, 1e6):
         assert np.isfinite(empirical_curve(unit * tilted, y, 2, 0.1 * unit).error)
         with pytest.raises(ValueError, match="must be symmetric"):
@@ -277,7 +305,9 @@ def test_many_implicit_ridges_solve_their_equation_each_by_itself(k, ridge):
     freedom = np.array([problem.freedom(gamma)[0] for gamma in found])
     left = found * (1 - freedom / k) * (1 - freedom / samples)
     np.testing.assert_allclose(left, ridge, rtol=1e-9, atol=1e-12 * found.max())
-    alone = [curves.implicit_ridges(problem, samples[[i]], k, ridge)[0] for i in range(len(samples))]
+    alone = [
+        curves.implicit_ridges(problem, samples[[i]], k, ridge)[0] for i in range(len(samples))
+    ]
     assert found.tolist() == alone  # to the bit
     heads = k if k == math.inf else int(k)
     several = learning_curve(Correlation(1, 8), np.sort(samples), 4, ridge, n_heads=heads)
@@ -287,7 +317,9 @@ def test_many_implicit_ridges_solve_their_equation_each_by_itself(k, ridge):
 
 def test_the_finest_spectrum_is_used_where_it_nearly_suffices(monkeypatch):
     """Finer ones are asked for while more than γ/100 lies beyond; of the last, γ/10 may."""
-    coarse = EigenProblem(np.array([1.0, 0.1]), np.array([1.0, 9.0]), np.array([1.0, 0.5]), remainder=0.5)
+    coarse = EigenProblem(
+        np.array([1.0, 0.1]), np.array([1.0, 9.0]), np.array([1.0, 0.5]), remainder=0.5
+    )
     gamma = curves.implicit_ridges(coarse, np.array([20.0]), math.inf, 0.1)
 
     def error(*beyond):
@@ -308,8 +340,8 @@ def test_the_finest_spectrum_is_used_where_it_nearly_suffices(monkeypatch):
 def test_the_default_means_are_tried_beside_none(monkeypatch):
     """Errors here are least at a mean of 0.8, and as large as without a mean at 1.6."""
 
-    def curve(target, samples, *_, law):
-        return SimpleNamespace(error=np.full(samples.shape, (float(law.mean) - 0.8) ** 2))
+    def curve(target, samples, *_, distribution):
+        return SimpleNamespace(error=np.full(samples.shape, (float(distribution.mean) - 0.8) ** 2))
 
     monkeypatch.setattr(curves, "best_ridge_curve", curve)
     best = curves.best_bias(Correlation(1, 3), [10, 100], 2)
@@ -323,7 +355,9 @@ def test_the_default_means_are_tried_beside_none(monkeypatch):
 
 def test_two_halves_are_enough_and_one_is_none(rng):
     x = rng.standard_normal((80, 5))
-    assert np.isfinite(empirical_curve(x @ x.T, x[:, 0], [10], ridge=0.1, n_halves=2).standard_error).all()
+    assert np.isfinite(
+        empirical_curve(x @ x.T, x[:, 0], [10], ridge=0.1, n_halves=2).standard_error
+    ).all()
     with pytest.raises(ValueError, match="`n_halves` must be at least 2: got 1"):
         empirical_curve(x @ x.T, x[:, 0], [10], ridge=0.1, n_halves=1)
 

@@ -30,8 +30,11 @@ def test_parts_of_a_target_are_refused_before_they_are_computed(fresh_caches, mo
     monkeypatch.setattr(blocks, "crossed_joinings", never)
     for text in ("rotated(0.5)^6", "rotated(0.5)^4 * token"):
         target = parse_target(text, dim=8).target
-        with limits(seconds=8.0), pytest.raises(CostError, match=r"takes about [0-9]+ s, and 8 s are allowed"):
-            learning_curve(target, [100], n_keys=4, ridge=1e-5, law=GaussianHeads(mean=1.0))
+        with (
+            limits(seconds=8.0),
+            pytest.raises(CostError, match=r"takes about [0-9]+ s, and 8 s are allowed"),
+        ):
+            learning_curve(target, [100], n_keys=4, ridge=1e-5, heads=GaussianHeads(mean=1.0))
 
 
 def test_keyhole_theory_keeps_its_time_limit(fresh_caches, monkeypatch):
@@ -55,9 +58,15 @@ def test_blocks_are_refused_before_they_are_computed(fresh_caches, monkeypatch):
         raise AssertionError("roots were computed")
 
     monkeypatch.setattr(blocks, "_state_roots", never)
-    with limits(seconds=8.0), pytest.raises(CostError, match="with mean 4 to degree 17 in dimension 2 takes about"):
+    with (
+        limits(seconds=8.0),
+        pytest.raises(CostError, match="with mean 4 to degree 17 in dimension 2 takes about"),
+    ):
         biased_blocks(2, Bias(slope=4.0), 16)
-    with limits(memory=2**20), pytest.raises(CostError, match=r"takes about [0-9]+ MiB, and 1 MiB are allowed"):
+    with (
+        limits(memory=2**20),
+        pytest.raises(CostError, match=r"takes about [0-9]+ MiB, and 1 MiB are allowed"),
+    ):
         biased_blocks(2, Bias(slope=4.0), 4)
 
 
@@ -67,7 +76,9 @@ def test_what_is_within_the_limits_is_the_same(fresh_caches):
     def curve():
         biased_blocks.cache_clear()
         blocks._part_products.cache_clear()
-        return learning_curve(target, [50, 200], n_keys=4, ridge=1e-4, law=GaussianHeads(mean=1.0))
+        return learning_curve(
+            target, [50, 200], n_keys=4, ridge=1e-4, heads=GaussianHeads(mean=1.0)
+        )
 
     plain = curve()
     with limits(seconds=60.0, memory=2**30, is_wanted=lambda: True):
@@ -158,11 +169,18 @@ def work_for_ever():
 
 
 def test_an_estimate_that_was_far_too_low_does_not_hold_a_thread_for_ever():
-    with limits(seconds=1e-3), pytest.raises(CostError, match=r"took more than 5 times the 0\.001 s"):
+    with (
+        limits(seconds=1e-3),
+        pytest.raises(CostError, match=r"took more than 5 times the 0\.001 s"),
+    ):
         work_for_ever()
 
 
 def test_the_narrower_of_two_limits_holds():
-    with limits(seconds=1.0, is_wanted=lambda: False), limits(seconds=math.inf), pytest.raises(CancelledError):
+    with (
+        limits(seconds=1.0, is_wanted=lambda: False),
+        limits(seconds=math.inf),
+        pytest.raises(CancelledError),
+    ):
         check_limits()
     check_limits()  # without limits nothing ends

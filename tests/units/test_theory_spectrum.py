@@ -6,11 +6,18 @@ import pytest
 from keyhole.theory.blocks import Bias
 from keyhole.theory.harmonics import gegenbauer, harmonic_count, power_moment
 from keyhole.theory.mlp import MAX_LEVELS, highest_total_degree, mlp_levels, mlp_spectrum
-from keyhole.theory.moments import log_gamma_ratio, pair_eigenvalues, series_coefficients, tail_nodes
+from keyhole.theory.moments import (
+    log_gamma_ratio,
+    pair_eigenvalues,
+    series_coefficients,
+    tail_nodes,
+)
 from keyhole.theory.spectrum import attention_spectrum, degree_ladder
 
 
-@pytest.mark.parametrize("build", [lambda: attention_spectrum(3, 4, 6), lambda: mlp_spectrum(3, 4, 6)])
+@pytest.mark.parametrize(
+    "build", [lambda: attention_spectrum(3, 4, 6), lambda: mlp_spectrum(3, 4, 6)]
+)
 def test_levels_are_sorted_and_of_one_length(build):
     spectrum = build()
     levels = len(spectrum.eigenvalues)
@@ -61,9 +68,13 @@ def test_one_key():
 
 
 def test_multiplicities_are_exact_until_floats_end():
-    assert attention_spectrum(512, 4096, 8).multiplicities.max() == float(harmonic_count(512, 8) ** 2)
+    assert attention_spectrum(512, 4096, 8).multiplicities.max() == float(
+        harmonic_count(512, 8) ** 2
+    )
     assert mlp_spectrum(512, 4096, 2).multiplicities.tolist()[:2] == [1.0, 4097.0 * 512.0]
-    with pytest.raises(ValueError, match=r"in dimension 512 the number of harmonics of degree \d+ has 15\d digits"):
+    with pytest.raises(
+        ValueError, match=r"in dimension 512 the number of harmonics of degree \d+ has 15\d digits"
+    ):
         attention_spectrum(512, 8, 400)
 
 
@@ -107,7 +118,9 @@ def test_power_moments_are_gegenbauer_coefficients(rng):
     for dim in (2, 3, 7):
         t, p = float(rng.uniform(-1, 1)), 7
         zonal = gegenbauer(p, t, dim)
-        total = sum(harmonic_count(dim, k) * power_moment(p, k, dim) * zonal[k] for k in range(p + 1))
+        total = sum(
+            harmonic_count(dim, k) * power_moment(p, k, dim) * zonal[k] for k in range(p + 1)
+        )
         assert math.isclose(total, t**p, rel_tol=1e-9, abs_tol=1e-12)
 
 

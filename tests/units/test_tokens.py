@@ -11,7 +11,10 @@ from keyhole.data.tokens import TokenRule, drop_missing
 
 @pytest.fixture
 def sets(rng):
-    return kh.SetBatch([rng.normal(size=(rng.integers(1, 6), 3)) * 5 + 2 for _ in range(40)], rng.normal(size=(40, 3)))
+    return kh.SetBatch(
+        [rng.normal(size=(rng.integers(1, 6), 3)) * 5 + 2 for _ in range(40)],
+        rng.normal(size=(40, 3)),
+    )
 
 
 @pytest.fixture
@@ -20,7 +23,11 @@ def y(sets, rng):
 
 
 def test_sphere_has_length_one_and_zeros_stay(sets):
-    keys = [*np.split(sets.tokens, sets.offsets[1:-1]), np.zeros((1, 3)), np.array([[1e200, 0, 1e-200]])]
+    keys = [
+        *np.split(sets.tokens, sets.offsets[1:-1]),
+        np.zeros((1, 3)),
+        np.array([[1e200, 0, 1e-200]]),
+    ]
     found = TokenRule.learn(sets, "sphere").apply(kh.SetBatch(keys)).tokens
     lengths = np.linalg.norm(found, axis=1)
     np.testing.assert_allclose(np.delete(lengths, -2), 1.0)
@@ -47,7 +54,9 @@ def test_a_coordinate_moves_if_its_deviation_is_a_trillionth_of_its_size(width, 
     found = rule.apply(kh.SetBatch(tokens)).tokens
     np.testing.assert_allclose(rule.spread[1], np.sqrt(2.0) if moves else 1.0)
     np.testing.assert_allclose(np.abs(found[:, 1]), np.sqrt(0.5) if moves else 1.0)
-    np.testing.assert_allclose(np.abs(found[:, 0]), np.sqrt(0.5) if moves else 0.0, rtol=1e-3, atol=1e-9)
+    np.testing.assert_allclose(
+        np.abs(found[:, 0]), np.sqrt(0.5) if moves else 0.0, rtol=1e-3, atol=1e-9
+    )
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-300, 1e300])
@@ -62,7 +71,9 @@ def test_the_mean_of_keys_is_the_same_bits_in_any_order(scale, rng):
     exact = [math.fsum(column / scale) / 31 * scale for column in keys.T]
     np.testing.assert_allclose(found[0], exact, rtol=4e-16)
     small = np.array([[1.0, -3.0], [-1.0, 1.0], [3e-18, 2.0]])  # what is left of a sum is not lost
-    np.testing.assert_allclose(rule.apply(kh.SetBatch(small[None])).query, [[1e-18, 0.0]], rtol=1e-10)
+    np.testing.assert_allclose(
+        rule.apply(kh.SetBatch(small[None])).query, [[1e-18, 0.0]], rtol=1e-10
+    )
 
 
 def test_weights_scale_as_copies_do(sets):
@@ -79,31 +90,33 @@ def test_weights_scale_as_copies_do(sets):
 @pytest.mark.parametrize("query", ["given", "mean"])
 def test_options_are_what_one_would_do_by_hand(n_heads, scaling, query, sets, y):
     model = kh.AttentionRegressor(
-        n_heads, scaling=scaling, query=query, alpha=0.1, random_state=0, law=kh.GaussianHeads()
+        n_heads, scaling=scaling, query=query, alpha=0.1, random_state=0, heads=kh.GaussianHeads()
     ).fit(sets, y)
     scaled = model.tokens_.apply(sets)
     if query == "mean":
         np.testing.assert_allclose(scaled.query[3], scaled[3].tokens.mean(axis=0))
     by_hand = kh.AttentionRegressor(
-        n_heads, alpha=0.1, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"
+        n_heads, alpha=0.1, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
     ).fit(scaled, y)
     np.testing.assert_allclose(model.predict(sets), by_hand.predict(scaled), atol=1e-10)
 
 
 def test_defaults_change_nothing(sets, y):
-    model = kh.AttentionRegressor(20, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given").fit(
-        sets, y
-    )
+    model = kh.AttentionRegressor(
+        20, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
+    ).fit(sets, y)
     assert model.tokens_.apply(sets) is sets
     assert model.scaling_errors_ == {}
-    assert model.law_ == kh.GaussianHeads()
+    assert model.heads_ == kh.GaussianHeads()
 
 
 def test_sums_learn_what_grows_with_the_set(rng):
     X = kh.SetBatch([rng.normal(size=(rng.integers(1, 9), 3)) for _ in range(200)])
     y = np.add.reduceat(np.square(X.tokens).sum(axis=1), X.offsets[:-1])
     total, mean = (
-        kh.AttentionRegressor(60, pooling=how, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given")
+        kh.AttentionRegressor(
+            60, pooling=how, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
+        )
         .fit(X[:150], y[:150])
         .score(X[150:], y[150:])
         for how in ("sum", "mean")
@@ -115,16 +128,20 @@ def test_sums_learn_what_grows_with_the_set(rng):
 def test_automatic_choice_takes_the_least_leave_one_out_error(n_heads, rng):
     X = kh.SetBatch([rng.normal(size=(rng.integers(1, 6), 3)) * 5 for _ in range(40)])
     y = rng.normal(size=40)
-    model = kh.AttentionRegressor(n_heads, scaling="auto", query="auto", random_state=0, law=kh.GaussianHeads()).fit(
-        X, y
-    )
+    model = kh.AttentionRegressor(
+        n_heads, scaling="auto", query="auto", random_state=0, heads=kh.GaussianHeads()
+    ).fit(X, y)
     # the query is tried under the scaling that won
     assert len(model.scaling_errors_) == 4
-    assert (model.tokens_.scaling, model.tokens_.query) == min(model.scaling_errors_, key=model.scaling_errors_.get)
+    assert (model.tokens_.scaling, model.tokens_.query) == min(
+        model.scaling_errors_, key=model.scaling_errors_.get
+    )
     assert model.loo_error_ == pytest.approx(min(model.scaling_errors_.values()))
     with_query = kh.SetBatch([X[i].tokens for i in range(40)], rng.normal(size=(40, 3)))
     tried = (
-        kh.AttentionRegressor(20, scaling="auto", query="auto", random_state=0, law=kh.GaussianHeads())
+        kh.AttentionRegressor(
+            20, scaling="auto", query="auto", random_state=0, heads=kh.GaussianHeads()
+        )
         .fit(with_query, y)
         .scaling_errors_
     )
@@ -136,25 +153,37 @@ def test_class_weights_are_sample_weights(sets, rng):
     own = rng.uniform(0.5, 1.5, size=40)
     half = own.sum() / 2  # of the total weight, which two classes share in equal parts
     balanced = {label: half / own[y == label].sum() for label in "ab"}
-    for class_weight, by_class in (("balanced", balanced), ({"a": 3.0, "b": 1.0}, {"a": 3.0, "b": 1.0})):
+    for class_weight, by_class in (
+        ("balanced", balanced),
+        ({"a": 3.0, "b": 1.0}, {"a": 3.0, "b": 1.0}),
+    ):
         weights = np.array([by_class[label] for label in y])
         by_option = kh.AttentionClassifier(
-            20, class_weight=class_weight, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"
+            20,
+            class_weight=class_weight,
+            random_state=0,
+            heads=kh.GaussianHeads(),
+            scaling="none",
+            query="given",
         ).fit(sets, y, own)
         by_weight = kh.AttentionClassifier(
-            20, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"
+            20, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
         ).fit(sets, y, own * weights)
-        np.testing.assert_allclose(by_option.decision_function(sets), by_weight.decision_function(sets))
+        np.testing.assert_allclose(
+            by_option.decision_function(sets), by_weight.decision_function(sets)
+        )
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("pooling", "max"), ("scaling", "minmax"), ("query", "last"), ("class_weight", "fair")]
+    ("option", "value"),
+    [("pooling", "max"), ("scaling", "minmax"), ("query", "last"), ("class_weight", "fair")],
 )
 def test_unknown_options_are_named(option, value, sets):
     y = np.arange(40) % 2
     with pytest.raises(ValueError, match=option):
         kh.AttentionClassifier(
-            8, **{"law": kh.GaussianHeads(), "scaling": "none", "query": "given", **{option: value}}
+            8,
+            **{"heads": kh.GaussianHeads(), "scaling": "none", "query": "given", **{option: value}},
         ).fit(sets, y)
 
 
@@ -169,11 +198,20 @@ def test_missing_tokens_are_an_error_unless_dropped():
 @parametrize_with_checks(
     [
         kh.AttentionRegressor(
-            n_heads=3, alpha=0.1, pooling="sum", scaling="standard", query="mean", law=kh.GaussianHeads()
+            n_heads=3,
+            alpha=0.1,
+            pooling="sum",
+            scaling="standard",
+            query="mean",
+            heads=kh.GaussianHeads(),
         ),
-        kh.AttentionRegressor(n_heads=math.inf, alpha=0.1, scaling="sphere", query="each", law=kh.GaussianHeads()),
-        kh.AttentionClassifier(n_heads=8, scaling="auto", query="auto", law=kh.GaussianHeads()),
-        kh.AttentionClassifier(n_heads=8, law=kh.LearnedHeads(steps=2, n_heads=4), scaling="none", query="given"),
+        kh.AttentionRegressor(
+            n_heads=math.inf, alpha=0.1, scaling="sphere", query="each", heads=kh.GaussianHeads()
+        ),
+        kh.AttentionClassifier(n_heads=8, scaling="auto", query="auto", heads=kh.GaussianHeads()),
+        kh.AttentionClassifier(
+            n_heads=8, heads=kh.LearnedHeads(steps=2, n_heads=4), scaling="none", query="given"
+        ),
     ]
 )
 def test_scikit_learns_own_checks(estimator, check):
@@ -191,12 +229,16 @@ def test_windows_cover_a_series_to_its_end_and_can_be_put_together_again(rng):
     with pytest.raises(ValueError, match=r"T ≥ width = 5: series 1 has shape \(4, 2\)"):
         kh.tokens.windows(series, width=5)
     for wrong in (np.zeros((5, 2, 2)), np.float64(3.0)):
-        with pytest.raises(ValueError, match=r"shape \(T,\) or \(T, channels\).*series 0 has shape"):
+        with pytest.raises(
+            ValueError, match=r"shape \(T,\) or \(T, channels\).*series 0 has shape"
+        ):
             kh.tokens.windows([wrong], width=2)
 
 
 def test_still_windows_have_no_shape():
-    np.testing.assert_array_equal(kh.tokens.windows([np.full(3, 7.0)], width=3), [[[0, 0, 0, 7, 0]]])
+    np.testing.assert_array_equal(
+        kh.tokens.windows([np.full(3, 7.0)], width=3), [[[0, 0, 0, 7, 0]]]
+    )
 
 
 def test_what_key_and_query_share_needs_one_kind(rng):

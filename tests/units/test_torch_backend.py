@@ -27,10 +27,12 @@ def draw_sets(rng, n=24, dim=3, *, query=True, ragged=True, size=1.0):
     return kh.SetBatch(keys, queries if query else None)
 
 
-LAWS = {
+DISTRIBUTIONS = {
     "zero": lambda rng, dim: kh.GaussianHeads(),
     "biased": lambda rng, dim: kh.GaussianHeads(mean=1.0),
-    "matrix": lambda rng, dim: kh.GaussianHeads(mean=rng.standard_normal((dim + 1, dim + 1)), scale=0.4),
+    "matrix": lambda rng, dim: kh.GaussianHeads(
+        mean=rng.standard_normal((dim + 1, dim + 1)), scale=0.4
+    ),
 }
 
 
@@ -38,12 +40,18 @@ LAWS = {
 
 
 def test_a_batch_keeps_tensors_with_type_and_device(rng):
-    keys, query = torch.tensor(rng.standard_normal((5, 4, 3)), dtype=torch.float32), torch.zeros(5, 3)
+    keys, query = (
+        torch.tensor(rng.standard_normal((5, 4, 3)), dtype=torch.float32),
+        torch.zeros(5, 3),
+    )
     batch = kh.SetBatch(keys, query)
     assert isinstance(batch.tokens, torch.Tensor)
     assert batch.tokens.dtype == torch.float32
     assert batch.device == "cpu"
-    assert repr(batch) == "SetBatch(5 sets, 4 keys each (20 in all), dim 3, with query, float32, torch on cpu)"
+    assert (
+        repr(batch)
+        == "SetBatch(5 sets, 4 keys each (20 in all), dim 3, with query, float32, torch on cpu)"
+    )
     assert batch.astype("float64").tokens.dtype == torch.float64
 
 
@@ -70,7 +78,9 @@ def test_a_batch_of_tensors_says_what_is_wrong(rng):
     keys = torch.zeros(2, 3, 4)
     bad = keys.clone()
     bad[1, 2, 3] = math.nan
-    with pytest.raises(ValueError, match=r"`keys` must be finite: found NaN .* at index \(1, 2, 3\)"):
+    with pytest.raises(
+        ValueError, match=r"`keys` must be finite: found NaN .* at index \(1, 2, 3\)"
+    ):
         kh.SetBatch(bad)
     with pytest.raises(ValueError, match=r"must have shape \(n, N, d\).*got shape \(3, 4\)"):
         kh.SetBatch(keys[0])
@@ -88,28 +98,30 @@ def test_a_batch_of_tensors_says_what_is_wrong(rng):
 
 
 @pytest.mark.parametrize("query", [True, False])
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 @pytest.mark.parametrize("activation", POINTWISE)
-def test_kernel_equals_that_of_arrays(rng, activation, law, query):
+def test_kernel_equals_that_of_arrays(rng, activation, distribution, query):
     size = 0.4 if activation == "exp" else 1.0
     a, b = draw_sets(rng, query=query, size=size), draw_sets(rng, n=11, query=query, size=size)
-    law = LAWS[law](rng, 3)
+    distribution = DISTRIBUTIONS[distribution](rng, 3)
     for other in (None, b):
-        expected = kh.attention_kernel(a, other, law, activation)
-        found = kh.attention_kernel(a.to("cpu"), None if other is None else other.to("cpu"), law, activation)
+        expected = kh.attention_kernel(a, other, distribution, activation)
+        found = kh.attention_kernel(
+            a.to("cpu"), None if other is None else other.to("cpu"), distribution, activation
+        )
         assert found.dtype == torch.float64
         assert np.abs(found.numpy() - expected).max() <= 1e-12 * np.abs(expected).max()
         assert other is not None or torch.equal(found, found.T)
 
 
-@pytest.mark.parametrize("law", LAWS)
-def test_kernel_in_blocks_and_in_float32(rng, law):
-    batch, law = draw_sets(rng).to("cpu"), LAWS[law](rng, 3)
-    whole = kh.attention_kernel(batch, None, law)
-    cut = kh.attention_kernel(batch, None, law, memory_budget=2**13)
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_kernel_in_blocks_and_in_float32(rng, distribution):
+    batch, distribution = draw_sets(rng).to("cpu"), DISTRIBUTIONS[distribution](rng, 3)
+    whole = kh.attention_kernel(batch, None, distribution)
+    cut = kh.attention_kernel(batch, None, distribution, memory_budget=2**13)
     assert torch.abs(cut - whole).max() <= 1e-14 * whole.abs().max()
     assert torch.equal(cut, cut.T)
-    narrow = kh.attention_kernel(batch.astype("float32"), None, law)
+    narrow = kh.attention_kernel(batch.astype("float32"), None, distribution)
     assert narrow.dtype == torch.float32
     assert torch.abs(narrow - whole).max() <= 1e-6 * whole.abs().max()
 
@@ -119,11 +131,18 @@ def test_kernel_in_blocks_and_in_float32(rng, law):
 def test_moments_equal_those_of_arrays(activation, correlation):
     from keyhole.attention.torch_loops import rectified_moment
 
-    h, k = (x.ravel() for x in np.meshgrid([-6.0, -3.0, -1.0, 0.0, 1e-9, 1.0, 3.0, 10.0], [-4.0, -1.0, 0.0, 1.0, 3.0]))
+    h, k = (
+        x.ravel()
+        for x in np.meshgrid(
+            [-6.0, -3.0, -1.0, 0.0, 1e-9, 1.0, 3.0, 10.0], [-4.0, -1.0, 0.0, 1.0, 3.0]
+        )
+    )
     expected = kh.attention.activations.gaussian_moment(activation, h, k, 1.0, 1.0, correlation)
     rho = torch.full((len(h),), correlation, dtype=torch.float64)
     power = 1 if activation == "relu" else 0
-    found = rectified_moment(power, torch.from_numpy(h), torch.from_numpy(k), rho, 1.0 - rho.abs()).numpy()
+    found = rectified_moment(
+        power, torch.from_numpy(h), torch.from_numpy(k), rho, 1.0 - rho.abs()
+    ).numpy()
     assert np.abs(found - expected).max() <= 1e-13 * np.abs(expected).max()
 
 
@@ -154,8 +173,13 @@ def test_parts_of_the_moments_are_accurate_relative_to_their_size():
         np.testing.assert_allclose(room.step_arc(rho, gaps).numpy(), step, rtol=1e-14, atol=1e-30)
         # as ρ → −1 what remains is a difference of numbers of the size of the angle
         np.testing.assert_allclose(room.relu_arc(rho, gaps).numpy(), relu, rtol=1e-14, atol=1e-17)
-    a, y = (x.ravel() for x in np.meshgrid([-3.0, -0.5, 1e-9, 0.7, 4.0], [-5.0, -0.7, 0.0, 0.2, 0.7, 3.0]))
-    np.testing.assert_allclose(room._owen(*tensors(a, y)).numpy(), owens_t(a, y / a), rtol=1e-13, atol=1e-17)
+    a, y = (
+        x.ravel()
+        for x in np.meshgrid([-3.0, -0.5, 1e-9, 0.7, 4.0], [-5.0, -0.7, 0.0, 0.2, 0.7, 3.0])
+    )
+    np.testing.assert_allclose(
+        room._owen(*tensors(a, y)).numpy(), owens_t(a, y / a), rtol=1e-13, atol=1e-17
+    )
 
 
 @pytest.mark.parametrize("strength", [0.0, 0.1])
@@ -165,10 +189,13 @@ def test_near_copies_and_near_opposites_equal_those_of_arrays(rng, activation, a
     keys, query = rng.normal(size=(3, 1, 3)), rng.normal(size=(3, 3))
     near = [keys, keys + apart * rng.normal(size=keys.shape), -1e4 * keys, 1e4 * keys * (1 + apart)]
     queries = [query, query + apart * rng.normal(size=query.shape)] * 2
-    batch, law = kh.SetBatch(np.concatenate(near), np.concatenate(queries)), kh.GaussianHeads(strength)
-    expected = kh.attention_kernel(batch, None, law, activation)
+    batch, distribution = (
+        kh.SetBatch(np.concatenate(near), np.concatenate(queries)),
+        kh.GaussianHeads(strength),
+    )
+    expected = kh.attention_kernel(batch, None, distribution, activation)
     size = np.sqrt(np.outer(np.diag(expected), np.diag(expected)))
-    found = kh.attention_kernel(batch.to("cpu"), None, law, activation).numpy()
+    found = kh.attention_kernel(batch.to("cpu"), None, distribution, activation).numpy()
     assert np.max(np.abs(found - expected) / np.maximum(size, np.abs(expected))) <= 1e-11
 
 
@@ -192,9 +219,13 @@ def test_features_equal_those_of_arrays(rng, activation, query, monkeypatch):
 
 def test_features_that_overflow_are_refused(rng):
     batch = kh.SetBatch(torch.full((2, 2, 3), 1e3))
-    with pytest.raises(ValueError, match=r"features must be finite: some overflow torch\.float32 under activation"):
+    with pytest.raises(
+        ValueError, match=r"features must be finite: some overflow torch\.float32 under activation"
+    ):
         kh.attention_features(batch, kh.GaussianHeads().sample(20, 3, 0), "exp")
-    with pytest.raises(ValueError, match=r"`heads` must have shape \(M, D, D\).*got shape \(2, 3, 3\)"):
+    with pytest.raises(
+        ValueError, match=r"`heads` must have shape \(M, D, D\).*got shape \(2, 3, 3\)"
+    ):
         kh.attention_features(batch, torch.zeros(2, 3, 3))
 
 
@@ -215,15 +246,22 @@ def test_ridge_equals_that_of_arrays(rng, weighted, fit_intercept, monkeypatch):
     expected = gram_fixed(gram, y, alpha, fit_intercept=fit_intercept, weights=weights)
     problem = RidgeProblem.of(y, [alpha], fit_intercept=fit_intercept, weights=weights)
     device = ridge.DeviceRidge.of(torch.from_numpy(gram.copy()), problem)
-    assert math.isclose(device.largest(), np.linalg.eigvalsh(device.matrix.numpy())[-1], rel_tol=1e-12)
-    assert math.isclose(device.size(), max(np.linalg.norm(device.matrix.numpy()), device.weighing.removed))
+    assert math.isclose(
+        device.largest(), np.linalg.eigvalsh(device.matrix.numpy())[-1], rel_tol=1e-12
+    )
+    assert math.isclose(
+        device.size(), max(np.linalg.norm(device.matrix.numpy()), device.weighing.removed)
+    )
     for room in (False, True):
         options = {"rounding": 2.0**-52, "room_for_a_copy": room}
         fit = ridge.ridge_device(torch.from_numpy(gram.copy()), problem, **options)
         assert (expected.route, fit.route) == ("cholesky", "device")
         assert np.abs(fit.coef - expected.coef).max() <= 1e-10 * np.abs(expected.coef).max()
         assert np.abs(fit.intercept - expected.intercept).max() <= 1e-10
-        assert np.abs(fit.left_out - expected.left_out).max() <= 1e-10 * np.abs(expected.left_out).max()
+        assert (
+            np.abs(fit.left_out - expected.left_out).max()
+            <= 1e-10 * np.abs(expected.left_out).max()
+        )
 
 
 def test_a_matrix_without_a_cholesky_factor_is_seen():
@@ -240,18 +278,44 @@ def test_regressor_on_a_device_gives_the_same_numbers(rng, n_heads, alpha):
     y[3] = y[2]
     weights = rng.integers(0, 3, 80).astype(float)
     weights[2:4] = 1.0
-    options = {"n_heads": n_heads, "alpha": alpha, "random_state": 0, "law": kh.GaussianHeads(mean=1.0)}
+    options = {
+        "n_heads": n_heads,
+        "alpha": alpha,
+        "random_state": 0,
+        "heads": kh.GaussianHeads(mean=1.0),
+    }
     there = kh.AttentionRegressor(
-        **{"n_heads": 512, "law": kh.GaussianHeads(), "scaling": "none", "query": "given", **options}, device="cpu"
+        **{
+            "n_heads": 512,
+            "heads": kh.GaussianHeads(),
+            "scaling": "none",
+            "query": "given",
+            **options,
+        },
+        device="cpu",
     ).fit(sets, y, sample_weight=weights)
-    if alpha == "loo":  # the grid begins at the floor of rounding, which depends on how a matrix was summed
+    if (
+        alpha == "loo"
+    ):  # the grid begins at the floor of rounding, which depends on how a matrix was summed
         own = kh.AttentionRegressor(
-            **{"n_heads": 512, "law": kh.GaussianHeads(), "scaling": "none", "query": "given", **options}
+            **{
+                "n_heads": 512,
+                "heads": kh.GaussianHeads(),
+                "scaling": "none",
+                "query": "given",
+                **options,
+            }
         ).fit(sets, y, sample_weight=weights)
         np.testing.assert_allclose(np.log(own.alphas_), np.log(there.alphas_), atol=3.0)
         options["alpha"] = there.alphas_
     here = kh.AttentionRegressor(
-        **{"n_heads": 512, "law": kh.GaussianHeads(), "scaling": "none", "query": "given", **options}
+        **{
+            "n_heads": 512,
+            "heads": kh.GaussianHeads(),
+            "scaling": "none",
+            "query": "given",
+            **options,
+        }
     ).fit(sets, y, sample_weight=weights)
     assert math.isclose(here.alpha_, there.alpha_, rel_tol=1e-8)
     assert math.isclose(here.loo_error_, there.loo_error_, rel_tol=1e-8)
@@ -265,15 +329,29 @@ def test_regressor_on_a_device_gives_the_same_numbers(rng, n_heads, alpha):
 @pytest.mark.parametrize("n_heads", [3, 20, math.inf])
 def test_several_outputs_on_a_device(rng, n_heads):
     sets, y = draw_sets(rng, n=30), rng.standard_normal((30, 3))
-    options = {"alpha": 0.1, "random_state": 0, "law": kh.GaussianHeads(), "scaling": "none", "query": "given"}
-    here, there = (kh.AttentionRegressor(n_heads, device=d, **options).fit(sets, y) for d in (None, "cpu"))
-    np.testing.assert_allclose(there.predict(sets[:7]), here.predict(sets[:7]), rtol=1e-7, atol=1e-9)
+    options = {
+        "alpha": 0.1,
+        "random_state": 0,
+        "heads": kh.GaussianHeads(),
+        "scaling": "none",
+        "query": "given",
+    }
+    here, there = (
+        kh.AttentionRegressor(n_heads, device=d, **options).fit(sets, y) for d in (None, "cpu")
+    )
+    np.testing.assert_allclose(
+        there.predict(sets[:7]), here.predict(sets[:7]), rtol=1e-7, atol=1e-9
+    )
 
 
 @pytest.mark.parametrize("options", [{"pooling": "sum"}, {"query": "each"}])
 def test_a_device_knows_plain_sets_only(rng, options):
-    model = kh.AttentionRegressor(**{"n_heads": 8, "device": "cpu", "scaling": "none", "query": "given", **options})
-    with pytest.raises(ValueError, match="a device takes one set per sample and the mean over its keys"):
+    model = kh.AttentionRegressor(
+        **{"n_heads": 8, "device": "cpu", "scaling": "none", "query": "given", **options}
+    )
+    with pytest.raises(
+        ValueError, match="a device takes one set per sample and the mean over its keys"
+    ):
         model.fit(draw_sets(rng, n=12), np.arange(12.0))
 
 
@@ -281,16 +359,18 @@ def test_classifier_follows_its_tensors(rng):
     sets = kh.targets.sphere_sets(90, 5, 4, seed=0)
     label = (kh.targets.TokenPower(2, dim=4)(sets) > 0.25).astype(int)
     here = kh.AttentionClassifier(
-        n_heads=math.inf, alpha=0.1, law=kh.GaussianHeads(), scaling="none", query="given"
+        n_heads=math.inf, alpha=0.1, heads=kh.GaussianHeads(), scaling="none", query="given"
     ).fit(sets, label)
     there = kh.AttentionClassifier(
-        n_heads=math.inf, alpha=0.1, law=kh.GaussianHeads(), scaling="none", query="given"
+        n_heads=math.inf, alpha=0.1, heads=kh.GaussianHeads(), scaling="none", query="given"
     ).fit(sets.to("cpu"), label)
     assert there.layer_.device == "cpu"
     assert np.abs(here.predict_proba(sets) - there.predict_proba(sets)).max() <= 1e-8
-    tokens = torch.tensor(np.concatenate([sets.query[:, None], sets.tokens.reshape(90, 5, 4)], axis=1))
+    tokens = torch.tensor(
+        np.concatenate([sets.query[:, None], sets.tokens.reshape(90, 5, 4)], axis=1)
+    )
     again = kh.AttentionClassifier(
-        n_heads=math.inf, alpha=0.1, law=kh.GaussianHeads(), scaling="none", query="given"
+        n_heads=math.inf, alpha=0.1, heads=kh.GaussianHeads(), scaling="none", query="given"
     ).fit(tokens, label)
     assert np.abs(here.predict_proba(sets) - again.predict_proba(sets)).max() <= 1e-8
 
@@ -300,27 +380,41 @@ def test_classifier_on_a_device_gives_the_same_labels(rng, n_heads):
     sets = kh.SetBatch(rng.normal(size=(60, 4, 3)))
     label = np.array(["a", "b", "c"])[np.arange(60) % 3]
     here = kh.AttentionClassifier(
-        n_heads, alpha=0.1, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"
+        n_heads, alpha=0.1, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
     ).fit(sets, label)
     there = kh.AttentionClassifier(
-        n_heads, alpha=0.1, random_state=0, device="cpu", law=kh.GaussianHeads(), scaling="none", query="given"
+        n_heads,
+        alpha=0.1,
+        random_state=0,
+        device="cpu",
+        heads=kh.GaussianHeads(),
+        scaling="none",
+        query="given",
     ).fit(sets, label)
     assert there.layer_.device == "cpu"
-    np.testing.assert_allclose(there.decision_function(sets), here.decision_function(sets), rtol=0, atol=1e-9)
-    np.testing.assert_allclose(there.predict_proba(sets), here.predict_proba(sets), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(
+        there.decision_function(sets), here.decision_function(sets), rtol=0, atol=1e-9
+    )
+    np.testing.assert_allclose(
+        there.predict_proba(sets), here.predict_proba(sets), rtol=0, atol=1e-6
+    )
     assert (there.predict(sets) == here.predict(sets)).all()
 
 
 def test_a_device_that_is_not_there_is_named():
     sets = kh.targets.sphere_sets(10, 3, 4, seed=0)
-    with pytest.raises(ValueError, match="`device` must be 'cpu', 'cuda' or 'cuda:i', or None: got 'gpu'"):
-        kh.AttentionRegressor(device="gpu", n_heads=512, law=kh.GaussianHeads(), scaling="none", query="given").fit(
-            sets, np.arange(10.0)
-        )
-    with pytest.raises(ValueError, match="`device` must be one that torch sees here: got 'cuda:77'"):
-        kh.AttentionRegressor(device="cuda:77", n_heads=512, law=kh.GaussianHeads(), scaling="none", query="given").fit(
-            sets, np.arange(10.0)
-        )
+    with pytest.raises(
+        ValueError, match="`device` must be 'cpu', 'cuda' or 'cuda:i', or None: got 'gpu'"
+    ):
+        kh.AttentionRegressor(
+            device="gpu", n_heads=512, heads=kh.GaussianHeads(), scaling="none", query="given"
+        ).fit(sets, np.arange(10.0))
+    with pytest.raises(
+        ValueError, match="`device` must be one that torch sees here: got 'cuda:77'"
+    ):
+        kh.AttentionRegressor(
+            device="cuda:77", n_heads=512, heads=kh.GaussianHeads(), scaling="none", query="given"
+        ).fit(sets, np.arange(10.0))
 
 
 def test_auto_is_numpy_without_a_gpu():
@@ -346,9 +440,17 @@ def test_norm_balls_and_batches_take_tensors_to_the_host(rng):
     for model, target, extra in (
         (kh.NormBallRegressor(5, group_radius=1.0, ball_radius=1.0, random_state=0), y, {}),
         (kh.NormBallClassifier(5, group_radius=1.0, ball_radius=1.0, random_state=0), label, {}),
-        (kh.AttentionRegressor(5, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"), y, {}),
         (
-            kh.AttentionClassifier(5, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given"),
+            kh.AttentionRegressor(
+                5, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
+            ),
+            y,
+            {},
+        ),
+        (
+            kh.AttentionClassifier(
+                5, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
+            ),
             label,
             {"classes": [False, True]},
         ),
@@ -356,16 +458,20 @@ def test_norm_balls_and_batches_take_tensors_to_the_host(rng):
         fit = getattr(model, "partial_fit", model.fit)
         wanted = fit(batch, target, **extra).predict(batch)
         model = clone(model)
-        found = getattr(model, "partial_fit", model.fit)(moved, torch.tensor(target), **extra).predict(moved)
+        found = getattr(model, "partial_fit", model.fit)(
+            moved, torch.tensor(target), **extra
+        ).predict(moved)
         assert isinstance(found, np.ndarray)
         np.testing.assert_array_equal(found, wanted)
     alone = kh.SetGroups(moved, np.ones(30, dtype=int))
-    model = kh.AttentionRegressor(5, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given").partial_fit(
-        alone, y
-    )
+    model = kh.AttentionRegressor(
+        5, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
+    ).partial_fit(alone, y)
     np.testing.assert_allclose(
         model.predict(alone),
-        kh.AttentionRegressor(5, random_state=0, law=kh.GaussianHeads(), scaling="none", query="given")
+        kh.AttentionRegressor(
+            5, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
+        )
         .partial_fit(batch, y)
         .predict(batch),
     )
@@ -376,7 +482,8 @@ def test_heads_may_be_tensors_wherever_the_sets_are(rng):
     groups = kh.SetGroups(batch, [2, 6])
     for sets in (batch, groups, kh.SetGroups(batch.to("cpu"), [2, 6])):
         np.testing.assert_array_equal(
-            kh.attention_features(sets, torch.tensor(heads)), kh.attention_features(sets.numpy(), heads)
+            kh.attention_features(sets, torch.tensor(heads)),
+            kh.attention_features(sets.numpy(), heads),
         )
 
 
@@ -392,10 +499,13 @@ def test_a_device_without_room_leaves_the_gram_matrix_to_the_host(rng, n_heads, 
 
     for name in ("_fit_primal", "_fit_dual"):
         monkeypatch.setattr(layer, name, noted(name, getattr(layer, name)))
-    settings = {"law": kh.GaussianHeads(), "scaling": "none", "query": "given", "random_state": 0}
+    settings = {"heads": kh.GaussianHeads(), "scaling": "none", "query": "given", "random_state": 0}
     model = kh.AttentionRegressor(n_heads, alpha=0.1, **settings)
     expected = clone(model).fit(batch, y).predict(batch)
-    for room, route in ((24 * 24**2, []), (24 * 24**2 - 1, ["_fit_primal" if n_heads == 3 else "_fit_dual"])):
+    for room, route in (
+        (24 * 24**2, []),
+        (24 * 24**2 - 1, ["_fit_primal" if n_heads == 3 else "_fit_dual"]),
+    ):
         monkeypatch.setattr("keyhole._tensors.free_bytes", lambda device, room=room: room)
         asked.clear()
         found = clone(model).set_params(device="cpu").fit(batch, y)
@@ -405,7 +515,10 @@ def test_a_device_without_room_leaves_the_gram_matrix_to_the_host(rng, n_heads, 
 
 @pytest.mark.parametrize("n_heads", [12, math.inf])
 def test_groups_are_left_out_on_a_device_too(n_heads, rng):
-    sets, y = kh.SetBatch(rng.normal(size=(40, 3, 2)), rng.normal(size=(40, 2))), rng.normal(size=40)
+    sets, y = (
+        kh.SetBatch(rng.normal(size=(40, 3, 2)), rng.normal(size=(40, 2))),
+        rng.normal(size=40),
+    )
     options = {"random_state": 0, "scaling": "none", "query": "given"}
     host, device = (
         kh.AttentionRegressor(n_heads, kh.GaussianHeads(), device=device, **options).fit(
@@ -422,7 +535,13 @@ def test_blocks_of_heads_on_a_device_add_up(rng, monkeypatch):
     from keyhole import _tensors
 
     sets = kh.SetBatch(rng.normal(size=(60, 3, 8)), rng.normal(size=(60, 8)))
-    options = {"law": kh.GaussianHeads(), "alpha": 1.0, "scaling": "none", "query": "given", "random_state": 0}
+    options = {
+        "heads": kh.GaussianHeads(),
+        "alpha": 1.0,
+        "scaling": "none",
+        "query": "given",
+        "random_state": 0,
+    }
     expected = kh.AttentionRegressor(90, **options).fit(sets, sets.query[:, 0])
     monkeypatch.setattr(_tensors, "free_bytes", lambda device: 2**20)
     with config_context(working_memory=0.2):  # some twenty heads at a time

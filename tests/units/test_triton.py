@@ -8,7 +8,9 @@ import pytest
 import keyhole as kh
 
 torch = pytest.importorskip("torch", reason="fused kernels are tested where torch is installed")
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="fused kernels need a CUDA device")
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="fused kernels need a CUDA device"
+)
 
 
 def draw_sets(rng, n, n_keys, dim, *, query=True, ragged=False, size=1.0, asked=None):
@@ -43,17 +45,21 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_kernel(rng, case, mean):
     a, b = draw_sets(rng, **CASES[case]), draw_sets(rng, **{**CASES[case], "n": 90})
-    law = kh.GaussianHeads(mean=mean)
-    exact = [kh.attention_kernel(x.to("cuda"), None, law) for x in (a, b)]
+    distribution = kh.GaussianHeads(mean=mean)
+    exact = [kh.attention_kernel(x.to("cuda"), None, distribution) for x in (a, b)]
     rows, columns = (e.diagonal() for e in exact)
-    fused = kh.attention_kernel(a.astype("float32").to("cuda"), None, law)
+    fused = kh.attention_kernel(a.astype("float32").to("cuda"), None, distribution)
     narrow = a.astype("float32").astype("float64").to("cuda")
     assert fused.dtype == torch.float32
     assert torch.equal(fused, fused.T)
-    assert kernel_error(fused, kh.attention_kernel(narrow, None, law), rows, rows) <= 1e-6
-    cross = kh.attention_kernel(a.astype("float32").to("cuda"), b.astype("float32").to("cuda"), law)
+    assert kernel_error(fused, kh.attention_kernel(narrow, None, distribution), rows, rows) <= 1e-6
+    cross = kh.attention_kernel(
+        a.astype("float32").to("cuda"), b.astype("float32").to("cuda"), distribution
+    )
     other = b.astype("float32").astype("float64").to("cuda")
-    assert kernel_error(cross, kh.attention_kernel(narrow, other, law), rows, columns) <= 1e-6
+    assert (
+        kernel_error(cross, kh.attention_kernel(narrow, other, distribution), rows, columns) <= 1e-6
+    )
 
 
 @pytest.mark.parametrize("mean", [0.0, 1.0])
@@ -61,10 +67,13 @@ def test_kernel_streams_to_another_place_and_type(rng, mean, monkeypatch):
     from keyhole.attention import dispatch
 
     monkeypatch.setattr(dispatch, "_FUSED_HOST", 4 * 100**2)
-    batch, law = draw_sets(rng, 250, 4, 6, ragged=True).astype("float32").to("cuda"), kh.GaussianHeads(mean=mean)
-    whole = kh.attention_kernel(batch, None, law)
+    batch, distribution = (
+        draw_sets(rng, 250, 4, 6, ragged=True).astype("float32").to("cuda"),
+        kh.GaussianHeads(mean=mean),
+    )
+    whole = kh.attention_kernel(batch, None, distribution)
     for out in (torch.empty(250, 250), torch.empty(250, 250, dtype=torch.float64, device="cuda")):
-        dispatch.attention_gram(batch, None, *law.moments(6), "relu", 2**30, out)
+        dispatch.attention_gram(batch, None, *distribution.moments(6), "relu", 2**30, out)
         assert torch.equal(out, out.T)
         assert torch.allclose(out.float().cpu(), whole.cpu(), rtol=2e-6)
 
@@ -91,7 +100,10 @@ def test_features_of_queries_that_are_a_view(rng):
     both = torch.from_numpy(rng.standard_normal((10, 8)).astype("float32")).cuda()
     keys = torch.from_numpy(rng.standard_normal((10, 3, 4)).astype("float32")).cuda()
     heads = kh.GaussianHeads().sample(5, 4, 0)
-    view, copy = (kh.attention_features(kh.SetBatch(keys, q), heads) for q in (both[:, 4:], both[:, 4:].clone()))
+    view, copy = (
+        kh.attention_features(kh.SetBatch(keys, q), heads)
+        for q in (both[:, 4:], both[:, 4:].clone())
+    )
     assert torch.equal(view, copy)
 
 
@@ -109,8 +121,17 @@ def test_regressor(rng, n_heads, dtype, tolerance):
     sets = kh.targets.sphere_sets(400, 6, 5, seed=0)
     y = kh.targets.TokenPower(2, dim=5)(sets)
     extras = rng.standard_normal((400, 2))
-    sets, y = kh.SetBatch(sets.tokens.reshape(400, 6, 5), sets.query[:, :3], extras), y + 0.1 * extras[:, 0]
-    options = {"n_heads": n_heads, "law": kh.GaussianHeads(), "scaling": "none", "alpha": 1e-2, "random_state": 0}
+    sets, y = (
+        kh.SetBatch(sets.tokens.reshape(400, 6, 5), sets.query[:, :3], extras),
+        y + 0.1 * extras[:, 0],
+    )
+    options = {
+        "n_heads": n_heads,
+        "heads": kh.GaussianHeads(),
+        "scaling": "none",
+        "alpha": 1e-2,
+        "random_state": 0,
+    }
     options |= {"extras_scale": 1.0}
     here = kh.AttentionRegressor(**options).fit(sets, y)
     there = kh.AttentionRegressor(**options, device="cuda", dtype=dtype).fit(sets, y)

@@ -16,7 +16,9 @@ MODELS = {
     "squared error": kh.AttentionClassifier(8, criterion="squared_error", random_state=0),
     "balanced": kh.AttentionClassifier(8, class_weight="balanced", random_state=0),
     "no intercept": kh.AttentionClassifier(8, fit_intercept=False, random_state=0),
-    "conjugate gradients": kh.AttentionClassifier(8, alpha=1.0, solver="cg", scaling="none", random_state=0),
+    "conjugate gradients": kh.AttentionClassifier(
+        8, alpha=1.0, solver="cg", scaling="none", random_state=0
+    ),
     "logistic": kh.NormBallClassifier(8, **BALL),
     "hinge": kh.NormBallClassifier(8, loss="hinge", **BALL),
 }
@@ -30,9 +32,13 @@ class Samples:
         extras = rng.normal(size=(60, 1))
         self.sets = kh.SetBatch(keys, rng.normal(size=(60, 2)), extras)
         # training samples tie with their own left-out scores, and rounding decides
-        self.new = kh.SetBatch(rng.normal(size=(30, 3, 2)), rng.normal(size=(30, 2)), rng.normal(size=(30, 1)))
+        self.new = kh.SetBatch(
+            rng.normal(size=(30, 3, 2)), rng.normal(size=(30, 2)), rng.normal(size=(30, 1))
+        )
         score = keys[:, :, 0].mean(axis=1) + 0.3 * rng.normal(size=60)
-        self.y = np.array(["ash", "beech", "cedar", "elm"])[np.digitize(score, np.quantile(score, [0.25, 0.5, 0.75]))]
+        self.y = np.array(["ash", "beech", "cedar", "elm"])[
+            np.digitize(score, np.quantile(score, [0.25, 0.5, 0.75]))
+        ]
         self.weights = np.where(np.isin(self.y, absent), 0.0, rng.uniform(0.5, 2.0, 60))
         self.rows = np.flatnonzero(self.weights)
         self.is_absent = np.isin(np.unique(self.y), absent)
@@ -67,7 +73,9 @@ def test_its_probability_is_zero_and_the_others_are_those_of_the_fit_without(nam
     model, rest = fit_both(MODELS[name], samples)
     chances = model.predict_proba(samples.sets)
     np.testing.assert_array_equal(chances[:, samples.is_absent], 0.0)
-    np.testing.assert_allclose(chances[:, ~samples.is_absent], rest.predict_proba(samples.sets), rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(
+        chances[:, ~samples.is_absent], rest.predict_proba(samples.sets), rtol=1e-6, atol=1e-9
+    )
     assert (model.predict_log_proba(samples.sets)[:, samples.is_absent] == -np.inf).all()
 
 
@@ -95,7 +103,9 @@ def test_contributions_and_files_know_the_label(name, samples, tmp_path):
     loaded = kh.load(tmp_path / "model.keyhole")
     np.testing.assert_array_equal(loaded.class_has_weight_, model.class_has_weight_)
     method = "decision_function" if name == "hinge" else "predict_proba"
-    np.testing.assert_array_equal(getattr(loaded, method)(samples.sets), getattr(model, method)(samples.sets))
+    np.testing.assert_array_equal(
+        getattr(loaded, method)(samples.sets), getattr(model, method)(samples.sets)
+    )
 
 
 def test_groups_leave_the_label_where_it_is(samples, rng):
@@ -103,7 +113,10 @@ def test_groups_leave_the_label_where_it_is(samples, rng):
     model = kh.AttentionClassifier(8, random_state=0)
     with_zeros = clone(model).fit(samples.sets, samples.y, samples.weights, groups=groups)
     rest = clone(model).fit(
-        samples.sets[samples.rows], samples.y[samples.rows], samples.weights[samples.rows], groups=groups[samples.rows]
+        samples.sets[samples.rows],
+        samples.y[samples.rows],
+        samples.weights[samples.rows],
+        groups=groups[samples.rows],
     )
     chances = with_zeros.predict_proba(samples.sets)[:, ~samples.is_absent]
     np.testing.assert_allclose(chances, rest.predict_proba(samples.sets), rtol=1e-5, atol=1e-8)
@@ -113,15 +126,21 @@ def test_a_weight_of_zero_for_a_class_is_one_for_its_samples(samples):
     zeros = dict.fromkeys(np.unique(samples.y)[samples.is_absent], 0.0)
     weights = np.where(samples.weights > 0, samples.weights, 1.0)
     options = {"n_heads": 8, "random_state": 0}
-    by_class = kh.AttentionClassifier(class_weight=zeros, **options).fit(samples.sets, samples.y, weights)
+    by_class = kh.AttentionClassifier(class_weight=zeros, **options).fit(
+        samples.sets, samples.y, weights
+    )
     by_sample = kh.AttentionClassifier(**options).fit(samples.sets, samples.y, samples.weights)
-    np.testing.assert_array_equal(by_class.predict_proba(samples.sets), by_sample.predict_proba(samples.sets))
+    np.testing.assert_array_equal(
+        by_class.predict_proba(samples.sets), by_sample.predict_proba(samples.sets)
+    )
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_one_class_with_weight_is_nothing_to_tell_apart(name, rng):
     samples = Samples(rng, ["ash", "beech", "cedar"])
-    with pytest.raises(ValueError, match=r"at least two classes.*'elm', in \d+ samples of positive weight"):
+    with pytest.raises(
+        ValueError, match=r"at least two classes.*'elm', in \d+ samples of positive weight"
+    ):
         clone(MODELS[name]).fit(samples.sets, samples.y, samples.weights)
 
 
@@ -145,11 +164,20 @@ def test_balanced_classes_have_the_same_total(rng):
     weighted = clone(model).fit(samples.sets, samples.y, weights)
     repeated = clone(model).fit(samples.sets[rows], samples.y[rows])
     np.testing.assert_allclose(
-        weighted.predict_proba(samples.sets), repeated.predict_proba(samples.sets), rtol=1e-6, atol=1e-9
+        weighted.predict_proba(samples.sets),
+        repeated.predict_proba(samples.sets),
+        rtol=1e-6,
+        atol=1e-9,
     )
     # the same as giving the weights of the classes by hand
-    totals = {label: weights.sum() / (4 * weights[samples.y == label].sum()) for label in np.unique(samples.y)}
+    totals = {
+        label: weights.sum() / (4 * weights[samples.y == label].sum())
+        for label in np.unique(samples.y)
+    }
     by_hand = clone(model).set_params(class_weight=totals).fit(samples.sets, samples.y, weights)
     np.testing.assert_allclose(
-        weighted.predict_proba(samples.sets), by_hand.predict_proba(samples.sets), rtol=1e-6, atol=1e-9
+        weighted.predict_proba(samples.sets),
+        by_hand.predict_proba(samples.sets),
+        rtol=1e-6,
+        atol=1e-9,
     )

@@ -1,4 +1,4 @@
-"""One attention layer: activations, laws of heads, features of finitely many heads, kernels of infinitely many."""
+"""One attention layer: activations, head distributions, features of finitely many heads, kernels of infinitely many."""
 
 from __future__ import annotations
 

@@ -71,7 +71,9 @@ def gaussian_moment(
             raise ValueError(f"`{name}` must be zero or larger: got {array.min():g}.")
     if (np.abs(arrays[4]) > 1).any():
         worst = arrays[4].flat[np.abs(arrays[4]).argmax()]
-        raise ValueError(f"`correlation` must lie in [-1, 1]: got {worst}. Clip it if rounding took it beyond.")
+        raise ValueError(
+            f"`correlation` must lie in [-1, 1]: got {worst}. Clip it if rounding took it beyond."
+        )
     shape = np.broadcast_shapes(*(array.shape for array in arrays))
     flat = [np.ascontiguousarray(np.broadcast_to(array, shape)).reshape(-1) for array in arrays]
     out = np.empty(flat[0].size)

@@ -66,7 +66,9 @@ def announce_compilation(loop: Any) -> None:
     name = loop.__qualname__.replace("<", "").replace(">", "")  # as numba names its files
     cached = Path(loop.stats.cache_path).glob(f"*.{name}-*.nbi")
     if not any(cached):
-        _say(f"compiling its inner loops ({loop.__module__.rpartition('.')[2]}), once on this machine …")
+        _say(
+            f"compiling its inner loops ({loop.__module__.rpartition('.')[2]}), once on this machine …"
+        )
 
 
 def _say(words: str) -> None:

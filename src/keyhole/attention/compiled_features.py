@@ -35,7 +35,9 @@ GROUP = 12
 CHUNK = 32
 """Keys whose scores are held at a time, so that a set of any size needs the same small workspace."""
 
-RELU, LINEAR, SQUARE, STEP, EXP, SOFTMAX = range(6)  # the order of activations.POINTWISE, then softmax
+RELU, LINEAR, SQUARE, STEP, EXP, SOFTMAX = range(
+    6
+)  # the order of activations.POINTWISE, then softmax
 
 # Contraction to fused multiply-adds and free order of sums; NaN and infinity keep their meaning.
 _compiled = cached_njit(nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
@@ -67,7 +69,9 @@ class _Lanes:
         return self.shuffle(first, undefined, [0] * self.count)
 
     def shuffle(self, x, y, order):
-        return self.builder.shuffle_vector(x, y, ir.Constant(ir.VectorType(ir.IntType(32), len(order)), order))
+        return self.builder.shuffle_vector(
+            x, y, ir.Constant(ir.VectorType(ir.IntType(32), len(order)), order)
+        )
 
     def plus(self, start, stride, times):
         """``start + stride · times``, where ``times`` is a Python int."""
@@ -110,7 +114,9 @@ def _panel(rows):
                 for i, total in enumerate(sums):
                     scalar = builder.load(builder.gep(a.data, [lanes.plus(along, row, i)]))
                     product = builder.fmul(lanes.spread(scalar), wide, flags=("contract",))
-                    builder.store(builder.fadd(builder.load(total), product, flags=("contract",)), total)
+                    builder.store(
+                        builder.fadd(builder.load(total), product, flags=("contract",)), total
+                    )
             for total, target in zip(sums, targets, strict=True):
                 lanes.store(builder.load(total), c.data, target)
             return context.get_dummy_value()
@@ -141,11 +147,16 @@ def _turn(rows):
                 for j in range(rows):
                     if not j & half:
                         x, y = block[j], block[j + half]
-                        block[j], block[j + half] = lanes.shuffle(x, y, low), lanes.shuffle(x, y, high)
+                        block[j], block[j + half] = (
+                            lanes.shuffle(x, y, low),
+                            lanes.shuffle(x, y, high),
+                        )
                 half //= 2
             for i in range(lanes.count):
                 square, j = divmod(i, rows)
-                piece = lanes.shuffle(block[j], block[j], list(range(square * rows, (square + 1) * rows)))
+                piece = lanes.shuffle(
+                    block[j], block[j], list(range(square * rows, (square + 1) * rows))
+                )
                 lanes.store(piece, out.data, lanes.plus(start, stride, i))
             return context.get_dummy_value()
 
@@ -188,7 +199,10 @@ _LOG2_64 = (0.6931471803691238, 1.9082149292705877e-10)
 _LOG2_32 = (np.float32(0.693115234375), np.float32(3.1946184945309415e-05))
 _INVERSE_64, _INVERSE_32 = 1.0 / math.log(2.0), np.float32(1.0 / math.log(2.0))
 _SHIFT_64, _SHIFT_32 = 1.5 * 2.0**52, np.float32(1.5 * 2.0**23)
-_SHIFT_BITS_64, _SHIFT_BITS_32 = np.float64(_SHIFT_64).view(np.int64), np.float32(_SHIFT_32).view(np.int32)
+_SHIFT_BITS_64, _SHIFT_BITS_32 = (
+    np.float64(_SHIFT_64).view(np.int64),
+    np.float32(_SHIFT_32).view(np.int32),
+)
 _RANGE_64 = (-746.0, 710.0)  # beyond: exactly 0, and infinity
 _RANGE_32 = (np.float32(-104.0), np.float32(89.0))
 
@@ -206,7 +220,11 @@ def _exp_64(x):
     bits = np.float64(shifted).view(np.int64) - _SHIFT_BITS_64
     half = bits >> 1  # 2^n in two factors, so that neither leaves the range of exponents
     rest = bits - half
-    return series * np.int64((half + 1023) << 52).view(np.float64) * np.int64((rest + 1023) << 52).view(np.float64)
+    return (
+        series
+        * np.int64((half + 1023) << 52).view(np.float64)
+        * np.int64((rest + 1023) << 52).view(np.float64)
+    )
 
 
 @_ordered
@@ -278,7 +296,9 @@ def workspace(heads: np.ndarray) -> Workspace:
     D, width = heads.shape[2:]
     shapes = ((GROUP, D, width), (CHUNK, width), (D * width,), (width,), (width,), (width,))
     # every row starts on a cache line: width is a whole number of vectors
-    room = np.empty(sum(math.prod(shape) for shape in shapes) * heads.itemsize + VECTOR_BYTES, np.uint8)
+    room = np.empty(
+        sum(math.prod(shape) for shape in shapes) * heads.itemsize + VECTOR_BYTES, np.uint8
+    )
     start = -room.ctypes.data % VECTOR_BYTES
     arrays = []
     for shape in shapes:
@@ -293,7 +313,9 @@ def _scale_heads(total, factors):
     """Multiply every coordinate of head h by ``factors[h]``."""
     width = len(factors)
     for start in range(0, len(total), width):
-        row = total[start : start + width]  # indices from 0: an index that might be negative is not vectorised
+        row = total[
+            start : start + width
+        ]  # indices from 0: an index that might be negative is not vectorised
         for h in range(width):
             row[h] *= factors[h]
 
@@ -350,7 +372,14 @@ def _project(queries, first, count, heads, work):
     """x~_0ᵀ W of ``count`` sets for one tile of heads (D_q, D, width). Queries are flat."""
     rows, columns = heads.shape[0], heads.shape[1] * heads.shape[2]
     _multiply(
-        queries, first * rows, rows, 1, heads.reshape(rows, columns), work.queries.reshape(GROUP, columns), count, 0
+        queries,
+        first * rows,
+        rows,
+        1,
+        heads.reshape(rows, columns),
+        work.queries.reshape(GROUP, columns),
+        count,
+        0,
     )
 
 
@@ -389,7 +418,9 @@ def _subtract(total, centre):
 
 
 @_compiled
-def write_features(heads, queries, keys, offsets, sets, tiles, n_heads, code, scale, centre, out, first, row, work):
+def write_features(
+    heads, queries, keys, offsets, sets, tiles, n_heads, code, scale, centre, out, first, row, work
+):
     """Write Φ for a range of sets and of tiles of heads.
 
     heads (T, D_q, D, width), heads last and zeros after the last of ``n_heads``; queries flat (n · D_q), or one
@@ -406,11 +437,19 @@ def write_features(heads, queries, keys, offsets, sets, tiles, n_heads, code, sc
         for t in range(tiles[0], tiles[1]):
             _project(queries, 0 if shared else group, 1 if shared else count, heads[t], work)
             for i in range(group, group + count):
-                _attend(keys, offsets[i], offsets[i + 1], 0 if shared else i - group, code, scale, work)
+                _attend(
+                    keys, offsets[i], offsets[i + 1], 0 if shared else i - group, code, scale, work
+                )
                 if wrong < 0 and not _is_finite(work.total):
                     wrong = i
                 _subtract(work.total, centre[t])
-                _write(work.total, width, min(width, n_heads - t * width), out, first + i * row + t * width * D)
+                _write(
+                    work.total,
+                    width,
+                    min(width, n_heads - t * width),
+                    out,
+                    first + i * row + t * width * D,
+                )
     return wrong
 
 
@@ -431,7 +470,9 @@ def add_outputs(heads, values, queries, keys, offsets, sets, code, scale, out, w
         for t in range(heads.shape[0]):
             _project(queries, 0 if shared else group, 1 if shared else count, heads[t], work)
             for i in range(group, group + count):
-                _attend(keys, offsets[i], offsets[i + 1], 0 if shared else i - group, code, scale, work)
+                _attend(
+                    keys, offsets[i], offsets[i + 1], 0 if shared else i - group, code, scale, work
+                )
                 for j in range(values.shape[1]):
                     out[i, j] += _inner(work.total, values[t, j])
 
@@ -473,7 +514,11 @@ def add_contributions(heads, values, queries, keys, offsets, sets, code, scale, 
                     else:
                         for k in range(n_keys):
                             for h in range(width):
-                                weight = _exp(some[k, h] - peak[h]) if stop - start > CHUNK else some[k, h]
+                                weight = (
+                                    _exp(some[k, h] - peak[h])
+                                    if stop - start > CHUNK
+                                    else some[k, h]
+                                )
                                 some[k, h] = weight * norm[h]
                     if n_outputs == 1:
                         _multiply(keys, first * D, D, 1, values[t], mixed, n_keys, 0)

@@ -80,7 +80,9 @@ def _half_distance(x, i, y, j, sign):
 def _gap(a, i, b, j, cosine, query_cosine):
     """1 − |ρ| of a pair of keys, accurate relative to its size."""
     keys = _half_distance(a.unit, i, b.unit, j, math.copysign(1.0, cosine))
-    queries = _half_distance(a.query, a.owner[i], b.query, b.owner[j], math.copysign(1.0, query_cosine))
+    queries = _half_distance(
+        a.query, a.owner[i], b.query, b.owner[j], math.copysign(1.0, query_cosine)
+    )
     return min(1.0, keys + queries - keys * queries)
 
 
@@ -120,7 +122,10 @@ def mend_rows(code, a, first, start, stop, b, chunk, cosine, query_cosine, count
         for j in range(count):
             rho = query_cosine[s, j] * cosine[r, j]
             if abs(rho) > _NEAR:
-                rough, fine = max(1.0 - abs(rho), 0.0), _gap(a, i, b, chunk + j, cosine[r, j], query_cosine[s, j])
+                rough, fine = (
+                    max(1.0 - abs(rho), 0.0),
+                    _gap(a, i, b, chunk + j, cosine[r, j], query_cosine[s, j]),
+                )
                 if code == RELU:
                     change = relu_arc(rho, fine) - relu_arc(rho, rough)
                 else:
@@ -141,7 +146,9 @@ def plain_rows(code, a, first, start, stop, shifts, stds, cosine, query_cosine, 
             for j in range(count):
                 rho = query_cosine[s, j] * cosine[r, j]
                 both = (1.0 + shift * shift) * (1.0 + shifts[j] * shifts[j])
-                total[s, j] += w * cosine[r, j] * (both + 2.0 * rho * (2.0 * shift * shifts[j] + rho))
+                total[s, j] += (
+                    w * cosine[r, j] * (both + 2.0 * rho * (2.0 * shift * shifts[j] + rho))
+                )
         else:
             for j in range(count):
                 exponent = shift + shifts[j] + query_cosine[s, j] * cosine[r, j] * std * stds[j]
@@ -172,7 +179,9 @@ def series_coefficients(power, shifts, count, out):
     for n in range(1, ORDER - lead):
         slope, drop = 1.0 / _ROOT[n], (_ROOT[n - 1] / _ROOT[n] if n > 1 else 0.0)
         for j in range(count):
-            out[lead + n, j] = shifts[j] * slope * out[lead + n - 1, j] - drop * out[lead + n - 2, j]
+            out[lead + n, j] = (
+                shifts[j] * slope * out[lead + n - 1, j] - drop * out[lead + n - 2, j]
+            )
     for k in range(lead, ORDER):
         scale = 1.0 / (_ROOT[k] * _ROOT[k - 1]) if power == 1 else 1.0 / _ROOT[k]
         for j in range(count):
@@ -231,7 +240,9 @@ def _fill_exact(power, a, i, b, chunk, cosine, r, query_cosine, s, floor, floors
                 one_minus = gap
             else:
                 one_plus = gap
-        out[r, j] = rectified_moment(power, a.shift[i], b.shift[chunk + j], value, one_minus, one_plus)
+        out[r, j] = rectified_moment(
+            power, a.shift[i], b.shift[chunk + j], value, one_minus, one_plus
+        )
 
 
 @njit(**OPTIONS)
@@ -243,18 +254,24 @@ def rectified_rows(
     peak, beyond = 0.0, 0
     for i in range(start, stop):
         s, floor = a.owner[i] - first, series_floor(a.shift[i])
-        row_peak, row_beyond = _correlate(cosine, i - start, query_cosine, s, floor, floors, count, rho)
+        row_peak, row_beyond = _correlate(
+            cosine, i - start, query_cosine, s, floor, floors, count, rho
+        )
         peak = max(peak, row_peak)
         beyond += row_beyond
     if beyond < count * (stop - start):
         # thirteen digits: the terms fall like ρ^k/k²
         order = min(ORDER, 2 * math.ceil((7.0 - 23.0 / math.log(max(peak, 1e-9))) / 2.0))
-        _sum_series(order, row_series, start - block, stop - 1 - block, column_series, rho, count, moment)
+        _sum_series(
+            order, row_series, start - block, stop - 1 - block, column_series, rho, count, moment
+        )
     for i in range(start, stop):
         r, s, w = i - start, a.owner[i] - first, a.weight[i]
         if beyond > 0:
             floor = series_floor(a.shift[i])
-            _fill_exact(power, a, i, b, chunk, cosine, r, query_cosine, s, floor, floors, rho, count, moment)
+            _fill_exact(
+                power, a, i, b, chunk, cosine, r, query_cosine, s, floor, floors, rho, count, moment
+            )
         for j in range(count):
             total[s, j] += w * cosine[r, j] * moment[r, j]
 
@@ -361,9 +378,36 @@ def _end_group(upper, total, weight, owner, first, n_sets, out, origin, stride):
 
 
 @njit(**OPTIONS)
-def _fill_chunk(code, biased, upper, mend, a, block, block_stop, b, chunk, chunk_stop, buffers, out, origin, stride):
+def _fill_chunk(
+    code,
+    biased,
+    upper,
+    mend,
+    a,
+    block,
+    block_stop,
+    b,
+    chunk,
+    chunk_stop,
+    buffers,
+    out,
+    origin,
+    stride,
+):
     """The row keys block … block_stop − 1 against the columns chunk … chunk_stop − 1."""
-    unit, query, cosine, query_dot, query_cosine, total, rho, moment, floors, column_series, row_series = buffers
+    (
+        unit,
+        query,
+        cosine,
+        query_dot,
+        query_cosine,
+        total,
+        rho,
+        moment,
+        floors,
+        column_series,
+        row_series,
+    ) = buffers
     count, owner, weight = chunk_stop - chunk, b.owner[chunk:chunk_stop], b.weight[chunk:chunk_stop]
     shifts, stds = b.shift[chunk:chunk_stop], b.std[chunk:chunk_stop]
     n_columns, set_last = owner[count - 1] + 1 - owner[0], a.owner[block_stop - 1] + 1
@@ -380,11 +424,46 @@ def _fill_chunk(code, biased, upper, mend, a, block, block_stop, b, chunk, chunk
             dots(a.unit, start, stop - 1, unit, count, cosine)
             if biased is None:
                 if code in (RELU, STEP):
-                    arc_rows(code, a.owner, a.weight, group, start, stop, cosine, query_cosine, count, total)
+                    arc_rows(
+                        code,
+                        a.owner,
+                        a.weight,
+                        group,
+                        start,
+                        stop,
+                        cosine,
+                        query_cosine,
+                        count,
+                        total,
+                    )
                     if mend:
-                        mend_rows(code, a, group, start, stop, b, chunk, cosine, query_cosine, count, total)
+                        mend_rows(
+                            code,
+                            a,
+                            group,
+                            start,
+                            stop,
+                            b,
+                            chunk,
+                            cosine,
+                            query_cosine,
+                            count,
+                            total,
+                        )
                 else:
-                    plain_rows(code, a, group, start, stop, shifts, stds, cosine, query_cosine, count, total)
+                    plain_rows(
+                        code,
+                        a,
+                        group,
+                        start,
+                        stop,
+                        shifts,
+                        stds,
+                        cosine,
+                        query_cosine,
+                        count,
+                        total,
+                    )
             else:
                 rectified_rows(
                     power, a, group, start, stop, row_series, block, b, chunk, column_series, floors, cosine,
@@ -410,9 +489,14 @@ def _compile_with(stamp):
         for block in range(a.offsets[first], a.offsets[last], BLOCK):
             block_stop = min(block + BLOCK, a.offsets[last])
             set_first, set_last = a.owner[block], a.owner[block_stop - 1] + 1
-            least_key, least_query = _least_first(a.unit, block, block_stop), _least_first(a.query, set_first, set_last)
+            least_key, least_query = (
+                _least_first(a.unit, block, block_stop),
+                _least_first(a.query, set_first, set_last),
+            )
             if biased is not None:
-                _fill_row_series(power, a.shift[block:block_stop], buffers.column_series, buffers.row_series)
+                _fill_row_series(
+                    power, a.shift[block:block_stop], buffers.column_series, buffers.row_series
+                )
             columns_start = b.offsets[max(b_first, set_first) if upper else b_first]
             columns_stop = b.offsets[b_last]
             for chunk in range(columns_start, columns_stop, WIDTH):
@@ -420,14 +504,31 @@ def _compile_with(stamp):
                 left, right = b.owner[chunk], b.owner[chunk_stop - 1] + 1
                 _transpose(b.unit, chunk, chunk_stop, buffers.unit)
                 _transpose(b.query, left, right, buffers.query)
-                mend = code == STEP or may_oppose(least_key, _least_first(b.unit, chunk, chunk_stop))
+                mend = code == STEP or may_oppose(
+                    least_key, _least_first(b.unit, chunk, chunk_stop)
+                )
                 mend = mend or may_oppose(least_query, _least_first(b.query, left, right))
                 if biased is not None:
-                    series_coefficients(power, b.shift[chunk:chunk_stop], chunk_stop - chunk, buffers.column_series)
+                    series_coefficients(
+                        power, b.shift[chunk:chunk_stop], chunk_stop - chunk, buffers.column_series
+                    )
                     for j in range(chunk_stop - chunk):
                         buffers.floors[j] = series_floor(b.shift[chunk + j])
                 _fill_chunk(
-                    code, biased, upper, mend, a, block, block_stop, b, chunk, chunk_stop, buffers, out, origin, stride
+                    code,
+                    biased,
+                    upper,
+                    mend,
+                    a,
+                    block,
+                    block_stop,
+                    b,
+                    chunk,
+                    chunk_stop,
+                    buffers,
+                    out,
+                    origin,
+                    stride,
                 )
 
     return fill_tile

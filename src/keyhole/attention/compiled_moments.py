@@ -70,7 +70,9 @@ _TAYLOR = np.array([1.0 / math.factorial(i) for i in range(12, -1, -1)])
 _LOG2_HIGH, _LOG2_LOW = 0.693147180369123816490, 1.90821492927058770002e-10
 _PER_LOG2 = 1.0 / math.log(2.0)
 EXP_LOWEST, EXP_HIGHEST = -708.0, 709.4
-_ROUNDER = 1.5 * 2.0**52  # adding it rounds a double to the nearest integer, held in its lowest bits
+_ROUNDER = (
+    1.5 * 2.0**52
+)  # adding it rounds a double to the nearest integer, held in its lowest bits
 
 
 @njit(**OPTIONS)
@@ -164,7 +166,9 @@ def _strip(power, a, b, width):
     base = a * a if a < 0.0 else 0.0
     end = min(width, _reach(-a) if a < 0.0 else a + _SIGMAS)
     cut = 0.25 * end
-    total = _strip_sum(power, 0.0, cut, width, a, base) + _strip_sum(power, cut, end, width, a, base)
+    total = _strip_sum(power, 0.0, cut, width, a, base) + _strip_sum(
+        power, cut, end, width, a, base
+    )
     return total * math.exp(-0.5 * base) / _ROOT_TWO_PI
 
 
@@ -230,7 +234,10 @@ def rectified_moment(power, h, k, rho, one_minus, one_plus):
         return 0.0
     if h > _FAR and k > _FAR:
         return h * k + rho if power == 1 else 1.0
-    k_given, h_given = _residual(k, h, rho, one_minus, one_plus), _residual(h, k, rho, one_minus, one_plus)
+    k_given, h_given = (
+        _residual(k, h, rho, one_minus, one_plus),
+        _residual(h, k, rho, one_minus, one_plus),
+    )
     if rho >= 0.0:
         if max(h, k) > _FAR:
             _, mass, mean, _ = normal_parts(min(h, k))

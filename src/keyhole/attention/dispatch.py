@@ -27,7 +27,9 @@ def has_triton() -> bool:
 
 def is_fused(tensor: torch.Tensor, activation: str) -> bool:
     """Whether there is a fused kernel for these tokens: ReLU, float32, CUDA."""
-    return tensor.is_cuda and tensor.dtype == torch.float32 and activation == "relu" and has_triton()
+    return (
+        tensor.is_cuda and tensor.dtype == torch.float32 and activation == "relu" and has_triton()
+    )
 
 
 def attention_gram(
@@ -45,9 +47,13 @@ def attention_gram(
     """
     tokens = a.tokens
     left = prepare_panel(tokens, a.offsets, a.query, mean, scale, activation)
-    right = None if b is None else prepare_panel(b.tokens, b.offsets, b.query, mean, scale, activation)
+    right = (
+        None if b is None else prepare_panel(b.tokens, b.offsets, b.query, mean, scale, activation)
+    )
     if out is None:
-        out = torch.empty(len(a), len(a if b is None else b), dtype=tokens.dtype, device=tokens.device)
+        out = torch.empty(
+            len(a), len(a if b is None else b), dtype=tokens.dtype, device=tokens.device
+        )
     biased = mean is not None and activation in ("relu", "step")
     if not is_fused(tokens, activation):
         return fill_gram(left, right, activation, biased, out, memory_budget)
@@ -58,7 +64,9 @@ def attention_gram(
     return _stream(left, right, biased, out)
 
 
-def _stream(left: TensorPanel, right: TensorPanel | None, biased: bool, out: torch.Tensor) -> torch.Tensor:
+def _stream(
+    left: TensorPanel, right: TensorPanel | None, biased: bool, out: torch.Tensor
+) -> torch.Tensor:
     """Fused tiles of up to 2 GiB, each converted or copied to where ``out`` is; one triangle if symmetric."""
     from keyhole.attention.triton_loops import fused_gram
 
@@ -70,7 +78,9 @@ def _stream(left: TensorPanel, right: TensorPanel | None, biased: bool, out: tor
             column = slice(first, min(first + side, out.shape[1]))
             same = right is None and column == row
             other = None if same else columns.part(column)
-            tile = torch.empty(row.stop - row.start, column.stop - column.start, device=left.unit.device)
+            tile = torch.empty(
+                row.stop - row.start, column.stop - column.start, device=left.unit.device
+            )
             fused_gram(left.part(row), other, biased, tile)
             out[row, column] = tile.to(out)
             if right is None and not same:

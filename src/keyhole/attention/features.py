@@ -18,7 +18,9 @@ from keyhole.attention.heads import DRAWN_BYTES, HeadArray, HeadDraw, check_head
 from keyhole.data.sets import SampleBatch, SetBatch, WrittenSets, check_samples, check_sets
 
 _TILE = 2**18  # bytes of heads worked on at a time: a quarter of a second-level cache
-_CACHE = 2**21  # bytes of heads gone through for each group of sets: twice that cache, so a part of the third level
+_CACHE = (
+    2**21
+)  # bytes of heads gone through for each group of sets: twice that cache, so a part of the third level
 _TASK = 2e7  # operations that are worth handing to another thread
 
 
@@ -31,12 +33,16 @@ class TiledLayer:
     activation: str
     dtype: np.dtype[Any]
     used: Int[np.ndarray, " _"] | slice  # the coordinates of queries that are not zero throughout
-    queries: Float[np.ndarray, " q"]  # these of x~_0 of every set end to end, or of one set that stands for all
+    queries: Float[
+        np.ndarray, " q"
+    ]  # these of x~_0 of every set end to end, or of one set that stands for all
     keys: Float[np.ndarray, " k"]  # every x~_i end to end
     offsets: Int[np.ndarray, " o"]
 
     @classmethod
-    def of(cls, batch: SetBatch, heads: HeadDraw | HeadArray, activation: str, dtype: Any) -> TiledLayer:
+    def of(
+        cls, batch: SetBatch, heads: HeadDraw | HeadArray, activation: str, dtype: Any
+    ) -> TiledLayer:
         """Check the arguments that all attention features share."""
         batch, activation, number = batch.numpy(), check_activation(activation), check_dtype(dtype)
         tokens = narrow(batch, number)
@@ -94,21 +100,27 @@ class TiledLayer:
         packed = self._pack(block)
         level = np.zeros((len(packed), 0), self.dtype)
         if centre is not None:
-            level = _heads_last(centre[:, None], packed.shape[-1], self.dtype).reshape(len(packed), -1)
+            level = _heads_last(centre[:, None], packed.shape[-1], self.dtype).reshape(
+                len(packed), -1
+            )
         flat, row = out.reshape(-1), out.shape[1]
         start = column - rows.start * row  # where the features of set 0 would begin
         wrong: list[int] = []
 
         def work(task: tuple[tuple[int, int], tuple[int, int]]) -> None:
             inputs = (packed, self.queries, self.keys, self.offsets, *task)
-            found = write_features(*inputs, len(block), *self.weighting, level, flat, start, row, workspace(packed))
+            found = write_features(
+                *inputs, len(block), *self.weighting, level, flat, start, row, workspace(packed)
+            )
             if found >= 0:
                 wrong.append(found)
 
         sets = self._set_ranges(rows, len(block))
         # heads that outgrow the cache are gone through in parts; so are those of a few sets, or of a huge one
         n_parts = max(-(-packed.nbytes // _CACHE), -(-thread_count() // max(1, len(sets))))
-        run_threads(work, product(sets, _ranges(np.linspace(0, len(packed), min(n_parts, len(packed)) + 1))))
+        run_threads(
+            work, product(sets, _ranges(np.linspace(0, len(packed), min(n_parts, len(packed)) + 1)))
+        )
         if wrong:
             raise self.overflow(min(wrong))
 
@@ -141,7 +153,12 @@ class TiledLayer:
     ) -> None:
         """Add what every key adds to the outputs of a block of heads to ``out``."""
         from keyhole.attention.compiled import announce_compilation
-        from keyhole.attention.compiled_features import CHUNK, VECTOR_BYTES, add_contributions, workspace
+        from keyhole.attention.compiled_features import (
+            CHUNK,
+            VECTOR_BYTES,
+            add_contributions,
+            workspace,
+        )
 
         announce_compilation(add_contributions)
 
@@ -149,18 +166,27 @@ class TiledLayer:
             if values.shape[2] == 1:
                 return _heads_last(values.transpose(0, 2, 1), packed.shape[-1], self.dtype)[:, 0]
             columns, lanes = values.shape[1] * values.shape[2], VECTOR_BYTES // self.dtype.itemsize
-            found = np.zeros((len(packed) * packed.shape[-1], -(-columns // lanes) * lanes), self.dtype)
+            found = np.zeros(
+                (len(packed) * packed.shape[-1], -(-columns // lanes) * lanes), self.dtype
+            )
             with np.errstate(over="ignore"):  # shows in the sums
                 found[: len(values), :columns] = values.reshape(len(values), columns)
             return found.reshape(len(packed), packed.shape[-1], found.shape[1])
 
         def add(packed: np.ndarray, values: np.ndarray, *inputs: Any) -> None:
             mixed = np.empty((CHUNK, values.shape[-1]), self.dtype)
-            add_contributions(packed, values, *inputs, *self.weighting, out, mixed, workspace(packed))
+            add_contributions(
+                packed, values, *inputs, *self.weighting, out, mixed, workspace(packed)
+            )
 
         self._add(block, table, add)
 
-    def _add(self, block: np.ndarray, table_of: Callable[[np.ndarray], np.ndarray], add: Callable[..., None]) -> None:
+    def _add(
+        self,
+        block: np.ndarray,
+        table_of: Callable[[np.ndarray], np.ndarray],
+        add: Callable[..., None],
+    ) -> None:
         """Call ``add`` for all sets, range by range, with a block of heads, their values and the tokens."""
         packed = self._pack(block)
         table = table_of(packed)
@@ -175,7 +201,9 @@ class TiledLayer:
         query = self.batch[i].seen_query().astype(np.float64)
         keys = self.batch[i].extended_keys().astype(np.float64)
         with np.errstate(all="ignore"):
-            peaks = [np.abs(query @ block @ keys.T).max() for _, block in self.head_blocks(MEMORY_BUDGET)]
+            peaks = [
+                np.abs(query @ block @ keys.T).max() for _, block in self.head_blocks(MEMORY_BUDGET)
+            ]
         peak = float(np.nan_to_num(peaks, nan=np.inf, posinf=np.inf).max())
         remedy = "Scale the tokens or the heads down"
         if self.activation == "exp":
@@ -310,9 +338,13 @@ def attention_features(
     return out
 
 
-def heads_seen_by(batch: SampleBatch, heads: Any, *, keep_tensor: bool = False) -> HeadDraw | HeadArray:
+def heads_seen_by(
+    batch: SampleBatch, heads: Any, *, keep_tensor: bool = False
+) -> HeadDraw | HeadArray:
     """The heads, checked against the samples; of heads for samples without a query, the last rows."""
-    return check_heads(heads, batch.dim, batch.query_dim, query=batch.has_query, keep_tensor=keep_tensor)
+    return check_heads(
+        heads, batch.dim, batch.query_dim, query=batch.has_query, keep_tensor=keep_tensor
+    )
 
 
 _TOKENS = 200_000
@@ -332,7 +364,9 @@ def _pooled_features(
 def written_blocks(batch: SampleBatch, bytes_per_set: int) -> Iterator[tuple[slice, WrittenSets]]:
     """Runs of samples that write out to few enough tokens, and whose sets have few enough features."""
     batch = batch.numpy()
-    cost = np.cumsum(batch.token_counts * max(1, bytes_per_set * _TOKENS // (MEMORY_BUDGET // 4) // 8))
+    cost = np.cumsum(
+        batch.token_counts * max(1, bytes_per_set * _TOKENS // (MEMORY_BUDGET // 4) // 8)
+    )
     start = 0
     while start < len(batch):
         before = cost[start - 1] if start else 0
@@ -376,7 +410,9 @@ def _pooled_blocks(
     memory_budget: int,
     centre: Float[np.ndarray, "m e"] | None,
 ) -> Iterator[tuple[slice, Float[np.ndarray, "n p"]]]:
-    for part, block in heads.blocks(block_size(2 * len(batch) * (batch.dim + 1) * dtype.itemsize, memory_budget)):
+    for part, block in heads.blocks(
+        block_size(2 * len(batch) * (batch.dim + 1) * dtype.itemsize, memory_budget)
+    ):
         features = attention_features(batch, block, activation, dtype=dtype)
         features *= math.sqrt(len(block) / len(heads))  # the scaling M^{-1/2} is that of all heads
         if centre is not None:
@@ -385,11 +421,16 @@ def _pooled_blocks(
 
 
 def _feature_blocks(
-    layer: TiledLayer, memory_budget: int, reuse_buffer: bool, centre: Float[np.ndarray, "m e"] | None
+    layer: TiledLayer,
+    memory_budget: int,
+    reuse_buffer: bool,
+    centre: Float[np.ndarray, "m e"] | None,
 ) -> Iterator[tuple[slice, Float[np.ndarray, "n p"]]]:
     n_sets = len(layer.batch)
     buffer = np.empty(0, layer.dtype)
-    for part, block in layer.head_blocks(memory_budget, n_sets * layer.width * layer.dtype.itemsize):
+    for part, block in layer.head_blocks(
+        memory_budget, n_sets * layer.width * layer.dtype.itemsize
+    ):
         columns = len(block) * layer.width
         if n_sets * columns > len(buffer) or not reuse_buffer:
             buffer = np.empty(n_sets * columns, layer.dtype)
@@ -417,7 +458,9 @@ def apply_values(
     if not batch.is_plain:
         pooled = np.empty((len(batch), table.shape[2]))
         for rows, written in written_blocks(batch, 8 * table.shape[2]):
-            outputs = apply_values(written.sets, heads, table, activation, dtype=dtype, memory_budget=memory_budget)
+            outputs = apply_values(
+                written.sets, heads, table, activation, dtype=dtype, memory_budget=memory_budget
+            )
             pooled[rows] = written.pool(outputs.astype(np.float64))
         return pooled
     layer = TiledLayer.of(batch.sets, heads, activation, dtype)
@@ -465,7 +508,10 @@ def key_contributions(
 
 
 def _add_products(
-    layer: TiledLayer, table: Float[np.ndarray, "m e t"], out: Float[np.ndarray, "n t"], memory_budget: int
+    layer: TiledLayer,
+    table: Float[np.ndarray, "m e t"],
+    out: Float[np.ndarray, "n t"],
+    memory_budget: int,
 ) -> None:
     """Add Φ·values to ``out`` by matrix products with blocks of features."""
     row = layer.width * layer.dtype.itemsize
@@ -520,12 +566,22 @@ def attention_pullback(
     n_means = len(heads) if n_means is None else n_means
     pooled = np.zeros((n_means, *heads.shape[1:]), heads.dtype)
     if batch.is_plain:
-        for rows in set_blocks(batch.sets.offsets, block_size(heads.itemsize * len(heads), memory_budget // 4)):
-            trace = FeatureTrace.of(batch.sets[rows], heads, activation, memory_budget=memory_budget)
-            pooled += trace.pullback(cotangent[rows], n_means, None if queries is None else queries[rows])
+        for rows in set_blocks(
+            batch.sets.offsets, block_size(heads.itemsize * len(heads), memory_budget // 4)
+        ):
+            trace = FeatureTrace.of(
+                batch.sets[rows], heads, activation, memory_budget=memory_budget
+            )
+            pooled += trace.pullback(
+                cotangent[rows], n_means, None if queries is None else queries[rows]
+            )
         return pooled
     for rows, written in written_blocks(batch, cotangent.shape[1] * cotangent.itemsize):
-        own = None if queries is None else queries[batch.set_offsets[rows.start] : batch.set_offsets[rows.stop]]
+        own = (
+            None
+            if queries is None
+            else queries[batch.set_offsets[rows.start] : batch.set_offsets[rows.stop]]
+        )
         trace = FeatureTrace.of(written.sets, heads, activation, memory_budget=memory_budget)
         pooled += trace.pullback(written.spread(cotangent[rows]), n_means, own)
     return pooled
@@ -541,7 +597,9 @@ class FeatureTrace:
     wide: Float[np.ndarray, "f c"] = field(repr=False)  # the heads side by side
     width: int
     stacks: list[KeyStack] = field(repr=False)
-    scores: list[Any] = field(repr=False)  # (sets, heads, keys) for each stack; the weights themselves of softmax
+    scores: list[Any] = field(
+        repr=False
+    )  # (sets, heads, keys) for each stack; the weights themselves of softmax
 
     @classmethod
     def of(
@@ -556,7 +614,9 @@ class FeatureTrace:
         """Go through the scores in the precision of the heads, and of ``stacks`` of their keys if they are given."""
         n_heads, rows, width = heads.shape
         wide = np.ascontiguousarray(heads.transpose(1, 0, 2)).reshape(rows, n_heads * width)
-        stacks = key_stacks(batch, n_heads, heads.dtype, memory_budget) if stacks is None else stacks
+        stacks = (
+            key_stacks(batch, n_heads, heads.dtype, memory_budget) if stacks is None else stacks
+        )
         queries = batch.extended_query().astype(heads.dtype, copy=False)
         projected = (queries @ wide).reshape(len(batch), n_heads, width)
         trace = cls(batch, activation, queries, wide, width, stacks, [np.zeros(0)] * len(stacks))
@@ -602,15 +662,26 @@ class FeatureTrace:
         return out
 
     def pullback(
-        self, cotangent: Float[np.ndarray, "n p"], n_means: int, queries: Float[np.ndarray, "n f"] | None = None
+        self,
+        cotangent: Float[np.ndarray, "n p"],
+        n_means: int,
+        queries: Float[np.ndarray, "n f"] | None = None,
     ) -> Float[np.ndarray, "k f e"]:
         """`attention_pullback` of these features; the scores are scratch afterwards."""
         lines = np.empty((len(self.batch), n_means, self.width), self.wide.dtype)  # Σ_i ∂s_mi x~_i
-        each = lines if n_means == self.n_heads or queries is None else np.empty_like(cotangent, self.wide.dtype)
+        each = (
+            lines
+            if n_means == self.n_heads or queries is None
+            else np.empty_like(cotangent, self.wide.dtype)
+        )
 
         def work(number: int) -> None:
             own, keys = self.stacks[number]
-            pulled = cotangent[own].reshape(len(own), self.n_heads, self.width).astype(self.wide.dtype, copy=False)
+            pulled = (
+                cotangent[own]
+                .reshape(len(own), self.n_heads, self.width)
+                .astype(self.wide.dtype, copy=False)
+            )
             slopes = pulled @ keys.transpose(0, 2, 1)
             through_weights(self.activation, self.scores[number], slopes)
             lines[own] = _sum_shared(slopes, n_means) @ keys
@@ -623,7 +694,9 @@ class FeatureTrace:
             queries[:] = each.reshape(len(each), -1) @ self.wide.T
             if each is not lines:
                 queries /= math.sqrt(self.n_heads)
-        total = (self.queries.T @ lines.reshape(len(lines), -1)).reshape(len(self.wide), n_means, self.width)
+        total = (self.queries.T @ lines.reshape(len(lines), -1)).reshape(
+            len(self.wide), n_means, self.width
+        )
         return np.ascontiguousarray(total.transpose(1, 0, 2))
 
 
@@ -641,7 +714,9 @@ def attention_weights(
     """
     heads, queries = heads_seen_by(sets, heads), sets.seen_query().astype(np.float64)
     totals = np.zeros((len(sets.tokens), n_means))
-    for part, block in heads.blocks(n_means * block_size(64 * heads.entries * n_means, memory_budget)):
+    for part, block in heads.blocks(
+        n_means * block_size(64 * heads.entries * n_means, memory_budget)
+    ):
         rows, width = block.shape[1:]
         wide = np.ascontiguousarray(block.transpose(1, 0, 2)).reshape(rows, -1)
         for own, keys in key_stacks(sets, len(block), np.dtype(np.float64), memory_budget):
@@ -649,7 +724,9 @@ def attention_weights(
             projected = (queries[own] @ wide).reshape(len(own), len(block), width)
             weights = _weights_of(activation, projected @ keys.transpose(0, 2, 1))
             for mean in range(n_means):
-                totals[places, mean] += weights[:, (mean - part.start) % n_means :: n_means].sum(axis=1)
+                totals[places, mean] += weights[:, (mean - part.start) % n_means :: n_means].sum(
+                    axis=1
+                )
     return totals / np.bincount(np.arange(len(heads)) % n_means, minlength=n_means)
 
 
@@ -665,8 +742,15 @@ def _weights_of(activation: str, scores: Float[np.ndarray, "b m k"]) -> Float[np
     """Weights of keys from their scores."""
     if activation == SOFTMAX:
         return softmax(scores)
-    σ: dict[str, Any] = {"relu": lambda s: np.maximum(s, 0), "linear": lambda s: s, "square": np.square, "exp": np.exp}
-    return np.asarray(σ.get(activation, lambda s: (s > 0).astype(s.dtype))(scores) / scores.shape[2])
+    σ: dict[str, Any] = {
+        "relu": lambda s: np.maximum(s, 0),
+        "linear": lambda s: s,
+        "square": np.square,
+        "exp": np.exp,
+    }
+    return np.asarray(
+        σ.get(activation, lambda s: (s > 0).astype(s.dtype))(scores) / scores.shape[2]
+    )
 
 
 KeyStack = tuple[Int[np.ndarray, " _"], Float[np.ndarray, "_ _ e"]]
@@ -690,7 +774,9 @@ def key_stacks(
     return found
 
 
-def through_weights(activation: str, scores: Float[np.ndarray, "b m k"], slopes: Float[np.ndarray, "b m k"]) -> None:
+def through_weights(
+    activation: str, scores: Float[np.ndarray, "b m k"], slopes: Float[np.ndarray, "b m k"]
+) -> None:
     """Turn the gradient in the weights, in place, into that in the scores; ``scores`` is scratch afterwards.
 
     Of softmax it is the weights.
@@ -720,7 +806,9 @@ def _sum_shared(slopes: Float[np.ndarray, "b m k"], n_means: int) -> Float[np.nd
     return np.asarray(summed)
 
 
-def mlp_features(batch: SetBatch, weights: np.ndarray, *, dtype: Any = None) -> Float[np.ndarray, "n p"]:
+def mlp_features(
+    batch: SetBatch, weights: np.ndarray, *, dtype: Any = None
+) -> Float[np.ndarray, "n p"]:
     """Return the features of the baseline: a random ReLU layer on the flattened input.
 
     ::
@@ -763,7 +851,9 @@ def mlp_features(batch: SetBatch, weights: np.ndarray, *, dtype: Any = None) -> 
     weights = _check_weights(weights, batch, number)
     scale = number.type(1.0 / math.sqrt(len(weights)))
     out = np.empty((len(batch), len(weights)), number)
-    for rows in blocks(len(batch), block_size(2 * weights.shape[1] * number.itemsize, MEMORY_BUDGET)):
+    for rows in blocks(
+        len(batch), block_size(2 * weights.shape[1] * number.itemsize, MEMORY_BUDGET)
+    ):
         # ReLU is homogeneous: scaling the narrow side saves a pass over the wide one
         flat = flatten_sets(tokens[rows])
         flat *= scale
@@ -800,7 +890,9 @@ def flatten_sets(batch: SetBatch) -> Float[np.ndarray, "n z"]:
     return flat
 
 
-def _check_overflow(flat: Float[np.ndarray, "n z"], weights: Float[np.ndarray, "p z"], units: np.ndarray) -> None:
+def _check_overflow(
+    flat: Float[np.ndarray, "n z"], weights: Float[np.ndarray, "p z"], units: np.ndarray
+) -> None:
     """Raise if a unit is not finite; look at them only where the sizes of both factors allow it."""
     bound = flat.shape[1] * math.prod(float(max(a.max(), -a.min())) for a in (flat, weights))
     if bound < float(np.finfo(units.dtype).max) or np.isfinite(units).all():
@@ -812,7 +904,9 @@ def _check_overflow(flat: Float[np.ndarray, "n z"], weights: Float[np.ndarray, "
     )
 
 
-def _check_weights(weights: np.ndarray, batch: SetBatch, dtype: np.dtype[Any]) -> Float[np.ndarray, "p z"]:
+def _check_weights(
+    weights: np.ndarray, batch: SetBatch, dtype: np.dtype[Any]
+) -> Float[np.ndarray, "p z"]:
     n_keys = check_equal_lengths({"batch": batch})
     weights = check_float_array(weights, "weights")
     columns = batch.query_dim + n_keys * batch.dim + 1

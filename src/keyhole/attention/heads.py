@@ -1,4 +1,4 @@
-"""Laws of the query-key matrix W: how to draw heads, and the Gaussian moments of their scores."""
+"""Head distributions of the query-key matrix W: how to draw heads, and the Gaussian moments of their scores."""
 
 from __future__ import annotations
 
@@ -14,23 +14,32 @@ from jaxtyping import Float
 from scipy.special import ndtr, ndtri
 
 from keyhole._array import block_size, blocks, is_tensor, run_threads
-from keyhole._checks import check_count, check_finite, check_float_array, check_number, check_pairs, check_seed
+from keyhole._checks import (
+    check_count,
+    check_finite,
+    check_float_array,
+    check_number,
+    check_pairs,
+    check_seed,
+)
 
 
 @runtime_checkable
-class HeadLaw(Protocol):
-    """A law of W: anything with this method can be passed as ``law``.
+class HeadDistribution(Protocol):
+    """A head distribution of W: anything with this method can be passed as ``heads``.
 
     For queries of another dimension than the keys it is called with ``query_dim`` as well.
     """
 
-    def sample(self, n_heads: int, dim: int, seed: int, *, start: int = 0) -> Float[np.ndarray, "m f e"]:
+    def sample(
+        self, n_heads: int, dim: int, seed: int, *, start: int = 0
+    ) -> Float[np.ndarray, "m f e"]:
         """Draw heads ``start … start + n_heads − 1`` of the infinite sequence that ``seed`` names."""
         ...
 
 
 class _Params:
-    """scikit-learn's parameter protocol, so that ``law__mean`` can be searched over; no import needed."""
+    """scikit-learn's parameter protocol, so that ``heads__mean`` can be searched over; no import needed."""
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         names = list(inspect.signature(type(self).__init__).parameters)[1:]
@@ -40,7 +49,9 @@ class _Params:
         known = self.get_params()
         for name, value in params.items():
             if name not in known:
-                raise ValueError(f"{type(self).__name__} has no parameter {name!r}: it has {', '.join(sorted(known))}.")
+                raise ValueError(
+                    f"{type(self).__name__} has no parameter {name!r}: it has {', '.join(sorted(known))}."
+                )
             setattr(self, name, value)
         return self
 
@@ -75,7 +86,7 @@ class GaussianHeads(_Params):
         A number c means c·W_0 with W_0 = [[I, 0], [0, 0]], so that coordinate i of the query meets coordinate i of the
         key, for as many as both have; an array is the mean itself, D_q = d_q + 1 and D = d + 1. With two numbers every
         head has a strength of its own for each coordinate, exp of a uniform number between log(low) and log(high), in
-        the place of W_0's ones: some heads compare one column sharply, others another. Such a law has no kernel.
+        the place of W_0's ones: some heads compare one column sharply, others another. Such a head distribution has no kernel.
     scale : float
         Standard deviation of the entries.
     pairs : sequence of (query coordinate, key coordinate), optional
@@ -83,12 +94,12 @@ class GaussianHeads(_Params):
 
     Examples
     --------
-    >>> law = GaussianHeads(mean=1.0)
-    >>> law.sample(n_heads=4, dim=3, seed=0).shape
+    >>> distribution = GaussianHeads(mean=1.0)
+    >>> distribution.sample(n_heads=4, dim=3, seed=0).shape
     (4, 4, 4)
-    >>> bool((law.sample(2, 3, seed=0) == law.sample(4, 3, seed=0)[:2]).all())   # draws nest
+    >>> bool((distribution.sample(2, 3, seed=0) == distribution.sample(4, 3, seed=0)[:2]).all())   # draws nest
     True
-    >>> law.sample(n_heads=4, dim=3, seed=0, query_dim=6).shape                  # queries of their own kind
+    >>> distribution.sample(n_heads=4, dim=3, seed=0, query_dim=6).shape                  # queries of their own kind
     (4, 7, 4)
     >>> GaussianHeads(mean=(0.3, 20.0), scale=0.1).sample(1, dim=3, seed=0)[0].diagonal().round(1)
     array([ 0.3,  0.9,  8. , -0.1])
@@ -129,12 +140,19 @@ class GaussianHeads(_Params):
         """The range of strengths that heads draw from, or None."""
         if np.shape(self.mean) != (2,):
             return None
-        low, high = (check_number(c, f"mean[{i}]", minimum=0.0, exclusive=True) for i, c in enumerate(self.mean))
+        low, high = (
+            check_number(c, f"mean[{i}]", minimum=0.0, exclusive=True)
+            for i, c in enumerate(self.mean)
+        )
         if low > high:
-            raise ValueError(f"`mean` must be (low, high) with low ≤ high: got ({low:g}, {high:g}).")
+            raise ValueError(
+                f"`mean` must be (low, high) with low ≤ high: got ({low:g}, {high:g})."
+            )
         return low, high
 
-    def last_rows(self, n_heads: int, dim: int, seed: int, *, start: int = 0) -> Float[np.ndarray, "m 1 e"]:
+    def last_rows(
+        self, n_heads: int, dim: int, seed: int, *, start: int = 0
+    ) -> Float[np.ndarray, "m 1 e"]:
         """The last rows of the heads of ``sample(n_heads, dim, seed)``, and nothing else drawn."""
         mean, scale = (None, self.scale) if self.strength_range is not None else self.moments(dim)
         noise = head_normals(n_heads, dim, seed, start=start, last_row=True)
@@ -143,7 +161,9 @@ class GaussianHeads(_Params):
             noise += mean[-1:]
         return noise
 
-    def moments(self, dim: int, query_dim: int | None = None) -> tuple[Float[np.ndarray, "f e"] | None, float]:
+    def moments(
+        self, dim: int, query_dim: int | None = None
+    ) -> tuple[Float[np.ndarray, "f e"] | None, float]:
         """Return the mean matrix (None when it is zero) and the standard deviation of the entries, checked."""
         dim = check_count(dim, "dim")
         asked = dim if query_dim is None else check_count(query_dim, "query_dim", minimum=0)
@@ -155,7 +175,9 @@ class GaussianHeads(_Params):
             )
         if np.ndim(self.mean) == 0:
             strength = check_number(self.mean, "mean")
-            return (None if strength == 0 else strength * identity_mean(dim, asked, self.pairs)), scale
+            return (
+                None if strength == 0 else strength * identity_mean(dim, asked, self.pairs)
+            ), scale
         mean = check_float_array(self.mean, "mean").astype(np.float64)
         if mean.shape != (asked + 1, dim + 1):
             shape = f"(D, D) matrix with D = d + 1: got shape {mean.shape} for tokens of dimension {dim}, so D = "
@@ -204,7 +226,9 @@ class QueryKeyHeads(_Params):
         query = factors[:, : rank * rows].reshape(n_heads, rank, rows)
         key = factors[:, rank * rows :].reshape(n_heads, rank, width)
         heads: np.ndarray = np.matmul(query.transpose(0, 2, 1), key)
-        heads *= scale / math.sqrt(rank)  # entries of QᵀK are sums of `rank` products, of variance 1 each
+        heads *= scale / math.sqrt(
+            rank
+        )  # entries of QᵀK are sums of `rank` products, of variance 1 each
         return heads
 
 
@@ -213,7 +237,7 @@ DRAWN_BYTES = 40
 
 
 class HeadDraw:
-    """M heads of a law under one seed, (D_q, D) with D = dim + 1 each, regenerated block by block instead of stored.
+    """M heads of a head distribution under one seed, (D_q, D) with D = dim + 1 each, regenerated block by block instead of stored.
 
     ``query_dim``, by default ``dim``, is that of the queries, D_q = query_dim + 1.
 
@@ -227,17 +251,21 @@ class HeadDraw:
     last_row: bool = False
     """Whether only the last row of each head is drawn."""
 
-    def __init__(self, law: Any, n_heads: Any, dim: Any, seed: Any, query_dim: Any = None) -> None:
-        if isinstance(law, type) or not isinstance(law, HeadLaw):
+    def __init__(
+        self, distribution: Any, n_heads: Any, dim: Any, seed: Any, query_dim: Any = None
+    ) -> None:
+        if isinstance(distribution, type) or not isinstance(distribution, HeadDistribution):
             raise TypeError(
-                f"`law` must be a law of heads, with a method sample(n_heads, dim, seed): got {law!r}. "
+                f"`heads` must be a head distribution, with a method sample(n_heads, dim, seed): got {distribution!r}. "
                 "Use kh.GaussianHeads() or kh.QueryKeyHeads(rank)."
             )
-        self.law = law
+        self.distribution = distribution
         self.n_heads = check_count(n_heads, "n_heads")
         self.dim = check_count(dim, "dim")
         self.seed = check_seed(seed)
-        self.query_dim = self.dim if query_dim is None else check_count(query_dim, "query_dim", minimum=0)
+        self.query_dim = (
+            self.dim if query_dim is None else check_count(query_dim, "query_dim", minimum=0)
+        )
 
     def __len__(self) -> int:
         return self.n_heads
@@ -265,12 +293,14 @@ class HeadDraw:
                 f"block {start}:{stop} must be a part of heads 0 … {self.n_heads - 1}, and not empty. "
                 "A longer draw with the same seed begins with the same heads."
             )
-        options: dict[str, Any] = {} if self.query_dim == self.dim else {"query_dim": self.query_dim}
-        rows = getattr(self.law, "last_rows", None)
+        options: dict[str, Any] = (
+            {} if self.query_dim == self.dim else {"query_dim": self.query_dim}
+        )
+        rows = getattr(self.distribution, "last_rows", None)
         if self.last_row and rows is not None and not options:
             drawn: np.ndarray = rows(stop - start, self.dim, self.seed, start=start)
             return drawn
-        heads = self.law.sample(stop - start, self.dim, self.seed, start=start, **options)
+        heads = self.distribution.sample(stop - start, self.dim, self.seed, start=start, **options)
         return heads[:, -1:] if self.last_row else heads
 
     def blocks(self, size: int) -> Iterator[tuple[slice, Float[np.ndarray, "m f e"]]]:
@@ -286,7 +316,7 @@ class _StoredDraw(HeadDraw):
     """Heads that are needed several times, kept."""
 
     def __init__(self, draw: HeadDraw) -> None:
-        super().__init__(draw.law, draw.n_heads, draw.dim, draw.seed, draw.query_dim)
+        super().__init__(draw.distribution, draw.n_heads, draw.dim, draw.seed, draw.query_dim)
         self.last_row = draw.last_row
         rows = 1 if draw.last_row else draw.query_dim + 1
         self._heads = np.empty((draw.n_heads, rows, draw.dim + 1))
@@ -327,7 +357,12 @@ class HeadArray:
 
 
 def check_heads(
-    heads: Any, dim: int, query_dim: int | None = None, *, query: bool = True, keep_tensor: bool = False
+    heads: Any,
+    dim: int,
+    query_dim: int | None = None,
+    *,
+    query: bool = True,
+    keep_tensor: bool = False,
 ) -> HeadDraw | HeadArray:
     """Return what sets see of a draw, or of an array (M, D_q, D), that fits keys of dimension ``dim``.
 
@@ -340,12 +375,12 @@ def check_heads(
         if query and heads.dim == dim and heads.query_dim != asked:
             raise ValueError(
                 f"`heads` must be drawn for the dimension of the queries: the draw is for {heads.query_dim}, the "
-                f"queries have {asked}. Draw them with HeadDraw(law, n_heads, dim={dim}, seed=…, query_dim={asked})."
+                f"queries have {asked}. Draw them with HeadDraw(distribution, n_heads, dim={dim}, seed=…, query_dim={asked})."
             )
         if heads.dim != dim:
             raise ValueError(
                 f"`heads` must be drawn for the dimension of the tokens: the draw is for {heads.dim}, the "
-                f"tokens have {dim}. Draw them with HeadDraw(law, n_heads, dim={dim}, seed=…)."
+                f"tokens have {dim}. Draw them with HeadDraw(distribution, n_heads, dim={dim}, seed=…)."
             )
         return heads.seen_by(query=query)
     if is_tensor(heads):
@@ -356,21 +391,31 @@ def check_heads(
     else:
         heads = check_float_array(heads, "heads")
     allowed = [asked + 1] if query else [asked + 1, 1]
-    if heads.ndim != 3 or heads.shape[1] not in allowed or heads.shape[2] != dim + 1 or len(heads) == 0:
-        shape, more = f"(M, D, D) with M ≥ 1 and D = d + 1 = {dim + 1} for tokens of dimension {dim}", ""
+    if (
+        heads.ndim != 3
+        or heads.shape[1] not in allowed
+        or heads.shape[2] != dim + 1
+        or len(heads) == 0
+    ):
+        shape, more = (
+            f"(M, D, D) with M ≥ 1 and D = d + 1 = {dim + 1} for tokens of dimension {dim}",
+            "",
+        )
         if asked != dim:
             shape = f"(M, {asked + 1}, {dim + 1}) with M ≥ 1 for queries of dimension {asked} and keys of {dim}"
             more = f", query_dim={asked}"
         raise ValueError(
             f"`heads` must have shape {shape}: got shape {tuple(heads.shape)}. The last row and column belong to the "
-            f"appended one; law.sample(n_heads, dim={dim}, seed=…{more}) draws such heads."
+            f"appended one; heads.sample(n_heads, dim={dim}, seed=…{more}) draws such heads."
         )
     if not is_tensor(heads):  # to look for NaN among tensors would be to wait for the device
         check_finite(heads, "heads")
     return HeadArray(heads).seen_by(query=query)
 
 
-def identity_mean(dim: int, query_dim: int | None = None, pairs: Any = None) -> Float[np.ndarray, "f e"]:
+def identity_mean(
+    dim: int, query_dim: int | None = None, pairs: Any = None
+) -> Float[np.ndarray, "f e"]:
     """W_0 = [[I, 0], [0, 0]], for which the mean score is <x_0, x_i>, or the sum over stated pairs of coordinates.
 
     >>> identity_mean(2)
@@ -386,28 +431,46 @@ def identity_mean(dim: int, query_dim: int | None = None, pairs: Any = None) -> 
     both = np.arange(min(asked, dim))
     rows, columns = both, both
     if pairs is not None:
-        rows, columns = np.array(check_pairs(pairs, asked, dim)).T if len(pairs) else (both[:0], both[:0])
+        rows, columns = (
+            np.array(check_pairs(pairs, asked, dim)).T if len(pairs) else (both[:0], both[:0])
+        )
     mean[rows, columns] = 1.0
     return mean
 
 
-def sample_mlp_weights(width: int, n_keys: int, dim: int, seed: int, *, start: int = 0) -> Float[np.ndarray, "m z"]:
+def sample_mlp_weights(
+    width: int, n_keys: int, dim: int, seed: int, *, start: int = 0
+) -> Float[np.ndarray, "m z"]:
     """Draw first-layer weights (width, (N+1)·d + 1) of the MLP baseline: w ~ N(0, I/(N+2)) on z = [x_0; …; x_N; 1].
 
     M(d+1) units match the parameters of M attention heads. Draws nest as heads do; ``start`` is the first to draw.
     """
-    width, n_keys, dim = check_count(width, "width"), check_count(n_keys, "n_keys"), check_count(dim, "dim")
-    return standard_normals(width, (n_keys + 1) * dim + 1, seed, start=start) / math.sqrt(n_keys + 2)
+    width, n_keys, dim = (
+        check_count(width, "width"),
+        check_count(n_keys, "n_keys"),
+        check_count(dim, "dim"),
+    )
+    return standard_normals(width, (n_keys + 1) * dim + 1, seed, start=start) / math.sqrt(
+        n_keys + 2
+    )
 
 
 def head_normals(
-    n_heads: int, dim: int, seed: int, query_dim: int | None = None, *, start: int = 0, last_row: bool = False
+    n_heads: int,
+    dim: int,
+    seed: int,
+    query_dim: int | None = None,
+    *,
+    start: int = 0,
+    last_row: bool = False,
 ) -> Float[np.ndarray, "m f e"]:
     """The noise G of heads: (M, D_q, D), or the last rows of these alone."""
     width = dim + 1
     rows = width if query_dim is None else query_dim + 1
     skip = (rows - 1) * width if last_row else 0
-    return standard_normals(n_heads, rows * width, seed, start=start, skip=skip).reshape(n_heads, -1, width)
+    return standard_normals(n_heads, rows * width, seed, start=start, skip=skip).reshape(
+        n_heads, -1, width
+    )
 
 
 WORTH_A_JUMP = 256
@@ -464,22 +527,22 @@ class Step:
 class FittedHeads:
     """Heads W_m = means_[m mod K] + scale · diag(query_scales_) G_m diag(key_scales_) with standard normal G_m.
 
-    With ``looks_`` they are those of the last of several looks: their query is extended by what earlier ones found.
+    With ``hops_`` they are those of the last of several hops: their query is extended by what earlier ones found.
 
     Attributes
     ----------
     means_ : array (K, D_q, D)
         The means; head m has mean number m mod K.
-    looks_ : tuple of arrays (P, D_h, D)
-        The matrices of the looks before the last, each with P patterns: look h weighs key i by
-        softmax_i(x~ᵀ U_p x~_i) and adds what pattern p finds, Σ_i a_i x_i, to the query of the looks after it. Empty
-        for one look.
+    hops_ : tuple of arrays (P, D_h, D)
+        The matrices of the hops before the last, each with P patterns: hop h weighs key i by
+        softmax_i(x~ᵀ U_p x~_i) and adds what pattern p finds, Σ_i a_i x_i, to the query of the hops after it. Empty
+        for one hop.
     scale : float
         Standard deviation of the entries around them.
     query_scales_, key_scales_ : arrays (D_q,) and (D,), or None
         What it is multiplied by for coordinate i of the query and j of the key; None means ones.
     chosen : str
-        "zero-mean", "identity" or "learned": which law the training set spoke for.
+        "zero-mean", "identity" or "learned": which head distribution the training set spoke for.
     strength : float
         c of the c·W_0 that the means started from; the mean itself if ``chosen`` is "identity".
     steps : int
@@ -487,13 +550,13 @@ class FittedHeads:
     history : tuple of Step
         Held-out error along the descent.
     reason : str
-        Why this law, in one sentence.
+        Why this head distribution, in one sentence.
 
     Examples
     --------
     >>> import numpy as np
-    >>> law = FittedHeads(np.zeros((2, 4, 4)), scale=0.5)
-    >>> bool((law.sample(3, dim=3, seed=0) == GaussianHeads().sample(3, 3, seed=0)).all())
+    >>> distribution = FittedHeads(np.zeros((2, 4, 4)), scale=0.5)
+    >>> bool((distribution.sample(3, dim=3, seed=0) == GaussianHeads().sample(3, 3, seed=0)).all())
     True
     """
 
@@ -506,12 +569,12 @@ class FittedHeads:
     reason: str = field(default="", repr=False)
     query_scales_: Float[np.ndarray, " f"] | None = field(default=None, repr=False)
     key_scales_: Float[np.ndarray, " e"] | None = field(default=None, repr=False)
-    looks_: tuple[Float[np.ndarray, "p _ e"], ...] = field(default=(), repr=False)
+    hops_: tuple[Float[np.ndarray, "p _ e"], ...] = field(default=(), repr=False)
 
     @property
     def hops(self) -> int:
-        """The number of looks, the last one included."""
-        return 1 + len(self.looks_)
+        """The number of hops, the last one included."""
+        return 1 + len(self.hops_)
 
     def sample(
         self, n_heads: int, dim: int, seed: int, query_dim: int | None = None, *, start: int = 0
@@ -520,12 +583,16 @@ class FittedHeads:
         self._check_dim(dim, query_dim)
         return self.around(head_normals(n_heads, dim, seed, query_dim, start=start), start)
 
-    def last_rows(self, n_heads: int, dim: int, seed: int, *, start: int = 0) -> Float[np.ndarray, "m 1 e"]:
+    def last_rows(
+        self, n_heads: int, dim: int, seed: int, *, start: int = 0
+    ) -> Float[np.ndarray, "m 1 e"]:
         """The last rows of the heads of ``sample(n_heads, dim, seed)``, and nothing else drawn."""
         self._check_dim(dim)
         return self.around(head_normals(n_heads, dim, seed, start=start, last_row=True), start)
 
-    def around(self, heads: Float[np.ndarray, "m g e"], start: int = 0) -> Float[np.ndarray, "m g e"]:
+    def around(
+        self, heads: Float[np.ndarray, "m g e"], start: int = 0
+    ) -> Float[np.ndarray, "m g e"]:
         """The last rows of heads, as many as there are of noise; which is overwritten."""
         rows = heads.shape[1]
         heads *= self.scale
@@ -535,30 +602,38 @@ class FittedHeads:
         return heads
 
     def components(self, dim: int, query_dim: int | None = None) -> tuple[GaussianHeads, ...]:
-        """The K Gaussian laws that the heads are shared out among; their kernels average to that of this law."""
+        """The K Gaussian head distributions that the heads are shared out among; their kernels average to that of this head distribution."""
         self._check_dim(dim, query_dim)
         if self.query_scales_ is not None:
             raise ValueError(
-                "the kernel of infinitely many heads is known for noise of one scale: this law has a scale for each "
+                "the kernel of infinitely many heads is known for noise of one scale: this head distribution has a scale for each "
                 "coordinate. Use a finite `n_heads`, or LearnedHeads(covariance='none')."
             )
         return tuple(GaussianHeads(mean, self.scale) for mean in self.means_)
 
     def strongest_pairs(
-        self, names: Sequence[str], count: int = 10, *, mean: int = 0, query_names: Sequence[str] | None = None
+        self,
+        names: Sequence[str],
+        count: int = 10,
+        *,
+        mean: int = 0,
+        query_names: Sequence[str] | None = None,
     ) -> list[tuple[str, str, float]]:
         """The (query name, key name, entry) of one mean of largest size; ``names`` are those of the d coordinates.
 
         The appended one is called "1". ``query_names`` are those of a query of another kind than the keys.
 
         >>> import numpy as np
-        >>> law = FittedHeads(np.array([[[0.0, 2.0, 0.0], [0.0, 0.0, 0.0], [0.0, -3.0, 0.0]]]), scale=0.25)
-        >>> law.strongest_pairs(["who", "where"], count=2)
+        >>> distribution = FittedHeads(np.array([[[0.0, 2.0, 0.0], [0.0, 0.0, 0.0], [0.0, -3.0, 0.0]]]), scale=0.25)
+        >>> distribution.strongest_pairs(["who", "where"], count=2)
         [('1', 'where', -3.0), ('who', 'where', 2.0)]
         """
         matrix = self.means_[mean]
         labels, asked = [*names, "1"], [*(names if query_names is None else query_names), "1"]
-        for given, option, size in ((labels, "names", matrix.shape[1]), (asked, "query_names", matrix.shape[0])):
+        for given, option, size in (
+            (labels, "names", matrix.shape[1]),
+            (asked, "query_names", matrix.shape[0]),
+        ):
             if len(given) != size:
                 what = "query" if option == "query_names" and query_names is not None else "token"
                 raise ValueError(
@@ -566,7 +641,9 @@ class FittedHeads:
                 )
         order = np.argsort(-np.abs(matrix), axis=None, kind="stable")[: check_count(count, "count")]
         rows, columns = np.unravel_index(order, matrix.shape)
-        return [(asked[i], labels[j], float(matrix[i, j])) for i, j in zip(rows, columns, strict=True)]
+        return [
+            (asked[i], labels[j], float(matrix[i, j])) for i, j in zip(rows, columns, strict=True)
+        ]
 
     def _check_dim(self, dim: int, query_dim: int | None = None) -> None:
         rows, width = self.means_.shape[1:]
@@ -575,9 +652,11 @@ class FittedHeads:
             fitted = f"tokens of dimension {width - 1}"
             if rows != width:
                 fitted = f"queries of dimension {rows - 1} and keys of dimension {width - 1}"
-                fitted += f" ({self.hops - 1} looks before the last extend them)" if self.looks_ else ""
+                fitted += (
+                    f" ({self.hops - 1} hops before the last extend them)" if self.hops_ else ""
+                )
             got = f"dim {dim}" if asked == dim else f"dim {dim} and query_dim {asked}"
             raise ValueError(
-                f"this law was fitted to {fitted}, and its heads are {rows} × {width}: got {got}. Fit a law to these "
+                f"this head distribution was fitted to {fitted}, and its heads are {rows} × {width}: got {got}. Fit a head distribution to these "
                 "tokens."
             )

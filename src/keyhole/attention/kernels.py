@@ -11,7 +11,7 @@ from jaxtyping import Float
 from keyhole._array import MEMORY_BUDGET, block_size, blocks, run_threads, set_blocks
 from keyhole.attention.activations import POINTWISE, check_pointwise
 from keyhole.attention.features import check_equal_lengths, flatten_sets
-from keyhole.attention.heads import GaussianHeads, HeadLaw
+from keyhole.attention.heads import GaussianHeads, HeadDistribution
 from keyhole.data.sets import SampleBatch, SetBatch, check_samples, check_sets
 
 if TYPE_CHECKING:
@@ -28,14 +28,14 @@ _SPAN = 16384
 def attention_kernel(
     a: SampleBatch,
     b: SampleBatch | None = None,
-    law: HeadLaw | None = None,
+    heads: HeadDistribution | None = None,
     activation: str = "relu",
     *,
     memory_budget: int = MEMORY_BUDGET,
 ) -> Float[Any, "n m"]:
     r"""Return the exact kernel of infinitely many attention heads.
 
-    K(x, x') = 1/(N N') Σ_ij m(x_0, x_i; x'_0, x'_j) <x~_i, x~'_j> with m = E[σ(u)σ(v)] over the law of W, where
+    K(x, x') = 1/(N N') Σ_ij m(x_0, x_i; x'_0, x'_j) <x~_i, x~'_j> with m = E[σ(u)σ(v)] over the head distribution of W, where
     u = x~_0ᵀ W x~_i and v are jointly Gaussian: variances scale² |x~_0|² |x~_i|², correlation
     ρ = cos(x~_0, x~'_0) cos(x~_i, x~'_j), means x~_0ᵀ W_0 x~_i. It is the limit of ΦΦᵀ as M grows.
 
@@ -44,9 +44,9 @@ def attention_kernel(
     a, b : SetBatch
         Without b, the Gram matrix of a: half the work, and exactly symmetric. For `SetGroups` the kernel of two samples
         is the mean over all pairs of their sets.
-    law : GaussianHeads, optional
+    heads : GaussianHeads, optional
         Zero mean by default. Any object whose ``moments(dim)`` returns the mean of W and the standard deviation of
-        its independent Gaussian entries will do; so does one whose ``components(dim)`` are several such laws, which has
+        its independent Gaussian entries will do; so does one whose ``components(dim)`` are several such head distributions, which has
         the average of their kernels. `QueryKeyHeads` has no closed-form kernel.
     activation : {"relu", "linear", "square", "step", "exp"}
     memory_budget : int
@@ -83,8 +83,8 @@ def attention_kernel(
         b = None
     elif b is not None:
         check_samples(b, "b")
-    parts = getattr(law, "components", None)
-    components = (law,) if parts is None else parts(*_dims(a))
+    parts = getattr(heads, "components", None)
+    components = (heads,) if parts is None else parts(*_dims(a))
     kernel = _sets_kernel if a.is_plain and (b is None or b.is_plain) else _pooled_kernel
     total = kernel(a, b, components[0], activation, memory_budget)
     for component in components[1:]:
@@ -95,15 +95,21 @@ def attention_kernel(
 
 
 def _sets_kernel(
-    a_samples: SampleBatch, b_samples: SampleBatch | None, law: HeadLaw | None, activation: str, memory_budget: int
+    a_samples: SampleBatch,
+    b_samples: SampleBatch | None,
+    heads: HeadDistribution | None,
+    activation: str,
+    memory_budget: int,
 ) -> Float[Any, "n m"]:
     """The kernel of samples of one set each."""
     a, b = a_samples.sets, None if b_samples is None else b_samples.sets
-    code, mean, scale = _check_arguments(a, b, law, activation)
+    code, mean, scale = _check_arguments(a, b, heads, activation)
     if a.device is not None:
         from keyhole.attention.dispatch import attention_gram
 
-        return _check_overflow(attention_gram(a, b, mean, scale, activation, memory_budget), activation)
+        return _check_overflow(
+            attention_gram(a, b, mean, scale, activation, memory_budget), activation
+        )
     biased = True if mean is not None and activation in ("relu", "step") else None
     rows = _panels(a, memory_budget)
     columns = rows if b is None else _panels(b, memory_budget)
@@ -120,7 +126,11 @@ def _sets_kernel(
 
 
 def _pooled_kernel(
-    a: SampleBatch, b: SampleBatch | None, law: HeadLaw | None, activation: str, memory_budget: int
+    a: SampleBatch,
+    b: SampleBatch | None,
+    heads: HeadDistribution | None,
+    activation: str,
+    memory_budget: int,
 ) -> Float[np.ndarray, "n m"]:
     """K_ij = Σ c_s c_t K(set s, set t) over the sets s of sample i and t of sample j, all of which are evaluated."""
     a = a.numpy()
@@ -136,7 +146,9 @@ def _pooled_kernel(
                 continue
             same = b is None and columns == rows
             right = left if same else columns_of[columns].written_out()
-            pairs = _sets_kernel(left.sets, None if same else right.sets, law, activation, memory_budget)
+            pairs = _sets_kernel(
+                left.sets, None if same else right.sets, heads, activation, memory_budget
+            )
             tile = right.pool(left.pool(pairs), axis=1)
             out[rows, columns] = tile
             if b is None:
@@ -194,7 +206,9 @@ def mlp_kernel(
         for column in blocks(len(columns_of), step):
             if symmetric and column.start < row.start:
                 continue
-            others = (units, norms) if symmetric and column == row else _flat_units(columns_of[column])
+            others = (
+                (units, norms) if symmetric and column == row else _flat_units(columns_of[column])
+            )
             np.matmul(units, others[0].T, out=out[row, column])
             _apply_arc(out, row, column, norms, others[1] / (n_keys + 2))
     if symmetric:
@@ -202,14 +216,18 @@ def mlp_kernel(
     return out
 
 
-def tensor_kernel(a: SetBatch, law: HeadLaw | None, activation: str, dtype: str, memory_budget: int) -> Any:
+def tensor_kernel(
+    a: SetBatch, heads: HeadDistribution | None, activation: str, dtype: str, memory_budget: int
+) -> Any:
     """The Gram matrix of torch tensors, computed in their type and stored in ``dtype``: ridge needs float64."""
     from keyhole._tensors import empty_like
     from keyhole.attention.dispatch import attention_gram
 
-    _, mean, scale = _check_arguments(a, None, law, activation)
+    _, mean, scale = _check_arguments(a, None, heads, activation)
     out = empty_like(a.tokens, len(a), dtype)
-    return _check_overflow(attention_gram(a, None, mean, scale, activation, memory_budget, out), activation)
+    return _check_overflow(
+        attention_gram(a, None, mean, scale, activation, memory_budget, out), activation
+    )
 
 
 def _dims(batch: SampleBatch) -> tuple[int, ...]:
@@ -236,22 +254,24 @@ def _check_alike(a: SetBatch, b: SetBatch) -> None:
 
 
 def _check_arguments(
-    a: SetBatch, b: SetBatch | None, law: Any, activation: str
+    a: SetBatch, b: SetBatch | None, heads: Any, activation: str
 ) -> tuple[int, np.ndarray | None, float]:
-    """Return the code of the activation and the moments of the law."""
+    """Return the code of the activation and the moments of the head distribution."""
     code = POINTWISE.index(check_pointwise(activation))
     if b is not None:
         _check_alike(a, b)
-    law = GaussianHeads() if law is None else law
-    if isinstance(law, type):
-        raise TypeError(f"`law` must be a law, not its class: got {law.__name__}. Write {law.__name__}().")
-    if not hasattr(law, "moments"):
+    heads = GaussianHeads() if heads is None else heads
+    if isinstance(heads, type):
+        raise TypeError(
+            f"`heads` must be a head distribution, not its class: got {heads.__name__}. Write {heads.__name__}()."
+        )
+    if not hasattr(heads, "moments"):
         raise ValueError(
-            f"`law` must be Gaussian for an exact kernel, with a method moments(dim): got {law!r}, for which no closed "
-            "form is known. Use finite heads with it: attention_features(batch, law.sample(n_heads, dim, seed)), or "
+            f"`heads` must be Gaussian for an exact kernel, with a method moments(dim): got {heads!r}, for which no closed "
+            "form is known. Use finite heads with it: attention_features(batch, heads.sample(n_heads, dim, seed)), or "
             "n_heads=512 in an estimator."
         )
-    mean, scale = law.moments(*_dims(a))
+    mean, scale = heads.moments(*_dims(a))
     return code, mean, scale
 
 
@@ -261,7 +281,7 @@ def _check_overflow(out: Any, activation: str) -> Any:
         raise OverflowError(
             f"the kernel of activation 'exp' exceeds the range of {str(out.dtype).removeprefix('torch.')}: E[exp(u + "
             "v)] grows with the exponential of the variance scale² |x~_0|² |x~_i|². Scale the tokens down, or use a "
-            "smaller law.scale."
+            "smaller heads.scale."
         )
     return out
 
@@ -292,7 +312,9 @@ def _prepare(batch: SetBatch, mean: np.ndarray | None, scale: float, code: int) 
     power = {"relu": 1, "linear": 1, "square": 2}.get(name, 0)
     if name == "exp":
         shift = shift * std + 0.5 * std**2
-    return Panel(unit, query, norm * std**power / lengths[owner], shift, std, owner, batch.offsets.copy())
+    return Panel(
+        unit, query, norm * std**power / lengths[owner], shift, std, owner, batch.offsets.copy()
+    )
 
 
 def _units(extended: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -307,7 +329,14 @@ def _units(extended: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _fill(
-    code: int, biased: bool | None, upper: bool, left: Panel, right: Panel, out: np.ndarray, row: int, column: int
+    code: int,
+    biased: bool | None,
+    upper: bool,
+    left: Panel,
+    right: Panel,
+    out: np.ndarray,
+    row: int,
+    column: int,
 ) -> None:
     """Fill the panel of K whose first entry is (row, column), or its upper triangle, tile by tile on all threads."""
     from keyhole.attention import compiled_gram as gram
@@ -346,7 +375,9 @@ def _flat_units(batch: SetBatch) -> tuple[np.ndarray, np.ndarray]:
     return flat, norms
 
 
-def _apply_arc(out: np.ndarray, row: slice, column: slice, row_norms: np.ndarray, column_norms: np.ndarray) -> None:
+def _apply_arc(
+    out: np.ndarray, row: slice, column: slice, row_norms: np.ndarray, column_norms: np.ndarray
+) -> None:
     """Replace cosines by |z||z'|κ in some rows and columns, on all threads."""
     from keyhole.attention.compiled_moments import fill_relu_arc
 
@@ -354,4 +385,7 @@ def _apply_arc(out: np.ndarray, row: slice, column: slice, row_norms: np.ndarray
         norms = row_norms[part.start - row.start : part.stop - row.start]
         fill_relu_arc(out[part], column.start, norms, column_norms)
 
-    run_threads(work, [slice(row.start + p.start, row.start + p.stop) for p in blocks(row.stop - row.start, 64)])
+    run_threads(
+        work,
+        [slice(row.start + p.start, row.start + p.stop) for p in blocks(row.stop - row.start, 64)],
+    )

@@ -73,7 +73,18 @@ def fill_features(
         size = block_size(8 * 3 * heads_at_once * (width + longest), memory_budget)
         for part in blocks(stop - start, size):
             rows = order[start + part.start : start + part.stop]
-            _fill_block(tokens, offsets, queries, heads, activation, scale, out, rows, longest, heads_at_once)
+            _fill_block(
+                tokens,
+                offsets,
+                queries,
+                heads,
+                activation,
+                scale,
+                out,
+                rows,
+                longest,
+                heads_at_once,
+            )
         start = stop
     return out
 
@@ -92,7 +103,9 @@ def _fill_block(
 ) -> None:
     width = heads.shape[2]
     lengths = offsets[rows + 1] - offsets[rows]
-    index = as_tensor(offsets[rows, None] + np.minimum(np.arange(longest), lengths[:, None] - 1), tokens)
+    index = as_tensor(
+        offsets[rows, None] + np.minimum(np.arange(longest), lengths[:, None] - 1), tokens
+    )
     present = as_tensor(np.arange(longest) < lengths[:, None], tokens)
     keys = torch.nn.functional.pad(tokens[index], (0, 1), value=1.0)
     where = as_tensor(rows, tokens)
@@ -169,11 +182,17 @@ def _near_moment(power: int, h: torch.Tensor, k: torch.Tensor, rho: torch.Tensor
         total += 0.5 * float(weight) * (term * (rho - sine) if power == 1 else term)
     total *= angle / (2.0 * math.pi)
     if power == 1:
-        return total + rectified_mean(h) * rectified_mean(k) + rho * (torch.special.ndtr(h) * torch.special.ndtr(k))
+        return (
+            total
+            + rectified_mean(h) * rectified_mean(k)
+            + rho * (torch.special.ndtr(h) * torch.special.ndtr(k))
+        )
     return total + torch.special.ndtr(h) * torch.special.ndtr(k)
 
 
-def _far_moment(power: int, h: torch.Tensor, k: torch.Tensor, rho: torch.Tensor, gap: torch.Tensor) -> torch.Tensor:
+def _far_moment(
+    power: int, h: torch.Tensor, k: torch.Tensor, rho: torch.Tensor, gap: torch.Tensor
+) -> torch.Tensor:
     """The closed form. ``gap`` = 1 − |ρ| may be better known than ρ."""
     # zero counts as positive, and two zeros as equal: the angle between them must survive the division by h
     h, k = torch.where(h.abs() < _TINY, _TINY, h), torch.where(k.abs() < _TINY, _TINY, k)
@@ -257,7 +276,9 @@ def prepare_panel(
     else:
         directions, query_norm = units(query, 1.0)
     lengths = as_tensor(np.diff(offsets), tokens)
-    owner = torch.repeat_interleave(torch.arange(n, device=tokens.device), lengths, output_size=len(tokens))
+    owner = torch.repeat_interleave(
+        torch.arange(n, device=tokens.device), lengths, output_size=len(tokens)
+    )
     std = scale * query_norm[owner] * norm
     shift = torch.zeros_like(std)
     if mean is not None:
@@ -266,7 +287,9 @@ def prepare_panel(
     power = {"relu": 1, "linear": 1, "square": 2}.get(activation, 0)
     if activation == "exp":
         shift = shift * std + 0.5 * std**2
-    return TensorPanel(unit, directions, norm * std**power / lengths[owner], shift, std, owner, offsets)
+    return TensorPanel(
+        unit, directions, norm * std**power / lengths[owner], shift, std, owner, offsets
+    )
 
 
 def units(vectors: torch.Tensor, last: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -277,7 +300,12 @@ def units(vectors: torch.Tensor, last: float) -> tuple[torch.Tensor, torch.Tenso
 
 
 def fill_gram(
-    left: TensorPanel, right: TensorPanel | None, activation: str, biased: bool, out: torch.Tensor, memory_budget: int
+    left: TensorPanel,
+    right: TensorPanel | None,
+    activation: str,
+    biased: bool,
+    out: torch.Tensor,
+    memory_budget: int,
 ) -> torch.Tensor:
     """Fill ``out`` (n, m), of any type and device, with K; without ``right`` one triangle is computed and mirrored.
 
@@ -311,7 +339,12 @@ def gram_tile(a: TensorPanel, b: TensorPanel, activation: str, biased: bool) -> 
 
 
 def pair_moments(
-    a: TensorPanel, b: TensorPanel, cosine: torch.Tensor, query: torch.Tensor, activation: str, biased: bool
+    a: TensorPanel,
+    b: TensorPanel,
+    cosine: torch.Tensor,
+    query: torch.Tensor,
+    activation: str,
+    biased: bool,
 ) -> torch.Tensor:
     """m/(τ_u τ_v)^p for all pairs of keys, p the power of τ that the weights carry."""
     rho = (cosine * query).clamp(-1.0, 1.0)
@@ -330,7 +363,9 @@ def pair_moments(
     return relu_arc(rho, gap) if power == 1 else step_arc(rho, gap)
 
 
-def _gap(a: TensorPanel, b: TensorPanel, cosine: torch.Tensor, query: torch.Tensor, rho: torch.Tensor) -> torch.Tensor:
+def _gap(
+    a: TensorPanel, b: TensorPanel, cosine: torch.Tensor, query: torch.Tensor, rho: torch.Tensor
+) -> torch.Tensor:
     """1 − |ρ|, from differences of unit vectors where ρ is close to ±1: ρ itself tells it to 1e-16 only."""
     gap = (1.0 - rho.abs()).clamp(min=0.0)
     i, j = torch.nonzero(rho.abs() > _NEAR, as_tuple=True)

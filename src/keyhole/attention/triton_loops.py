@@ -64,7 +64,9 @@ def fill_in_registers(
     length = int(offsets[1] - offsets[0])
     equal = int(offsets[-1]) == n * length and not (np.diff(offsets) != length).any()
     # without a query x~_0 = [√2]: heads are their last rows, a query of no coordinates
-    queries, last = (tokens, 2.0**0.5) if query is None else (query.to(torch.float32).contiguous(), 1.0)
+    queries, last = (
+        (tokens, 2.0**0.5) if query is None else (query.to(torch.float32).contiguous(), 1.0)
+    )
     step = step or next(k for k in (4, 2, 1) if dim % k == 0 and tokens.data_ptr() % (4 * k) == 0)
     at_once = sets_at_once or min(4, max(1, 34 // (dim + 1)))
     relu_in_registers[(-(-n // at_once), -(-len(heads) // _WARP))](
@@ -80,7 +82,9 @@ def in_warps(heads: torch.Tensor) -> torch.Tensor:
     """W as (warps, D_q, D, 32): every offset in a warp is known. Beyond the last head stands whatever stood there."""
     n_heads, rows, width = heads.shape
     whole = n_heads // _WARP
-    turned = torch.empty(-(-n_heads // _WARP), rows, width, _WARP, dtype=heads.dtype, device=heads.device)
+    turned = torch.empty(
+        -(-n_heads // _WARP), rows, width, _WARP, dtype=heads.dtype, device=heads.device
+    )
     turned[:whole] = heads[: whole * _WARP].reshape(whole, _WARP, rows, width).permute(0, 2, 3, 1)
     if n_heads % _WARP:
         turned[whole, :, :, : n_heads % _WARP] = heads[whole * _WARP :].permute(1, 2, 0)
@@ -123,7 +127,11 @@ def relu_in_registers(
     WIDTH: tl.constexpr = DIM + 1
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     here = head < n_heads
-    column = weights + tl.program_id(1).to(tl.int64) * ((ASKED + 1) * WIDTH * HEADS) + tl.arange(0, HEADS)
+    column = (
+        weights
+        + tl.program_id(1).to(tl.int64) * ((ASKED + 1) * WIDTH * HEADS)
+        + tl.arange(0, HEADS)
+    )
     projected = ()
     for e in tl.static_range(WIDTH):
         row = tl.load(column + (ASKED * WIDTH + e) * HEADS) * last
@@ -132,7 +140,11 @@ def relu_in_registers(
     for a in range(ASKED):
         asked = ()
         for s in tl.static_range(SETS):
-            asked = asked + (tl.load(query + min(tl.program_id(0) * SETS + s, n_sets - 1).to(tl.int64) * ASKED + a),)
+            asked = asked + (
+                tl.load(
+                    query + min(tl.program_id(0) * SETS + s, n_sets - 1).to(tl.int64) * ASKED + a
+                ),
+            )
         moved = ()
         for e in tl.static_range(WIDTH):
             w = tl.load(column + (a * WIDTH + e) * HEADS)
@@ -183,13 +195,19 @@ def relu_in_registers(
         parts = ()
         for e in tl.static_range(1 << LOG):
             parts = parts + (total[min(e, DIM - 1) * SETS + s] * factor,)
-        for level in tl.static_range(LOG):  # join the coordinates to a table, the highest bit of their number first
+        for level in tl.static_range(
+            LOG
+        ):  # join the coordinates to a table, the highest bit of their number first
             joined = ()
             for k in tl.static_range(1 << (LOG - 1 - level)):
                 joined = joined + (tl.join(parts[k], parts[k + (1 << (LOG - 1 - level))]),)
             parts = joined
         table = tl.reshape(parts[0], (HEADS, 1 << LOG))
-        tl.store(start_of[:, None] + coordinate[None, :], table, mask=inside[:, None] & (coordinate < DIM)[None, :])
+        tl.store(
+            start_of[:, None] + coordinate[None, :],
+            table,
+            mask=inside[:, None] & (coordinate < DIM)[None, :],
+        )
         tl.store(start_of + DIM, total[DIM * SETS + s] * factor, mask=inside)
 
 
@@ -209,7 +227,9 @@ def fill_in_tiles(
     """Project all queries into ``out``, then replace them tile by tile: three passes over ``out``."""
     n, dim = len(offsets) - 1, tokens.shape[1]
     # out[s, m·D + e] = Σ_d x~_0[s, d] W_m[d, e]
-    torch.mm(seen_query(query, n, tokens), heads.permute(1, 0, 2).reshape(heads.shape[1], -1), out=out)
+    torch.mm(
+        seen_query(query, n, tokens), heads.permute(1, 0, 2).reshape(heads.shape[1], -1), out=out
+    )
     keys = min(64, _power_of_two(int(np.diff(offsets).max())))
     relu_in_tiles[(n, -(-len(heads) // heads_at_once))](
         out, tokens, as_tensor(offsets.astype(np.int64), tokens), len(heads), out.stride(0), scale,
@@ -265,7 +285,9 @@ def relu_in_tiles(
         key = start + tl.arange(0, KEYS)
         present = key < last
         x = tl.load(
-            tokens + key[:, None] * DIM + coordinate[None, :], mask=present[:, None] & known[None, :], other=0.0
+            tokens + key[:, None] * DIM + coordinate[None, :],
+            mask=present[:, None] & known[None, :],
+            other=0.0,
         )
         scores = _product(projected, x.T) + constant[:, None]
         weights = tl.where(present[None, :], tl.maximum(scores, 0.0), 0.0)
@@ -379,7 +401,13 @@ def fill_entries(
 ) -> None:
     """Write K[rows[e], columns[e]] into ``out``, and K[columns[e], rows[e]] if symmetric."""
     sides = [
-        (p.unit.contiguous(), p.query.contiguous(), p.shift, p.weight, as_tensor(p.offsets.astype(np.int64), p.unit))
+        (
+            p.unit.contiguous(),
+            p.query.contiguous(),
+            p.shift,
+            p.weight,
+            as_tensor(p.offsets.astype(np.int64), p.unit),
+        )
         for p in (left, right)
     ]
     entry_kernel[(len(rows),)](
@@ -407,7 +435,9 @@ _LOG2_E = 1.0 / math.log(2.0)
 
 
 @triton.jit
-def _load_tile(base, row, DEPTH: tl.constexpr, COLUMN: tl.constexpr, SIZE: tl.constexpr, SLICE: tl.constexpr):
+def _load_tile(
+    base, row, DEPTH: tl.constexpr, COLUMN: tl.constexpr, SIZE: tl.constexpr, SLICE: tl.constexpr
+):
     """Rows ``row … row + SIZE − 1`` of a (·, DEPTH) array, SLICE columns of them."""
     inner = tl.arange(0, SIZE)[:, None] * DEPTH + (COLUMN + tl.arange(0, SLICE))[None, :]
     return tl.load(base + row.to(tl.int64) * DEPTH + inner)
@@ -418,9 +448,14 @@ def _cosines(
     a, row, b, column, DEPTH: tl.constexpr, SLICE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):  # fmt: skip
     """Inner products of consecutive rows of ``a`` with consecutive rows of ``b``, but for their last coordinates."""
-    total = tl.dot(_load_tile(a, row, DEPTH, 0, ROWS, SLICE), _load_tile(b, column, DEPTH, 0, COLUMNS, SLICE).T)
+    total = tl.dot(
+        _load_tile(a, row, DEPTH, 0, ROWS, SLICE), _load_tile(b, column, DEPTH, 0, COLUMNS, SLICE).T
+    )
     for k in tl.static_range(SLICE, DEPTH, SLICE):
-        left, right = _load_tile(a, row, DEPTH, k, ROWS, SLICE), _load_tile(b, column, DEPTH, k, COLUMNS, SLICE)
+        left, right = (
+            _load_tile(a, row, DEPTH, k, ROWS, SLICE),
+            _load_tile(b, column, DEPTH, k, COLUMNS, SLICE),
+        )
         total = tl.fma(
             tl.dot(left, right.T), 1.0, total
         )  # a plain sum would be made, and truncated, by the tensor cores
@@ -497,7 +532,9 @@ def arc_kernel(
     tile = tiles + 4 * tl.program_id(0)
     row, column = tl.load(tile) * ROWS, tl.load(tile + 1) * COLUMNS
     query = _cosines(row_query, row, column_query, column, DEPTH, SLICE, ROWS, COLUMNS)
-    query = _add_last(query, _column(row_query_last, row, ROWS), _row(column_query_last, column, COLUMNS))
+    query = _add_last(
+        query, _column(row_query_last, row, ROWS), _row(column_query_last, column, COLUMNS)
+    )
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for i in range(tl.load(tile + 2)):
         start = tl.load(row_level + i)
@@ -506,14 +543,25 @@ def arc_kernel(
         for j in tl.range(tl.load(tile + 3), num_stages=STAGES):
             other = tl.load(column_level + j)
             weight = _load_weight(
-                column_weight, other + column, column, tl.load(column_level + j + 1) - other, COLUMNS, RAGGED
+                column_weight,
+                other + column,
+                column,
+                tl.load(column_level + j + 1) - other,
+                COLUMNS,
+                RAGGED,
             )
-            cosine = _cosines(row_keys, start + row, column_keys, other + column, DEPTH, SLICE, ROWS, COLUMNS)
+            cosine = _cosines(
+                row_keys, start + row, column_keys, other + column, DEPTH, SLICE, ROWS, COLUMNS
+            )
             cosine = _add_last(cosine, last, _row(column_last, other + column, COLUMNS))
             row_sum += (_arc(query * cosine) * cosine) * weight[None, :]
-        weight = _load_weight(row_weight, start + row, row, tl.load(row_level + i + 1) - start, ROWS, RAGGED)
+        weight = _load_weight(
+            row_weight, start + row, row, tl.load(row_level + i + 1) - start, ROWS, RAGGED
+        )
         total += weight[:, None] * row_sum
-    _store_tile(out, total, row, column, row_order, column_order, n, m, stride, SYMMETRIC, ROWS, COLUMNS)
+    _store_tile(
+        out, total, row, column, row_order, column_order, n, m, stride, SYMMETRIC, ROWS, COLUMNS
+    )
 
 
 @triton.jit
@@ -575,7 +623,9 @@ def rectified_kernel(
     tile = tiles + 4 * tl.program_id(0)
     row, column = tl.load(tile) * ROWS, tl.load(tile + 1) * COLUMNS
     query = _cosines(row_query, row, column_query, column, DEPTH, SLICE, ROWS, COLUMNS)
-    query = _add_last(query, _column(row_query_last, row, ROWS), _row(column_query_last, column, COLUMNS))
+    query = _add_last(
+        query, _column(row_query_last, row, ROWS), _row(column_query_last, column, COLUMNS)
+    )
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     error = tl.zeros((ROWS, COLUMNS), tl.float32)
     for i in range(tl.load(tile + 2)):
@@ -585,15 +635,23 @@ def rectified_kernel(
         h = _column(row_parts, here, ROWS)
         h_mean = _load_weight(row_parts + row_count, here, row, present, ROWS, RAGGED)[:, None]
         h_mass = _load_weight(row_parts + 2 * row_count, here, row, present, ROWS, RAGGED)[:, None]
-        h_density = _load_weight(row_parts + 3 * row_count, here, row, present, ROWS, RAGGED)[:, None]
+        h_density = _load_weight(row_parts + 3 * row_count, here, row, present, ROWS, RAGGED)[
+            :, None
+        ]
         row_sum = tl.zeros((ROWS, COLUMNS), tl.float32)
         for j in tl.range(tl.load(tile + 3), num_stages=STAGES):
             other = tl.load(column_level + j)
             there, known = other + column, tl.load(column_level + j + 1) - other
             k = _row(column_parts, there, COLUMNS)
-            k_mean = _load_weight(column_parts + column_count, there, column, known, COLUMNS, RAGGED)[None, :]
-            k_mass = _load_weight(column_parts + 2 * column_count, there, column, known, COLUMNS, RAGGED)[None, :]
-            k_density = _load_weight(column_parts + 3 * column_count, there, column, known, COLUMNS, RAGGED)[None, :]
+            k_mean = _load_weight(
+                column_parts + column_count, there, column, known, COLUMNS, RAGGED
+            )[None, :]
+            k_mass = _load_weight(
+                column_parts + 2 * column_count, there, column, known, COLUMNS, RAGGED
+            )[None, :]
+            k_density = _load_weight(
+                column_parts + 3 * column_count, there, column, known, COLUMNS, RAGGED
+            )[None, :]
             cosine = _cosines(row_keys, here, column_keys, there, DEPTH, SLICE, ROWS, COLUMNS)
             cosine = _add_last(cosine, last, _row(column_last, there, COLUMNS))
             rho = query * cosine
@@ -606,7 +664,9 @@ def rectified_kernel(
         total += row_sum
     density = _column(row_density, row, ROWS) * _row(column_density, column, COLUMNS)
     total = tl.where(density * (error * error_scale) > tl.abs(total), float("nan"), total)
-    _store_tile(out, total, row, column, row_order, column_order, n, m, stride, SYMMETRIC, ROWS, COLUMNS)
+    _store_tile(
+        out, total, row, column, row_order, column_order, n, m, stride, SYMMETRIC, ROWS, COLUMNS
+    )
 
 
 # --- what they are given ---------------------------------------------------------------------------------------------
@@ -643,7 +703,15 @@ class Operand:
 
     def arguments(self) -> tuple[torch.Tensor, ...]:
         """As the kernels name them."""
-        return self.keys, self.last, self.weight, self.query, self.query_last, self.order, self.level
+        return (
+            self.keys,
+            self.last,
+            self.weight,
+            self.query,
+            self.query_last,
+            self.order,
+            self.level,
+        )
 
     @property
     def ragged(self) -> bool:
@@ -683,7 +751,9 @@ def operand(panel: TensorPanel, *, right: bool, biased: bool) -> Operand:
         parts = _parts(panel)
         weight = parts[:, rows]
         bound = panel.weight * torch.exp(-0.25 * panel.shift.square()) / math.sqrt(2.0 * math.pi)
-        density = torch.segment_reduce(bound, "max", offsets=as_tensor(panel.offsets, panel.unit))[by_length]
+        density = torch.segment_reduce(bound, "max", offsets=as_tensor(panel.offsets, panel.unit))[
+            by_length
+        ]
     else:
         weight = (panel.weight if right else 0.5 * panel.weight)[rows]
         density = panel.query[:, 0]  # not read
@@ -739,13 +809,18 @@ def quadrature(count: int) -> tuple[tuple[tuple[float, ...], ...], float]:
     sums = (weights / np.sqrt(1 - np.square(rho[:, None] * nodes))).sum(axis=1)
     error = np.abs(sums - exact)
     worst = float(np.where(error > 1e-13, error * rho**2 / rho ** (4 * count), 0.0).max())
-    roots = [np.sqrt(nodes) * c * nodes ** (2 * i) for i, c in enumerate((1.0, 1 / 2, 3 / 8, 5 / 16, 35 / 128))]
+    roots = [
+        np.sqrt(nodes) * c * nodes ** (2 * i)
+        for i, c in enumerate((1.0, 1 / 2, 3 / 8, 5 / 16, 35 / 128))
+    ]
     constants = (nodes, weights / np.sqrt(nodes), 1.0 / nodes, *roots)
     return tuple(tuple(float(x) for x in row) for row in constants), worst
 
 
 @lru_cache(maxsize=8)
-def _tile_grid(n_rows: int, n_columns: int, symmetric: bool, tiling: Tiling) -> tuple[np.ndarray, np.ndarray]:
+def _tile_grid(
+    n_rows: int, n_columns: int, symmetric: bool, tiling: Tiling
+) -> tuple[np.ndarray, np.ndarray]:
     rows, columns = (x.ravel() for x in np.indices((n_rows, n_columns)))
     if not symmetric:
         return rows, columns
@@ -755,7 +830,10 @@ def _tile_grid(n_rows: int, n_columns: int, symmetric: bool, tiling: Tiling) -> 
 
 def _tiles(left: Operand, right: Operand, symmetric: bool, tiling: Tiling) -> torch.Tensor:
     """(tiles, 4): coordinates, and the longest lengths of rows and columns; the most work first."""
-    n_rows, n_columns = -(-len(left.lengths) // tiling.rows), -(-len(right.lengths) // tiling.columns)
+    n_rows, n_columns = (
+        -(-len(left.lengths) // tiling.rows),
+        -(-len(right.lengths) // tiling.columns),
+    )
     rows, columns = _tile_grid(n_rows, n_columns, symmetric, tiling)
     longest, widest = left.lengths[rows * tiling.rows], right.lengths[columns * tiling.columns]
     tiles = np.stack([rows, columns, longest, widest], axis=1).astype(np.int32)
@@ -765,7 +843,13 @@ def _tiles(left: Operand, right: Operand, symmetric: bool, tiling: Tiling) -> to
 
 
 def launch(
-    left: Operand, right: Operand, out: torch.Tensor, *, symmetric: bool, tiling: Tiling, nodes: int | None
+    left: Operand,
+    right: Operand,
+    out: torch.Tensor,
+    *,
+    symmetric: bool,
+    tiling: Tiling,
+    nodes: int | None,
 ) -> None:
     """Fill ``out`` (n, m) float32; around a mean with so many nodes, NaN where they are too few."""
     tiles = _tiles(left, right, symmetric, tiling)
@@ -805,7 +889,11 @@ def _of_one_width(panel: TensorPanel) -> TensorPanel:
 
 
 def fused_gram(
-    left: TensorPanel, right: TensorPanel | None, biased: bool, out: torch.Tensor, tiling: Tiling | None = None
+    left: TensorPanel,
+    right: TensorPanel | None,
+    biased: bool,
+    out: torch.Tensor,
+    tiling: Tiling | None = None,
 ) -> torch.Tensor:
     """Fill ``out`` (n, m), float32 on CUDA, with the ReLU kernel; without ``right`` exactly symmetric."""
     symmetric = right is None
@@ -828,7 +916,9 @@ def fused_gram(
     return out
 
 
-def choose_nodes(left: TensorPanel, right: TensorPanel, n_samples: int = 1024, share: float = 1e-3) -> int:
+def choose_nodes(
+    left: TensorPanel, right: TensorPanel, n_samples: int = 1024, share: float = 1e-3
+) -> int:
     """The fewest nodes whose error is small enough on all but ``share`` of some entries, taken at fixed strides."""
     n, m = len(left.offsets) - 1, len(right.offsets) - 1
     device = left.unit.device
@@ -838,7 +928,10 @@ def choose_nodes(left: TensorPanel, right: TensorPanel, n_samples: int = 1024, s
     first, second = as_tensor(left.offsets, steps), as_tensor(right.offsets, steps)
     turn = torch.arange(32, device=device)
     i = first[rows][:, None] + (turn * 13) % (first[rows + 1] - first[rows])[:, None]
-    j = second[columns][:, None] + (turn * 29 + turn // 7) % (second[columns + 1] - second[columns])[:, None]
+    j = (
+        second[columns][:, None]
+        + (turn * 29 + turn // 7) % (second[columns + 1] - second[columns])[:, None]
+    )
     query = (left.query[rows] * right.query[columns]).sum(dim=1)
     rho = (left.unit[i] * right.unit[j]).sum(dim=2) * query[:, None]
     h, k = left.shift[i], right.shift[j]
@@ -846,7 +939,9 @@ def choose_nodes(left: TensorPanel, right: TensorPanel, n_samples: int = 1024, s
     scale = (torch.clamp(h, min=0.0) * torch.clamp(k, min=0.0) + scale).mean(dim=1)
     density = torch.exp(-0.25 * (h * h + k * k)).amax(dim=1) / (2.0 * math.pi)
     shares = [
-        (density * (rho ** (4 * count)).mean(dim=1) * (quadrature(count)[1] / TOLERANCE) > scale).double().mean()
+        (density * (rho ** (4 * count)).mean(dim=1) * (quadrature(count)[1] / TOLERANCE) > scale)
+        .double()
+        .mean()
         for count in QUADRATURES
     ]
     good = (torch.stack(shares) <= share).cpu().numpy()

@@ -138,7 +138,9 @@ class AcceleratedDescent:
             bend = float(np.vdot(dual_change, predictions - start_predictions))
 
             # what rounding of the products alone could add to `bend`
-            allowance = self._rounding * float(np.linalg.norm(dual_change) * np.linalg.norm(predictions))
+            allowance = self._rounding * float(
+                np.linalg.norm(dual_change) * np.linalg.norm(predictions)
+            )
             if bend <= self.curvature * move_squared + allowance or move_squared == 0.0:
                 # try a longer step next, unless rounding decided the test and it says nothing
                 if bend > allowance:

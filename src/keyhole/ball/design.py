@@ -156,7 +156,9 @@ class ColumnBuffer:
     def __init__(self, dtype: np.dtype) -> None:
         self._store = np.empty(0, dtype)
 
-    def fill(self, design: SelectableDesign, groups: Int[np.ndarray, " k"], group_size: int) -> WorkingColumns:
+    def fill(
+        self, design: SelectableDesign, groups: Int[np.ndarray, " k"], group_size: int
+    ) -> WorkingColumns:
         """Copy the columns of ``groups``, side by side, over what the last call returned."""
         n = design.shape[0]
         width = len(groups) * group_size

@@ -96,7 +96,9 @@ class _RootSearch:
             self._reach *= 2.0
 
 
-def weighted_quantile(points: Float[np.ndarray, " n"], weights: Float[np.ndarray, " n"], level: float) -> float:
+def weighted_quantile(
+    points: Float[np.ndarray, " n"], weights: Float[np.ndarray, " n"], level: float
+) -> float:
     """Return the smallest point with at least ``level`` of the weight at or below it.
 
     It is the median if ``level`` is half of the weight.
@@ -214,7 +216,10 @@ class KinkedLoss(ScalarLoss):
         residuals = y - z
         rises = weights[:, None] * (high - low)
         levels = -(weights @ low)
-        quantiles = [weighted_quantile(residuals[:, k], rises[:, k], float(levels[k])) for k in range(y.shape[1])]
+        quantiles = [
+            weighted_quantile(residuals[:, k], rises[:, k], float(levels[k]))
+            for k in range(y.shape[1])
+        ]
         return np.array(quantiles)
 
 

@@ -188,7 +188,9 @@ def minimise(
 
         # certify it on all groups
         candidate = working.extend(descent.watch.values)
-        certificate = certify(problem, design, candidate, descent.watch.dual, descent.inner.intercept)
+        certificate = certify(
+            problem, design, candidate, descent.watch.dual, descent.inner.intercept
+        )
         if certificate.objective <= best.objective:
             values = candidate
         gap_before = best.gap
@@ -352,7 +354,9 @@ class BallSetup:
             fit_intercept=self.fit_intercept,
         )
 
-    def minimise(self, ball: NormBall, start: Float[np.ndarray, "p t"], tol: float, max_iter: int) -> Solution:
+    def minimise(
+        self, ball: NormBall, start: Float[np.ndarray, "p t"], tol: float, max_iter: int
+    ) -> Solution:
         """Minimise over one ball, until gap ≤ tol · max(objective, 1e-3 · loss of best constant).
 
         From ``start``, projected onto the ball, by accelerated projected gradient with restarts on

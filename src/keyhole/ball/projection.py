@@ -70,7 +70,9 @@ def group_norms(values: Float[np.ndarray, "m d"]) -> Float[np.ndarray, " m"]:
     return np.sqrt(np.einsum("md,md->m", values, values, dtype=np.float64))
 
 
-def project_norms(norms: Float[np.ndarray, " m"], group_radius: float, ball_radius: float) -> Float[np.ndarray, " m"]:
+def project_norms(
+    norms: Float[np.ndarray, " m"], group_radius: float, ball_radius: float
+) -> Float[np.ndarray, " m"]:
     """Project the vector of group norms, a ≥ 0, onto {Σ x ≤ K, |x| ≤ R}; itself if it is inside.
 
     >>> project_norms(np.array([3.0, 2.0, 0.5]), 3.0, math.inf)  # only the sum binds: threshold 1
@@ -106,7 +108,9 @@ def project_norms(norms: Float[np.ndarray, " m"], group_radius: float, ball_radi
     return above * scale
 
 
-def norm_ball_support(norms: Float[np.ndarray, " m"], group_radius: float, ball_radius: float) -> tuple[float, float]:
+def norm_ball_support(
+    norms: Float[np.ndarray, " m"], group_radius: float, ball_radius: float
+) -> tuple[float, float]:
     """Return max <g, v> over the norm ball from the group norms a_m = |g_m|, and its threshold θ.
 
     It is min over θ ≥ 0 of Kθ + R |(a − θ)₊|₂. Every θ bounds the maximum from above, so what is

@@ -44,7 +44,9 @@ class _Sentences(TyperGroup):
     def main(self, *arguments: Any, **options: Any) -> Any:
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure"):
-                stream.reconfigure(errors="backslashreplace")  # a terminal that knows no β shows its number
+                stream.reconfigure(
+                    errors="backslashreplace"
+                )  # a terminal that knows no β shows its number
         try:
             return super().main(*arguments, **options)
         except SystemExit as end:
@@ -61,7 +63,10 @@ class _Sentences(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         for argument in args:
             if not argument.isascii() and any("\ud800" <= c <= "\udfff" for c in argument):
-                echo(f"error: names must be text in UTF-8: got {argument!r:.200}. Rename the file or folder.", err=True)
+                echo(
+                    f"error: names must be text in UTF-8: got {argument!r:.200}. Rename the file or folder.",
+                    err=True,
+                )
                 ctx.exit(2)
         return super().parse_args(ctx, args)
 
@@ -94,7 +99,9 @@ app = typer.Typer(
 
 @app.callback(invoke_without_command=True)
 def _root(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.", is_eager=True)] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and stop.", is_eager=True)
+    ] = False,
 ) -> None:
     if version:
         import keyhole
@@ -118,9 +125,15 @@ def check_output(path: Path, inputs: Iterable[Path]) -> None:
         if path.is_dir():
             refuse(f"the output must name a file: {path} is a folder. Add a file name to it.")
         if path.exists() and not path.is_file():
-            refuse(f"the output must be a file: {path} is not an ordinary file. Choose another name.")
-        if path.exists() and any(path.samefile(file) for source in inputs for file in _files(source)):
-            refuse(f"the output must not be one of the files that are read: {path} is. Choose another name.")
+            refuse(
+                f"the output must be a file: {path} is not an ordinary file. Choose another name."
+            )
+        if path.exists() and any(
+            path.samefile(file) for source in inputs for file in _files(source)
+        ):
+            refuse(
+                f"the output must not be one of the files that are read: {path} is. Choose another name."
+            )
         folder = next(p for p in behind_links(path).absolute().parents if p.exists())
     except UnicodeEncodeError:
         refuse(f"names of files must be text in UTF-8: got {path.name!r}. Choose another.")
@@ -128,7 +141,9 @@ def check_output(path: Path, inputs: Iterable[Path]) -> None:
         refuse(f"{path.name[:50]!r} … cannot be written: {error.strerror}. Choose another name.")
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         problem = "it may not be written" if folder.is_dir() else "Not a directory"
-        refuse(f"a file is written into a folder: {folder} cannot take one ({problem}). Choose another place.")
+        refuse(
+            f"a file is written into a folder: {folder} cannot take one ({problem}). Choose another place."
+        )
 
 
 def _files(path: Path) -> list[Path]:
@@ -155,17 +170,26 @@ def check_folder(folder: Path, *, overwrite: bool = True) -> None:
     if not os.access(above, os.W_OK | os.X_OK):
         refuse(f"--out must be a folder that can be written: {above} cannot. Choose another one.")
     if not overwrite and os.path.lexists(folder / "report.html"):
-        refuse(f"a report is not replaced unless asked: {folder} has one. Choose another folder, or add --overwrite.")
+        refuse(
+            f"a report is not replaced unless asked: {folder} has one. Choose another folder, or add --overwrite."
+        )
 
 
-KEYS_HELP = "Columns of the coordinates of a key, with commas [default: column keys, or all columns left]."
-QUERY_HELP = "Columns of the query, with commas [default: column query, or rows whose role is query]."
+KEYS_HELP = (
+    "Columns of the coordinates of a key, with commas [default: column keys, or all columns left]."
+)
+QUERY_HELP = (
+    "Columns of the query, with commas [default: column query, or rows whose role is query]."
+)
 EXTRAS_HELP = "Columns of the sample itself, with commas, solved for beside the sets [default: column extras]."
 TARGET_HELP = "Column to predict [default: target, label, class or y]."
 SET_HELP = "Column that says which set a row belongs to, where a row is a token [default: set, bag, id, …]."
 TOKENS_HELP = "A table with one row per token, where DATA has one row per sample; joined by the column of --set."
 Data = Annotated[
-    str, typer.Argument(help="A table of sets (Parquet, Arrow, CSV, npz), .ts or a folder of such, .xyz, or: digits.")
+    str,
+    typer.Argument(
+        help="A table of sets (Parquet, Arrow, CSV, npz), .ts or a folder of such, .xyz, or: digits."
+    ),
 ]
 Tokens = Annotated[str | None, typer.Option(help=TOKENS_HELP)]
 Keys = Annotated[str | None, typer.Option(help=KEYS_HELP)]
@@ -173,11 +197,23 @@ Query = Annotated[str | None, typer.Option(help=QUERY_HELP)]
 Target = Annotated[str | None, typer.Option(help=TARGET_HELP)]
 Extras = Annotated[str | None, typer.Option(help=EXTRAS_HELP)]
 SetId = Annotated[str | None, typer.Option("--set", help=SET_HELP)]
-Missing = Annotated[str, typer.Option(help="Gaps: error, drop tokens with one, or impute (mean, or a category).")]
-Groups = Annotated[str | None, typer.Option(help="Column of siblings (a patient, a story) that are left out together.")]
-Time = Annotated[str | None, typer.Option(help="Column of dates or numbers: what is newer is kept for testing.")]
-Split = Annotated[str | None, typer.Option(help="Column that says train or test (or 0 or 1) of every sample.")]
-Dim = Annotated[int | None, typer.Option(help="Coordinates of a key, if its column is flat.", min=1, max=MAX_COUNT)]
+Missing = Annotated[
+    str, typer.Option(help="Gaps: error, drop tokens with one, or impute (mean, or a category).")
+]
+Groups = Annotated[
+    str | None,
+    typer.Option(help="Column of siblings (a patient, a story) that are left out together."),
+]
+Time = Annotated[
+    str | None, typer.Option(help="Column of dates or numbers: what is newer is kept for testing.")
+]
+Split = Annotated[
+    str | None, typer.Option(help="Column that says train or test (or 0 or 1) of every sample.")
+]
+Dim = Annotated[
+    int | None,
+    typer.Option(help="Coordinates of a key, if its column is flat.", min=1, max=MAX_COUNT),
+]
 Task = Annotated[str, typer.Option(help="auto, regression or classification.")]
 
 
@@ -190,7 +226,9 @@ def read_data(data: str, **columns: Any) -> Any:
     except (ValueError, OSError) as error:
         refuse(str(error))
     if found.target is None:
-        refuse(f"{data} must have a target to learn: no column target, label, class or y. Name it with --target.")
+        refuse(
+            f"{data} must have a target to learn: no column target, label, class or y. Name it with --target."
+        )
     return found
 
 
@@ -202,7 +240,9 @@ def task_of(target: np.ndarray, task: str) -> str:
         refuse(f"--task must be one of {', '.join(TASKS)}: got {task!r}.")
     kind = target.dtype.kind
     if task == "regression" and kind == "U":
-        refuse(f"--task regression needs a target of numbers: this one holds text such as {target[0]!r:.40}.")
+        refuse(
+            f"--task regression needs a target of numbers: this one holds text such as {target[0]!r:.40}."
+        )
     return likely_task(target) if task == "auto" else task
 
 

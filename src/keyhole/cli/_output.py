@@ -18,7 +18,13 @@ from rich.text import Text
 from keyhole.lab.report.document import Row
 
 JOINERS = "\u200c\u200d"  # formatting characters that words and emoji are written with, and that do no harm
-_CONTROLS = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # categories of control, formatting, surrogates and ends of lines
+_CONTROLS = {
+    "Cc",
+    "Cf",
+    "Cs",
+    "Zl",
+    "Zp",
+}  # categories of control, formatting, surrogates and ends of lines
 
 
 def _is_control(character: str) -> bool:

@@ -19,10 +19,16 @@ def explain(
     data: Annotated[str, typer.Argument(help="Data like that the model was fitted to.")],
     tokens: Tokens = None,
     *,
-    chosen: Annotated[str, typer.Option("--set", help="Which set: its id, or its number, from 0 on.")],
+    chosen: Annotated[
+        str, typer.Option("--set", help="Which set: its id, or its number, from 0 on.")
+    ],
     out: Annotated[Path, typer.Option(help="Folder of the page.")] = Path("out/explain"),
-    coverage: Annotated[float, typer.Option(help="Share of outcomes that the interval should hold.")] = 0.9,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the page in OUT.")] = False,
+    coverage: Annotated[
+        float, typer.Option(help="Share of outcomes that the interval should hold.")
+    ] = 0.9,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the page in OUT.")
+    ] = False,
 ) -> None:
     """Take one prediction apart: a page with what each key adds to it, the query, the interval and the novelty."""
     check_folder(out, overwrite=overwrite)
@@ -35,7 +41,9 @@ def explain(
     try:
         saved = read_model(model)
         if not hasattr(saved.estimator, "contributions"):
-            refuse(f"{model} must predict to be explained: it holds a {type(saved.estimator).__name__}.")
+            refuse(
+                f"{model} must predict to be explained: it holds a {type(saved.estimator).__name__}."
+            )
         path = Path(data)
         table = path.suffix.lower() in SUFFIXES or (path.is_dir() and not holds_series(path))
         found = saved.schema.read(path, tokens=tokens) if table else load_data(data)
@@ -49,7 +57,12 @@ def explain(
         warnings.simplefilter("ignore")  # the page itself names the plain jackknife
         report = answer_or_exit(
             lambda: explanation(
-                saved.estimator, found.sets[row : row + 1], f"set {chosen}", saved.schema.names, truth, coverage
+                saved.estimator,
+                found.sets[row : row + 1],
+                f"set {chosen}",
+                saved.schema.names,
+                truth,
+                coverage,
             )
         )
     echo(report.lead)
@@ -61,9 +74,13 @@ def _row(chosen: str, ids: np.ndarray | None, n: int) -> int:
     if ids is not None:
         known = [str(name) for name in ids.tolist()]
         if chosen not in known:
-            refuse(f"--set must name a set of the data: {chosen!r} is none of {', '.join(known[:5])} … ({n} in all).")
+            refuse(
+                f"--set must name a set of the data: {chosen!r} is none of {', '.join(known[:5])} … ({n} in all)."
+            )
         return known.index(chosen)
-    is_number = chosen.isdecimal() and len(chosen) <= 18  # Python itself refuses to read endless numbers
+    is_number = (
+        chosen.isdecimal() and len(chosen) <= 18
+    )  # Python itself refuses to read endless numbers
     if not is_number or int(chosen) >= n:
         refuse(f"--set must be the number of a set, from 0 to {n - 1}: got {chosen!r:.40}.")
     return int(chosen)

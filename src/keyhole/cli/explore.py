@@ -17,14 +17,15 @@ from keyhole.cli._output import echo, refuse
 @app.command()
 def explore(
     port: Annotated[
-        int, typer.Option(help="Port on the loopback address; 0 is any that is free.", min=0, max=65535)
+        int,
+        typer.Option(help="Port on the loopback address; 0 is any that is free.", min=0, max=65535),
     ] = 0,
     browser: Annotated[bool, typer.Option(help="Open the page in the browser.")] = True,
-    out: Annotated[Path, typer.Option(help="Folder of the store of finished cells, shared with reproduce.")] = Path(
-        "out/reproduce"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="Folder of the store of finished cells, shared with reproduce.")
+    ] = Path("out/reproduce"),
 ) -> None:
-    """Theory and experiment on one page: turn sizes, law and target, see the curves move, measure on top of them.
+    """Theory and experiment on one page: turn sizes, head distribution and target, see the curves move, measure on top of them.
 
     The first line of output is the address of the page, which nobody can reach but programs on this machine that know
     it. Measured points are kept in OUT/cells.sqlite. Stop with Ctrl-C.
@@ -33,7 +34,9 @@ def explore(
     try:
         from keyhole.lab.explore.server import ExploreServer, PortTakenError
     except ImportError as error:
-        refuse(f"`keyhole explore` needs {error.name or 'starlette and uvicorn'}: pip install 'keyhole[lab]'.")
+        refuse(
+            f"`keyhole explore` needs {error.name or 'starlette and uvicorn'}: pip install 'keyhole[lab]'."
+        )
     try:
         server = answer_or_exit(lambda: ExploreServer(out / "cells.sqlite", port))
     except PortTakenError as error:

@@ -41,7 +41,7 @@ DATA is a table with one row per set (list columns) or one row per token, or a n
 digits. Text, dates and booleans become numbers. MODEL is the file to write, for kh.load and keyhole predict; how the
 table was read is stored in it. The leave-one-out error is printed, and the error of what --time or --split sets apart.
 """
-LAWS = {"auto": "", "zero": "GaussianHeads", "biased": "GaussianHeads", "identity": "IdentityHeads",
+DISTRIBUTIONS = {"auto": "", "zero": "GaussianHeads", "biased": "GaussianHeads", "identity": "IdentityHeads",
         "learned": "LearnedHeads"}  # fmt: skip
 
 
@@ -61,16 +61,28 @@ def fit(
     time: Time = None,
     split: Split = None,
     task: Task = "auto",
-    heads: Annotated[str | None, typer.Option(help="Heads M: a number, inf for the exact kernel, or auto.")] = None,
-    law: Annotated[
-        str | None, typer.Option(help="Of the heads: auto, zero, biased, identity (its strength chosen) or learned.")
+    heads: Annotated[
+        str | None, typer.Option(help="Heads M: a number, inf for the exact kernel, or auto.")
+    ] = None,
+    distribution: Annotated[
+        str | None,
+        typer.Option(
+            help="Of the heads: auto, zero, biased, identity (its strength chosen) or learned."
+        ),
     ] = None,
     alpha: Annotated[str | None, typer.Option(help="Ridge penalty, a number or loo.")] = None,
-    activation: Annotated[str | None, typer.Option(help="relu, softmax, linear, square, step or exp.")] = None,
-    pooling: Annotated[str | None, typer.Option(help="mean, or sum for targets that grow with the set.")] = None,
-    scaling: Annotated[str | None, typer.Option(help="Of tokens: none, sphere, standard or auto.")] = None,
+    activation: Annotated[
+        str | None, typer.Option(help="relu, softmax, linear, square, step or exp.")
+    ] = None,
+    pooling: Annotated[
+        str | None, typer.Option(help="mean, or sum for targets that grow with the set.")
+    ] = None,
+    scaling: Annotated[
+        str | None, typer.Option(help="Of tokens: none, sphere, standard or auto.")
+    ] = None,
     make_query: Annotated[
-        str | None, typer.Option(help="given; mean of the keys; each key in turn; auto tries given and mean.")
+        str | None,
+        typer.Option(help="given; mean of the keys; each key in turn; auto tries given and mean."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the heads.", min=0, max=MAX_SEED)] = 0,
     overwrite: Annotated[bool, typer.Option(help="Replace MODEL if it is there.")] = False,
@@ -80,10 +92,12 @@ def fit(
 
     check_output(model, [Path(data), *([] if tokens is None else [Path(tokens)])])
     if model.exists() and not overwrite:
-        refuse(f"a file is not replaced unless asked: {model.name!r} exists. Choose another name, or add --overwrite.")
+        refuse(
+            f"a file is not replaced unless asked: {model.name!r} exists. Choose another name, or add --overwrite."
+        )
     named = {
         "n_heads": heads if heads in (None, "auto") else read_heads(heads),
-        "law": None if law is None else _law(law),
+        "heads": None if distribution is None else _law(distribution),
         "alpha": None if alpha is None else _alpha(alpha),
         "activation": activation,
         "pooling": pooling,
@@ -91,18 +105,33 @@ def fit(
         "query": make_query,
         "random_state": seed,
     }
-    options = {name: value for name, value in named.items() if value is not None}  # the rest is the estimator's
-    columns = {"keys": keys, "query": query, "target": target, "extras": extras, "set_id": set_id, "tokens": tokens}
-    found = read_data(data, **columns, missing=missing, dim=dim, groups=groups, time=time, split=split)
+    options = {
+        name: value for name, value in named.items() if value is not None
+    }  # the rest is the estimator's
+    columns = {
+        "keys": keys,
+        "query": query,
+        "target": target,
+        "extras": extras,
+        "set_id": set_id,
+        "tokens": tokens,
+    }
+    found = read_data(
+        data, **columns, missing=missing, dim=dim, groups=groups, time=time, split=split
+    )
     train = found.train
     if not len(train):
-        refuse(f"there must be samples to learn from: --split {split} says test of all {len(found)}.")
+        refuse(
+            f"there must be samples to learn from: --split {split} says test of all {len(found)}."
+        )
     kind = task_of(found.target, task)
     console = Console()
     began = perf_counter()
     with console.status("fitting …"):
         made: Any = kh.AttentionRegressor if kind == "regression" else kh.AttentionClassifier
-        estimator = answer_or_exit(lambda: made(**options).fit(train.sets, train.target, groups=train.groups))
+        estimator = answer_or_exit(
+            lambda: made(**options).fit(train.sets, train.target, groups=train.groups)
+        )
     seconds = perf_counter() - began
     _save(estimator, model, found, overwrite)
     _print(console, estimator, found, kind, seconds)
@@ -112,9 +141,13 @@ def fit(
 def _law(name: str) -> Any:
     import keyhole as kh
 
-    if name not in LAWS:
-        refuse(f"--law must be one of {', '.join(LAWS)}: got {name!r}.")
-    return getattr(kh, LAWS[name])(*([1.0] if name == "biased" else [])) if LAWS[name] else None
+    if name not in DISTRIBUTIONS:
+        refuse(f"--head distribution must be one of {', '.join(DISTRIBUTIONS)}: got {name!r}.")
+    return (
+        getattr(kh, DISTRIBUTIONS[name])(*([1.0] if name == "biased" else []))
+        if DISTRIBUTIONS[name]
+        else None
+    )
 
 
 def _alpha(text: str) -> Any:
@@ -144,12 +177,15 @@ def _print(console: Console, estimator: Any, data: Any, kind: str, seconds: floa
         own = f"; extras: {', '.join(columns['extras'])}" if "extras" in columns else ""
         say(console, f"keys: {', '.join(columns['keys'])}{asked}{own}")
     if data.left_out:
-        say(console, f"left out: {'; '.join(data.left_out)}. Name the keys with --keys to choose otherwise.")
-    rule, law = estimator.tokens_, estimator.law_
+        say(
+            console,
+            f"left out: {'; '.join(data.left_out)}. Name the keys with --keys to choose otherwise.",
+        )
+    rule, distribution = estimator.tokens_, estimator.heads_
     heads = "the exact kernel" if estimator.solver_ == "kernel" else f"{estimator.n_heads_} heads"
     say(
         console,
-        f"{heads}, {law}; α {estimator.alpha_:.3g}; "
+        f"{heads}, {distribution}; α {estimator.alpha_:.3g}; "
         f"tokens: {rule.scaling}, query: {rule.query}, pooling: {rule.pooling}",
     )
     left = "leave-one-out" if data.groups is None else "leave-one-group-out"
@@ -166,13 +202,27 @@ def _print(console: Console, estimator: Any, data: Any, kind: str, seconds: floa
             console,
             f"{left} accuracy {100 * (1 - wrong):.1f} % ± {100 * error:.1f}, {len(estimator.classes_)} classes",
         )
-    if getattr(law, "chosen", "") == "learned":
-        say(console, "(the law was learned from all samples: its leave-one-out error flatters a little)")
+    if getattr(distribution, "chosen", "") == "learned":
+        say(
+            console,
+            "(the head distribution was learned from all samples: its leave-one-out error flatters a little)",
+        )
     if data.split is not None and len(data.test):
         score = estimator.score(data.test.sets, data.test.target)
         name = "R²" if kind == "regression" else "accuracy"
-        which = "newest sets, kept for testing" if data.time is not None else "sets that the data sets apart"
-        errors = np.square(data.test.target - estimator.predict(data.test.sets)) if kind == "regression" else None
+        which = (
+            "newest sets, kept for testing"
+            if data.time is not None
+            else "sets that the data sets apart"
+        )
+        errors = (
+            np.square(data.test.target - estimator.predict(data.test.sets))
+            if kind == "regression"
+            else None
+        )
         rmse = "" if errors is None else f"RMSE {number(float(np.sqrt(errors.mean())))}, "
-        say(console, f"test {rmse}{name} {score:.3f} on the {len(data.test)} {which}, which the model has not seen")
+        say(
+            console,
+            f"test {rmse}{name} {score:.3f} on the {len(data.test)} {which}, which the model has not seen",
+        )
     say(console, f"{len(train)} sets in {seconds:.1f} s")

@@ -24,13 +24,21 @@ W = QᵀK is held against chance, a random rotation between queries and keys: z 
 def heads(
     checkpoint: Annotated[Path, typer.Argument(help="A safetensors file, or a folder with one.")],
     heads: Annotated[
-        int | None, typer.Option(help="Heads per layer [default: from config.json beside it].", min=1, max=MAX_COUNT)
+        int | None,
+        typer.Option(
+            help="Heads per layer [default: from config.json beside it].", min=1, max=MAX_COUNT
+        ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write an HTML report with its charts into this folder.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write an HTML report with its charts into this folder.")
+    ] = None,
     fold_norm: Annotated[
-        bool, typer.Option(help="Fold in the scale of the layer norm that attention's input comes from.")
+        bool,
+        typer.Option(help="Fold in the scale of the layer norm that attention's input comes from."),
     ] = True,
-    overwrite: Annotated[bool, typer.Option(help="Replace a report in the folder of --out.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option(help="Replace a report in the folder of --out.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Print layers and the verdict; write the report where asked."""
@@ -82,4 +90,6 @@ def _write(figure: Any, findings: Any, out: Path) -> list[Path]:
         "layer norms": "folded in" if findings.fold_norm else "left out",
     }
     lead = "How far the query-key matrices of a trained model lean towards the identity, and what chance would give."
-    return write_report(Report(f"Heads of {findings.name}", lead, [figure.section_of(findings)], provenance), out)
+    return write_report(
+        Report(f"Heads of {findings.name}", lead, [figure.section_of(findings)], provenance), out
+    )

@@ -56,15 +56,26 @@ def lens(
     time: Time = None,
     split: Split = None,
     task: Task = "auto",
-    budget: Annotated[float, typer.Option(help="Seconds, predicted from sizes.", min=5.0, max=86400.0)] = 60.0,
-    heads: Annotated[int, typer.Option(help="Heads of the finite layers.", min=1, max=100_000)] = 256,
-    activation: Annotated[str, typer.Option(help="relu, softmax, linear, square, step or exp.")] = "relu",
-    pooling: Annotated[str, typer.Option(help="mean, or sum for targets that grow with the set.")] = "mean",
+    budget: Annotated[
+        float, typer.Option(help="Seconds, predicted from sizes.", min=5.0, max=86400.0)
+    ] = 60.0,
+    heads: Annotated[
+        int, typer.Option(help="Heads of the finite layers.", min=1, max=100_000)
+    ] = 256,
+    activation: Annotated[
+        str, typer.Option(help="relu, softmax, linear, square, step or exp.")
+    ] = "relu",
+    pooling: Annotated[
+        str, typer.Option(help="mean, or sum for targets that grow with the set.")
+    ] = "mean",
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the report [default: out/lens/NAME, a new one each time].")
+        Path | None,
+        typer.Option(help="Folder for the report [default: out/lens/NAME, a new one each time]."),
     ] = None,
     report: Annotated[bool, typer.Option(help="Write the HTML report.")] = True,
-    overwrite: Annotated[bool, typer.Option(help="Replace a report in the folder of --out.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option(help="Replace a report in the folder of --out.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Seed of everything.", min=0, max=MAX_SEED)] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
@@ -76,8 +87,17 @@ def lens(
     if pooling not in POOLINGS:
         refuse(f"--pooling must be one of {', '.join(POOLINGS)}: got {pooling!r}.")
     folder = _folder(data, out, overwrite) if report else None
-    columns = {"keys": keys, "query": query, "target": target, "extras": extras, "set_id": set_id, "tokens": tokens}
-    found = read_data(data, **columns, missing=missing, dim=dim, groups=groups, time=time, split=split)
+    columns = {
+        "keys": keys,
+        "query": query,
+        "target": target,
+        "extras": extras,
+        "set_id": set_id,
+        "tokens": tokens,
+    }
+    found = read_data(
+        data, **columns, missing=missing, dim=dim, groups=groups, time=time, split=split
+    )
     kind = task_of(found.target, task)
     from keyhole.lab.lens.findings import LensConfig
     from keyhole.lab.lens.look import look
@@ -117,7 +137,11 @@ def _print(console: Console, findings: Any) -> None:
     from keyhole.lab.lens.findings import percent
 
     rows = [
-        {"learner": row["learner"], "error": percent(row["error, %"] / 100), "±": percent(row["±"] / 100)}
+        {
+            "learner": row["learner"],
+            "error": percent(row["error, %"] / 100),
+            "±": percent(row["±"] / 100),
+        }
         | {name: str(row[name]) for name in ("sets", "folds")}
         for row in findings.table
     ]

@@ -15,7 +15,17 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from keyhole.cli._app import INTERRUPTED, MAX_COUNT, Dim, Keys, Query, SetId, Tokens, app, check_output
+from keyhole.cli._app import (
+    INTERRUPTED,
+    MAX_COUNT,
+    Dim,
+    Keys,
+    Query,
+    SetId,
+    Tokens,
+    app,
+    check_output,
+)
 from keyhole.cli._output import echo, refuse
 
 if TYPE_CHECKING:
@@ -26,14 +36,21 @@ if TYPE_CHECKING:
 
 GAPS = "Gaps: error, drop tokens with one, or impute as the model was fitted [default: as the model was fitted]."
 Drop = Annotated[str | None, typer.Option(help=GAPS)]
-Unknown = Annotated[str, typer.Option(help="Categories that the model does not know: error, or ignore (none of them).")]
+Unknown = Annotated[
+    str,
+    typer.Option(help="Categories that the model does not know: error, or ignore (none of them)."),
+]
 
 
 @app.command()
 def predict(
     model: Annotated[Path, typer.Argument(help="A model written by kh.save.")],
     source: Annotated[
-        Path, typer.Argument(metavar="IN", help="Parquet, Arrow, CSV, npz or .ts file, or a folder of Parquet or .ts.")
+        Path,
+        typer.Argument(
+            metavar="IN",
+            help="Parquet, Arrow, CSV, npz or .ts file, or a folder of Parquet or .ts.",
+        ),
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Parquet file to write.")],
     tokens: Tokens = None,
@@ -43,19 +60,32 @@ def predict(
     missing: Drop = None,
     unknown: Unknown = "error",
     dim: Dim = None,
-    keep: Annotated[list[str] | None, typer.Option("--id", help="Column to copy to OUT; may be repeated.")] = None,
-    proba: Annotated[bool, typer.Option("--proba", help="Add a column of probabilities for each class.")] = False,
-    interval: Annotated[
-        float | None, typer.Option(help="Coverage, such as 0.9: adds intervals, or sets of labels, and novelty.")
+    keep: Annotated[
+        list[str] | None, typer.Option("--id", help="Column to copy to OUT; may be repeated.")
     ] = None,
-    explain: Annotated[bool, typer.Option("--explain", help="Add what each key adds to the prediction.")] = False,
+    proba: Annotated[
+        bool, typer.Option("--proba", help="Add a column of probabilities for each class.")
+    ] = False,
+    interval: Annotated[
+        float | None,
+        typer.Option(help="Coverage, such as 0.9: adds intervals, or sets of labels, and novelty."),
+    ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Add what each key adds to the prediction.")
+    ] = False,
     key_id: Annotated[
-        str | None, typer.Option("--key-id", help="Column that names the keys: copied as lists in their order.")
+        str | None,
+        typer.Option(
+            "--key-id", help="Column that names the keys: copied as lists in their order."
+        ),
     ] = None,
     batch_size: Annotated[
-        int | None, typer.Option(help="Sets at a time [default: some 32 MiB].", min=1, max=MAX_COUNT)
+        int | None,
+        typer.Option(help="Sets at a time [default: some 32 MiB].", min=1, max=MAX_COUNT),
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT, and start over.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace OUT, and start over.")
+    ] = False,
 ) -> None:
     """Predict every set of IN with a saved model, row group by row group; an interrupted run goes on where it was.
 
@@ -73,14 +103,27 @@ def predict(
         if proba and not hasattr(saved.estimator, "predict_proba"):
             refuse(f"--proba needs a classifier: {model} holds a {type(saved.estimator).__name__}.")
         _check_sureness(saved, interval)
-        given: dict[str, Any] = {"keys": keys, "query": query, "set_id": set_id, "missing": missing, "dim": dim}
-        given |= {"tokens": tokens, "schema": saved.schema, "unknown": unknown, "batch_size": batch_size}
+        given: dict[str, Any] = {
+            "keys": keys,
+            "query": query,
+            "set_id": set_id,
+            "missing": missing,
+            "dim": dim,
+        }
+        given |= {
+            "tokens": tokens,
+            "schema": saved.schema,
+            "unknown": unknown,
+            "batch_size": batch_size,
+        }
         sets = open_data(source, target=(), **given)
         copied = list(dict.fromkeys(filter(None, [sets.layout.set_id, *(keep or []), key_id])))
         sets.layout = replace(sets.layout, key_id=key_id)
         if key_id is not None and sets.tokens is not None:
             check_columns(sets.tokens.schema, [key_id], None, str(tokens))
-        sets.require([name for name in copied if sets.tokens is None or name != key_id], one_type=True)
+        sets.require(
+            [name for name in copied if sets.tokens is None or name != key_id], one_type=True
+        )
         asked = {"probabilities": proba, **({} if interval is None else {"interval": interval})}
         asked |= {"explain": True} if explain else {}
         file = PartedFile(out, _job(model, sets, copied) | asked, overwrite=overwrite)
@@ -100,7 +143,10 @@ def _write_missing(work: _Work, file: PartedFile) -> int:
     try:
         return work.write_missing(file)
     except KeyboardInterrupt:
-        echo(f"interrupted: what is done is kept in {file.folder}; run the same command to go on.", err=True)
+        echo(
+            f"interrupted: what is done is kept in {file.folder}; run the same command to go on.",
+            err=True,
+        )
         raise typer.Exit(INTERRUPTED) from None
 
 
@@ -110,7 +156,9 @@ def _check_sureness(saved: SavedModel, interval: float | None) -> None:
         return
     method = getattr(saved.estimator, "interval_method", None)
     if method is None:
-        refuse(f"--interval needs an attention regressor or classifier: this is a {type(saved.estimator).__name__}.")
+        refuse(
+            f"--interval needs an attention regressor or classifier: this is a {type(saved.estimator).__name__}."
+        )
     if method == "jackknife":
         echo(
             "note: intervals are those of the plain jackknife, and there is no novelty: the model has no samples to "
@@ -138,7 +186,10 @@ def _job(model: Path, sets: ParquetSets, copied: list[str]) -> dict[str, Any]:
     """What the output depends on; sizes and times stand for the contents of the input."""
     digest = hashlib.sha256(model.read_bytes()).hexdigest()
     inputs = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in sets.files]
-    columns = [*sets.layout.options, *([("unknown", "ignore")] if sets.layout.unknown == "ignore" else [])]
+    columns = [
+        *sets.layout.options,
+        *([("unknown", "ignore")] if sets.layout.unknown == "ignore" else []),
+    ]
     return {"model": digest, "input": inputs, "columns": columns, "copied": copied}
 
 
@@ -163,7 +214,9 @@ class _Work:
         groups = range(self.sets.n_groups)
         first = next((data for number in groups for data, _ in self.sets.read(number)), None)
         if first is None:
-            raise ValueError(f"there must be sets to predict: {self.sets.paths[0].name!r} has no rows.")
+            raise ValueError(
+                f"there must be sets to predict: {self.sets.paths[0].name!r} has no rows."
+            )
         named = self.predictions(first[:1])
         for name in self.copied:
             if name in named:
@@ -178,7 +231,12 @@ class _Work:
         filled = [number for number, count in enumerate(rows) if count]
         done = file.done(rows)
         console = Console(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+        )
         with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
             task = progress.add_task("row groups", total=len(filled), completed=len(done))
             for number in filled:
@@ -213,7 +271,10 @@ class _Work:
             columns = {f"prediction_{i}": column for i, column in enumerate(found.T)}
         if self.proba:
             shares = fitted.predict_proba(data.sets)
-            columns |= {f"probability_{label}": c for label, c in zip(fitted.classes_, shares.T, strict=True)}
+            columns |= {
+                f"probability_{label}": c
+                for label, c in zip(fitted.classes_, shares.T, strict=True)
+            }
         if self.interval is not None:
             columns |= self.sureness(data.sets)
         if self.explain:
@@ -226,7 +287,9 @@ class _Work:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # said once, before
             if hasattr(fitted, "classes_"):
-                columns["labels"] = lists(fitted.classes_[row] for row in fitted.predict_set(sets, self.interval))
+                columns["labels"] = lists(
+                    fitted.classes_[row] for row in fitted.predict_set(sets, self.interval)
+                )
             else:
                 found = fitted.predict_interval(sets, self.interval)
                 for i, ends in enumerate(np.moveaxis(found.reshape(len(sets), -1, 2), 1, 0)):
@@ -245,13 +308,22 @@ class _Work:
             columns = {"": (keys, extras)}
         elif hasattr(fitted, "classes_"):
             won = fitted.decision_function(sets).argmax(axis=1)
-            own = [part[:, j] for part, j in zip(keys, won, strict=True)], extras[np.arange(len(won)), :, won]
+            own = (
+                [part[:, j] for part, j in zip(keys, won, strict=True)],
+                extras[np.arange(len(won)), :, won],
+            )
             columns = {"": own}
         else:
-            columns = {f"_{j}": ([part[:, j] for part in keys], extras[:, :, j]) for j in range(keys[0].shape[1])}
+            columns = {
+                f"_{j}": ([part[:, j] for part in keys], extras[:, :, j])
+                for j in range(keys[0].shape[1])
+            }
         named = {f"contributions{suffix}": lists(parts) for suffix, (parts, _) in columns.items()}
         if extras.shape[1]:
-            named |= {f"extras_contributions{suffix}": lists(parts) for suffix, (_, parts) in columns.items()}
+            named |= {
+                f"extras_contributions{suffix}": lists(parts)
+                for suffix, (_, parts) in columns.items()
+            }
         return named
 
 

@@ -37,22 +37,33 @@ def reproduce(
             "transformer; none means all.",
         ),
     ] = None,
-    preset: Annotated[str, typer.Option(help="quick (minutes) or full (an hour on two cores).")] = "quick",
+    preset: Annotated[
+        str, typer.Option(help="quick (minutes) or full (an hour on two cores).")
+    ] = "quick",
     out: Annotated[
-        Path, typer.Option(help="Folder for the report, the tables and the store of finished cells.")
+        Path,
+        typer.Option(help="Folder for the report, the tables and the store of finished cells."),
     ] = Path("out/reproduce"),
-    seed: Annotated[int, typer.Option(help="Seed of everything that is drawn.", min=0, max=MAX_SEED)] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Seed of everything that is drawn.", min=0, max=MAX_SEED)
+    ] = 0,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Change a setting: d=8, sizes=64,128, …")
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUE", help="Change a setting: d=8, sizes=64,128, …"),
     ] = None,
     scheduler: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Run on the Dask cluster of this scheduler.")
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Run on the Dask cluster of this scheduler."),
     ] = None,
     jobs: Annotated[
         int | None, typer.Option(help="Worker processes; by default one per core.", min=1, max=4096)
     ] = None,
-    overwrite: Annotated[bool, typer.Option(help="Replace a report in OUT that is not of this command.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON on standard output.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option(help="Replace a report in OUT that is not of this command.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="End with one line of JSON on standard output.")
+    ] = False,
 ) -> None:
     """Redraw every claim of the paper: figures, predictions and verdicts in one HTML report.
 
@@ -61,10 +72,18 @@ def reproduce(
     from keyhole.lab.cells import Store, StoreError, export
     from keyhole.lab.jobs import Plan, RunError, check_scheduler
     from keyhole.lab.report.html import write_report
-    from keyhole.lab.reproduce import TRANSFORMER, build_report, check_names, choose_figures, provenance_of
+    from keyhole.lab.reproduce import (
+        TRANSFORMER,
+        build_report,
+        check_names,
+        choose_figures,
+        provenance_of,
+    )
 
     names = answer_or_exit(lambda: check_names(figures or []))
-    chosen: list[Figure] = answer_or_exit(lambda: choose_figures(names, preset, seed, settings or []))
+    chosen: list[Figure] = answer_or_exit(
+        lambda: choose_figures(names, preset, seed, settings or [])
+    )
     # a report beside a store of cells is one of ours, and this run goes on with it
     check_folder(out, overwrite=overwrite or (out / "cells.sqlite").exists())
     if scheduler is not None:
@@ -76,9 +95,18 @@ def reproduce(
     start = time.monotonic()
     with answer_or_exit(lambda: Store(out / "cells.sqlite")) as store:
         cells = answer_or_exit(lambda: {figure.name: figure.cells() for figure in chosen})
-        plan = answer_or_exit(lambda: Plan.of([cell for group in cells.values() for cell in group], store))
+        plan = answer_or_exit(
+            lambda: Plan.of([cell for group in cells.values() for cell in group], store)
+        )
         try:
-            _run(plan, store, {f.name: {cell.key for cell in cells[f.name]} for f in chosen}, scheduler, jobs, console)
+            _run(
+                plan,
+                store,
+                {f.name: {cell.key for cell in cells[f.name]} for f in chosen},
+                scheduler,
+                jobs,
+                console,
+            )
         except (RunError, StoreError) as error:
             refuse(str(error))
         except KeyboardInterrupt:
@@ -88,9 +116,13 @@ def reproduce(
         results = answer_or_exit(lambda: store.get(plan.cells))
     tables = export(results, out) if results else []
     command = shlex.join(["keyhole", *sys.argv[1:]])
-    provenance = provenance_of(command, seed, preset, time.monotonic() - start, len(plan.cells), len(plan.missing))
+    provenance = provenance_of(
+        command, seed, preset, time.monotonic() - start, len(plan.cells), len(plan.missing)
+    )
     transformer = TRANSFORMER in names
-    report = answer_or_exit(lambda: build_report(chosen, results, transformer=transformer, provenance=provenance))
+    report = answer_or_exit(
+        lambda: build_report(chosen, results, transformer=transformer, provenance=provenance)
+    )
     files = write_report(report, out)
     _tell(report, [*files[:1], *tables], console)
     if as_json:
@@ -98,7 +130,12 @@ def reproduce(
 
 
 def _run(
-    plan: Plan, store: Store, figures: dict[str, set[str]], scheduler: str | None, jobs: int | None, console: Console
+    plan: Plan,
+    store: Store,
+    figures: dict[str, set[str]],
+    scheduler: str | None,
+    jobs: int | None,
+    console: Console,
 ) -> None:
     from keyhole.lab.jobs import Timer, cell_costs, run_dask, run_local
 
@@ -107,7 +144,9 @@ def _run(
     say(console, f"{len(plan.cells)} cells in {len(plan.jobs)} jobs{known}.")
     if not plan.jobs:
         return
-    costs = {cell.key: cost for job in plan.jobs for cell, cost in cell_costs(plan.wanted(job)).items()}
+    costs = {
+        cell.key: cost for job in plan.jobs for cell, cost in cell_costs(plan.wanted(job)).items()
+    }
     with _progress(Timer(plan, costs), figures, console) as report:
         if scheduler is None:
             run_local(plan, store, jobs, report)
@@ -119,7 +158,12 @@ def _run(
 def _progress(timer: Timer, figures: dict[str, set[str]], console: Console) -> Iterator[OnFinished]:
     """A bar on a terminal, a line now and then elsewhere."""
     terminal, last = console.is_terminal, time.monotonic()
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[words]}"))
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[words]}"),
+    )
     with Progress(*columns, console=console, transient=True, disable=not terminal) as bar:
         task = bar.add_task("starting …", total=timer.total, words="")
 
@@ -140,7 +184,11 @@ def _progress(timer: Timer, figures: dict[str, set[str]], console: Console) -> I
 
 
 def _line(timer: Timer, figure: str) -> str:
-    left = "" if timer.left is None or timer.done == timer.total else f", about {_duration(timer.left)} left"
+    left = (
+        ""
+        if timer.left is None or timer.done == timer.total
+        else f", about {_duration(timer.left)} left"
+    )
     where = f", figure {figure}" if figure else ""
     return f"{timer.done}/{timer.total} cells, {timer.rate:.1f} per second, {_duration(timer.seconds)}{left}{where}"
 
@@ -152,7 +200,11 @@ def _duration(seconds: float) -> str:
 
 def _tell(report: Report, files: list[Path], console: Console) -> None:
     rows = [
-        {"claim": section.title, "verdict": section.verdict.state, "in words": section.verdict.sentence}
+        {
+            "claim": section.title,
+            "verdict": section.verdict.state,
+            "in words": section.verdict.sentence,
+        }
         for section in report.sections
         if section.verdict is not None
     ]
@@ -162,7 +214,9 @@ def _tell(report: Report, files: list[Path], console: Console) -> None:
         say(console, f"wrote {path}")
 
 
-def _summary(report: Report, plan: Plan, files: list[Path], tables: list[Path], seconds: float) -> dict[str, Any]:
+def _summary(
+    report: Report, plan: Plan, files: list[Path], tables: list[Path], seconds: float
+) -> dict[str, Any]:
     return {
         "cells": len(plan.cells),
         "computed": len(plan.missing),

@@ -26,21 +26,36 @@ Examples: "token^2", "corr^3 * token", "rotated(0.5)^3 * token", "corr * token -
 
 @app.command(help=_THEORY_HELP)
 def theory(
-    target: Annotated[str, typer.Option(help='The target, for example "corr^3 * token".')] = "corr * token",
+    target: Annotated[
+        str, typer.Option(help='The target, for example "corr^3 * token".')
+    ] = "corr * token",
     dim: Annotated[int, typer.Option(help="Token dimension d.", min=1, max=1_000_000)] = 16,
     keys: Annotated[int, typer.Option(help="Keys per set N.", min=1, max=MAX_COUNT)] = 16,
-    samples: Annotated[str, typer.Option(help="Numbers of training sets n, with commas.")] = "100,1000,10000,100000",
-    heads: Annotated[str, typer.Option(help="Heads M, a number or inf; the MLP gets width M(d+1).")] = "inf",
+    samples: Annotated[
+        str, typer.Option(help="Numbers of training sets n, with commas.")
+    ] = "100,1000,10000,100000",
+    heads: Annotated[
+        str, typer.Option(help="Heads M, a number or inf; the MLP gets width M(d+1).")
+    ] = "inf",
     ridge: Annotated[float, typer.Option(help="Ridge λ (alpha = nλ).", min=0.0)] = 1e-5,
-    noise: Annotated[float, typer.Option(help="Variance of the noise in the labels.", min=0.0)] = 0.0,
+    noise: Annotated[
+        float, typer.Option(help="Variance of the noise in the labels.", min=0.0)
+    ] = 0.0,
     model: Annotated[str, typer.Option(help="attention, mlp or both.")] = "both",
     error: Annotated[
-        float | None, typer.Option(help="Squared error for the sizes needed [default: a tenth of Var f*].")
+        float | None,
+        typer.Option(help="Squared error for the sizes needed [default: a tenth of Var f*]."),
     ] = None,
-    bias: Annotated[float, typer.Option(help="Mean c of the attention heads, times the identity.")] = 0.0,
-    time_limit: Annotated[float, typer.Option(help="Seconds that one answer may take, by estimate.", min=0.0)] = 5.0,
+    bias: Annotated[
+        float, typer.Option(help="Mean c of the attention heads, times the identity.")
+    ] = 0.0,
+    time_limit: Annotated[
+        float, typer.Option(help="Seconds that one answer may take, by estimate.", min=0.0)
+    ] = 5.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Draw the predicted curves into this folder.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Draw the predicted curves into this folder.")
+    ] = None,
 ) -> None:
     """Print complexity, spectrum, learning curve, bounds and sizes needed."""
     from keyhole.lab import theory_report as experiment
@@ -54,8 +69,10 @@ def theory(
         check_folder(out)
     sizes, n_heads = _read_sizes(samples), read_heads(heads)
     sizing = (dim, keys, sizes, n_heads, ridge, noise)
-    config = experiment.TheoryQuestion(target, *sizing, model, error, time_limit=time_limit, bias=bias)
-    answer_or_exit(lambda: bias_of(config.law(), dim))
+    config = experiment.TheoryQuestion(
+        target, *sizing, model, error, time_limit=time_limit, bias=bias
+    )
+    answer_or_exit(lambda: bias_of(config.distribution(), dim))
     report = answer_or_exit(lambda: experiment.run(config))
     console = Console()
     if as_json:
@@ -74,7 +91,9 @@ def _read_sizes(text: str) -> tuple[int, ...]:
     except (ValueError, OverflowError):
         sizes = ()
     if not sizes or min(sizes) < 1:
-        refuse(f"--samples must be numbers of at least 1 with commas between, as in 100,1000: got {text!r}.")
+        refuse(
+            f"--samples must be numbers of at least 1 with commas between, as in 100,1000: got {text!r}."
+        )
     return sizes
 
 

@@ -31,7 +31,9 @@ def offsets_of(counts: Int[np.ndarray, " n"]) -> Int[np.ndarray, " o"]:
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
-def gathered(offsets: Int[np.ndarray, " o"], rows: np.ndarray) -> tuple[Int[np.ndarray, " p"], Int[np.ndarray, " t"]]:
+def gathered(
+    offsets: Int[np.ndarray, " o"], rows: np.ndarray
+) -> tuple[Int[np.ndarray, " p"], Int[np.ndarray, " t"]]:
     """Some of the runs that begin at ``offsets``: where they begin end to end, and the place of each entry before."""
     counts = np.diff(offsets)[rows]
     begin = offsets_of(counts)
@@ -47,7 +49,11 @@ def _of_tensors() -> Any:
 
 def check_numbers(value: Any, name: str) -> Any:
     """Return ``value`` in float32 or float64."""
-    return _of_tensors().check_float_tensor(value, name) if is_tensor(value) else check_float_array(value, name)
+    return (
+        _of_tensors().check_float_tensor(value, name)
+        if is_tensor(value)
+        else check_float_array(value, name)
+    )
 
 
 def check_all_finite(array: Any, name: str) -> None:
@@ -59,7 +65,9 @@ def concatenated(arrays: Sequence[Any]) -> Any:
     """Rows end to end."""
     tensors = [is_tensor(array) for array in arrays]
     if any(tensors) and not all(tensors):
-        raise TypeError("sets must be NumPy arrays or torch tensors, all of one kind: got both. Convert some of them.")
+        raise TypeError(
+            "sets must be NumPy arrays or torch tensors, all of one kind: got both. Convert some of them."
+        )
     return _of_tensors().concatenate(arrays) if any(tensors) else np.concatenate(arrays)
 
 
@@ -70,7 +78,11 @@ def like(array: Any, other: Any) -> Any:
 
 def astype(array: Any, dtype: Any) -> Any:
     """The array in float32 or float64; itself if it is that."""
-    return _of_tensors().astype(array, np.dtype(dtype).name) if is_tensor(array) else array.astype(dtype, copy=False)
+    return (
+        _of_tensors().astype(array, np.dtype(dtype).name)
+        if is_tensor(array)
+        else array.astype(dtype, copy=False)
+    )
 
 
 def alike(tokens: Any, query: Any) -> tuple[Any, Any]:
@@ -123,7 +135,9 @@ def check_query(query: Any, n: int) -> None:
             f"`query` must have shape (n, d_q), one query per set: got shape {tuple(query.shape)} for {n} sets."
         )
     if query.shape[0] != n:
-        raise ValueError(f"`query` must have one row per set: got {query.shape[0]} rows for {n} sets.")
+        raise ValueError(
+            f"`query` must have one row per set: got {query.shape[0]} rows for {n} sets."
+        )
 
 
 def check_extras(extras: Any, n: int) -> Float[np.ndarray, "n c"] | None:

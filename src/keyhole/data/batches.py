@@ -22,7 +22,9 @@ def as_batch(item: Any) -> Batch:
     if not isinstance(item, tuple):
         return Batch(item)
     if not 1 <= len(item) <= 3:
-        raise ValueError(f"a batch must be sets, (X, y) or (X, y, sample_weight): got a tuple of {len(item)}.")
+        raise ValueError(
+            f"a batch must be sets, (X, y) or (X, y, sample_weight): got a tuple of {len(item)}."
+        )
     return Batch(*item)
 
 

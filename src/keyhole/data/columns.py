@@ -38,7 +38,9 @@ class Place(NamedTuple):
 
 def is_list(kind: pa.DataType) -> bool:
     """Whether a column holds lists."""
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+    return bool(
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    )
 
 
 def is_number(kind: pa.DataType) -> bool:
@@ -68,7 +70,11 @@ def unlisted(column: Any) -> tuple[Any, Int[np.ndarray, " o"]]:
     if not len(column):  # its offsets may lead anywhere: nobody has looked at them
         return column.values.slice(0, 0), np.zeros(1, np.int64)
     if pa.types.is_fixed_size_list(column.type):
-        known = column.is_valid().to_numpy(zero_copy_only=False) if column.null_count else np.ones(len(column), bool)
+        known = (
+            column.is_valid().to_numpy(zero_copy_only=False)
+            if column.null_count
+            else np.ones(len(column), bool)
+        )
         return column.flatten(), np.concatenate([[0], np.cumsum(known)]) * column.type.list_size
     if column.null_count:
         lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
@@ -79,7 +85,12 @@ def unlisted(column: Any) -> tuple[Any, Int[np.ndarray, " o"]]:
 
 def same_lengths(column: Any) -> tuple[Any, int, tuple[int, int] | None]:
     """The values of lists end to end, their length, and the first list of another length or of none with it."""
-    if len(column) and pa.types.is_fixed_size_list(column.type) and not column.null_count and column.type.list_size:
+    if (
+        len(column)
+        and pa.types.is_fixed_size_list(column.type)
+        and not column.null_count
+        and column.type.list_size
+    ):
         return column.flatten(), int(column.type.list_size), None
     flat, offsets = unlisted(column)
     lengths = np.diff(offsets)
@@ -92,7 +103,9 @@ def matrix(column: Any, name: str, place: Place, what: str) -> Float[np.ndarray,
     """Lists of equal length, one for each row, as the rows of a matrix."""
     if column.null_count:
         row = int(column.is_valid().to_numpy(zero_copy_only=False).argmin())
-        raise SchemaError(f"column {name!r} must have a list in every row: {place.row(row)} is empty. Drop the row.")
+        raise SchemaError(
+            f"column {name!r} must have a list in every row: {place.row(row)} is empty. Drop the row."
+        )
     flat, width, odd = same_lengths(column)
     if odd is not None:
         raise SchemaError(
@@ -117,12 +130,18 @@ def labels(column: Any, name: str, place: Place) -> np.ndarray:
     return _values(column, name, place, "target column")
 
 
-def set_ids(column: Any, name: str, place: Place, what: str = "which set") -> Shaped[np.ndarray, " r"]:
+def set_ids(
+    column: Any, name: str, place: Place, what: str = "which set"
+) -> Shaped[np.ndarray, " r"]:
     """Which set, or group, each row belongs to: every row says so."""
     gaps = _gaps(column)
     if len(gaps):
         some = ", ".join(str(place.first + int(i)) for i in gaps[:5])
-        rows = f"rows {some}{' …' if len(gaps) > 5 else ''} are" if len(gaps) > 1 else f"{place.row(gaps[0])} is"
+        rows = (
+            f"rows {some}{' …' if len(gaps) > 5 else ''} are"
+            if len(gaps) > 1
+            else f"{place.row(gaps[0])} is"
+        )
         raise SchemaError(
             f"column {name!r} must say of every row {what} it belongs to: {rows} empty ({len(gaps)} in all). Fill "
             f"in the {what.split()[-1]}s, or drop such rows."
@@ -139,7 +158,10 @@ def instants(column: Any, name: str, place: Place) -> Float[np.ndarray, " r"]:
 
 def parts_of_split(column: Any, name: str, place: Place) -> Int[np.ndarray, " r"]:
     """0 for training and 1 for testing, from numbers, booleans or words."""
-    train, test = ("0", "0.0", "false", "train", "training"), ("1", "1.0", "true", "test", "testing")
+    train, test = (
+        ("0", "0.0", "false", "train", "training"),
+        ("1", "1.0", "true", "test", "testing"),
+    )
     words = dict.fromkeys(train, 0) | dict.fromkeys(test, 1)
     said = [str(value).strip().lower() for value in column.to_pylist()]
     for row, word in enumerate(said):
@@ -176,14 +198,24 @@ def _values(column: Any, name: str, place: Place, what: str) -> Shaped[np.ndarra
     values = numbers(column, name, place)
     if not np.isfinite(values).all():
         row = int((~np.isfinite(values)).argmax())
-        raise SchemaError(f"{what} {name!r} must be finite: {place.row(row)} is {values[row]}. Drop such rows first.")
+        raise SchemaError(
+            f"{what} {name!r} must be finite: {place.row(row)} is {values[row]}. Drop such rows first."
+        )
     return values
 
 
-PLURALS = {"token": "tokens", "query": "queries", "target": "targets", "extra": "extras", "time": "times"}
+PLURALS = {
+    "token": "tokens",
+    "query": "queries",
+    "target": "targets",
+    "extra": "extras",
+    "time": "times",
+}
 
 
-def refuse_gaps(values: np.ndarray, names: Sequence[str], place: Place, what: str, owner: Any = None) -> None:
+def refuse_gaps(
+    values: np.ndarray, names: Sequence[str], place: Place, what: str, owner: Any = None
+) -> None:
     """Raise if numbers are missing or infinite; ``owner`` is the row of each if that is not its place."""
     finite = np.isfinite(values)
     if finite.all():
@@ -194,7 +226,11 @@ def refuse_gaps(values: np.ndarray, names: Sequence[str], place: Place, what: st
     missing = np.isnan(values[i, column])
     fill = ", have them filled by the mean with missing='impute' (--missing impute)"
     fill = "" if what in ("target", "time") else fill
-    drop = ", or drop the tokens that have one with missing='drop' (--missing drop)" if what == "token" else ""
+    drop = (
+        ", or drop the tokens that have one with missing='drop' (--missing drop)"
+        if what == "token"
+        else ""
+    )
     raise SchemaError(
         f"{PLURALS[what]} must be known: "
         f"{names[min(column, len(names) - 1)]!r} is {'missing' if missing else 'infinite'} in "
@@ -254,13 +290,22 @@ class Study:
         column = plain_values(column)
         if self.kind == "text":
             found, rows = texts(column)
-            self._texts |= {found[i] for i in np.unique(rows)} if len(self._texts) <= MOST_CATEGORIES + 1 else set()
+            self._texts |= (
+                {found[i] for i in np.unique(rows)}
+                if len(self._texts) <= MOST_CATEGORIES + 1
+                else set()
+            )
             return
-        values = days(column) if self.kind == "date" else numbers(column, self.name, place, lists=lists)
+        values = (
+            days(column) if self.kind == "date" else numbers(column, self.name, place, lists=lists)
+        )
         values = values[np.isfinite(values)]
         if len(values):
             self._start = min(self._start, float(values.min()))
-            self._sum, self._count = self._sum + float(values.sum(dtype=np.float64)), self._count + len(values)
+            self._sum, self._count = (
+                self._sum + float(values.sum(dtype=np.float64)),
+                self._count + len(values),
+            )
 
     def coding(self, *, impute: bool) -> Coding:
         """What was learned; gaps are filled only if asked for."""
@@ -281,25 +326,39 @@ HOLDS = {"number": "numbers", "text": "text", "date": "dates"}
 
 
 def coded(
-    coding: Coding, column: Any, place: Place, *, lists: str = "", impute: bool = False, unknown: str = "error"
+    coding: Coding,
+    column: Any,
+    place: Place,
+    *,
+    lists: str = "",
+    impute: bool = False,
+    unknown: str = "error",
 ) -> Float[np.ndarray, "r w"]:
     """A column as numbers, one row for each entry; NaN where one is missing and not imputed."""
     column, name = plain_values(column), coding.column
     wanted = {"one-hot": "text", "hashed": "text"}.get(coding.kind, coding.kind)
     if pa.types.is_null(column.type):  # nothing but gaps
-        column = column.cast({"number": pa.float64(), "text": pa.string(), "date": pa.timestamp("s")}[wanted])
+        column = column.cast(
+            {"number": pa.float64(), "text": pa.string(), "date": pa.timestamp("s")}[wanted]
+        )
     if kind_of(column.type) != wanted:
         raise SchemaError(
             f"column {name!r} must hold {lists}{HOLDS[wanted]}, as it did in the table it was learned from: it holds "
             f"{lists}{column.type}{place.inside}. Convert it."
         )
     if wanted != "text":
-        values = numbers(column, name, place, lists=lists) if wanted == "number" else days(column) - coding.start
+        values = (
+            numbers(column, name, place, lists=lists)
+            if wanted == "number"
+            else days(column) - coding.start
+        )
         if impute and coding.fill is not None:
             values = np.where(np.isnan(values), np.asarray(coding.fill, values.dtype), values)
         return values[:, None]
     found, rows = texts(column)
-    table = np.array([[text == known for known in coding.categories] for text in found], dtype=np.float32)
+    table = np.array(
+        [[text == known for known in coding.categories] for text in found], dtype=np.float32
+    )
     if coding.kind == "hashed":
         table = _hashed(found)
     if coding.kind == "one-hot" and unknown == "error":
@@ -327,7 +386,21 @@ def _hashed(found: list[str]) -> Float[np.ndarray, "u w"]:
 # ---------------------------------------------------------------- what a column seems to be
 
 _WORDS = {
-    "an id": {"id", "ids", "idx", "index", "uid", "uuid", "guid", "row", "rowid", "key", "nr", "number", "unnamed"},
+    "an id": {
+        "id",
+        "ids",
+        "idx",
+        "index",
+        "uid",
+        "uuid",
+        "guid",
+        "row",
+        "rowid",
+        "key",
+        "nr",
+        "number",
+        "unnamed",
+    },
     "a time": {"time", "timestamp", "date", "datetime", "year", "month", "day", "epoch", "ts"},
     "a split": {"split", "fold", "folds", "train", "test", "partition", "subset", "holdout"},
 }
@@ -336,7 +409,9 @@ _WORDS = {
 MIN_ROWS = 20
 """Entries from which on their order, or how many texts differ, says what a column is."""
 MAX_SPLIT_VALUES = 10  # different numbers up to which a column may be a split
-MAX_COUNTED_TEXTS = 1000  # different texts that are counted; of more it is only said that there are more
+MAX_COUNTED_TEXTS = (
+    1000  # different texts that are counted; of more it is only said that there are more
+)
 
 
 class NumberEvidence:

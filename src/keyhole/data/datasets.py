@@ -29,7 +29,9 @@ from keyhole.data.reader import SUFFIXES, ParquetSets, read_table
 from keyhole.data.sets import SetBatch, SetGroups
 
 LARGEST = 200_000_000  # bytes of all text files together; more are refused before they are read
-MOST_PASSED = 1_000_000_000  # bytes of a tar archive that are decompressed on the way to what is wanted
+MOST_PASSED = (
+    1_000_000_000  # bytes of a tar archive that are decompressed on the way to what is wanted
+)
 MOST_MEMBERS = 100_000  # members of a tar archive, wanted or not: each takes a kilobyte of memory
 
 DAMAGED = (tarfile.TarError, *UNREADABLE)
@@ -84,8 +86,12 @@ def _files(path: Path, wanted: Callable[[str], bool], stack: ExitStack) -> Itera
             if wanted(info.filename) and not info.is_dir():
                 if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                     raise _other_compression(path)
-                if info.compress_size > path.stat().st_size:  # as much memory would be asked for before a byte is read
-                    raise zipfile.BadZipFile(f"{info.filename!r:.100} is said to be larger than the archive")
+                if (
+                    info.compress_size > path.stat().st_size
+                ):  # as much memory would be asked for before a byte is read
+                    raise zipfile.BadZipFile(
+                        f"{info.filename!r:.100} is said to be larger than the archive"
+                    )
                 yield info.filename, info.file_size, partial(archive.read, info)
     else:
         yield from _in_tar(path, wanted, stack)
@@ -102,7 +108,9 @@ def _in_tar(path: Path, wanted: Callable[[str], bool], stack: ExitStack) -> Iter
         return
     for count, member in enumerate(archive, 1):
         if count > MOST_MEMBERS:
-            raise ValueError(f"an archive may have {MOST_MEMBERS:,} members: {path.name!r} has more. Unpack it first.")
+            raise ValueError(
+                f"an archive may have {MOST_MEMBERS:,} members: {path.name!r} has more. Unpack it first."
+            )
         if member.isreg() and wanted(member.name):
             file: Any = archive.extractfile(member)
             yield member.name, member.size, partial(file.read, member.size)
@@ -249,7 +257,9 @@ def _word_parts(
         rows = np.flatnonzero(sentences[:, j] > 0)
         word = sentences[rows, j] - 1
         np.add.at(bags, (rows, word), 1.0)
-        np.add.at(places, (rows, word), (2 * j - (lengths[rows] - 1)) / np.maximum(lengths[rows] - 1, 1))
+        np.add.at(
+            places, (rows, word), (2 * j - (lengths[rows] - 1)) / np.maximum(lengths[rows] - 1, 1)
+        )
     for part in (bags, places):
         size = np.linalg.norm(part, axis=1, keepdims=True)
         part /= np.where(size > 0, size, 1)
@@ -307,7 +317,9 @@ def load_babi(path: Any, task: int = 1, *, folder: str = "en", newest: int = 80)
     ordered = sorted(texts, key=lambda n: (n.endswith("_test.txt"), n))
     parts = [parse_stories(texts[n], n) for n in ordered]
     questions = [q for part in parts for q in part]
-    split = np.repeat([int(n.endswith("_test.txt")) for n in ordered], [len(part) for part in parts])
+    split = np.repeat(
+        [int(n.endswith("_test.txt")) for n in ordered], [len(part) for part in parts]
+    )
     made = _tokens(questions, newest)
     answers = np.array([q.answer for q in questions], dtype=np.str_)
     words = f"bAbI task {task}: {len(questions)} questions, {int((split == 0).sum())} of them for training"
@@ -322,7 +334,9 @@ def _one_folder(texts: dict[str, str], folder: str) -> dict[str, str]:
     chosen = next((p for p in places if p.rpartition("/")[2] == folder), None)
     if chosen is None:
         found = ", ".join(repr(p.rpartition("/")[2]) for p in places)
-        raise ValueError(f"`folder` must be one of those in the archive: got {folder!r}, there are {found}.")
+        raise ValueError(
+            f"`folder` must be one of those in the archive: got {folder!r}, there are {found}."
+        )
     return {n: text for n, text in texts.items() if n.rpartition("/")[0] == chosen}
 
 
@@ -346,10 +360,14 @@ def parse_stories(text: str, name: str) -> list[Question]:
             continue
         asked, answer = (part.strip() for part in rest.split("\t")[:2])
         if not answer or not words_of(asked):
-            raise ValueError(f"a question has an answer after a tab: line {row} of {name!r:.80} is {line!r:.60}.")
+            raise ValueError(
+                f"a question has an answer after a tab: line {row} of {name!r:.80} is {line!r:.60}."
+            )
         questions.append(Question(tuple(story), words_of(asked), answer.lower()))
     if not questions:
-        raise ValueError(f"a bAbI file has questions, lines with a tab before the answer: {name!r:.80} has none.")
+        raise ValueError(
+            f"a bAbI file has questions, lines with a tab before the answer: {name!r:.80} has none."
+        )
     return questions
 
 
@@ -412,9 +430,15 @@ def load_bags(path: Any, *, bag: str | int = 0, label: str | int = -1, skip: Any
     path = Path(path)
     text = next(iter(read_texts(path, lambda name: True).values()), "")
     try:
-        rows = [row for row in csv.reader(io.StringIO(text, newline="")) if any(cell.strip() for cell in row)]
+        rows = [
+            row
+            for row in csv.reader(io.StringIO(text, newline=""))
+            if any(cell.strip() for cell in row)
+        ]
     except csv.Error as error:
-        raise ValueError(f"a file of bags is comma separated: {path.name!r} is not ({error}). Is it damaged?") from None
+        raise ValueError(
+            f"a file of bags is comma separated: {path.name!r} is not ({error}). Is it damaged?"
+        ) from None
     if not rows:
         raise ValueError(f"a file of bags has a line per instance: {path.name!r} has none.")
     first = np.array([cell.strip().rstrip(".") for cell in rows[0]])
@@ -429,12 +453,16 @@ def load_bags(path: Any, *, bag: str | int = 0, label: str | int = -1, skip: Any
                 f"{path.name!r} has {len(row)} cells, the first has {width}."
             )
     if not rows:
-        raise ValueError(f"a file of bags has a line per instance: {path.name!r} has none below its names.")
+        raise ValueError(
+            f"a file of bags has a line per instance: {path.name!r} has none below its names."
+        )
     bag_at, label_at = _place(bag, header, width, "bag"), _place(label, header, width, "label")
     used = {bag_at, label_at, *(_place(s, header, width, "skip") for s in skip)}
     columns = [j for j in range(width) if j not in used]
     if bag_at == label_at or not columns:
-        raise ValueError("bag and label must be different columns, and one must be left for the instances.")
+        raise ValueError(
+            "bag and label must be different columns, and one must be left for the instances."
+        )
     names = tuple(header[j] if header else f"x{j}" for j in columns)
     cells = np.array([[cell.strip() for cell in row] for row in rows], dtype=np.str_)
     tokens = _as_numbers(cells[:, columns])
@@ -449,7 +477,9 @@ def load_bags(path: Any, *, bag: str | int = 0, label: str | int = -1, skip: Any
         owner.setdefault(name, []).append(k)
     target = np.array([max(labels[members].tolist()) for members in owner.values()])
     words = f"{path.name}: {len(owner)} bags of {len(rows)} instances"
-    return Dataset(SetBatch([tokens[members] for members in owner.values()]), target, names, words, "label")
+    return Dataset(
+        SetBatch([tokens[members] for members in owner.values()]), target, names, words, "label"
+    )
 
 
 def _as_numbers(cells: np.ndarray) -> np.ndarray:
@@ -468,10 +498,14 @@ def _place(column: str | int, header: list[str] | None, width: int, option: str)
     if isinstance(column, str):
         if header is None or column not in header:
             found = "no line of names" if header is None else ", ".join(map(repr, header[:30]))
-            raise ValueError(f"`{option}` must name a column: got {column!r}, the file has {found}.")
+            raise ValueError(
+                f"`{option}` must name a column: got {column!r}, the file has {found}."
+            )
         return header.index(column)
     if not -width <= column < width:
-        raise ValueError(f"`{option}` must be the position of a column: got {column} of {width} columns.")
+        raise ValueError(
+            f"`{option}` must be the position of a column: got {column} of {width} columns."
+        )
     return column % width
 
 
@@ -481,7 +515,9 @@ def _labels(cells: np.ndarray) -> np.ndarray:
     if np.isfinite(values).all() and (values == np.rint(values)).all():
         return values.astype(np.int64)
     if not np.all(cells != ""):
-        raise ValueError(f"every instance has a label: instance {int(np.argmax(cells == ''))} has none.")
+        raise ValueError(
+            f"every instance has a label: instance {int(np.argmax(cells == ''))} has none."
+        )
     return cells
 
 
@@ -526,7 +562,9 @@ def pixel_set(image: Float[np.ndarray, "h w"], position: str = "bumps") -> Float
     height, width = image.shape
     if position == "plain":
         centre = np.array([height - 1, width - 1]) / 2
-        return np.concatenate([(np.stack([rows, columns], axis=1) - centre) / np.maximum(centre, 0.5), ink], axis=1)
+        return np.concatenate(
+            [(np.stack([rows, columns], axis=1) - centre) / np.maximum(centre, 0.5), ink], axis=1
+        )
     return np.concatenate([_bumps(height)[rows], _bumps(width)[columns], ink], axis=1)
 
 
@@ -611,7 +649,9 @@ def molecule_sets(
     keys, queries = [], []
     for a, b in itertools.pairwise(ptr):
         apart = np.linalg.norm(positions[a:b, None] - positions[None, a:b], axis=2)
-        radial = np.exp(-0.5 * np.square((apart[:, :, None] - centres) / (centres[1] - centres[0]))).astype(np.float32)
+        radial = np.exp(
+            -0.5 * np.square((apart[:, :, None] - centres) / (centres[1] - centres[0]))
+        ).astype(np.float32)
         for i in range(b - a):
             pairs = (hot[a:b, :, None] * radial[i][:, None, :]).reshape(b - a, -1)
             keys.append(np.concatenate([hot[a:b], pairs], axis=1))
@@ -627,27 +667,45 @@ def _read_npz(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarra
     file = NpzFile(path)
     for name in ("X", "ptr"):
         if name not in file.names:
-            raise ValueError(f"molecules need arrays 'X' and 'ptr': {path.name!r} has {', '.join(file.names[:20])}.")
+            raise ValueError(
+                f"molecules need arrays 'X' and 'ptr': {path.name!r} has {', '.join(file.names[:20])}."
+            )
     atoms, ptr = file["X"], file["ptr"]
-    if atoms.ndim != 2 or atoms.shape[1] != 4 or atoms.dtype.kind not in "fiu" or not np.isfinite(atoms).all():
+    if (
+        atoms.ndim != 2
+        or atoms.shape[1] != 4
+        or atoms.dtype.kind not in "fiu"
+        or not np.isfinite(atoms).all()
+    ):
         raise ValueError(
             f"'X' must hold charge and position of each atom, (atoms, 4): got {atoms.dtype}, {atoms.shape}."
         )
     ptr = check_pointer(ptr, len(atoms), "X")
     if (np.diff(ptr) < 1).any():
-        raise ValueError(f"every molecule must have an atom: molecule {int(np.diff(ptr).argmin())} of 'ptr' has none.")
+        raise ValueError(
+            f"every molecule must have an atom: molecule {int(np.diff(ptr).argmin())} of 'ptr' has none."
+        )
     charges = np.rint(atoms[:, 0]).astype(np.int64)
     if charges.min() < 1 or charges.max() > 118:
-        raise ValueError(f"nuclear charges lie between 1 and 118: got {charges.min()} to {charges.max()}.")
+        raise ValueError(
+            f"nuclear charges lie between 1 and 118: got {charges.min()} to {charges.max()}."
+        )
     energy = file["y"].astype(np.float64) if "y" in file.names else None
     if energy is not None and (energy.shape != (len(ptr) - 1,) or not np.isfinite(energy).all()):
-        raise ValueError(f"'y' must have one number per molecule: got shape {energy.shape} for {len(ptr) - 1}.")
+        raise ValueError(
+            f"'y' must have one number per molecule: got shape {energy.shape} for {len(ptr) - 1}."
+        )
     return charges, atoms[:, 1:].astype(np.float64), ptr, energy
 
 
 def _read_xyz(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
     texts = read_texts(path, lambda name: name.endswith((".xyz", ".txt")))
-    frames = [frame for name in sorted(texts) if name.endswith(".xyz") for frame in parse_xyz(texts[name], name)]
+    frames = [
+        frame
+        for name in sorted(texts)
+        if name.endswith(".xyz")
+        for frame in parse_xyz(texts[name], name)
+    ]
     if not frames:
         raise ValueError(f"molecules are read from .npz and .xyz files: {path.name!r} has none.")
     charges = np.concatenate([f[0] for f in frames])
@@ -659,7 +717,9 @@ def _read_xyz(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarra
         energy = [known.get(f[3]) if e is None else e for f, e in zip(frames, energy, strict=True)]
     missing = [f[3] for f, e in zip(frames, energy, strict=True) if e is None]
     if missing and len(missing) < len(frames):
-        raise ValueError(f"all molecules must have an energy, or none: {missing[0]!r} has none, {len(missing)} in all.")
+        raise ValueError(
+            f"all molecules must have an energy, or none: {missing[0]!r} has none, {len(missing)} in all."
+        )
     return charges, positions, ptr, None if missing else np.array(energy, dtype=np.float64)
 
 
@@ -684,7 +744,11 @@ def parse_xyz(text: str, name: str) -> list[tuple[np.ndarray, np.ndarray, float 
             row += 1
             continue
         count = lines[row].strip()
-        if not count.isdecimal() or not 1 <= int(count[:9]) <= len(lines) - row - 2 or len(count) > 9:
+        if (
+            not count.isdecimal()
+            or not 1 <= int(count[:9]) <= len(lines) - row - 2
+            or len(count) > 9
+        ):
             raise ValueError(
                 f"a molecule in an xyz file begins with its number of atoms, a comment and as many lines: line "
                 f"{row + 1} of {stem!r:.60} is {lines[row]!r:.40}, with {len(lines) - row - 1} lines left."
@@ -707,12 +771,16 @@ def _atom(line: str, row: int, stem: str) -> tuple[int, float, float, float]:
             f"an atom is an element and three numbers: line {row} of {stem!r:.60} is {line!r:.60}."
         ) from None
     if not np.isfinite([x, y, z]).all() or not 1 <= charge <= 118:
-        raise ValueError(f"an atom has an element and a finite position: line {row} of {stem!r:.60} is {line!r:.60}.")
+        raise ValueError(
+            f"an atom has an element and a finite position: line {row} of {stem!r:.60} is {line!r:.60}."
+        )
     return charge, x, y, z
 
 
 def _energy(comment: str) -> float | None:
-    match = re.search(rf"(?i)energy\s*=\s*['\"]?({_NUMBER})", comment) or re.fullmatch(rf"\s*({_NUMBER})\s*", comment)
+    match = re.search(rf"(?i)energy\s*=\s*['\"]?({_NUMBER})", comment) or re.fullmatch(
+        rf"\s*({_NUMBER})\s*", comment
+    )
     value = None if match is None else float(match[1])
     return value if value is not None and np.isfinite(value) else None
 
@@ -749,17 +817,27 @@ def load_uea(path: Any, *, time: bool = True) -> Dataset:
     texts = read_texts(path, lambda name: name.lower().endswith(".ts"))
     if not texts:
         raise ValueError(f"time series are read from .ts files: {path.name!r} has none.")
-    if len(texts) > 2 or (len(texts) == 2 and not all(n.upper().endswith(("_TRAIN.TS", "_TEST.TS")) for n in texts)):
+    if len(texts) > 2 or (
+        len(texts) == 2 and not all(n.upper().endswith(("_TRAIN.TS", "_TEST.TS")) for n in texts)
+    ):
         found = ", ".join(repr(n) for n in sorted(texts)[:8])
-        raise ValueError(f"one file, or one …_TRAIN.ts and one …_TEST.ts: {path.name!r} has {found}. Name one of them.")
+        raise ValueError(
+            f"one file, or one …_TRAIN.ts and one …_TEST.ts: {path.name!r} has {found}. Name one of them."
+        )
     ordered = sorted(texts, key=lambda n: n.upper().endswith("_TEST.TS"))
     parts = [parse_ts(texts[name], name, time=time) for name in ordered]
     series = [s for part in parts for s in part[0]]
     dims = {s.shape[1] for s in series}
     if len(dims) > 1:
-        raise ValueError(f"all series must have as many dimensions: found {sorted(d - time for d in dims)}.")
+        raise ValueError(
+            f"all series must have as many dimensions: found {sorted(d - time for d in dims)}."
+        )
     dim = dims.pop() - time
-    split = np.concatenate([np.full(len(part[0]), k) for k, part in enumerate(parts)]) if len(parts) == 2 else None
+    split = (
+        np.concatenate([np.full(len(part[0]), k) for k, part in enumerate(parts)])
+        if len(parts) == 2
+        else None
+    )
     targets = [part[1] for part in parts if part[1] is not None]
     target = np.concatenate(targets) if len(targets) == len(parts) else None
     names = (*(f"dimension {j}" for j in range(dim)), *(("time",) if time else ()))
@@ -767,7 +845,9 @@ def load_uea(path: Any, *, time: bool = True) -> Dataset:
     return Dataset(SetBatch(series), target, names, words, "label", split)
 
 
-def parse_ts(text: str, name: str, *, time: bool) -> tuple[list[Float[np.ndarray, "k d"]], np.ndarray | None]:
+def parse_ts(
+    text: str, name: str, *, time: bool
+) -> tuple[list[Float[np.ndarray, "k d"]], np.ndarray | None]:
     """Series and labels of one file."""
     head, labelled, numeric, lines = True, False, False, []
     for row, raw in enumerate(text.splitlines(), start=1):
@@ -790,7 +870,9 @@ def parse_ts(text: str, name: str, *, time: bool) -> tuple[list[Float[np.ndarray
         elif not line.startswith("@"):
             break
     if head or not lines:
-        raise ValueError(f"a .ts file has lines that begin with @, then @data, then series: {name!r:.80} has not.")
+        raise ValueError(
+            f"a .ts file has lines that begin with @, then @data, then series: {name!r:.80} has not."
+        )
     series, labels = [], []
     for row, line in lines:
         fields = line.split(":")
@@ -833,7 +915,9 @@ def _class_labels(labels: list[str], numeric: bool, name: str) -> np.ndarray:
     try:
         values = np.array([float(label) for label in labels])
     except ValueError as error:
-        raise ValueError(f"targets must be numbers: {name!r:.80} has others ({str(error)[:60]}).") from None
+        raise ValueError(
+            f"targets must be numbers: {name!r:.80} has others ({str(error)[:60]})."
+        ) from None
     if not np.isfinite(values).all():
         raise ValueError(f"targets must be finite: those of {name!r:.80} are not.")
     return values
@@ -859,12 +943,18 @@ def load_data(data: str, **columns: Any) -> Dataset:
     if suffix in SUFFIXES or (path.is_dir() and suffix not in loaders):
         return read_table(path, **given)
     if data not in NAMES and not path.exists() and suffix not in loaders:
-        raise FileNotFoundError(f"{data!r} is neither a file nor data that comes with keyhole ({', '.join(NAMES)}).")
+        raise FileNotFoundError(
+            f"{data!r} is neither a file nor data that comes with keyhole ({', '.join(NAMES)})."
+        )
     if data not in NAMES and suffix not in loaders:
-        raise ValueError(f"data is read by its suffix, one of {', '.join((*SUFFIXES, *loaders))}: got {path.name!r}.")
+        raise ValueError(
+            f"data is read by its suffix, one of {', '.join((*SUFFIXES, *loaders))}: got {path.name!r}."
+        )
     chosen = sorted(set(given) - {"missing"})
     if chosen:
-        raise ValueError(f"only tables have columns to choose: {data!r} takes no {', '.join(chosen)}.")
+        raise ValueError(
+            f"only tables have columns to choose: {data!r} takes no {', '.join(chosen)}."
+        )
     return loaders[suffix](path) if suffix in loaders else NAMES[data]()
 
 

@@ -105,7 +105,10 @@ class Dataset:
 
     def __getitem__(self, rows: Any) -> Dataset:
         """Some of the samples: a slice, integers, or a mask."""
-        each = {name: getattr(self, name) for name in ("target", "split", "ids", "weights", "groups", "time")}
+        each = {
+            name: getattr(self, name)
+            for name in ("target", "split", "ids", "weights", "groups", "time")
+        }
         some = {name: values[rows] for name, values in each.items() if values is not None}
         return replace(self, sets=self.sets[rows], **some)
 
@@ -116,7 +119,14 @@ class Dataset:
     def schema(self) -> Schema:
         """What was learned about columns: ``schema.read(table)`` reads another table in the same way."""
         sets = self.sets.sets
-        return Schema(sets.dim, sets.query is not None, self.names, self.target_name, self.columns, self.codings)
+        return Schema(
+            sets.dim,
+            sets.query is not None,
+            self.names,
+            self.target_name,
+            self.columns,
+            self.codings,
+        )
 
     @property
     def train(self) -> Dataset:
@@ -142,7 +152,11 @@ def check_names(given: str | Sequence[str] | None, option: str) -> None:
     if given is None:
         return
     names = [part.strip() for part in given.split(",")] if isinstance(given, str) else list(given)
-    if not names or not all(isinstance(n, str) and n for n in names) or len(set(names)) < len(names):
+    if (
+        not names
+        or not all(isinstance(n, str) and n for n in names)
+        or len(set(names)) < len(names)
+    ):
         raise ValueError(f"`{option}` must name columns, each once: got {given!r}.")
 
 
@@ -157,8 +171,16 @@ def check_columns(schema: pa.Schema, names: Sequence[str], option: str | None, s
     for name in names:
         count = schema.names.count(name)
         if count != 1:
-            problem = f"is not in the table {source}" if count == 0 else f"is there {count} times in {source}"
-            rule = f"`{option}` must name columns of the table" if option else "every column that is read must be there"
+            problem = (
+                f"is not in the table {source}"
+                if count == 0
+                else f"is there {count} times in {source}"
+            )
+            rule = (
+                f"`{option}` must name columns of the table"
+                if option
+                else "every column that is read must be there"
+            )
             remedy = " Rename all but one of them." if count else ""
             if option == "keys" and not count:
                 remedy = " If it is in another table, of tokens, pass that as `tokens` (--tokens)."
@@ -204,7 +226,14 @@ class Layout:
     key_id: str | None = None
 
     @classmethod
-    def of(cls, schema: pa.Schema, pieces: Pieces, source: str, given: dict[str, Any], tokens: Any = None) -> Layout:
+    def of(
+        cls,
+        schema: pa.Schema,
+        pieces: Pieces,
+        source: str,
+        given: dict[str, Any],
+        tokens: Any = None,
+    ) -> Layout:
         """Settle what was not said by names and types, and by what all rows hold.
 
         ``pieces`` goes through all rows of some columns; ``source`` is the name of the table, for
@@ -216,32 +245,63 @@ class Layout:
         asked = _names(given["query"], schema) or ()
         if tokens is None:
             check_columns(schema, named or (), "keys", source)
-        rest = {option: given[option] for option in ("missing", "dim", "weight", "groups", "time", "split")}
-        single = {option: given[option] for option in ("set_id", "weight", "groups", "time", "split")}
+        rest = {
+            option: given[option]
+            for option in ("missing", "dim", "weight", "groups", "time", "split")
+        }
+        single = {
+            option: given[option] for option in ("set_id", "weight", "groups", "time", "split")
+        }
         for option, name in single.items():
             if name is not None and (not isinstance(name, str) or not name):
                 raise ValueError(f"`{option}` must name a column: got {name!r:.60}.")
             check_columns(schema, [name] if name else [], option, source)
         usual = [n for n in TARGET_NAMES if n in schema.names and n not in {*(named or ()), *asked}]
         found = [n for n in usual if not _is_ragged(schema, n)][:1]
-        targets = tuple(found) if target is None else (target,) if isinstance(target, str) else tuple(target)
+        targets = (
+            tuple(found)
+            if target is None
+            else (target,)
+            if isinstance(target, str)
+            else tuple(target)
+        )
         check_columns(schema, targets, "target", source)
         lists = [f.name for f in schema if is_list(f.type)]
         own = _names(extras, schema) or ()
-        if extras is None and "extras" in lists and "extras" not in {*(named or ()), *asked, *targets}:
+        if (
+            extras is None
+            and "extras" in lists
+            and "extras" not in {*(named or ()), *asked, *targets}
+        ):
             own = ("extras",)
         check_columns(schema, own, "extras", source)
-        used = {*asked, *(targets or found), *own, *(rest[o] for o in ("weight", "groups", "time", "split"))}
+        used = {
+            *asked,
+            *(targets or found),
+            *own,
+            *(rest[o] for o in ("weight", "groups", "time", "split")),
+        }
         if tokens is not None:
             made = cls._by_join(schema, source, tokens, named, asked, used, set_id)
             return replace(made, target=targets, extras=own, **rest)
-        settle = cls._by_set if set_id is None and (named[0] in lists if named else lists) else cls._by_token
+        settle = (
+            cls._by_set
+            if set_id is None and (named[0] in lists if named else lists)
+            else cls._by_token
+        )
         made = settle(schema, pieces, source, named, asked, used, set_id)
         return replace(made, target=targets, extras=own, **rest)._with_width(schema, pieces, source)
 
     @classmethod
     def _by_join(
-        cls, schema: pa.Schema, source: str, tokens: pa.Table, keys: Any, query: Any, used: set[Any], set_id: str | None
+        cls,
+        schema: pa.Schema,
+        source: str,
+        tokens: pa.Table,
+        keys: Any,
+        query: Any,
+        used: set[Any],
+        set_id: str | None,
     ) -> Layout:
         """Keys in a table of tokens, all else in one of samples; an id says which tokens a sample has."""
         both = [n for n in SET_NAMES if n in schema.names and n in tokens.schema.names]
@@ -261,16 +321,27 @@ class Layout:
         found = cls._by_token(tokens.schema, pieces, "the table of tokens", keys, (), set(), set_id)
         others = [f.name for f in schema if f.name not in {*used, set_id}]
         left_out = tuple(f"{name!r} of the samples is neither query nor extra" for name in others)
-        return replace(found, query=query, role=None, joined=True, left_out=found.left_out + left_out)
+        return replace(
+            found, query=query, role=None, joined=True, left_out=found.left_out + left_out
+        )
 
     @classmethod
     def _by_token(
-        cls, schema: pa.Schema, pieces: Pieces, source: str, keys: Any, query: Any, used: set[Any], set_id: str | None
+        cls,
+        schema: pa.Schema,
+        pieces: Pieces,
+        source: str,
+        keys: Any,
+        query: Any,
+        used: set[Any],
+        set_id: str | None,
     ) -> Layout:
         set_id = set_id or next((n for n in SET_NAMES if n in schema.names), None)
         if set_id is None:
             what = (
-                f"column {keys[0]!r} must hold sets of keys: found type {schema.field(keys[0]).type}. " if keys else ""
+                f"column {keys[0]!r} must hold sets of keys: found type {schema.field(keys[0]).type}. "
+                if keys
+                else ""
             )
             raise SchemaError(
                 f"{what}a table with one row per token needs a column that says which set a row belongs to: none of "
@@ -283,9 +354,15 @@ class Layout:
         left_out: tuple[str, ...] = ()
         if keys is None:
             others = [f for f in schema if f.name not in {*used, set_id, role}]
-            odd = [(f.name, "several kinds of things" if f.metadata else f.type) for f in others if not kind_of(f.type)]
+            odd = [
+                (f.name, "several kinds of things" if f.metadata else f.type)
+                for f in others
+                if not kind_of(f.type)
+            ]
             left_out = tuple(f"{name!r} holds {what}" for name, what in odd)
-            keys, more = _coordinates([f.name for f in others if kind_of(f.type)], schema, pieces, source)
+            keys, more = _coordinates(
+                [f.name for f in others if kind_of(f.type)], schema, pieces, source
+            )
             left_out += more
         if not keys:
             why = f" ({'; '.join(left_out[:10])})" if left_out else ""
@@ -298,7 +375,14 @@ class Layout:
 
     @classmethod
     def _by_set(
-        cls, schema: pa.Schema, pieces: Pieces, source: str, keys: Any, query: Any, used: set[Any], _: str | None
+        cls,
+        schema: pa.Schema,
+        pieces: Pieces,
+        source: str,
+        keys: Any,
+        query: Any,
+        used: set[Any],
+        _: str | None,
     ) -> Layout:
         if not query and "query" in schema.names and "query" not in (keys or ()):
             query = ("query",)
@@ -316,7 +400,9 @@ class Layout:
                     "keys must be one column of lists of tokens, or one column of lists of numbers per coordinate: "
                     f"found {', '.join(repr(n) for n in found) or 'none'} in {source}. Name them with `keys` (--keys)."
                 )
-            keys, left_out = (tuple(found), ()) if nested else _coordinates(found, schema, pieces, source)
+            keys, left_out = (
+                (tuple(found), ()) if nested else _coordinates(found, schema, pieces, source)
+            )
         for name in keys:
             kind = schema.field(name).type
             if not is_list(kind):
@@ -329,7 +415,9 @@ class Layout:
     def _with_width(self, schema: pa.Schema, pieces: Pieces, source: str) -> Layout:
         """The same with the coordinates of a token, where lists do not say and all of a batch may be empty."""
         if not self.keys:
-            raise SchemaError(f"keys must be in some column: none is left for them in {source}. Name them with `keys`.")
+            raise SchemaError(
+                f"keys must be in some column: none is left for them in {source}. Name them with `keys`."
+            )
         name, kind = self.keys[0], schema.field(self.keys[0]).type
         if self.dim is not None or self.set_id is not None or len(self.keys) > 1:
             return self
@@ -368,7 +456,10 @@ class Layout:
     def studies(self, schema: pa.Schema, tokens: pa.Schema | None) -> list[Study]:
         """What is to be learned about columns: categories of text, the first of dates, means where gaps are filled."""
         found: dict[str, Study] = {}
-        for part, names in ((schema if tokens is None else tokens, self.keys), (schema, self.query + self.extras)):
+        for part, names in (
+            (schema if tokens is None else tokens, self.keys),
+            (schema, self.query + self.extras),
+        ):
             for name in names:
                 kind = _inner(part.field(name).type)
                 said = kind_of(kind)
@@ -403,17 +494,27 @@ class Layout:
             table = whole_batch(table)
             if self.joined:
                 return self._read_joined(table, place, copied, tokens)
-            return self._read_rows(table, place, copied) if self.set_id else self._read_lists(table, place, copied)
+            return (
+                self._read_rows(table, place, copied)
+                if self.set_id
+                else self._read_lists(table, place, copied)
+            )
         except pa.ArrowException as error:
-            raise SchemaError(f"the columns{place.inside} must read as sets: {str(error)[:300]}.") from None
+            raise SchemaError(
+                f"the columns{place.inside} must read as sets: {str(error)[:300]}."
+            ) from None
 
-    def _coded(self, columns: Iterable[tuple[str, Any]], place: Place, lists: str = "") -> tuple[np.ndarray, list[str]]:
+    def _coded(
+        self, columns: Iterable[tuple[str, Any]], place: Place, lists: str = ""
+    ) -> tuple[np.ndarray, list[str]]:
         """Columns as the columns of a matrix, and the name of the one that each of these comes from."""
         known, impute = {coding.column: coding for coding in self.codings}, self.missing == "impute"
         parts, owners = [], []
         for name, column in columns:
             if name in known:
-                part = coded(known[name], column, place, lists=lists, impute=impute, unknown=self.unknown)
+                part = coded(
+                    known[name], column, place, lists=lists, impute=impute, unknown=self.unknown
+                )
             else:
                 part = numbers(plain_values(column), name, place, lists=lists)[:, None]
             parts.append(part)
@@ -425,7 +526,9 @@ class Layout:
         known = {coding.column: coding for coding in self.codings}
         return tuple(n for c in columns for n in (known[c].names if c in known else (c,)))
 
-    def _dataset(self, sets: SetBatch, names: tuple[str, ...], samples: Any, place: Place, **more: Any) -> Dataset:
+    def _dataset(
+        self, sets: SetBatch, names: tuple[str, ...], samples: Any, place: Place, **more: Any
+    ) -> Dataset:
         """Sets with all that the table says of samples besides."""
         sets = sets.with_extras(self._vectors(samples, place, self.extras, "extra"))
         read: dict[str, tuple[str | None, Callable[..., np.ndarray]]] = {
@@ -465,7 +568,11 @@ class Layout:
         ``names`` are those of the columns that the coordinates come from.
         """
         if not np.isfinite(tokens).all():
-            known = ~np.isnan(tokens).any(axis=1) if self.missing == "drop" else np.ones(len(tokens), dtype=bool)
+            known = (
+                ~np.isnan(tokens).any(axis=1)
+                if self.missing == "drop"
+                else np.ones(len(tokens), dtype=bool)
+            )
             refuse_gaps(tokens[known], names, place, "token", rows()[known])
             tokens, offsets = tokens[known], np.concatenate([[0], np.cumsum(known)])[offsets]
         empty = np.flatnonzero(np.diff(offsets) == 0)
@@ -474,18 +581,28 @@ class Layout:
             offsets = np.concatenate([[0], np.cumsum(np.maximum(np.diff(offsets), 1))])
         elif len(empty):
             what = f"set {empty[0]} has no keys"
-            what += "" if self.set_id else f", {place.row(empty[0])} has none in column {self.keys[0]!r}"
+            what += (
+                ""
+                if self.set_id
+                else f", {place.row(empty[0])} has none in column {self.keys[0]!r}"
+            )
             raise SchemaError(f"every set must have at least one key: {what}. Drop such sets.")
         if query is not None:
             both = np.result_type(tokens, query)
             tokens, query = tokens.astype(both, copy=False), query.astype(both, copy=False)
-        return SetBatch._from_flat(tokens, offsets.astype(np.int64, copy=False), query, None, self._pairs())
+        return SetBatch._from_flat(
+            tokens, offsets.astype(np.int64, copy=False), query, None, self._pairs()
+        )
 
     def _pairs(self) -> tuple[tuple[int, int], ...] | None:
         """Coordinates of one name in query and keys; None where they are all there are, in their order, or none is."""
         names, asked = self._names_of(self.keys), self._names_of(self.query)
         pairs = tuple((i, names.index(name)) for i, name in enumerate(asked) if name in names)
-        return pairs if pairs and pairs != tuple((i, i) for i in range(min(len(names), len(asked)))) else None
+        return (
+            pairs
+            if pairs and pairs != tuple((i, i) for i in range(min(len(names), len(asked))))
+            else None
+        )
 
     def _beside(
         self,
@@ -502,7 +619,9 @@ class Layout:
                 ids = samples.column(self.key_id)
             else:
                 table, rows, offsets = keys
-                ids = pa.LargeListArray.from_arrays(pa.array(offsets), table.column(self.key_id).take(pa.array(rows)))
+                ids = pa.LargeListArray.from_arrays(
+                    pa.array(offsets), table.column(self.key_id).take(pa.array(rows))
+                )
             if not is_list(ids.type) or not np.array_equal(pc.list_value_length(ids), sets.lengths):
                 raise SchemaError(
                     f"column {self.key_id!r} must have an id for each key{place.inside}: it does not, or keys with "
@@ -513,7 +632,9 @@ class Layout:
 
     # ------------------------------------------------------------ one row per set
 
-    def _read_lists(self, table: Any, place: Place, copied: Sequence[str]) -> tuple[Dataset, dict[str, Any]]:
+    def _read_lists(
+        self, table: Any, place: Place, copied: Sequence[str]
+    ) -> tuple[Dataset, dict[str, Any]]:
         tokens, offsets, names, owners = self._list_tokens(table, place)
         if self.dim is not None and tokens.shape[1] != self.dim:
             raise SchemaError(
@@ -522,10 +643,19 @@ class Layout:
             )
         query = self._vectors(table, place, self.query, "query")
         lengths = np.diff(offsets)
-        sets = self._sets(tokens, offsets, query, owners, place, lambda: np.repeat(np.arange(len(lengths)), lengths))
+        sets = self._sets(
+            tokens,
+            offsets,
+            query,
+            owners,
+            place,
+            lambda: np.repeat(np.arange(len(lengths)), lengths),
+        )
         return self._dataset(sets, names, table, place), self._beside(copied, table, sets, place)
 
-    def _list_tokens(self, table: Any, place: Place) -> tuple[np.ndarray, np.ndarray, tuple[str, ...], Sequence[str]]:
+    def _list_tokens(
+        self, table: Any, place: Place
+    ) -> tuple[np.ndarray, np.ndarray, tuple[str, ...], Sequence[str]]:
         """Tokens end to end, where each set begins, names of coordinates, and of the columns they come from."""
         known = self._known_rows(table, place)
         columns = [table.column(name) for name in self.keys]
@@ -594,7 +724,11 @@ class Layout:
                 f"column {name!r} must hold at least one token: all lists{place.inside} are empty. Say how many "
                 "coordinates a token has with `dim` (--dim)."
             )
-        return numbers(flat, name, place, lists="lists of ").reshape(-1, width), offsets, _positions(name, width)
+        return (
+            numbers(flat, name, place, lists="lists of ").reshape(-1, width),
+            offsets,
+            _positions(name, width),
+        )
 
     def _known_rows(self, table: Any, place: Place) -> Bool[np.ndarray, " n"]:
         """Rows in which all key columns have a list: the others are refused, or all their tokens dropped."""
@@ -609,7 +743,9 @@ class Layout:
                 )
         return known
 
-    def _vectors(self, table: Any, place: Place, names: tuple[str, ...], what: str) -> Float[np.ndarray, "n d"] | None:
+    def _vectors(
+        self, table: Any, place: Place, names: tuple[str, ...], what: str
+    ) -> Float[np.ndarray, "n d"] | None:
         """One vector for each row, from a column of lists or one of numbers per coordinate; None for no columns."""
         if not names:
             return None
@@ -624,22 +760,30 @@ class Layout:
     def targets(self, table: Any, place: Place) -> np.ndarray | None:
         """The target of each row; one column of several outputs for several columns."""
         if len(self.target) < 2:
-            return labels(table.column(self.target[0]), self.target[0], place) if self.target else None
+            return (
+                labels(table.column(self.target[0]), self.target[0], place) if self.target else None
+            )
         found = np.stack([numbers(table.column(name), name, place) for name in self.target], axis=1)
         refuse_gaps(found, self.target, place, "target")
         return found
 
     # ------------------------------------------------------------ one row per token
 
-    def _read_rows(self, table: Any, place: Place, copied: Sequence[str]) -> tuple[Dataset, dict[str, Any]]:
+    def _read_rows(
+        self, table: Any, place: Place, copied: Sequence[str]
+    ) -> tuple[Dataset, dict[str, Any]]:
         """Sets out of rows; the order of sets is that in which they first appear."""
         assert self.set_id is not None
         ids = set_ids(plain_values(table.column(self.set_id)), self.set_id, place)
         owner, first = _owners(ids)
         tokens, names = self._coded(((name, table.column(name)) for name in self.keys), place)
         if self.dim is not None and self.dim != len(self.keys):
-            raise SchemaError(f"`dim` is {self.dim}, and there are {len(self.keys)} key columns. Leave it out.")
-        for name in dict.fromkeys([*self.of_samples, *(name for name in copied if name != self.key_id)]):
+            raise SchemaError(
+                f"`dim` is {self.dim}, and there are {len(self.keys)} key columns. Leave it out."
+            )
+        for name in dict.fromkeys(
+            [*self.of_samples, *(name for name in copied if name != self.key_id)]
+        ):
             _check_constant(table.column(name), owner, first, name, place)
         samples, at = table.take(pa.array(first)), place._replace(rows=first)
         is_key, query = np.ones(len(tokens), dtype=bool), None
@@ -656,7 +800,9 @@ class Layout:
         data = self._dataset(sets, self._names_of(self.keys), samples, at, ids=ids[first])
         return data, self._beside(copied, samples, sets, place, (table, order, offsets))
 
-    def _read_joined(self, samples: Any, place: Place, copied: Sequence[str], tokens: Any) -> tuple[Dataset, Any]:
+    def _read_joined(
+        self, samples: Any, place: Place, copied: Sequence[str], tokens: Any
+    ) -> tuple[Dataset, Any]:
         """Sets out of two tables: a sample has the tokens of its id, which other samples may have too."""
         assert self.set_id is not None
         there = Place("the table of tokens")
@@ -671,7 +817,9 @@ class Layout:
             )
         values, names = self._coded(((name, tokens.column(name)) for name in self.keys), there)
         order = np.argsort(held, kind="stable")
-        first, last = (np.searchsorted(held[order], wanted, side=side) for side in ("left", "right"))
+        first, last = (
+            np.searchsorted(held[order], wanted, side=side) for side in ("left", "right")
+        )
         if self.missing != "drop" and (first == last).any():
             i = int((first == last).argmax())
             raise SchemaError(
@@ -684,8 +832,12 @@ class Layout:
         query = self._vectors(samples, place, self.query, "query")
         sets = self._sets(values[rows], offsets, query, names, there, lambda: rows)
         strays = int(len(held) - len(np.unique(rows)))
-        left_out = self.left_out + ((f"{strays} tokens, whose {self.set_id!r} no sample has",) if strays else ())
-        data = replace(self, left_out=left_out)._dataset(sets, self._names_of(self.keys), samples, place, ids=wanted)
+        left_out = self.left_out + (
+            (f"{strays} tokens, whose {self.set_id!r} no sample has",) if strays else ()
+        )
+        data = replace(self, left_out=left_out)._dataset(
+            sets, self._names_of(self.keys), samples, place, ids=wanted
+        )
         return data, self._beside(copied, samples, sets, place, (tokens, rows, offsets))
 
 
@@ -776,7 +928,9 @@ def _entries(column: Any) -> Any:
 
 def _owners(ids: Shaped[np.ndarray, " r"]) -> tuple[Int[np.ndarray, " r"], Int[np.ndarray, " n"]]:
     """The set of each row, numbered by first appearance, and that first row."""
-    starts = np.flatnonzero(np.concatenate([[True], ids[1:] != ids[:-1]]))  # of runs of rows of one set
+    starts = np.flatnonzero(
+        np.concatenate([[True], ids[1:] != ids[:-1]])
+    )  # of runs of rows of one set
     _, first, owner = np.unique(ids[starts], return_index=True, return_inverse=True)
     order = np.argsort(first)
     rank = np.empty_like(order)
@@ -784,7 +938,9 @@ def _owners(ids: Shaped[np.ndarray, " r"]) -> tuple[Int[np.ndarray, " r"], Int[n
     return np.repeat(rank[owner.reshape(-1)], np.diff([*starts, len(ids)])), starts[first[order]]
 
 
-def _check_constant(column: Any, owner: np.ndarray, first: np.ndarray, name: str, place: Place) -> None:
+def _check_constant(
+    column: Any, owner: np.ndarray, first: np.ndarray, name: str, place: Place
+) -> None:
     """Raise where rows of a set disagree."""
     column = plain_values(column)
     if is_list(column.type):

@@ -18,7 +18,14 @@ GROWTH, TIMES = 2**27, 20
 LONGEST_HEADER = 10_000  # bytes; NumPy's own limit, which it looks at after reading
 
 
-UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, UnicodeDecodeError)
+UNREADABLE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    EOFError,
+    NotImplementedError,
+    RuntimeError,
+    UnicodeDecodeError,
+)
 
 
 class NpzFile:
@@ -49,7 +56,9 @@ class NpzFile:
             return self._read(name)
         except (*UNREADABLE, KeyError, OSError) as error:
             words = f"{name!r} of {self.path.name!r} does not ({error})"
-            raise ValueError(f"the arrays of an npz file must read back: {words}. {_REMEDY}") from None
+            raise ValueError(
+                f"the arrays of an npz file must read back: {words}. {_REMEDY}"
+            ) from None
 
     def _read(self, name: str) -> np.ndarray:
         def wrong(rule: str, evidence: str, remedy: str = _REMEDY) -> ValueError:
@@ -63,18 +72,29 @@ class NpzFile:
         with self._zip.open(info) as file:
             try:
                 shape, turned, dtype = _header(file)
-            except (ValueError, TypeError, SyntaxError, tokenize.TokenError, RecursionError, MemoryError) as error:
+            except (
+                ValueError,
+                TypeError,
+                SyntaxError,
+                tokenize.TokenError,
+                RecursionError,
+                MemoryError,
+            ) as error:
                 words = f"does not ({str(error)[:100] or type(error).__name__})"
                 raise wrong("an array must begin with its shape and type", words) from None
             rest = info.file_size - file.tell()
             size = math.prod(shape) * dtype.itemsize
             if dtype.kind not in "biufcSU" or not dtype.itemsize:
                 held = "objects" if dtype.hasobject else dtype
-                raise wrong("arrays must hold numbers or text", f"holds {held}", "Save it as numbers.")
+                raise wrong(
+                    "arrays must hold numbers or text", f"holds {held}", "Save it as numbers."
+                )
             if size != rest or min(shape, default=0) < 0:
                 words = f"has shape {shape} of {dtype}, {size:,} bytes, and {rest:,} are there"
                 raise wrong("an array must be as large as its shape says", words)
-            self._take_room(name, math.prod(shape) * max(dtype.itemsize, 8))  # numbers become floats
+            self._take_room(
+                name, math.prod(shape) * max(dtype.itemsize, 8)
+            )  # numbers become floats
             content = bytearray(file.read(rest + 1))  # writable, as an array of one's own is
         if len(content) != size:
             raise wrong("all bytes of an array must be there", f"has {len(content):,} of {size:,}")
@@ -82,7 +102,9 @@ class NpzFile:
             flat = np.frombuffer(content, dtype)
             return flat.reshape(shape[::-1]).T if turned else flat.reshape(shape)
         except ValueError as error:  # no bytes, or an axis too long for NumPy
-            raise wrong("an array must have a shape that NumPy knows", f"has {shape} ({error})") from None
+            raise wrong(
+                "an array must have a shape that NumPy knows", f"has {shape} ({error})"
+            ) from None
 
     def _take_room(self, name: str, size: int) -> None:
         if size > self._room:
@@ -97,7 +119,10 @@ class NpzFile:
 def _header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """Shape, order and type of an array."""
     version = np.lib.format.read_magic(file)
-    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    readers = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
     if version not in readers:
         raise ValueError(f"format {version}, where 1 and 2 are read")
     shape, turned, dtype = readers[version](_Short(file))
@@ -130,13 +155,17 @@ def npz_table(
     keys_name = keys[0] if keys else "keys" if "keys" in file else "X"
     query_name = query[0] if query else "query" if "query" in file else None
     extras_name = extras[0] if extras else "extras" if "extras" in file else None
-    targets = [next((n for n in ("y", "target") if n in file), None)] if target is None else list(target)
+    targets = (
+        [next((n for n in ("y", "target") if n in file), None)] if target is None else list(target)
+    )
     for name in (keys_name, *filter(None, (query_name, extras_name, *targets))):
         _check_name(file, name)
     tokens = _floats(file[keys_name], keys_name)
     if tokens.ndim == 3:
         if 0 in tokens.shape:
-            raise ValueError(f"array {keys_name!r} must have sets, keys and coordinates: its shape is {tokens.shape}.")
+            raise ValueError(
+                f"array {keys_name!r} must have sets, keys and coordinates: its shape is {tokens.shape}."
+            )
         ptr = np.arange(len(tokens) + 1) * tokens.shape[1]
         tokens = tokens.reshape(-1, tokens.shape[2])
     else:
@@ -157,7 +186,9 @@ def npz_table(
         try:
             columns[name] = pa.array(_target(file[name], name, n))
         except UnicodeDecodeError as error:
-            raise ValueError(f"array {name!r} must hold text: it does not read ({error}). Save it again.") from None
+            raise ValueError(
+                f"array {name!r} must hold text: it does not read ({error}). Save it again."
+            ) from None
     split = file["split"] if "split" in file.names else None
     whole = split is not None and split.shape == (n,) and split.dtype.kind in "iu"
     return pa.table(columns), split if whole else None
@@ -166,7 +197,9 @@ def npz_table(
 def _rows(matrix: np.ndarray) -> Any:
     import pyarrow as pa
 
-    return pa.FixedSizeListArray.from_arrays(pa.array(np.ascontiguousarray(matrix).reshape(-1)), matrix.shape[1])
+    return pa.FixedSizeListArray.from_arrays(
+        pa.array(np.ascontiguousarray(matrix).reshape(-1)), matrix.shape[1]
+    )
 
 
 def _check_name(file: NpzFile, name: str) -> None:
@@ -180,7 +213,9 @@ def _check_name(file: NpzFile, name: str) -> None:
 
 def _floats(array: np.ndarray, name: str) -> np.ndarray:
     if array.dtype.kind not in "fiub":
-        raise ValueError(f"array {name!r} must hold numbers: it holds {array.dtype}. Encode it as numbers first.")
+        raise ValueError(
+            f"array {name!r} must hold numbers: it holds {array.dtype}. Encode it as numbers first."
+        )
     return array.astype(np.float32 if array.dtype == np.float32 else np.float64, copy=False)
 
 

@@ -22,7 +22,16 @@ from keyhole._array import MEMORY_BUDGET, thread_count
 from keyhole._checks import LARGEST_COUNT, check_choice, check_count
 from keyhole._files import refuse_special_file
 from keyhole.data.batches import Batch
-from keyhole.data.columns import Place, SchemaError, is_list, labels, one_piece, plain_values, set_ids, unlisted
+from keyhole.data.columns import (
+    Place,
+    SchemaError,
+    is_list,
+    labels,
+    one_piece,
+    plain_values,
+    set_ids,
+    unlisted,
+)
 from keyhole.data.layout import PROBLEM, Dataset, Layout, check_columns, check_names
 from keyhole.data.npz import npz_table
 from keyhole.data.schema import Coding, Schema
@@ -76,7 +85,9 @@ def check_file_name(path: Path) -> None:
     try:
         str(path).encode()
     except UnicodeEncodeError:
-        raise ValueError(f"names of files must be text in UTF-8: got {path.name!r}. Rename it.") from None
+        raise ValueError(
+            f"names of files must be text in UTF-8: got {path.name!r}. Rename it."
+        ) from None
 
 
 class _ParquetFile:
@@ -88,7 +99,9 @@ class _ParquetFile:
         with reading(path), pq.ParquetFile(path) as file:
             self.metadata = file.metadata
             self.schema = file.schema_arrow
-            counts = [self.metadata.row_group(i).num_rows for i in range(self.metadata.num_row_groups)]
+            counts = [
+                self.metadata.row_group(i).num_rows for i in range(self.metadata.num_row_groups)
+            ]
             self.schema.names  # noqa: B018 - text, or an error
         self.path = path
         self.n_groups = len(counts)
@@ -107,22 +120,35 @@ class _ParquetFile:
         Sizes in the footer say little, since a value repeated often takes next to nothing in the file; and Arrow ends
         the process where it is asked for the footer of a column that is damaged.
         """
-        first = next(file.iter_batches(PROBED_ROWS, row_groups=[group], columns=columns, use_threads=False), None)
+        first = next(
+            file.iter_batches(PROBED_ROWS, row_groups=[group], columns=columns, use_threads=False),
+            None,
+        )
         if first is None or first.num_rows == 0:
             return 1
         return int(BATCH_BYTES * first.num_rows // max(1, validated(first, self.path).nbytes))
 
-    def read(self, group: int, columns: list[str], batch_size: int | None) -> Iterator[tuple[Any, int]]:
+    def read(
+        self, group: int, columns: list[str], batch_size: int | None
+    ) -> Iterator[tuple[Any, int]]:
         """Record batches of one row group, each with its first row."""
         expected = self.rows(group)
         seen = 0
         with ExitStack() as stack:
             with reading(self.path):
-                file = stack.enter_context(pq.ParquetFile(self.path, memory_map=True, metadata=self.metadata))
-                size = self._rows_of_a_batch(file, group, columns) if batch_size is None else batch_size
+                file = stack.enter_context(
+                    pq.ParquetFile(self.path, memory_map=True, metadata=self.metadata)
+                )
+                size = (
+                    self._rows_of_a_batch(file, group, columns)
+                    if batch_size is None
+                    else batch_size
+                )
                 size = min(max(1, size), max(1, expected))
                 # without threads of its own: the arithmetic has them
-                batches = file.iter_batches(size, row_groups=[group], columns=columns, use_threads=False)
+                batches = file.iter_batches(
+                    size, row_groups=[group], columns=columns, use_threads=False
+                )
             while True:
                 with reading(self.path):
                     table = next(batches, None)
@@ -144,8 +170,22 @@ class _ParquetFile:
 class _ArrowFile:
     """Record batches: of an Arrow file or stream, memory-mapped, or of a table that was read whole."""
 
-    def __init__(self, path: Path, schema: pa.Schema, groups: Any, n_groups: int, name: str, split: Any = None) -> None:
-        self.path, self.schema, self._groups, self.n_groups, self._name = path, schema, groups, n_groups, name
+    def __init__(
+        self,
+        path: Path,
+        schema: pa.Schema,
+        groups: Any,
+        n_groups: int,
+        name: str,
+        split: Any = None,
+    ) -> None:
+        self.path, self.schema, self._groups, self.n_groups, self._name = (
+            path,
+            schema,
+            groups,
+            n_groups,
+            name,
+        )
         self.split = split
         with reading(path):
             schema.names  # noqa: B018 - text, or an error
@@ -154,7 +194,9 @@ class _ArrowFile:
     def file(cls, path: Path) -> _ArrowFile:
         with reading(path):
             file = pa.ipc.open_file(pa.memory_map(str(path)))
-            return cls(path, file.schema, file.get_batch, file.num_record_batches, "record batch {} of {}")
+            return cls(
+                path, file.schema, file.get_batch, file.num_record_batches, "record batch {} of {}"
+            )
 
     @classmethod
     def stream(cls, path: Path) -> _ArrowFile:
@@ -180,7 +222,9 @@ class _ArrowFile:
     def rows(self, group: int) -> int:
         return int(validated(self._group(group), self.path, full=False).num_rows)
 
-    def read(self, group: int, columns: list[str], batch_size: int | None) -> Iterator[tuple[Any, int]]:
+    def read(
+        self, group: int, columns: list[str], batch_size: int | None
+    ) -> Iterator[tuple[Any, int]]:
         """Record batches of one group, each with its first row."""
         table = self._group(group)
         with reading(self.path):
@@ -226,7 +270,9 @@ def table_in_memory(content: bytes, name: str, target: str | None = None) -> pa.
     """The table in the bytes of a file: nothing is opened, of its name only the end of a TSV counts."""
     try:
         if content[:2] == b"PK":
-            return npz_table(Path(name or "the file"), None, None, target and (target,), content=content)[0]
+            return npz_table(
+                Path(name or "the file"), None, None, target and (target,), content=content
+            )[0]
         if content[:4] == b"PAR1":
             table = pq.read_table(pa.BufferReader(content))
         elif content[:6] == b"ARROW1":
@@ -251,7 +297,9 @@ def table_of(source: Any, what: str) -> pa.Table:
         source = pa.Table.from_batches([source])
     if isinstance(source, pa.Table):
         return source
-    if hasattr(source, "set_axis"):  # pandas may have names twice, and names that are no text: they stand aside
+    if hasattr(
+        source, "set_axis"
+    ):  # pandas may have names twice, and names that are no text: they stand aside
         names = [str(name) for name in source.columns]
         source = source.set_axis([str(i) for i in range(len(names))], axis=1)
     else:
@@ -265,7 +313,10 @@ def table_of(source: Any, what: str) -> pa.Table:
         ) from None
     columns = [_arrow_column(frame[column]) for column in frame.columns]
     notes = [{PROBLEM: problem} if problem else None for _, problem in columns]
-    fields = [pa.field(n, c.type, metadata=note) for n, (c, _), note in zip(names, columns, notes, strict=True)]
+    fields = [
+        pa.field(n, c.type, metadata=note)
+        for n, (c, _), note in zip(names, columns, notes, strict=True)
+    ]
     return pa.table([column for column, _ in columns], schema=pa.schema(fields))
 
 
@@ -298,7 +349,12 @@ def _files(path: Any) -> list[Path]:
 def _table_of_files(paths: Sequence[Path]) -> pa.Table:
     """Files as one table in memory."""
     files = [_open(path, None, None, None, None) for path in paths]
-    read = [t for f in files for group in range(f.n_groups) for t, _ in f.read(group, f.schema.names, 2**31)]
+    read = [
+        t
+        for f in files
+        for group in range(f.n_groups)
+        for t, _ in f.read(group, f.schema.names, 2**31)
+    ]
     with reading(paths[0]):
         return pa.Table.from_batches(read, files[0].schema)
 
@@ -405,14 +461,26 @@ class ParquetSets:
     ) -> None:
         named: dict[str, Any] = {"keys": keys, "query": query, "target": target, "extras": extras}
         named |= {"set_id": set_id, "missing": missing, "dim": dim}
-        known = {} if schema is None else {k: v for k, v in schema.columns if k in READ_OPTIONS and named[k] is None}
+        known = (
+            {}
+            if schema is None
+            else {k: v for k, v in schema.columns if k in READ_OPTIONS and named[k] is None}
+        )
         named |= known
         named["missing"] = check_choice(named["missing"] or "error", "missing", MISSING)
         check_choice(unknown, "unknown", ("error", "ignore"))
         for option in ("keys", "query", "extras"):
             check_names(named[option], option)
-        named["dim"] = None if named["dim"] is None else check_count(named["dim"], "dim", maximum=LARGEST_COUNT)
-        self.batch_size = None if batch_size is None else check_count(batch_size, "batch_size", maximum=LARGEST_COUNT)
+        named["dim"] = (
+            None
+            if named["dim"] is None
+            else check_count(named["dim"], "dim", maximum=LARGEST_COUNT)
+        )
+        self.batch_size = (
+            None
+            if batch_size is None
+            else check_count(batch_size, "batch_size", maximum=LARGEST_COUNT)
+        )
         self._lasting: list[_ParquetFile | _ArrowFile] = []
         if isinstance(path, (str, os.PathLike, list, tuple)):
             self.paths = _files(path)
@@ -420,7 +488,10 @@ class ParquetSets:
             self.paths = [Path("the table")]
             self._lasting = [_ArrowFile.table(self.paths[0], table_of(path, "source"))]
         arrays = {k: named[k] for k in ("keys", "query", "target", "extras")}
-        self._arrays = {k: (v,) if isinstance(v, str) else None if v is None else tuple(v) for k, v in arrays.items()}
+        self._arrays = {
+            k: (v,) if isinstance(v, str) else None if v is None else tuple(v)
+            for k, v in arrays.items()
+        }
         self._held: list[_ParquetFile | _ArrowFile] = []
         beside = _files(tokens) if isinstance(tokens, (str, os.PathLike)) else []
         if tokens is not None:
@@ -444,18 +515,24 @@ class ParquetSets:
     def _learned(self) -> tuple[Coding, ...]:
         """How columns that are no plain numbers become such, by a pass over these columns."""
         tokens = self.tokens
-        studies = self.layout.studies(self._file(0).schema, None if tokens is None else tokens.schema)
+        studies = self.layout.studies(
+            self._file(0).schema, None if tokens is None else tokens.schema
+        )
         keys = set(self.layout.keys)
         for study in studies:
             own = tokens is None or study.name in {*self.layout.query, *self.layout.extras}
             pieces = self._pieces([study.name]) if own else iter(())
             if tokens is not None and study.name in keys:
                 there = Place("the table of tokens")
-                pieces = chain(pieces, ((piece, there) for piece in tokens.select([study.name]).to_batches()))
+                pieces = chain(
+                    pieces, ((piece, there) for piece in tokens.select([study.name]).to_batches())
+                )
             for table, place in pieces:
                 column = table.column(0)
                 lists = is_list(column.type)
-                study.add(unlisted(column)[0] if lists else column, place, "lists of " if lists else "")
+                study.add(
+                    unlisted(column)[0] if lists else column, place, "lists of " if lists else ""
+                )
         return tuple(study.coding(impute=self.layout.missing == "impute") for study in studies)
 
     def _pieces(self, columns: list[str]) -> Iterator[tuple[Any, Place]]:
@@ -528,7 +605,9 @@ class ParquetSets:
         which = bisect_right(self._ends, number)
         return which, number - (self._ends[which - 1] if which else 0)
 
-    def _tables(self, number: int, columns: Sequence[str], batch_size: int | None) -> Iterator[tuple[Any, Place]]:
+    def _tables(
+        self, number: int, columns: Sequence[str], batch_size: int | None
+    ) -> Iterator[tuple[Any, Place]]:
         """Record batches of some columns of one row group, each with its place."""
         which, group = self._place(number)
         file = self._file(which)
@@ -559,7 +638,9 @@ class ParquetSets:
             size = 8 * sum(rows) * len(self.layout.columns())
             if size > MEMORY_BUDGET:
                 one, two = (begin[order[again[0] + k]] for k in (0, 1))
-                names = [self._file(self._place(g)[0]).where(self._place(g)[1]) for g, _ in (one, two)]
+                names = [
+                    self._file(self._place(g)[0]).where(self._place(g)[1]) for g, _ in (one, two)
+                ]
                 raise SchemaError(
                     f"rows of a set must follow each other in a table of {size:,} bytes, which is read in parts: "
                     f"{Place(names[1]).row(two[1])} belongs to set {every[order[again[0]]]!s:.40}, which began in "
@@ -588,7 +669,9 @@ class ParquetSets:
                 break
         return pa.concat_tables(pieces), place
 
-    def read(self, number: int, copied: Sequence[str] = ()) -> Iterator[tuple[Dataset, dict[str, Any]]]:
+    def read(
+        self, number: int, copied: Sequence[str] = ()
+    ) -> Iterator[tuple[Dataset, dict[str, Any]]]:
         """The samples of one row group, counted over all files, in batches, each with some columns as they are."""
         columns = self.layout.columns(copied)
         if not self._by_token:
@@ -599,7 +682,10 @@ class ParquetSets:
             data, more = self.layout.read(table, place, copied)
             size = self.batch_size or max(1, BATCH_BYTES * len(data) // max(1, table.nbytes))
             for start in range(0, len(data), size):
-                yield data[start : start + size], {name: c.slice(start, size) for name, c in more.items()}
+                yield (
+                    data[start : start + size],
+                    {name: c.slice(start, size) for name, c in more.items()},
+                )
 
     def group(self, number: int) -> Iterator[Batch]:
         """The batches of one row group, counted over all files."""
@@ -608,7 +694,11 @@ class ParquetSets:
 
     def whole(self) -> Dataset:
         """All of it as one data set; rows of a set need not be together."""
-        tables = [t for i in range(self.start, self.stop) for t, _ in self._tables(i, self.layout.columns(), 2**31)]
+        tables = [
+            t
+            for i in range(self.start, self.stop)
+            for t, _ in self._tables(i, self.layout.columns(), 2**31)
+        ]
         name = self.paths[0].name if len(self.paths) == 1 else f"{len(self.paths)} files"
         if not tables:
             raise ValueError(f"a table must have at least one row: {name} has none.")
@@ -634,7 +724,9 @@ class ParquetSets:
         """Cut it into at most ``count`` runs of row groups, one row group each if None; none of them is empty."""
         filled = [i for i in range(self.n_groups) if self.rows(self.start + i)]
         if not filled:
-            raise ValueError(f"there must be sets to share out: {self.paths[0].name!r} has no rows.")
+            raise ValueError(
+                f"there must be sets to share out: {self.paths[0].name!r} has no rows."
+            )
         count = len(filled) if count is None else min(check_count(count, "count"), len(filled))
         cuts = [filled[i] for i in np.linspace(0, len(filled), count + 1).round().astype(int)[:-1]]
         return [self[a:b] for a, b in pairwise([0, *cuts[1:], self.n_groups])]
@@ -645,7 +737,9 @@ class ParquetSets:
         if step != 1:
             raise ValueError(f"row groups are read in order: got a slice of step {step}.")
         part = object.__new__(ParquetSets)
-        part.__dict__.update(self.__dict__, start=self.start + first, stop=self.start + max(first, last))
+        part.__dict__.update(
+            self.__dict__, start=self.start + first, stop=self.start + max(first, last)
+        )
         return part
 
     def labels(self) -> np.ndarray:
@@ -655,7 +749,9 @@ class ParquetSets:
         found: list[np.ndarray] = []
         for number in range(self.start, self.stop):
             tables = self._tables(number, self.layout.target, self.batch_size)
-            found += [np.unique(labels(t.column(0), self.layout.target[0], place)) for t, place in tables]
+            found += [
+                np.unique(labels(t.column(0), self.layout.target[0], place)) for t, place in tables
+            ]
         if not found:
             raise SchemaError(f"labels are read from rows: {self.paths[0].name!r} has none.")
         return np.unique(np.concatenate(found))
@@ -735,7 +831,13 @@ def read_table(
                 f"a table is read by its suffix, one of {', '.join(SUFFIXES)}: got {path.name!r}. Rename it, or "
                 "convert it."
             )
-    named: dict[str, Any] = {"keys": keys, "query": query, "target": target, "extras": extras, "set_id": set_id}
+    named: dict[str, Any] = {
+        "keys": keys,
+        "query": query,
+        "target": target,
+        "extras": extras,
+        "set_id": set_id,
+    }
     named |= {"groups": groups, "time": time, "split": split, "missing": missing, "dim": dim}
     return ParquetSets(source, tokens=tokens, **named).whole()
 

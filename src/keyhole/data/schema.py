@@ -50,7 +50,11 @@ class Coding:
         """Names of its coordinates."""
         if self.kind == "one-hot":
             return tuple(f"{self.column}={category}" for category in self.categories)
-        return tuple(f"{self.column}#{j}" for j in range(HASHED)) if self.kind == "hashed" else (self.column,)
+        return (
+            tuple(f"{self.column}#{j}" for j in range(HASHED))
+            if self.kind == "hashed"
+            else (self.column,)
+        )
 
     def as_list(self) -> list[Any]:
         """As JSON holds it."""
@@ -64,12 +68,16 @@ class Coding:
         if not isinstance(column, str) or kind not in CODINGS or not texts:
             raise ValueError(f"a coding {str(stored)[:60]!r} of a column")
         if (kind == "one-hot") != bool(categories) or len(set(categories)) != len(categories):
-            raise ValueError(f"a coding of column {column!r:.40} whose categories are none, or are there twice")
+            raise ValueError(
+                f"a coding of column {column!r:.40} whose categories are none, or are there twice"
+            )
         if len(categories) > MOST_CATEGORIES + 1:
             raise ValueError(f"{len(categories)} categories of column {column!r:.40}")
         for number in (start, *([] if fill is None else [fill])):
             if not isinstance(number, float) or not math.isfinite(number):
-                raise ValueError(f"a coding of column {column!r:.40} with {number!r:.40}, which is no number")
+                raise ValueError(
+                    f"a coding of column {column!r:.40} with {number!r:.40}, which is no number"
+                )
         return cls(column, kind, tuple(categories), start, fill)
 
 
@@ -144,14 +152,18 @@ class Schema:
         batch = sets.sets
         if batch.dim != self.dim:
             known = (
-                f"They were {', '.join(self.names[:20])}." if self.names else "Read the table as it was read to fit."
+                f"They were {', '.join(self.names[:20])}."
+                if self.names
+                else "Read the table as it was read to fit."
             )
             raise ValueError(
                 f"tokens must have the {self.dim} coordinates the model was fitted to: got {batch.dim}. {known}"
             )
         if (batch.query is not None) != self.has_query:
             had, given = ("with", "without") if self.has_query else ("without", "with")
-            raise ValueError(f"the model was fitted to sets {had} a query: got sets {given}. Read both the same way.")
+            raise ValueError(
+                f"the model was fitted to sets {had} a query: got sets {given}. Read both the same way."
+            )
         for i, (was, name) in enumerate(zip(self.names, names, strict=False)):
             if was != name:
                 raise ValueError(

@@ -158,7 +158,9 @@ class SampleBatch:
         index = np.empty((), dtype=object) if isinstance(rows, tuple) else np.asarray(rows)
         if index.dtype == bool:
             if index.shape != (len(self),):
-                raise IndexError(f"a mask must have one entry per set: got shape {index.shape} for {len(self)} sets.")
+                raise IndexError(
+                    f"a mask must have one entry per set: got shape {index.shape} for {len(self)} sets."
+                )
             return np.flatnonzero(index)
         if index.size == 0:
             index = index.astype(np.intp)
@@ -170,7 +172,9 @@ class SampleBatch:
         index = np.atleast_1d(index).astype(np.intp)
         outside = (index < -len(self)) | (index >= len(self))
         if outside.any():
-            raise IndexError(f"set {int(index[outside][0])} is out of range for a batch of {len(self)} sets.")
+            raise IndexError(
+                f"set {int(index[outside][0])} is out of range for a batch of {len(self)} sets."
+            )
         return np.where(index < 0, index + len(self), index)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -189,7 +193,9 @@ class SampleBatch:
             # queries may have more coordinates than keys, or fewer: the last column has the rest of theirs
             own = slice(j, j + 1 if j + 1 < self.dim or self.query_dim <= self.dim else None)
             query = None if self.sets.query is None else self.sets.query[:, own]
-            column = self.with_sets(self.sets.mapped(itemgetter((slice(None), slice(j, j + 1)))).with_query(query))
+            column = self.with_sets(
+                self.sets.mapped(itemgetter((slice(None), slice(j, j + 1)))).with_query(query)
+            )
             for i in range(len(self)):
                 cells[i, j] = column[i : i + 1]
         return cells
@@ -250,7 +256,12 @@ def samples_in(value: Any) -> SampleBatch | None:
     """A batch of samples as it is, what was chosen of an array of their coordinates joined, None for anything else."""
     if isinstance(value, SampleBatch):
         return value
-    if not isinstance(value, np.ndarray) or value.dtype != object or value.ndim != 2 or value.size == 0:
+    if (
+        not isinstance(value, np.ndarray)
+        or value.dtype != object
+        or value.ndim != 2
+        or value.size == 0
+    ):
         return None
     if not all(isinstance(cell, SampleBatch) for cell in value.flat):
         return None
@@ -285,7 +296,7 @@ class SetBatch(SampleBatch):
         Columns of the sample itself, such as a user's mean rating: estimators solve for their coefficients in the same
         ridge as for the values of the heads. ``kh.tokens.with_size(batch)`` adds the number of keys.
     pairs : sequence of (query coordinate, key coordinate), optional
-        Coordinates that mean the same, for queries of their own kind: `read_table` pairs columns of one name. A law
+        Coordinates that mean the same, for queries of their own kind: `read_table` pairs columns of one name. A head distribution
         that is chosen or learned on the batch has them meet; else coordinate i of both does, for as many as both have.
 
     Attributes
@@ -326,17 +337,23 @@ class SetBatch(SampleBatch):
     extras: Float[np.ndarray, "n c"] | None
     pairs: tuple[tuple[int, int], ...] | None
 
-    def __init__(self, keys: Any, query: Any = None, extras: Any = None, *, pairs: Any = None) -> None:
+    def __init__(
+        self, keys: Any, query: Any = None, extras: Any = None, *, pairs: Any = None
+    ) -> None:
         tokens, offsets = _join_sets(keys, "keys")
         if query is not None:
             query = arrays.check_numbers(query, "query")
             arrays.check_query(query, n=len(offsets) - 1)
             tokens, query = arrays.alike(tokens, query)
             arrays.check_all_finite(query, "query")
-        pairs = check_pairs(pairs, 0 if query is None else int(query.shape[1]), int(tokens.shape[1]))
+        pairs = check_pairs(
+            pairs, 0 if query is None else int(query.shape[1]), int(tokens.shape[1])
+        )
         self._store(tokens, offsets, query, arrays.check_extras(extras, len(offsets) - 1), pairs)
 
-    def _store(self, tokens: Any, offsets: np.ndarray, query: Any, extras: np.ndarray | None, pairs: Any) -> None:
+    def _store(
+        self, tokens: Any, offsets: np.ndarray, query: Any, extras: np.ndarray | None, pairs: Any
+    ) -> None:
         held = {"tokens": tokens, "offsets": offsets, "query": query, "extras": extras}
         for name, array in held.items():
             object.__setattr__(self, name, None if array is None else arrays.frozen(array))
@@ -368,7 +385,9 @@ class SetBatch(SampleBatch):
         is_key = np.ones(len(tokens), dtype=bool)
         is_key[offsets[:-1]] = False
         queries = tokens[arrays.like(offsets[:-1], tokens)]
-        return cls._from_flat(tokens[arrays.like(is_key, tokens)], offsets - np.arange(len(offsets)), queries)
+        return cls._from_flat(
+            tokens[arrays.like(is_key, tokens)], offsets - np.arange(len(offsets)), queries
+        )
 
     @classmethod
     def _from_flat(
@@ -429,7 +448,11 @@ class SetBatch(SampleBatch):
         """Return the batch in float32 or float64."""
         if np.dtype(dtype) not in (np.float32, np.float64):
             raise ValueError(f"`dtype` must be float32 or float64: got {np.dtype(dtype)}.")
-        return self if self.dtype == np.dtype(dtype) else self.mapped(lambda array: arrays.astype(array, dtype))
+        return (
+            self
+            if self.dtype == np.dtype(dtype)
+            else self.mapped(lambda array: arrays.astype(array, dtype))
+        )
 
     def numpy(self) -> SetBatch:
         """Return the batch in host memory, as NumPy arrays; itself if it is there."""
@@ -445,7 +468,9 @@ class SetBatch(SampleBatch):
 
         return self.mapped(lambda array: to_device(array, device))
 
-    def mapped(self, change: Callable[[Any], Any], of_query: Callable[[Any], Any] | None = None) -> SetBatch:
+    def mapped(
+        self, change: Callable[[Any], Any], of_query: Callable[[Any], Any] | None = None
+    ) -> SetBatch:
         """The same sets with keys and queries that ``change`` makes of theirs, row by row; ``of_query`` of queries."""
         query = None if self.query is None else (of_query or change)(self.query)
         return self._from_flat(change(self.tokens), self.offsets, query, self.extras, self.pairs)
@@ -459,7 +484,9 @@ class SetBatch(SampleBatch):
         batches = (self, *others)
         query = None if self.query is None else np.concatenate([b.query for b in batches], axis=1)
         query = None if query is None or query.shape[1] == 0 else query
-        return self._from_flat(np.concatenate([b.tokens for b in batches], axis=1), self.offsets, query, self.extras)
+        return self._from_flat(
+            np.concatenate([b.tokens for b in batches], axis=1), self.offsets, query, self.extras
+        )
 
     def with_sets(self, sets: SetBatch) -> SetBatch:
         """Those sets."""
@@ -492,7 +519,11 @@ class SetBatch(SampleBatch):
 
     def seen_query(self) -> Float[Any, "n e"]:
         """The same without the zeros of a constant query: (n, 1), to be multiplied with the last rows of heads."""
-        return self.extended_query() if self.query is not None else np.full((len(self), 1), np.sqrt(2.0), self.dtype)
+        return (
+            self.extended_query()
+            if self.query is not None
+            else np.full((len(self), 1), np.sqrt(2.0), self.dtype)
+        )
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -511,14 +542,20 @@ class SetBatch(SampleBatch):
     def _contiguous(self, start: int, stop: int) -> SetBatch:
         offsets = self.offsets[start : stop + 1]
         first = offsets[0]
-        query, extras = (None if array is None else array[start:stop] for array in (self.query, self.extras))
-        return self._from_flat(self.tokens[first : offsets[-1]], offsets - first, query, extras, self.pairs)
+        query, extras = (
+            None if array is None else array[start:stop] for array in (self.query, self.extras)
+        )
+        return self._from_flat(
+            self.tokens[first : offsets[-1]], offsets - first, query, extras, self.pairs
+        )
 
     def _gather(self, rows: np.ndarray) -> SetBatch:
         offsets, source = arrays.gathered(self.offsets, rows)
         query = None if self.query is None else self.query[arrays.like(rows, self.tokens)]
         extras = None if self.extras is None else self.extras[rows]
-        return self._from_flat(self.tokens[arrays.like(source, self.tokens)], offsets, query, extras, self.pairs)
+        return self._from_flat(
+            self.tokens[arrays.like(source, self.tokens)], offsets, query, extras, self.pairs
+        )
 
     @classmethod
     def _joined(cls, batches: Sequence[SetBatch]) -> SetBatch:
@@ -529,9 +566,15 @@ class SetBatch(SampleBatch):
         offsets = arrays.offsets_of(np.concatenate([b.lengths for b in batches]))
         extras = arrays.joined_rows([b.extras for b in batches], "extras")
         if len({b.pairs for b in batches}) > 1:
-            raise ValueError("`batches` must pair the same coordinates of query and key: they pair different ones.")
+            raise ValueError(
+                "`batches` must pair the same coordinates of query and key: they pair different ones."
+            )
         return cls._from_flat(
-            arrays.concatenated([b.tokens for b in batches]), offsets, query, extras, batches[0].pairs
+            arrays.concatenated([b.tokens for b in batches]),
+            offsets,
+            query,
+            extras,
+            batches[0].pairs,
         )
 
     def __repr__(self) -> str:
@@ -582,7 +625,9 @@ def concatenate(batches: Sequence[Any]) -> Any:
 def _join_sets(sets: Any, name: str) -> tuple[Any, np.ndarray]:
     """Return (tokens, offsets) for an (n, N, d) array or a sequence of (N_i, d) arrays, checked."""
     if isinstance(sets, SampleBatch):
-        raise TypeError(f"`{name}` is a {type(sets).__name__} already: use it as it is, or pass its arrays.")
+        raise TypeError(
+            f"`{name}` is a {type(sets).__name__} already: use it as it is, or pass its arrays."
+        )
     if is_table(sets):
         raise TypeError(
             f"`{name}` must be an array or a sequence of arrays: got a table, {type(sets).__name__}. A table with a "
@@ -594,7 +639,12 @@ def _join_sets(sets: Any, name: str) -> tuple[Any, np.ndarray]:
     if isinstance(sets, np.ndarray) and sets.ndim == 3:
         return _join_dense(check_float_array(sets, name), name)
     is_scalar = isinstance(sets, np.ndarray) and sets.ndim == 0
-    if is_scalar or isinstance(sets, dict) or not hasattr(sets, "__len__") or not hasattr(sets, "__getitem__"):
+    if (
+        is_scalar
+        or isinstance(sets, dict)
+        or not hasattr(sets, "__len__")
+        or not hasattr(sets, "__getitem__")
+    ):
         raise TypeError(
             f"`{name}` must be an (n, N, d) array or a sequence of n arrays (N_i, d): got {type(sets).__name__}."
         )
@@ -617,7 +667,9 @@ def _join_ragged(sets: Any, name: str) -> tuple[Any, np.ndarray]:
     held: list[Any] = []
     for i in range(len(sets)):
         if isinstance(sets[i], SampleBatch):
-            raise TypeError(f"`{name}` must hold arrays: {name}[{i}] is a batch. Join batches with kh.concatenate.")
+            raise TypeError(
+                f"`{name}` must hold arrays: {name}[{i}] is a batch. Join batches with kh.concatenate."
+            )
         array = arrays.check_numbers(sets[i], f"{name}[{i}]")
         if array.ndim != 2:
             raise ValueError(
@@ -643,7 +695,9 @@ def _join_ragged(sets: Any, name: str) -> tuple[Any, np.ndarray]:
     return tokens, offsets
 
 
-def first_occurrences(batch: SampleBatch, labels: Float[np.ndarray, "n t"]) -> Int[np.ndarray, " n"]:
+def first_occurrences(
+    batch: SampleBatch, labels: Float[np.ndarray, "n t"]
+) -> Int[np.ndarray, " n"]:
     """For each sample, the first that equals it: same keys as a multiset, same query, extras and labels.
 
     Hashes pick the candidates in O(tokens); candidates are then compared entry by entry, so the answer is exact.
@@ -712,7 +766,9 @@ def sample_order(
 
 
 def distinct_hashes(
-    batch: SampleBatch, columns: Float[np.ndarray, "n t"], groups: Int[np.ndarray, " n"] | None = None
+    batch: SampleBatch,
+    columns: Float[np.ndarray, "n t"],
+    groups: Int[np.ndarray, " n"] | None = None,
 ) -> np.ndarray:
     """A 64-bit hash of its own for each distinct sample, in any order of samples, any unit and from any origin of y."""
     # one hash for keys, query and extras; y stays out of it, because its unit is the user's
@@ -860,17 +916,23 @@ class SetGroups(SampleBatch):
         check_no_mask(counts, "counts")
         counts = np.asarray(counts)
         if counts.ndim != 1 or counts.dtype.kind not in "iu" or len(counts) == 0:
-            raise ValueError(f"`counts` must be a vector of integers: got shape {counts.shape}, {counts.dtype}.")
+            raise ValueError(
+                f"`counts` must be a vector of integers: got shape {counts.shape}, {counts.dtype}."
+            )
         if counts.min() < 1:
             i = int(counts.argmin())
-            raise ValueError(f"every sample must own at least one set: sample {i} owns {int(counts[i])}.")
+            raise ValueError(
+                f"every sample must own at least one set: sample {i} owns {int(counts[i])}."
+            )
         if counts.sum() != len(sets):
             raise ValueError(
                 f"`counts` must add up to the number of sets: got {int(counts.sum())} for {len(sets)} sets."
             )
         self._store(sets, arrays.offsets_of(counts), arrays.check_extras(extras, len(counts)))
 
-    def _store(self, sets: SetBatch, offsets: Int[np.ndarray, " o"], extras: np.ndarray | None) -> None:
+    def _store(
+        self, sets: SetBatch, offsets: Int[np.ndarray, " o"], extras: np.ndarray | None
+    ) -> None:
         for name, value in (("sets", sets), ("set_offsets", offsets), ("extras", extras)):
             object.__setattr__(self, name, value)
 
@@ -892,7 +954,9 @@ class SetGroups(SampleBatch):
         return True
 
     @classmethod
-    def _of(cls, sets: SetBatch, offsets: Int[np.ndarray, " o"], extras: np.ndarray | None) -> SetGroups:
+    def _of(
+        cls, sets: SetBatch, offsets: Int[np.ndarray, " o"], extras: np.ndarray | None
+    ) -> SetGroups:
         """Wrap what is known to be valid."""
         groups = cls.__new__(cls)
         groups._store(sets, offsets, extras)
@@ -901,7 +965,11 @@ class SetGroups(SampleBatch):
     @classmethod
     def _joined(cls, batches: Sequence[SetGroups]) -> SetGroups:
         extras = arrays.joined_rows([b.extras for b in batches], "extras")
-        return cls(concatenate([b.sets for b in batches]), np.concatenate([b.counts for b in batches]), extras)
+        return cls(
+            concatenate([b.sets for b in batches]),
+            np.concatenate([b.counts for b in batches]),
+            extras,
+        )
 
     def with_sets(self, sets: SetBatch) -> SetGroups:
         """The same groups of other sets."""
@@ -931,7 +999,9 @@ class SetGroups(SampleBatch):
         """Return the samples that ``rows`` names: a slice, integers, or a mask."""
         chosen = self._row_numbers(rows)
         offsets, source = arrays.gathered(self.set_offsets, chosen)
-        return self._of(self.sets[source], offsets, None if self.extras is None else self.extras[chosen])
+        return self._of(
+            self.sets[source], offsets, None if self.extras is None else self.extras[chosen]
+        )
 
     def __repr__(self) -> str:
         low, high = (int(self.counts.min()), int(self.counts.max())) if len(self) else (0, 0)
@@ -1003,7 +1073,9 @@ class PooledSets(SampleBatch):
             sets = sets.each_key_as_query()
         if self.pooling == "sum":
             return WrittenSets(sets, offsets, sets.lengths.astype(np.float64), self.each)
-        return WrittenSets(sets, offsets, np.repeat(1.0 / np.diff(offsets), np.diff(offsets)), self.each)
+        return WrittenSets(
+            sets, offsets, np.repeat(1.0 / np.diff(offsets), np.diff(offsets)), self.each
+        )
 
     def signature(self) -> SetBatch:
         """That of the samples before they are pooled."""

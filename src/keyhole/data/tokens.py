@@ -42,8 +42,8 @@ class TokenRule:
         Columns of samples become (z − centre) / spread: their training mean taken off (without an intercept it stays),
         divided by their standard deviation (without an intercept by their root mean square), times ``extras_scale``.
     extras_scale : float
-    looks : tuple of arrays (P, D_h, D)
-        Those of the law: the query the layer sees is extended, last of all, by what each look finds (`looked_through`).
+    hops : tuple of arrays (P, D_h, D)
+        Those of the head distribution: the query the layer sees is extended, last of all, by what each hop finds (`pass_hops`).
     """
 
     scaling: str
@@ -56,7 +56,7 @@ class TokenRule:
     extras_centre: Float[np.ndarray, " c"] | None = field(default=None, repr=False)
     extras_spread: Float[np.ndarray, " c"] | None = field(default=None, repr=False)
     extras_scale: float = 1.0
-    looks: tuple[Float[np.ndarray, "p _ e"], ...] = field(default=(), repr=False)
+    hops: tuple[Float[np.ndarray, "p _ e"], ...] = field(default=(), repr=False)
 
     @classmethod
     def learn(
@@ -81,7 +81,9 @@ class TokenRule:
         batch.check_query_rule(query)
         extras: dict[str, Any] = {}
         if batch.extras is not None:
-            centre, spread, moving = mean_and_spread(batch.extras, np.ones(len(batch), int), weights)
+            centre, spread, moving = mean_and_spread(
+                batch.extras, np.ones(len(batch), int), weights
+            )
             if not fit_intercept:
                 # the root mean square, of the mean and of what varies among samples that have weight
                 size = np.hypot(centre, np.where(moving, spread, 0.0))
@@ -93,38 +95,49 @@ class TokenRule:
         keys = standardisation(batch.sets.tokens, batch.token_counts, weights)
         if batch.query is None or batch.query_dim == batch.dim or query != "given":
             return cls(scaling, query, pooling, *keys, **extras)
-        return cls(scaling, query, pooling, *keys, *standardisation(batch.query, batch.set_counts, weights), **extras)
+        return cls(
+            scaling,
+            query,
+            pooling,
+            *keys,
+            *standardisation(batch.query, batch.set_counts, weights),
+            **extras,
+        )
 
     def with_extras_scale(self, scale: float) -> TokenRule:
         """The same rule with extras of another scale."""
         if self.extras_spread is None:
             return self
-        return replace(self, extras_spread=self.extras_spread * (self.extras_scale / scale), extras_scale=scale)
+        return replace(
+            self, extras_spread=self.extras_spread * (self.extras_scale / scale), extras_scale=scale
+        )
 
-    def with_looks_of(self, law: Any) -> TokenRule:
-        """The same rule with the looks of a law, if it has any."""
-        looks = getattr(law, "looks_", ())
-        if looks and self.query == "each":
+    def with_hops_of(self, distribution: Any) -> TokenRule:
+        """The same rule with the hops of a head distribution, if it has any."""
+        hops = getattr(distribution, "hops_", ())
+        if hops and self.query == "each":
             raise ValueError(
-                "further looks extend a query, and with query='each' every key is the query in turn. Use "
-                "query='given' or query='mean', or a law of one look."
+                "further hops extend a query, and with query='each' every key is the query in turn. Use "
+                "query='given' or query='mean', or a head distribution of one hop."
             )
-        return replace(self, looks=looks) if looks or self.looks else self
+        return replace(self, hops=hops) if hops or self.hops else self
 
     def query_dim(self, batch: SampleBatch) -> int:
-        """The dimension of the queries that the layer will see: those given, or made of keys, and what looks find."""
+        """The dimension of the queries that the layer will see: those given, or made of keys, and what hops find."""
         asked = batch.query_dim if self.query == "given" else batch.dim
-        return asked + sum(len(look) for look in self.looks) * batch.dim
+        return asked + sum(len(hop) for hop in self.hops) * batch.dim
 
     def apply(self, batch: SampleBatch) -> SetBatch | PooledSets:
         """Scale, make queries, and pool."""
         sets = self._scale(batch.sets)
         if self.query == "mean":
             sets = sets.with_query(_means_of_keys(sets))
-        if self.query == "each":  # a query that was given is not looked at: samples that differ in it alone are copies
+        if (
+            self.query == "each"
+        ):  # a query that was given is not looked at: samples that differ in it alone are copies
             sets = sets.with_query(None)
-        if self.looks:
-            sets = looked_through(sets, self.looks)
+        if self.hops:
+            sets = pass_hops(sets, self.hops)
         ready = batch.with_sets(sets)
         if batch.extras is not None and self.extras_centre is not None:
             ready = ready.with_extras((batch.extras - self.extras_centre) / self.extras_spread)
@@ -137,35 +150,47 @@ class TokenRule:
             return batch.mapped(_to_sphere)
         if self.query != "given":  # a query that will be replaced need not fit the keys
             batch = batch.with_query(None)
-        own = (self.query_centre, self.query_spread) if self.query_centre is not None else (self.centre, self.spread)
+        own = (
+            (self.query_centre, self.query_spread)
+            if self.query_centre is not None
+            else (self.centre, self.spread)
+        )
         return batch.mapped(
-            lambda tokens: _standardised(tokens, self.centre, self.spread), lambda query: _standardised(query, *own)
+            lambda tokens: _standardised(tokens, self.centre, self.spread),
+            lambda query: _standardised(query, *own),
         )
 
 
-def looked_through(sets: SetBatch, looks: Sequence[Float[np.ndarray, "p _ e"]]) -> SetBatch:
-    """The same sets, their queries extended by what each pattern of each look finds: Σ_i a_i x_i, look after look.
+def pass_hops(sets: SetBatch, hops: Sequence[Float[np.ndarray, "p _ e"]]) -> SetBatch:
+    """The same sets, their queries extended by what each pattern of each hop finds: Σ_i a_i x_i, hop after hop.
 
     What is found is rounded to float32, so that copies of a sample remain copies whatever the order of their keys.
     """
-    for look in looks:
-        weights, found = look_weights(sets, look), np.empty((len(sets), len(look), sets.dim), np.float32)
-        for rows in _look_blocks(sets, look):
+    for hop in hops:
+        weights, found = (
+            weights_of_hop(sets, hop),
+            np.empty((len(sets), len(hop), sets.dim), np.float32),
+        )
+        for rows in _hop_blocks(sets, hop):
             part, own = sets[rows], weights[sets.offsets[rows.start] : sets.offsets[rows.stop]]
             kept = own[:, :, None] * part.tokens[:, None, :]
             found[rows] = np.add.reduceat(kept, part.offsets[:-1], axis=0)
-        query = np.concatenate([sets.extended_query()[:, :-1], found.reshape(len(sets), -1)], axis=1)
+        query = np.concatenate(
+            [sets.extended_query()[:, :-1], found.reshape(len(sets), -1)], axis=1
+        )
         sets = sets.with_query(query.astype(sets.dtype))
     return sets
 
 
-def look_weights(sets: SetBatch, look: Float[np.ndarray, "p f e"]) -> Float[np.ndarray, "t p"]:
-    """softmax_i(x~_0ᵀ U_p x~_i) of every pattern p of a look on every key, set after set."""
-    wide = look.transpose(1, 0, 2).reshape(look.shape[1], -1)
-    weights = np.empty((len(sets.tokens), len(look)))
-    for rows in _look_blocks(sets, look):
+def weights_of_hop(sets: SetBatch, hop: Float[np.ndarray, "p f e"]) -> Float[np.ndarray, "t p"]:
+    """softmax_i(x~_0ᵀ U_p x~_i) of every pattern p of a hop on every key, set after set."""
+    wide = hop.transpose(1, 0, 2).reshape(hop.shape[1], -1)
+    weights = np.empty((len(sets.tokens), len(hop)))
+    for rows in _hop_blocks(sets, hop):
         part = sets[rows]
-        asked = (part.extended_query().astype(np.float64) @ wide).reshape(len(part), len(look), look.shape[2])
+        asked = (part.extended_query().astype(np.float64) @ wide).reshape(
+            len(part), len(hop), hop.shape[2]
+        )
         own = np.repeat(asked, part.lengths, axis=0)
         scores = np.einsum("tpe,te->tp", own, part.extended_keys())
         starts, counts = part.offsets[:-1], part.lengths
@@ -176,25 +201,31 @@ def look_weights(sets: SetBatch, look: Float[np.ndarray, "p f e"]) -> Float[np.n
     return weights
 
 
-def _look_blocks(sets: SetBatch, look: Float[np.ndarray, "p f e"]) -> list[slice]:
+def _hop_blocks(sets: SetBatch, hop: Float[np.ndarray, "p f e"]) -> list[slice]:
     """Runs of sets whose keys, times patterns, take 64 MiB."""
-    return set_blocks(sets.offsets, block_size(8 * len(look) * look.shape[2], 2**26))
+    return set_blocks(sets.offsets, block_size(8 * len(hop) * hop.shape[2], 2**26))
 
 
-def _standardised(tokens: Float[np.ndarray, "t d"], centre: Any, spread: Any) -> Float[np.ndarray, "t d"]:
+def _standardised(
+    tokens: Float[np.ndarray, "t d"], centre: Any, spread: Any
+) -> Float[np.ndarray, "t d"]:
     return np.asarray(((tokens - centre) / spread).astype(tokens.dtype))
 
 
 def _to_sphere(tokens: Float[np.ndarray, "t d"]) -> Float[np.ndarray, "t d"]:
     """Every token divided by its length."""
-    largest = np.abs(tokens).max(axis=1, keepdims=True)  # divided out first, so that squares cannot overflow
+    largest = np.abs(tokens).max(
+        axis=1, keepdims=True
+    )  # divided out first, so that squares cannot overflow
     units = tokens / np.where(largest > 0, largest, 1)
     lengths = np.sqrt(np.einsum("td,td->t", units, units))[:, None]
     return np.asarray(units / np.where(lengths > 0, lengths, 1))
 
 
 def standardisation(
-    tokens: Float[np.ndarray, "t d"], counts: Int[np.ndarray, " n"], weights: Float[np.ndarray, " n"] | None
+    tokens: Float[np.ndarray, "t d"],
+    counts: Int[np.ndarray, " n"],
+    weights: Float[np.ndarray, " n"] | None,
 ) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, " d"]]:
     """The mean of tokens, ``counts`` of which belong to each sample, and √d times their standard deviation."""
     centre, spread, moving = mean_and_spread(tokens, counts, weights)
@@ -202,7 +233,9 @@ def standardisation(
 
 
 def mean_and_spread(
-    tokens: Float[np.ndarray, "t d"], counts: Int[np.ndarray, " n"], weights: Float[np.ndarray, " n"] | None
+    tokens: Float[np.ndarray, "t d"],
+    counts: Int[np.ndarray, " n"],
+    weights: Float[np.ndarray, " n"] | None,
 ) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, " d"], Bool[np.ndarray, " d"]]:
     """Means, standard deviations (1 for a coordinate that never moves), and which coordinates move.
 
@@ -218,7 +251,9 @@ def mean_and_spread(
     shifted = np.ldexp(tokens, -units) - first
     centre = shifted.T @ share
     spread = np.sqrt(np.square(shifted - centre).T @ share)
-    still = spread <= 1e-12 * np.abs(np.ldexp(tokens, -units)).max(axis=0)  # what never moves says nothing
+    still = spread <= 1e-12 * np.abs(np.ldexp(tokens, -units)).max(
+        axis=0
+    )  # what never moves says nothing
     return np.ldexp(centre + first, units), np.where(still, 1.0, np.ldexp(spread, units)), ~still
 
 
@@ -239,7 +274,9 @@ def with_size(samples: Any) -> Any:
            [5.]])
     """
     sizes = samples.token_counts.astype(np.float64)[:, None]
-    return samples.with_extras(sizes if samples.extras is None else np.hstack([samples.extras, sizes]))
+    return samples.with_extras(
+        sizes if samples.extras is None else np.hstack([samples.extras, sizes])
+    )
 
 
 def _means_of_keys(sets: SetBatch) -> Float[np.ndarray, "n d"]:
@@ -304,11 +341,15 @@ def _token_arrays(keys: Any) -> Iterator[Float[np.ndarray, "k d"]]:
     for i in range(len(keys)):
         tokens = check_float_array(keys[i], f"keys[{i}]")
         if tokens.ndim != 2:
-            raise ValueError(f"each set must have shape (N_i, d): set {i} has shape {tokens.shape}.")
+            raise ValueError(
+                f"each set must have shape (N_i, d): set {i} has shape {tokens.shape}."
+            )
         yield tokens
 
 
-def windows(series: Any, width: int, stride: int = 1, *, split: bool = True) -> list[Float[np.ndarray, "k e"]]:
+def windows(
+    series: Any, width: int, stride: int = 1, *, split: bool = True
+) -> list[Float[np.ndarray, "k e"]]:
     """Cut series into overlapping windows, the keys of a set each: what happens, wherever it does.
 
     Parameters
@@ -346,7 +387,9 @@ def windows(series: Any, width: int, stride: int = 1, *, split: bool = True) -> 
                 f"{steps.shape}. Use a smaller width, or leave it out."
             )
         steps = steps.reshape(len(steps), -1)
-        starts = np.unique(np.append(np.arange(0, len(steps) - width + 1, stride), len(steps) - width))
+        starts = np.unique(
+            np.append(np.arange(0, len(steps) - width + 1, stride), len(steps) - width)
+        )
         cut = steps[starts[:, None] + np.arange(width)].transpose(0, 2, 1)
         if split:
             level, amplitude = cut.mean(axis=2, keepdims=True), cut.std(axis=2, keepdims=True)
@@ -390,7 +433,9 @@ def with_shared(keys: Any, query: Any) -> list[Float[np.ndarray, "k e"]]:
     """
     asked = check_float_array(query, "query")
     if len(asked) != len(keys):
-        raise ValueError(f"`query` must have one row per set: got {len(asked)} rows for {len(keys)} sets.")
+        raise ValueError(
+            f"`query` must have one row per set: got {len(asked)} rows for {len(keys)} sets."
+        )
     made = []
     for i, tokens in enumerate(_token_arrays(keys)):
         if tokens.shape[1:] != asked.shape[1:]:

@@ -59,7 +59,11 @@ def write_parquet(
             for item in batches:
                 table = sets_table(as_batch(item), extra or {}, rows)
                 if writer is None:
-                    options = {"compression": "none", "use_dictionary": False, "write_statistics": False}
+                    options = {
+                        "compression": "none",
+                        "use_dictionary": False,
+                        "write_statistics": False,
+                    }
                     writer = stack.enter_context(pq.ParquetWriter(draft, table.schema, **options))
                 writer.write_table(table, row_group_size=row_group_size or table.num_rows)
                 rows += table.num_rows
@@ -70,14 +74,18 @@ def write_parquet(
     return rows
 
 
-def sets_table(batch: Batch, extra: Mapping[str, Any] = MappingProxyType({}), start: int = 0) -> Any:
+def sets_table(
+    batch: Batch, extra: Mapping[str, Any] = MappingProxyType({}), start: int = 0
+) -> Any:
     """A batch as an Arrow table with columns keys, query, extras, y and weight, and rows of further ones."""
     sets: SetBatch = batch.sets
     number = pa.from_numpy_dtype(sets.dtype)
     flat = pa.FixedSizeListArray.from_arrays(pa.array(sets.tokens.reshape(-1)), sets.dim)
     columns = {"keys": pa.LargeListArray.from_arrays(pa.array(sets.offsets), flat)}
     if sets.query is not None:
-        columns["query"] = pa.FixedSizeListArray.from_arrays(pa.array(sets.query.reshape(-1), number), sets.query_dim)
+        columns["query"] = pa.FixedSizeListArray.from_arrays(
+            pa.array(sets.query.reshape(-1), number), sets.query_dim
+        )
     if sets.extras is not None:
         flat = pa.array(sets.extras.reshape(-1))
         columns["extras"] = pa.FixedSizeListArray.from_arrays(flat, sets.extras.shape[1])
@@ -86,7 +94,11 @@ def sets_table(batch: Batch, extra: Mapping[str, Any] = MappingProxyType({}), st
             continue
         values = np.asarray(values)
         column = pa.array(np.ascontiguousarray(values).reshape(-1))
-        columns[name] = column if values.ndim == 1 else pa.FixedSizeListArray.from_arrays(column, values.shape[1])
+        columns[name] = (
+            column
+            if values.ndim == 1
+            else pa.FixedSizeListArray.from_arrays(column, values.shape[1])
+        )
     for name, values in extra.items():
         columns[name] = pa.array(values[start : start + len(sets)])
     return pa.table(columns)
@@ -117,7 +129,9 @@ class PartedFile:
         self._lock: int | None = None
         check_file_name(self.path)
         if self.path.is_dir():
-            raise ValueError(f"the output must name a file: {self.path} is a folder. Add a file name to it.")
+            raise ValueError(
+                f"the output must name a file: {self.path} is a folder. Add a file name to it."
+            )
         self._refuse_to_replace()
         self._refuse_another_job()
 
@@ -126,7 +140,9 @@ class PartedFile:
             self.folder.mkdir(mode=self._folder_mode(), parents=True, exist_ok=True)
             self._lock = _locked(self.folder / "lock", self.path)
         except OSError as error:
-            raise OSError(f"{self.folder} cannot be written: {error.strerror}. Choose another place.") from None
+            raise OSError(
+                f"{self.folder} cannot be written: {error.strerror}. Choose another place."
+            ) from None
         try:
             self._refuse_to_replace()  # again, both: another run may have ended before the folder was ours
             if self._refuse_another_job() != self.job:
@@ -159,7 +175,9 @@ class PartedFile:
         """The job of the parts that are there, None if there are none."""
         known = self._known_job()
         if known is not None and known != self.job and not self.overwrite:
-            changed = ", ".join(sorted(key for key in {*known, *self.job} if known.get(key) != self.job.get(key)))
+            changed = ", ".join(
+                sorted(key for key in {*known, *self.job} if known.get(key) != self.job.get(key))
+            )
             raise ValueError(
                 f"{self.folder} holds parts of another run: {changed} changed since. Run it as before to go on, "
                 "or pass --overwrite to start over."
@@ -184,7 +202,11 @@ class PartedFile:
             if not self.folder.parent.is_dir():
                 return None  # the path leads through a file: making the folder will say so
             raise foreign from None
-        if not isinstance(note, dict) or note.get("made by") != MAKER or not isinstance(note.get("job"), dict):
+        if (
+            not isinstance(note, dict)
+            or note.get("made by") != MAKER
+            or not isinstance(note.get("job"), dict)
+        ):
             raise foreign
         return note["job"]
 
@@ -193,7 +215,9 @@ class PartedFile:
 
     def _clear(self, *, keep: Sequence[str] = ("lock",)) -> None:
         """Remove what is ours from the folder; the note last but one, the lock last."""
-        ours = [name for name in os.listdir(self.folder) if OURS.fullmatch(name) and name not in keep]
+        ours = [
+            name for name in os.listdir(self.folder) if OURS.fullmatch(name) and name not in keep
+        ]
         for name in sorted(ours, key=lambda name: (name == "lock", name == "job.json")):
             (self.folder / name).unlink(missing_ok=True)
 
@@ -269,17 +293,27 @@ class PartedFile:
                 table = pq.read_table(part, page_checksum_verification=True)
                 rows = pq.read_metadata(part).num_rows
             if table.num_rows != rows:
-                raise ValueError(f"a part has the rows it says: {part.name!r} has {table.num_rows} of {rows}.")
+                raise ValueError(
+                    f"a part has the rows it says: {part.name!r} has {table.num_rows} of {rows}."
+                )
             if schema is not None and table.schema != schema:
-                raise ValueError(f"parts must have the same columns: {part.name!r} has other columns than the first.")
-            for name, column in zip(table.column_names, validated(table, part).columns, strict=True):
+                raise ValueError(
+                    f"parts must have the same columns: {part.name!r} has other columns than the first."
+                )
+            for name, column in zip(
+                table.column_names, validated(table, part).columns, strict=True
+            ):
                 ours = name.startswith(PREDICTED) and pa.types.is_floating(column.type)
                 if ours and not np.isfinite(column.to_numpy()).all():
-                    raise ValueError(f"predictions are finite: column {name!r} of {part.name!r} is not.")
+                    raise ValueError(
+                        f"predictions are finite: column {name!r} of {part.name!r} is not."
+                    )
             return table
         except ValueError as error:
             part.unlink(missing_ok=True)
-            raise ValueError(f"{error} This part was removed: run the same command to make it again.") from None
+            raise ValueError(
+                f"{error} This part was removed: run the same command to make it again."
+            ) from None
 
 
 def _locked(path: Path, output: Path) -> int | None:
@@ -310,7 +344,12 @@ def _locked(path: Path, output: Path) -> int | None:
 
 def predictions_table(columns: dict[str, Any]) -> Any:
     """An Arrow table of some columns: arrays, or lists of Arrow arrays that follow each other."""
-    return pa.table({name: pa.chunked_array(v) if isinstance(v, list) else pa.array(v) for name, v in columns.items()})
+    return pa.table(
+        {
+            name: pa.chunked_array(v) if isinstance(v, list) else pa.array(v)
+            for name, v in columns.items()
+        }
+    )
 
 
 def written_column(path: Path, name: str) -> np.ndarray:

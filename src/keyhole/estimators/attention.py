@@ -17,7 +17,7 @@ from keyhole.attention.features import attention_weights
 from keyhole.attention.heads import HeadDraw
 from keyhole.attention.learned import MAX_HEADS_TO_JUDGE
 from keyhole.data.sets import POOLINGS, DistinctSamples, SetBatch, SetGroups
-from keyhole.data.tokens import QUERIES, SCALINGS, look_weights
+from keyhole.data.tokens import QUERIES, SCALINGS, weights_of_hop
 from keyhole.estimators.base import (
     LESS_FOR_A_FIT,
     LESS_FOR_A_PREDICTION,
@@ -33,10 +33,10 @@ from keyhole.estimators.base import (
 from keyhole.estimators.inputs import (
     LayerPlan,
     as_columns,
+    as_distribution,
     as_extras_scale,
     as_groups,
     as_heads,
-    as_law,
     as_penalties,
     as_samples,
     as_seed,
@@ -48,8 +48,18 @@ from keyhole.estimators.inputs import (
     class_weights,
     fit_sets,
 )
-from keyhole.estimators.intervals import ClassificationSets, LeftOutFits, RegressionIntervals, TrainingSamples
-from keyhole.estimators.streaming import StreamedClassifier, StreamedRegressor, forget_stream, store_log_losses
+from keyhole.estimators.intervals import (
+    ClassificationSets,
+    LeftOutFits,
+    RegressionIntervals,
+    TrainingSamples,
+)
+from keyhole.estimators.streaming import (
+    StreamedClassifier,
+    StreamedRegressor,
+    forget_stream,
+    store_log_losses,
+)
 from keyhole.layer import KernelLayer, LayerFit, pick_device
 from keyhole.ridge.calibration import fit_temperature
 
@@ -63,7 +73,7 @@ class _AttentionModel(LeftOutFits, KeyContributions, SetEstimator):
     def __init__(
         self,
         n_heads: Any = "auto",
-        law: Any = None,
+        heads: Any = None,
         alpha: Any = "loo",
         activation: Any = "relu",
         fit_intercept: Any = True,
@@ -90,15 +100,25 @@ class _AttentionModel(LeftOutFits, KeyContributions, SetEstimator):
         check_random_state(self.random_state)
         as_penalties(self.alpha)
         as_extras_scale(self.extras_scale)
-        if self.law is not None:
-            as_law(self.law)
+        if self.heads is not None:
+            as_distribution(self.heads)
         if not (isinstance(self.n_heads, str) and self.n_heads == "auto"):
             as_heads(self.n_heads)
-        if self.device is not None and not isinstance(self.device, str) and not hasattr(self.device, "type"):
-            raise TypeError(f"`device` must be the name of a device, such as 'cuda', or None: got {self.device!r:.60}.")
+        if (
+            self.device is not None
+            and not isinstance(self.device, str)
+            and not hasattr(self.device, "type")
+        ):
+            raise TypeError(
+                f"`device` must be the name of a device, such as 'cuda', or None: got {self.device!r:.60}."
+            )
 
     def _fit_columns(
-        self, batch: SetBatch | SetGroups, columns: np.ndarray, weights: np.ndarray | None, groups: Any
+        self,
+        batch: SetBatch | SetGroups,
+        columns: np.ndarray,
+        weights: np.ndarray | None,
+        groups: Any,
     ) -> LayerFit:
         forget_stream(self)
         self._check_parameters()
@@ -112,24 +132,28 @@ class _AttentionModel(LeftOutFits, KeyContributions, SetEstimator):
             "device": pick_device(self.device, batch.sets),
             "solver": check_choice(self.solver, "solver", SOLVERS),
             "hold_out": isinstance(self, ClassifierMixin),
-            "criterion": check_choice(getattr(self, "criterion", "squared_error"), "criterion", CRITERIA),
+            "criterion": check_choice(
+                getattr(self, "criterion", "squared_error"), "criterion", CRITERIA
+            ),
             "memory_budget": memory_budget(),
         }
-        law = None if self.law is None else as_law(self.law)
+        distribution = None if self.heads is None else as_distribution(self.heads)
         penalties, seed = as_penalties(self.alpha), as_seed(self.random_state)
         # duplicates and samples of weight 0 cost a fit nothing, and have no say in what is automatic
         distinct = None
         if isinstance(self.n_heads, str) and self.n_heads == "auto":
             distinct = DistinctSamples.of(batch.numpy(), columns, weights, options["groups"])
-            n_heads = cheaper_heads(batch, law, self.query, options, distinct)
+            n_heads = cheaper_heads(batch, distribution, self.query, options, distinct)
         else:
             n_heads = as_heads(self.n_heads)
         extras_scale = as_extras_scale(self.extras_scale)
-        plan = LayerPlan(n_heads, law, penalties, seed, options, extras_scale, distinct)
-        with explained_memory_errors("fit", batch, math.inf if n_heads is None else n_heads, LESS_FOR_A_FIT):
+        plan = LayerPlan(n_heads, distribution, penalties, seed, options, extras_scale, distinct)
+        with explained_memory_errors(
+            "fit", batch, math.inf if n_heads is None else n_heads, LESS_FOR_A_FIT
+        ):
             fitted = fit_sets(batch, columns, plan, self.scaling, self.query, self.pooling)
         fit, ridge = fitted.fit, fitted.fit.ridge
-        self.law_, self.n_heads_ = fitted.law, math.inf if n_heads is None else n_heads
+        self.heads_, self.n_heads_ = fitted.distribution, math.inf if n_heads is None else n_heads
         self.tokens_ = fitted.rule
         self.scaling_errors_ = fitted.tried
         layer = fit.layer
@@ -146,7 +170,9 @@ class _AttentionModel(LeftOutFits, KeyContributions, SetEstimator):
         store_log_losses(self, ridge)
         if fit.route == "cg":
             self.residual_, self.n_iter_ = ridge.residual, ridge.n_iter
-        self._keep_training(TrainingSamples(batch, columns, weights, options["groups"], options["fit_intercept"]))
+        self._keep_training(
+            TrainingSamples(batch, columns, weights, options["groups"], options["fit_intercept"])
+        )
         return fit
 
     def _ready(self, X: Any) -> Any:
@@ -162,7 +188,7 @@ class _AttentionModel(LeftOutFits, KeyContributions, SetEstimator):
             return np.asarray(model.layer_.predict(batch, memory_budget=memory_budget()))
 
     def hop_weights(self, X: Any) -> list[list[Float[np.ndarray, "p k"]]]:
-        """Return how much each look of the model weighs each key: for answers that show their evidence.
+        """Return how much each hop of the model weighs each key: for answers that show their evidence.
 
         Parameters
         ----------
@@ -171,10 +197,10 @@ class _AttentionModel(LeftOutFits, KeyContributions, SetEstimator):
 
         Returns
         -------
-        list, one entry per look, of n arrays (patterns, N_i)
-            Look h < H has softmax weights, a row for each of its patterns. The last look is that of the random heads:
-            a row for each mean of the law, the mean weight of the heads around it (of 256 heads drawn from the law if
-            there are infinitely many). A law of one look has that alone.
+        list, one entry per hop, of n arrays (patterns, N_i)
+            Hop h < H has softmax weights, a row for each of its patterns. The last hop is that of the random heads:
+            a row for each mean of the head distribution, the mean weight of the heads around it (of 256 heads drawn from the head distribution if
+            there are infinitely many). A head distribution of one hop has that alone.
 
         Examples
         --------
@@ -190,27 +216,29 @@ class _AttentionModel(LeftOutFits, KeyContributions, SetEstimator):
         batch = as_samples(model, X, reset=False).numpy()
         rule = model.tokens_
         found = []
-        for hop, look in enumerate(rule.looks):
-            sets = replace(rule, looks=rule.looks[:hop]).apply(batch).sets
-            found.append(look_weights(sets, look))
+        for number, hop in enumerate(rule.hops):
+            sets = replace(rule, hops=rule.hops[:number]).apply(batch).sets
+            found.append(weights_of_hop(sets, hop))
         ready = rule.apply(batch)
         sets = ready.written_out().sets if rule.query == "each" else ready.sets
         heads = getattr(model.layer_, "heads", None)
         if heads is None:
-            heads = HeadDraw(model.law_, MAX_HEADS_TO_JUDGE, sets.dim, 0, sets.query_dim)
-        n_means = len(getattr(model.law_, "means_", (None,)))
+            heads = HeadDraw(model.heads_, MAX_HEADS_TO_JUDGE, sets.dim, 0, sets.query_dim)
+        n_means = len(getattr(model.heads_, "means_", (None,)))
         options = model.layer_.activation, min(n_means, heads.n_heads)
         found.append(attention_weights(sets, heads, *options, memory_budget=memory_budget()))
         return [[part.T for part in np.split(weights, sets.offsets[1:-1])] for weights in found]
 
 
-class AttentionRegressor(StreamedRegressor, RegressionIntervals, MultiOutputMixin, RegressorMixin, _AttentionModel):
+class AttentionRegressor(
+    StreamedRegressor, RegressionIntervals, MultiOutputMixin, RegressorMixin, _AttentionModel
+):
     """Regression on sets with a query, by one attention layer with frozen random heads and ridge values.
 
     The layer is f(x) = Σ_m <v_m, φ_m(x)> + b with features φ_m of M random heads; v minimises
     Σ_i (y_i − f(x_i))² + α|v|², the intercept b being free. Primal if M·(d+1) < n, dual otherwise, the exact
     kernel if ``n_heads=math.inf``; the same numbers by all three. Without settings everything is chosen on the training
-    set; the paper's layer is ``n_heads=512, law=kh.GaussianHeads(), scaling="none", query="given"``.
+    set; the paper's layer is ``n_heads=512, heads=kh.GaussianHeads(), scaling="none", query="given"``.
 
     Parameters
     ----------
@@ -219,7 +247,7 @@ class AttentionRegressor(StreamedRegressor, RegressionIntervals, MultiOutputMixi
         from the sizes of the training set alone, to take less time than 512 heads, and 512 heads where it is not; half
         as many, and again, where a fit is predicted to take more than 120 s of one core. In batches, as many as make
         2048 columns, 512 at most.
-    law : law of the heads, optional
+    heads : head distribution, optional
         ``kh.GaussianHeads(mean=1.0)`` favours targets that depend on <x_0, x_i>. None is ``kh.GaussianHeads()``, or a
         multiple of the identity as its mean where there is a query and the left-out loss is lower beyond doubt; under
         softmax also heads that draw a multiple for each coordinate, ``kh.GaussianHeads((0.3, 20.0), 0.1)``.
@@ -229,7 +257,7 @@ class AttentionRegressor(StreamedRegressor, RegressionIntervals, MultiOutputMixi
         "relu" (weights ReLU(s)/N), "softmax" (softmax over the set), "linear", "square", "step" or "exp".
     fit_intercept : bool
     random_state : int, RandomState, Generator or None
-        An integer s means the heads ``law.sample(n_heads, d, s)``.
+        An integer s means the heads ``heads.sample(n_heads, d, s)``.
     dtype : "float64" or "float32"
         Precision of the features and their Gram matrix. Kernels are always float64, but for those of a device.
     pooling : "mean" or "sum"
@@ -258,8 +286,8 @@ class AttentionRegressor(StreamedRegressor, RegressionIntervals, MultiOutputMixi
 
     Attributes
     ----------
-    law_ : law of the heads
-        ``law``, or what it became on the training set if it is one that learns, such as ``kh.LearnedHeads()``.
+    heads_ : head distribution
+        ``heads``, or what it became on the training set if it is one that learns, such as ``kh.LearnedHeads()``.
     tokens_ : TokenRule
         Scaling, query and pooling used.
     scaling_errors_ : dict
@@ -280,8 +308,8 @@ class AttentionRegressor(StreamedRegressor, RegressionIntervals, MultiOutputMixi
     intercept_ : float or array (outputs,)
     values_ : array (M, D) or (M, D, outputs)
         v, for finite heads.
-    heads_ : HeadDraw
-        The heads, for finite heads; ``heads_.block(0, M)`` draws them.
+    drawn_heads_ : HeadDraw
+        The heads, for finite heads; ``drawn_heads_.block(0, M)`` draws them.
     dual_coef_ : array (n', outputs)
         For infinite heads: f(x) = Σ_i dual_coef_i K(x, x_i) + b over the n' distinct training sets.
     solver_ : str
@@ -321,11 +349,13 @@ class AttentionRegressor(StreamedRegressor, RegressionIntervals, MultiOutputMixi
     ('dual', (100, 5))
     """
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, groups: Any = None) -> AttentionRegressor:
+    def fit(
+        self, X: Any, y: Any, sample_weight: Any = None, *, groups: Any = None
+    ) -> AttentionRegressor:
         """Fit the values. ``sample_weight`` weighs the squared error of each sample.
 
         ``groups``, one label per sample, names siblings that leave-one-out should leave out together: questions
-        about one story, measurements of one patient. Penalty, scaling and law are then chosen by the error on whole
+        about one story, measurements of one patient. Penalty, scaling and head distribution are then chosen by the error on whole
         groups left out, and ``loo_error_`` and ``loo_predictions_`` are theirs.
         """
         batch = as_samples(self, X, reset=True)
@@ -349,7 +379,9 @@ class AttentionRegressor(StreamedRegressor, RegressionIntervals, MultiOutputMixi
         return outputs(model._scores(X), model._single)
 
 
-class AttentionClassifier(StreamedClassifier, ClassificationSets, LabelScores, ClassifierMixin, _AttentionModel):
+class AttentionClassifier(
+    StreamedClassifier, ClassificationSets, LabelScores, ClassifierMixin, _AttentionModel
+):
     """Classification of sets with a query, by one attention layer with frozen random heads and ridge values.
 
     Ridge on ±1 columns, one per class (a single one for two classes), as scikit-learn's ``RidgeClassifier`` does;
@@ -357,7 +389,7 @@ class AttentionClassifier(StreamedClassifier, ClassificationSets, LabelScores, C
 
     Parameters
     ----------
-    n_heads, law, alpha, activation, fit_intercept, random_state, dtype, pooling, scaling, query, device, solver
+    n_heads, heads, alpha, activation, fit_intercept, random_state, dtype, pooling, scaling, query, device, solver
         As for `AttentionRegressor`.
     class_weight : None, "balanced" or dict
         Weight of the samples of each class; "balanced" gives every class that has weight the same total weight.
@@ -365,7 +397,7 @@ class AttentionClassifier(StreamedClassifier, ClassificationSets, LabelScores, C
         What the penalty, and all else that is automatic, is chosen by: the log-loss of the calibrated left-out
         scores, or the squared error of the ±1 columns. Fits in batches have the log-loss of the samples they keep for
         calibration. `IdentityHeads` and `LearnedHeads` are fitted by the squared error, whose gradient is exact, in
-        either case: laws know nothing of classes.
+        either case: head distributions know nothing of classes.
 
     Attributes
     ----------
@@ -386,7 +418,7 @@ class AttentionClassifier(StreamedClassifier, ClassificationSets, LabelScores, C
         With ``criterion="log_loss"``: mean log-loss of left-out samples at ``alpha_``, and at every penalty tried, each
         at the temperature that suits it. Left out is what ``selection_`` says: one sample or group ("loo"), or a tenth
         ("holdout"); after a fit in batches, one of some 2000 samples.
-    alpha_, alphas_, loo_errors_, intercept_, values_, heads_, dual_coef_, solver_, n_features_in_, law_, tokens_
+    alpha_, alphas_, loo_errors_, intercept_, values_, drawn_heads_, dual_coef_, solver_, n_features_in_, heads_, tokens_
         As for `AttentionRegressor`; outputs are the columns.
 
     Examples
@@ -406,7 +438,7 @@ class AttentionClassifier(StreamedClassifier, ClassificationSets, LabelScores, C
     def __init__(
         self,
         n_heads: Any = "auto",
-        law: Any = None,
+        heads: Any = None,
         alpha: Any = "loo",
         activation: Any = "relu",
         fit_intercept: Any = True,
@@ -430,12 +462,16 @@ class AttentionClassifier(StreamedClassifier, ClassificationSets, LabelScores, C
         check_choice(self.criterion, "criterion", CRITERIA)
         check_class_weight(self.class_weight)
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, groups: Any = None) -> AttentionClassifier:
+    def fit(
+        self, X: Any, y: Any, sample_weight: Any = None, *, groups: Any = None
+    ) -> AttentionClassifier:
         """Fit the values and the temperature; ``sample_weight`` and ``groups`` as for `AttentionRegressor.fit`."""
         batch = as_samples(self, X, reset=True)
         labels = self._encode(y, batch)
         check_class_weight(self.class_weight)
-        weights = class_weights(self.class_weight, self.classes_[labels], as_weights(sample_weight, batch))
+        weights = class_weights(
+            self.class_weight, self.classes_[labels], as_weights(sample_weight, batch)
+        )
         # ±1 columns of the classes that have weight: one per class, or a single one for two
         classes = self._class_columns(labels, weights, first=-1.0)
         numbers = classes.numbers(labels)
@@ -449,7 +485,9 @@ class AttentionClassifier(StreamedClassifier, ClassificationSets, LabelScores, C
             was_left_out &= np.isfinite(fit.predictions[:, 0])
         left_out_weights = None if weights is None else weights[was_left_out]
         left_out_scores = class_scores(fit.predictions[was_left_out])
-        self.temperature_ = fit_temperature(left_out_scores, numbers[was_left_out], left_out_weights)
+        self.temperature_ = fit_temperature(
+            left_out_scores, numbers[was_left_out], left_out_weights
+        )
         rows = fit.judged()
         self._keep_label_errors(fit.predictions[rows], columns[rows])
         # one output for every class, those without weight too
@@ -484,4 +522,4 @@ def _store_coefficients(model: _AttentionModel, single: bool) -> None:
         model.dual_coef_ = outputs(layer.dual, single)
     else:
         model.values_ = outputs(layer.values, single)
-        model.heads_ = layer.heads
+        model.drawn_heads_ = layer.heads

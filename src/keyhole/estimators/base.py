@@ -43,7 +43,7 @@ class SetEstimator(BaseEstimator):
 
     def __sklearn_is_fitted__(self) -> bool:
         """Whether there was a fit. scikit-learn would go through all attributes, which other threads may add to."""
-        return not {"layer_", "heads_", "_stream"}.isdisjoint(vars(self))
+        return not {"layer_", "drawn_heads_", "_stream"}.isdisjoint(vars(self))
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -75,8 +75,8 @@ class KeyContributions:
         A share or an effect? With ``pooling="sum"``, another activation than "softmax", a query that does not depend
         on the keys ("given") and no extras that count keys, c_i is exactly what removing key i takes away, whatever
         else is in the set, and hence its Shapley value. With ``pooling="mean"`` a removal also changes 1/N for the
-        others; under softmax it changes their weights; with ``query="mean"`` or "each", and under a law of several
-        looks, it changes queries: there c_i is the key's share of this prediction, and not what would be missing
+        others; under softmax it changes their weights; with ``query="mean"`` or "each", and under a head distribution of several
+        hops, it changes queries: there c_i is the key's share of this prediction, and not what would be missing
         without it. Neither says what causes y.
 
         Cost: for one output about that of `predict`, 2MD for a key and each further output; NumPy computes it wherever
@@ -155,7 +155,11 @@ class ClassColumns:
 
     @classmethod
     def of(
-        cls, labels: Int[np.ndarray, " n"], weights: Float[np.ndarray, " n"] | None, n_classes: int, first: float
+        cls,
+        labels: Int[np.ndarray, " n"],
+        weights: Float[np.ndarray, " n"] | None,
+        n_classes: int,
+        first: float,
     ) -> ClassColumns:
         """Those of samples with numbered labels."""
         counted = labels if weights is None else labels[weights > 0]
@@ -266,7 +270,9 @@ LESS_FOR_REFITS = "They take a matrix of all pairs of training samples: fit fewe
 
 
 @contextmanager
-def explained_memory_errors(work: str, batch: SampleBatch, n_heads: float | None, remedy: str) -> Iterator[None]:
+def explained_memory_errors(
+    work: str, batch: SampleBatch, n_heads: float | None, remedy: str
+) -> Iterator[None]:
     """Turn a MemoryError within into one that says what takes memory and what to do.
 
     ``n_heads`` are those of a fit, whose Gram matrix is named; None for work that has none.

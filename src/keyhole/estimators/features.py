@@ -14,8 +14,19 @@ from keyhole.attention.features import attention_features
 from keyhole.attention.heads import HeadDraw
 from keyhole.data.sets import PooledSets, SetBatch
 from keyhole.data.tokens import QUERIES, SCALINGS, TokenRule
-from keyhole.estimators.base import LESS_FOR_A_PREDICTION, SetEstimator, explained_memory_errors, finite_heads
-from keyhole.estimators.inputs import as_law, as_seed, as_sets, check_layer_options, check_random_state
+from keyhole.estimators.base import (
+    LESS_FOR_A_PREDICTION,
+    SetEstimator,
+    explained_memory_errors,
+    finite_heads,
+)
+from keyhole.estimators.inputs import (
+    as_distribution,
+    as_seed,
+    as_sets,
+    check_layer_options,
+    check_random_state,
+)
 from keyhole.layer import beside
 
 
@@ -28,12 +39,12 @@ class AttentionFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SetEs
     ----------
     n_heads : int
         M.
-    law : law of the heads, optional
+    heads : head distribution, optional
         ``kh.GaussianHeads()`` if None.
     activation : str
         "relu", "softmax", "linear", "square", "step" or "exp".
     random_state : int, RandomState, Generator or None
-        An integer s means the heads ``law.sample(n_heads, d, s)``.
+        An integer s means the heads ``heads.sample(n_heads, d, s)``.
     dtype : "float64" or "float32"
         Precision of the features.
     scaling : "none", "sphere" or "standard"
@@ -46,7 +57,7 @@ class AttentionFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SetEs
     ----------
     tokens_ : TokenRule
         Scaling and query used; extras are left as they are.
-    heads_ : HeadDraw
+    drawn_heads_ : HeadDraw
         The heads, regenerated from their seed as needed.
     activation_, dtype_ : str
         Those of the fit: other parameters take effect with the next one.
@@ -70,7 +81,7 @@ class AttentionFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SetEs
     def __init__(
         self,
         n_heads: Any = 512,
-        law: Any = None,
+        heads: Any = None,
         activation: Any = "relu",
         random_state: Any = None,
         *,
@@ -86,7 +97,7 @@ class AttentionFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SetEs
         check_choice(self.scaling, "scaling", SCALINGS)
         check_choice(self.query, "query", QUERIES)
         check_random_state(self.random_state)
-        as_law(self.law)
+        as_distribution(self.heads)
         self._finite_heads()
 
     def _finite_heads(self) -> int:
@@ -104,10 +115,14 @@ class AttentionFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SetEs
         n_heads = self._finite_heads()
         batch = as_sets(self, X, reset=True)
         learned_on = batch.numpy() if self.scaling == "standard" else batch
-        law = as_law(self.law)
-        self.tokens_ = TokenRule.learn(learned_on.with_extras(None), self.scaling, self.query).with_looks_of(law)
+        distribution = as_distribution(self.heads)
+        self.tokens_ = TokenRule.learn(
+            learned_on.with_extras(None), self.scaling, self.query
+        ).with_hops_of(distribution)
         query_dim = self.tokens_.query_dim(batch)
-        self.heads_ = HeadDraw(law, n_heads, batch.dim, as_seed(self.random_state), query_dim)
+        self.drawn_heads_ = HeadDraw(
+            distribution, n_heads, batch.dim, as_seed(self.random_state), query_dim
+        )
         self.activation_ = activation
         self.dtype_ = dtype
         return self
@@ -116,12 +131,18 @@ class AttentionFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SetEs
         """Return the features, (n, M·D): column m·D + e is coordinate e of head m; extras, as they are, come last."""
         check_is_fitted(self)
         batch: SetBatch | PooledSets = as_sets(self, X, reset=False)
-        if (self.tokens_.scaling, self.tokens_.query, self.tokens_.looks) != ("none", "given", ()):  # done in NumPy
+        if (self.tokens_.scaling, self.tokens_.query, self.tokens_.hops) != (
+            "none",
+            "given",
+            (),
+        ):  # done in NumPy
             batch = self.tokens_.apply(batch.sets.numpy())
         with explained_memory_errors("transform", batch, None, LESS_FOR_A_PREDICTION):
-            features = attention_features(batch, self.heads_, self.activation_, dtype=self.dtype_)
+            features = attention_features(
+                batch, self.drawn_heads_, self.activation_, dtype=self.dtype_
+            )
             return features if batch.extras is None else beside(features, batch.extras)
 
     @property
     def _n_features_out(self) -> int:
-        return int(self.heads_.n_heads * (self.heads_.dim + 1) + self.n_extras_in_)
+        return int(self.drawn_heads_.n_heads * (self.drawn_heads_.dim + 1) + self.n_extras_in_)

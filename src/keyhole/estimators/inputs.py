@@ -31,8 +31,8 @@ from keyhole._checks import (
     is_table,
 )
 from keyhole.attention.activations import POINTWISE, check_activation, check_pointwise
-from keyhole.attention.heads import GaussianHeads, HeadDraw, HeadLaw
-from keyhole.attention.law_error import improvement
+from keyhole.attention.head_error import improvement
+from keyhole.attention.heads import GaussianHeads, HeadDistribution, HeadDraw
 from keyhole.attention.learned import MAX_HEADS_TO_JUDGE, LearnedHeads
 from keyhole.data.sets import (
     POOLINGS,
@@ -93,7 +93,9 @@ def _as_sets(estimator: BaseEstimator, X: Any, *, reset: bool) -> SetBatch:
     if isinstance(X, SetBatch):
         batch = X
         if len(batch) == 0:
-            raise ValueError("`X` must hold at least one set: got a SetBatch of 0 sets (0 sample(s)).")
+            raise ValueError(
+                "`X` must hold at least one set: got a SetBatch of 0 sets (0 sample(s))."
+            )
     elif _holds_token_arrays(X):
         batch = SetBatch.from_tokens(X)
     else:
@@ -195,7 +197,9 @@ def as_columns(estimator: BaseEstimator, y: Any, batch: Sized) -> Float[np.ndarr
 def check_given(estimator: BaseEstimator, y: Any) -> None:
     """Raise if there is no target, or one that is masked."""
     if y is None:
-        raise ValueError(f"{type(estimator).__name__} requires y to be passed, but the target y is None.")
+        raise ValueError(
+            f"{type(estimator).__name__} requires y to be passed, but the target y is None."
+        )
     check_no_mask(y, "y")
 
 
@@ -222,7 +226,9 @@ def as_weights(sample_weight: Any, batch: Sized) -> Float[np.ndarray, " n"] | No
             "Sample weights must be 1D array or scalar: `sample_weight` has shape "
             f"{sample_weight.shape} for {len(batch)} sets."
         )
-    weights = check_array(sample_weight, ensure_2d=False, dtype=np.float64, input_name="sample_weight")
+    weights = check_array(
+        sample_weight, ensure_2d=False, dtype=np.float64, input_name="sample_weight"
+    )
     check_lengths(batch, weights, "sample_weight")
     if weights.min() < 0:
         i = int(weights.argmin())
@@ -239,7 +245,9 @@ def as_penalties(alpha: Any) -> Float[np.ndarray, " a"] | None:
     """Return the penalties to choose from, or None for the automatic grid of ``alpha="loo"``."""
     if isinstance(alpha, str):
         if alpha != "loo":
-            raise ValueError(f"`alpha` must be 'loo', a number or a sequence of numbers: got {alpha!r}.")
+            raise ValueError(
+                f"`alpha` must be 'loo', a number or a sequence of numbers: got {alpha!r}."
+            )
         return None
     if np.ndim(alpha) == 0:
         return np.array([check_number(alpha, "alpha", minimum=0.0)])
@@ -263,19 +271,21 @@ def as_heads(n_heads: Any) -> int | None:
         ) from None
 
 
-def as_law(law: Any) -> HeadLaw:
-    """Return the law of the heads, a copy of its own; None means zero-mean Gaussian heads.
+def as_distribution(distribution: Any) -> HeadDistribution:
+    """Return the head distribution, a copy of its own; None means zero-mean Gaussian heads.
 
-    Heads are drawn from the law whenever they are needed: a law that is changed after the fit may not change them. One
-    that learns is the parameter itself, whose ``fit`` makes another law.
+    Heads are drawn from the head distribution whenever they are needed: a head distribution that is changed after the fit may not change them. One
+    that learns is the parameter itself, whose ``fit`` makes another head distribution.
     """
-    if law is None:
+    if distribution is None:
         return GaussianHeads()
-    if isinstance(law, type) or not isinstance(law, HeadLaw):
-        raise TypeError(f"`law` must be a law of heads such as kh.GaussianHeads(mean=1.0) or None: got {law!r}.")
-    if hasattr(law, "fit"):
-        return law
-    return copy.deepcopy(law)
+    if isinstance(distribution, type) or not isinstance(distribution, HeadDistribution):
+        raise TypeError(
+            f"`heads` must be a head distribution such as kh.GaussianHeads(mean=1.0) or None: got {distribution!r}."
+        )
+    if hasattr(distribution, "fit"):
+        return distribution
+    return copy.deepcopy(distribution)
 
 
 def as_seed(random_state: Any) -> int:
@@ -293,7 +303,9 @@ def check_random_state(random_state: Any) -> None:
     """Raise unless heads can be drawn from ``random_state``; nothing is drawn."""
     if isinstance(random_state, (int, np.integer)) and not isinstance(random_state, bool):
         check_seed(random_state, "random_state")
-    elif random_state is not None and not isinstance(random_state, (np.random.Generator, np.random.RandomState)):
+    elif random_state is not None and not isinstance(
+        random_state, (np.random.Generator, np.random.RandomState)
+    ):
         raise TypeError(
             "`random_state` must be an integer, a RandomState, a Generator or None: got "
             f"{random_state!r:.60} of type {type(random_state).__name__}."
@@ -321,7 +333,7 @@ def check_layer_options(activation: Any, dtype: Any) -> tuple[str, str]:
 
 
 SAMPLES_TO_CHOOSE_BY = (500, 350, 250, 180, 128)
-"""Samples that scaling, query and law are chosen by: as many of these as let choosing cost no more than a fit. Rules
+"""Samples that scaling, query and head distribution are chosen by: as many of these as let choosing cost no more than a fit. Rules
 that five hundred cannot tell apart may as well be exchanged (on digits "standard" and "none" are)."""
 
 MIN_SAMPLES_TO_CHOOSE_BY = 8
@@ -334,14 +346,14 @@ AUTO_SECONDS, FEWEST_AUTO_HEADS = 120.0, 32
 """Predicted seconds of one core that a fit with "auto" heads may take: else these are halved, down to the fewest."""
 
 HEADS_TO_CHOOSE_BY = 64
-"""Heads at most that scaling, query and law are chosen with."""
+"""Heads at most that scaling, query and head distribution are chosen with."""
 
 STRENGTHS = (1.0, 3.0, 10.0, 30.0)
-"""Multiples of the identity that ``law=None`` tries as mean of the heads where there is a query."""
+"""Multiples of the identity that ``heads=None`` tries as mean of the heads where there is a query."""
 
 DRAWN_STRENGTHS = (0.3, 20.0), 0.1
-"""Mean and scale of a law whose heads differ in the columns they compare, which ``law=None`` tries under softmax: there
-the multiple is how sharply a head looks. Chosen on the first 80 % of MovieLens; ReLU gains little by it."""
+"""Mean and scale of a head distribution whose heads differ in the columns they compare, which ``heads=None`` tries under softmax: there
+the multiple is how sharply a head hops. Chosen on the first 80 % of MovieLens; ReLU gains little by it."""
 
 LONG_FIT = 60.0
 """Predicted seconds above which a fit says so beforehand."""
@@ -349,22 +361,28 @@ LONG_FIT = 60.0
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """How to fit a layer once its samples are ready; ``n_heads`` None means infinitely many, ``law`` None is chosen.
+    """How to fit a layer once its samples are ready; ``n_heads`` None means infinitely many, ``heads`` None is chosen.
 
     ``options`` are those of `fit_layer`. ``distinct`` are the distinct samples, if somebody looked for them already.
     """
 
     n_heads: int | None
-    law: HeadLaw | None
+    distribution: HeadDistribution | None
     penalties: Float[np.ndarray, " a"] | None = field(repr=False)
     seed: int
     options: dict[str, Any] = field(repr=False)
     extras_scale: float | None = None
     distinct: DistinctSamples | None = field(default=None, repr=False)
 
-    def heads(self, law: HeadLaw, batch: SetBatch | PooledSets) -> HeadDraw | HeadLaw:
-        """The heads of a law for samples like these, or the law itself for infinitely many."""
-        return law if self.n_heads is None else HeadDraw(law, self.n_heads, batch.dim, self.seed, batch.query_dim)
+    def heads(
+        self, distribution: HeadDistribution, batch: SetBatch | PooledSets
+    ) -> HeadDraw | HeadDistribution:
+        """The heads of a head distribution for samples like these, or the head distribution itself for infinitely many."""
+        return (
+            distribution
+            if self.n_heads is None
+            else HeadDraw(distribution, self.n_heads, batch.dim, self.seed, batch.query_dim)
+        )
 
     def with_ranks(self, batch: SetBatch | SetGroups, columns: np.ndarray) -> LayerPlan:
         """The same plan with ranks of the samples where a fit draws some of them, for extras or to hold them out.
@@ -376,7 +394,9 @@ class LayerPlan:
         if solver == "auto" and self.n_heads is not None:
             n_columns = self.n_heads * (batch.dim + 1)
             by_gradients = exceeds_memory(len(batch), n_columns, self.options["dtype"])
-        draws_samples = by_gradients or self.options["groups"] is not None or batch.extras is not None
+        draws_samples = (
+            by_gradients or self.options["groups"] is not None or batch.extras is not None
+        )
         if not draws_samples:
             return self
         groups = self.options["groups"]
@@ -387,7 +407,9 @@ class LayerPlan:
         ranks = distinct.ranks(samples, columns, 0, groups)
         return replace(self, options={**self.options, "ranks": ranks})
 
-    def with_extras_scale(self, rule: TokenRule, batch: SetBatch | SetGroups, columns: np.ndarray) -> TokenRule:
+    def with_extras_scale(
+        self, rule: TokenRule, batch: SetBatch | SetGroups, columns: np.ndarray
+    ) -> TokenRule:
         """The rule with extras of the scale that was given, or of least leave-one-out error.
 
         Heads that are learned later are learned at the scale that suits heads around zero.
@@ -396,50 +418,65 @@ class LayerPlan:
             return rule
         if self.extras_scale is not None:
             return rule.with_extras_scale(self.extras_scale)
-        assert self.law is not None
-        law = GaussianHeads() if hasattr(self.law, "fit") else self.law
+        assert self.distribution is not None
+        distribution = GaussianHeads() if hasattr(self.distribution, "fit") else self.distribution
         ready = rule.apply(batch)
-        scale = choose_extras_scale(ready, columns, self.heads(law, ready), self.penalties, **self.options)
+        scale = choose_extras_scale(
+            ready, columns, self.heads(distribution, ready), self.penalties, **self.options
+        )
         return rule.with_extras_scale(scale)
 
-    def fitted_law(self, batch: SetBatch | PooledSets, columns: np.ndarray) -> HeadLaw:
-        """The law itself, or what its ``fit`` makes of the training set."""
-        assert self.law is not None
-        law = self.law if self.n_heads is not None else self._law_with_a_kernel()
-        fit: Callable[..., HeadLaw] | None = getattr(law, "fit", None)
+    def fitted_heads(self, batch: SetBatch | PooledSets, columns: np.ndarray) -> HeadDistribution:
+        """The head distribution itself, or what its ``fit`` makes of the training set."""
+        assert self.distribution is not None
+        distribution = (
+            self.distribution if self.n_heads is not None else self._heads_with_a_kernel()
+        )
+        fit: Callable[..., HeadDistribution] | None = getattr(distribution, "fit", None)
         if fit is None:
-            return self.law
+            return self.distribution
         options = {name: self.options[name] for name in ("activation", "fit_intercept")}
-        if isinstance(law, LearnedHeads):
+        if isinstance(distribution, LearnedHeads):
             options["n_heads"] = MAX_HEADS_TO_JUDGE if self.n_heads is None else self.n_heads
             options["device"] = self.options["device"] if batch.is_plain else None
         weights, groups = self.options["weights"], self.options["groups"]
         if groups is not None:
             kept = np.arange(len(batch)) if weights is None else np.flatnonzero(weights > 0)
             weights = None if weights is None else weights[kept]
-            return fit(batch[kept], columns[kept], weights=weights, groups=groups[kept], seed=self.seed, **options)
+            return fit(
+                batch[kept],
+                columns[kept],
+                weights=weights,
+                groups=groups[kept],
+                seed=self.seed,
+                **options,
+            )
         # copies count as one sample of their joint weight, here as in the layer
         samples = distinct_samples(batch, columns, weights)
-        return fit(samples.batch, samples.columns, weights=samples.weights, seed=self.seed, **options)
+        return fit(
+            samples.batch, samples.columns, weights=samples.weights, seed=self.seed, **options
+        )
 
-    def _law_with_a_kernel(self) -> HeadLaw:
-        """The law, for infinitely many heads: what has no kernel is said before the work, not after."""
-        assert self.law is not None
-        if hasattr(self.law, "fit"):
+    def _heads_with_a_kernel(self) -> HeadDistribution:
+        """The head distribution, for infinitely many heads: what has no kernel is said before the work, not after."""
+        assert self.distribution is not None
+        if hasattr(self.distribution, "fit"):
             check_pointwise(self.options["activation"])
-        covariance = getattr(self.law, "covariance", "none")
+        covariance = getattr(self.distribution, "covariance", "none")
         if covariance == "auto":
-            law = copy.copy(self.law)
-            law.covariance = "none"  # type: ignore[attr-defined]
-            return law
+            distribution = copy.copy(self.distribution)
+            distribution.covariance = "none"  # type: ignore[attr-defined]
+            return distribution
         if covariance != "none":
             raise ValueError(
-                f"infinitely many heads need noise of one scale: got {self.law}. Use covariance='none', or a finite "
+                f"infinitely many heads need noise of one scale: got {self.distribution}. Use covariance='none', or a finite "
                 "`n_heads`."
             )
-        return self.law
+        return self.distribution
 
-    def draft_size(self, token_counts: Int[np.ndarray, " n"], dim: int, n_drafts: int) -> tuple[int, int | None]:
+    def draft_size(
+        self, token_counts: Int[np.ndarray, " n"], dim: int, n_drafts: int
+    ) -> tuple[int, int | None]:
         """How many of n distinct samples to choose by, and with how many heads (None: the exact kernel).
 
         As many as let all drafts together cost what one fit of heads does; by the exact kernel if
@@ -471,18 +508,23 @@ class LayerPlan:
 
 @dataclass(frozen=True)
 class SetFit:
-    """A fitted layer with the rule for its tokens, its law, and the left-out loss of every rule tried."""
+    """A fitted layer with the rule for its tokens, its head distribution, and the left-out loss of every rule tried."""
 
     fit: LayerFit
     rule: TokenRule
-    law: HeadLaw
+    distribution: HeadDistribution
     tried: dict[tuple[str, str], float]
 
 
 def fit_sets(
-    batch: SetBatch | SetGroups, columns: np.ndarray, plan: LayerPlan, scaling: Any, query: Any, pooling: Any
+    batch: SetBatch | SetGroups,
+    columns: np.ndarray,
+    plan: LayerPlan,
+    scaling: Any,
+    query: Any,
+    pooling: Any,
 ) -> SetFit:
-    """Choose the token rule and the law if asked to, fit the law if it wants to be, solve for the values.
+    """Choose the token rule and the head distribution if asked to, fit the head distribution if it wants to be, solve for the values.
 
     All of it in units of y, a power of two, in which y is of size one: squares of errors then neither overflow nor
     vanish, and the answer follows the units of y to the last digit.
@@ -491,34 +533,43 @@ def fit_sets(
     units = int(unit_exponent(columns if weights is None else columns[weights > 0]))
     with np.errstate(over="ignore"):  # outputs of weight 0 may be of any size
         columns = np.ldexp(columns, -units)
-    as_given = (scaling, query, pooling) == ("none", "given", "mean") and plan.law is not None
-    if not batch.is_plain or not as_given or plan.options["groups"] is not None or hasattr(plan.law, "fit"):
-        batch = batch.numpy()  # tokens are prepared, and laws learned, in NumPy
+    as_given = (scaling, query, pooling) == (
+        "none",
+        "given",
+        "mean",
+    ) and plan.distribution is not None
+    if (
+        not batch.is_plain
+        or not as_given
+        or plan.options["groups"] is not None
+        or hasattr(plan.distribution, "fit")
+    ):
+        batch = batch.numpy()  # tokens are prepared, and head distributions learned, in NumPy
     choice = choose_rule(batch, columns, plan, scaling, query, pooling)
     power = 0 if plan.options["criterion"] == "log_loss" else 2 * units
     with np.errstate(over="ignore", under="ignore"):
         tried = {names: float(np.ldexp(loss, power)) for names, loss in choice.tried.items()}
-    rule, law, fit = choice.rule, choice.law, choice.fit
+    rule, distribution, fit = choice.rule, choice.distribution, choice.fit
     if fit is None:
-        plan = replace(plan, law=choice.law).with_ranks(batch, columns)
+        plan = replace(plan, distribution=choice.distribution).with_ranks(batch, columns)
         rule = plan.with_extras_scale(rule, batch, columns)
         ready = rule.apply(batch)
-        law = plan.fitted_law(ready, columns)
-        if law is not plan.law:  # it may look more than once
-            rule = rule.with_looks_of(law)
+        distribution = plan.fitted_heads(ready, columns)
+        if distribution is not plan.distribution:  # it may hop more than once
+            rule = rule.with_hops_of(distribution)
             ready = rule.apply(batch)
-        heads = plan.heads(law, ready)
+        heads = plan.heads(distribution, ready)
         warn_if_long(ready, heads)
         fit = fit_layer(ready, columns, heads, plan.penalties, **plan.options)
-    return SetFit(fit.in_units(units), rule, law, tried)
+    return SetFit(fit.in_units(units), rule, distribution, tried)
 
 
 @dataclass(frozen=True)
 class RuleChoice:
-    """A rule for tokens, a law, the left-out loss of every rule tried, and a fit to all samples if one was made."""
+    """A rule for tokens, a head distribution, the left-out loss of every rule tried, and a fit to all samples if one was made."""
 
     rule: TokenRule
-    law: HeadLaw
+    distribution: HeadDistribution
     tried: dict[tuple[str, str], float]
     fit: LayerFit | None
 
@@ -545,7 +596,9 @@ class Draft:
     is_given: bool
 
     @classmethod
-    def of(cls, batch: SetBatch | SetGroups, columns: np.ndarray, plan: LayerPlan, n_drafts: int) -> Draft:
+    def of(
+        cls, batch: SetBatch | SetGroups, columns: np.ndarray, plan: LayerPlan, n_drafts: int
+    ) -> Draft:
         """Choose the samples by what they are: neither order, nor duplicates, nor rows of weight 0 change the choice.
 
         Duplicates are joined to one sample of their joint weight, as the layer joins them, so that a standard error
@@ -571,7 +624,7 @@ class Draft:
         }
         # whether the best draft can be kept
         uses_everything = len(rows) == len(distinct) and n_heads == plan.n_heads
-        learns_heads = hasattr(plan.law, "fit")
+        learns_heads = hasattr(plan.distribution, "fit")
         nothing_to_tune = plan.penalties is None and not learns_heads and batch.extras is None
         is_final = uses_everything and nothing_to_tune and plan.options["solver"] != "cg"
         options["draft"] = not is_final
@@ -583,10 +636,10 @@ class Draft:
             is_given=len(rows) == len(batch),
         )
 
-    def fit(self, rule: TokenRule, law: HeadLaw) -> LayerFit:
-        """A layer under this rule and this law, with a penalty of its own."""
+    def fit(self, rule: TokenRule, distribution: HeadDistribution) -> LayerFit:
+        """A layer under this rule and this head distribution, with a penalty of its own."""
         ready = rule.apply(self.batch)
-        heads = self.plan.heads(law, ready)
+        heads = self.plan.heads(distribution, ready)
         return fit_layer(ready, self.columns, heads, None, **self.plan.options)
 
     def is_clearly_better(self, new: LayerFit, old: LayerFit) -> bool:
@@ -618,23 +671,32 @@ def best_draft(fits: Sequence[LayerFit]) -> int:
 
 
 def choose_rule(
-    batch: SetBatch | SetGroups, columns: np.ndarray, plan: LayerPlan, scaling: Any, query: Any, pooling: str
+    batch: SetBatch | SetGroups,
+    columns: np.ndarray,
+    plan: LayerPlan,
+    scaling: Any,
+    query: Any,
+    pooling: str,
 ) -> RuleChoice:
-    """Choose scaling, query and law, one after the other, by the left-out loss of fits to few samples.
+    """Choose scaling, query and head distribution, one after the other, by the left-out loss of fits to few samples.
 
     The scaling of least loss under the query that is given; where coordinates have units of their own, standardised
     tokens unless another scaling is better by more than a standard error. The mean of the keys as query if its loss is
-    less; then a multiple of the identity as mean of the law, if that lowers the loss by more than a standard error,
+    less; then a multiple of the identity as mean of the head distribution, if that lowers the loss by more than a standard error,
     sample by sample. Multiples grow until one is worse than the last; under softmax, heads that draw a multiple for
-    each coordinate are tried too. A law that is learned is learned later, under the rule that suits heads around zero.
+    each coordinate are tried too. A head distribution that is learned is learned later, under the rule that suits heads around zero.
     """
     # the candidates
     scalings = _candidates(scaling, "scaling", SCALINGS, SCALINGS)
     own_queries = batch.has_own_queries
     queries = _candidates(query, "query", QUERIES, ("given",) if own_queries else ("given", "mean"))
-    law = GaussianHeads() if plan.law is None or hasattr(plan.law, "fit") else plan.law
+    distribution = (
+        GaussianHeads()
+        if plan.distribution is None or hasattr(plan.distribution, "fit")
+        else plan.distribution
+    )
     may_have_queries = batch.sets.query is not None or queries[-1] != "given"
-    chooses_law = plan.law is None and may_have_queries
+    chooses_law = plan.distribution is None and may_have_queries
     draws_strengths = chooses_law and plan.options["activation"] not in POINTWISE
 
     def learn(scaling: str, query: str) -> TokenRule:
@@ -646,7 +708,7 @@ def choose_rule(
             weights=plan.options["weights"],
             fit_intercept=plan.options["fit_intercept"],
         )
-        return rule.with_looks_of(law)
+        return rule.with_hops_of(distribution)
 
     # nothing to choose, or too few samples to choose by
     n_drafts = len(scalings) + len(queries) - 1 + 2 * chooses_law + draws_strengths
@@ -655,12 +717,19 @@ def choose_rule(
         draft = Draft.of(batch, columns, plan, n_drafts)
     if draft is None or len(draft.columns) < MIN_SAMPLES_TO_CHOOSE_BY:
         rule = learn(scalings[0], queries[0])
-        return RuleChoice(rule=rule, law=law if plan.law is None else plan.law, tried={}, fit=None)
+        return RuleChoice(
+            rule=rule,
+            distribution=distribution if plan.distribution is None else plan.distribution,
+            tried={},
+            fit=None,
+        )
 
     # the scaling
     rules = [learn(name, queries[0]) for name in scalings]
-    fits = [draft.fit(rule, law) for rule in rules]
-    tried = {(rule.scaling, rule.query): fit.ridge.loss for rule, fit in zip(rules, fits, strict=True)}
+    fits = [draft.fit(rule, distribution) for rule in rules]
+    tried = {
+        (rule.scaling, rule.query): fit.ridge.loss for rule, fit in zip(rules, fits, strict=True)
+    }
     best = best_draft(fits)
     if "standard" in scalings and _mixed_units(draft.batch.sets):
         standard = scalings.index("standard")
@@ -671,32 +740,32 @@ def choose_rule(
     # the query
     for name in queries[1:]:
         rule = learn(best_rule.scaling, name)
-        fit = draft.fit(rule, law)
+        fit = draft.fit(rule, distribution)
         tried[rule.scaling, rule.query] = fit.ridge.loss
         if is_lower(fit.ridge.loss, best_fit.ridge.loss):
             best_rule, best_fit = rule, fit
 
-    # the law
+    # the head distribution
     has_queries = batch.sets.query is not None or best_rule.query != "given"
     if chooses_law and has_queries:
         pairs = batch.sets.pairs if best_rule.query == "given" else None
-        laws: list[HeadLaw] = [law]
+        distributions: list[HeadDistribution] = [distribution]
         fits = [best_fit]
         for strength in STRENGTHS:
-            laws.append(GaussianHeads(strength, pairs=pairs))
-            fits.append(draft.fit(best_rule, laws[-1]))
+            distributions.append(GaussianHeads(strength, pairs=pairs))
+            fits.append(draft.fit(best_rule, distributions[-1]))
             if not is_lower(fits[-1].ridge.loss, fits[-2].ridge.loss):
                 break
         if draws_strengths:
             means, scale = DRAWN_STRENGTHS
-            laws.append(GaussianHeads(means, scale, pairs=pairs))
-            fits.append(draft.fit(best_rule, laws[-1]))
+            distributions.append(GaussianHeads(means, scale, pairs=pairs))
+            fits.append(draft.fit(best_rule, distributions[-1]))
         best = best_draft(fits)
         if draft.is_clearly_better(fits[best], best_fit):
-            law, best_fit = laws[best], fits[best]
+            distribution, best_fit = distributions[best], fits[best]
     return RuleChoice(
         rule=best_rule,
-        law=law if plan.law is None else plan.law,
+        distribution=distribution if plan.distribution is None else plan.distribution,
         tried=tried,
         fit=best_fit if draft.is_final and draft.is_given else None,
     )
@@ -717,12 +786,16 @@ def _mixed_units(sets: SetBatch) -> bool:
     return False
 
 
-def _sample_losses(fit: LayerFit, columns: np.ndarray, options: dict[str, Any]) -> Float[np.ndarray, " n"]:
+def _sample_losses(
+    fit: LayerFit, columns: np.ndarray, options: dict[str, Any]
+) -> Float[np.ndarray, " n"]:
     """The loss of every sample by the fit without it: its squared error, or the log-loss at the best temperature."""
     if options["criterion"] != "log_loss":
         return np.asarray(np.square(columns - fit.predictions).mean(axis=1))
     weights = np.ones(len(columns)) if options["weights"] is None else options["weights"]
-    return np.asarray(calibrate(class_scores(fit.predictions)[None], labels_of(columns), weights, 1e-6)[1][0])
+    return np.asarray(
+        calibrate(class_scores(fit.predictions)[None], labels_of(columns), weights, 1e-6)[1][0]
+    )
 
 
 def fit_seconds(n: int, n_tokens: int, dim: int, n_heads: float, *, has_query: bool) -> float:
@@ -738,12 +811,14 @@ def fit_seconds(n: int, n_tokens: int, dim: int, n_heads: float, *, has_query: b
     p = n_heads * width
     drawn = width**2 if has_query else width
     features = n_heads * (30 * drawn + 0.1 * (2 * n * drawn + 4 * n_tokens * width))
-    return 1e-9 * (rest + features + (0.02 * n**2 * p + path if p >= n else 0.06 * n * p**2 + 0.5 * p**3))
+    return 1e-9 * (
+        rest + features + (0.02 * n**2 * p + path if p >= n else 0.06 * n * p**2 + 0.5 * p**3)
+    )
 
 
 def cheaper_heads(
     batch: SetBatch | SetGroups,
-    law: HeadLaw | None,
+    distribution: HeadDistribution | None,
     query: Any,
     options: dict[str, Any],
     distinct: DistinctSamples | None = None,
@@ -762,7 +837,9 @@ def cheaper_heads(
     has_query = batch.sets.query is not None or query != "given"
 
     def seconds(n_heads: float) -> float:
-        return fit_seconds(len(token_counts), int(token_counts.sum()), batch.dim, n_heads, has_query=has_query)
+        return fit_seconds(
+            len(token_counts), int(token_counts.sum()), batch.dim, n_heads, has_query=has_query
+        )
 
     # as many heads as a direct fit has time for
     n_heads = AUTO_HEADS
@@ -770,22 +847,26 @@ def cheaper_heads(
         while n_heads > FEWEST_AUTO_HEADS and seconds(n_heads) > AUTO_SECONDS:
             n_heads //= 2
     # the kernel, where there is one
-    has_moments = hasattr(law, "moments") or hasattr(law, "components")
-    law_has_kernel = law is None or (not hasattr(law, "fit") and has_moments)
-    draws_strengths = getattr(law, "strength_range", None) is not None
+    has_moments = hasattr(distribution, "moments") or hasattr(distribution, "components")
+    law_has_kernel = distribution is None or (not hasattr(distribution, "fit") and has_moments)
+    draws_strengths = getattr(distribution, "strength_range", None) is not None
     has_kernel = law_has_kernel and not draws_strengths and options["activation"] in POINTWISE
     if has_kernel and options["solver"] != "cg" and seconds(math.inf) <= seconds(n_heads):
         return None
     return n_heads
 
 
-def warn_if_long(batch: SetBatch | PooledSets, heads: HeadDraw | HeadLaw) -> None:
+def warn_if_long(batch: SetBatch | PooledSets, heads: HeadDraw | HeadDistribution) -> None:
     """Say so before a fit that will take long."""
     n_heads = heads.n_heads if isinstance(heads, HeadDraw) else math.inf
     n_tokens = int(batch.token_counts.sum())
     seconds = fit_seconds(len(batch), n_tokens, batch.dim, n_heads, has_query=True) / thread_count()
     if seconds > LONG_FIT and batch.sets.device is None:
-        kind = f"{n_heads} heads" if math.isfinite(n_heads) else "the exact kernel of infinitely many heads"
+        kind = (
+            f"{n_heads} heads"
+            if math.isfinite(n_heads)
+            else "the exact kernel of infinitely many heads"
+        )
         remedy = "fewer heads, a fixed alpha" if math.isfinite(n_heads) else "a finite `n_heads`"
         warnings.warn(
             f"this fit will take about {seconds:.0f} s: {kind} on {len(batch)} samples of {n_tokens} keys in all. For "
@@ -815,11 +896,15 @@ def as_groups(
     return np.asarray(numbers)
 
 
-def _candidates(value: Any, name: str, choices: tuple[str, ...], automatic: tuple[str, ...]) -> tuple[str, ...]:
+def _candidates(
+    value: Any, name: str, choices: tuple[str, ...], automatic: tuple[str, ...]
+) -> tuple[str, ...]:
     return automatic if check_choice(value, name, (*choices, "auto")) == "auto" else (value,)
 
 
-def class_weights(class_weight: Any, labels: np.ndarray, weights: np.ndarray | None) -> np.ndarray | None:
+def class_weights(
+    class_weight: Any, labels: np.ndarray, weights: np.ndarray | None
+) -> np.ndarray | None:
     """Sample weights times those of the classes: None if both are None.
 
     "balanced" counts a sample of weight two as two, and one of weight 0 as none: the classes that have weight share the

@@ -123,7 +123,9 @@ def upper_ends(
 def _check_coverage(coverage: Any) -> float:
     value = check_number(coverage, "coverage", minimum=0.0, exclusive=True)
     if value >= 1:
-        raise ValueError(f"`coverage` must be between 0 and 1, the share of outcomes inside: got {value:g}. Try 0.9.")
+        raise ValueError(
+            f"`coverage` must be between 0 and 1, the share of outcomes inside: got {value:g}. Try 0.9."
+        )
     return value
 
 
@@ -169,7 +171,7 @@ class LeftOutFits:
                 self._refits = Refits.of(
                     self.tokens_.apply(kept.batch),
                     kept.columns,
-                    getattr(layer, "heads", None) or layer.law,
+                    getattr(layer, "heads", None) or layer.distribution,
                     float(self.alpha_),
                     weights=kept.weights,
                     groups=kept.groups,
@@ -208,7 +210,9 @@ class LeftOutFits:
     def _with_variance(self, what: str) -> Refits:
         """The leave-one-out fits, if they have variances."""
         if self.interval_method != "jackknife+":
-            raise ValueError(f"{what} takes the posterior variance of all leave-one-out fits, and {self._reason()}")
+            raise ValueError(
+                f"{what} takes the posterior variance of all leave-one-out fits, and {self._reason()}"
+            )
         refits = self._left_out_fits()
         if not refits.has_variance:
             raise ValueError(
@@ -259,17 +263,21 @@ class LeftOutFits:
         own = refits.own_variances()
         order = np.argsort(own)
         below = np.concatenate([[0.0], np.cumsum(refits.shares[order])])
-        variance = np.concatenate([v for *_, v in refits.predictions(batch, memory_budget(), variances=True)])
+        variance = np.concatenate(
+            [v for *_, v in refits.predictions(batch, memory_budget(), variances=True)]
+        )
         return np.asarray(below[np.searchsorted(own[order], variance)] / len(refits.starts))
 
-    def coordinate_importance(self, n_repeats: int = 3, random_state: int = 0) -> CoordinateImportance:
+    def coordinate_importance(
+        self, n_repeats: int = 3, random_state: int = 0
+    ) -> CoordinateImportance:
         """Return what each coordinate of keys and queries, and each extra, is worth on the training samples.
 
         A coordinate is permuted, and every sample predicted by the exact fit without it (or its group): what grows is
         the error on samples that the fit has not seen, with no refit. Of a classifier, that of its ±1 columns, squared.
         A coordinate that acts alone, through its mean over the keys, shows when it is permuted across sets and not
         within them; one that says which keys to look at shows in both. Two coordinates that say the same share what
-        they are worth, and may both look worthless. One prediction of all samples for each coordinate and repeat.
+        they are worth, and may both hop worthless. One prediction of all samples for each coordinate and repeat.
 
         Examples
         --------
@@ -282,7 +290,9 @@ class LeftOutFits:
         ('query 0', 6)
         """
         if self.interval_method != "jackknife+":
-            raise ValueError(f"coordinate_importance takes all leave-one-out fits, and {self._reason()}")
+            raise ValueError(
+                f"coordinate_importance takes all leave-one-out fits, and {self._reason()}"
+            )
         repeats, refits = check_count(n_repeats, "n_repeats"), self._left_out_fits()
         batch = self._training.batch[refits.rows]
         kinds = {"key": batch.dim, "query": 0 if batch.query is None else batch.query_dim}
@@ -297,7 +307,10 @@ class LeftOutFits:
             for way, within in enumerate((True, False)):
                 if within and not name.startswith("key"):
                     continue
-                grown = [self._left_out_losses(_permuted(batch, name, rng, within=within)) for _ in range(repeats)]
+                grown = [
+                    self._left_out_losses(_permuted(batch, name, rng, within=within))
+                    for _ in range(repeats)
+                ]
                 found[way, :, c] = refits.mean_and_error(np.mean(grown, axis=0) - usual)
         (within, within_error), (across, across_error) = found
         level, _ = refits.mean_and_error(usual)
@@ -306,7 +319,9 @@ class LeftOutFits:
     def _left_out_losses(self, batch: Any) -> Float[np.ndarray, " n"]:
         """Squared errors of changed training samples, each by the fit without it or its group."""
         refits, losses = self._left_out_fits(), []
-        for rows, predicted, hat, _ in refits.predictions(self.tokens_.apply(batch), memory_budget(), variances=False):
+        for rows, predicted, hat, _ in refits.predictions(
+            self.tokens_.apply(batch), memory_budget(), variances=False
+        ):
             own = np.arange(rows.start, rows.stop)
             left = refits.without(predicted, hat)[own - rows.start, :, own]
             losses.append(np.square(refits.columns[rows] - left).mean(axis=1))
@@ -316,7 +331,9 @@ class LeftOutFits:
 class RegressionIntervals(LeftOutFits):
     """Intervals for the outcomes of a regression."""
 
-    def predict_interval(self, X: Any, coverage: float = 0.9, *, width: str = "constant") -> Float[np.ndarray, "n ..."]:
+    def predict_interval(
+        self, X: Any, coverage: float = 0.9, *, width: str = "constant"
+    ) -> Float[np.ndarray, "n ..."]:
         """Return intervals for new outcomes by jackknife+, from all leave-one-out fits, without refitting.
 
         f_{−i}(x) = f(x) − h_i(x) e_i is the prediction of the fit without sample i, e_i its error there. Jackknife+
@@ -331,7 +348,7 @@ class RegressionIntervals(LeftOutFits):
         width : "constant" or "adaptive"
             "adaptive" divides |e_i| by √(v_{−i}(x_i) + alpha) and multiplies by √(v_{−i}(x) + alpha), v_{−i} being the
             posterior variance without sample i: intervals are wider where training samples are few. Choose before you
-            look: choosing by the result breaks the guarantee.
+            hop: choosing by the result breaks the guarantee.
 
         Returns
         -------
@@ -342,7 +359,7 @@ class RegressionIntervals(LeftOutFits):
         -----
         What is guaranteed: if training samples and new ones are exchangeable, at least 2c − 1 of new outcomes are
         inside, in the mean over training sets; in practice about c. What is not: anything for one particular x, or
-        where new samples come from elsewhere (see `novelty`). Penalty, scaling and law are taken as given, although
+        where new samples come from elsewhere (see `novelty`). Penalty, scaling and head distribution are taken as given, although
         they were chosen on the same samples, which weakens the guarantee a little. Copies of a sample count as one.
         ``sample_weight`` weighs the fit, and not the ranks: samples of positive weight count alike. With ``groups`` the
         fits leave out whole groups, each sample counts one over the size of its group, and ranks are over groups: the
@@ -376,7 +393,9 @@ class RegressionIntervals(LeftOutFits):
         else:
             model._warn_plain("intervals")
             predicted = model.layer_.predict(batch, memory_budget=memory_budget())
-            size = upper_ends(model.left_out_errors_.T, np.ones(len(model.left_out_errors_)), coverage)
+            size = upper_ends(
+                model.left_out_errors_.T, np.ones(len(model.left_out_errors_)), coverage
+            )
             found = np.stack([predicted - size, predicted + size], axis=2)
         return np.asarray(found[:, 0] if model._has_one_output() else found)
 
@@ -387,11 +406,16 @@ class RegressionIntervals(LeftOutFits):
         if adaptive:
             errors = errors / np.sqrt(refits.own_variances() + refits.alpha)
         found = np.empty((len(batch), len(errors), 2))
-        for rows, predicted, hat, variance in refits.predictions(batch, memory_budget(), variances=adaptive):
+        for rows, predicted, hat, variance in refits.predictions(
+            batch, memory_budget(), variances=adaptive
+        ):
             left = refits.without(predicted, hat)
             spread = errors
             if adaptive:
-                spread = errors * np.sqrt(refits.variances_without(hat, variance) + refits.alpha)[:, None, :]
+                spread = (
+                    errors
+                    * np.sqrt(refits.variances_without(hat, variance) + refits.alpha)[:, None, :]
+                )
             found[rows, :, 1] = upper_ends(left + spread, shares, coverage)
             found[rows, :, 0] = -upper_ends(spread - left, shares, coverage)
         return found
@@ -420,7 +444,7 @@ class ClassificationSets(LeftOutFits):
         -----
         As for `AttentionRegressor.predict_interval`: at least 2c − 1 of new samples have their label in their set,
         about c in practice, for exchangeable samples, over all labels together and not for each. The temperature has
-        seen all training samples, as have penalty, scaling and law. Without leave-one-out fits the plain jackknife
+        seen all training samples, as have penalty, scaling and head distribution. Without leave-one-out fits the plain jackknife
         compares p(x, y) of the model with the left-out p_{−i}(x_i, y_i), and a warning says so.
 
         Examples
@@ -446,7 +470,9 @@ class ClassificationSets(LeftOutFits):
             return np.asarray(more < coverage * (len(own) + 1) * (1 - 1e-9))
         refits = self._left_out_fits()
         left_out = refits.columns - refits.residuals
-        own = np.take_along_axis(self._chances(left_out), labels_of(refits.columns)[:, None], axis=1)
+        own = np.take_along_axis(
+            self._chances(left_out), labels_of(refits.columns)[:, None], axis=1
+        )
         found = np.empty((len(batch), len(self.classes_)), bool)
         for rows, scores, hat, _ in refits.predictions(batch, memory_budget(), variances=False):
             chances = self._chances(np.moveaxis(refits.without(scores, hat), 1, 2))
@@ -459,7 +485,9 @@ class ClassificationSets(LeftOutFits):
         scores = self._without_weightless(class_scores(scores))  # type: ignore[attr-defined]
         return np.asarray(softmax(scores * self.temperature_, axis=-1))
 
-    def _keep_label_errors(self, scores: Float[np.ndarray, "k t"], columns: Float[np.ndarray, "k t"]) -> None:
+    def _keep_label_errors(
+        self, scores: Float[np.ndarray, "k t"], columns: Float[np.ndarray, "k t"]
+    ) -> None:
         """Keep one less the probability of the right label, from left-out scores."""
         own = np.take_along_axis(self._chances(scores), labels_of(columns)[:, None], axis=1)
         # a score that rounding hides tells nothing, and is as wrong as can be

@@ -48,7 +48,7 @@ from keyhole.estimators.base import (
 from keyhole.estimators.inputs import (
     LayerPlan,
     as_columns,
-    as_law,
+    as_distribution,
     as_seed,
     as_sets,
     as_weights,
@@ -75,11 +75,15 @@ class Ray:
 
     def in_units(self, exponent: int) -> Ray:
         """The same ball for outputs 2^exponent times as large; what grows finds its own scale."""
-        return replace(self, fixed=(math.ldexp(self.fixed[0], exponent), math.ldexp(self.fixed[1], exponent)))
+        return replace(
+            self, fixed=(math.ldexp(self.fixed[0], exponent), math.ldexp(self.fixed[1], exponent))
+        )
 
     def at(self, scale: float) -> Pair:
         """The radii at this scale."""
-        return min(self.fixed[0], scale * self.growing[0]), min(self.fixed[1], scale * self.growing[1])
+        return min(self.fixed[0], scale * self.growing[0]), min(
+            self.fixed[1], scale * self.growing[1]
+        )
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,9 @@ class Theory:
         if self.complexity is not None:
             check_number(self.complexity, "complexity", minimum=0.0, exclusive=True)
         if check_number(self.delta, "delta", minimum=0.0, exclusive=True) >= 1.0:
-            raise ValueError(f"`delta` must be a probability of failure, less than 1: got {self.delta:g}.")
+            raise ValueError(
+                f"`delta` must be a probability of failure, less than 1: got {self.delta:g}."
+            )
         check_number(self.constant, "constant", minimum=0.0, exclusive=True)
 
     @property
@@ -142,7 +148,9 @@ def candidate_balls(group_radius: Any, ball_radius: Any, theory: Theory) -> list
             rays.append(Ray(growing=(math.inf, 1.0)))
         else:
             unit, alone = 1.0 if group is None else group, 1.0 / math.sqrt(theory.n_heads)
-            for ratio in [theory.ratio] if ball_radius == "matched" else [math.inf, theory.ratio, alone]:
+            for ratio in (
+                [theory.ratio] if ball_radius == "matched" else [math.inf, theory.ratio, alone]
+            ):
                 # zero times infinity is not a number, and a group radius of zero is all the bound one needs
                 pair = unit, math.inf if math.isinf(ratio) else unit * ratio
                 rays.append(Ray(growing=pair) if group is None else Ray(pair))
@@ -154,13 +162,17 @@ def _as_radii(radius: Any, name: str, words: tuple[str, ...], theory: Theory) ->
     if isinstance(radius, str):
         if radius not in words:
             listed = ", ".join(repr(word) for word in words)
-            raise ValueError(f"`{name}` must be a number, a sequence of numbers or one of {listed}: got {radius!r}.")
+            raise ValueError(
+                f"`{name}` must be a number, a sequence of numbers or one of {listed}: got {radius!r}."
+            )
         return [theory.radius(name)] if radius == "theory" else None
     if np.ndim(radius) == 0:
         return [check_radius(radius, name)]
     radii = check_float_array(radius, name).astype(np.float64)
     if radii.ndim != 1 or len(radii) == 0:
-        raise ValueError(f"`{name}` must be a non-empty sequence of numbers: got shape {radii.shape}.")
+        raise ValueError(
+            f"`{name}` must be a non-empty sequence of numbers: got shape {radii.shape}."
+        )
     return [check_radius(float(value), f"{name}[{i}]") for i, value in enumerate(radii)]
 
 
@@ -195,22 +207,36 @@ class PrunedLayer:
     dtype: str
     extras_values: Float[np.ndarray, "c t"] | None = field(default=None, repr=False)
 
-    def predict(self, batch: SetBatch | PooledSets, *, memory_budget: int = MEMORY_BUDGET) -> Float[np.ndarray, "n t"]:
+    def predict(
+        self, batch: SetBatch | PooledSets, *, memory_budget: int = MEMORY_BUDGET
+    ) -> Float[np.ndarray, "n t"]:
         """Return f on every set of ``batch``. O(tokens · k · D), no temporary beyond the budget."""
         scores = self._sum_over_heads(apply_values, batch, len(batch), memory_budget)
         return np.asarray(scores + self.intercept + of_extras(self, batch))
 
-    def contributions(self, batch: SampleBatch, *, memory_budget: int = MEMORY_BUDGET) -> Float[np.ndarray, "k t"]:
+    def contributions(
+        self, batch: SampleBatch, *, memory_budget: int = MEMORY_BUDGET
+    ) -> Float[np.ndarray, "k t"]:
         """What every key adds to f, sample after sample."""
-        return self._sum_over_heads(key_contributions, batch, int(batch.unpooled.token_counts.sum()), memory_budget)
+        return self._sum_over_heads(
+            key_contributions, batch, int(batch.unpooled.token_counts.sum()), memory_budget
+        )
 
     def _sum_over_heads(
-        self, outputs_of: Callable[..., np.ndarray], batch: SampleBatch, n_rows: int, memory_budget: int
+        self,
+        outputs_of: Callable[..., np.ndarray],
+        batch: SampleBatch,
+        n_rows: int,
+        memory_budget: int,
     ) -> Float[np.ndarray, "k t"]:
         """The outputs of the active heads, some of them at a time."""
         scores = np.zeros((n_rows, len(self.intercept)))
         # values have the units of y, which may be beyond the range of float32
-        units = unit_exponent(self.values, axis=(0, 1)) if len(self.values) else np.zeros(len(self.intercept), int)
+        units = (
+            unit_exponent(self.values, axis=(0, 1))
+            if len(self.values)
+            else np.zeros(len(self.intercept), int)
+        )
         heads = self.heads.seen_by(query=batch.has_query)
         size = block_size(100 * heads.entries, memory_budget // 2)
         for part in blocks(len(self.active), size):
@@ -218,7 +244,12 @@ class PrunedLayer:
             # apply_values carries the M^{-1/2} of the heads it is given
             values = math.sqrt(len(drawn)) * np.ldexp(self.values[part], -units)
             scores += outputs_of(
-                batch, drawn, values, self.activation, dtype=self.dtype, memory_budget=memory_budget // 2
+                batch,
+                drawn,
+                values,
+                self.activation,
+                dtype=self.dtype,
+                memory_budget=memory_budget // 2,
             )
         return np.ldexp(scores, units)
 
@@ -257,7 +288,13 @@ def draw_heads(heads: HeadDraw, which: Int[np.ndarray, " k"]) -> Float[np.ndarra
 
 
 def head_design(
-    batch: SetBatch | PooledSets, heads: HeadDraw, activation: str, dtype: str, memory_budget: int, *, centre: bool
+    batch: SetBatch | PooledSets,
+    heads: HeadDraw,
+    activation: str,
+    dtype: str,
+    memory_budget: int,
+    *,
+    centre: bool,
 ) -> DenseDesign | StreamedDesign:
     """The features of all heads without M^{-1/2}: in memory if they fit the budget, else streamed by blocks of heads.
 
@@ -268,7 +305,9 @@ def head_design(
     width, n_groups = heads.dim + 1, heads.n_heads
     extras = np.zeros((len(batch), 0), dtype)
     if batch.extras is not None:
-        padded = np.pad(batch.extras, ((0, 0), (0, -batch.extras.shape[1] % width))) * math.sqrt(heads.n_heads)
+        padded = np.pad(batch.extras, ((0, 0), (0, -batch.extras.shape[1] % width))) * math.sqrt(
+            heads.n_heads
+        )
         extras = (padded - padded.mean(axis=0) if centre else padded).astype(dtype)
         n_groups += extras.shape[1] // width
 
@@ -332,9 +371,13 @@ def fit_ball_layer(
     samples = replace(samples, columns=np.ldexp(samples.columns - units.origin, -units.exponent))
     rays = [ray.in_units(-units.exponent) for ray in rays]
     share = max(1, memory_budget // 2)
-    design = head_design(samples.batch, heads, activation, dtype, share, centre=settings.fit_intercept)
+    design = head_design(
+        samples.batch, heads, activation, dtype, share, centre=settings.fit_intercept
+    )
     n, width = len(samples.columns), heads.dim + 1
-    weights = np.full(n, 1.0 / n) if samples.weights is None else samples.weights / samples.weights.sum()
+    weights = (
+        np.full(n, 1.0 / n) if samples.weights is None else samples.weights / samples.weights.sum()
+    )
     problem = settings.loss, width, settings.fit_intercept, np.dtype(dtype), share
     setup = BallSetup(design, samples.columns, weights, *problem)
     if len(rays) == 1 and not rays[0].grows:
@@ -343,7 +386,10 @@ def fit_ball_layer(
     else:
         trials, best, start = choose_radii(setup, rays, settings)
     solution = solve(setup, best.radii, start, settings.tol, settings.max_iter)
-    values, extras = solution.values[: heads.n_heads * width].reshape(heads.n_heads, width, -1), None
+    values, extras = (
+        solution.values[: heads.n_heads * width].reshape(heads.n_heads, width, -1),
+        None,
+    )
     if samples.batch.extras is not None:
         rest = solution.values[heads.n_heads * width :][: samples.batch.extras.shape[1]]
         extras = math.sqrt(heads.n_heads) * rest
@@ -351,7 +397,9 @@ def fit_ball_layer(
     intercept = solution.certificate.intercept
     layer = PrunedLayer(heads, active, values[active], intercept, activation, dtype, extras)
     if settings.fit_intercept:  # the columns were centred
-        offset = layer.intercept - layer.predict(samples.batch, memory_budget=memory_budget).mean(axis=0)
+        offset = layer.intercept - layer.predict(samples.batch, memory_budget=memory_budget).mean(
+            axis=0
+        )
         layer = replace(layer, intercept=layer.intercept + offset)
     objective, gap = solution.certificate.objective, solution.certificate.gap
     return units.leave(BallFit(layer, values, objective, gap, solution, best.radii, tuple(trials)))
@@ -392,7 +440,9 @@ class OutputUnits:
         layer = fit.layer
         extras = None if layer.extras_values is None else self._linear(layer.extras_values)
         intercept = self._linear(layer.intercept) + self.origin
-        layer = replace(layer, values=self._linear(layer.values), intercept=intercept, extras_values=extras)
+        layer = replace(
+            layer, values=self._linear(layer.values), intercept=intercept, extras_values=extras
+        )
         trials = tuple(
             replace(
                 trial,
@@ -402,9 +452,21 @@ class OutputUnits:
             )
             for trial in fit.trials
         )
-        objective, gap, radii = self._loss(fit.objective), self._loss(fit.gap), self._radii(fit.radii)
+        objective, gap, radii = (
+            self._loss(fit.objective),
+            self._loss(fit.gap),
+            self._radii(fit.radii),
+        )
         values = self._linear(fit.values)
-        return replace(fit, layer=layer, values=values, objective=objective, gap=gap, radii=radii, trials=trials)
+        return replace(
+            fit,
+            layer=layer,
+            values=values,
+            objective=objective,
+            gap=gap,
+            radii=radii,
+            trials=trials,
+        )
 
     def _linear(self, array: np.ndarray) -> np.ndarray:
         return np.asarray(np.ldexp(array, self.exponent))
@@ -417,7 +479,9 @@ class OutputUnits:
             return float(np.ldexp(loss, self.degree * self.exponent))
 
 
-def solve(setup: BallSetup, radii: Pair, start: Float[np.ndarray, "p t"], tol: float, max_iter: int) -> Solution:
+def solve(
+    setup: BallSetup, radii: Pair, start: Float[np.ndarray, "p t"], tol: float, max_iter: int
+) -> Solution:
     """Minimise over one ball, from ``start`` projected onto it.
 
     A solver that believes itself at the end of its digits is started afresh from where it stopped, for as long
@@ -436,7 +500,11 @@ def in_canonical_order(samples: Samples) -> Samples:
     """Sort the samples by target, then by the sums of their keys, then by query."""
     batch = samples.batch
     sums = np.add.reduceat(batch.sets.tokens, batch.sets.offsets[:-1], axis=0)
-    parts = [samples.columns, sums, *(part for part in (batch.sets.query, batch.extras) if part is not None)]
+    parts = [
+        samples.columns,
+        sums,
+        *(part for part in (batch.sets.query, batch.extras) if part is not None),
+    ]
     order = np.lexsort(np.concatenate(parts, axis=1).T[::-1])
     weights = None if samples.weights is None else samples.weights[order]
     return Samples(batch[order], samples.columns[order], weights, samples.owner)
@@ -483,7 +551,9 @@ def choose_radii(
     setup: BallSetup, rays: Sequence[Ray], settings: BallSettings
 ) -> tuple[list[Trial], Trial, Float[np.ndarray, "p t"]]:
     """Cross-validate every ball; return all trials, the best, and values near its solution to start from."""
-    validation = CrossValidation(setup, deal_folds(setup, settings.n_folds), settings.tol, settings.max_iter)
+    validation = CrossValidation(
+        setup, deal_folds(setup, settings.n_folds), settings.tol, settings.max_iter
+    )
     trials: list[Trial] = []
     best: Trial | None = None
     start = setup.zeros
@@ -518,9 +588,13 @@ class CrossValidation:
     A fold is left out by weights of zero, so that all folds share one design.
     """
 
-    def __init__(self, setup: BallSetup, folds: Int[np.ndarray, " n"], tol: float, max_iter: int) -> None:
+    def __init__(
+        self, setup: BallSetup, folds: Int[np.ndarray, " n"], tol: float, max_iter: int
+    ) -> None:
         self.setup = setup
-        self.held_out: list[Bool[np.ndarray, " n"]] = [folds == k for k in np.unique(folds[folds >= 0])]
+        self.held_out: list[Bool[np.ndarray, " n"]] = [
+            folds == k for k in np.unique(folds[folds >= 0])
+        ]
         self.tol, self.max_iter = tol, max_iter
         self.floor = OBJECTIVE_FLOOR * null_model(setup.risk(NormBall(0.0, 0.0)))[1]
         self.forget()
@@ -546,7 +620,13 @@ class CrossValidation:
             loss = LOSSES[setup.loss].value(setup.targets[out], predictions[out])
             shares.append(float(setup.weights[out].sum()))
             losses.append(float(setup.weights[out] @ loss) / shares[-1])
-            active.append(int(solution.values.reshape(-1, setup.group_size * setup.targets.shape[1]).any(axis=1).sum()))
+            active.append(
+                int(
+                    solution.values.reshape(-1, setup.group_size * setup.targets.shape[1])
+                    .any(axis=1)
+                    .sum()
+                )
+            )
         mean = float(np.average(losses, weights=shares))
         self.leader = min(self.leader, mean)
         return Trial(radii, tuple(losses), mean, float(np.mean(active)))
@@ -585,7 +665,7 @@ class _NormBallModel(KeyContributions, SetEstimator):
     def __init__(
         self,
         n_heads: Any = 512,
-        law: Any = None,
+        heads: Any = None,
         loss: Any = "huber",
         group_radius: Any = "cv",
         ball_radius: Any = "matched",
@@ -619,10 +699,12 @@ class _NormBallModel(KeyContributions, SetEstimator):
         check_choice(self.scaling, "scaling", (*SCALINGS, "auto"))
         check_choice(self.query, "query", (*QUERIES, "auto"))
         check_random_state(self.random_state)
-        as_law(self.law)
+        as_distribution(self.heads)
         n_heads = self._finite_heads()
         candidate_balls(
-            self.group_radius, self.ball_radius, Theory(self.complexity, self.delta, self.constant, n_heads)
+            self.group_radius,
+            self.ball_radius,
+            Theory(self.complexity, self.delta, self.constant, n_heads),
         )
         check_number(self.tol, "tol", minimum=0.0, exclusive=True)
         check_count(self.max_iter, "max_iter")
@@ -636,7 +718,9 @@ class _NormBallModel(KeyContributions, SetEstimator):
             "kh.AttentionRegressor(n_heads=math.inf) for the exact kernel.",
         )
 
-    def _fit_columns(self, batch: SetBatch, columns: np.ndarray, weights: np.ndarray | None, loss: str) -> BallFit:
+    def _fit_columns(
+        self, batch: SetBatch, columns: np.ndarray, weights: np.ndarray | None, loss: str
+    ) -> BallFit:
         self._check_parameters()
         activation, dtype = check_layer_options(self.activation, self.dtype)
         n_heads = self._finite_heads()
@@ -651,15 +735,27 @@ class _NormBallModel(KeyContributions, SetEstimator):
         )
         options: dict[str, Any] = {"activation": activation, "weights": weights, "dtype": dtype}
         options["memory_budget"] = memory_budget()
-        plan = LayerPlan(n_heads, as_law(self.law), None, as_seed(self.random_state), self._ridge_options(options))
+        plan = LayerPlan(
+            n_heads,
+            as_distribution(self.heads),
+            None,
+            as_seed(self.random_state),
+            self._ridge_options(options),
+        )
         with explained_memory_errors("fit", batch, n_heads, LESS_FOR_A_BALL):
             ready = self._choose_tokens(batch, columns, plan)
-            heads = HeadDraw(as_law(self.law), n_heads, ready.dim, plan.seed, ready.query_dim)
+            heads = HeadDraw(
+                as_distribution(self.heads), n_heads, ready.dim, plan.seed, ready.query_dim
+            )
             fit = fit_ball_layer(ready, columns, heads, balls, settings, **options)
-        self.layer_, self.heads_, self.active_heads_ = fit.layer, heads, fit.layer.active
+        self.layer_, self.drawn_heads_, self.active_heads_ = fit.layer, heads, fit.layer.active
         self.values_ = outputs(fit.values, columns.shape[1] == 1)
         self.group_radius_, self.ball_radius_ = fit.radii
-        self.objective_, self.duality_gap_, self.n_iter_ = fit.objective, fit.gap, fit.solution.n_iter
+        self.objective_, self.duality_gap_, self.n_iter_ = (
+            fit.objective,
+            fit.gap,
+            fit.solution.n_iter,
+        )
         self.cv_results_ = tabulate(fit.trials)
         who: dict[str, Any] = {"who": type(self).__name__, "category": NormBallWarning}
         warn_if_short(fit.solution, settings.tol, settings.max_iter, dtype, stacklevel=3, **who)
@@ -668,10 +764,17 @@ class _NormBallModel(KeyContributions, SetEstimator):
     def _ridge_options(self, options: dict[str, Any]) -> dict[str, Any]:
         """Options of the ridge fits that token rules are compared by."""
         criterion = "log_loss" if isinstance(self, ClassifierMixin) else "squared_error"
-        given = {"fit_intercept": bool(self.fit_intercept), "groups": None, "solver": "direct", "criterion": criterion}
+        given = {
+            "fit_intercept": bool(self.fit_intercept),
+            "groups": None,
+            "solver": "direct",
+            "criterion": criterion,
+        }
         return options | given
 
-    def _choose_tokens(self, batch: SetBatch, columns: np.ndarray, plan: LayerPlan) -> SetBatch | PooledSets:
+    def _choose_tokens(
+        self, batch: SetBatch, columns: np.ndarray, plan: LayerPlan
+    ) -> SetBatch | PooledSets:
         """The samples with tokens and extras scaled as asked, or as suits ridge best; the rule is kept."""
         weights = plan.options["weights"]
         known = columns if weights is None else np.where(weights[:, None] > 0, columns, 0.0)
@@ -707,7 +810,7 @@ class NormBallRegressor(MultiOutputMixin, RegressorMixin, _NormBallModel):
     ----------
     n_heads : int
         M.
-    law : law of the heads, optional
+    heads : head distribution, optional
         ``kh.GaussianHeads()`` if None.
     loss : "huber", "absolute" or "squared"
         r²/2 up to |r| = 1 and |r| − 1/2 beyond; |r|; r²/2. One is meant in the units of y: scale y so that it
@@ -724,7 +827,7 @@ class NormBallRegressor(MultiOutputMixin, RegressorMixin, _NormBallModel):
         "relu", "softmax", "linear", "square", "step" or "exp".
     fit_intercept : bool
     random_state : int, RandomState, Generator or None
-        An integer s means the heads ``law.sample(n_heads, d, s)``.
+        An integer s means the heads ``heads.sample(n_heads, d, s)``.
     complexity : float, optional
         B of the target, for "theory": ``kh.theory.paper_complexity(target)``.
     delta, constant : float
@@ -760,8 +863,8 @@ class NormBallRegressor(MultiOutputMixin, RegressorMixin, _NormBallModel):
         Iterations of the last fit.
     cv_results_ : dict of arrays
         group_radius, ball_radius, mean_test_loss, fold_test_losses, mean_active_heads of the radii tried.
-    heads_ : HeadDraw
-        All heads; ``heads_.block(0, M)`` draws them.
+    drawn_heads_ : HeadDraw
+        All heads; ``drawn_heads_.block(0, M)`` draws them.
     tokens_ : TokenRule
         Scaling and query used.
     n_features_in_ : int
@@ -806,7 +909,9 @@ class NormBallRegressor(MultiOutputMixin, RegressorMixin, _NormBallModel):
 def _has_probabilities(model: NormBallClassifier) -> bool:
     """Whether the loss of the fit, or the one that a fit would have, has probabilities; else it says so."""
     if getattr(model, "loss_", model.loss) == "hinge":
-        raise AttributeError("the hinge loss has no probabilities: use loss='logistic', or decision_function.")
+        raise AttributeError(
+            "the hinge loss has no probabilities: use loss='logistic', or decision_function."
+        )
     return True
 
 
@@ -821,7 +926,7 @@ class NormBallClassifier(LabelScores, ClassifierMixin, _NormBallModel):
     loss : "logistic" or "hinge"
         "logistic" is binary for two classes and multinomial for more; its probabilities are the model's own.
         "hinge" is summed over one-against-the-rest columns for more than two classes.
-    n_heads, law, group_radius, ball_radius, activation, fit_intercept, random_state
+    n_heads, heads, group_radius, ball_radius, activation, fit_intercept, random_state
         As for `NormBallRegressor`.
     complexity, delta, constant, n_folds, tol, max_iter, dtype, scaling, query
         As for `NormBallRegressor`. The only sample of a class is never held out by cross-validation.
@@ -837,7 +942,7 @@ class NormBallClassifier(LabelScores, ClassifierMixin, _NormBallModel):
         The loss of the fit: another parameter takes effect with the next one.
     intercept_ : array (1,) or (classes,)
     values_ : array (M, D), or (M, D, classes) for more than two classes
-    active_heads_, group_radius_, ball_radius_, objective_, duality_gap_, n_iter_, cv_results_, heads_, tokens_,
+    active_heads_, group_radius_, ball_radius_, objective_, duality_gap_, n_iter_, cv_results_, drawn_heads_, tokens_,
     n_features_in_
         As for `NormBallRegressor`.
 
@@ -858,7 +963,7 @@ class NormBallClassifier(LabelScores, ClassifierMixin, _NormBallModel):
     def __init__(
         self,
         n_heads: Any = 512,
-        law: Any = None,
+        heads: Any = None,
         loss: Any = "logistic",
         group_radius: Any = "cv",
         ball_radius: Any = "matched",

@@ -24,9 +24,9 @@ from keyhole.estimators.inputs import (
     AUTO_HEADS,
     LayerPlan,
     as_columns,
+    as_distribution,
     as_extras_scale,
     as_heads,
-    as_law,
     as_penalties,
     as_samples,
     as_seed,
@@ -42,7 +42,14 @@ from keyhole.layer import FiniteLayer, LayerFit
 from keyhole.ridge.calibration import class_scores, fit_temperature, labels_of
 from keyhole.ridge.design import PrincipalAxes
 from keyhole.ridge.problem import RidgeFit
-from keyhole.streaming import CheckedSamples, LayerRecipe, LayerSums, SumSizes, Yardstick, check_rows
+from keyhole.streaming import (
+    CheckedSamples,
+    LayerRecipe,
+    LayerSums,
+    SumSizes,
+    Yardstick,
+    check_rows,
+)
 
 N_KEPT = 2048
 """Samples kept to calibrate probabilities and intervals on."""
@@ -52,7 +59,7 @@ N_PENDING = 1024
 are as many, and added then: p² numbers are gone through at each addition, however few they are."""
 
 SOLVED = (
-    "layer_", "alpha_", "alphas_", "selection_", "solver_", "values_", "heads_", "intercept_", "temperature_",
+    "layer_", "alpha_", "alphas_", "selection_", "solver_", "values_", "drawn_heads_", "intercept_", "temperature_",
     "loo_error_", "loo_errors_", "gcv_error_", "gcv_errors_", "holdout_error_", "holdout_errors_",
     "loo_predictions_", "loo_decision_", "residual_", "n_iter_", "log_loss_", "log_losses_", "left_out_errors_",
     "dual_coef_",
@@ -62,7 +69,7 @@ SOLVED = (
 OF_A_WHOLE_FIT = ("_training", "_refits", "class_has_weight_")
 """What a fit to all samples at once keeps, for leave-one-out fits, and of classes whose samples all have weight 0."""
 
-SETTLED = ("law_", "tokens_", "n_heads_", "scaling_errors_")
+SETTLED = ("heads_", "tokens_", "n_heads_", "scaling_errors_")
 """What the first samples decide, and later ones keep."""
 
 MAX_COLUMNS = 2048
@@ -163,7 +170,9 @@ class Stream:
             sizes = check_rows(no_features, samples, self.sizes)
 
         # a copy: whoever makes batches may use their memory again
-        return replace(self, pending=(*self.pending, samples.copy()), sizes=sizes, yardstick=yardstick)
+        return replace(
+            self, pending=(*self.pending, samples.copy()), sizes=sizes, yardstick=yardstick
+        )
 
     def first_samples(self) -> CheckedSamples:
         """Pending samples, at most `N_PENDING`: what is automatic is settled on them."""
@@ -213,8 +222,8 @@ def refusal(model: Any) -> str | None:
     whole = "needs the whole training set at once, and batches never are."
     if isinstance(model.n_heads, float) and math.isinf(model.n_heads):
         reason = f"n_heads=math.inf, the exact kernel, {whole} Use a finite number of heads"
-    elif hasattr(model.law, "fit"):
-        reason = f"law={model.law!r} {whole} Fit it on a part of the data first and pass what it became, law=model.law_"
+    elif hasattr(model.heads, "fit"):
+        reason = f"heads={model.distribution!r} {whole} Fit it on a part of the data first and pass what it became, heads=model.heads_"
     elif model.solver == "cg":
         reason = f"solver='cg' {whole} Leave it at solver='auto'"
     elif model.device not in (None, "auto"):
@@ -277,7 +286,9 @@ class _Streamed:
         for item in source:
             draft._add(as_batch(item))
         if "_stream" not in vars(draft):
-            raise ValueError("`batches` must give at least one batch: got none. Was the iterator used up already?")
+            raise ValueError(
+                "`batches` must give at least one batch: got none. Was the iterator used up already?"
+            )
 
         # the values, which take another pass for leave-one-out
         error_sums = None
@@ -359,13 +370,13 @@ class _Streamed:
         )
         assert plan.n_heads is not None
         heads = HeadDraw(
-            choice.law,
+            choice.distribution,
             plan.n_heads,
             samples.sets.dim,
             plan.seed,
             choice.rule.query_dim(samples.sets),
         )
-        self.law_ = choice.law
+        self.heads_ = choice.distribution
         self.tokens_ = choice.rule
         self.n_heads_: float = heads.n_heads
         self.scaling_errors_ = choice.tried
@@ -378,7 +389,9 @@ class _Streamed:
             n_extras=self.n_extras_in_,
         )
 
-    def _solve_stream(self, error_sums: Callable[[PrincipalAxes, np.ndarray], np.ndarray] | None = None) -> None:
+    def _solve_stream(
+        self, error_sums: Callable[[PrincipalAxes, np.ndarray], np.ndarray] | None = None
+    ) -> None:
         """The values from the sums, at the penalty that the criterion prefers. To be called on a draft.
 
         By leave-one-out if ``error_sums`` can tell its squared errors; the log-loss is that of the samples kept.
@@ -408,7 +421,9 @@ class _Streamed:
             kept = sums.kept
         self._finish(recipe.fit(axes, alphas, errors, kept), axes)
 
-    def _error_sums(self, source: Iterable[Any], axes: PrincipalAxes, alphas: np.ndarray) -> np.ndarray:
+    def _error_sums(
+        self, source: Iterable[Any], axes: PrincipalAxes, alphas: np.ndarray
+    ) -> np.ndarray:
         """Sums of squared leave-one-out errors, by another pass over the batches."""
         recipe = self._stream.recipe
         assert recipe is not None
@@ -432,14 +447,14 @@ class _Streamed:
         setattr(self, f"{ridge.selection}_error_", ridge.error)
         store_log_losses(self, ridge)
         self.solver_ = fit.route
-        self.heads_ = fit.layer.heads
+        self.drawn_heads_ = fit.layer.heads
         self.values_ = outputs(fit.layer.values, self._stream.form.single)
         self._finish_outputs(fit, axes)
 
     def _ensure_settled(self) -> None:
         """Settle what is automatic on the samples so far, if that was not done."""
         with change(self) as draft:
-            if "law_" not in vars(draft):
+            if "heads_" not in vars(draft):
                 draft._flush()
 
     def _ensure_solved(self) -> Any:
@@ -487,7 +502,9 @@ class _Streamed:
 
     def _begin_classes(self, source: Any, classes: Any, again: bool) -> None:
         if classes is not None:
-            raise ValueError("`classes` is for classifiers: this is a regressor, whose y are numbers.")
+            raise ValueError(
+                "`classes` is for classifiers: this is a regressor, whose y are numbers."
+            )
 
 
 class StreamedRegressor(_Streamed):
@@ -548,7 +565,9 @@ class StreamedClassifier(_Streamed):
             if classes is None and "layer_" in vars(self):
                 classes = self.classes_
             if classes is None:
-                raise ValueError("classes must be passed on the first call to partial_fit: all labels there will be.")
+                raise ValueError(
+                    "classes must be passed on the first call to partial_fit: all labels there will be."
+                )
             self._set_classes(classes)
         elif classes is not None and not np.array_equal(np.unique(classes), self.classes_):
             raise ValueError(
@@ -570,7 +589,9 @@ class StreamedClassifier(_Streamed):
     def _set_classes(self, classes: Any) -> None:
         self.classes_ = np.unique(column_or_1d(classes))
         if len(self.classes_) < 2:
-            raise ValueError(f"`classes` must hold at least two labels: got {len(self.classes_)} class(es).")
+            raise ValueError(
+                f"`classes` must hold at least two labels: got {len(self.classes_)} class(es)."
+            )
 
     def _checked(self, batch: Batch, *, first: bool) -> tuple[CheckedSamples, bool]:
         sets = as_samples(self, batch.sets, reset=first).numpy()
@@ -602,7 +623,9 @@ class StreamedClassifier(_Streamed):
         self.intercept_ = fit.layer.intercept
         kept = stream.sums.kept
         scores = stream.recipe.left_out(axes, kept, fit.ridge.alpha)
-        self.temperature_ = fit_temperature(class_scores(scores), labels_of(kept.columns), kept.weights)
+        self.temperature_ = fit_temperature(
+            class_scores(scores), labels_of(kept.columns), kept.weights
+        )
         self._keep_label_errors(scores, kept.columns)
 
 
@@ -668,7 +691,11 @@ def check_second_pass(first: int, second: int) -> None:
 
 def _batch_weights(sample_weight: Any, sets: SetBatch | SetGroups) -> np.ndarray | None:
     """Checked weights; unlike those of a whole training set, those of a batch may all be zero."""
-    if sample_weight is not None and np.size(sample_weight) == len(sets) and not np.any(sample_weight):
+    if (
+        sample_weight is not None
+        and np.size(sample_weight) == len(sets)
+        and not np.any(sample_weight)
+    ):
         return np.zeros(len(sets))
     return as_weights(sample_weight, sets)
 
@@ -703,11 +730,13 @@ def _trial_recipe(model: Any, plan: LayerPlan, samples: CheckedSamples) -> Layer
     """
     if model.scaling not in ("none", "auto"):
         return None
-    law = GaussianHeads() if plan.law is None else plan.law
+    distribution = GaussianHeads() if plan.distribution is None else plan.distribution
     query = "given" if model.query == "auto" else model.query
-    rule = TokenRule("none", query, model.pooling).with_looks_of(law)
+    rule = TokenRule("none", query, model.pooling).with_hops_of(distribution)
     assert plan.n_heads is not None
-    heads = HeadDraw(law, plan.n_heads, samples.sets.dim, plan.seed, rule.query_dim(samples.sets))
+    heads = HeadDraw(
+        distribution, plan.n_heads, samples.sets.dim, plan.seed, rule.query_dim(samples.sets)
+    )
     return _recipe(plan, heads, rule, n_outputs=samples.columns.shape[1])
 
 
@@ -717,7 +746,7 @@ def _plan(model: Any, dim: int) -> LayerPlan:
     check_choice(model.scaling, "scaling", (*SCALINGS, "auto"))
     check_choice(model.query, "query", (*QUERIES, "auto"))
     check_choice(model.pooling, "pooling", POOLINGS)
-    law = None if model.law is None else as_law(model.law)
+    distribution = None if model.heads is None else as_distribution(model.heads)
     auto = isinstance(model.n_heads, str) and model.n_heads == "auto"
     n_heads = max(1, min(AUTO_HEADS, MAX_COLUMNS // (dim + 1))) if auto else as_heads(model.n_heads)
     reason = refusal(model)
@@ -726,7 +755,11 @@ def _plan(model: Any, dim: int) -> LayerPlan:
     # four p × p matrices: the sums, and their eigendecomposition
     n_columns = n_heads * (dim + 1)
     needed = 4 * 8 * n_columns**2
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else needed
+    memory = (
+        os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if hasattr(os, "sysconf")
+        else needed
+    )
     if needed > memory:
         raise MemoryError(
             f"fitting in batches takes four p × p matrices with p = M·D: {n_columns} columns make "
@@ -744,4 +777,4 @@ def _plan(model: Any, dim: int) -> LayerPlan:
         "criterion": getattr(model, "criterion", "squared_error"),
         "memory_budget": memory_budget(),
     }
-    return LayerPlan(n_heads, law, None, as_seed(model.random_state), options)
+    return LayerPlan(n_heads, distribution, None, as_seed(model.random_state), options)

@@ -53,9 +53,13 @@ class Cell:
     """"ridge" with its penalty chosen by leave-one-out; "fixed", ridge with the penalty ``ridge`` and no intercept;
     "absolute" or "huber", the constrained learner of the theorems with that loss."""
     noise: float = 0.0  # variance of the noise in the labels, as a share of Var f*
-    outliers: float = 0.0  # share of the labels that are off by ± ``outlier_size`` standard deviations of f*
+    outliers: float = (
+        0.0  # share of the labels that are off by ± ``outlier_size`` standard deviations of f*
+    )
     outlier_size: float = 0.0
-    ridge: float | None = None  # λ of the learner "fixed", α = nλ; None for the others, which choose theirs
+    ridge: float | None = (
+        None  # λ of the learner "fixed", α = nλ; None for the others, which choose theirs
+    )
     mean: float = 1.0  # c of W_0 = c·I, for biased heads of the learner "fixed"
 
     def __post_init__(self) -> None:
@@ -70,11 +74,17 @@ class Cell:
                 f"of that draw: got n_samples = {self.n_samples}."
             )
         if (self.learner == "fixed") != (self.ridge is not None):
-            raise ValueError(f"`ridge` belongs to the learner fixed: got {self.learner!r} with ridge = {self.ridge}.")
+            raise ValueError(
+                f"`ridge` belongs to the learner fixed: got {self.learner!r} with ridge = {self.ridge}."
+            )
         if self.mean != 1.0 and (self.learner, self.model) != ("fixed", "biased"):
-            raise ValueError(f"`mean` belongs to biased heads of the learner fixed: got {self.learner}, {self.model}.")
+            raise ValueError(
+                f"`mean` belongs to biased heads of the learner fixed: got {self.learner}, {self.model}."
+            )
         if self.learner == "fixed" and self.model == "mlp" and self.n_heads is not None:
-            raise ValueError("the learner fixed knows the MLP of infinite width only: n_heads must be None.")
+            raise ValueError(
+                "the learner fixed knows the MLP of infinite width only: n_heads must be None."
+            )
 
     @property
     def config(self) -> str:
@@ -82,7 +92,9 @@ class Cell:
 
         A mean of 1 is left out: cells in stores had no other before there was a field for it.
         """
-        return canonical({name: value for name, value in asdict(self).items() if (name, value) != ("mean", 1.0)})
+        return canonical(
+            {name: value for name, value in asdict(self).items() if (name, value) != ("mean", 1.0)}
+        )
 
     @property
     def key(self) -> str:
@@ -97,10 +109,14 @@ def canonical(fields: dict[str, Any]) -> str:
     >>> canonical({"b": 1, "a": 0.5})
     '{"a":0.5,"b":1}'
     """
-    return json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return json.dumps(
+        fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    )
 
 
-BUSY_SECONDS = 60.0  # how long a writer waits for another one; a transaction of ours takes milliseconds
+BUSY_SECONDS = (
+    60.0  # how long a writer waits for another one; a transaction of ours takes milliseconds
+)
 
 _TABLES = {
     "results": "CREATE TABLE results (key TEXT PRIMARY KEY, config TEXT NOT NULL, result TEXT NOT NULL)",
@@ -123,7 +139,9 @@ class Store:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         # transactions are opened by hand: `isolation_level=None` keeps Python from opening others
-        self._db = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+        self._db = sqlite3.connect(
+            self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+        )
         try:
             with self._in_words():
                 self._db.execute(f"PRAGMA busy_timeout = {int(1000 * BUSY_SECONDS)}")
@@ -141,7 +159,9 @@ class Store:
 
     def _check_schema(self) -> None:
         """A file from elsewhere may hold views and triggers, which run whenever we read and write: none are ours."""
-        for name, kind, sql in self._db.execute("SELECT name, type, sql FROM sqlite_master WHERE sql IS NOT NULL"):
+        for name, kind, sql in self._db.execute(
+            "SELECT name, type, sql FROM sqlite_master WHERE sql IS NOT NULL"
+        ):
             if kind != "table" or sql != _TABLES.get(name):
                 raise self._error(f"it has the {kind!s:.20} {name!r:.60}, as no store of ours has")
         # a damaged index hides cells that are there: milliseconds for thousands of them
@@ -188,14 +208,18 @@ class Store:
         row = (cell.key, cell.config, canonical(values))
         with self._in_words(), self._transaction():
             self._db.execute("INSERT OR IGNORE INTO results VALUES (?, ?, ?)", row)
-            self._db.execute("INSERT OR IGNORE INTO timings VALUES (?, ?, ?)", (cell.key, seconds, worker))
+            self._db.execute(
+                "INSERT OR IGNORE INTO timings VALUES (?, ?, ?)", (cell.key, seconds, worker)
+            )
 
     def get(self, cells: Iterable[Cell]) -> dict[Cell, Values]:
         """Results of those of the cells that are there."""
         found = {}
         for cell in cells:
             with self._in_words():
-                row = self._db.execute("SELECT result FROM results WHERE key = ?", (cell.key,)).fetchone()
+                row = self._db.execute(
+                    "SELECT result FROM results WHERE key = ?", (cell.key,)
+                ).fetchone()
             if row is not None:
                 found[cell] = self._values(row[0])
         return found
@@ -205,7 +229,9 @@ class Store:
             values = json.loads(text) if isinstance(text, str) else None
         except (ValueError, RecursionError):
             values = None
-        if not isinstance(values, dict) or not all(_is_result(name, value) for name, value in values.items()):
+        if not isinstance(values, dict) or not all(
+            _is_result(name, value) for name, value in values.items()
+        ):
             raise self._error(f"a result there is {text!r:.60}, and not numbers by name")
         return values
 
@@ -221,7 +247,9 @@ class Store:
 def _is_result(name: str, value: Any) -> bool:
     """A finite number under a name that can head a column beside the fields of a cell."""
     known = name == "key" or name in Cell.__dataclass_fields__
-    return name.isidentifier() and not known and type(value) in (int, float) and math.isfinite(value)
+    return (
+        name.isidentifier() and not known and type(value) in (int, float) and math.isfinite(value)
+    )
 
 
 def export(results: Mapping[Cell, Values], folder: Path) -> list[Path]:
@@ -235,7 +263,9 @@ def export(results: Mapping[Cell, Values], folder: Path) -> list[Path]:
     rows = [{"key": cell.key, **asdict(cell), **values, **results[cell]} for cell in ordered]
     return [
         write_whole(csv_bytes(rows), folder / "cells.csv"),
-        write_whole(_parquet(rows, ["key", *Cell.__dataclass_fields__, *values]), folder / "cells.parquet"),
+        write_whole(
+            _parquet(rows, ["key", *Cell.__dataclass_fields__, *values]), folder / "cells.parquet"
+        ),
     ]
 
 
@@ -244,7 +274,9 @@ def _parquet(rows: list[dict[str, Any]], columns: list[str]) -> bytes:
     import pyarrow.parquet as pq
 
     kinds = {"int": pa.int64(), "int | None": pa.int64(), "str": pa.string()}
-    types = {"key": "str"} | {name: str(field.type) for name, field in Cell.__dataclass_fields__.items()}
+    types = {"key": "str"} | {
+        name: str(field.type) for name, field in Cell.__dataclass_fields__.items()
+    }
     schema = pa.schema([(name, kinds.get(types.get(name, ""), pa.float64())) for name in columns])
     sink = io.BytesIO()
     pq.write_table(pa.Table.from_pylist(rows, schema=schema), sink)

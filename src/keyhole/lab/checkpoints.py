@@ -25,7 +25,9 @@ class TensorFile:
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
         try:
-            with safe_open(str(self.path), framework="numpy"):  # types, shapes and offsets fit each other and the file
+            with safe_open(
+                str(self.path), framework="numpy"
+            ):  # types, shapes and offsets fit each other and the file
                 pass
         except (SafetensorError, OSError) as error:
             raise ValueError(
@@ -56,7 +58,9 @@ class TensorFile:
                 f"{stop - start:,}. The file shrank while it was read; fetch it again."
             )
         array = np.frombuffer(content, _READABLE[dtype])
-        if dtype == "BF16":  # the upper half of a float32, which is why safetensors has no NumPy array for it
+        if (
+            dtype == "BF16"
+        ):  # the upper half of a float32, which is why safetensors has no NumPy array for it
             array = (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
         array = array.astype(np.float32 if dtype == "F16" else array.dtype).reshape(entry["shape"])
         check_finite(array, f"{name} in {self.path.name}")
@@ -78,7 +82,9 @@ _NAMES: tuple[tuple[str, str, Storage], ...] = (
     (r"attn\.Wqkv\.weight", "", "stacked"),
     (r"self_attn\.in_proj_weight", "", "stacked"),
 )
-_SCHEMES = tuple((re.compile(_LAYER + rf"(?P<rest>{rest})"), twin, storage) for rest, twin, storage in _NAMES)
+_SCHEMES = tuple(
+    (re.compile(_LAYER + rf"(?P<rest>{rest})"), twin, storage) for rest, twin, storage in _NAMES
+)
 _LONGEST_NAME = 500
 # the scale of the layer norm in front of attention, under the layer's own name
 _NORMS_BEFORE = (
@@ -115,7 +121,9 @@ class _Place:
 class Checkpoint:
     """A model on disk; layers are read one at a time. Made by `open_checkpoint`."""
 
-    def __init__(self, path: Path, files: dict[str, TensorFile], config: dict[str, Any], n_heads: int) -> None:
+    def __init__(
+        self, path: Path, files: dict[str, TensorFile], config: dict[str, Any], n_heads: int
+    ) -> None:
         self.path, self.config, self.n_heads = path, config, n_heads
         self._files = files
         self._places = _find_places(files, path)
@@ -166,13 +174,20 @@ class Checkpoint:
         if place.storage == "apart":
             query, key = weight, self._read(place.key, 2)
             if key.shape[1] != query.shape[1]:
-                raise _odd(place, f"queries act on {query.shape[1]} coordinates and keys on {key.shape[1]}")
-            return _by_head(query, heads, place), _by_groups(key, query.shape[0] // heads, heads, place)
+                raise _odd(
+                    place, f"queries act on {query.shape[1]} coordinates and keys on {key.shape[1]}"
+                )
+            return _by_head(query, heads, place), _by_groups(
+                key, query.shape[0] // heads, heads, place
+            )
         if place.storage == "transposed":
             weight = weight.T
         if place.storage == "interleaved":
             if weight.shape[0] % (3 * heads):
-                raise _odd(place, f"{weight.shape[0]} rows are not query, key and value of {heads} heads each")
+                raise _odd(
+                    place,
+                    f"{weight.shape[0]} rows are not query, key and value of {heads} heads each",
+                )
             parts = weight.reshape(heads, 3, -1, weight.shape[1])
             return parts[:, 0], parts[:, 1]
         # keys and values may have fewer heads than queries
@@ -186,10 +201,19 @@ class Checkpoint:
 
     def _norm_before(self, place: _Place) -> str | None:
         own, below = f"{place.stack}.{place.index}.", f"{place.stack}.{place.index - 1}."
-        root = place.stack.rpartition("encoder.layer")[0] or place.stack.rpartition("transformer.layer")[0]
-        last = [below + name for name in _NORMS_AFTER] if place.index else [f"{root}embeddings.LayerNorm.weight"]
+        root = (
+            place.stack.rpartition("encoder.layer")[0]
+            or place.stack.rpartition("transformer.layer")[0]
+        )
+        last = (
+            [below + name for name in _NORMS_AFTER]
+            if place.index
+            else [f"{root}embeddings.LayerNorm.weight"]
+        )
         names = [own + name for name in _NORMS_BEFORE] + last
-        if self.model_type == "openai-gpt":  # the first GPT has the names of the second, and its norms after the fact
+        if (
+            self.model_type == "openai-gpt"
+        ):  # the first GPT has the names of the second, and its norms after the fact
             names = [below + "ln_2.weight"]
         return next((name for name in names if name in self._files), None)
 
@@ -218,7 +242,9 @@ def open_checkpoint(path: Path, n_heads: int | None = None) -> Checkpoint:
     heads = n_heads if n_heads is not None else _setting(config, _HEADS)
     if heads is None:
         _find_places(files, path)  # a file without attention should hear of that first
-        where = "config.json does not say" if config else "there is no config.json beside the weights"
+        where = (
+            "config.json does not say" if config else "there is no config.json beside the weights"
+        )
         raise ValueError(
             f"the number of heads per layer must be known: {where}, and weights alone do not tell. "
             "Give it: --heads H (n_heads in Python)."
@@ -239,22 +265,32 @@ def _tensor_files(path: Path) -> dict[str, TensorFile]:
             )
         index = single if single in found else found[0]
     if not index.is_file():
-        raise ValueError(f"the checkpoint must be a file or a folder: {path} is neither. Check the path.")
+        raise ValueError(
+            f"the checkpoint must be a file or a folder: {path} is neither. Check the path."
+        )
     if index.suffix != ".json":
         file = TensorFile(index)
         return dict.fromkeys(file.entries, file)
     table = _read_object(index).get("weight_map")
-    if not isinstance(table, dict) or not all(isinstance(n, str) and n == Path(n).name for n in table.values()):
+    if not isinstance(table, dict) or not all(
+        isinstance(n, str) and n == Path(n).name for n in table.values()
+    ):
         raise ValueError(
             f"an index must map tensors to files beside it (weight_map): that of {index.name} does not. "
             "Name a safetensors file instead."
         )
     shards: dict[str, TensorFile] = {}
     for name in sorted(set(table.values())):
-        if not os.path.isfile(index.parent / name):  # unlike pathlib's, it takes names that no system can have
-            raise ValueError(f"every file of an index must be there: {name:.200} is not. Fetch the missing part.")
+        if not os.path.isfile(
+            index.parent / name
+        ):  # unlike pathlib's, it takes names that no system can have
+            raise ValueError(
+                f"every file of an index must be there: {name:.200} is not. Fetch the missing part."
+            )
         shards[name] = TensorFile(index.parent / name)
-    return {tensor: shards[name] for tensor, name in table.items() if tensor in shards[name].entries}
+    return {
+        tensor: shards[name] for tensor, name in table.items() if tensor in shards[name].entries
+    }
 
 
 def _find_places(files: dict[str, TensorFile], path: Path) -> list[_Place]:
@@ -290,7 +326,9 @@ def _by_head(weight: np.ndarray, heads: int, place: _Place) -> np.ndarray:
 def _by_groups(weight: np.ndarray, rank: int, heads: int, place: _Place) -> np.ndarray:
     groups, left = divmod(weight.shape[0], rank)
     if left or not groups or heads % groups:
-        raise _odd(place, f"{weight.shape[0]} rows of keys do not serve {heads} heads of {rank} rows each")
+        raise _odd(
+            place, f"{weight.shape[0]} rows of keys do not serve {heads} heads of {rank} rows each"
+        )
     return weight.reshape(groups, rank, weight.shape[1])
 
 
@@ -309,9 +347,13 @@ def _read_object(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path.name} must be JSON: it is not ({error}). Fetch it again or remove it.") from None
+        raise ValueError(
+            f"{path.name} must be JSON: it is not ({error}). Fetch it again or remove it."
+        ) from None
     if not isinstance(value, dict):
-        raise ValueError(f"{path.name} must be a JSON object: it is a {type(value).__name__}. Fetch it again.")
+        raise ValueError(
+            f"{path.name} must be a JSON object: it is a {type(value).__name__}. Fetch it again."
+        )
     return value
 
 
@@ -343,7 +385,9 @@ class ModelLean:
     z_signs: float
 
 
-def lean_of_layer(query: Float[np.ndarray, "h r d"], key: Float[np.ndarray, "g r d"], label: str = "") -> LayerLean:
+def lean_of_layer(
+    query: Float[np.ndarray, "h r d"], key: Float[np.ndarray, "g r d"], label: str = ""
+) -> LayerLean:
     """Measure the heads of a layer, W_h = query[h]ᵀ key[h]; a key may serve several neighbouring heads.
 
     `symmetric_share` is the identity's part of the symmetric half of W, (tr W)²/(d |(W + Wᵀ)/2|²). A head whose W is

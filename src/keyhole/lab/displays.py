@@ -36,7 +36,9 @@ class _Display:
         self.ax_, self.figure_ = ax, ax.figure
         self.ax_.plot(ends, ends, color="0.6", lw=0.8, zorder=0)
 
-    def _draw_shares(self, expected: Float[np.ndarray, " b"], share: Any, error: Any, ax: Any) -> None:
+    def _draw_shares(
+        self, expected: Float[np.ndarray, " b"], share: Any, error: Any, ax: Any
+    ) -> None:
         """Shares with bars of one standard error against those expected."""
         self._begin(ax, [0, 1])
         self.ax_.errorbar(expected, share, yerr=error, marker="o", ms=4, lw=1, capsize=2)
@@ -71,7 +73,9 @@ class LeftOutDisplay(_Display):
     y_pred: Float[np.ndarray, " n"]
 
     @classmethod
-    def from_estimator(cls, estimator: Any, X: Any, y: Any, *, output: int = 0, ax: Any = None) -> LeftOutDisplay:
+    def from_estimator(
+        cls, estimator: Any, X: Any, y: Any, *, output: int = 0, ax: Any = None
+    ) -> LeftOutDisplay:
         """Of a regressor and the samples it was fitted to; of several outputs, one."""
         found = getattr(estimator, "loo_predictions_", None)
         if found is None or len(found) != len(y):
@@ -79,7 +83,9 @@ class LeftOutDisplay(_Display):
                 "left-out predictions are those of the training samples: pass what the model was fitted to, by fit; "
                 f"got {len(y)} samples, and {'none' if found is None else len(found)} left-out predictions."
             )
-        return cls.from_predictions(np.reshape(y, (len(y), -1))[:, output], found.reshape(len(y), -1)[:, output], ax=ax)
+        return cls.from_predictions(
+            np.reshape(y, (len(y), -1))[:, output], found.reshape(len(y), -1)[:, output], ax=ax
+        )
 
     @classmethod
     def from_predictions(cls, y_true: Any, y_pred: Any, *, ax: Any = None) -> LeftOutDisplay:
@@ -88,7 +94,10 @@ class LeftOutDisplay(_Display):
 
     def plot(self, ax: Any = None) -> LeftOutDisplay:
         """Draw points, and the line on which they would lie."""
-        self._begin(ax, [min(self.y_true.min(), self.y_pred.min()), max(self.y_true.max(), self.y_pred.max())])
+        self._begin(
+            ax,
+            [min(self.y_true.min(), self.y_pred.min()), max(self.y_true.max(), self.y_pred.max())],
+        )
         self.ax_.plot(self.y_true, self.y_pred, ".", ms=4, alpha=0.6)
         self.ax_.set(xlabel="measured", ylabel="predicted without it")
         return self
@@ -118,13 +127,17 @@ class ReliabilityDisplay(_Display):
     error: Float[np.ndarray, " b"]
 
     @classmethod
-    def from_estimator(cls, estimator: Any, X: Any, y: Any, *, ax: Any = None) -> ReliabilityDisplay:
+    def from_estimator(
+        cls, estimator: Any, X: Any, y: Any, *, ax: Any = None
+    ) -> ReliabilityDisplay:
         """Of a classifier and samples it was not fitted to."""
         labels = np.searchsorted(estimator.classes_, y)
         return cls.from_predictions(labels, estimator.predict_proba(X), ax=ax)
 
     @classmethod
-    def from_predictions(cls, y_true: Any, y_prob: Any, *, n_bins: int = N_BINS, ax: Any = None) -> ReliabilityDisplay:
+    def from_predictions(
+        cls, y_true: Any, y_prob: Any, *, n_bins: int = N_BINS, ax: Any = None
+    ) -> ReliabilityDisplay:
         """Of labels, as numbers of columns, and probabilities (n, classes); every class of every sample counts."""
         chances = np.asarray(y_prob, float)
         right = np.asarray(y_true).astype(int)[:, None] == np.arange(chances.shape[1])
@@ -134,7 +147,9 @@ class ReliabilityDisplay(_Display):
         parts = [part for part in np.array_split(order, n_bins) if len(part)]
         chance = np.array([chances.ravel()[part].mean() for part in parts])
         share = np.array([right.ravel()[part].mean() for part in parts])
-        return cls(chance, share, _share_error(share, np.array([len(part) for part in parts]))).plot(ax)
+        return cls(
+            chance, share, _share_error(share, np.array([len(part) for part in parts]))
+        ).plot(ax)
 
     def plot(self, ax: Any = None) -> ReliabilityDisplay:
         """Draw shares with bars of one standard error."""
@@ -171,7 +186,14 @@ class CoverageDisplay(_Display):
 
     @classmethod
     def from_estimator(
-        cls, estimator: Any, X: Any, y: Any, *, levels: Any = LEVELS, width: str = "constant", ax: Any = None
+        cls,
+        estimator: Any,
+        X: Any,
+        y: Any,
+        *,
+        levels: Any = LEVELS,
+        width: str = "constant",
+        ax: Any = None,
     ) -> CoverageDisplay:
         """Of a model and samples it was not fitted to: intervals of a regressor, sets of a classifier."""
         if hasattr(estimator, "classes_"):
@@ -195,5 +217,7 @@ class CoverageDisplay(_Display):
         """Draw shares with bars of one standard error."""
         self._draw_shares(self.nominal, self.share, self.error, ax)
         low = max(0.0, min(self.nominal.min(), self.share.min()) - 0.05)
-        self.ax_.set(xlabel="coverage asked for", ylabel="share inside", xlim=(low, 1), ylim=(low, 1))
+        self.ax_.set(
+            xlabel="coverage asked for", ylabel="share inside", xlim=(low, 1), ylim=(low, 1)
+        )
         return self

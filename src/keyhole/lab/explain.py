@@ -30,11 +30,15 @@ def steps(name: str, values: Sequence[float], role: str, hover: Sequence[str]) -
     x = [k + side for k in range(1, len(values) + 1) for side in (-0.4, -0.4, 0.4, 0.4)]
     y = [level for value in values for level in (0.0, float(value), float(value), 0.0)]
     words = [text for text in hover for _ in range(4)]
-    area = Series(name, x, y, [min(v, 0.0) for v in y], [max(v, 0.0) for v in y], "band", role, words)
+    area = Series(
+        name, x, y, [min(v, 0.0) for v in y], [max(v, 0.0) for v in y], "band", role, words
+    )
     return [area, Series(name, x, y, look="thin", role=role, hover=words)]
 
 
-def explanation(model: Any, sample: Any, name: str, names: Sequence[str], truth: Any, coverage: float) -> Report:
+def explanation(
+    model: Any, sample: Any, name: str, names: Sequence[str], truth: Any, coverage: float
+) -> Report:
     """The report on one sample, a batch of one, under a fitted attention or norm-ball estimator.
 
     ``names`` are those of coordinates, ``truth`` is the outcome, None where nobody knows it.
@@ -58,8 +62,15 @@ def explanation(model: Any, sample: Any, name: str, names: Sequence[str], truth:
             for i, q in enumerate(sample.query)
         ]
         table = Table("query", "The query", rows, note=_more(sample.query.shape[1], "coordinates"))
-        sections.append(Section("query", "What was asked", "The scores of keys depend on the query.", [table]))
-    provenance = {"keyhole": __version__, "Python": platform.python_version(), "model": type(model).__name__, **numbers}
+        sections.append(
+            Section("query", "What was asked", "The scores of keys depend on the query.", [table])
+        )
+    provenance = {
+        "keyhole": __version__,
+        "Python": platform.python_version(),
+        "model": type(model).__name__,
+        **numbers,
+    }
     return Report(f"Why {name} is predicted so", lead, sections, provenance)
 
 
@@ -67,7 +78,10 @@ def _columns(model: Any, sample: Any) -> list[tuple[str, int]]:
     """Outputs to explain: every one of a regression, of a classification the score of the label that won."""
     if not hasattr(model, "classes_"):
         n = np.size(model.intercept_)
-        return [("What the keys add" if n == 1 else f"What the keys add to output {j}", j) for j in range(n)]
+        return [
+            ("What the keys add" if n == 1 else f"What the keys add to output {j}", j)
+            for j in range(n)
+        ]
     if len(model.classes_) == 2:
         return [(f"What speaks for {model.classes_[1]}, and against {model.classes_[0]}", 0)]
     won = int(np.argmax(model.decision_function(sample)[0]))
@@ -75,14 +89,21 @@ def _columns(model: Any, sample: Any) -> list[tuple[str, int]]:
 
 
 def _section(
-    title: str, keys: np.ndarray, names: list[str], parts: np.ndarray, extras: np.ndarray, base: float
+    title: str,
+    keys: np.ndarray,
+    names: list[str],
+    parts: np.ndarray,
+    extras: np.ndarray,
+    base: float,
 ) -> Section:
     """A chart of all keys and a table of those that add most."""
     rows: list[dict[str, Scalar]] = [
         {"key": k + 1, "adds": float(c), **{n: float(v) for n, v in zip(names, key, strict=True)}}
         for k, (c, key) in enumerate(zip(parts, keys, strict=True))
     ]
-    shown = [", ".join(f"{n} {v:.3g}" for n, v in list(zip(names, key, strict=True))[:4]) for key in keys]
+    shown = [
+        ", ".join(f"{n} {v:.3g}" for n, v in list(zip(names, key, strict=True))[:4]) for key in keys
+    ]
     chart = Chart(
         "keys", "What each key adds to the prediction", "key", "adds",
         steps("keys", parts.tolist(), "attention", shown), rows=rows,
@@ -123,7 +144,9 @@ def _sureness(model: Any, sample: Any, coverage: float) -> tuple[str, dict[str, 
     if method == "jackknife+":
         novelty = float(model.novelty(sample)[0])
         says += f" Its novelty is {novelty:.2f}, a rank among the training sets"
-        says += ": the model has seen nothing like it, and extrapolates." if novelty > NOVEL else "."
+        says += (
+            ": the model has seen nothing like it, and extrapolates." if novelty > NOVEL else "."
+        )
     return says, {"coverage": f"{coverage:g}", "intervals": method}
 
 
@@ -135,4 +158,8 @@ def _text(value: Any) -> str:
 
 
 def _more(count: int, what: str) -> str:
-    return f"The first {MAX_COORDINATES_LISTED} of {count} {what}." if count > MAX_COORDINATES_LISTED else ""
+    return (
+        f"The first {MAX_COORDINATES_LISTED} of {count} {what}."
+        if count > MAX_COORDINATES_LISTED
+        else ""
+    )

@@ -36,7 +36,14 @@ from keyhole.data.sets import SetBatch
 from keyhole.lab.cells import Cell, Store, Values
 from keyhole.ridge.gram import Sweep, Tridiagonal, Weighing, tridiagonalise, weigh_gram
 from keyhole.ridge.matrices import add_outer
-from keyhole.ridge.problem import EPS, RidgeProblem, choose, default_alphas, leave_one_out, numerical_floor
+from keyhole.ridge.problem import (
+    EPS,
+    RidgeProblem,
+    choose,
+    default_alphas,
+    leave_one_out,
+    numerical_floor,
+)
 from keyhole.theory.harmonics import pair_powers
 from keyhole.theory.notation import parse_target
 from keyhole.theory.targets import Polynomial, sphere_sets
@@ -45,7 +52,7 @@ HEAD_BLOCK = 64
 """Heads added to the Gram matrix at a time. A fixed number, so that the sum of the first M heads is one sequence of
 operations whatever M comes after; a square, so that the scale M^{-1/2} of a block is taken off without rounding."""
 
-LAWS = {"attention": GaussianHeads(), "biased": GaussianHeads(mean=1.0)}
+DISTRIBUTIONS = {"attention": GaussianHeads(), "biased": GaussianHeads(mean=1.0)}
 
 
 def nested_grams(
@@ -78,17 +85,26 @@ def nested_grams(
 
 
 def exact_kernels(
-    model: str, train: SetBatch, test: SetBatch, law: GaussianHeads | None = None
+    model: str, train: SetBatch, test: SetBatch, distribution: GaussianHeads | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """The kernel of infinitely many heads among training sets, in Fortran order, and of test against training sets."""
     if model == "mlp":
         return mlp_kernel(train).T, mlp_kernel(test, train)
-    law = law or LAWS[model]
-    return attention_kernel(train, law=law).T, attention_kernel(test, train, law=law)
+    distribution = distribution or DISTRIBUTIONS[model]
+    return attention_kernel(train, heads=distribution).T, attention_kernel(
+        test, train, heads=distribution
+    )
 
 
 def _add_heads(
-    model: str, gram: np.ndarray, cross: np.ndarray, train: SetBatch, test: SetBatch, seed: int, start: int, stop: int
+    model: str,
+    gram: np.ndarray,
+    cross: np.ndarray,
+    train: SetBatch,
+    test: SetBatch,
+    seed: int,
+    start: int,
+    stop: int,
 ) -> None:
     """Add heads ``start … stop − 1`` (of the MLP, as many hidden units as they have values) without any M^{-1/2}."""
     count, width = stop - start, train.dim + 1
@@ -98,7 +114,7 @@ def _add_heads(
         # the MLP's own scale is (M(d+1))^{-1/2}, of which M^{-1/2} is taken off
         features, of_test = mlp_features(train, weights), mlp_features(test, weights)
     else:
-        heads = LAWS[model].sample(count, train.dim, seed, start=start)
+        heads = DISTRIBUTIONS[model].sample(count, train.dim, seed, start=start)
         features, of_test = attention_features(train, heads), attention_features(test, heads)
     features *= math.sqrt(count)
     of_test *= math.sqrt(count)
@@ -139,7 +155,10 @@ class FactorisedGram:
         return cls(form.basis, _factors(form, alphas), weighing, alphas, complements)
 
     def outcome(
-        self, y: Float[np.ndarray, " n"], cross: Float[np.ndarray, "test n"], truth: Float[np.ndarray, " test"]
+        self,
+        y: Float[np.ndarray, " n"],
+        cross: Float[np.ndarray, "test n"],
+        truth: Float[np.ndarray, " test"],
     ) -> Values:
         """Fit one target at every penalty and measure it. 2n²a operations for a penalties.
 
@@ -150,8 +169,12 @@ class FactorisedGram:
         problem = RidgeProblem.of(y[:, None])
         (pttrs,) = get_lapack_funcs(("pttrs",), (self.basis,))
         outputs = self.basis.T @ problem.centred
-        dual = self.basis @ np.hstack([pttrs(pivots, beside, outputs)[0] for pivots, beside in self.factors])
-        left_out = [leave_one_out(a * dual[:, [i]], self.complements[i]) for i, a in enumerate(self.alphas)]
+        dual = self.basis @ np.hstack(
+            [pttrs(pivots, beside, outputs)[0] for pivots, beside in self.factors]
+        )
+        left_out = [
+            leave_one_out(a * dual[:, [i]], self.complements[i]) for i, a in enumerate(self.alphas)
+        ]
         scores = [float(problem.weights @ np.square(part[:, 0]) / len(y)) for part in left_out]
         chosen = choose(self.alphas, np.array(scores), problem.resolution(EPS))
         predictions = cross @ dual + (problem.y_mean - self.weighing.gram_mean @ dual)
@@ -163,7 +186,9 @@ class FactorisedGram:
         return {name: float(value) for name, value in found.items()}
 
 
-def _factors(form: Tridiagonal, alphas: Float[np.ndarray, " a"]) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
+def _factors(
+    form: Tridiagonal, alphas: Float[np.ndarray, " a"]
+) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
     """L D Lᵀ of T + alpha for every penalty, as LAPACK keeps it: D, and the diagonal of L beside ones."""
     (pttrf,) = get_lapack_funcs(("pttrf",), (form.diagonal,))
     # LAPACK of one row takes no empty vector
@@ -194,9 +219,15 @@ class Job:
     def name(self) -> str:
         """A line for people."""
         first = self.cells[0]
-        heads = "∞ heads" if first.n_heads is None else f"{max(c.n_heads or 0 for c in self.cells)} heads"
+        heads = (
+            "∞ heads"
+            if first.n_heads is None
+            else f"{max(c.n_heads or 0 for c in self.cells)} heads"
+        )
         sizes = f"d = {first.dim}, N = {first.n_keys}, n ≤ {max(c.n_samples for c in self.cells)}"
-        return f"{first.model}, {first.learner}, {heads}, {sizes}, repetition {first.repetition + 1}"
+        return (
+            f"{first.model}, {first.learner}, {heads}, {sizes}, repetition {first.repetition + 1}"
+        )
 
     @property
     def cost(self) -> float:
@@ -209,7 +240,9 @@ class Job:
         first = self.cells[0]
         n, largest = first.most_samples, max(cell.n_samples for cell in self.cells)
         # the running sum, a copy where other M follow, and the copy that is factorised
-        squares = (2 if len({cell.n_heads for cell in self.cells}) > 1 else 1) * n * n + largest * largest
+        squares = (
+            2 if len({cell.n_heads for cell in self.cells}) > 1 else 1
+        ) * n * n + largest * largest
         features = 3 * HEAD_BLOCK * (first.dim + 1) * (n + first.n_test)
         return 8 * (squares + 2 * n * first.n_test + features) + BASE_MEMORY
 
@@ -217,13 +250,26 @@ class Job:
 def group(cells: Iterable[Cell]) -> list[Job]:
     """Join cells into jobs, longest first; the same cells in any order give the same jobs."""
     shared: dict[tuple[object, ...], list[Cell]] = {}
-    for cell in sorted(set(cells), key=lambda cell: (cell.n_heads or 0, cell.n_samples, cell.config)):
+    for cell in sorted(
+        set(cells), key=lambda cell: (cell.n_heads or 0, cell.n_samples, cell.config)
+    ):
         shared.setdefault(_shared(cell), []).append(cell)
-    return sorted((Job(tuple(members)) for members in shared.values()), key=lambda job: (-job.cost, job.name))
+    return sorted(
+        (Job(tuple(members)) for members in shared.values()), key=lambda job: (-job.cost, job.name)
+    )
 
 
 def _shared(cell: Cell) -> tuple[object, ...]:
-    draw = (cell.learner, cell.model, cell.dim, cell.n_keys, cell.most_samples, cell.n_test, cell.seed, cell.repetition)
+    draw = (
+        cell.learner,
+        cell.model,
+        cell.dim,
+        cell.n_keys,
+        cell.most_samples,
+        cell.n_test,
+        cell.seed,
+        cell.repetition,
+    )
     if cell.learner == "fixed":
         return (*draw, cell.n_heads, cell.mean)
     # finite and infinite heads share nothing but the sets; the constrained learner shares nothing at all
@@ -237,18 +283,29 @@ def cell_costs(cells: Collection[Cell]) -> dict[Cell, float]:
     for cell in cells:
         n, most, pairs = cell.n_samples, cell.most_samples, cell.n_keys**2 * (cell.dim + 4) / 20
         if cell.learner in ("absolute", "huber"):
-            costs[cell] = (6e-5 if cell.learner == "absolute" else 9e-6) * n * (cell.n_heads or 1) * (cell.dim + 1)
+            costs[cell] = (
+                (6e-5 if cell.learner == "absolute" else 9e-6)
+                * n
+                * (cell.n_heads or 1)
+                * (cell.dim + 1)
+            )
             continue
         cost = 3e-3
         shared = _shared(cell)
         if shared not in seen and cell.n_heads is None:
-            per_entry = 2e-9 * pairs * (3 if cell.model == "biased" else 1) if cell.model != "mlp" else 2e-8
+            per_entry = (
+                2e-9 * pairs * (3 if cell.model == "biased" else 1) if cell.model != "mlp" else 2e-8
+            )
             cost += (most * most / 2 + most * cell.n_test) * per_entry
         if cell.n_heads is not None and (*shared, cell.n_heads) not in seen:
             width = cell.n_heads * (cell.dim + 1)
             cost += (most * most + 2 * most * cell.n_test) * width / 4e10
         if (*shared, cell.n_heads, n, cell.ridge) not in seen:
-            order = 8 * n**3 if cell.ridge is None else _head_draws(cell) * min(n, (cell.n_heads or n) * cell.dim) ** 3
+            order = (
+                8 * n**3
+                if cell.ridge is None
+                else _head_draws(cell) * min(n, (cell.n_heads or n) * cell.dim) ** 3
+            )
             cost += order / 3 / 1.5e10 + 1e-3
         seen |= {shared, (*shared, cell.n_heads), (*shared, cell.n_heads, n, cell.ridge)}
         costs[cell] = cost
@@ -294,7 +351,9 @@ class Draw:
     def of(cls, cell: Cell) -> Draw:
         """The draw of a cell: one for all models, so that they are compared on the same sets."""
         words = [cell.seed, cell.dim, cell.n_keys, cell.repetition]
-        train, test, heads, noise = (int(s) for s in np.random.SeedSequence(words).generate_state(4))
+        train, test, heads, noise = (
+            int(s) for s in np.random.SeedSequence(words).generate_state(4)
+        )
         return cls(
             sphere_sets(cell.most_samples, cell.n_keys, cell.dim, train),
             sphere_sets(cell.n_test, cell.n_keys, cell.dim, test),
@@ -314,10 +373,14 @@ class Draw:
         jumps = np.where(luck < cell.outliers, cell.outlier_size * signs, 0.0)
         return np.asarray(y + scale * (np.sqrt(cell.noise) * noise + jumps))
 
-    def all_labels(self, cells: list[Cell]) -> tuple[dict[_Label, np.ndarray], dict[str, np.ndarray]]:
+    def all_labels(
+        self, cells: list[Cell]
+    ) -> tuple[dict[_Label, np.ndarray], dict[str, np.ndarray]]:
         """Labels by what makes them differ, and f* on the test sets by target."""
         labels = {_label(cell): cell for cell in cells}
-        truths = {cell.target: read_target(cell.target, cell.dim)(self.test) for cell in labels.values()}
+        truths = {
+            cell.target: read_target(cell.target, cell.dim)(self.test) for cell in labels.values()
+        }
         return {label: self.labels(cell) for label, cell in labels.items()}, truths
 
 
@@ -328,7 +391,7 @@ def read_target(text: str, dim: int) -> Polynomial:
 
 
 def target_variance(target: Polynomial, n_keys: int) -> float:
-    """Var f* under the sphere law.
+    """Var f* under the sphere distribution.
 
     >>> from keyhole.theory.targets import TokenPower
     >>> round(target_variance(TokenPower(1, dim=8), n_keys=4), 6)    # 1/(dN)
@@ -342,7 +405,9 @@ def _ridge(cells: list[Cell]) -> Iterator[tuple[Cell, Values]]:
     draw = Draw.of(cells[0])
     labels, truths = draw.all_labels(cells)
     heads = list(dict.fromkeys(cell.n_heads for cell in cells))
-    for m, gram, cross in nested_grams(cells[0].model, draw.train, draw.test, heads, draw.head_seed):
+    for m, gram, cross in nested_grams(
+        cells[0].model, draw.train, draw.test, heads, draw.head_seed
+    ):
         for n in dict.fromkeys(cell.n_samples for cell in cells if cell.n_heads == m):
             factorised = FactorisedGram.of(gram[:n, :n])
             for cell in cells:
@@ -361,13 +426,16 @@ def _fixed_ridge(cells: list[Cell]) -> Iterator[tuple[Cell, Values]]:
     first, draw = cells[0], Draw.of(cells[0])
     labels, truths = draw.all_labels(cells)
     errors = dict.fromkeys(cells, 0.0)
-    law = GaussianHeads(mean=first.mean) if first.model == "biased" else GaussianHeads()
+    distribution = GaussianHeads(mean=first.mean) if first.model == "biased" else GaussianHeads()
     for k in range(_head_draws(first)):
         if first.n_heads is None:
-            gram, cross = exact_kernels(first.model, draw.train, draw.test, law)
+            gram, cross = exact_kernels(first.model, draw.train, draw.test, distribution)
         else:
-            heads = law.sample(first.n_heads, first.dim, draw.head_seed + k)
-            features, of_test = attention_features(draw.train, heads), attention_features(draw.test, heads)
+            heads = distribution.sample(first.n_heads, first.dim, draw.head_seed + k)
+            features, of_test = (
+                attention_features(draw.train, heads),
+                attention_features(draw.test, heads),
+            )
         for n, ridge in dict.fromkeys((cell.n_samples, cell.ridge or 0.0) for cell in cells):
             if first.n_heads is None:
                 matrix, left, right = gram[:n, :n].copy(), cross[:, :n], None
@@ -381,7 +449,9 @@ def _fixed_ridge(cells: list[Cell]) -> Iterator[tuple[Cell, Values]]:
                 if (cell.n_samples, cell.ridge) == (n, ridge):
                     y = labels[_label(cell)][:n]
                     fitted = left @ cho_solve(factor, y if right is None else right @ y)
-                    errors[cell] += float(np.mean(np.square(fitted - truths[cell.target]))) / _head_draws(cell)
+                    errors[cell] += float(
+                        np.mean(np.square(fitted - truths[cell.target]))
+                    ) / _head_draws(cell)
     yield from ((cell, {"mean_square": error}) for cell, error in errors.items())
 
 
@@ -398,22 +468,38 @@ def _ball(cells: list[Cell]) -> Iterator[tuple[Cell, Values]]:
         draw = Draw.of(cell)
         target = read_target(cell.target, cell.dim)
         truth, y = target(draw.test), draw.labels(cell)[: cell.n_samples]
-        scale = np.sqrt(target_variance(target, cell.n_keys))  # the Huber loss bends at 1: labels in units of f*
+        scale = np.sqrt(
+            target_variance(target, cell.n_keys)
+        )  # the Huber loss bends at 1: labels in units of f*
         model = NormBallRegressor(
-            cell.n_heads, law=LAWS[cell.model], loss=cell.learner, tol=0.01, random_state=draw.head_seed
+            cell.n_heads,
+            heads=DISTRIBUTIONS[cell.model],
+            loss=cell.learner,
+            tol=0.01,
+            random_state=draw.head_seed,
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", NormBallWarning)  # the gap it stopped at is kept below
             model.fit(draw.train[: cell.n_samples], y / scale)
         error = float(np.mean((model.predict(draw.test) * scale - truth) ** 2) / np.var(truth))
         gap, active = float(model.duality_gap_), float(len(model.active_heads_))
-        yield cell, {"error": error, "gap": gap, "active_heads": active, "radius": float(model.group_radius_)}
+        yield (
+            cell,
+            {
+                "error": error,
+                "gap": gap,
+                "active_heads": active,
+                "radius": float(model.group_radius_),
+            },
+        )
 
 
 CONNECT_SECONDS = 5.0  # how long a scheduler may take to pick up
 POLL_SECONDS = 0.25  # how often the store is asked for news
 
-SINGLE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
+SINGLE = dict.fromkeys(
+    ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1"
+)
 """One thread for every library in a worker: the cores are shared out between jobs."""
 
 
@@ -482,7 +568,9 @@ def run_local(plan: Plan, store: Store, n_workers: int | None, report: OnFinishe
 
 def worker_count(jobs: Sequence[Job], asked: int | None) -> int:
     """Workers at a time: what was asked for or the cores, no more than jobs, and no more than memory holds at once."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    )
     count = min(asked or cores, len(jobs))
     free = available_memory()
     largest = sorted((job.memory for job in jobs), reverse=True)
@@ -496,7 +584,9 @@ def available_memory() -> int | None:
     limits = []
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
-            limits += [1024 * int(line.split()[1]) for line in file if line.startswith("MemAvailable:")]
+            limits += [
+                1024 * int(line.split()[1]) for line in file if line.startswith("MemAvailable:")
+            ]
         with open("/sys/fs/cgroup/memory.max", encoding="ascii") as file:
             limits += [int(text) for text in [file.read().strip()] if text.isdigit()]
     except OSError:
@@ -522,8 +612,12 @@ class WorkerPool:
     """Worker processes that can be stopped at once, in the middle of a job."""
 
     def __init__(self, workers: int) -> None:
-        with _single_threaded():  # spawned processes read it when they import BLAS, before any initialiser runs
-            self._executor = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_begin_worker)
+        with (
+            _single_threaded()
+        ):  # spawned processes read it when they import BLAS, before any initialiser runs
+            self._executor = ProcessPoolExecutor(
+                workers, mp_context=get_context("spawn"), initializer=_begin_worker
+            )
             # the processes start with the first submissions: take them while the environment is as they need it
             for future in [self._executor.submit(os.getpid) for _ in range(workers)]:
                 future.result()
@@ -543,7 +637,9 @@ class WorkerPool:
 
 
 def _begin_worker() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the parent decides
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches the whole group: the parent decides
 
     def end_with_parent(parent: Any) -> None:  # even with one killed too fast to say goodbye
         connection.wait([parent.sentinel])
@@ -577,7 +673,9 @@ def check_scheduler(address: str) -> None:
             f"--scheduler takes the address of a Dask scheduler, such as tcp://127.0.0.1:8786: got {address!r:.200}."
         )
     try:
-        socket.create_connection((parts[2].strip("[]"), int(parts[3])), timeout=CONNECT_SECONDS).close()
+        socket.create_connection(
+            (parts[2].strip("[]"), int(parts[3])), timeout=CONNECT_SECONDS
+        ).close()
     except (OSError, UnicodeError) as error:
         raise _no_scheduler(address, error) from error
 
@@ -589,7 +687,9 @@ def _no_scheduler(address: str, error: Exception) -> RunError:
     )
 
 
-def run_dask(plan: Plan, store: Store, address: str, report: OnFinished, patience: float = 10.0) -> None:
+def run_dask(
+    plan: Plan, store: Store, address: str, report: OnFinished, patience: float = 10.0
+) -> None:
     """Run the jobs of a plan on a Dask cluster; this process writes the results.
 
     Jobs are submitted longest first. A worker that dies has its job given to another, up to ten times. ``address`` is
@@ -612,12 +712,17 @@ def run_dask(plan: Plan, store: Store, address: str, report: OnFinished, patienc
     try:
         options: dict[str, Any] = {"retries": 10, "pure": False}
         futures = [
-            client.submit(_run_away, job, plan.wanted(job), priority=-i, **options) for i, job in enumerate(plan.jobs)
+            client.submit(_run_away, job, plan.wanted(job), priority=-i, **options)
+            for i, job in enumerate(plan.jobs)
         ]
-        finished = distributed.as_completed(futures, loop=client.loop, with_results=True, raise_errors=False)
+        finished = distributed.as_completed(
+            futures, loop=client.loop, with_results=True, raise_errors=False
+        )
         for future, answer in finished:
             if future.status == "error":
-                raise RunError(f"a job failed on the cluster, and again when it was tried anew: {future.exception()}")
+                raise RunError(
+                    f"a job failed on the cluster, and again when it was tried anew: {future.exception()}"
+                )
             worker, done = answer
             for cell, values, seconds in done:
                 store.put(cell, values, seconds, worker)

@@ -34,7 +34,10 @@ class CellSweep:
     @classmethod
     def over(cls, cell: Cell, field: str, values: Sequence[Any], repetitions: int) -> CellSweep:
         """A cell with each of the values in one of its fields, in every repetition."""
-        runs = (tuple(replace(cell, repetition=r, **{field: value}) for value in values) for r in range(repetitions))
+        runs = (
+            tuple(replace(cell, repetition=r, **{field: value}) for value in values)
+            for r in range(repetitions)
+        )
         return cls(tuple(math.inf if value is None else value for value in values), tuple(runs))
 
     @property
@@ -84,7 +87,11 @@ class Curve:
         return Series(name, *points, look=look, role=role)
 
     def rows(
-        self, axis: str, common: Row, predicted: Mapping[int, Any] | Mapping[float, Any], oracle: Curve | None = None
+        self,
+        axis: str,
+        common: Row,
+        predicted: Mapping[int, Any] | Mapping[float, Any],
+        oracle: Curve | None = None,
     ) -> list[Row]:
         """One row per point: what is common to all, where it is, and what was measured and predicted there."""
         return [
@@ -97,7 +104,9 @@ class Curve:
                 "oracle": None if oracle is None else float(oracle.mean[i]),
                 "predicted": predicted.get(x),
             }
-            for i, (x, mean, error) in enumerate(zip(self.x.tolist(), self.mean, self.error, strict=True))
+            for i, (x, mean, error) in enumerate(
+                zip(self.x.tolist(), self.mean, self.error, strict=True)
+            )
         ]
 
 
@@ -124,18 +133,26 @@ class Estimate:
 
     value: float | None
     spread: float = 0.0  # standard error
-    low: float = math.nan  # end of a 95 % interval by Student's law, whose tails say how few repetitions there are
+    low: float = math.nan  # end of a 95 % interval by Student's head distribution, whose tails say how few repetitions there are
     high: float = math.nan
 
     @property
     def lower(self) -> float:
         """What it surely exceeds: the end of the interval, the value where there is none, −∞ without a value."""
-        return self.low if math.isfinite(self.low) else -math.inf if self.value is None else self.value
+        return (
+            self.low if math.isfinite(self.low) else -math.inf if self.value is None else self.value
+        )
 
     @property
     def upper(self) -> float:
         """What it surely stays below."""
-        return self.high if math.isfinite(self.high) else math.inf if self.value is None else self.value
+        return (
+            self.high
+            if math.isfinite(self.high)
+            else math.inf
+            if self.value is None
+            else self.value
+        )
 
     def text(self, digits: int = 3, missing: str = "–") -> str:
         """Value ± standard error, or what stands for a missing one.
@@ -165,7 +182,13 @@ def count_text(count: int | None) -> str:
 
 
 def series_from_rows(
-    rows: Sequence[Row], x: str, y: str, name: str, look: Look = "points", role: str = "", error: str = ""
+    rows: Sequence[Row],
+    x: str,
+    y: str,
+    name: str,
+    look: Look = "points",
+    role: str = "",
+    error: str = "",
 ) -> Series:
     """A curve through the rows that have both columns, with bars where there is a column of errors."""
     known = [row for row in rows if row[x] is not None and row[y] is not None]
@@ -217,7 +240,9 @@ def falls_to(x: np.ndarray, y: np.ndarray, level: float) -> float | None:
     if len(below) == 0 or below[0] == 0:
         return None
     i = int(below[0])
-    share = (math.log(y[i - 1]) - math.log(level)) / (math.log(y[i - 1]) - math.log(max(y[i], 1e-300)))
+    share = (math.log(y[i - 1]) - math.log(level)) / (
+        math.log(y[i - 1]) - math.log(max(y[i], 1e-300))
+    )
     return float(math.exp(math.log(x[i - 1]) + share * (math.log(x[i]) - math.log(x[i - 1]))))
 
 
@@ -239,13 +264,22 @@ def samples_measured(curve: Curve, level: float, seed: int = 0) -> Estimate:
     return resample(lambda tables: falls_to(curve.x, _mean(tables[0]), level), [curve.runs], seed)
 
 
-def samples_row(sweep: CellSweep, results: Results, level: float, seed: int) -> dict[str, float | None]:
+def samples_row(
+    sweep: CellSweep, results: Results, level: float, seed: int
+) -> dict[str, float | None]:
     """Samples measured at a level, their standard error, and the samples of the oracle; None what is not known."""
     found, oracle = Estimate(None), Estimate(None)
     if sweep.x:
-        found, oracle = (samples_measured(sweep.curve(results, name), level, seed) for name in ("error", "oracle"))
+        found, oracle = (
+            samples_measured(sweep.curve(results, name), level, seed)
+            for name in ("error", "oracle")
+        )
     known = found.value is not None and math.isfinite(found.spread)
-    return {"measured": found.value, "standard_error": found.spread if known else None, "oracle": oracle.value}
+    return {
+        "measured": found.value,
+        "standard_error": found.spread if known else None,
+        "oracle": oracle.value,
+    }
 
 
 def samples_text(row: Row, missing: str = "–") -> dict[str, Any]:
@@ -266,7 +300,9 @@ def apart(series: Series) -> Series:
     """The points with gaps between them, so that no line joins what has nothing to do with each other."""
 
     def gaps(values: Any, gap: Any) -> Any:
-        return None if values is None else [entry for value in values for entry in (value, gap)][:-1]
+        return (
+            None if values is None else [entry for value in values for entry in (value, gap)][:-1]
+        )
 
     numbers = {name: gaps(getattr(series, name), math.nan) for name in ("x", "y", "low", "high")}
     return replace(series, **numbers, hover=gaps(series.hover, ""))
@@ -296,7 +332,10 @@ def samples_ratio(upper: Curve, lower: Curve, level: float, seed: int = 0) -> Es
     """How many times the samples of one model another needs for the same error, over the same repetitions."""
 
     def statistic(tables: list[np.ndarray]) -> float | None:
-        needed = [falls_to(c.x, _mean(table), level) for c, table in zip((upper, lower), tables, strict=True)]
+        needed = [
+            falls_to(c.x, _mean(table), level)
+            for c, table in zip((upper, lower), tables, strict=True)
+        ]
         return needed[0] / needed[1] if needed[0] and needed[1] else None
 
     return resample(statistic, [upper.runs, lower.runs], seed)

@@ -51,8 +51,14 @@ def draw_chart(chart: Any, style: Mapping[str, tuple[str, str]]) -> dict[str, by
     for name, level in chart.marks.items():
         if math.isfinite(level) and (level > 0 or axis.get_yscale() == "linear"):
             axis.axhline(level, color="#8a929c", lw=0.8, ls=":")
-            place = {"xycoords": ("axes fraction", "data"), "xytext": (-3, 2), "textcoords": "offset points"}
-            axis.annotate(_label(name), (1, level), ha="right", fontsize=7.5, color="#5a626c", **place)
+            place = {
+                "xycoords": ("axes fraction", "data"),
+                "xytext": (-3, 2),
+                "textcoords": "offset points",
+            }
+            axis.annotate(
+                _label(name), (1, level), ha="right", fontsize=7.5, color="#5a626c", **place
+            )
     axis.grid(True, which="major", color="#ecece6", lw=0.7)
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
@@ -79,7 +85,9 @@ def draw_heat_map(block: Any) -> dict[str, bytes]:
     height = min(9.0, max(2.6, 1.3 + 0.27 * len(block.index)))
     figure = _figure(6.0, height)
     axis = figure.add_axes((0.16, 0.62 / height, 0.72, 1 - 1.0 / height))
-    image = axis.imshow(values, cmap=colours, vmin=low, vmax=high, aspect="auto", interpolation="nearest")
+    image = axis.imshow(
+        values, cmap=colours, vmin=low, vmax=high, aspect="auto", interpolation="nearest"
+    )
     _name_cells(axis.set_xticks, block.columns, most=16)
     _name_cells(axis.set_yticks, block.index, most=32)
     axis.tick_params(length=0)
@@ -100,10 +108,20 @@ _MARKERS = {
 def _draw_legend(axis: Any, handles: Mapping[tuple[str, str], Any]) -> None:
     """One entry per name and look; a band goes with the curve of its name, if there is one."""
     curves = {name for name, look in handles if look != "band"}
-    kept = {key: drawn for key, drawn in handles.items() if key[0] and not (key[1] == "band" and key[0] in curves)}
+    kept = {
+        key: drawn
+        for key, drawn in handles.items()
+        if key[0] and not (key[1] == "band" and key[0] in curves)
+    }
     if kept:
         place = {"loc": "upper center", "bbox_to_anchor": (0.46, -0.15), "ncols": min(3, len(kept))}
-        axis.legend(list(kept.values()), [_label(name) for name, _ in kept], frameon=False, fontsize=7.5, **place)
+        axis.legend(
+            list(kept.values()),
+            [_label(name) for name, _ in kept],
+            frameon=False,
+            fontsize=7.5,
+            **place,
+        )
 
 
 def _draw_series(axis: Any, series: Any, colour: str, marker: str, *, lying: bool) -> Any:
@@ -116,14 +134,20 @@ def _draw_series(axis: Any, series: Any, colour: str, marker: str, *, lying: boo
         bars = np.nan_to_num(np.maximum([y - low, high - y], 0.0))
         yerr = None if series.low is None or series.high is None else bars
         if lying:
-            return axis.errorbar(y, x, xerr=yerr, color=colour, ls="", marker=marker, ms=6, elinewidth=1.2, capsize=3)
-        return axis.errorbar(x, y, yerr=yerr, color=colour, lw=1.6, marker=marker, ms=4.2, elinewidth=0.9, capsize=2)
+            return axis.errorbar(
+                y, x, xerr=yerr, color=colour, ls="", marker=marker, ms=6, elinewidth=1.2, capsize=3
+            )
+        return axis.errorbar(
+            x, y, yerr=yerr, color=colour, lw=1.6, marker=marker, ms=4.2, elinewidth=0.9, capsize=2
+        )
     strokes: dict[str, dict[str, Any]] = {
         "line": {"lw": 1.8},
         "dashed": {"lw": 1.4, "ls": (0, (4, 2.5))},
         "thin": {"lw": 0.7, "alpha": 0.75},
     }
-    return axis.plot(x, y, color=colour, marker="" if len(x) > 1 else ".", **strokes[series.look])[0]
+    return axis.plot(x, y, color=colour, marker="" if len(x) > 1 else ".", **strokes[series.look])[
+        0
+    ]
 
 
 def _drawable(values: Sequence[Any]) -> np.ndarray:
@@ -151,7 +175,10 @@ def _log_limits(chart: Any) -> tuple[float, float]:
     """Room for every point and upper bar; a lower bar that reaches far below every point is cut off."""
     centres = [float(y) for series in chart.series for y in _drawable(series.y) if y > 0]
     ends = [
-        v for series in chart.series for side in (series.low, series.high) for v in (() if side is None else side)
+        v
+        for series in chart.series
+        for side in (series.low, series.high)
+        for v in (() if side is None else side)
     ] + list(chart.marks.values())
     inside = centres + [v for v in ends if min(centres) / 3 <= v < 1e150]
     room = (max(inside) / min(inside)) ** 0.045 if max(inside) > min(inside) else 2.0
@@ -178,7 +205,8 @@ def _name_axes(axis: Any, block: Any) -> None:
 def _name_cells(set_ticks: Any, names: Sequence[str], most: int) -> None:
     step = max(1, math.ceil(len(names) / most))
     set_ticks(
-        range(0, len(names), step), [_label(textwrap.shorten(name, 24, placeholder="…")) for name in names[::step]]
+        range(0, len(names), step),
+        [_label(textwrap.shorten(name, 24, placeholder="…")) for name in names[::step]],
     )
 
 

@@ -35,7 +35,12 @@ TRANSFORMER = "transformer"  # the figure about a real checkpoint: no cells, one
 NAMES = (*FIGURES, TRANSFORMER)
 PRESETS = ("quick", "full")
 
-SHORT = {"d": "dim", "N": "n_keys", "M": "n_heads", "n": "largest"}  # names of the paper for fields of a Config
+SHORT = {
+    "d": "dim",
+    "N": "n_keys",
+    "M": "n_heads",
+    "n": "largest",
+}  # names of the paper for fields of a Config
 
 
 @dataclass(frozen=True)
@@ -174,10 +179,14 @@ def build_report(
         "Features Lens” (arXiv:2307.11353), the figure that tests it, theory's prediction on the same axes, and what "
         f"came out. The settings are ours, and each section says them. Verdicts: {counts}."
     )
-    return Report("What a single attention layer can learn, redrawn", lead, sections, dict(provenance))
+    return Report(
+        "What a single attention layer can learn, redrawn", lead, sections, dict(provenance)
+    )
 
 
-def provenance_of(command: str, seed: int, preset: str, seconds: float, cells: int, computed: int) -> dict[str, str]:
+def provenance_of(
+    command: str, seed: int, preset: str, seconds: float, cells: int, computed: int
+) -> dict[str, str]:
     """Versions, machine, seed and command: all that is needed to do it again."""
     import numpy
     import scipy
@@ -204,7 +213,9 @@ def _blas() -> str:
     from threadpoolctl import threadpool_info
 
     pools = [pool for pool in threadpool_info() if pool.get("user_api") == "blas"]
-    return ", ".join(dict.fromkeys(f"{pool['internal_api']} {pool.get('version')}" for pool in pools))
+    return ", ".join(
+        dict.fromkeys(f"{pool['internal_api']} {pool.get('version')}" for pool in pools)
+    )
 
 
 def _processor() -> str:

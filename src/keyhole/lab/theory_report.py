@@ -41,24 +41,24 @@ class TheoryQuestion:
     ridge: float = 1e-5
     noise: float = 0.0
     model: str = "both"
-    error: float | None = None  # squared error for the samples and heads needed; a tenth of Var f* if not given
+    error: float | None = (
+        None  # squared error for the samples and heads needed; a tenth of Var f* if not given
+    )
     delta: float = 0.05
     constant: float = 1.0
     levels: int = 8
     time_limit: float = 5.0  # seconds that one question about the target may take, by estimate
     bias: float = 0.0  # the mean c of the attention heads, a multiple of the identity
 
-    def law(self, model: str = "attention") -> GaussianHeads | None:
-        """The law of the heads of a model; None for zero mean and for the MLP."""
+    def distribution(self, model: str = "attention") -> GaussianHeads | None:
+        """The head distribution of a model; None for zero mean and for the MLP."""
         return GaussianHeads(mean=self.bias) if self.bias and model == "attention" else None
 
     def describe(self) -> str:
         """Return the settings in a line."""
         heads = "∞" if math.isinf(self.n_heads) else f"{self.n_heads:g}"
         heads += f", mean c = {self.bias:g}" if self.bias else ""
-        return (
-            f"d = {self.dim}, N = {self.n_keys}, M = {heads}, ridge λ = {self.ridge:g}, noise variance {self.noise:g}"
-        )
+        return f"d = {self.dim}, N = {self.n_keys}, M = {heads}, ridge λ = {self.ridge:g}, noise variance {self.noise:g}"
 
 
 @dataclass
@@ -72,7 +72,10 @@ class _Sheet:
 
     def ask(self, name: str, question: Callable[..., Any], *arguments: Any) -> Any:
         try:
-            with np.errstate(all="ignore"), limits(seconds=self.config.time_limit, remedy="raise --time-limit"):
+            with (
+                np.errstate(all="ignore"),
+                limits(seconds=self.config.time_limit, remedy="raise --time-limit"),
+            ):
                 return question(*arguments)
         except (ValueError, OverflowError, ArithmeticError) as error:
             self.unavailable[name] = str(error) or type(error).__name__
@@ -91,7 +94,10 @@ def run(config: TheoryQuestion) -> dict[str, Any]:
     target = sheet.read.target
     powers = sheet.ask("variance", pair_powers, target)
     variance = None if powers is None else target_variance(target, config.n_keys)
-    moments = {"squared_mean": None if powers is None else float(powers[0, 0]), "variance": variance}
+    moments = {
+        "squared_mean": None if powers is None else float(powers[0, 0]),
+        "variance": variance,
+    }
     sheet.error = config.error or (0.1 * variance if variance else None)
     biased = sheet.ask(
         "biased_norm_bound",
@@ -105,17 +111,23 @@ def run(config: TheoryQuestion) -> dict[str, Any]:
         "target": {"notation": config.target, "expanded": sheet.read.text, **moments},
         "settings": {name: getattr(config, name) for name in settings} | {"error": sheet.error},
         "coefficient_norms": [
-            {"query_degree": r, "key_degree": s, "squared_norm": value} for (r, s), value in norms.items()
+            {"query_degree": r, "key_degree": s, "squared_norm": value}
+            for (r, s), value in norms.items()
         ],
         "complexity": {
             "paper_complexity": sheet.ask("paper_complexity", theory.paper_complexity, target),
             "rkhs_norm_bound": sheet.ask("rkhs_norm_bound", theory.rkhs_norm_bound, target),
-            "rkhs_norm": sheet.ask("rkhs_norm", theory.rkhs_norm, target, config.law()),
-            "biased_norm_bound": biased and {"squared_norm": biased.norm, "error": biased.error, "mean": biased.mean},
+            "rkhs_norm": sheet.ask("rkhs_norm", theory.rkhs_norm, target, config.distribution()),
+            "biased_norm_bound": biased
+            and {"squared_norm": biased.norm, "error": biased.error, "mean": biased.mean},
             "mlp_norm": sheet.ask("mlp_norm", theory.mlp_norm, target, config.n_keys),
         },
-        "spectrum": {model: sheet.ask(f"spectrum.{model}", _levels, sheet, model) for model in models},
-        "learning_curve": {model: [_curve_row(sheet, model, n) for n in config.samples] for model in models},
+        "spectrum": {
+            model: sheet.ask(f"spectrum.{model}", _levels, sheet, model) for model in models
+        },
+        "learning_curve": {
+            model: [_curve_row(sheet, model, n) for n in config.samples] for model in models
+        },
         "risk_bound": [
             row
             for n in config.samples
@@ -154,7 +166,9 @@ def _levels(sheet: _Sheet, model: str) -> dict[str, Any]:
     degree = max(4, *(part + 1 for part in target.degrees)) if attention else 4
     powers: Any = None
     if attention:
-        spectrum, powers = target_levels(target, config.n_keys, bias_of(config.law(), config.dim), degree)
+        spectrum, powers = target_levels(
+            target, config.n_keys, bias_of(config.distribution(), config.dim), degree
+        )
     else:
         spectrum = theory.mlp_spectrum(config.dim, config.n_keys, degree)
     levels = [
@@ -171,7 +185,7 @@ def _levels(sheet: _Sheet, model: str) -> dict[str, Any]:
 
 def _curve_row(sheet: _Sheet, model: str, n: int) -> dict[str, Any]:
     config, target, name = sheet.config, sheet.read.target, f"learning_curve.{model}.{n}"
-    rest = (config.noise, config.n_heads, model, config.law(model))
+    rest = (config.noise, config.n_heads, model, config.distribution(model))
     best = sheet.ask(f"{name}.best_ridge", theory.best_ridge_curve, target, n, config.n_keys, *rest)
     error = sheet.ask(name, theory.learning_curve, target, n, config.n_keys, config.ridge, *rest)
     return {
@@ -186,9 +200,13 @@ def _bound_row(sheet: _Sheet, kind: str, n: int) -> dict[str, Any]:
     """The paper's bound, or the one without hidden constants."""
     config, target = sheet.config, sheet.read.target
     if kind == "kernel":
-        found = theory.kernel_risk_bound(target, n, config.n_keys, config.delta, config.law())
+        found = theory.kernel_risk_bound(
+            target, n, config.n_keys, config.delta, config.distribution()
+        )
     elif math.isinf(config.n_heads):
-        raise ValueError("the paper's bound grows with log(dM): it needs finitely many heads. Pass --heads.")
+        raise ValueError(
+            "the paper's bound grows with log(dM): it needs finitely many heads. Pass --heads."
+        )
     else:
         found = theory.risk_bound(target, n, config.n_heads, config.delta, config.constant)
     names = ("approximation", "estimation", "total", "constant", "statement")
@@ -199,7 +217,7 @@ def _needed(sheet: _Sheet, models: Sequence[str]) -> dict[str, Any]:
     config, target = sheet.config, sheet.read.target
 
     def samples_of(model: str) -> int:
-        rest = (model, config.noise, config.n_heads, config.law(model))
+        rest = (model, config.noise, config.n_heads, config.distribution(model))
         return theory.samples_needed(target, config.n_keys, sheet.needed_error(), *rest)
 
     samples = {model: sheet.ask(f"needed.samples.{model}", samples_of, model) for model in models}
@@ -210,11 +228,15 @@ def _needed(sheet: _Sheet, models: Sequence[str]) -> dict[str, Any]:
         "mlp_to_attention": samples["mlp"] / samples["attention"] if both else None,
         "heads_bound": sheet.ask(
             "needed.heads_bound",
-            lambda: theory.heads_needed(target, sheet.needed_error(), config.delta, config.constant),
+            lambda: theory.heads_needed(
+                target, sheet.needed_error(), config.delta, config.constant
+            ),
         ),
         "heads_predicted": sheet.ask(
             "needed.heads_predicted",
-            lambda: theory.heads_predicted(target, config.n_keys, sheet.needed_error(), law=config.law()),
+            lambda: theory.heads_predicted(
+                target, config.n_keys, sheet.needed_error(), heads=config.distribution()
+            ),
         ),
     }
 
@@ -238,13 +260,17 @@ def tables(report: dict[str, Any]) -> list[Table]:
     norms = {
         "paper's B(f*)": complexity["paper_complexity"],
         "bound with named constants": complexity["rkhs_norm_bound"],
-        "exact, sphere law": complexity["rkhs_norm"],
+        "exact, sphere distribution": complexity["rkhs_norm"],
         f"bound for biased heads{near}": biased.get("squared_norm"),
         "MLP, exact": complexity["mlp_norm"],
     }
     found = [
         Table("norms", "coefficient norms", _renamed(report["coefficient_norms"], _NORMS)),
-        Table("complexity", "squared norms", [{"complexity": name, "": value} for name, value in norms.items()]),
+        Table(
+            "complexity",
+            "squared norms",
+            [{"complexity": name, "": value} for name, value in norms.items()],
+        ),
     ]
     for model, spectrum in report["spectrum"].items():
         if spectrum is not None:
@@ -265,14 +291,24 @@ def tables(report: dict[str, Any]) -> list[Table]:
     sizes["heads, predicted (any number of samples)"] = needed["heads_predicted"]
     sizes["heads, paper's bound"] = needed["heads_bound"]
     title = f"needed for a squared error of {number(needed['error'])}"
-    return [*found, Table("needed", title, [{"of": name, "number": value} for name, value in sizes.items()])]
+    return [
+        *found,
+        Table("needed", title, [{"of": name, "number": value} for name, value in sizes.items()]),
+    ]
 
 
 _NORMS = {"query_degree": "degree in x_0", "key_degree": "in x_i", "squared_norm": "|f_rs|²"}
 _MLP_LEVELS = {"degrees": "degrees", "eigenvalue": "eigenvalue", "multiplicity": "multiplicity"}
 _LEVELS = {**_MLP_LEVELS, "target_power": "power of the target"}
-_CURVE = {"n": "n", "error": "error", "error_at_best_ridge": "at the best ridge", "best_ridge": "that ridge"}
-_BOUND = {"kind": "bound"} | {name: name for name in ("n", "approximation", "estimation", "total", "constant")}
+_CURVE = {
+    "n": "n",
+    "error": "error",
+    "error_at_best_ridge": "at the best ridge",
+    "best_ridge": "that ridge",
+}
+_BOUND = {"kind": "bound"} | {
+    name: name for name in ("n", "approximation", "estimation", "total", "constant")
+}
 
 
 def _renamed(rows: Sequence[dict[str, Any]], names: dict[str, str]) -> list[dict[str, Any]]:
@@ -282,14 +318,18 @@ def _renamed(rows: Sequence[dict[str, Any]], names: dict[str, str]) -> list[dict
 def curve_rows(config: TheoryQuestion, points: int = 30) -> list[dict[str, Any]]:
     """Predicted test errors between the fewest and the most samples asked for: what `plot` draws."""
     read = parse_target(config.target, config.dim)
-    sizes = np.unique(np.geomspace(min(config.samples), max(config.samples), points).round().astype(np.int64))
+    sizes = np.unique(
+        np.geomspace(min(config.samples), max(config.samples), points).round().astype(np.int64)
+    )
     rows = []
     for model in MODELS[config.model]:
-        rest = (config.ridge, config.noise, config.n_heads, model, config.law(model))
+        rest = (config.ridge, config.noise, config.n_heads, model, config.distribution(model))
         with np.errstate(all="ignore"):
             errors = theory.learning_curve(read.target, sizes, config.n_keys, *rest)
         points_of = zip(sizes.tolist(), errors.tolist(), strict=True)
-        rows += [{"target": read.text, "model": model, "n": n, "error": error} for n, error in points_of]
+        rows += [
+            {"target": read.text, "model": model, "n": n, "error": error} for n, error in points_of
+        ]
     return rows
 
 
@@ -304,4 +344,6 @@ def plot(rows: Sequence[dict[str, Any]], config: TheoryQuestion, folder: Path) -
         series.append(Series(model, *points, look="line", role=model))
     title = f"{rows[0]['target']}: {config.describe()}"
     labels = ("training sets n", "predicted test error")
-    return write_chart(Chart("theory", title, *labels, series, rows, x_log=True, y_log=True), folder)
+    return write_chart(
+        Chart("theory", title, *labels, series, rows, x_log=True, y_log=True), folder
+    )

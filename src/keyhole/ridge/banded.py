@@ -51,7 +51,9 @@ class Banded:
         band = self._sparse()
         if band.shape[0] < 3:
             return float(np.linalg.eigvalsh(band.toarray()).max(initial=0.0))
-        return float(eigsh(band, k=1, which="LA", v0=np.ones(band.shape[0]), return_eigenvectors=False)[0])
+        return float(
+            eigsh(band, k=1, which="LA", v0=np.ones(band.shape[0]), return_eigenvectors=False)[0]
+        )
 
     def eigenpairs(self) -> tuple[np.ndarray, np.ndarray]:
         """Eigenvalues of B in float64, and eigenvectors in the precision of the basis."""
@@ -67,7 +69,9 @@ class Banded:
         return block_array(grid, format="csr")
 
 
-def to_band(matrix: Float[np.ndarray, "n n"], normal: Float[np.ndarray, " n"] | None) -> Banded | None:
+def to_band(
+    matrix: Float[np.ndarray, "n n"], normal: Float[np.ndarray, " n"] | None
+) -> Banded | None:
     """Reduce ``matrix`` (Fortran order, lower) in place; None if anything is not finite.
 
     ``normal`` is the unit vector u of the reflection I − 2uuᵀ that emptied row and column 0, None if there was none.
@@ -89,7 +93,9 @@ def to_band(matrix: Float[np.ndarray, "n n"], normal: Float[np.ndarray, " n"] | 
     return Banded(basis, diagonal, beside)
 
 
-def _reduce(a: Float[np.ndarray, "m m"]) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]] | None:
+def _reduce(
+    a: Float[np.ndarray, "m m"],
+) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]] | None:
     """Blocks of B and the triangular factors of the block reflections, whose vectors stay below the band of ``a``.
 
     A panel of columns is emptied below its first rows by H = I − V T Vᵀ; the rest becomes Hᵀ A H = A − V Wᵀ − W Vᵀ with
@@ -135,7 +141,9 @@ def _panel(panel: Float[np.ndarray, "r b"]) -> tuple[np.ndarray, np.ndarray, np.
     return vectors, np.linalg.inv(inverse).astype(panel.dtype), top
 
 
-def _symmetric_product(a: Float[np.ndarray, "r r"], vectors: Float[np.ndarray, "r b"]) -> Float[np.ndarray, "r b"]:
+def _symmetric_product(
+    a: Float[np.ndarray, "r r"], vectors: Float[np.ndarray, "r b"]
+) -> Float[np.ndarray, "r b"]:
     """A V from the lower triangle of A, tile of columns by tile."""
     totals = [np.zeros_like(vectors) for _ in range(PARTS)]
 
@@ -154,7 +162,9 @@ def _symmetric_product(a: Float[np.ndarray, "r r"], vectors: Float[np.ndarray, "
     return totals[0]
 
 
-def _rank_two_update(a: Float[np.ndarray, "r r"], v: Float[np.ndarray, "r b"], w: Float[np.ndarray, "r b"]) -> None:
+def _rank_two_update(
+    a: Float[np.ndarray, "r r"], v: Float[np.ndarray, "r b"], w: Float[np.ndarray, "r b"]
+) -> None:
     """A ← A − V Wᵀ − W Vᵀ on the lower triangle, tile of columns by tile; above it, within a tile, anything."""
     left, right = np.asfortranarray(np.hstack([v, w])), np.asfortranarray(np.hstack([w, v]))
 
@@ -192,7 +202,10 @@ def _form_basis(a: Float[np.ndarray, "m m"], triangles: list[np.ndarray]) -> Non
                 begin = max(part.start, rows.start - first)
                 if begin >= part.stop:
                     continue
-                vectors, some = a[rows, k * WIDTH : (k + 1) * WIDTH], target[rows, begin : part.stop]
+                vectors, some = (
+                    a[rows, k * WIDTH : (k + 1) * WIDTH],
+                    target[rows, begin : part.stop],
+                )
                 inner = np.asfortranarray(triangles[k] @ (vectors.T @ some))
                 multiply_add(some, vectors, inner, scale=-1.0)
 
@@ -210,7 +223,9 @@ class BandedSweep:
     form: Banded
     outputs: Float[np.ndarray, "m t"]
     scale: float
-    last: dict[bytes, list[tuple[np.ndarray, np.ndarray]] | None] = field(default_factory=dict, repr=False)
+    last: dict[bytes, list[tuple[np.ndarray, np.ndarray]] | None] = field(
+        default_factory=dict, repr=False
+    )
     """The factors asked for last: leverages and solutions of a path need the same."""
 
     @classmethod
@@ -220,7 +235,9 @@ class BandedSweep:
         scale = max(np.abs(block).max() for block in form.diagonal)
         return cls(form, outputs, float(scale) or 1.0)
 
-    def factors(self, alphas: Float[np.ndarray, " a"]) -> list[tuple[np.ndarray, np.ndarray]] | None:
+    def factors(
+        self, alphas: Float[np.ndarray, " a"]
+    ) -> list[tuple[np.ndarray, np.ndarray]] | None:
         """For each block, L_k⁻¹ and L_k⁻¹C_k (a, b, b) of B + alpha = L Lᵀ, C_k the block of L beside L_k.
 
         None if B + alpha is not positive definite: then K has an eigenvalue below −alpha.
@@ -230,7 +247,9 @@ class BandedSweep:
             self.last[alphas.tobytes()] = self._factorise(alphas)
         return self.last[alphas.tobytes()]
 
-    def _factorise(self, alphas: Float[np.ndarray, " a"]) -> list[tuple[np.ndarray, np.ndarray]] | None:
+    def _factorise(
+        self, alphas: Float[np.ndarray, " a"]
+    ) -> list[tuple[np.ndarray, np.ndarray]] | None:
         found: list[tuple[np.ndarray, np.ndarray]] = []
         inverse = np.zeros((0, 0, 0))
         for k, block in enumerate(self.form.diagonal):
@@ -258,7 +277,8 @@ class BandedSweep:
             return None
         basis, a = self.form.basis, len(alphas)
         forward = [
-            (own.reshape(-1, own.shape[2]).astype(basis.dtype), beside.astype(basis.dtype)) for own, beside in factors
+            (own.reshape(-1, own.shape[2]).astype(basis.dtype), beside.astype(basis.dtype))
+            for own, beside in factors
         ]
         result = np.empty((a, len(basis)))
 
@@ -283,12 +303,16 @@ class BandedSweep:
         """R with RᵀR = (K + alpha)⁻¹ on the span of the basis, at one penalty: L⁻¹ Qᵀ. 4b nm operations."""
         factors = self.factors(alphas)
         if factors is None:
-            raise np.linalg.LinAlgError("B + alpha must be positive definite: ask `complements` first.")
+            raise np.linalg.LinAlgError(
+                "B + alpha must be positive definite: ask `complements` first."
+            )
         forward = self._substitute(factors, self.form.basis.T.astype(np.float64))
         return np.concatenate(forward, axis=1)[0] / np.sqrt(self.scale)
 
     @staticmethod
-    def _substitute(factors: list[tuple[np.ndarray, np.ndarray]], right: Float[np.ndarray, "m t"]) -> list[np.ndarray]:
+    def _substitute(
+        factors: list[tuple[np.ndarray, np.ndarray]], right: Float[np.ndarray, "m t"]
+    ) -> list[np.ndarray]:
         """L⁻¹ right for each penalty, block by block (a, b, t)."""
         parts: list[np.ndarray] = []
         first = 0
@@ -304,11 +328,15 @@ class BandedSweep:
         """y − K (K + alpha)⁻¹ y for each penalty."""
         return self.solve(alphas)[1]
 
-    def solve(self, alphas: Float[np.ndarray, " a"]) -> tuple[Float[np.ndarray, "a n t"], Float[np.ndarray, "a n t"]]:
+    def solve(
+        self, alphas: Float[np.ndarray, " a"]
+    ) -> tuple[Float[np.ndarray, "a n t"], Float[np.ndarray, "a n t"]]:
         """(K + alpha)⁻¹ y for each penalty, and the residuals, alpha times that. Cost: 2 n m a t operations."""
         factors = self.factors(alphas)
         if factors is None:
-            raise np.linalg.LinAlgError("B + alpha must be positive definite: ask `complements` first.")
+            raise np.linalg.LinAlgError(
+                "B + alpha must be positive definite: ask `complements` first."
+            )
         parts = self._substitute(factors, self.outputs)
         later: np.ndarray | None = None
         for k in reversed(range(len(factors))):
@@ -321,5 +349,7 @@ class BandedSweep:
         basis = self.form.basis
         a, m, t = x.shape
         product = basis @ x.transpose(1, 0, 2).reshape(m, a * t).astype(basis.dtype)
-        dual = np.ascontiguousarray(product.reshape(len(basis), a, t).transpose(1, 0, 2), dtype=np.float64)
+        dual = np.ascontiguousarray(
+            product.reshape(len(basis), a, t).transpose(1, 0, 2), dtype=np.float64
+        )
         return dual, alphas[:, None, None] * dual

@@ -39,7 +39,9 @@ def calibrate(
     every = np.arange(len(labels))
     counts = np.bincount(labels, weights=weights, minlength=n_classes)
     doubt = 1.0 / (counts[labels] + 2.0)
-    below = np.ascontiguousarray(np.moveaxis(scores, 2, 0))  # classes first: sums over them run along long rows
+    below = np.ascontiguousarray(
+        np.moveaxis(scores, 2, 0)
+    )  # classes first: sums over them run along long rows
     below = below - below.max(axis=0)
     spread = -below.min(axis=(0, 2))
     below /= np.where(spread > 0, spread, 1.0)[:, None]
@@ -76,7 +78,9 @@ def calibrate(
 
 
 def fit_temperature(
-    scores: Float[np.ndarray, "n c"], labels: Int[np.ndarray, " n"], weights: Float[np.ndarray, " n"] | None = None
+    scores: Float[np.ndarray, "n c"],
+    labels: Int[np.ndarray, " n"],
+    weights: Float[np.ndarray, " n"] | None = None,
 ) -> float:
     """Find the c > 0 that makes softmax(c · scores) the likeliest probabilities of the labels.
 
@@ -125,7 +129,9 @@ class PathLosses:
     ``every`` is the distance between the samples that are looked at, 1 unless they are very many.
     """
 
-    def __init__(self, columns: Float[np.ndarray, "n t"], weights: Float[np.ndarray, " n"], n_alphas: int) -> None:
+    def __init__(
+        self, columns: Float[np.ndarray, "n t"], weights: Float[np.ndarray, " n"], n_alphas: int
+    ) -> None:
         self.n, t = columns.shape
         self.every = max(1, -(-n_alphas * self.n * t // MAX_SCORES))
         self.rows = np.arange(0, self.n, self.every)
@@ -146,6 +152,8 @@ class PathLosses:
         result = np.full(len(self.scores), np.inf)
         known = np.flatnonzero(np.isfinite(self.scores[:, heard]).all(axis=(1, 2)))
         if len(known):
-            _, losses = calibrate(class_scores(self.scores[np.ix_(known, heard)]), labels, weights, 1e-6)
+            _, losses = calibrate(
+                class_scores(self.scores[np.ix_(known, heard)]), labels, weights, 1e-6
+            )
             result[known] = losses @ weights / weights.sum()
         return result

@@ -48,7 +48,9 @@ class DesignMoments:
     (np.float64(20.0), 4)
     """
 
-    gram: Float[np.ndarray, "p p"] = field(repr=False)  # Σ w (φ − φ̄)(φ − φ̄)ᵀ, Fortran order, lower triangle
+    gram: Float[np.ndarray, "p p"] = field(
+        repr=False
+    )  # Σ w (φ − φ̄)(φ − φ̄)ᵀ, Fortran order, lower triangle
     cross: Float[np.ndarray, "p t"] = field(repr=False)  # Σ w (φ − φ̄)(y − ȳ)ᵀ
     squares: Float[np.ndarray, " t"] = field(repr=False)  # Σ w (y − ȳ)²
     means: Float[np.ndarray, " p"] = field(repr=False)
@@ -64,7 +66,14 @@ class DesignMoments:
         """The moments of no samples: zero, the neutral element of addition."""
         p, t = check_count(n_columns, "n_columns"), check_count(n_outputs, "n_outputs")
         gram = np.zeros((p, p), order="F")
-        return cls(gram, np.zeros((p, t)), np.zeros(t), np.zeros(p), np.zeros(t), fit_intercept=fit_intercept)
+        return cls(
+            gram,
+            np.zeros((p, t)),
+            np.zeros(t),
+            np.zeros(p),
+            np.zeros(t),
+            fit_intercept=fit_intercept,
+        )
 
     def add_rows(
         self,
@@ -89,11 +98,15 @@ class DesignMoments:
         add_outer(self.gram, scaled.T)
         # in units of their own: float32 may not hold the outputs, and a power of two costs no digit
         units = unit_exponent(left, axis=0)
-        self.cross += np.ldexp((scaled.T @ np.ldexp(left, -units).astype(rows.dtype)).astype(np.float64), units)
+        self.cross += np.ldexp(
+            (scaled.T @ np.ldexp(left, -units).astype(rows.dtype)).astype(np.float64), units
+        )
         self.squares += np.einsum("it,it->t", left, left)
         self.count += len(rows)
 
-    def _shift(self, means: Float[np.ndarray, " p"], y_mean: Float[np.ndarray, " t"], weight: float) -> None:
+    def _shift(
+        self, means: Float[np.ndarray, " p"], y_mean: Float[np.ndarray, " t"], weight: float
+    ) -> None:
         """Add the scatter between the means so far and those of new samples, and move the means."""
         total = self.weight + weight
         if self.fit_intercept and self.weight == 0:  # set, not added, so that nothing is rounded
@@ -137,7 +150,10 @@ class DesignMoments:
 
     def copy(self) -> DesignMoments:
         """The same moments in memory of their own."""
-        arrays = {name: getattr(self, name).copy(order="K") for name in ("gram", "cross", "squares", "means", "y_mean")}
+        arrays = {
+            name: getattr(self, name).copy(order="K")
+            for name in ("gram", "cross", "squares", "means", "y_mean")
+        }
         return replace(self, **arrays)
 
     def _check_kin(self, other: DesignMoments) -> None:
@@ -150,7 +166,11 @@ class DesignMoments:
 
 
 def scaled_rows(
-    block: Float[np.ndarray, "b p"], weights: Float[np.ndarray, " b"] | None, centre: bool, *, overwrite: bool = False
+    block: Float[np.ndarray, "b p"],
+    weights: Float[np.ndarray, " b"] | None,
+    centre: bool,
+    *,
+    overwrite: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
     """√w (φ − mean) of a block in its own dtype, and the mean in float64 (zeros unless asked for)."""
     roots = None if weights is None else np.sqrt(weights).astype(block.dtype)[:, None]
@@ -199,7 +219,16 @@ class PrincipalAxes:
         values, axes = eigh(moments.gram, lower=True, driver="evd", **options)
         largest = float(max(values[-1], 0.0))
         floor = numerical_floor(largest, max(moments.count, p), moments.rounding)
-        names = ("means", "y_mean", "squares", "weight", "count", "y_size", "rounding", "fit_intercept")
+        names = (
+            "means",
+            "y_mean",
+            "squares",
+            "weight",
+            "count",
+            "y_size",
+            "rounding",
+            "fit_intercept",
+        )
         known = {name: getattr(moments, name) for name in names}
         return cls(np.maximum(values, 0.0), axes, axes.T @ moments.cross, floor=floor, **known)
 
@@ -245,7 +274,9 @@ class PrincipalAxes:
         scores = (block - self.means.astype(block.dtype)) @ self._axes_in(block.dtype)
         scores = scores.astype(np.float64, copy=False)
         coefs = self.inverse(alphas)[:, :, None] * self.scores[:, None, :]
-        fitted = (scores @ coefs.reshape(len(coefs), -1)).reshape(len(left), len(alphas), left.shape[1])
+        fitted = (scores @ coefs.reshape(len(coefs), -1)).reshape(
+            len(left), len(alphas), left.shape[1]
+        )
         complements = self._complements(np.square(scores) * weights[:, None], alphas, weights).T
         left_out = [leave_one_out(left - fitted[:, i], complements[i]) for i in range(len(alphas))]
         return complements, np.asarray(left_out)
@@ -329,13 +360,19 @@ class PrincipalAxes:
         energy = np.square(self.scores)
         explained = 2 * inverse - self.values[:, None] * np.square(inverse)
         residual = np.maximum(self.squares - explained.T @ energy, 0.0)
-        residual += self.rounding * (4 * self.squares + 3 * self.largest * (np.square(inverse).T @ energy))
+        residual += self.rounding * (
+            4 * self.squares + 3 * self.largest * (np.square(inverse).T @ energy)
+        )
         known = self.values > self.floor
         # n − tr H: directions that no axis explains, and what the penalty keeps of those that one does
         freedom = self.count - float(self.fit_intercept) - known.sum()
-        freedom = freedom + np.where(known[:, None], alphas * inverse, -self.values[:, None] * inverse).sum(axis=0)
+        freedom = freedom + np.where(
+            known[:, None], alphas * inverse, -self.values[:, None] * inverse
+        ).sum(axis=0)
         shrink = freedom / self.count
-        judged = np.repeat((shrink > 4 * self.rounding * len(known))[:, None], len(self.squares), axis=1)
+        judged = np.repeat(
+            (shrink > 4 * self.rounding * len(known))[:, None], len(self.squares), axis=1
+        )
         errors = np.full(residual.shape, np.inf)
         np.divide(residual / self.weight, np.square(shrink)[:, None], out=errors, where=judged)
         return errors
@@ -345,7 +382,10 @@ class PrincipalAxes:
         return float(max(self.resolution, 8 * self.rounding * self.squares.mean() / self.weight))
 
     def _complements(
-        self, squares: Float[np.ndarray, "b p"], alphas: Float[np.ndarray, " a"], w: Float[np.ndarray, " b"]
+        self,
+        squares: Float[np.ndarray, "b p"],
+        alphas: Float[np.ndarray, " a"],
+        w: Float[np.ndarray, " b"],
     ) -> Float[np.ndarray, "b a"]:
         """1 − h: what no axis explains, plus what the penalty keeps unexplained; 0 if rounding hides it.
 
@@ -362,7 +402,9 @@ class PrincipalAxes:
         unexplained = np.maximum(1 - mean_share[:, None] - squares @ shares, 0.0)
         kept = unexplained + squares @ np.where(apart, shares * alphas * inverse, -inverse)
         noise = self.rounding * self.largest
-        hidden = 4 * self.rounding + squares @ (2 * noise * np.square(np.where(apart, shares, inverse)))
+        hidden = 4 * self.rounding + squares @ (
+            2 * noise * np.square(np.where(apart, shares, inverse))
+        )
         return np.where(hidden > 0.1 * kept, 0.0, kept)
 
     def _axes_in(self, dtype: np.dtype) -> np.ndarray:
@@ -378,7 +420,9 @@ RowBlocks: TypeAlias = Callable[[], Iterable[np.ndarray]]
 """Gives the row blocks (n_b, p) of the design, in order, every time it is called."""
 
 
-def ridge_rows(row_blocks: RowBlocks, problem: RidgeProblem, *, keep_factor: bool = False) -> RidgeFit:
+def ridge_rows(
+    row_blocks: RowBlocks, problem: RidgeProblem, *, keep_factor: bool = False
+) -> RidgeFit:
     """Ridge on a design that is given in blocks of rows, with exact leave-one-out; meant for p < n.
 
     The same numbers as ``ridge_gram(design @ design.T, …)``, from one p × p eigendecomposition. ``row_blocks`` gives
@@ -425,7 +469,9 @@ class RowsRoute:
                 block, problem.centred[rows], problem.weights[rows], self.alphas
             )
             self.complements[:, rows] = complements
-            yield LeftOut(penalties=slice(None), rows=rows, residuals=residuals, amplification=amplification)
+            yield LeftOut(
+                penalties=slice(None), rows=rows, residuals=residuals, amplification=amplification
+            )
 
     def solve(self, i: int) -> Solution:
         """Values, intercept, left-out residuals, in a pass over the rows."""
@@ -438,11 +484,16 @@ class RowsRoute:
     def smoother(self, i: int) -> DesignSmoother:
         """The fit as a linear map, in a pass over the rows: 2np² operations, and n × p numbers."""
         scores = np.concatenate(
-            [(block - self.axes.means) @ self.axes.axes for _, block in _rows(self.row_blocks, len(self.problem.y))]
+            [
+                (block - self.axes.means) @ self.axes.axes
+                for _, block in _rows(self.row_blocks, len(self.problem.y))
+            ]
         )
         scores *= np.sqrt(self.axes.inverse(self.alphas[i : i + 1])[:, 0])
         scores *= self.problem.weights[:, None]
-        return DesignSmoother(self.axes, float(self.alphas[i]), self.problem.weights, self.complements[i], scores)
+        return DesignSmoother(
+            self.axes, float(self.alphas[i]), self.problem.weights, self.complements[i], scores
+        )
 
 
 @dataclass(frozen=True)
@@ -499,4 +550,6 @@ def _rows(row_blocks: RowBlocks, n: int) -> Iterator[tuple[slice, np.ndarray]]:
         if stop <= n:
             yield rows, block
     if stop != n:
-        raise ValueError(f"the blocks of rows must hold one row per output: got {stop} rows for {n} outputs.")
+        raise ValueError(
+            f"the blocks of rows must hold one row per output: got {stop} rows for {n} outputs."
+        )

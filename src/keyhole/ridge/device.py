@@ -54,7 +54,9 @@ def ridge_device(
             "to keep a copy of it. Use a larger alpha, dtype='float64', or device=None."
         )
     matrix = np.asfortranarray(ridge.matrix.cpu().numpy())
-    return problem.fit(path_route(matrix, ridge.weighing, rounding, np.dtype(np.float64), memory_budget))
+    return problem.fit(
+        path_route(matrix, ridge.weighing, rounding, np.dtype(np.float64), memory_budget)
+    )
 
 
 @dataclass(frozen=True)
@@ -89,21 +91,29 @@ class DeviceRidge:
         product = (image + gram[:, 0]) / size
         update = 2.0 * (product - (normal @ product) * normal)
         for rows in blocks(len(gram), SIDE):
-            gram[rows].addr_(normal[rows], update, alpha=-1.0).addr_(update[rows], normal, alpha=-1.0)
+            gram[rows].addr_(normal[rows], update, alpha=-1.0).addr_(
+                update[rows], normal, alpha=-1.0
+            )
         gram[0] = 0.0
         gram[:, 0] = 0.0
         mean, removed = (image / length).cpu().numpy(), float(direction @ image)
-        return cls(gram, y, normal, Weighing(problem, normal.cpu().numpy(), mean, removed, diagonal))
+        return cls(
+            gram, y, normal, Weighing(problem, normal.cpu().numpy(), mean, removed, diagonal)
+        )
 
     def size(self) -> float:
         """An upper bound of the largest eigenvalue, by the Frobenius norm, or what centring removed if larger."""
-        total = sum(float(self.matrix[rows].square().sum()) for rows in blocks(len(self.matrix), SIDE))
+        total = sum(
+            float(self.matrix[rows].square().sum()) for rows in blocks(len(self.matrix), SIDE)
+        )
         return max(total**0.5, self.weighing.removed)
 
     def largest(self) -> float:
         """The largest eigenvalue, by Lanczos steps with full orthogonalisation."""
         n = len(self.matrix)
-        vector = torch.linspace(1.0, 2.0, n, dtype=torch.float64, device=self.matrix.device).sin() + self.y.sum(dim=1)
+        vector = torch.linspace(
+            1.0, 2.0, n, dtype=torch.float64, device=self.matrix.device
+        ).sin() + self.y.sum(dim=1)
         basis = [vector / torch.linalg.vector_norm(vector)]
         diagonal, beside = [], []
         for _ in range(min(_LANCZOS, n)):
@@ -128,7 +138,9 @@ class DeviceRidge:
         factor = self.matrix if overwrite else self.matrix.clone()
         factor.diagonal().add_(alpha)
         if self.normal is not None:
-            factor[0, 0] = 1.0  # the direction of the intercept: decoupled, and left out of every sum below
+            factor[0, 0] = (
+                1.0  # the direction of the intercept: decoupled, and left out of every sum below
+            )
         if not factorise_lower(factor):
             return None
         target = self.reflect(self.y)
@@ -157,7 +169,9 @@ def factorise_lower(matrix: torch.Tensor) -> bool:
         rest = slice(column.stop, len(matrix))
         if column.stop < len(matrix):
             panel = matrix[rest, column]
-            matrix[rest, column] = torch.linalg.solve_triangular(corner.T, panel, upper=True, left=False)
+            matrix[rest, column] = torch.linalg.solve_triangular(
+                corner.T, panel, upper=True, left=False
+            )
     return True
 
 
@@ -167,10 +181,14 @@ def solve_factor(factor: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     tiles = list(blocks(len(factor), SIDE))
     for row in tiles:
         part = solution[row] - factor[row, : row.start] @ solution[: row.start]
-        solution[row] = torch.linalg.solve_triangular(torch.tril(factor[row, row]), part, upper=False)
+        solution[row] = torch.linalg.solve_triangular(
+            torch.tril(factor[row, row]), part, upper=False
+        )
     for row in reversed(tiles):
         part = solution[row] - factor[row.stop :, row].T @ solution[row.stop :]
-        solution[row] = torch.linalg.solve_triangular(torch.tril(factor[row, row]).T, part, upper=True)
+        solution[row] = torch.linalg.solve_triangular(
+            torch.tril(factor[row, row]).T, part, upper=True
+        )
     return solution
 
 
@@ -204,7 +222,8 @@ def inverse_diagonal(inverse: torch.Tensor, normal: torch.Tensor | None) -> torc
     if normal is not None:
         for row in blocks(n, SIDE):
             shift[row] = -2.0 * (
-                inverse[row, : row.start] @ normal[: row.start] + torch.tril(inverse[row, row]) @ normal[row]
+                inverse[row, : row.start] @ normal[: row.start]
+                + torch.tril(inverse[row, row]) @ normal[row]
             )
     above = torch.nn.functional.pad(torch.cumsum(shift.square(), 0), (1, 0))
     result = torch.empty(n, dtype=inverse.dtype, device=inverse.device)
@@ -212,7 +231,9 @@ def inverse_diagonal(inverse: torch.Tensor, normal: torch.Tensor | None) -> torc
         panel = _lower_part(inverse, columns, n)
         if normal is not None:
             panel += torch.outer(shift[columns.start :], normal[columns])
-            result[columns] = panel.square().sum(dim=0) + above[columns.start] * normal[columns].square()
+            result[columns] = (
+                panel.square().sum(dim=0) + above[columns.start] * normal[columns].square()
+            )
         else:
             result[columns] = panel.square().sum(dim=0)
     return result

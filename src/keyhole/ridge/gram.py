@@ -32,10 +32,14 @@ from keyhole.ridge.problem import (
 )
 
 TILE = 40_000  # entries (penalties × samples) of a tile of the sweep: fits the second-level cache, dwarfs a call's cost
-PANEL = 2**25  # bytes of a panel in passes over an n × n matrix: beyond the cache, small beside any matrix that matters
+PANEL = (
+    2**25
+)  # bytes of a panel in passes over an n × n matrix: beyond the cache, small beside any matrix that matters
 IN_CACHE = 2**21  # bytes of a few columns that are gone through several times
 MIN_ROWS_FOR_A_BAND = 2048  # samples from which a banded form is made sooner than a tridiagonal one
-MAX_ROWS_OF_A_SMALL_DRAFT = 512  # samples up to which eigenvectors take less time than a sweep's many small steps
+MAX_ROWS_OF_A_SMALL_DRAFT = (
+    512  # samples up to which eigenvectors take less time than a sweep's many small steps
+)
 
 TINY = float(np.finfo(np.float64).tiny)
 
@@ -82,9 +86,17 @@ def ridge_gram(
     route: SolvedRoute | GramRoute | None = None
     if problem.alphas is not None and len(problem.alphas) == 1:
         dtype = matrix.dtype
-        route = cholesky_route(matrix, weighing, problem.alphas, rounding, memory_budget, keep_factor=keep_factor)
+        route = cholesky_route(
+            matrix, weighing, problem.alphas, rounding, memory_budget, keep_factor=keep_factor
+        )
     if route is None:
-        route = path_route(matrix, weighing, rounding, gram.dtype if dtype is None else np.dtype(dtype), memory_budget)
+        route = path_route(
+            matrix,
+            weighing,
+            rounding,
+            gram.dtype if dtype is None else np.dtype(dtype),
+            memory_budget,
+        )
     return problem.fit(route, keep_factor=keep_factor)
 
 
@@ -99,7 +111,9 @@ class Weighing:
     problem: RidgeProblem
     normal: Float[np.ndarray, " n"] | None  # the unit vector u, None without an intercept
     gram_mean: Float[np.ndarray, " n"]  # S K w / Σw, from which the intercept follows
-    removed: float  # sᵀ S K S s / Σw, the size of what centring took away and so of the rounding it left
+    removed: (
+        float  # sᵀ S K S s / Σw, the size of what centring took away and so of the rounding it left
+    )
     diagonal: Float[np.ndarray, " n"]  # K(x_i, x_i), before anything was done to it
 
     def reflect(self, x: Float[np.ndarray, "n t"]) -> Float[np.ndarray, "n t"]:
@@ -112,7 +126,9 @@ class Weighing:
         """Coefficients a = S c and intercept b of f(x) = Σ a_i K(x, x_i) + b from the scaled ones c."""
         return self.problem.roots[:, None] * dual, self.problem.y_mean - self.gram_mean @ dual
 
-    def amplification(self, dual: Float[np.ndarray, "a n t"], size: float) -> Float[np.ndarray, " a"]:
+    def amplification(
+        self, dual: Float[np.ndarray, "a n t"], size: float
+    ) -> Float[np.ndarray, " a"]:
         """How far one unit of rounding moves predictions, over the spread of the outputs.
 
         f(x) = Σ_i a_i K(x, x_i) + b with K(x, x_i)² ≤ K(x, x) K(x_i, x_i), so that independent
@@ -144,7 +160,9 @@ def weigh_gram(
     """Check the matrix, then scale and reflect it to H S K S H (Fortran order, lower); in place if that is allowed."""
     n = len(problem.y)
     if gram.shape != (n, n):
-        raise ValueError(f"`gram` must have one row and one column per output: got shape {gram.shape} for {n} outputs.")
+        raise ValueError(
+            f"`gram` must have one row and one column per output: got shape {gram.shape} for {n} outputs."
+        )
     check_gram_size(gram.diagonal())
     diagonal = gram.diagonal().astype(np.float64)
     matrix = _fortran_lower(gram, overwrite=overwrite)
@@ -158,7 +176,9 @@ def weigh_gram(
             matrix[:, columns] *= scale[columns]
             matrix[:, columns] *= scale[:, None]
     if not problem.fit_intercept:
-        return matrix, Weighing(problem, normal=None, gram_mean=np.zeros(n), removed=0.0, diagonal=diagonal)
+        return matrix, Weighing(
+            problem, normal=None, gram_mean=np.zeros(n), removed=0.0, diagonal=diagonal
+        )
     normal, gram_mean, removed = _reflect_in_place(matrix, problem.roots)
     return matrix, Weighing(problem, normal, gram_mean, removed, diagonal)
 
@@ -187,7 +207,14 @@ def _reflect_in_place(
     normal /= size
     product = (image + first) / size  # K~ u
     update = 2 * (product - (normal @ product) * normal)
-    syr2(-1.0, normal.astype(matrix.dtype), update.astype(matrix.dtype), lower=1, a=matrix, overwrite_a=1)
+    syr2(
+        -1.0,
+        normal.astype(matrix.dtype),
+        update.astype(matrix.dtype),
+        lower=1,
+        a=matrix,
+        overwrite_a=1,
+    )
     matrix[:, 0] = 0.0
     return normal, image / length, float(direction @ image)
 
@@ -241,7 +268,9 @@ class GramSmoother:
 
     def precisions(self) -> Float[np.ndarray, " n"]:
         """The diagonal of Q."""
-        return np.asarray(self.weighing.problem.weights * np.einsum("mn,mn->n", self.root, self.root))
+        return np.asarray(
+            self.weighing.problem.weights * np.einsum("mn,mn->n", self.root, self.root)
+        )
 
 
 @dataclass(frozen=True)
@@ -308,7 +337,9 @@ def cholesky_route(
     diagonal = matrix.diagonal().copy()
     np.fill_diagonal(matrix, diagonal + matrix.dtype.type(alpha))
     if weighing.normal is not None:
-        matrix[0, 0] = 1.0  # the direction of the intercept: decoupled, and left out of every sum below
+        matrix[0, 0] = (
+            1.0  # the direction of the intercept: decoupled, and left out of every sum below
+        )
     if not factorise_lower(matrix):
         mirror_lower(matrix.T)
         np.fill_diagonal(matrix, diagonal)
@@ -344,7 +375,9 @@ def _inverse_diagonal(
         panel[:width] = np.tril(panel[:width])
         if normal is not None:
             panel += shift[start:, None] * u[columns]
-        result[columns] = np.einsum("ij,ij->j", panel, panel) + above[start] * np.square(u[columns], dtype=np.float64)
+        result[columns] = np.einsum("ij,ij->j", panel, panel) + above[start] * np.square(
+            u[columns], dtype=np.float64
+        )
     return result
 
 
@@ -372,14 +405,18 @@ class GramRoute:
             yield LeftOut(
                 penalties=penalties,
                 rows=slice(None),
-                residuals=leave_one_out(residuals / problem.roots[:, None], self.complements[penalties]),
+                residuals=leave_one_out(
+                    residuals / problem.roots[:, None], self.complements[penalties]
+                ),
                 amplification=self.weighing.amplification(dual, matrix_size(self)),
             )
 
     def solve(self, i: int) -> Solution:
         """Coefficients, intercept, left-out residuals. O(n²t)."""
         dual, residuals = (x[0] for x in self.factor.solve(self.alphas[i : i + 1]))
-        left_out = leave_one_out(residuals / self.weighing.problem.roots[:, None], self.complements[i])
+        left_out = leave_one_out(
+            residuals / self.weighing.problem.roots[:, None], self.complements[i]
+        )
         return *self.weighing.unscale(dual), left_out
 
     def smoother(self, i: int) -> GramSmoother:
@@ -389,13 +426,18 @@ class GramRoute:
 
 
 def path_route(
-    matrix: Float[np.ndarray, "n n"], weighing: Weighing, rounding: float, dtype: np.dtype[Any], memory_budget: int
+    matrix: Float[np.ndarray, "n n"],
+    weighing: Weighing,
+    rounding: float,
+    dtype: np.dtype[Any],
+    memory_budget: int,
 ) -> GramRoute:
     """Reduce a matrix that is weighed already, overwritten if it is of ``dtype``, and judge every penalty."""
     n, problem = len(matrix), weighing.problem
     rounding = max(rounding, float(np.finfo(dtype).eps))
     banded = n >= MIN_ROWS_FOR_A_BAND and (
-        problem.alphas is None or problem.alphas.min() >= max(TINY, _floor_bound(matrix, weighing, rounding))
+        problem.alphas is None
+        or problem.alphas.min() >= max(TINY, _floor_bound(matrix, weighing, rounding))
     )
     form: Banded | Tridiagonal | None = None
     for attempt in dict.fromkeys((dtype, matrix.dtype)):  # float64 again where float32 overflows
@@ -414,9 +456,15 @@ def path_route(
     floor = numerical_floor(scale, n, rounding)
     alphas = problem.grid(largest, floor)
     complements = None
-    if alphas.min() > 0 and alphas.min() >= floor and not (problem.draft and n <= MAX_ROWS_OF_A_SMALL_DRAFT):
+    if (
+        alphas.min() > 0
+        and alphas.min() >= floor
+        and not (problem.draft and n <= MAX_ROWS_OF_A_SMALL_DRAFT)
+    ):
         sweep = (
-            Sweep.of(form, problem.scaled) if isinstance(form, Tridiagonal) else BandedSweep.of(form, problem.scaled)
+            Sweep.of(form, problem.scaled)
+            if isinstance(form, Tridiagonal)
+            else BandedSweep.of(form, problem.scaled)
         )
         complements = sweep.complements(alphas)
     if complements is not None:
@@ -424,13 +472,17 @@ def path_route(
         return GramRoute(name, alphas, floor, rounding, weighing, sweep, complements, memory_budget)
     spectrum = GramSpectrum.of(form, problem.scaled, floor, rounding * scale)
     complements = spectrum.complements(alphas, memory_budget)
-    return GramRoute("eigen", alphas, floor, rounding, weighing, spectrum, complements, memory_budget)
+    return GramRoute(
+        "eigen", alphas, floor, rounding, weighing, spectrum, complements, memory_budget
+    )
 
 
 def _floor_bound(matrix: Float[np.ndarray, "n n"], weighing: Weighing, rounding: float) -> float:
     """A number that the numerical floor cannot exceed: the Frobenius norm of the lower triangle bounds λ_max."""
     parts = (np.tril(matrix[columns.start :, columns]) for columns in blocks(len(matrix), 32))
-    lower = sum(float(np.square(part, dtype=np.float64).sum()) for part in parts)  # squares may outgrow float32
+    lower = sum(
+        float(np.square(part, dtype=np.float64).sum()) for part in parts
+    )  # squares may outgrow float32
     squares = 2 * lower - float(np.square(matrix.diagonal(), dtype=np.float64).sum())
     return numerical_floor(max(np.sqrt(squares), weighing.removed), len(matrix), rounding)
 
@@ -471,7 +523,9 @@ class Tridiagonal:
         )
 
 
-def tridiagonalise(matrix: Float[np.ndarray, "n n"], normal: Float[np.ndarray, " n"] | None) -> Tridiagonal | None:
+def tridiagonalise(
+    matrix: Float[np.ndarray, "n n"], normal: Float[np.ndarray, " n"] | None
+) -> Tridiagonal | None:
     """Reduce ``matrix`` (Fortran order, lower) in place to Q and T; None if anything is not finite.
 
     ``normal`` is the unit vector u of the reflection I − 2uuᵀ that emptied row and column 0, None if there was none.
@@ -568,7 +622,9 @@ class Sweep:
         """R with RᵀR = (K + alpha)⁻¹ on the span of the basis, at one penalty: D^{-1/2} L⁻¹ Qᵀ. 2nm operations."""
         factors = self.pivots(alphas)
         if factors is None:
-            raise np.linalg.LinAlgError("T + alpha must be positive definite: ask `complements` first.")
+            raise np.linalg.LinAlgError(
+                "T + alpha must be positive definite: ask `complements` first."
+            )
         pivots, multipliers = factors
         root = self.form.basis.T.astype(np.float64)
         for k in range(1, len(root)):
@@ -580,11 +636,15 @@ class Sweep:
         """y − K (K + alpha)⁻¹ y for each penalty."""
         return self.solve(alphas)[1]
 
-    def solve(self, alphas: Float[np.ndarray, " a"]) -> tuple[Float[np.ndarray, "a n t"], Float[np.ndarray, "a n t"]]:
+    def solve(
+        self, alphas: Float[np.ndarray, " a"]
+    ) -> tuple[Float[np.ndarray, "a n t"], Float[np.ndarray, "a n t"]]:
         """(K + alpha)⁻¹ y for each penalty, and the residuals, alpha times that. Cost: 2 n m a t operations."""
         factors = self.pivots(alphas)
         if factors is None:
-            raise np.linalg.LinAlgError("T + alpha must be positive definite: ask `complements` first.")
+            raise np.linalg.LinAlgError(
+                "T + alpha must be positive definite: ask `complements` first."
+            )
         pivots, multipliers = factors
         (m, a), t = pivots.shape, self.outputs.shape[1]
         x = np.repeat(self.outputs[:, None, :], a, axis=1)
@@ -595,7 +655,9 @@ class Sweep:
             x[k] -= multipliers[k + 1, :, None] * x[k + 1]
         basis = self.form.basis
         product = basis @ x.reshape(m, a * t).astype(basis.dtype)
-        dual = np.ascontiguousarray(product.reshape(len(basis), a, t).transpose(1, 0, 2), dtype=np.float64)
+        dual = np.ascontiguousarray(
+            product.reshape(len(basis), a, t).transpose(1, 0, 2), dtype=np.float64
+        )
         return dual, alphas[:, None, None] * dual
 
 
@@ -615,7 +677,9 @@ class GramSpectrum:
     noise: float
 
     @classmethod
-    def of(cls, form: Banded | Tridiagonal, y: Float[np.ndarray, "n t"], floor: float, noise: float) -> GramSpectrum:
+    def of(
+        cls, form: Banded | Tridiagonal, y: Float[np.ndarray, "n t"], floor: float, noise: float
+    ) -> GramSpectrum:
         """Decompose T and rotate Q. Cost: up to 14n³/3 operations and two more n × n matrices."""
         values, rotation = form.eigenpairs()
         vectors = form.basis @ rotation.astype(form.basis.dtype, copy=False)
@@ -640,7 +704,9 @@ class GramSpectrum:
             kept = np.where(alphas < self.floor, inverse / inverse.max(axis=0), kept)
         return np.asarray(kept)
 
-    def complements(self, alphas: Float[np.ndarray, " a"], memory_budget: int) -> Float[np.ndarray, "a n"]:
+    def complements(
+        self, alphas: Float[np.ndarray, " a"], memory_budget: int
+    ) -> Float[np.ndarray, "a n"]:
         """1 − h = Σ_j V_ij² alpha/(λ_j + alpha), or in proportion to it as ``shrinkage`` is.
 
         0 where rounding hides a tenth of the residual or more.
@@ -653,11 +719,15 @@ class GramSpectrum:
             squares = np.square(self.vectors[rows], dtype=np.float64)
             sums = squares @ columns
             kept, leak = sums[:, :-1], sums[:, -1:]
-            hidden = (self.hidden(alphas, kept, leak) > 0.1 * kept) | self.sets_the_floor(squares)[:, None]
+            hidden = (self.hidden(alphas, kept, leak) > 0.1 * kept) | self.sets_the_floor(squares)[
+                :, None
+            ]
             result[:, rows] = np.where(hidden & (alphas < self.floor), 0.0, kept).T
         return result
 
-    def hidden(self, alphas: Float[np.ndarray, " a"], kept: np.ndarray, leak: np.ndarray) -> np.ndarray:
+    def hidden(
+        self, alphas: Float[np.ndarray, " a"], kept: np.ndarray, leak: np.ndarray
+    ) -> np.ndarray:
         """What rounding may have made of ``kept``, 1 − h, if it leaks so much of a sample into the null space.
 
         That is 2 √(leak (1 − h)) + leak of 1 − h itself, and √leak |r| of the residual, r those of all samples. The
@@ -666,7 +736,9 @@ class GramSpectrum:
         sizes = np.linalg.norm(self.outputs, axis=0)
         left = np.linalg.norm(self.shrinkage(alphas)[:, :, None] * self.outputs[:, None, :], axis=0)
         share = np.divide(left, sizes, out=np.zeros_like(left), where=sizes > 0).max(axis=1)
-        return np.asarray(np.maximum(2 * np.sqrt(leak * kept) + leak, np.sqrt(len(self.vectors) * leak) * share))
+        return np.asarray(
+            np.maximum(2 * np.sqrt(leak * kept) + leak, np.sqrt(len(self.vectors) * leak) * share)
+        )
 
     def tilt(self) -> Float[np.ndarray, " m"]:
         """How far rounding tilts each eigenvector into the null space, squared; nowhere if that is empty.
@@ -698,7 +770,9 @@ class GramSpectrum:
         """Outputs minus fit, for each penalty, or in proportion to it as ``shrinkage`` is."""
         return self._turned_back(self.shrinkage(alphas))
 
-    def solve(self, alphas: Float[np.ndarray, " a"]) -> tuple[Float[np.ndarray, "a n t"], Float[np.ndarray, "a n t"]]:
+    def solve(
+        self, alphas: Float[np.ndarray, " a"]
+    ) -> tuple[Float[np.ndarray, "a n t"], Float[np.ndarray, "a n t"]]:
         """(K + alpha)⁻¹ y and residuals; of eigenvalues taken for zero nothing, since they carry no function."""
         return self._turned_back(self.inverse(alphas)), self.residuals(alphas)
 
@@ -747,9 +821,13 @@ class GroupRoute:
 
     def solve(self, i: int) -> Solution:
         """Coefficients, intercept, left-out residuals."""
-        return *self.weighing.unscale(self.spectrum.solve(self.alphas[i : i + 1])[0][0]), self._left_out(i)
+        return *self.weighing.unscale(
+            self.spectrum.solve(self.alphas[i : i + 1])[0][0]
+        ), self._left_out(i)
 
-    def without(self, i: int, siblings: Int[np.ndarray, " k"], left_out: Float[np.ndarray, "n t"]) -> tuple[Any, Any]:
+    def without(
+        self, i: int, siblings: Int[np.ndarray, " k"], left_out: Float[np.ndarray, "n t"]
+    ) -> tuple[Any, Any]:
         """Coefficients and intercept of the fit without some samples, of which ``left_out`` knows the residuals.
 
         Leaving a group out is fitting its own left-out predictions in the place of its outputs.
@@ -757,7 +835,9 @@ class GroupRoute:
         problem, spectrum, alpha = self.weighing.problem, self.spectrum, self.alphas[i : i + 1]
         replaced = problem.roots[siblings, None] * left_out[siblings]
         along = spectrum.inverse(alpha) * (spectrum.vectors[siblings].T @ replaced)
-        coef, intercept = self.weighing.unscale(spectrum.solve(alpha)[0][0] - spectrum.vectors @ along)
+        coef, intercept = self.weighing.unscale(
+            spectrum.solve(alpha)[0][0] - spectrum.vectors @ along
+        )
         if problem.fit_intercept:
             intercept = intercept - problem.roots[siblings] @ replaced / problem.weights.sum()
         return coef, intercept
@@ -797,10 +877,15 @@ def _leave_groups_out(
     heard = np.flatnonzero(problem.weights)
     own = problem
     if len(heard) < len(groups):
-        options: dict[str, Any] = {"fit_intercept": problem.fit_intercept, "weights": problem.weights[heard]}
+        options: dict[str, Any] = {
+            "fit_intercept": problem.fit_intercept,
+            "weights": problem.weights[heard],
+        }
         options |= {"groups": groups[heard], "criterion": problem.criterion, "draft": problem.draft}
         own = RidgeProblem.of(problem.y[heard], problem.alphas, **options)
-    matrix, weighing = weigh_gram(gram[np.ix_(heard, heard)].astype(np.float64), own, overwrite=True)
+    matrix, weighing = weigh_gram(
+        gram[np.ix_(heard, heard)].astype(np.float64), own, overwrite=True
+    )
     form = tridiagonalise(matrix, weighing.normal)
     assert form is not None  # finite and below 1e150, as `weigh_gram` has seen, and in float64
     largest = form.largest()
@@ -809,7 +894,9 @@ def _leave_groups_out(
     # blocks of an inverse lose digits in proportion to its condition: nine of them are enough to lose
     alphas = own.grid(largest, max(floor, 1e-9 * scale), most=20)
     spectrum = GramSpectrum.of(form, own.scaled, floor, rounding * scale)
-    route = GroupRoute(alphas, floor, rounding, weighing, spectrum, list(group_stacks(groups[heard])))
+    route = GroupRoute(
+        alphas, floor, rounding, weighing, spectrum, list(group_stacks(groups[heard]))
+    )
     fit = own.fit(route, keep_factor=keep_factor)
     if own is problem:
         return fit
@@ -823,7 +910,9 @@ def _leave_groups_out(
     return replace(fit, coef=coef, left_out=left)
 
 
-def group_stacks(groups: Int[np.ndarray, " n"], most: int = 2**22) -> Iterator[Int[np.ndarray, "g k"]]:
+def group_stacks(
+    groups: Int[np.ndarray, " n"], most: int = 2**22
+) -> Iterator[Int[np.ndarray, "g k"]]:
     """The members of groups of one size, a row per group; few enough at a time for n numbers each to be ``most``."""
     order = np.argsort(groups, kind="stable")
     starts = np.flatnonzero(np.diff(groups[order], prepend=groups[order[:1]] - 1))
@@ -902,7 +991,9 @@ def loo_gradient(
 
 
 def left_out_residuals(
-    inverse: Float[np.ndarray, "n n"], dual: Float[np.ndarray, "n t"], groups: Int[np.ndarray, " n"] | None
+    inverse: Float[np.ndarray, "n n"],
+    dual: Float[np.ndarray, "n t"],
+    groups: Int[np.ndarray, " n"] | None,
 ) -> Float[np.ndarray, "n t"]:
     """Residuals of the fits without each sample, or group, from `centred_inverse` B and By: B_gg⁻¹ (By)_g."""
     if groups is None:
@@ -924,7 +1015,9 @@ def centred_inverse(
     return inverse
 
 
-def _inverse(gram: Float[np.ndarray, "n n"], ridge: Float[np.ndarray, " n"]) -> Float[np.ndarray, "n n"]:
+def _inverse(
+    gram: Float[np.ndarray, "n n"], ridge: Float[np.ndarray, " n"]
+) -> Float[np.ndarray, "n n"]:
     """(K + diag(ridge))⁻¹ by Cholesky, in float64."""
     matrix = np.array(gram, dtype=np.float64, order="F")
     np.fill_diagonal(matrix, matrix.diagonal() + ridge)

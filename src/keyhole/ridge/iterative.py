@@ -58,7 +58,9 @@ class Preconditioner:
         return cls._whiten(factor, np.eye(factor.shape[1]))
 
     @classmethod
-    def of_columns(cls, columns: Float[np.ndarray, "m r"], square: Float[np.ndarray, "r r"]) -> Preconditioner:
+    def of_columns(
+        cls, columns: Float[np.ndarray, "m r"], square: Float[np.ndarray, "r r"]
+    ) -> Preconditioner:
         """From r columns C of A and the r × r block B where they cross: A ≈ C B⁻¹ Cᵀ (Nyström). C is overwritten."""
         check_gram_size(square.diagonal())
         sizes, turn = eigh(square)
@@ -83,7 +85,9 @@ class Preconditioner:
             columns[rows, :rank] = columns[rows] @ turn
         return cls(columns[:, :rank], values[kept])
 
-    def apply(self, residuals: Float[np.ndarray, "m c"], alphas: Float[np.ndarray, " c"]) -> Float[np.ndarray, "m c"]:
+    def apply(
+        self, residuals: Float[np.ndarray, "m c"], alphas: Float[np.ndarray, " c"]
+    ) -> Float[np.ndarray, "m c"]:
         """(U diag(values) Uᵀ + alpha)⁻¹ r, the part outside of U taken for the least value. 4mrc operations."""
         rest = 1.0 / (alphas + (self.values[0] if len(self.values) else 0.0))
         inside = 1.0 / (self.values[:, None] + alphas) - rest
@@ -141,9 +145,13 @@ def ridge_cg(
         both = design.rmatvec(np.concatenate([roots * target, shares], axis=1))
         right, means = both[:, :-1], both[:, -1]
         size = 2 * np.sqrt(alphas) * size
-        coef, residual, n_iter = _refined(primal_product, right, size, alphas, preconditioner, tol, max_iter)
+        coef, residual, n_iter = _refined(
+            primal_product, right, size, alphas, preconditioner, tol, max_iter
+        )
     else:
-        dual, residual, n_iter = _refined(dual_product, target, size, alphas, preconditioner, tol, max_iter)
+        dual, residual, n_iter = _refined(
+            dual_product, target, size, alphas, preconditioner, tol, max_iter
+        )
         both = design.rmatvec(np.concatenate([roots * centre(dual), shares], axis=1))
         coef, means = both[:, :-1], both[:, -1]
     intercept = np.tile(problem.y_mean, len(given)) - (means @ coef if fit_intercept else 0.0)
@@ -151,7 +159,16 @@ def ridge_cg(
     unknown = np.full(len(given), np.nan)
     return [
         RidgeFit(
-            given, unknown, i, coef[:, part], intercept[part], None, "cg", "holdout", residual=residual, n_iter=n_iter
+            given,
+            unknown,
+            i,
+            coef[:, part],
+            intercept[part],
+            None,
+            "cg",
+            "holdout",
+            residual=residual,
+            n_iter=n_iter,
         )
         for i, part in enumerate(columns)
     ]
@@ -214,7 +231,9 @@ def _conjugate_gradients(
         residual -= step * image
         z = preconditioner.apply(residual, alphas)
         fresh = np.einsum("mc,mc->c", residual, z)
-        direction = z + np.divide(fresh, rho, out=np.zeros_like(rho), where=active & (rho > 0)) * direction
+        direction = (
+            z + np.divide(fresh, rho, out=np.zeros_like(rho), where=active & (rho > 0)) * direction
+        )
         direction[:, ~active] = 0.0
         rho = fresh
         if not active.any():

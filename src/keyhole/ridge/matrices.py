@@ -23,7 +23,10 @@ Block = Float[np.ndarray, "_ _"]
 def _routine(name: str) -> Any:
     """The Fortran routine ``name``, every argument by reference. Calls release the GIL."""
     capsule, api = cython_blas.__pyx_capi__[name], ctypes.pythonapi
-    api.PyCapsule_GetName.restype, api.PyCapsule_GetName.argtypes = ctypes.c_char_p, [ctypes.py_object]
+    api.PyCapsule_GetName.restype, api.PyCapsule_GetName.argtypes = (
+        ctypes.c_char_p,
+        [ctypes.py_object],
+    )
     api.PyCapsule_GetPointer.restype = ctypes.c_void_p
     api.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
     address = api.PyCapsule_GetPointer(capsule, api.PyCapsule_GetName(capsule))
@@ -50,11 +53,15 @@ def _lead(block: Block) -> int:
     """Distance between columns; rows must be adjacent."""
     rows, columns = block.shape
     if rows > 1 and block.strides[0] != block.itemsize:
-        raise ValueError(f"a block must be in Fortran order: its rows are {block.strides[0]} bytes apart.")
+        raise ValueError(
+            f"a block must be in Fortran order: its rows are {block.strides[0]} bytes apart."
+        )
     return max(1, rows, block.strides[1] // block.itemsize if columns > 1 else rows)
 
 
-def multiply_add(total: Block, a: Block, b: Block, *, scale: float = 1.0, trans: str = "NN") -> None:
+def multiply_add(
+    total: Block, a: Block, b: Block, *, scale: float = 1.0, trans: str = "NN"
+) -> None:
     """total ← total + scale · op(a) op(b), with op transposing where ``trans`` says T."""
     m, n = total.shape
     k = a.shape[1] if trans[0] == "N" else a.shape[0]
@@ -65,7 +72,9 @@ def multiply_add(total: Block, a: Block, b: Block, *, scale: float = 1.0, trans:
 def multiply_symmetric(total: Block, a: Block, b: Block) -> None:
     """total ← total + a b for a symmetric matrix of which the lower triangle is read."""
     m, n = b.shape
-    _call("symm", total.dtype, "L", "L", m, n, 1.0, a, _lead(a), b, _lead(b), 1.0, total, _lead(total))
+    _call(
+        "symm", total.dtype, "L", "L", m, n, 1.0, a, _lead(a), b, _lead(b), 1.0, total, _lead(total)
+    )
 
 
 TILE = 4096  # order of the float32 tiles that are added to a float64 sum: 64 MiB each
@@ -84,12 +93,22 @@ def add_outer(total: Float[np.ndarray, "n n"], factor: Float[np.ndarray, "n k"])
     (syrk,) = get_blas_funcs(("syrk",), (factor,))
     if len(total) <= TILE and not narrow:
         rows_first = factor.flags.c_contiguous
-        syrk(1.0, factor.T if rows_first else factor, 1.0, total, trans=rows_first, lower=1, overwrite_c=1)
+        syrk(
+            1.0,
+            factor.T if rows_first else factor,
+            1.0,
+            total,
+            trans=rows_first,
+            lower=1,
+            overwrite_c=1,
+        )
         return
     for columns in blocks(len(total), TILE):
         part = factor[columns]
         rows_first = part.flags.c_contiguous
-        total[columns, columns] += syrk(1.0, part.T if rows_first else part, trans=rows_first, lower=1)
+        total[columns, columns] += syrk(
+            1.0, part.T if rows_first else part, trans=rows_first, lower=1
+        )
         for rows in blocks(len(total) - columns.stop, TILE):
             below = slice(columns.stop + rows.start, columns.stop + rows.stop)
             # transposed, because the product is C-ordered and the total is not
@@ -132,7 +151,9 @@ def factorise_lower(matrix: Float[np.ndarray, "n n"]) -> bool:
     return True
 
 
-def solve_factor(factor: Float[np.ndarray, "n n"], targets: Float[np.ndarray, "n t"]) -> Float[np.ndarray, "n t"]:
+def solve_factor(
+    factor: Float[np.ndarray, "n n"], targets: Float[np.ndarray, "n t"]
+) -> Float[np.ndarray, "n t"]:
     """(L Lᵀ)⁻¹ targets for a lower triangular L; the upper triangle is not read. 2n²t operations."""
     solution = np.array(targets, dtype=factor.dtype, order="F")
     if len(factor) <= LARGEST:
@@ -171,5 +192,7 @@ def invert_lower(factor: Float[np.ndarray, "n n"]) -> None:
 
 def _solve_lower(lower: np.ndarray, targets: np.ndarray, *, transposed: bool = False) -> np.ndarray:
     return np.asarray(
-        solve_triangular(lower, targets, lower=True, trans="T" if transposed else "N", check_finite=False)
+        solve_triangular(
+            lower, targets, lower=True, trans="T" if transposed else "N", check_finite=False
+        )
     )

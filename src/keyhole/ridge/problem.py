@@ -189,7 +189,9 @@ class RidgeFit:
     def at(self, i: int) -> RidgeFit:
         """The fit at ``alphas[i]``, from the factorisation that was kept."""
         if self.factor is None:
-            raise ValueError("the factorisation was not kept: fit with keep_factor=True to solve for other penalties.")
+            raise ValueError(
+                "the factorisation was not kept: fit with keep_factor=True to solve for other penalties."
+            )
         coef, intercept, left_out = self.factor.solve(i)
         return replace(self, best=i, coef=coef, intercept=intercept, left_out=left_out)
 
@@ -241,14 +243,18 @@ class RidgeProblem:
     ) -> RidgeProblem:
         """Check everything, and take the mean off the outputs if there is an intercept."""
         if y.size == 0:
-            raise ValueError(f"`y` must hold at least one sample and one output: got shape {y.shape}.")
+            raise ValueError(
+                f"`y` must hold at least one sample and one output: got shape {y.shape}."
+            )
         check_finite(y, "y")
         grid = None if alphas is None else check_alphas(alphas)
         w = check_weights(weights, len(y), zero_allowed=groups is not None)
         mean = np.zeros(y.shape[1])
         if fit_intercept:
             mean = w @ y / w.sum()
-            mean = np.asarray(mean + w @ (y - mean) / w.sum(), dtype=np.float64)  # the rounding of the first pass
+            mean = np.asarray(
+                mean + w @ (y - mean) / w.sum(), dtype=np.float64
+            )  # the rounding of the first pass
         left = np.asarray(y - mean, dtype=np.float64)
         if fit_intercept:
             left[:, np.abs(left).max(axis=0) <= 4 * EPS * np.abs(mean)] = 0.0
@@ -279,7 +285,9 @@ class RidgeProblem:
         if self.alphas is not None:
             return self.alphas
         if self.draft:
-            return default_alphas(largest, max(floor, LEAST_DRAFT_ALPHA / 2 * largest), N_DRAFT_ALPHAS)
+            return default_alphas(
+                largest, max(floor, LEAST_DRAFT_ALPHA / 2 * largest), N_DRAFT_ALPHAS
+            )
         return default_alphas(largest, floor, most)
 
     def resolution(self, rounding: float) -> float:
@@ -296,7 +304,9 @@ class RidgeProblem:
             path_losses = PathLosses(self.y, self.weights, len(alphas))
         # what every penalty says of the samples it leaves out, some of them at a time
         for part in route.left_out():
-            totals[part.penalties] += [self.weights[part.rows] @ np.square(e) for e in part.residuals]
+            totals[part.penalties] += [
+                self.weights[part.rows] @ np.square(e) for e in part.residuals
+            ]
             moved[part.penalties] = route.rounding * part.amplification
             if path_losses is not None:
                 path_losses.put(part.penalties, part.rows, part.residuals)
@@ -422,7 +432,9 @@ def check_alphas(alphas: Any) -> Float[np.ndarray, " a"]:
     except (TypeError, ValueError) as error:
         raise type(error)(f"`alphas` must be numbers: got {alphas!r} ({error}).") from error
     if values.ndim != 1 or values.size == 0:
-        raise ValueError(f"`alphas` must be a sequence of at least one penalty: got shape {values.shape}.")
+        raise ValueError(
+            f"`alphas` must be a sequence of at least one penalty: got shape {values.shape}."
+        )
     wrong = ~(np.isfinite(values) & (values >= 0))
     if wrong.any():
         i = int(np.flatnonzero(wrong)[0])
@@ -452,10 +464,14 @@ def check_weights(
     if weights is None:
         return np.ones(n)
     if weights.shape != (n,):
-        raise ValueError(f"`weights` must have one entry per sample: got shape {weights.shape} for {n} samples.")
+        raise ValueError(
+            f"`weights` must have one entry per sample: got shape {weights.shape} for {n} samples."
+        )
     check_finite(weights, "weights")
     if weights.min() < 0 or (weights.min() == 0 and not zero_allowed):
         i = int(weights.argmin())
-        raise ValueError(f"`weights` must be positive: got {weights[i]:g} for sample {i}. Drop samples of weight zero.")
+        raise ValueError(
+            f"`weights` must be positive: got {weights[i]:g} for sample {i}. Drop samples of weight zero."
+        )
     check_weight_sizes(weights, "weights")
     return weights.astype(np.float64)

@@ -12,7 +12,13 @@ from keyhole.theory.bounds import (
     risk_bound,
     samples_needed,
 )
-from keyhole.theory.complexity import kernel_coefficient, mlp_norm, paper_complexity, rkhs_norm, rkhs_norm_bound
+from keyhole.theory.complexity import (
+    kernel_coefficient,
+    mlp_norm,
+    paper_complexity,
+    rkhs_norm,
+    rkhs_norm_bound,
+)
 from keyhole.theory.curves import (
     BestBias,
     BestRidge,

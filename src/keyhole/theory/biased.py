@@ -1,4 +1,4 @@
-"""The biased law W = c W_0 + noise: targets of <x_0, x_i> whose norm does not grow with the dimension.
+"""The biased head distribution W = c W_0 + noise: targets of <x_0, x_i> whose norm does not grow with the dimension.
 
 With unit tokens the scores are u = cμ + z and v = cν + z', μ = <x_0, x_i>, z and z' standard normal with
 correlation ρ. Expanding σ(cμ + z) in Hermite polynomials of z, for which E[He_j(z) He_k(z')] = δ_jk k! ρ^k,
@@ -50,7 +50,7 @@ class BiasedNorm:
     Attributes
     ----------
     norm : float
-        An upper bound on |f|²_H of a function f with E (f − f*)² ≤ ``error`` under the sphere law, for any N.
+        An upper bound on |f|²_H of a function f with E (f − f*)² ≤ ``error`` under the sphere distribution, for any N.
     error : float
         The squared error that was allowed.
     mean : float
@@ -62,7 +62,9 @@ class BiasedNorm:
     mean: float
 
 
-def biased_norm_bound(target: Polynomial, error: float | int, mean: float | int = 1.0) -> BiasedNorm:
+def biased_norm_bound(
+    target: Polynomial, error: float | int, mean: float | int = 1.0
+) -> BiasedNorm:
     """Bound the squared norm, in the RKHS of biased heads, of a function within ``error`` of the target.
 
     Every matrix of the target is split into a multiple of the identity and a rest, which makes F a sum of
@@ -73,7 +75,7 @@ def biased_norm_bound(target: Polynomial, error: float | int, mean: float | int 
     ----------
     target : Polynomial
     error : float
-        Squared error E (f − f*)² allowed under the sphere law, larger than 0.
+        Squared error E (f − f*)² allowed under the sphere distribution, larger than 0.
     mean : float
         c, the strength of the bias: ``GaussianHeads(mean=c)``.
 
@@ -205,9 +207,17 @@ def _squared_norm(groups: list[_Group], fitted: list[np.ndarray], dim: int) -> f
     for i, (first, of_first) in enumerate(parts):
         for second, of_second in parts[i:]:
             if second.degrees == first.degrees and of_first.any() and of_second.any():
-                overlap = _squared_length(first, dim) if second is first else symmetric_product(first, second, dim)
+                overlap = (
+                    _squared_length(first, dim)
+                    if second is first
+                    else symmetric_product(first, second, dim)
+                )
                 both = min(len(of_first), len(of_second))
-                total += (1.0 if second is first else 2.0) * overlap * float(of_first[:both] @ of_second[:both])
+                total += (
+                    (1.0 if second is first else 2.0)
+                    * overlap
+                    * float(of_first[:both] @ of_second[:both])
+                )
     return total
 
 
@@ -245,7 +255,9 @@ def _fit(group: _Group, dim: int, allowed: float, mean: float) -> Float[np.ndarr
     return np.asarray(right.T @ (projected * scales / (scales**2 + math.exp(low)))).reshape(shape)
 
 
-def fitted_functions(group: _Group, mu: Float[np.ndarray, " q"], dim: int, mean: float) -> Float[np.ndarray, "a k q"]:
+def fitted_functions(
+    group: _Group, mu: Float[np.ndarray, " q"], dim: int, mean: float
+) -> Float[np.ndarray, "a k q"]:
     """h_k(cμ) μ^a/√w_ak for all k and a, w_ak = k! 4^k |μ^a Q|² / (C(k,r+a) C(k+1,s+a)).
 
     Zero where k is too low for μ^a Q. Multiplied by Q they have norm at most one in the biased space.
@@ -274,7 +286,7 @@ def _squared_length(term: Term, dim: int) -> float:
 
 
 def _nodes(dim: int) -> tuple[np.ndarray, np.ndarray]:
-    """Quadrature for the law τ of <x_0, x_i>."""
+    """Quadrature for the distribution τ of <x_0, x_i>."""
     if dim == 1:
         return np.array([-1.0, 1.0]), np.array([0.5, 0.5])
     nodes, weights = roots_jacobi(120, (dim - 3) / 2, (dim - 3) / 2)
@@ -284,7 +296,10 @@ def _nodes(dim: int) -> tuple[np.ndarray, np.ndarray]:
 def _mean_square(rest: Term, dim: int) -> float:
     """E[Q²] where Q does not depend on μ (it has keys only, or the query only), otherwise sup Q²."""
     kinds = {factor.kind for factor, _ in rest.powers}
-    sizes = [(float(np.linalg.norm(f.array, 2)) if f.array is not None else 1.0, p) for f, p in rest.powers]
+    sizes = [
+        (float(np.linalg.norm(f.array, 2)) if f.array is not None else 1.0, p)
+        for f, p in rest.powers
+    ]
     supremum = math.prod(size ** (2 * power) for size, power in sizes)
     if len(rest.powers) == 1 and kinds <= {KEY, QUERY}:
         return supremum * power_moment(2 * rest.powers[0][1], 0, dim)

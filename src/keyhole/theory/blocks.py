@@ -1,4 +1,4 @@
-"""Exact spectrum of biased heads, W = c·W_0 + noise, under the sphere law: one small matrix per irrep of O(d).
+"""Exact spectrum of biased heads, W = c·W_0 + noise, under the sphere distribution: one small matrix per irrep of O(d).
 
 With u = <x_0, x_i>, s = <x_0, x'_0>, t = <x_i, x'_j> and h_k(m) = E[σ^(k)(m + z)] the kernel of a pair is
 
@@ -77,16 +77,16 @@ class Bias:
         return self.gain * float(second_moment(np.array([abs(self.slope) + self.corner]))[0])
 
 
-def bias_of(law: object, dim: int) -> Bias:
-    """The bias of a law of heads, or an error that says which laws have a closed spectrum."""
-    if law is None:
+def bias_of(heads: object, dim: int) -> Bias:
+    """The bias of a head distribution, or an error that says which head distributions have a closed spectrum."""
+    if heads is None:
         return Bias()
-    if not isinstance(law, GaussianHeads):
+    if not isinstance(heads, GaussianHeads):
         raise ValueError(
-            f"`law` must be kh.GaussianHeads(mean=c, scale=…) for an exact spectrum: got {law!r}. For other laws use "
+            f"`heads` must be kh.GaussianHeads(mean=c, scale=…) for an exact spectrum: got {heads!r}. For other head distributions use "
             "kh.theory.empirical_curve on a Gram matrix of samples."
         )
-    mean, scale = law.moments(dim)
+    mean, scale = heads.moments(dim)
     if mean is None:
         return Bias(gain=(2 * scale) ** 2)
     slope, corner = float(mean[0, 0]), float(mean[-1, -1])
@@ -95,16 +95,18 @@ def bias_of(law: object, dim: int) -> Bias:
     if not np.array_equal(mean, known):
         off = np.unravel_index(int(np.abs(mean - known).argmax()), mean.shape)
         raise ValueError(
-            "`law` must have a mean c·I on the coordinates of the tokens and any number on the constant one for an "
+            "`heads` must have a mean c·I on the coordinates of the tokens and any number on the constant one for an "
             f"exact spectrum: its entry {tuple(int(i) for i in off)} is {mean[off]:g}, not {known[off]:g}. For other "
             "means use kh.theory.empirical_curve on a Gram matrix of samples."
         )
     if dim < 2:
-        raise ValueError("`law` has a mean, and its exact spectrum needs tokens of dimension 2 or more: got dim 1.")
+        raise ValueError(
+            "`heads` has a mean, and its exact spectrum needs tokens of dimension 2 or more: got dim 1."
+        )
     bias = Bias(slope / (2 * scale), corner / (2 * scale), (2 * scale) ** 2)
     if max(abs(bias.slope), abs(bias.corner)) > LARGEST_MEAN:
         raise ValueError(
-            f"`law` must have a mean of at most {LARGEST_MEAN:g} times twice its scale for an exact spectrum: its mean "
+            f"`heads` must have a mean of at most {LARGEST_MEAN:g} times twice its scale for an exact spectrum: its mean "
             f"is {slope:g}, its corner {corner:g}, its scale {scale:g}. Beyond, use kh.theory.empirical_curve."
         )
     return bias
@@ -129,7 +131,12 @@ def irrep_dimension(dim: int, a: int, b: int) -> int:
         return 2 * a + 1
     upper = (a - b + 1) * (a + b + dim - 3) * (2 * a + dim - 2) * (2 * b + dim - 4)
     upper *= math.factorial(a + dim - 4) * math.factorial(b + dim - 5)
-    lower = math.factorial(a + 1) * math.factorial(b) * math.factorial(dim - 2) * math.factorial(dim - 4)
+    lower = (
+        math.factorial(a + 1)
+        * math.factorial(b)
+        * math.factorial(dim - 2)
+        * math.factorial(dim - 4)
+    )
     return upper // lower
 
 
@@ -174,10 +181,14 @@ def correlation_matrix(dim: int, a: int, b: int, states: Int[np.ndarray, "states
         values.append(_correlation_entries(dim, a, b, p[there], q[there], step))
     i, j, v = (np.concatenate(part) for part in (rows, columns, values))
     size = (len(states), len(states))
-    return csr_array((np.concatenate([v, v]), (np.concatenate([i, j]), np.concatenate([j, i]))), shape=size)
+    return csr_array(
+        (np.concatenate([v, v]), (np.concatenate([i, j]), np.concatenate([j, i]))), shape=size
+    )
 
 
-def _correlation_entries(dim: int, a: int, b: int, p: np.ndarray, q: np.ndarray, step: int) -> np.ndarray:
+def _correlation_entries(
+    dim: int, a: int, b: int, p: np.ndarray, q: np.ndarray, step: int
+) -> np.ndarray:
     """<p+1, q+step| u |p, q>."""
     if dim == 2:
         return np.full(len(p), 0.5 if step < 0 else 0.0)
@@ -185,7 +196,9 @@ def _correlation_entries(dim: int, a: int, b: int, p: np.ndarray, q: np.ndarray,
     P, Q, total, apart = p + half, q + half, a + b + dim - 3, a - b + 1
     z = P + step * Q + 1
     # factors and not squares: z and A ± B are whole or half numbers, so that nothing cancels
-    squares = (z - total) * (z + total) * (z - apart) * (z + apart) / (64 * P * (P + 1) * Q * (Q + step))
+    squares = (
+        (z - total) * (z + total) * (z - apart) * (z + apart) / (64 * P * (P + 1) * Q * (Q + step))
+    )
     return np.asarray(np.sqrt(np.maximum(squares, 0.0)))
 
 
@@ -244,7 +257,9 @@ def _series(dim: int, bias: Bias, reach: float, allowed: float) -> _Series:
     return _Series(coefficients[:, :stop], weights, reach)
 
 
-def _refined_coefficients(coefficients: Float[np.ndarray, "k m"], bias: Bias, reach: float) -> Float[np.ndarray, "k m"]:
+def _refined_coefficients(
+    coefficients: Float[np.ndarray, "k m"], bias: Bias, reach: float
+) -> Float[np.ndarray, "k m"]:
     """The same with small coefficients to full relative accuracy, where Taylor's series at c_0 has no cancellation.
 
     The coefficient of T_m is Σ_j 2^{1−j} C(j, (j−m)/2) h_{k+j}(c_0) (c·reach)^j / (j! √k!) over j = m, m+2, …
@@ -292,7 +307,9 @@ class Block:
         """tᵀ A⁻¹ t, summed over vectors: with the states scaled to unit diagonal, which takes the grading out of R."""
         scale = np.sqrt(np.square(self.factor).sum(axis=0))
         triangle = np.linalg.qr(self.factor / scale, mode="r")
-        return float(np.square(solve_triangular(triangle, vectors / scale[:, None], trans="T")).sum())
+        return float(
+            np.square(solve_triangular(triangle, vectors / scale[:, None], trans="T")).sum()
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -337,7 +354,9 @@ def single_block(dim: int, bias: Bias, label: tuple[int, int], degree: int) -> B
         return next(_made_blocks(dim, bias, [(label, degree)], 0.1 * smallest))
 
 
-def _made_blocks(dim: int, bias: Bias, wanted: list[tuple[tuple[int, int], int]], allowed: float) -> Iterator[Block]:
+def _made_blocks(
+    dim: int, bias: Bias, wanted: list[tuple[tuple[int, int], int]], allowed: float
+) -> Iterator[Block]:
     """Blocks with the given labels and highest degrees.
 
     What is left out of the series lowers an eigenvalue λ by at most ``allowed``, and what stands for h_k moves it by
@@ -355,7 +374,9 @@ def _made_blocks(dim: int, bias: Bias, wanted: list[tuple[tuple[int, int], int]]
     )
     roots = _state_roots(dim, series, pairs, allowed)
     ends = np.cumsum([len(some) for some in states])[:-1]
-    for (label, degree), some, place in zip(wanted, states, np.split(places.ravel(), ends), strict=True):
+    for (label, degree), some, place in zip(
+        wanted, states, np.split(places.ravel(), ends), strict=True
+    ):
         check_limits()
         kept = np.flatnonzero(np.abs(some).max(axis=1) <= degree)
         tall = _columns(correlation_matrix(dim, *label, some) / series.reach, kept, roots[place])
@@ -416,9 +437,14 @@ def _reach(dim: int, bias: Bias, degree: int, allowed: float) -> tuple[_Series, 
         if series is None or reach > series.reach:
             series = _series(dim, bias, min(1.0, 1.2 * reach), allowed)
         order = np.arange(len(series.weights), dtype=np.float64)
-        ratios = np.maximum(harmonic_ratios(order, dim, top + 1), harmonic_ratios(order + 1, dim, top + 1))
+        ratios = np.maximum(
+            harmonic_ratios(order, dim, top + 1), harmonic_ratios(order + 1, dim, top + 1)
+        )
         steps = [degree + 2 * margin + 1 - state for state in range(top + 2)]
-        lost = sum(size @ series.tails(step) ** 2 for size, step in zip(ratios * series.weights, steps, strict=True))
+        lost = sum(
+            size @ series.tails(step) ** 2
+            for size, step in zip(ratios * series.weights, steps, strict=True)
+        )
         if lost <= allowed:
             return series, top
         margin += 1
@@ -474,7 +500,9 @@ def _columns(
     return np.asarray(roots.swapaxes(1, 2) @ powers).reshape(-1, len(kept))
 
 
-def target_vectors(target: Polynomial, degree: int) -> dict[tuple[int, int], Float[np.ndarray, "states v"]]:
+def target_vectors(
+    target: Polynomial, degree: int
+) -> dict[tuple[int, int], Float[np.ndarray, "states v"]]:
     """Vectors of a target's pair function F in the blocks, on the states p, q ≤ degree ≥ its own degrees.
 
     Their squares and products are those of the parts of F in the members of the irrep. Terms u^q <β, x>^p have closed
@@ -513,7 +541,9 @@ def _one_direction(term: Term, dim: int) -> _Zonal | None:
     return _Zonal(term.coefficient * length**power, exponent, of_query, direction / length, power)
 
 
-def _zonal_vectors(parts: list[_Zonal], dim: int, degree: int) -> dict[tuple[int, int], Float[np.ndarray, "states v"]]:
+def _zonal_vectors(
+    parts: list[_Zonal], dim: int, degree: int
+) -> dict[tuple[int, int], Float[np.ndarray, "states v"]]:
     """Vectors of terms u^q <β, x>^p: J^q |0, l> times N_l^{1/2} ∫ t^p P_l dτ in (l, 0), or |l, 0> for x_0.
 
     Along directions β and γ such vectors belong to members of the irrep with the inner product P_l(cos(β, γ)).
@@ -524,7 +554,11 @@ def _zonal_vectors(parts: list[_Zonal], dim: int, degree: int) -> dict[tuple[int
             states = block_states(dim, l, 0, degree)
             u = correlation_matrix(dim, l, 0, states)
             size = math.sqrt(harmonic_count(dim, l)) * power_moment(part.power, l, dim)
-            vector = part.coefficient * size * (states == ((l, 0) if part.of_query else (0, l))).all(axis=1)
+            vector = (
+                part.coefficient
+                * size
+                * (states == ((l, 0) if part.of_query else (0, l))).all(axis=1)
+            )
             for _ in range(part.exponent):
                 vector = u @ vector
             found.setdefault(l, []).append((vector, part.direction))
@@ -532,7 +566,9 @@ def _zonal_vectors(parts: list[_Zonal], dim: int, degree: int) -> dict[tuple[int
     for l, columns in found.items():  # noqa: E741
         directions = np.stack([direction for _, direction in columns])
         cosines = np.clip(directions @ directions.T, -1.0, 1.0)
-        inner = np.array([[gegenbauer(l, float(cosine), dim)[l] for cosine in row] for row in cosines])
+        inner = np.array(
+            [[gegenbauer(l, float(cosine), dim)[l] for cosine in row] for row in cosines]
+        )
         vectors[l, 0] = np.stack([vector for vector, _ in columns], axis=1) @ _half(inner)
     return vectors
 
@@ -667,7 +703,9 @@ def _part_products_seconds(target: Polynomial) -> float:
                     pairs = first.pairs(n) + second.pairs(k)
                     vectors = [*first.vectors, *second.vectors]
                     is_dense = bool(first.matrices or second.matrices)
-                    seconds += count * _joining_seconds(pairs, vectors, joints, target.dim, is_dense)
+                    seconds += count * _joining_seconds(
+                        pairs, vectors, joints, target.dim, is_dense
+                    )
     return seconds
 
 
@@ -693,7 +731,9 @@ def _joining_seconds(
     return walks + 6e-7 * splits * joints + 2.5e-7 * contents * walked * ends
 
 
-def _contracted_vectors(target: Polynomial, degree: int) -> dict[tuple[int, int], Float[np.ndarray, "states v"]]:
+def _contracted_vectors(
+    target: Polynomial, degree: int
+) -> dict[tuple[int, int], Float[np.ndarray, "states v"]]:
     vectors = {}
     for label, (states, products) in _part_products(target).items():
         everywhere = block_states(target.dim, *label, degree)
@@ -749,7 +789,9 @@ def _block_products(
         for _ in range(j):
             vectors, key = laplace(key, q)[:, None] * vectors, key - 2
         if e:
-            moved = laplace(query + 1, p)[:, None] * (u @ vectors) - u @ (laplace(query, p)[:, None] * vectors)
+            moved = laplace(query + 1, p)[:, None] * (u @ vectors) - u @ (
+                laplace(query, p)[:, None] * vectors
+            )
             vectors, query, key = moved / 2, query - 1, key + 1
         return vectors, query, key
 
@@ -758,9 +800,16 @@ def _block_products(
     for n, k, e, i, j in wanted:
         left, query, key = applied(n, e, i, j)
         right, _, _ = applied(k, e, i + (k - n) // 2, j + (k - n) // 2)
-        lengths = np.array([_fischer_length(query, a, dim) * _fischer_length(key, b, dim) for a, b in around.tolist()])
+        lengths = np.array(
+            [
+                _fischer_length(query, a, dim) * _fischer_length(key, b, dim)
+                for a, b in around.tolist()
+            ]
+        )
         form = left.T @ (lengths[:, None] * right)
-        found[n, k, e, i, j] = np.where(upper[0] == upper[1], form[upper], form[upper] + form.T[upper])
+        found[n, k, e, i, j] = np.where(
+            upper[0] == upper[1], form[upper], form[upper] + form.T[upper]
+        )
     return found
 
 
@@ -769,5 +818,7 @@ def _fischer_length(degree: int, part: int, dim: int) -> float:
     """[f, f] / E f² for f = |x|^{R−p} times a harmonic of degree p, on the sphere of R^d."""
     if part > degree or (degree - part) % 2:
         return 0.0
-    inner = math.prod(2 * a * (2 * a + 2 * part + dim - 2) for a in range(1, (degree - part) // 2 + 1))
+    inner = math.prod(
+        2 * a * (2 * a + 2 * part + dim - 2) for a in range(1, (degree - part) // 2 + 1)
+    )
     return float(inner * math.prod(dim + 2 * a for a in range(part)))

@@ -84,10 +84,15 @@ def risk_bound(
     """
     n = _check_size(n_samples, "n_samples")
     heads = _check_size(n_heads, "n_heads")
-    delta, constant = _check_delta(delta), check_number(constant, "constant", minimum=0.0, exclusive=True)
+    delta, constant = (
+        _check_delta(delta),
+        check_number(constant, "constant", minimum=0.0, exclusive=True),
+    )
     complexity = paper_complexity(target)
     approximation = math.sqrt(_head_error(complexity, target.dim, heads, delta))
-    estimation = 0.0 if math.isinf(n) else math.sqrt(complexity * max(math.log(target.dim * heads), 0.0) / n)
+    estimation = (
+        0.0 if math.isinf(n) else math.sqrt(complexity * max(math.log(target.dim * heads), 0.0) / n)
+    )
     statement = f"probability {1 - delta:g}, constrained learner of Fu et al., B = {complexity:.4g}"
     return RiskBound(constant * approximation, constant * estimation, constant, statement)
 
@@ -117,12 +122,12 @@ def kernel_risk_bound(
     n_samples: float | int,
     n_keys: int,
     delta: float | int = 0.05,
-    law: GaussianHeads | None = None,
+    heads: GaussianHeads | None = None,
 ) -> RiskBound:
     """An excess-risk bound without hidden constants, in the limit of many heads.
 
-    Let ℓ(·, y) be 1-Lipschitz and let f̂ minimise the mean loss over n i.i.d. samples of the sphere law
-    (labels of any law) within the ball |f|_H ≤ R, R² = :func:`rkhs_norm` of f*. Then with probability at
+    Let ℓ(·, y) be 1-Lipschitz and let f̂ minimise the mean loss over n i.i.d. samples of the sphere distribution
+    (labels of any head distribution) within the ball |f|_H ≤ R, R² = :func:`rkhs_norm` of f*. Then with probability at
     least 1 − δ
 
         E ℓ(f̂) − E ℓ(f*) ≤ R (2 √(E K(x,x)) + √(8 S log(1/δ))) / √n,    S = sup K(x,x).
@@ -139,8 +144,10 @@ def kernel_risk_bound(
     loss, ball of squared RKHS norm 3.3, no hidden constant)
     """
     n, delta = _check_size(n_samples, "n_samples"), _check_delta(delta)
-    norm, largest = rkhs_norm(target, law), bias_of(law, target.dim).largest_diagonal
-    factor = 2 * math.sqrt(attention_trace(target.dim, n_keys, law)) + math.sqrt(8 * largest * math.log(1 / delta))
+    norm, largest = rkhs_norm(target, heads), bias_of(heads, target.dim).largest_diagonal
+    factor = 2 * math.sqrt(attention_trace(target.dim, n_keys, heads)) + math.sqrt(
+        8 * largest * math.log(1 / delta)
+    )
     statement = f"probability {1 - delta:g}, 1-Lipschitz loss, ball of squared RKHS norm {norm:.4g}, no hidden constant"
     return RiskBound(0.0, math.sqrt(norm / n) * factor, 1.0, statement)
 
@@ -152,7 +159,7 @@ def samples_needed(
     model: str = "attention",
     noise: float | int = 0.0,
     n_heads: float | int = math.inf,
-    law: GaussianHeads | None = None,
+    heads: GaussianHeads | None = None,
 ) -> int:
     """The number of samples at which the predicted excess test error E (f̂ − f*)² falls to ``error``.
 
@@ -180,7 +187,7 @@ def samples_needed(
     """
     error = check_number(error, "error", minimum=0.0, exclusive=True)
     noise = check_number(noise, "noise", minimum=0.0)
-    learner = Learner(target, n_keys, model, feature_count(n_heads, target.dim), law)
+    learner = Learner(target, n_keys, model, feature_count(n_heads, target.dim), heads)
 
     def enough(n: float) -> bool:
         return learner.best(n, noise)[1] - noise <= error
@@ -188,7 +195,9 @@ def samples_needed(
     return _smallest(enough, f"samples for an error of {error:g} with {n_heads:g} heads")
 
 
-def heads_needed(target: Polynomial, error: float | int, delta: float | int = 0.05, constant: float | int = 1.0) -> int:
+def heads_needed(
+    target: Polynomial, error: float | int, delta: float | int = 0.05, constant: float | int = 1.0
+) -> int:
     """The number of heads M at which the paper's squared approximation error falls to ``error``.
 
     It inverts :func:`approximation_bound`, constant and all: safe, and far above what
@@ -213,11 +222,11 @@ def heads_predicted(
     n_keys: int,
     error: float | int,
     n_samples: float | int = MOST_SAMPLES,
-    law: GaussianHeads | None = None,
+    heads: GaussianHeads | None = None,
 ) -> int:
     """The number of heads at which the predicted error, best ridge and no noise, falls to ``error``.
 
-    With the default number of samples this is the approximation error of M random heads under the sphere law:
+    With the default number of samples this is the approximation error of M random heads under the sphere distribution:
     a prediction of :func:`learning_curve`, not a bound.
 
     Examples
@@ -229,8 +238,8 @@ def heads_predicted(
     error = check_number(error, "error", minimum=0.0, exclusive=True)
     n = _check_size(n_samples, "n_samples")
 
-    def enough(heads: float) -> bool:
-        learner = Learner(target, n_keys, "attention", heads * (target.dim + 1), law)
+    def enough(size: float) -> bool:
+        learner = Learner(target, n_keys, "attention", size * (target.dim + 1), heads)
         return learner.best(n, 0.0)[1] <= error
 
     return _smallest(enough, f"heads for an error of {error:g} from {n:.3g} samples")

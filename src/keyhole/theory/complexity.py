@@ -48,7 +48,9 @@ def rkhs_norm_bound(target: Polynomial) -> float:
     >>> round(rkhs_norm_bound(TokenPower(p=1, dim=3)), 4), round(rkhs_norm_bound(Correlation(q=1, dim=3)), 3)
     (3.3421, 21.403)
     """
-    return math.fsum(norm / kernel_coefficient(r, s) for (r, s), norm in target.coefficient_norms().items())
+    return math.fsum(
+        norm / kernel_coefficient(r, s) for (r, s), norm in target.coefficient_norms().items()
+    )
 
 
 def kernel_coefficient(r: int, s: int) -> float:
@@ -66,8 +68,8 @@ def kernel_coefficient(r: int, s: int) -> float:
     return float(np.sum(whole_coefficients(order) * np.exp(log)))
 
 
-def rkhs_norm(target: Polynomial, law: GaussianHeads | None = None) -> float:
-    """|f*|²_H: the squared norm under the sphere law, for any N.
+def rkhs_norm(target: Polynomial, heads: GaussianHeads | None = None) -> float:
+    """|f*|²_H: the squared norm under the sphere distribution, for any N.
 
     Zero-mean heads: Σ_kl |P_kl F|² / μ_kl. Heads with a mean: Σ tᵀ A⁻¹ t over the blocks of
     :mod:`keyhole.theory.blocks`, t the vector of F in the block and A between states p, q ≤ D: a number that rises with
@@ -88,14 +90,17 @@ def rkhs_norm(target: Polynomial, law: GaussianHeads | None = None) -> float:
     >>> from keyhole.theory.targets import Correlation, TokenPower
     >>> round(rkhs_norm(TokenPower(p=1, dim=3)), 4), round(rkhs_norm(Correlation(q=1, dim=3)), 3)
     (3.2339, 18.489)
-    >>> [round(rkhs_norm(Correlation(q, dim=6), law=GaussianHeads(mean=0.5)), 1) for q in (0, 1, 2)]
+    >>> [round(rkhs_norm(Correlation(q, dim=6), heads=GaussianHeads(mean=0.5)), 1) for q in (0, 1, 2)]
     [14.4, 80.7, 543.8]
     """
-    bias = bias_of(law, target.dim)
+    bias = bias_of(heads, target.dim)
     if bias:
         return _biased_norm(target, bias)
     powers = pair_powers(target)
-    values = bias.gain * pair_eigenvalues(target.dim, max(powers.shape) - 1)[: powers.shape[0], : powers.shape[1]]
+    values = (
+        bias.gain
+        * pair_eigenvalues(target.dim, max(powers.shape) - 1)[: powers.shape[0], : powers.shape[1]]
+    )
     present = powers > 0
     if present.any() and values[present].min() < 1e-290:
         raise ValueError(
@@ -112,11 +117,18 @@ NORM_DEGREES, NORM_TOLERANCE = (8, 16, 24, 32, 40), 1e-3
 def _biased_norm(target: Polynomial, bias: Bias) -> float:
     smallest = pair_eigenvalues(target.dim, NORM_DEGREES[-1]).diagonal()
     # columns of a factor keep their relative accuracy as they shrink, but not for ever
-    degrees = [degree for degree in NORM_DEGREES if degree > max(target.degrees) and smallest[degree] > 1e-36]
+    degrees = [
+        degree
+        for degree in NORM_DEGREES
+        if degree > max(target.degrees) and smallest[degree] > 1e-36
+    ]
     norms: list[float] = []
     for degree in degrees:
         vectors = target_vectors(target, degree)
-        inner = [single_block(target.dim, bias.unit, label, degree).inverse_form(v) for label, v in vectors.items()]
+        inner = [
+            single_block(target.dim, bias.unit, label, degree).inverse_form(v)
+            for label, v in vectors.items()
+        ]
         norms.append(math.fsum(inner) / bias.gain)
         rises = np.diff(norms[-3:])
         if len(rises) and abs(rises[-1]) <= 0.01 * NORM_TOLERANCE * norms[-1]:
@@ -134,7 +146,7 @@ def _biased_norm(target: Polynomial, bias: Bias) -> float:
 
 
 def mlp_norm(target: Polynomial, n_keys: int) -> float:
-    """The squared norm of f* in the RKHS of the MLP kernel on the flattened input, under the sphere law.
+    """The squared norm of f* in the RKHS of the MLP kernel on the flattened input, under the sphere distribution.
 
     Unlike attention's it depends on N: an MLP has to learn every key's place apart.
 

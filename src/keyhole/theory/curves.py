@@ -23,14 +23,33 @@ from jaxtyping import Float
 from scipy.optimize import brentq
 
 from keyhole._array import block_size, blocks
-from keyhole._checks import check_choice, check_count, check_finite, check_float_array, check_number, check_seed
+from keyhole._checks import (
+    check_choice,
+    check_count,
+    check_finite,
+    check_float_array,
+    check_number,
+    check_seed,
+)
 from keyhole.attention.heads import GaussianHeads
 from keyhole.theory.blocks import Bias, bias_of, biased_blocks, target_vectors
 from keyhole.theory.harmonics import pair_powers
 from keyhole.theory.limits import check_limits
-from keyhole.theory.mlp import highest_total_degree, mlp_eigenvalue, mlp_level_powers, mlp_levels, mlp_spectrum
+from keyhole.theory.mlp import (
+    highest_total_degree,
+    mlp_eigenvalue,
+    mlp_level_powers,
+    mlp_levels,
+    mlp_spectrum,
+)
 from keyhole.theory.moments import largest_of_degree, pair_eigenvalues
-from keyhole.theory.spectrum import MAX_BIASED_DEGREE, Spectrum, attention_levels, biased_levels, degree_ladder
+from keyhole.theory.spectrum import (
+    MAX_BIASED_DEGREE,
+    Spectrum,
+    attention_levels,
+    biased_levels,
+    degree_ladder,
+)
 from keyhole.theory.targets import Polynomial
 
 
@@ -75,18 +94,22 @@ class EigenProblem:
         return float(weighted.sum()) + self.remainder / gamma, float(weighted @ learned)
 
 
-def problems(target: Polynomial, n_keys: int, model: str, law: GaussianHeads | None = None) -> Iterator[EigenProblem]:
-    """Yield ever finer descriptions of learning ``target`` from sets of N keys under the sphere law."""
+def problems(
+    target: Polynomial, n_keys: int, model: str, heads: GaussianHeads | None = None
+) -> Iterator[EigenProblem]:
+    """Yield ever finer descriptions of learning ``target`` from sets of N keys under the sphere distribution."""
     check_choice(model, "model", ("attention", "mlp"))
     n_keys = check_count(n_keys, "n_keys")
     if model == "mlp":
-        if law is not None:
-            raise ValueError(f'`law` is the law of attention heads, and `model` is "mlp": leave out {law!r}.')
+        if heads is not None:
+            raise ValueError(
+                f'`heads` is the head distribution of attention heads, and `model` is "mlp": leave out {heads!r}.'
+            )
         for degree in range(2, highest_total_degree(target.dim, n_keys) - 1):
             check_limits()
             yield _mlp_problem(target, n_keys, degree)
         return
-    bias = bias_of(law, target.dim)
+    bias = bias_of(heads, target.dim)
     if bias and max(target.degrees) > MAX_BIASED_DEGREE:
         raise ValueError(
             f"{target!r} has degree {max(target.degrees)} in query or key, and the blocks of heads with a mean end at "
@@ -130,7 +153,9 @@ def _attention_problem(target: Polynomial, n_keys: int, bias: Bias, degree: int)
         of_query, of_key = largest_of_degree(target.dim, degree + 1)
         edge = bias.gain * max(of_query, of_key / n_keys)
     further[: degree + 1, : degree + 1] = 0.0
-    return _with_powers(spectrum, powers, values[further.nonzero()], further[further.nonzero()], edge)
+    return _with_powers(
+        spectrum, powers, values[further.nonzero()], further[further.nonzero()], edge
+    )
 
 
 LARGE_DEGREE = 256
@@ -153,7 +178,11 @@ def _mlp_problem(target: Polynomial, n_keys: int, degree: int) -> EigenProblem:
 
 
 def _with_powers(
-    spectrum: Spectrum, powers: np.ndarray, beyond: np.ndarray, beyond_powers: np.ndarray, edge: float
+    spectrum: Spectrum,
+    powers: np.ndarray,
+    beyond: np.ndarray,
+    beyond_powers: np.ndarray,
+    edge: float,
 ) -> EigenProblem:
     """The listed levels with their powers, then the unlisted ones in which the target has power.
 
@@ -181,9 +210,9 @@ def learning_curve(
     noise: float | int = 0.0,
     n_heads: float | int = math.inf,
     model: str = "attention",
-    law: GaussianHeads | None = None,
+    heads: GaussianHeads | None = None,
 ) -> Float[np.ndarray, "*shape"]:
-    """Predicted test error E (f̂ − f*)² + σ² of ridge regression under the sphere law, before any training.
+    """Predicted test error E (f̂ − f*)² + σ² of ridge regression under the sphere distribution, before any training.
 
     Parameters
     ----------
@@ -200,8 +229,8 @@ def learning_curve(
     n_heads : int or math.inf
         M. Attention heads have k = M (d+1) scalar features; the MLP is given as many hidden units.
     model : "attention" or "mlp"
-    law : GaussianHeads, optional
-        The law of the heads, zero mean by default; a mean is a number c, or c·I with any corner on the constant
+    heads : GaussianHeads, optional
+        The head distribution, zero mean by default; a mean is a number c, or c·I with any corner on the constant
         coordinate, and d ≥ 2.
 
     Returns
@@ -221,7 +250,7 @@ def learning_curve(
     >>> target = Correlation(q=1, dim=8)
     >>> learning_curve(target, [100, 1000, 10_000], n_keys=8, ridge=1e-4).round(6)
     array([0.002104, 0.001137, 0.000935])
-    >>> learning_curve(target, [100, 1000, 10_000], n_keys=8, ridge=1e-4, law=GaussianHeads(mean=1.0)).round(6)
+    >>> learning_curve(target, [100, 1000, 10_000], n_keys=8, ridge=1e-4, heads=GaussianHeads(mean=1.0)).round(6)
     array([0.001757, 0.000746, 0.000591])
     >>> learning_curve(Correlation(q=1, dim=512), 10**9, n_keys=4096, ridge=0.0) < 3e-11
     np.True_
@@ -230,7 +259,7 @@ def learning_curve(
     ridge = check_number(ridge, "ridge", minimum=0.0)
     noise = check_number(noise, "noise", minimum=0.0)
     features = feature_count(n_heads, target.dim)
-    solver = Learner(target, n_keys, model, features, law)
+    solver = Learner(target, n_keys, model, features, heads)
     return solver.errors(samples.ravel(), ridge, noise).reshape(samples.shape)
 
 
@@ -242,7 +271,7 @@ def learning_surface(
     ridge: float | int,
     noise: float | int = 0.0,
     model: str = "attention",
-    law: GaussianHeads | None = None,
+    heads: GaussianHeads | None = None,
 ) -> Float[np.ndarray, "n m"]:
     """Predicted test error over samples and heads: row i has n = n_samples[i], column j M = n_heads[j].
 
@@ -257,7 +286,9 @@ def learning_surface(
     array([[0.003788, 0.002062, 0.001898],
            [0.002075, 0.000565, 0.000348]])
     """
-    columns = [learning_curve(target, n_samples, n_keys, ridge, noise, m, model, law) for m in n_heads]
+    columns = [
+        learning_curve(target, n_samples, n_keys, ridge, noise, m, model, heads) for m in n_heads
+    ]
     return np.stack(columns, axis=1)
 
 
@@ -282,7 +313,7 @@ def best_ridge_curve(
     noise: float | int = 0.0,
     n_heads: float | int = math.inf,
     model: str = "attention",
-    law: GaussianHeads | None = None,
+    heads: GaussianHeads | None = None,
 ) -> BestRidge:
     """Predicted test error with the ridge chosen best for every number of samples.
 
@@ -297,7 +328,7 @@ def best_ridge_curve(
     """
     samples = check_samples(n_samples)
     noise = check_number(noise, "noise", minimum=0.0)
-    solver = Learner(target, n_keys, model, feature_count(n_heads, target.dim), law)
+    solver = Learner(target, n_keys, model, feature_count(n_heads, target.dim), heads)
     found = [solver.best(n, noise) for n in samples.ravel()]
     ridge, error = (np.array(column).reshape(samples.shape) for column in zip(*found, strict=True))
     return BestRidge(samples, ridge, error)
@@ -359,15 +390,26 @@ def best_bias(
     samples = check_samples(n_samples)
     tried = np.array([0.0, *means], dtype=np.float64)
     if len(tried) < 2 or not np.all(np.diff(tried) > 0):
-        raise ValueError(f"`means` must be positive and in rising order, at least one of them: got {tuple(means)}.")
+        raise ValueError(
+            f"`means` must be positive and in rising order, at least one of them: got {tuple(means)}."
+        )
     curves = [
-        best_ridge_curve(target, samples, n_keys, noise, n_heads, law=GaussianHeads(mean=float(c))).error for c in tried
+        best_ridge_curve(
+            target, samples, n_keys, noise, n_heads, heads=GaussianHeads(mean=float(c))
+        ).error
+        for c in tried
     ]
     errors = np.stack(curves, axis=-1)
     best = errors.argmin(axis=-1)
     handicap = [_crossing(tried, row) for row in errors.reshape(-1, len(tried))]
     return BestBias(
-        samples, tried[best], errors.min(axis=-1), errors[..., 0], np.reshape(handicap, samples.shape), tried, errors
+        samples,
+        tried[best],
+        errors.min(axis=-1),
+        errors[..., 0],
+        np.reshape(handicap, samples.shape),
+        tried,
+        errors,
     )
 
 
@@ -378,7 +420,9 @@ def _crossing(means: Float[np.ndarray, " c"], errors: Float[np.ndarray, " c"]) -
     if not_worse == len(means) - 1:
         return math.nan
     low, high = excess[not_worse], excess[not_worse + 1]
-    return float(means[not_worse] + (means[not_worse + 1] - means[not_worse]) * (-low / (high - low)))
+    return float(
+        means[not_worse] + (means[not_worse + 1] - means[not_worse]) * (-low / (high - low))
+    )
 
 
 def curve_from_spectrum(
@@ -452,8 +496,12 @@ def implicit_ridges(
             z = _row_sums(learned, counts) + problem.remainder / gamma
             q = _row_sums(np.square(learned, out=learned), counts)
             inside = z < fewest
-            from_k, from_n, slope = (np.where(inside, part, 1.0) for part in (1 - z / k, 1 - z / n, z - q))
-            excess = np.where(inside, np.log(np.maximum(from_k * from_n, 1e-300)) + x - math.log(ridge), -math.inf)
+            from_k, from_n, slope = (
+                np.where(inside, part, 1.0) for part in (1 - z / k, 1 - z / n, z - q)
+            )
+            excess = np.where(
+                inside, np.log(np.maximum(from_k * from_n, 1e-300)) + x - math.log(ridge), -math.inf
+            )
             low, high = np.where(excess < 0, x, low), np.where(excess >= 0, x, high)
             newton = x - excess / (1 + slope * (1 / (k * from_k) + 1 / (n * from_n)))
             held = np.where((newton >= low) & (newton <= high), newton, 0.5 * (low + high))
@@ -484,7 +532,11 @@ def _saturation(problem: EigenProblem, fewest: float) -> float:
 
 
 def predicted_errors(
-    problem: EigenProblem, n: float | Float[np.ndarray, " g"], k: float, gammas: Float[np.ndarray, " g"], noise: float
+    problem: EigenProblem,
+    n: float | Float[np.ndarray, " g"],
+    k: float,
+    gammas: Float[np.ndarray, " g"],
+    noise: float,
 ) -> Float[np.ndarray, " g"]:
     """Test errors at implicit ridges, of one n or one each, to the same bits alone and among others.
 
@@ -498,7 +550,9 @@ def predicted_errors(
         check_limits()
         gamma = gammas[block, None]
         learned = problem.eigenvalues / (problem.eigenvalues + gamma)
-        sums[0, block] = _row_sums(learned, problem.multiplicities) + problem.remainder / gammas[block]
+        sums[0, block] = (
+            _row_sums(learned, problem.multiplicities) + problem.remainder / gammas[block]
+        )
         sums[1, block] = _row_sums(np.square(learned, out=learned), problem.multiplicities)
         share = gamma / (values + gamma)
         sums[2, block] = _row_sums(np.square(share), powers)
@@ -507,7 +561,9 @@ def predicted_errors(
     return _assembled(n, k, sums, noise)
 
 
-def _row_sums(matrix: Float[np.ndarray, "g l"], weights: Float[np.ndarray, " l"]) -> Float[np.ndarray, " g"]:
+def _row_sums(
+    matrix: Float[np.ndarray, "g l"], weights: Float[np.ndarray, " l"]
+) -> Float[np.ndarray, " g"]:
     """Row by row, where BLAS sums rows together in ways that depend on how many there are."""
     return np.asarray(np.einsum("gl,l->g", matrix, weights))
 
@@ -534,7 +590,9 @@ def _assembled(
         excess = np.divide(z - q, k - q, out=np.full_like(z, math.inf), where=k > q)
     signal = bias + noise + np.multiply(excess, spread, out=np.zeros_like(z), where=spread > 0)
     remaining = (n - q) - np.multiply(z - q, excess, out=np.zeros_like(z), where=z > q)
-    error = np.divide(n * signal, remaining, out=np.full_like(z, math.inf), where=remaining > 1e-12 * n)
+    error = np.divide(
+        n * signal, remaining, out=np.full_like(z, math.inf), where=remaining > 1e-12 * n
+    )
     return np.where(signal == 0.0, 0.0, error)
 
 
@@ -542,14 +600,21 @@ class Learner:
     """Learning curves of one target: finds a spectrum fine enough for each question."""
 
     def __init__(
-        self, target: Polynomial, n_keys: int, model: str, features: float, law: GaussianHeads | None = None
+        self,
+        target: Polynomial,
+        n_keys: int,
+        model: str,
+        features: float,
+        heads: GaussianHeads | None = None,
     ) -> None:
-        self.what = f"{target!r} with {n_keys} keys ({model if law is None else law})"
+        self.what = f"{target!r} with {n_keys} keys ({model if heads is None else heads})"
         self.features = features
-        self._finer: Iterator[EigenProblem] = problems(target, n_keys, model, law)
+        self._finer: Iterator[EigenProblem] = problems(target, n_keys, model, heads)
         self.problem = next(self._finer)
 
-    def errors(self, samples: Float[np.ndarray, " n"], ridge: float, noise: float) -> Float[np.ndarray, " n"]:
+    def errors(
+        self, samples: Float[np.ndarray, " n"], ridge: float, noise: float
+    ) -> Float[np.ndarray, " n"]:
         """Test errors at a given ridge, each from the spectrum that it or one before it asks for."""
         errors: list[np.ndarray] = []
         while len(samples):
@@ -586,7 +651,9 @@ class Learner:
                 if not self._refined(n, gamma):
                     break
         z, _ = self.problem.freedom(gamma)
-        ridge = 0.0 if gamma == floor else gamma * max(1 - z / self.features, 0.0) * max(1 - z / n, 0.0)
+        ridge = (
+            0.0 if gamma == floor else gamma * max(1 - z / self.features, 0.0) * max(1 - z / n, 0.0)
+        )
         return ridge, self._error(n, gamma, noise)
 
     def _error(self, n: float, gamma: float, noise: float) -> float:
@@ -645,9 +712,15 @@ def check_samples(n_samples: Any) -> Float[np.ndarray, "*shape"]:
     return samples
 
 
-def _checked_problem(eigenvalues: Any, multiplicities: Any, powers: Any, remainder: float | int) -> EigenProblem:
+def _checked_problem(
+    eigenvalues: Any, multiplicities: Any, powers: Any, remainder: float | int
+) -> EigenProblem:
     arrays = []
-    for name, value in (("eigenvalues", eigenvalues), ("multiplicities", multiplicities), ("powers", powers)):
+    for name, value in (
+        ("eigenvalues", eigenvalues),
+        ("multiplicities", multiplicities),
+        ("powers", powers),
+    ):
         array = np.atleast_1d(check_float_array(value, name).astype(np.float64))
         check_finite(array, name)
         if array.ndim != 1 or array.shape != np.shape(np.atleast_1d(eigenvalues)):
@@ -656,7 +729,9 @@ def _checked_problem(eigenvalues: Any, multiplicities: Any, powers: Any, remaind
                 f"shape {array.shape} and `eigenvalues` {np.shape(eigenvalues)}."
             )
         if array.min(initial=0.0) < 0:
-            raise ValueError(f"`{name}` must not be negative: got {array.min():g} at level {array.argmin()}.")
+            raise ValueError(
+                f"`{name}` must not be negative: got {array.min():g} at level {array.argmin()}."
+            )
         arrays.append(array)
     first, second, third = arrays
     return EigenProblem(first, second, third, check_number(remainder, "remainder", minimum=0.0))
@@ -690,7 +765,7 @@ def empirical_curve(
     n_halves: int = 8,
     seed: int = 0,
 ) -> EmpiricalCurve:
-    """Predict test errors from a Gram matrix and target values, whatever the law of inputs and heads.
+    """Predict test errors from a Gram matrix and target values, whatever the input distribution and heads.
 
     The eigenvalues of gram/m stand for the kernel's, the squared projections of y on the eigenvectors, over
     m, for the target's powers. A sample's spectrum is more spread out than the kernel's, so the plain
@@ -759,26 +834,43 @@ def empirical_curve(
     # a test error is never below its noise floor
     error = np.maximum(full - bias, settings[1])
     spread = np.std(halves, axis=0, ddof=1)
-    return EmpiricalCurve(samples, *(column.reshape(samples.shape) for column in (error, bias, spread)))
+    return EmpiricalCurve(
+        samples, *(column.reshape(samples.shape) for column in (error, bias, spread))
+    )
 
 
 def _curve(
-    gram: np.ndarray, y: np.ndarray, samples: np.ndarray, ridge: float, noise: float, features: float
+    gram: np.ndarray,
+    y: np.ndarray,
+    samples: np.ndarray,
+    ridge: float,
+    noise: float,
+    features: float,
 ) -> np.ndarray:
     m = len(y)
     values, vectors = np.linalg.eigh(gram / m)
     # rounding leaves eigenvalues of the order of ε λ_max, of either sign, where there should be zeros
     values = np.where(values > m * np.finfo(float).eps * values[-1], values, 0.0)
-    return _errors_at(EigenProblem(values, np.ones(m), np.square(vectors.T @ y) / m), samples, features, ridge, noise)
+    return _errors_at(
+        EigenProblem(values, np.ones(m), np.square(vectors.T @ y) / m),
+        samples,
+        features,
+        ridge,
+        noise,
+    )
 
 
 def _check_sample(gram: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
     gram = check_float_array(gram, "gram").astype(np.float64)
     y = check_float_array(y, "y").astype(np.float64)
     if gram.ndim != 2 or gram.shape[0] != gram.shape[1] or y.shape != gram.shape[:1]:
-        raise ValueError(f"`gram` must be (m, m) and `y` (m,), one value per sample: got {gram.shape} and {y.shape}.")
+        raise ValueError(
+            f"`gram` must be (m, m) and `y` (m,), one value per sample: got {gram.shape} and {y.shape}."
+        )
     if len(y) < 4:
-        raise ValueError(f"`gram` must hold at least 4 samples, so that it can be halved: got {len(y)}.")
+        raise ValueError(
+            f"`gram` must hold at least 4 samples, so that it can be halved: got {len(y)}."
+        )
     check_finite(gram, "gram")
     check_finite(y, "y")
     asymmetry = float(np.abs(gram - gram.T).max())

@@ -1,7 +1,7 @@
 """Spherical harmonics in the query and in a key: their number, and how much of a target lies in each degree.
 
 P_k is the Gegenbauer polynomial of degree k on the unit sphere of R^d with P_k(1) = 1, N_k the number of
-harmonics of degree k, τ the law of <u, v> for independent uniform u, v.
+harmonics of degree k, τ the distribution of <u, v> for independent uniform u, v.
 """
 
 from __future__ import annotations
@@ -57,13 +57,19 @@ def _log_power_moment(power: int, degree: int, dim: int) -> float:
     if power < degree or (power - degree) % 2 or (dim == 1 and degree > 1):
         return -math.inf
     j, half = (power - degree) // 2, dim / 2
-    log = gammaln(power + 1) - power * math.log(2) - gammaln(j + 1) + gammaln(half) - gammaln(half + degree + j)
+    log = (
+        gammaln(power + 1)
+        - power * math.log(2)
+        - gammaln(j + 1)
+        + gammaln(half)
+        - gammaln(half + degree + j)
+    )
     return float(log)
 
 
 @lru_cache(maxsize=64)
 def pair_powers(target: Polynomial) -> Float[np.ndarray, "r s"]:
-    """|P_kl F|² under the sphere law: the power of the pair function F in query degree k and key degree l.
+    """|P_kl F|² under the sphere distribution: the power of the pair function F in query degree k and key degree l.
 
     Parameters
     ----------
@@ -235,7 +241,9 @@ def _direction_products(first: Term, second: Term, dim: int) -> np.ndarray | Non
         lengths = float(np.linalg.norm(a[1])) * float(np.linalg.norm(b[1]))
         cosine = float(a[1] @ b[1]) / lengths if lengths > 0 else 0.0
     zonal = gegenbauer(min(p, q), cosine, dim)
-    products = np.array([scale_a * scale_b * zonal[k] * _shared(p, q, k, dim) for k in range(min(p, q) + 1)])
+    products = np.array(
+        [scale_a * scale_b * zonal[k] * _shared(p, q, k, dim) for k in range(min(p, q) + 1)]
+    )
     return products[:, None] if kinds == {QUERY} else products[None, :]
 
 
@@ -284,7 +292,9 @@ def gegenbauer(max_degree: int, t: float, dim: int) -> Float[np.ndarray, " k"]:
     if max_degree >= 1:
         values[1] = t
     for k in range(1, max_degree):
-        values[k + 1] = ((2 * k + dim - 2) * t * values[k] - k * values[k - 1]) / max(k + dim - 2, 1)
+        values[k + 1] = ((2 * k + dim - 2) * t * values[k] - k * values[k - 1]) / max(
+            k + dim - 2, 1
+        )
     return values
 
 
@@ -303,7 +313,9 @@ def _harmonic_transform(s: int, s2: int, dim: int) -> np.ndarray:
         i, i2 = (s - m) // 2, (s2 - m) // 2
         # i unordered joints are 2^i i! times one Laplacian power, and joinings come divided by s!
         right = [Fraction(0)] * len(degrees)
-        right[row] = Fraction(2 ** (i + i2) * math.factorial(i) * math.factorial(i2) * math.factorial(s))
+        right[row] = Fraction(
+            2 ** (i + i2) * math.factorial(i) * math.factorial(i2) * math.factorial(s)
+        )
         for column, lower in enumerate(degrees[:row]):
             factor = Fraction(
                 _laplace((s - lower) // 2, lower, dim) * _laplace((s2 - lower) // 2, lower, dim),

@@ -1,4 +1,4 @@
-"""Exact spectrum of the MLP kernel on the flattened input, under the sphere law: a product of N+1 spheres."""
+"""Exact spectrum of the MLP kernel on the flattened input, under the sphere distribution: a product of N+1 spheres."""
 
 from __future__ import annotations
 
@@ -31,8 +31,10 @@ Parts = tuple[int, ...]
 """Degrees of the tokens of a level in falling order, zeros left out."""
 
 
-def mlp_spectrum(dim: int, n_keys: int, max_degree: int | None = None, tolerance: float | int = 0.05) -> Spectrum:
-    """Eigenvalues of the MLP kernel κ((Σ_i <x_i, x'_i> + 1)/(N+2)) under the sphere law.
+def mlp_spectrum(
+    dim: int, n_keys: int, max_degree: int | None = None, tolerance: float | int = 0.05
+) -> Spectrum:
+    """Eigenvalues of the MLP kernel κ((Σ_i <x_i, x'_i> + 1)/(N+2)) under the sphere distribution.
 
     The input is a point on a product of N+1 spheres, not on one large sphere. Eigenfunctions are products of
     harmonics Π_i Y_{l_i}(x_i) over query and keys; the eigenvalue
@@ -117,7 +119,11 @@ def _mlp_levels(dim: int, n_keys: int, max_degree: int) -> Spectrum:
 def mlp_levels(dim: int, n_keys: int, max_degree: int) -> list[Parts]:
     """All multisets of token degrees with total at most ``max_degree`` that have eigenfunctions, by total."""
     largest = 1 if dim == 1 else max_degree
-    return [parts for total in range(max_degree + 1) for parts in _partitions(total, min(total, largest), n_keys + 1)]
+    return [
+        parts
+        for total in range(max_degree + 1)
+        for parts in _partitions(total, min(total, largest), n_keys + 1)
+    ]
 
 
 def _partitions(total: int, largest: int, parts: int) -> Iterator[Parts]:
@@ -148,7 +154,9 @@ def mlp_eigenvalue(dim: int, n_keys: int, parts: Parts) -> float:
     0.00332542
     """
     idle = n_keys + 1 - len(parts)
-    terms = np.convolve(_idle_series(dim, n_keys, idle), _busy_series(dim, n_keys, parts))[: _ORDER + 1]
+    terms = np.convolve(_idle_series(dim, n_keys, idle), _busy_series(dim, n_keys, parts))[
+        : _ORDER + 1
+    ]
     terms = terms * _series_weights()
     total = float(terms.sum())
     return total + _extrapolated(terms[-1], terms, 2.5 + (n_keys + 1) * (dim - 1) / 2, total)
@@ -172,7 +180,9 @@ def _extrapolated(last: float, terms: np.ndarray, exponent: float, total: float)
 def _series_weights() -> np.ndarray:
     """a_n n! / _SCALE^n."""
     order = np.arange(_ORDER + 1.0)
-    return np.asarray(whole_coefficients(order) * np.exp(gammaln(order + 1) - order * math.log(_SCALE)))
+    return np.asarray(
+        whole_coefficients(order) * np.exp(gammaln(order + 1) - order * math.log(_SCALE))
+    )
 
 
 def _token_series(dim: int, n_keys: int, degree: int) -> np.ndarray:

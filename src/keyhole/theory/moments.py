@@ -23,7 +23,9 @@ def series_coefficients(order: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n
     array([1., 1., 1., 1.])
     """
     half = np.maximum(order, 2.0) / 2
-    smooth = np.exp(log_gamma_ratio(half - 0.5, 0.5)) / (2 * math.pi**1.5 * (2 * half - 1) * 2 * half)
+    smooth = np.exp(log_gamma_ratio(half - 0.5, 0.5)) / (
+        2 * math.pi**1.5 * (2 * half - 1) * 2 * half
+    )
     return np.where(order == 0, 1 / (2 * math.pi), np.where(order == 1, 0.25, smooth))
 
 
@@ -79,7 +81,9 @@ def tail_nodes(start: int) -> tuple[Float[np.ndarray, " q"], Float[np.ndarray, "
 
 
 _GREGORY = 9
-_gauss_legendre = lru_cache(maxsize=1)(np.polynomial.legendre.leggauss)  # 5 ms, and asked for by every spectrum
+_gauss_legendre = lru_cache(maxsize=1)(
+    np.polynomial.legendre.leggauss
+)  # 5 ms, and asked for by every spectrum
 
 
 @lru_cache(maxsize=1)
@@ -119,14 +123,17 @@ def pair_eigenvalues(dim: int, max_degree: int) -> Float[np.ndarray, "k l"]:
         return np.tile(of_query[:, None], (1, max_degree + 1))
     order, weight = _pair_nodes(dim, max_degree)
     return np.asarray(
-        (harmonic_ratios(order, dim, max_degree) * weight) @ harmonic_ratios(order + 1, dim, max_degree).T
+        (harmonic_ratios(order, dim, max_degree) * weight)
+        @ harmonic_ratios(order + 1, dim, max_degree).T
     )
 
 
 def largest_of_degree(dim: int, degree: int) -> tuple[float, float]:
     """μ_k0 and μ_0k for one degree k and d ≥ 2, without the table below them."""
     order, weight = _pair_nodes(dim, degree)
-    of_query, of_key = (float(weight @ harmonic_ratios(n, dim, degree)[degree]) for n in (order, order + 1))
+    of_query, of_key = (
+        float(weight @ harmonic_ratios(n, dim, degree)[degree]) for n in (order, order + 1)
+    )
     return of_query, of_key
 
 

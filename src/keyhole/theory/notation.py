@@ -18,7 +18,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from keyhole._checks import check_count
-from keyhole.theory.targets import KEY, PAIR, QUERY, Factor, Polynomial, fixed_free_rotation, monomial
+from keyhole.theory.targets import (
+    KEY,
+    PAIR,
+    QUERY,
+    Factor,
+    Polynomial,
+    fixed_free_rotation,
+    monomial,
+)
 
 KNOWN = {
     "corr": "<x_0, x_i>, the correlation of query and key",
@@ -35,7 +43,9 @@ hand, and beyond these it is a slip that would take all memory."""
 ORDER = (PAIR, KEY, QUERY)
 """The order in which the factors of a product are written."""
 
-_TOKEN = re.compile(r"\s*(?:(\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?)|([^\W\d]\w*)|(.))", re.DOTALL)
+_TOKEN = re.compile(
+    r"\s*(?:(\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?)|([^\W\d]\w*)|(.))", re.DOTALL
+)
 
 
 class NotationError(ValueError):
@@ -108,7 +118,9 @@ def parse_target(text: str, dim: int) -> Notation:
     """
     dim = check_count(dim, "dim")
     if len(text) > LONGEST:
-        raise NotationError(text, LONGEST, f"{len(text)} characters, and at most {LONGEST} are read.")
+        raise NotationError(
+            text, LONGEST, f"{len(text)} characters, and at most {LONGEST} are read."
+        )
     reader = _Reader(text, dim)
     target = reader.read()
     return Notation(target, _written(target, reader.names))
@@ -130,7 +142,9 @@ def _pieces(text: str) -> list[_Piece]:
         match = _TOKEN.match(text, position)
         assert match is not None  # the last alternative takes any character
         group = match.lastindex or 3
-        pieces.append(_Piece(("number", "name", "sign")[group - 1], match.group(group), match.start(group)))
+        pieces.append(
+            _Piece(("number", "name", "sign")[group - 1], match.group(group), match.start(group))
+        )
         position = match.end()
     return [*pieces, _Piece("end", "", end)]
 
@@ -208,7 +222,11 @@ class _Reader:
         if sign is None:
             return value
         exponent = self.next
-        if exponent.kind != "number" or not exponent.text.isdecimal() or int(exponent.text) > HIGHEST:
+        if (
+            exponent.kind != "number"
+            or not exponent.text.isdecimal()
+            or int(exponent.text) > HIGHEST
+        ):
             raise self.error(exponent, f"a power is a whole number from 0 to {HIGHEST}.")
         self.place += 1
         if self.next.text == "^":
@@ -242,13 +260,17 @@ class _Reader:
             raise self.error(opened, f"more than {DEEPEST} brackets within brackets.")
         value = self.sum()
         if self.take(")") is None:
-            raise self.error(self.next, f"the bracket of character {opened.position + 1} is not closed.")
+            raise self.error(
+                self.next, f"the bracket of character {opened.position + 1} is not closed."
+            )
         self.depth -= 1
         return value
 
     def rotated(self, name: _Piece) -> Polynomial:
         if self.dim > WIDEST:
-            raise self.error(name, f"a rotation is a d × d matrix, and d = {self.dim} is above {WIDEST}.")
+            raise self.error(
+                name, f"a rotation is a d × d matrix, and d = {self.dim} is above {WIDEST}."
+            )
         if self.take("(") is None:
             raise self.error(self.next, "rotated needs its angle in brackets, as in rotated(0.5).")
         minus = self.take("-")

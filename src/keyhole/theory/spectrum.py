@@ -1,4 +1,4 @@
-"""Exact spectrum of the attention kernel under the sphere law."""
+"""Exact spectrum of the attention kernel under the sphere distribution."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ def attention_spectrum(
     dim: int,
     n_keys: int,
     max_degree: int | None = None,
-    law: GaussianHeads | None = None,
+    heads: GaussianHeads | None = None,
     tolerance: float | int = 1e-4,
 ) -> Spectrum:
-    """Eigenvalues of the attention kernel (ReLU) under the sphere law.
+    """Eigenvalues of the attention kernel (ReLU) under the sphere distribution.
 
     Zero-mean heads: λ_k0 = μ_k0 with N_k eigenfunctions Y_k(x_0), and λ_kl = μ_kl / N for l ≥ 1 with N_k N_l
     eigenfunctions Y_k(x_0) N^{−1/2} Σ_i Y_l(x_i); μ_kl from :func:`pair_eigenvalues`. Heads with a mean c·I: the
@@ -82,8 +82,8 @@ def attention_spectrum(
         1024 (4 … 16 for heads with a mean) for which the listed levels hold all but ``tolerance`` of the trace.
         The trace converges slowly (like degree^{−3/2} when d is large), because K has a cusp on its diagonal; what
         is left is ``remainder``, known exactly.
-    law : GaussianHeads, optional
-        The law of the heads; its mean is a number, or c·I with any corner on the constant coordinate.
+    heads : GaussianHeads, optional
+        The head distribution; its mean is a number, or c·I with any corner on the constant coordinate.
     tolerance : float
         Share of the trace that may be left over when ``max_degree`` is None.
 
@@ -105,12 +105,12 @@ def attention_spectrum(
     ([[0, 0], [1, 0], [0, 1], [1, 1], [0, 2]], [0.237284, 0.010545, 0.004735])
     >>> round(spectrum.trace, 4)
     0.4123
-    >>> biased = attention_spectrum(dim=6, n_keys=4, law=GaussianHeads(mean=1.0), max_degree=6)
+    >>> biased = attention_spectrum(dim=6, n_keys=4, heads=GaussianHeads(mean=1.0), max_degree=6)
     >>> biased.degrees[:5].tolist(), biased.eigenvalues[:3].round(6).tolist()
     ([[0, 0], [1, 0], [1, 0], [0, 0], [2, 0]], [0.278665, 0.021098, 0.010433])
     """
     dim, n_keys = check_count(dim, "dim"), check_count(n_keys, "n_keys")
-    bias = bias_of(law, dim)
+    bias = bias_of(heads, dim)
     if max_degree is not None:
         degree = check_count(max_degree, "max_degree", minimum=0)
         if bias and degree > MAX_BIASED_DEGREE:
@@ -151,7 +151,11 @@ def attention_levels(dim: int, n_keys: int, bias: Bias, max_degree: int) -> Spec
 
 
 def biased_levels(
-    dim: int, n_keys: int, bias: Bias, max_degree: int, vectors: dict[tuple[int, int], Float[np.ndarray, "states v"]]
+    dim: int,
+    n_keys: int,
+    bias: Bias,
+    max_degree: int,
+    vectors: dict[tuple[int, int], Float[np.ndarray, "states v"]],
 ) -> tuple[Spectrum, Float[np.ndarray, " levels"]]:
     """All levels of the blocks, and the power in each of a target with the given vectors in them."""
     listed = biased_blocks(dim, bias.unit, max_degree).listed
@@ -159,9 +163,14 @@ def biased_levels(
     values, powers = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     owner = np.repeat(np.arange(len(listed)), [len(found) for found, _ in parts])
     order = np.argsort(-values, kind="stable")
-    counts, labels = np.array([float(block.dimension) for block in listed]), np.array([block.label for block in listed])
+    counts, labels = (
+        np.array([float(block.dimension) for block in listed]),
+        np.array([block.label for block in listed]),
+    )
     owner = owner[order]
-    levels = Spectrum(bias.gain * values[order], counts[owner], labels[owner], mean_diagonal(dim, n_keys, bias))
+    levels = Spectrum(
+        bias.gain * values[order], counts[owner], labels[owner], mean_diagonal(dim, n_keys, bias)
+    )
     return levels, powers[order]
 
 
@@ -179,8 +188,8 @@ def multiplicity_table(dim: int, max_degree: int) -> Float[np.ndarray, " k"]:
     return np.array(counts)
 
 
-def attention_trace(dim: int, n_keys: int, law: GaussianHeads | None = None) -> float:
-    """E K(x, x) under the sphere law.
+def attention_trace(dim: int, n_keys: int, heads: GaussianHeads | None = None) -> float:
+    """E K(x, x) under the sphere distribution.
 
     Zero-mean heads: 1/N + (1 − 1/N) ∫ κ((1+t)/2) (1+t) τ(dt), the integral being 2 Σ_n a_n j_{n+1}. Heads with a mean,
     with m = cu + c_0: (1/N) E 2σ(m+z)² + (1 − 1/N) 2 Σ_k (1/k!) Σ_q g_{k+1}(q) N_q (∫ h_k(m) P_q dτ)².
@@ -190,7 +199,9 @@ def attention_trace(dim: int, n_keys: int, law: GaussianHeads | None = None) -> 
     >>> round(attention_trace(dim=8, n_keys=8), 6), round(attention_trace(6, 4, GaussianHeads(mean=1.0)), 6)
     (0.412321, 0.568796)
     """
-    return mean_diagonal(check_count(dim, "dim"), check_count(n_keys, "n_keys"), bias_of(law, dim))
+    return mean_diagonal(
+        check_count(dim, "dim"), check_count(n_keys, "n_keys"), bias_of(heads, dim)
+    )
 
 
 def mean_diagonal(dim: int, n_keys: int, bias: Bias) -> float:
@@ -209,7 +220,7 @@ def mean_diagonal(dim: int, n_keys: int, bias: Bias) -> float:
 def _biased_diagonals(dim: int, bias: Bias) -> tuple[float, float]:
     """The mean of a pair's kernel with itself, and of two keys of one query.
 
-    The series of the second falls like k^{−2−d/2}; beyond the last term it is continued by that law.
+    The series of the second falls like k^{−2−d/2}; beyond the last term it is continued by that head distribution.
     """
     last, nodes = (2000, 400) if dim < 8 else (400, 160)
     u, weights = roots_jacobi(nodes, (dim - 3) / 2, (dim - 3) / 2)
@@ -217,7 +228,9 @@ def _biased_diagonals(dim: int, bias: Bias) -> tuple[float, float]:
     scores = bias.slope * u + bias.corner
     moments = hermite_moments(scores, last + 1)
     order = np.arange(last + 2.0)
-    zonal = orthonormal_zonal(dim, min(nodes // 2, 40 + int(2 * abs(bias.slope) * math.sqrt(last))), u)
+    zonal = orthonormal_zonal(
+        dim, min(nodes // 2, 40 + int(2 * abs(bias.slope) * math.sqrt(last))), u
+    )
     parts = np.square((moments * weights) @ zonal.T).T
     ratios = harmonic_ratios(order[1:], dim, len(zonal) - 1)
     terms = 2 * np.exp(log_moment(order[1:], dim)) * np.sum(ratios * parts, axis=0)
@@ -225,10 +238,18 @@ def _biased_diagonals(dim: int, bias: Bias) -> tuple[float, float]:
     return float(weights @ second_moment(scores)), between
 
 
-def orthonormal_zonal(dim: int, max_degree: int, u: Float[np.ndarray, " n"]) -> Float[np.ndarray, "q n"]:
+def orthonormal_zonal(
+    dim: int, max_degree: int, u: Float[np.ndarray, " n"]
+) -> Float[np.ndarray, "q n"]:
     """N_q^{1/2} P_q(u) for q ≤ max_degree, by the recurrence that J is in the block (0, 0)."""
     q = np.arange(1.0, max_degree + 1)
-    steps = np.sqrt(np.where(q == 1, 1 / dim, q * (q + dim - 3) / ((2 * q + dim - 2) * np.maximum(2 * q + dim - 4, 1))))
+    steps = np.sqrt(
+        np.where(
+            q == 1,
+            1 / dim,
+            q * (q + dim - 3) / ((2 * q + dim - 2) * np.maximum(2 * q + dim - 4, 1)),
+        )
+    )
     values = np.ones((max_degree + 1, len(u)))
     before = np.zeros(len(u))
     for i in range(max_degree):

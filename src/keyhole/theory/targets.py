@@ -1,4 +1,4 @@
-"""Target functions f*(x) = (1/N) Σ_i F(x_0, x_i): algebra, coefficients, the four families, the sphere law."""
+"""Target functions f*(x) = (1/N) Σ_i F(x_0, x_i): algebra, coefficients, the four families, the sphere distribution."""
 
 from __future__ import annotations
 
@@ -187,7 +187,9 @@ class Polynomial:
             total = 0.0
             for a, first in enumerate(terms):
                 for second in terms[a:]:
-                    weight = first.coefficient * second.coefficient * (1.0 if first is second else 2.0)
+                    weight = (
+                        first.coefficient * second.coefficient * (1.0 if first is second else 2.0)
+                    )
                     total += weight * symmetric_product(first, second, self._dim)
             norms[degree] = max(total, 0.0)  # rounding may leave a cancelled norm just below zero
         return norms
@@ -255,7 +257,9 @@ class Polynomial:
         if self._named_by:
             shown = (f"{name}={getattr(self, name):.15g}" for name in self._named_by)
             return f"{type(self).__name__}({', '.join(shown)})"
-        degrees = ", ".join(str(d) for d in sorted({term.degrees for term in self._terms})) or "none"
+        degrees = (
+            ", ".join(str(d) for d in sorted({term.degrees for term in self._terms})) or "none"
+        )
         return f"Polynomial(dim={self._dim}, {len(self._terms)} terms of degrees {degrees})"
 
     def _coerce(self, other: Any) -> Polynomial | None:
@@ -313,18 +317,24 @@ def _checked_factor(kind: str, name: str, array: Any, dim: int) -> Factor:
     array = check_float_array(array, name).astype(np.float64)
     shape = (dim, dim) if kind == PAIR else (dim,)
     if array.shape != shape:
-        raise ValueError(f"a factor of `{name}` must have shape {shape} for dim {dim}: got shape {array.shape}.")
+        raise ValueError(
+            f"a factor of `{name}` must have shape {shape} for dim {dim}: got shape {array.shape}."
+        )
     check_finite(array, name)
     if kind == PAIR and np.array_equal(array, np.eye(dim)):
         return Factor(PAIR, None)
-    array = array + 0.0  # a copy of our own, and −0 becomes 0, so that equal factors have equal bytes
+    array = (
+        array + 0.0
+    )  # a copy of our own, and −0 becomes 0, so that equal factors have equal bytes
     array.flags.writeable = False
     return Factor(kind, array)
 
 
 def _check_same_dim(a: Polynomial, b: Polynomial) -> None:
     if a.dim != b.dim:
-        raise ValueError(f"targets must share the token dimension: got dim {a.dim} and dim {b.dim}.")
+        raise ValueError(
+            f"targets must share the token dimension: got dim {a.dim} and dim {b.dim}."
+        )
 
 
 # Inner products of symmetrised coefficient tensors, by counting contractions instead of forming tensors. A term of
@@ -369,12 +379,18 @@ def joinings(first: Term, second: Term, dim: int, inside: bool = True) -> Float[
 
 def crossed_joinings(first: Term, second: Term, dim: int) -> Float[np.ndarray, "2 i j"]:
     """Joinings without and with one joint across each way: a query slot of each term to a key slot of the other."""
-    nodes = [_Node(f.kind, side, f.array, n) for side, term in enumerate((first, second)) for f, n in term.powers]
+    nodes = [
+        _Node(f.kind, side, f.array, n)
+        for side, term in enumerate((first, second))
+        for f, n in term.powers
+    ]
     sums = _joinings(nodes, dim, first.degrees, inside=True, crossings=1)
     return np.stack([sums[:, :, 0, 0], sums[:, :, 1, 1]])
 
 
-def _joinings(nodes: list[_Node], dim: int, degrees: tuple[int, int], inside: bool, crossings: int) -> np.ndarray:
+def _joinings(
+    nodes: list[_Node], dim: int, degrees: tuple[int, int], inside: bool, crossings: int
+) -> np.ndarray:
     within = (degrees[1] // 2 + 1, degrees[0] // 2 + 1) if inside else (1, 1)
     connected = _Connected(nodes, dim, (*within, crossings + 1, crossings + 1), inside)
     for start in range(len(nodes)):
@@ -395,8 +411,14 @@ class _Node:
 
 def _nodes(first: Term, second: Term) -> list[_Node]:
     """The factors of both terms, in coordinates where a single matrix is diagonal (kept as a vector then)."""
-    powers = [(side, factor, power) for side, term in enumerate((first, second)) for factor, power in term.powers]
-    matrices = {factor for _, factor, _ in powers if factor.kind == PAIR and factor.array is not None}
+    powers = [
+        (side, factor, power)
+        for side, term in enumerate((first, second))
+        for factor, power in term.powers
+    ]
+    matrices = {
+        factor for _, factor, _ in powers if factor.kind == PAIR and factor.array is not None
+    }
     plain = any(factor.kind == PAIR and factor.array is None for _, factor, _ in powers)
     if len(matrices) != 1 or plain:
         return [_Node(factor.kind, side, factor.array, power) for side, factor, power in powers]
@@ -421,7 +443,9 @@ class _Connected:
         self.shape = shape
         self.inside = inside
         self.pairs = [i for i, node in enumerate(nodes) if node.kind == PAIR]
-        dense = any(array is not None and array.ndim == 2 for array in (nodes[i].array for i in self.pairs))
+        dense = any(
+            array is not None and array.ndim == 2 for array in (nodes[i].array for i in self.pairs)
+        )
         self.identity = np.eye(dim) if dense else np.ones(dim)
         self.sums: dict[Content, np.ndarray] = {}
 
@@ -536,7 +560,9 @@ def _plus(content: Content, node: int) -> Content:
     return (*content[:node], content[node] + 1, *content[node + 1 :])
 
 
-def _exponential(connected: dict[Content, np.ndarray], nodes: list[_Node], shape: Joints) -> np.ndarray:
+def _exponential(
+    connected: dict[Content, np.ndarray], nodes: list[_Node], shape: Joints
+) -> np.ndarray:
     """Sum over all joinings from the sum over connected ones, divided by r! s! of the first term.
 
     m_t E_m = Σ_c c_t C_c E_{m−c} for any node t, from the derivative of E = exp C. Every E_m is kept in units
@@ -565,7 +591,9 @@ def _exponential(connected: dict[Content, np.ndarray], nodes: list[_Node], shape
                 pending.pop()
                 continue
             t = next(i for i, n in enumerate(m) if n > 0)
-            steps = [c for c in connected if c[t] > 0 and all(a <= b for a, b in zip(c, m, strict=True))]
+            steps = [
+                c for c in connected if c[t] > 0 and all(a <= b for a, b in zip(c, m, strict=True))
+            ]
             rests = [tuple(a - b for a, b in zip(m, c, strict=True)) for c in steps]
             missing = [rest for rest in rests if rest not in known]
             if missing:
@@ -653,7 +681,9 @@ def fixed_free_rotation(dim: int, seed: int) -> Float[np.ndarray, "d d"]:
         cosine, sine = math.cos(math.pi / 3), math.sin(math.pi / 3)
         turns[planes:, planes:] = [[cosine, -sine, 0.0], [sine, cosine, 0.0], [0.0, 0.0, -1.0]]
     basis, triangle = np.linalg.qr(np.random.default_rng(seed).standard_normal((dim, dim)))
-    basis *= np.sign(np.diag(triangle))  # QR's own signs would bias the basis; with these it is uniform
+    basis *= np.sign(
+        np.diag(triangle)
+    )  # QR's own signs would bias the basis; with these it is uniform
     return np.asarray(basis @ turns @ basis.T)
 
 
@@ -756,12 +786,16 @@ class RotatedCorrelation(Polynomial):
 
     _named_by = ("gamma", "dim", "seed")
 
-    def __init__(self, gamma: float | int, dim: int, seed: int, beta: Float[np.ndarray, " d"] | None = None) -> None:
+    def __init__(
+        self, gamma: float | int, dim: int, seed: int, beta: Float[np.ndarray, " d"] | None = None
+    ) -> None:
         self.gamma = check_number(gamma, "gamma")
         self.seed = check_seed(seed)
         self.beta = _direction(beta, dim)
         self.rotation = (1 - self.gamma) * np.eye(dim) + self.gamma * fixed_free_rotation(dim, seed)
-        super().__init__(dim, monomial(dim, pairs=[(self.rotation, 3)], keys=[(self.beta, 1)]).terms)
+        super().__init__(
+            dim, monomial(dim, pairs=[(self.rotation, 3)], keys=[(self.beta, 1)]).terms
+        )
 
 
 def _direction(beta: Any, dim: int) -> np.ndarray:

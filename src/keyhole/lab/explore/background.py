@@ -41,7 +41,9 @@ class _Answer:
 class Background:
     """Threads that compute answers; none of them keeps the program from ending."""
 
-    def __init__(self, n_threads: int = N_THREADS, abandoned_seconds: float = ABANDONED_SECONDS) -> None:
+    def __init__(
+        self, n_threads: int = N_THREADS, abandoned_seconds: float = ABANDONED_SECONDS
+    ) -> None:
         self.n_threads = n_threads
         self.abandoned_seconds = abandoned_seconds
         self._changed = threading.Condition()  # guards all that follows
@@ -49,7 +51,9 @@ class Background:
         self._answers: OrderedDict[Hashable, _Answer] = OrderedDict()
         self._threads: list[threading.Thread] = []
 
-    def ask(self, key: Hashable, subject: Hashable, work: Callable[[], Any], deadline: float) -> Any | None:
+    def ask(
+        self, key: Hashable, subject: Hashable, work: Callable[[], Any], deadline: float
+    ) -> Any | None:
         """What ``work()`` returns, or None where that is not known by the deadline: then ask again.
 
         Parameters

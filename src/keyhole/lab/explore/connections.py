@@ -110,5 +110,7 @@ class Connection(H11Protocol):
         if len(others) <= MOST_CONNECTIONS:
             return
         waiting = [connection for connection in others if not connection.is_answered]
-        oldest = min(waiting, key=lambda connection: (connection._is_admitted, connection._waiting.started))
+        oldest = min(
+            waiting, key=lambda connection: (connection._is_admitted, connection._waiting.started)
+        )
         oldest.transport.abort()

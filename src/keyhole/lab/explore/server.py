@@ -41,7 +41,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from keyhole import __version__
 from keyhole.lab.cells import Cell, Store, StoreError, Values
 from keyhole.lab.explore.connections import ADMITTED, WAITING_SECONDS, Connection
-from keyhole.lab.explore.views import MEANWHILE, ExploreState, View, answer_by, background, cells_of, show
+from keyhole.lab.explore.views import (
+    MEANWHILE,
+    ExploreState,
+    View,
+    answer_by,
+    background,
+    cells_of,
+    show,
+)
 from keyhole.lab.jobs import Plan, RunError, Timer, WorkerPool, cell_costs, run_local
 from keyhole.lab.report.document import Report, Section
 from keyhole.lab.report.html import as_json, asset, fragment, library, one_page, page_of
@@ -51,8 +59,12 @@ MOST_WAITING = 64  # requests at a time; the page has two
 MOST_COMPUTING = 4
 MOST_LISTENING = 32  # tabs that hear of progress
 MOST_UPLOADS = 2  # tables on their way, of which one is looked at
-BODY_SECONDS = 30.0  # that an upload may take to arrive; on the loopback address 32 MiB take less than one
-MEASURE_SECONDS = 600.0  # of a measurement, by the clock; what is asked for must be half of it by estimate
+BODY_SECONDS = (
+    30.0  # that an upload may take to arrive; on the loopback address 32 MiB take less than one
+)
+MEASURE_SECONDS = (
+    600.0  # of a measurement, by the clock; what is asked for must be half of it by estimate
+)
 MEASURE_MEMORY = 2**30  # bytes of a job
 DATA_SECONDS = 60.0  # of a look at an uploaded table
 DATA_BUDGET = 15.0  # of which it plans to use so much
@@ -165,15 +177,19 @@ class Bench:
         cells = cells_of(state)
         self._check_store()
         plan = Plan.of(cells, self._store)
-        costs = {cell: cost for job in plan.jobs for cell, cost in cell_costs(plan.wanted(job)).items()}
+        costs = {
+            cell: cost for job in plan.jobs for cell, cost in cell_costs(plan.wanted(job)).items()
+        }
         seconds, memory = sum(costs.values()), max((job.memory for job in plan.jobs), default=0)
         most, room = MEASURE_SECONDS / 2, MEASURE_MEMORY
         rules = {
             "click places on the surface first": not cells and state.view == "surface",
             "there is nothing to measure here": not cells,
             f"fits need a penalty λ of {LEAST_RIDGE:g} at least": state.ridge < LEAST_RIDGE,
-            f"these fits take about {seconds:,.0f} s, and {most:g} s are allowed: lower d, N or M": seconds > most,
-            f"these fits take {memory / 2**30:.1f} GiB, and {room / 2**30:g} GiB are allowed": memory > room,
+            f"these fits take about {seconds:,.0f} s, and {most:g} s are allowed: lower d, N or M": seconds
+            > most,
+            f"these fits take {memory / 2**30:.1f} GiB, and {room / 2**30:g} GiB are allowed": memory
+            > room,
         }
         return plan, costs, next((why for why, holds in rules.items() if holds), "")
 
@@ -182,7 +198,12 @@ class Bench:
         with self._lock:
             plan, costs, refused = self._planned(state)
         seconds = round(sum(costs.values()), 1)
-        return {"cells": len(plan.cells), "missing": len(plan.missing), "seconds": seconds, "refused": refused}
+        return {
+            "cells": len(plan.cells),
+            "missing": len(plan.missing),
+            "seconds": seconds,
+            "refused": refused,
+        }
 
     def start(self, state: ExploreState) -> None:
         """Measure what is missing; a ValueError where that is not allowed."""
@@ -191,8 +212,13 @@ class Bench:
             if refused:
                 raise ValueError(f"this cannot be measured: {refused}.")
             if self._thread is not None and self._thread.is_alive():
-                raise ValueError("one measurement runs at a time: stop the one that does, or wait for it.")
-            self._timer, self._message = Timer(plan, {cell.key: cost for cell, cost in costs.items()}), ""
+                raise ValueError(
+                    "one measurement runs at a time: stop the one that does, or wait for it."
+                )
+            self._timer, self._message = (
+                Timer(plan, {cell.key: cost for cell, cost in costs.items()}),
+                "",
+            )
             self._stop.clear()
             self._thread = threading.Thread(target=self._run, args=(plan, self._timer), daemon=True)
             self._thread.start()
@@ -217,7 +243,9 @@ class Bench:
         try:
             with Store(path) as store:
                 run_local(plan, store, None, report)
-        except Exception as error:  # whatever a fit dies of is told in the page, and the server goes on
+        except (
+            Exception
+        ) as error:  # whatever a fit dies of is told in the page, and the server goes on
             self._message = str(error) or type(error).__name__
 
     def stop(self) -> None:
@@ -282,7 +310,9 @@ class Guard:
                 scope, receive, sealed
             )
             return
-        await self._answer({**scope, "path": path, "raw_path": path.encode()}, receive, sealed, lane)
+        await self._answer(
+            {**scope, "path": path, "raw_path": path.encode()}, receive, sealed, lane
+        )
 
     async def _answer(self, scope: Scope, receive: Receive, sealed: _Sealed, lane: str) -> None:
         """Answer a request, unless the client leaves or the server ends."""
@@ -321,7 +351,10 @@ class Guard:
             return _plain("requests of other pages are not answered.", 403)
         first, slash, _ = scope["path"][1:].partition("/")
         if not hmac.compare_digest(first.encode("utf-8", "surrogateescape"), self.token.encode()):
-            return _plain("the address must have its token: copy all of the line that `keyhole explore` printed.", 403)
+            return _plain(
+                "the address must have its token: copy all of the line that `keyhole explore` printed.",
+                403,
+            )
         if not slash:
             # without its last slash the names of the page's files would take the place of the token
             query = scope["query_string"].decode("latin-1")
@@ -370,7 +403,9 @@ class DaemonThreads:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._work: queue.SimpleQueue[tuple[Context, Future[Any], Callable[..., Any], tuple[Any, ...]]]
+        self._work: queue.SimpleQueue[
+            tuple[Context, Future[Any], Callable[..., Any], tuple[Any, ...]]
+        ]
         self._work = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
 
@@ -415,7 +450,10 @@ class Explorer:
             Route("/save", self.save),
             Route("/data", self.data, methods=["POST"]),
             *(Route(f"/{work.__name__}", self._answers(work)) for work in computed),
-            *(Route(f"/{work.__name__}", self._answers(work), methods=["POST"]) for work in changing),
+            *(
+                Route(f"/{work.__name__}", self._answers(work), methods=["POST"])
+                for work in changing
+            ),
             *(Route(f"/{name}", self.asset) for name in ASSETS),
         ]
         self.app = Starlette(routes=routes)
@@ -442,9 +480,15 @@ class Explorer:
             found = await work
         except (ValueError, ArithmeticError, RunError, StoreError) as error:
             return JSONResponse({"error": str(error) or type(error).__name__}, 422)
-        return found if isinstance(found, Response) else Response(as_json(found), media_type="application/json")
+        return (
+            found
+            if isinstance(found, Response)
+            else Response(as_json(found), media_type="application/json")
+        )
 
-    def _answers(self, work: Callable[[dict[str, str]], Any]) -> Callable[[Request], Awaitable[Response]]:
+    def _answers(
+        self, work: Callable[[dict[str, str]], Any]
+    ) -> Callable[[Request], Awaitable[Response]]:
         """An end point for what is computed from the state in an address."""
 
         async def answer(request: Request) -> Response:
@@ -459,12 +503,18 @@ class Explorer:
 
     async def page(self, request: Request) -> Response:
         """The page itself; a state that cannot be read is shown as the page shows a slip."""
-        links = [f'<link rel="stylesheet" href="{name}">' for name in ASSETS if name.endswith(".css")]
+        links = [
+            f'<link rel="stylesheet" href="{name}">' for name in ASSETS if name.endswith(".css")
+        ]
         scripts = [f'<script src="{name}"></script>' for name in ASSETS if name.endswith(".js")]
         data = '<script type="application/json" id="keyhole:data">{"inks":{},"charts":{}}</script>'
-        header, _, body = Template(_own("explore.html")).substitute(version=__version__).partition("\n\n")
+        header, _, body = (
+            Template(_own("explore.html")).substitute(version=__version__).partition("\n\n")
+        )
         head = "\n".join(['<link rel="icon" href="data:,">', *links])
-        page = page_of("explore", "keyhole explore", head, header, body, "\n".join([data, *scripts]))
+        page = page_of(
+            "explore", "keyhole explore", head, header, body, "\n".join([data, *scripts])
+        )
         return Response(page, media_type="text/html")
 
     def view(self, query: dict[str, str]) -> dict[str, Any]:
@@ -549,9 +599,7 @@ class Explorer:
                         size = f"a table on this page must be at most {MOST_BYTES >> 20} MiB: this one is larger"
                         return JSONResponse({"error": f"{size}. Use `keyhole lens`."}, 413)
         except TimeoutError:
-            words = (
-                f"a table must arrive within {BODY_SECONDS:g} s: {len(content)} bytes had come by then. Send it again."
-            )
+            words = f"a table must arrive within {BODY_SECONDS:g} s: {len(content)} bytes had come by then. Send it again."
             return JSONResponse({"error": words}, 408)
         query = dict(request.query_params)
         return await self._answered(self._look_threads.run(self._look, bytes(content), query))
@@ -564,7 +612,11 @@ class Explorer:
         finally:
             self.looking.release()
         blocks = [block for section in report.sections for block in section.blocks]
-        sentences = [f"{section.title} {section.verdict.sentence}" for section in report.sections if section.verdict]
+        sentences = [
+            f"{section.title} {section.verdict.sentence}"
+            for section in report.sections
+            if section.verdict
+        ]
         return {**fragment(blocks), "notes": [report.lead, *sentences]}
 
     def _look_apart(self, content: bytes, query: dict[str, str]) -> Report:
@@ -592,7 +644,9 @@ class Explorer:
 def saved_page(state: ExploreState, view: View) -> str:
     """A view as one HTML file."""
     lines = ["`" + line.replace("`", "'") + "`" for line in view.lines if line]
-    section = Section(state.view, view.title, "", view.blocks, settings=state.describe(), text=view.notes)
+    section = Section(
+        state.view, view.title, "", view.blocks, settings=state.describe(), text=view.notes
+    )
     python = Section("python", "The same in Python", "", text=lines)
     lead = f"A view of `keyhole explore`: {state.describe()}."
     provenance = {"keyhole": __version__, "NumPy": np.__version__, "address": f"?{state.address}"}
@@ -614,19 +668,28 @@ def looked(content: bytes, query: dict[str, str]) -> Report:
 
     unknown = set(query) - {"name", "set", "target"}
     if unknown:
-        raise ValueError(f"an upload has a name, and perhaps columns for set and target: got {sorted(unknown)!r:.80}.")
+        raise ValueError(
+            f"an upload has a name, and perhaps columns for set and target: got {sorted(unknown)!r:.80}."
+        )
     target = query.get("target") or None
     table = table_in_memory(content, query.get("name", ""), target)
     data = read_table(table, set_id=query.get("set") or None, target=target)
     if data.target is None:
-        raise ValueError("a table must have a target to learn: no column target, label, class or y. Name it above.")
+        raise ValueError(
+            "a table must have a target to learn: no column target, label, class or y. Name it above."
+        )
     # what is costly to import waits until there is something to look at
     from keyhole.lab.lens.findings import LensConfig
     from keyhole.lab.lens.look import likely_task, look
     from keyhole.lab.lens.page import report_of
 
     return report_of(
-        look(data, LensConfig(likely_task(data.target), DATA_BUDGET, n_heads=128, max_samples=800, steps=0))
+        look(
+            data,
+            LensConfig(
+                likely_task(data.target), DATA_BUDGET, n_heads=128, max_samples=800, steps=0
+            ),
+        )
     )
 
 

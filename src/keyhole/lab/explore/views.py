@@ -59,7 +59,12 @@ _RANGES: dict[str, tuple[str, float, float]] = {
     "top": ("most_samples", 100, 10**7),
 }
 """Name in the address: the field it sets, and the ends of its range."""
-_ADDRESS = {"view": "view", "target": "target", **{name: found[0] for name, found in _RANGES.items()}, "picks": "picks"}
+_ADDRESS = {
+    "view": "view",
+    "target": "target",
+    **{name: found[0] for name, found in _RANGES.items()},
+    "picks": "picks",
+}
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,9 @@ class ExploreState:
         fields: dict[str, Any] = {}
         for name, text in query.items():
             if name not in _ADDRESS:
-                raise ValueError(f"the address knows {', '.join(_ADDRESS)}: got {name!r:.40}. Leave it out.")
+                raise ValueError(
+                    f"the address knows {', '.join(_ADDRESS)}: got {name!r:.40}. Leave it out."
+                )
             value: Any = _picks(text) if name == "picks" else text
             if name in _RANGES:
                 field_name, low, high = _RANGES[name]
@@ -107,7 +114,9 @@ class ExploreState:
     def address(self) -> str:
         """The query string that reads back to this state; what has its default is left out."""
         usual, picks = vars(ExploreState()), ",".join(f"{n}x{m}" for n, m in self.picks)
-        own = {name: value for name, f in _ADDRESS.items() if (value := getattr(self, f)) != usual[f]}
+        own = {
+            name: value for name, f in _ADDRESS.items() if (value := getattr(self, f)) != usual[f]
+        }
         return urlencode(own | ({"picks": picks} if picks else {}))
 
     @property
@@ -141,12 +150,14 @@ class ExploreState:
         return min(self.n_samples, self.most_samples)
 
     @property
-    def laws(self) -> dict[str, tuple[str, dict[str, float]]]:
-        """Roles and options of the laws that are compared, by name."""
-        laws: dict[str, tuple[str, dict[str, float]]] = {"zero-mean heads": ("attention", {})}
+    def distributions(self) -> dict[str, tuple[str, dict[str, float]]]:
+        """Roles and options of the head distributions that are compared, by name."""
+        distributions: dict[str, tuple[str, dict[str, float]]] = {
+            "zero-mean heads": ("attention", {})
+        }
         if self.bias:
-            laws[f"biased heads, c = {self.bias:g}"] = ("biased", {"law": self.bias})
-        return laws
+            distributions[f"biased heads, c = {self.bias:g}"] = ("biased", {"heads": self.bias})
+        return distributions
 
     def describe(self) -> str:
         """The settings in a line."""
@@ -174,7 +185,9 @@ def _check_variance(state: ExploreState) -> None:
     with np.errstate(all="ignore"):
         scaled_variance = target_variance(Polynomial(state.dim, terms), state.n_keys)
     if scaled_variance == 0:
-        raise ValueError(f"a target on this page must vary: {state.text} has no variance: nothing is to be learned.")
+        raise ValueError(
+            f"a target on this page must vary: {state.text} has no variance: nothing is to be learned."
+        )
     # compare exponents, which do not overflow
     exponent = math.nan
     if 0 < scaled_variance < math.inf:
@@ -208,9 +221,13 @@ def _picks(text: str) -> tuple[tuple[int, int], ...]:
     pairs = []
     for part in text.split(",") if text else ():
         n, _, heads = part.partition("x")
-        pairs.append((_number("n of a pick", n, int, 2, 4000), _number("M of a pick", heads, int, 1, 4096)))
+        pairs.append(
+            (_number("n of a pick", n, int, 2, 4000), _number("M of a pick", heads, int, 1, 4096))
+        )
     if len(pairs) > MOST_PICKS:
-        raise ValueError(f"at most {MOST_PICKS} places of the surface are measured: got {len(pairs)}. Remove some.")
+        raise ValueError(
+            f"at most {MOST_PICKS} places of the surface are measured: got {len(pairs)}. Remove some."
+        )
     return tuple(pairs)
 
 
@@ -224,12 +241,20 @@ class Ask:
         self, name: str, function: str, options: Mapping[str, Any], role: str = "", look: Look = "line",
         state: ExploreState | None = None,
     ) -> None:  # fmt: skip
-        self.name, self.function, self.options, self.role, self.look = name, function, dict(options), role, look
+        self.name, self.function, self.options, self.role, self.look = (
+            name,
+            function,
+            dict(options),
+            role,
+            look,
+        )
         self.other = state  # of another target: then the answer is over its variance
 
     def expression(self, samples: str) -> str:
         """As Python."""
-        options = ", ".join(f"{name}={self._written(name, value)}" for name, value in self.options.items())
+        options = ", ".join(
+            f"{name}={self._written(name, value)}" for name, value in self.options.items()
+        )
         if self.function.endswith("bound"):  # samples enter as 1/√n
             bound = f"(bound := kh.theory.{self.function}(target, 1, {options}))"
             return f"{bound}.approximation + bound.estimation / np.sqrt({samples})"
@@ -239,7 +264,7 @@ class Ask:
     def _written(self, name: str, value: Any) -> str:
         if name == "error":
             return "variance / 10 + noise" if "noise" in self.options else "variance / 10"
-        named = {"law": f"kh.GaussianHeads(mean={value!r})", "noise": "noise"}
+        named = {"heads": f"kh.GaussianHeads(mean={value!r})", "noise": "noise"}
         return named.get(name, "math.inf" if value == math.inf else repr(value))
 
     def question(self, state: ExploreState, samples: tuple[int, ...]) -> tuple[Any, ...]:
@@ -259,7 +284,7 @@ def answered(
     over: float,
 ) -> tuple[tuple[float, ...], str]:
     """The numbers of a question, for as many of the sizes as the theory speaks of, and why not for more."""
-    has_mean = bool(dict(options).get("law"))
+    has_mean = bool(dict(options).get("heads"))
     seconds = STEP_SECONDS if has_mean else QUICK_SECONDS
     polynomial = read_notation(target, dim).target
     refusal = ""
@@ -284,8 +309,8 @@ def _numbers(
 ) -> np.ndarray:
     """What `kh.theory` says, a number for each of the samples or one for all."""
     question = getattr(theory, function)
-    if "law" in options:
-        options = {**options, "law": GaussianHeads(mean=options["law"])}
+    if "heads" in options:
+        options = {**options, "heads": GaussianHeads(mean=options["heads"])}
     if "error" in options:
         return np.array([question(target, **options)])
     if function.endswith("bound"):
@@ -301,7 +326,9 @@ background = Background()
 """Where questions about heads with a mean are answered while a page waits."""
 
 
-def _soon(function: Callable[..., Any], question: tuple[Any, ...], subject: tuple[str, int]) -> Any | None:
+def _soon(
+    function: Callable[..., Any], question: tuple[Any, ...], subject: tuple[str, int]
+) -> Any | None:
     """``function(*question)`` about heads with a mean, or None where it is not known by `answer_by`."""
     deadline = answer_by.get()
     if deadline == math.inf:
@@ -332,10 +359,17 @@ class View:
         """The lines that come first."""
         imports = ["import math", "import numpy as np", "import keyhole as kh"]
         imports += ["from keyhole.lab.jobs import target_variance", *more]
-        self.lines += [*imports, "from keyhole.theory.notation import parse_target", "", f"n = {list(samples)}"]
+        self.lines += [
+            *imports,
+            "from keyhole.theory.notation import parse_target",
+            "",
+            f"n = {list(samples)}",
+        ]
         self.lines += ["shown = {}", *_target_lines(state)]
 
-    def ask(self, state: ExploreState, asks: Iterable[Ask], samples: tuple[int, ...]) -> dict[str, Series]:
+    def ask(
+        self, state: ExploreState, asks: Iterable[Ask], samples: tuple[int, ...]
+    ) -> dict[str, Series]:
         """What the theory says, as series by their names; the lines for it are added."""
         self.begin(state, samples)
         series, target = {}, state.target
@@ -350,14 +384,18 @@ class View:
                 self.lines += _target_lines(ask.other)
             sizes = "n" if len(found) == len(samples) else f"n[:{len(found)}]"
             self.lines.append(f"shown[{ask.name!r}] = {ask.expression(sizes)}")
-            series[ask.name] = Series(ask.name, samples[: len(found)], found, look=ask.look, role=ask.role)
+            series[ask.name] = Series(
+                ask.name, samples[: len(found)], found, look=ask.look, role=ask.role
+            )
         return series
 
     @staticmethod
-    def _answer(ask: Ask, state: ExploreState, samples: tuple[int, ...]) -> tuple[tuple[float, ...], str]:
+    def _answer(
+        ask: Ask, state: ExploreState, samples: tuple[int, ...]
+    ) -> tuple[tuple[float, ...], str]:
         """The numbers that answer a question, and what has to be said of them."""
         question = ask.question(state, samples)
-        has_mean = bool(ask.options.get("law"))
+        has_mean = bool(ask.options.get("heads"))
         if not has_mean:
             return answered(*question)
         target_state = ask.other or state
@@ -379,9 +417,16 @@ def _target_lines(state: ExploreState) -> list[str]:
 def curves(state: ExploreState, results: Results) -> View:
     """Learning curves, with measured points on them."""
     answer, noise = View("Learning curves"), state.noise_variance
-    kinds: dict[str, tuple[str, dict[str, Any], str, int]] = {"attention": ("attention", {}, "heads", state.n_heads)}
+    kinds: dict[str, tuple[str, dict[str, Any], str, int]] = {
+        "attention": ("attention", {}, "heads", state.n_heads)
+    }
     if state.bias:
-        kinds["biased"] = (f"biased, c = {state.bias:g}", {"law": state.bias}, "heads", state.n_heads)
+        kinds["biased"] = (
+            f"biased, c = {state.bias:g}",
+            {"heads": state.bias},
+            "heads",
+            state.n_heads,
+        )
     kinds["mlp"] = ("MLP", {"model": "mlp"}, "wide", state.n_heads * (state.dim + 1))
     asks = [
         Ask(f"{name}, {size} {unit}", "learning_curve", {**state.settings, "n_heads": heads, **options}, role,
@@ -391,11 +436,26 @@ def curves(state: ExploreState, results: Results) -> View:
     ]  # fmt: skip
     heads = {"n_heads": state.n_heads}
     asks += [
-        Ask("bound, ∞ heads (1-Lipschitz loss)", "kernel_risk_bound", {"n_keys": state.n_keys}, "oracle", "thin"),
-        Ask(f"the paper's bound, {state.n_heads} heads, constant 1", "risk_bound", heads, "ridge", "thin"),
+        Ask(
+            "bound, ∞ heads (1-Lipschitz loss)",
+            "kernel_risk_bound",
+            {"n_keys": state.n_keys},
+            "oracle",
+            "thin",
+        ),
+        Ask(
+            f"the paper's bound, {state.n_heads} heads, constant 1",
+            "risk_bound",
+            heads,
+            "ridge",
+            "thin",
+        ),
     ]
     predicted = answer.ask(state, asks, state.sizes).values()
-    points = [_points(name, role, _known(sweep, results), noise) for name, (role, sweep) in sweeps(state).items()]
+    points = [
+        _points(name, role, _known(sweep, results), noise)
+        for name, (role, sweep) in sweeps(state).items()
+    ]
     marks = {"Var f*": state.variance + noise} | ({"noise": noise} if noise else {})
     chart = log_chart(
         "curves", state.describe(), "training sets n", "test error, noise included",
@@ -404,7 +464,11 @@ def curves(state: ExploreState, results: Results) -> View:
     )  # fmt: skip
     at = {s.name: (s, s.y[list(s.x).index(state.chosen)]) for s in predicted if state.chosen in s.x}
     rows: list[Row] = [
-        {"at this n": name, "error": error, "over Var f*": None if s.look == "thin" else error / state.variance}
+        {
+            "at this n": name,
+            "error": error,
+            "over Var f*": None if s.look == "thin" else error / state.variance,
+        }
         for name, (s, error) in at.items()
     ]
     bounds = log_chart(
@@ -428,13 +492,28 @@ def needs(state: ExploreState, results: Results) -> View:
     """Samples and heads that suffice for a tenth of Var f*."""
     answer, noise, left = View("What suffices"), state.noise_variance, state.variance / 10
     goal: dict[str, Any] = {"n_keys": state.n_keys, "error": left + noise, "noise": noise}
-    biased = {f"samples, biased, c = {state.bias:g}": {**goal, "law": state.bias}} if state.bias else {}
-    samples = {"samples, attention, ∞ heads": goal, **biased, "samples, MLP, ∞ wide": {**goal, "model": "mlp"}}
+    biased = (
+        {f"samples, biased, c = {state.bias:g}": {**goal, "heads": state.bias}}
+        if state.bias
+        else {}
+    )
+    samples = {
+        "samples, attention, ∞ heads": goal,
+        **biased,
+        "samples, MLP, ∞ wide": {**goal, "model": "mlp"},
+    }
     asks = [Ask(name, "samples_needed", options) for name, options in samples.items()]
-    asks.append(Ask("heads, any number of samples", "heads_predicted", {"n_keys": state.n_keys, "error": left}))
+    asks.append(
+        Ask(
+            "heads, any number of samples",
+            "heads_predicted",
+            {"n_keys": state.n_keys, "error": left},
+        )
+    )
     found = answer.ask(state, asks, (0,))
     rows: list[Row] = [
-        {"to have a tenth of Var f* left": name, "number": series.y[0]} for name, series in found.items()
+        {"to have a tenth of Var f* left": name, "number": series.y[0]}
+        for name, series in found.items()
     ]
     answer.blocks = [Table("needs", "What suffices, with the best penalty", rows)]
     return answer
@@ -459,7 +538,10 @@ def surface(state: ExploreState, results: Results) -> View:
         if np.isfinite(curve.runs).sum() < 2:
             continue
         told, _ = answered(*_of_heads(state, m).question(state, (size,)))
-        x, y = (np.interp(math.log(k), np.log(ks), range(len(ks))) for k, ks in ((size, sizes[:n]), (m, heads)))
+        x, y = (
+            np.interp(math.log(k), np.log(ks), range(len(ks)))
+            for k, ks in ((size, sizes[:n]), (m, heads))
+        )
         found = f"measured {number(curve.mean[0] + noise)} ± {number(curve.error[0], 2)}"
         words = f"n = {size}, M = {m}: {found}, predicted {number(next(iter(told), None))}"
         points.append((float(x), float(y), words))
@@ -482,17 +564,30 @@ def surface(state: ExploreState, results: Results) -> View:
 
 
 def _of_heads(state: ExploreState, heads: float) -> Ask:
-    return Ask(f"{'∞' if heads == math.inf else heads} heads", "learning_curve", {**state.settings, "n_heads": heads})
+    return Ask(
+        f"{'∞' if heads == math.inf else heads} heads",
+        "learning_curve",
+        {**state.settings, "n_heads": heads},
+    )
 
 
 def spectrum(state: ExploreState, results: Results) -> View:
-    """Levels of both laws, where the target sits in them, and what is learned at n."""
+    """Levels of both head distributions, where the target sits in them, and what is learned at n."""
     answer = View("Spectrum")
     answer.begin(state, state.sizes, "from keyhole.theory.curves import Learner")
     levels, learned, tables = [], [], []
-    for name, (role, options) in state.laws.items():
-        mean = options.get("law", 0.0)
-        question = (state.target, state.dim, state.n_keys, mean, state.sizes, state.chosen, state.ridge, state.noise)
+    for name, (role, options) in state.distributions.items():
+        mean = options.get("heads", 0.0)
+        question = (
+            state.target,
+            state.dim,
+            state.n_keys,
+            mean,
+            state.sizes,
+            state.chosen,
+            state.ridge,
+            state.noise,
+        )
         if mean:
             spectral = _soon(_spectral_answer, question, subject=(state.target, state.dim))
         else:
@@ -504,9 +599,11 @@ def spectrum(state: ExploreState, results: Results) -> View:
             answer.notes.append(f"{name}: {spectral.refusal}")
             continue
         # the lines
-        written = f", law=kh.GaussianHeads(mean={mean!r})" if mean else ""
+        written = f", heads=kh.GaussianHeads(mean={mean!r})" if mean else ""
         learner_line = f"Learner(target, {state.n_keys}, 'attention', math.inf{written})"
-        answer.lines.append(f"shown[{name!r}] = {learner_line}.learned(n, {state.ridge!r}, noise)[1]")
+        answer.lines.append(
+            f"shown[{name!r}] = {learner_line}.learned(n, {state.ridge!r}, noise)[1]"
+        )
         # the charts
         rows = spectral.rows
         learned.append(Series(name, state.sizes, spectral.learned, look="line", role=role))
@@ -525,7 +622,9 @@ def spectrum(state: ExploreState, results: Results) -> View:
         title = f"{name}: where the target sits, and what is learned at n = {state.chosen:,}"
         note = f"Levels by {kind}, largest eigenvalue first."
         tables.append(Table(f"levels-{role}", title, loaded, note=note))
-    chart = log_chart("levels", "Levels of the kernel", "rank of their first eigenfunction", "eigenvalue", levels)
+    chart = log_chart(
+        "levels", "Levels of the kernel", "rank of their first eigenfunction", "eigenvalue", levels
+    )
     parts = Chart(
         "learned",
         "Share of the target that is learned",
@@ -561,15 +660,15 @@ def _spectral_answer(
 ) -> _Spectral:
     """What the view of the spectrum shows of heads with a mean, or of zero-mean heads."""
     polynomial = read_notation(target, dim).target
-    law = GaussianHeads(mean=mean) if mean else None
+    distribution = GaussianHeads(mean=mean) if mean else None
     noise_variance = noise * _variance(target, dim, n_keys)
     seconds = STEP_SECONDS if mean else QUICK_SECONDS
     try:
         with np.errstate(all="ignore"), limits(seconds=seconds, memory=STEP_MEMORY):
-            learner = Learner(polynomial, n_keys, "attention", math.inf, law)
+            learner = Learner(polynomial, n_keys, "attention", math.inf, distribution)
             gammas, shares = learner.learned(sizes, ridge, noise_variance)
             gamma = float(gammas[sizes.index(chosen)])
-            rows = _level_rows(polynomial, n_keys, law, gamma)
+            rows = _level_rows(polynomial, n_keys, distribution, gamma)
     except (ValueError, ArithmeticError) as error:
         return _Spectral(rows=[], learned=(), refusal=str(error))
     return _Spectral(rows=rows, learned=tuple(shares.tolist()))
@@ -581,15 +680,20 @@ _target_levels = lru_cache(maxsize=64)(target_levels)
 def _level_rows(
     target: Polynomial,
     n_keys: int,
-    law: GaussianHeads | None,
+    distribution: GaussianHeads | None,
     gamma: float,
 ) -> list[dict[str, Any]]:
     """Levels up to above the target's degree, with the part of the target in each and the part that is learned."""
     degree = max(4, max(target.degrees) + 1)
-    if law is not None:
+    if distribution is not None:
         degree = min(degree, MAX_BIASED_DEGREE)
-    found, powers = _target_levels(target, n_keys, bias_of(law, target.dim), degree)
-    columns = (found.degrees.tolist(), found.eigenvalues.tolist(), found.multiplicities.tolist(), powers.tolist())
+    found, powers = _target_levels(target, n_keys, bias_of(distribution, target.dim), degree)
+    columns = (
+        found.degrees.tolist(),
+        found.eigenvalues.tolist(),
+        found.multiplicities.tolist(),
+        powers.tolist(),
+    )
     total = max(float(powers.sum()), 1e-300)
     return [
         {
@@ -603,29 +707,40 @@ def _level_rows(
     ]
 
 
-def law(state: ExploreState, results: Results) -> View:
+def distribution(state: ExploreState, results: Results) -> View:
     """The error against the strength of the mean, at three numbers of samples."""
-    answer = View("The law of the heads")
+    answer = View("The head distribution")
     if state.dim < 2:
-        answer.notes.append("there is no mean to speak of in one dimension: choose d of 2 at least.")
+        answer.notes.append(
+            "there is no mean to speak of in one dimension: choose d of 2 at least."
+        )
         return answer
-    samples = tuple(sorted({max(2, state.n_samples // 10), state.n_samples, min(10 * state.n_samples, 10**7)}))
-    asks = {c: Ask(f"c = {c:g}", "learning_curve", {**state.settings, "law": c}) for c in MEANS}
+    samples = tuple(
+        sorted({max(2, state.n_samples // 10), state.n_samples, min(10 * state.n_samples, 10**7)})
+    )
+    asks = {c: Ask(f"c = {c:g}", "learning_curve", {**state.settings, "heads": c}) for c in MEANS}
     found = answer.ask(state, asks.values(), samples)
     series, rows = [], []
     for k, (n, role) in enumerate(zip(samples, ("mlp", "kernel", "ball"), strict=False)):
-        errors = {c: s.y[k] for c, ask in asks.items() if (s := found.get(ask.name)) and len(s.y) > k}
-        series.append(Series(f"n = {n:,}", list(errors), list(errors.values()), look="line", role=role))
+        errors = {
+            c: s.y[k] for c, ask in asks.items() if (s := found.get(ask.name)) and len(s.y) > k
+        }
+        series.append(
+            Series(f"n = {n:,}", list(errors), list(errors.values()), look="line", role=role)
+        )
         if n == state.n_samples and (zero := errors.get(0.0)):
             rows = [{"mean c": c, "error": error, "over that of c = 0": error / zero,
                      "the mean": "" if c == 0 else "helps" if error < zero else "is a handicap"}
                     for c, error in errors.items()]  # fmt: skip
     runs = [_known(sweep, results).runs for _, sweep in sweeps(state).values()]
     if runs[0].size:
-        measured, name = Curve(np.array(MEANS), np.hstack(runs)), f"measured, n = {state.n_samples:,}"
+        measured, name = (
+            Curve(np.array(MEANS), np.hstack(runs)),
+            f"measured, n = {state.n_samples:,}",
+        )
         series += filter(None, [_points(name, "biased", measured, state.noise_variance)])
     answer.blocks = [
-        Chart("law", state.describe(), "mean c of the heads, times the identity", "test error, noise included", series,
+        Chart("heads", state.describe(), "mean c of the heads, times the identity", "test error, noise included", series,
               y_log=True, note=_deviation(state)),
         Table("strengths", f"n = {state.n_samples:,}", rows),
     ]  # fmt: skip
@@ -644,17 +759,25 @@ def rotation(state: ExploreState, results: Results) -> View:
         return answer
     asks: dict[tuple[str, float], Ask] = {}
     for angle in ANGLES if power == 1 else ANGLES[::2]:  # higher powers take seconds each
-        turned = replace(state, target=f"rotated({angle:g})^{power} * token" if angle else state.text)
-        for name, (_, options) in state.laws.items():
+        turned = replace(
+            state, target=f"rotated({angle:g})^{power} * token" if angle else state.text
+        )
+        for name, (_, options) in state.distributions.items():
             of_angle = f"{name}, γ = {angle:g}"
-            asks[name, angle] = Ask(of_angle, "learning_curve", {**turned.settings, **options}, state=turned)
+            asks[name, angle] = Ask(
+                of_angle, "learning_curve", {**turned.settings, **options}, state=turned
+            )
     found = answer.ask(state, asks.values(), (state.n_samples,))
     series = []
-    for law, (role, _) in state.laws.items():
+    for distribution, (role, _) in state.distributions.items():
         errors = {
-            angle: found[ask.name].y[0] for (name, angle), ask in asks.items() if name == law and ask.name in found
+            angle: found[ask.name].y[0]
+            for (name, angle), ask in asks.items()
+            if name == distribution and ask.name in found
         }
-        series.append(Series(law, list(errors), list(errors.values()), look="line", role=role))
+        series.append(
+            Series(distribution, list(errors), list(errors.values()), look="line", role=role)
+        )
     answer.blocks = [
         Chart("rotation", f"<x_0, S x_i> in the place of <x_0, x_i>, n = {state.n_samples:,}",
               "γ: S = (1−γ) I + γ P, P a random rotation", "test error over Var f*", series, y_log=True)
@@ -663,14 +786,16 @@ def rotation(state: ExploreState, results: Results) -> View:
 
 
 VIEWS: dict[str, Callable[[ExploreState, Results], View]] = {
-    view.__name__: view for view in (curves, needs, surface, spectrum, law, rotation)
+    view.__name__: view for view in (curves, needs, surface, spectrum, distribution, rotation)
 }
 
 
 def show(state: ExploreState, results: Results) -> View:
     """The view of a state, with what is measured of it."""
     if state.view not in VIEWS:
-        raise ValueError("your data are shown when a table is dropped: they are not in the address.")
+        raise ValueError(
+            "your data are shown when a table is dropped: they are not in the address."
+        )
     return VIEWS[state.view](state, results)
 
 
@@ -681,7 +806,9 @@ def show(state: ExploreState, results: Results) -> View:
 def sweeps(state: ExploreState) -> dict[Any, tuple[str, CellSweep]]:
     """Role and cells of what measuring a view asks for: by name in the curves, by place on the surface, by mean."""
 
-    def swept(model: str, heads: int | None, sizes: tuple[Any, ...], mean: float = 1.0) -> tuple[str, CellSweep]:
+    def swept(
+        model: str, heads: int | None, sizes: tuple[Any, ...], mean: float = 1.0
+    ) -> tuple[str, CellSweep]:
         options = (state.dim, state.n_keys, state.text, heads, state.ridge, state.noise, mean)
         parts = [config.sweep(model, *options) for config in sizes]
         x = sorted({n for part in parts for n in part.x})
@@ -692,9 +819,11 @@ def sweeps(state: ExploreState) -> dict[Any, tuple[str, CellSweep]]:
 
     if state.view == "surface":
         return {(n, m): swept("attention", m, at(n)) for n, m in state.picks}
-    if state.view == "law" and state.dim > 1:
+    if state.view == "heads" and state.dim > 1:
         own = at(state.n_samples)
-        return {c: swept("biased", None, own, c) if c else swept("attention", None, own) for c in MEANS}
+        return {
+            c: swept("biased", None, own, c) if c else swept("attention", None, own) for c in MEANS
+        }
     if state.view != "curves":
         return {}
     both, name = (QUICK, BETWEEN), f"attention, {state.n_heads} heads, measured"
@@ -703,7 +832,9 @@ def sweeps(state: ExploreState) -> dict[Any, tuple[str, CellSweep]]:
         name: swept("attention", state.n_heads, both),
     }
     if state.bias and state.dim > 1:
-        found[f"biased, c = {state.bias:g}, ∞ heads, measured"] = swept("biased", None, both, state.bias)
+        found[f"biased, c = {state.bias:g}, ∞ heads, measured"] = swept(
+            "biased", None, both, state.bias
+        )
     return found | {"MLP, ∞ wide, measured": swept("mlp", None, both)}
 
 

@@ -16,7 +16,14 @@ from keyhole.lab.figures.learning_curves import (
     power,
     predicted_samples,
 )
-from keyhole.lab.measured import Estimate, Results, count_text, deviation_text, quotient, samples_measured
+from keyhole.lab.measured import (
+    Estimate,
+    Results,
+    count_text,
+    deviation_text,
+    quotient,
+    samples_measured,
+)
 from keyhole.lab.report.document import Row, Section, State, Table, Verdict
 
 
@@ -52,7 +59,9 @@ def section(config: Config, results: Results) -> Section:
     charts = []
     for p in config.powers:
         title = f"f_{{1,{p}}}: mean of {power('⟨β, xᵢ⟩', p)}"
-        charts.append(curve_chart(config, results, notation(p), f"averages-p{p}", title, config.level))
+        charts.append(
+            curve_chart(config, results, notation(p), f"averages-p{p}", title, config.level)
+        )
     table = Table(
         "averages-samples",
         f"Samples that bring the relative error to {config.level:.0%}",
@@ -75,14 +84,18 @@ def section(config: Config, results: Results) -> Section:
 def _samples(config: Config, results: Results, p: int) -> dict[str, Estimate]:
     """Samples that each model needs."""
     curves = {model: measured_curve(config, results, model, notation(p)) for model in MODELS}
-    return {model: samples_measured(curve, config.level, config.seed) for model, curve in curves.items()}
+    return {
+        model: samples_measured(curve, config.level, config.seed) for model, curve in curves.items()
+    }
 
 
 def _row(config: Config, results: Results, p: int) -> Row:
     found, row = _samples(config, results, p), {"target": f"f_{{1,{p}}}"}
     for model, words in MODELS.items():
         row[words] = found[model].text(missing=f"> {config.largest}")
-        predicted = predicted_samples(notation(p), config.dim, config.n_keys, config.level, model, config.n_heads)
+        predicted = predicted_samples(
+            notation(p), config.dim, config.n_keys, config.level, model, config.n_heads
+        )
         row[f"{words}, predicted"] = count_text(predicted)
     ratio, beyond = _ratio_of_samples(config, found)
     row["MLP / attention"] = f"> {ratio.value:.1f}" if beyond else ratio.text()
@@ -115,7 +128,9 @@ def _verdict(config: Config, results: Results, deviation: str) -> Verdict:
     if ratio.value is None:
         sentence = f"Attention does not reach {level} on {name} with {config.largest} samples: nothing can be compared."
         return Verdict("does not show", sentence + says, numbers)
-    numbers["MLP / attention"] = f"> {ratio.value:.1f} (95 %: > {ratio.low:.1f})" if beyond else ratio.text()
+    numbers["MLP / attention"] = (
+        f"> {ratio.value:.1f} (95 %: > {ratio.low:.1f})" if beyond else ratio.text()
+    )
     floor = ratio.lower
     if beyond:
         mean, error = mlp.at(config.largest)

@@ -34,7 +34,12 @@ TARGETS = (
 )
 """Targets of every family of the paper, products, and sums of an easy and a hard part."""
 
-MEASURES = {"predicted": "predicted n", "norm": "exact norm", "bound": "norm bound", "paper": "paper's B(f*)"}
+MEASURES = {
+    "predicted": "predicted n",
+    "norm": "exact norm",
+    "bound": "norm bound",
+    "paper": "paper's B(f*)",
+}
 """Complexities by name, each a field of a row; norms and B are divided by Var f*, since the error is too."""
 
 
@@ -61,7 +66,7 @@ class Config:
     def describe(self) -> str:
         """The settings in a sentence or two."""
         return (
-            f"Our settings: sphere law, d in {{{', '.join(map(str, self.dims))}}}, N in "
+            f"Our settings: sphere distribution, d in {{{', '.join(map(str, self.dims))}}}, N in "
             f"{{{', '.join(map(str, self.keys))}}}; exact kernel of zero-mean heads; n up to {self.largest} in steps "
             f"of √2; {self.repetitions} repetitions; {self.n_test} test sets."
         )
@@ -78,7 +83,10 @@ class Config:
         return CellSweep.over(cell, "n_samples", self.sizes, self.repetitions)
 
 
-PRESETS = {"quick": Config(dims=(4, 6), keys=(4,), largest=1024, repetitions=3, n_test=1000), "full": Config()}
+PRESETS = {
+    "quick": Config(dims=(4, 6), keys=(4,), largest=1024, repetitions=3, n_test=1000),
+    "full": Config(),
+}
 
 
 def cells(config: Config) -> list[Cell]:
@@ -138,7 +146,9 @@ def _readable(row: Row) -> Row:
 
 
 def _rank(rows: list[Row], name: str, seed: int) -> Estimate:
-    pairs = np.array([[float(row[name]), float(row["measured"])] for row in rows if row[name] is not None])  # type: ignore[arg-type]
+    pairs = np.array(
+        [[float(row[name]), float(row["measured"])] for row in rows if row[name] is not None]
+    )  # type: ignore[arg-type]
     if len(pairs) < 4:
         return Estimate(None)
     rng = np.random.default_rng(seed)
@@ -160,10 +170,16 @@ def _chart(config: Config, rows: list[Row], name: str) -> Chart:
     series = []
     for dim in config.dims:
         for n_keys in config.keys:
-            own = [row for row in rows if (row["d"], row["N"]) == (dim, n_keys) and row[name] is not None]
+            own = [
+                row
+                for row in rows
+                if (row["d"], row["N"]) == (dim, n_keys) and row[name] is not None
+            ]
             own.sort(key=lambda row: float(row[name] or 0))
             label = f"d = {dim}, N = {n_keys}"
-            curve = series_from_rows(own, name, "measured", label, role=label, error="standard_error")
+            curve = series_from_rows(
+                own, name, "measured", label, role=label, error="standard_error"
+            )
             series.append(apart(replace(curve, hover=[str(row["target"]) for row in own])))
     if name == "predicted" and rows:
         found = [float(row["measured"] or 1) for row in rows]
@@ -180,13 +196,19 @@ def _chart(config: Config, rows: list[Row], name: str) -> Chart:
     )
 
 
-def _verdict(config: Config, rows: list[Row], reached: list[Row], ranks: dict[str, Estimate]) -> Verdict:
-    numbers = {f"rank correlation with {words}": ranks[name].text() for name, words in MEASURES.items()}
+def _verdict(
+    config: Config, rows: list[Row], reached: list[Row], ranks: dict[str, Estimate]
+) -> Verdict:
+    numbers = {
+        f"rank correlation with {words}": ranks[name].text() for name, words in MEASURES.items()
+    }
     numbers["targets that reach the error"] = f"{len(reached)} of {len(rows)}"
     numbers[DEVIATION] = deviation_text(reached)
     known = {name: rank for name, rank in ranks.items() if rank.value is not None}
     if not known:
-        return Verdict("not tested", "Too few targets reach the error at these sizes to be ranked.", numbers)
+        return Verdict(
+            "not tested", "Too few targets reach the error at these sizes to be ranked.", numbers
+        )
     best = max(known, key=lambda name: known[name].value or 0.0)
     complexities = [name for name in known if name != "predicted"]
     top = max(complexities, key=lambda name: known[name].value or 0.0)

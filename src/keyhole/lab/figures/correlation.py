@@ -17,7 +17,14 @@ from keyhole.lab.figures.learning_curves import (
     power,
     predicted_samples,
 )
-from keyhole.lab.measured import Estimate, Results, count_text, deviation_text, samples_measured, samples_ratio
+from keyhole.lab.measured import (
+    Estimate,
+    Results,
+    count_text,
+    deviation_text,
+    samples_measured,
+    samples_ratio,
+)
 from keyhole.lab.report.document import Chart, Row, Section, Series, State, Table, Verdict, bars
 
 BOTH = ("attention", "biased")
@@ -74,9 +81,15 @@ def section(config: Config, results: Results) -> Section:
     charts = []
     for q in config.powers:
         title = f"f_{{2,{q}}}: mean of {power('⟨x₀, xᵢ⟩', q)} ⟨β, xᵢ⟩"
-        charts.append(curve_chart(config, results, notation(q), f"correlation-q{q}", title, config.level))
+        charts.append(
+            curve_chart(config, results, notation(q), f"correlation-q{q}", title, config.level)
+        )
     ratios = {q: _ratio(config, results, q) for q in config.powers}
-    rows = [_row(config, results, dim, q, ratios[q]) for dim in (config.dim, *config.far_dims) for q in config.powers]
+    rows = [
+        _row(config, results, dim, q, ratios[q])
+        for dim in (config.dim, *config.far_dims)
+        for q in config.powers
+    ]
     table = Table(
         "correlation-samples",
         f"Samples for {config.level:.0%} error, infinitely many heads, N = {config.n_keys}",
@@ -97,12 +110,16 @@ def section(config: Config, results: Results) -> Section:
 
 def _ratio(config: Config, results: Results, q: int) -> Estimate:
     """Samples of zero-mean heads over those of biased ones, infinitely many of both, on the same sets."""
-    zero, biased = (measured_curve(config, results, model, notation(q), exact=True) for model in BOTH)
+    zero, biased = (
+        measured_curve(config, results, model, notation(q), exact=True) for model in BOTH
+    )
     return samples_ratio(zero, biased, config.level, config.seed)
 
 
 def _predicted(config: Config, q: int, dim: int) -> list[int | None]:
-    return [predicted_samples(notation(q), dim, config.n_keys, config.level, model) for model in BOTH]
+    return [
+        predicted_samples(notation(q), dim, config.n_keys, config.level, model) for model in BOTH
+    ]
 
 
 def _predicted_ratio(config: Config, q: int, dim: int) -> float | None:
@@ -113,8 +130,12 @@ def _predicted_ratio(config: Config, q: int, dim: int) -> float | None:
 def _row(config: Config, results: Results, dim: int, q: int, ratio: Estimate) -> Row:
     row: dict[str, str] = {"d": str(dim), "target": f"f_{{2,{q}}}"}
     here = dim == config.dim
-    for model, words, told in zip(BOTH, ("zero-mean", "biased"), _predicted(config, q, dim), strict=True):
-        found = samples_measured(measured_curve(config, results, model, notation(q), exact=True), config.level)
+    for model, words, told in zip(
+        BOTH, ("zero-mean", "biased"), _predicted(config, q, dim), strict=True
+    ):
+        found = samples_measured(
+            measured_curve(config, results, model, notation(q), exact=True), config.level
+        )
         row[words] = found.text(missing=f"> {config.largest}") if here else "–"
         row[f"{words}, predicted"] = count_text(told)
     told_ratio = _predicted_ratio(config, q, dim)
@@ -124,12 +145,30 @@ def _row(config: Config, results: Results, dim: int, q: int, ratio: Estimate) ->
 
 def _ratio_chart(config: Config, ratios: dict[int, Estimate], rows: list[Row]) -> Chart:
     found = {q: ratio for q, ratio in ratios.items() if ratio.value is not None}
-    values, spreads = ([float(getattr(r, name) or 0.0) for r in found.values()] for name in ("value", "spread"))
-    series = [bars(f"measured, d = {config.dim}", list(found), values, np.nan_to_num(spreads).tolist(), "biased")]
+    values, spreads = (
+        [float(getattr(r, name) or 0.0) for r in found.values()] for name in ("value", "spread")
+    )
+    series = [
+        bars(
+            f"measured, d = {config.dim}",
+            list(found),
+            values,
+            np.nan_to_num(spreads).tolist(),
+            "biased",
+        )
+    ]
     for dim in (config.dim, *config.far_dims):
-        told = {q: ratio for q in config.powers if (ratio := _predicted_ratio(config, q, dim)) is not None}
+        told = {
+            q: ratio
+            for q in config.powers
+            if (ratio := _predicted_ratio(config, q, dim)) is not None
+        }
         role = "biased" if dim == config.dim else f"d = {dim}"
-        series.append(Series(f"predicted, d = {dim}", list(told), list(told.values()), look="dashed", role=role))
+        series.append(
+            Series(
+                f"predicted, d = {dim}", list(told), list(told.values()), look="dashed", role=role
+            )
+        )
     return Chart(
         "correlation-ratio",
         f"How many times the samples of biased heads zero-mean heads need, {config.level:.0%} error",
@@ -148,11 +187,17 @@ def _verdict(config: Config, ratios: dict[int, Estimate], deviation: str) -> Ver
     for q, ratio in ratios.items():
         told = _predicted_ratio(config, q, config.dim)
         beside = "no prediction" if told is None else f"predicted {told:.2f}"
-        numbers[f"samples of zero-mean over biased heads, f_{{2,{q}}}"] = f"{ratio.text()} ({beside})"
+        numbers[f"samples of zero-mean over biased heads, f_{{2,{q}}}"] = (
+            f"{ratio.text()} ({beside})"
+        )
     numbers[DEVIATION] = deviation
     missing = [q for q, ratio in ratios.items() if ratio.value is None]
     if missing or len(ratios) < 2:
-        needed = ", ".join(count_text(n) for n in _predicted(config, missing[0], config.dim)) if missing else ""
+        needed = (
+            ", ".join(count_text(n) for n in _predicted(config, missing[0], config.dim))
+            if missing
+            else ""
+        )
         sentence = (
             f"{config.level:.0%} error is not measured by both kinds of heads up to n = {config.largest} on "
             f"f_{{2,{missing[0]}}}, for which theory asks {needed} samples."
@@ -164,7 +209,13 @@ def _verdict(config: Config, ratios: dict[int, Estimate], deviation: str) -> Ver
     first, last = (list(ratios.values())[i] for i in (0, -1))
     grows = all(a < b for a, b in pairwise(values))
     sure = last.lower > max(first.upper, 1.0)
-    state: State = "holds" if grows and sure else "partly" if values[-1] > max(values[0], 1.0) else "does not show"
+    state: State = (
+        "holds"
+        if grows and sure
+        else "partly"
+        if values[-1] > max(values[0], 1.0)
+        else "does not show"
+    )
     listed = ", ".join(f"{value:.2f} (q = {q})" for q, value in zip(ratios, values, strict=True))
     sentence = (
         f"For {config.level:.0%} error zero-mean heads need {listed} times the samples of biased heads: at the size "

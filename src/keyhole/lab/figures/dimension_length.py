@@ -41,7 +41,7 @@ class Config:
     def describe(self) -> str:
         """The settings in a sentence or two."""
         return (
-            f"Our settings: `{self.target}` under the sphere law, relative error {self.level:.0%}; d varies at N = "
+            f"Our settings: `{self.target}` under the sphere distribution, relative error {self.level:.0%}; d varies at N = "
             f"{self.n_keys} and N at d = {self.dim}; exact kernels of infinitely many heads and hidden units; measured "
             f"where the prediction is at most n = {self.largest}, {self.repetitions} repetitions, sizes in steps of √2 "
             "around the prediction."
@@ -53,14 +53,20 @@ class Config:
         if predicted is None or predicted > self.largest:
             return CellSweep((), ())
         powers = [round(2 ** (k / 2)) for k in range(4, 60)]
-        sizes = [n for n in powers if predicted / WINDOW <= n <= min(predicted * WINDOW, 1.5 * self.largest)]
+        sizes = [
+            n
+            for n in powers
+            if predicted / WINDOW <= n <= min(predicted * WINDOW, 1.5 * self.largest)
+        ]
         most = max(sizes)
         cell = Cell(model, self.target, dim, n_keys, None, most, most, self.n_test, self.seed, 0)
         return CellSweep.over(cell, "n_samples", sizes, self.repetitions)
 
 
 PRESETS = {
-    "quick": Config(dims=(4, 6, 8, 12), keys=(2, 4, 8, 16), largest=1024, repetitions=3, n_test=1000),
+    "quick": Config(
+        dims=(4, 6, 8, 12), keys=(2, 4, 8, 16), largest=1024, repetitions=3, n_test=1000
+    ),
     "full": Config(),
 }
 
@@ -70,16 +76,26 @@ WINDOW = 2.9
 
 def cells(config: Config) -> list[Cell]:
     """What has to be known."""
-    shapes = dict.fromkeys([*((d, config.n_keys) for d in config.dims), *((config.dim, n) for n in config.keys)])
-    return [cell for shape in shapes for model in SHOWN for cell in config.sweep(model, *shape).cells]
+    shapes = dict.fromkeys(
+        [*((d, config.n_keys) for d in config.dims), *((config.dim, n) for n in config.keys)]
+    )
+    return [
+        cell for shape in shapes for model in SHOWN for cell in config.sweep(model, *shape).cells
+    ]
 
 
 def section(config: Config, results: Results) -> Section:
     """The figure and its verdict."""
     by_dim = [
-        _row(config, results, model, d, config.n_keys) for model in SHOWN for d in (*config.dims, *config.far_dims)
+        _row(config, results, model, d, config.n_keys)
+        for model in SHOWN
+        for d in (*config.dims, *config.far_dims)
     ]
-    by_keys = [_row(config, results, model, config.dim, n) for model in SHOWN for n in (*config.keys, *config.far_keys)]
+    by_keys = [
+        _row(config, results, model, config.dim, n)
+        for model in SHOWN
+        for n in (*config.keys, *config.far_keys)
+    ]
     charts = [
         _chart(config, by_dim, "d", f"Against the dimension, N = {config.n_keys}", "dimension d"),
         _chart(config, by_keys, "N", f"Against the length, d = {config.dim}", "keys N"),
@@ -117,9 +133,15 @@ def _chart(config: Config, rows: list[Row], axis: str, title: str, label: str) -
     series = []
     for model in SHOWN:
         own, words = [row for row in rows if row["model"] == model], MODELS[model]
-        series.append(series_from_rows(own, axis, "measured", words, role=model, error="standard_error"))
-        series.append(series_from_rows(own, axis, "predicted", f"{words}, predicted", "dashed", model))
-        series.append(series_from_rows(own, axis, "oracle", f"{words}, oracle penalty", "thin", model))
+        series.append(
+            series_from_rows(own, axis, "measured", words, role=model, error="standard_error")
+        )
+        series.append(
+            series_from_rows(own, axis, "predicted", f"{words}, predicted", "dashed", model)
+        )
+        series.append(
+            series_from_rows(own, axis, "oracle", f"{words}, oracle penalty", "thin", model)
+        )
     return log_chart(
         f"dimension-{axis}",
         title,
@@ -150,7 +172,11 @@ def _verdict(config: Config, by_dim: list[Row], by_keys: list[Row]) -> Verdict:
                 name = f"n grows like {axis} to the power, {MODELS[model]}, {column}"
                 numbers[name] = "–" if value is None else f"{value:.2f}"
     numbers[DEVIATION] = deviation_text([*by_dim, *by_keys])
-    far = {row["model"]: row for row in by_keys if row["N"] == max(config.far_keys, default=max(config.keys))}
+    far = {
+        row["model"]: row
+        for row in by_keys
+        if row["N"] == max(config.far_keys, default=max(config.keys))
+    }
     attention, mlp = (growth["N", model, "measured"] for model in SHOWN)
     if attention is None or mlp is None:
         sentence = (
@@ -163,5 +189,7 @@ def _verdict(config: Config, by_dim: list[Row], by_keys: list[Row]) -> Verdict:
     if all(value is not None for value in predicted):
         n_keys = max(config.far_keys, default=max(config.keys))
         sentence += f" At N = {n_keys} theory asks for {int(predicted[0] or 0):,} and {int(predicted[1] or 0):,}."
-    state: State = "holds" if mlp > attention + 0.5 else "partly" if mlp > attention else "does not show"
+    state: State = (
+        "holds" if mlp > attention + 0.5 else "partly" if mlp > attention else "does not show"
+    )
     return Verdict(state, sentence, numbers)

@@ -10,7 +10,15 @@ import numpy as np
 from keyhole.lab.cells import Cell
 from keyhole.lab.figures.learning_curves import DEVIATION, MODELS, predicted_error
 from keyhole.lab.jobs import read_target, target_variance
-from keyhole.lab.measured import CellSweep, Curve, Estimate, Results, deviation_text, log_chart, slope
+from keyhole.lab.measured import (
+    CellSweep,
+    Curve,
+    Estimate,
+    Results,
+    deviation_text,
+    log_chart,
+    slope,
+)
 from keyhole.lab.report.document import Chart, Row, Section, Series, State, Table, Verdict
 from keyhole.theory.bounds import approximation_bound
 
@@ -35,7 +43,7 @@ class Config:
     def describe(self) -> str:
         """The settings in a sentence or two."""
         return (
-            f"Our settings: sphere law, d = {self.dim}, N = {self.n_keys}; {self.repetitions} repetitions (sets and "
+            f"Our settings: sphere distribution, d = {self.dim}, N = {self.n_keys}; {self.repetitions} repetitions (sets and "
             f"heads drawn anew, heads nested); no label noise; {self.n_test} test sets; penalty by leave-one-out. The "
             f"approximation error is measured at d = N = {self.slope_dim} with n = {self.slope_samples}."
         )
@@ -61,7 +69,11 @@ class Config:
 
 PRESETS = {
     "quick": Config(
-        heads=(4, 8, 16, 32, 64, 128, 256, 512), sizes=(256, 1024), slope_samples=1280, repetitions=4, n_test=1000
+        heads=(4, 8, 16, 32, 64, 128, 256, 512),
+        sizes=(256, 1024),
+        slope_samples=1280,
+        repetitions=4,
+        n_test=1000,
     ),
     "full": Config(),
 }
@@ -76,7 +88,12 @@ ENDLESS = 1e12
 
 def cells(config: Config) -> list[Cell]:
     """What has to be known."""
-    asked = [(model, t, n) for model in ("attention", "biased") for t in config.targets for n in config.sizes]
+    asked = [
+        (model, t, n)
+        for model in ("attention", "biased")
+        for t in config.targets
+        for n in config.sizes
+    ]
     sweeps = [sweep for name in asked for sweep in (config.sweep(*name), config.limit(*name))]
     sweeps += [config.slope_sweep(target) for target in config.targets]
     return [cell for sweep in sweeps for cell in sweep.cells]
@@ -98,7 +115,11 @@ class Slopes:
 
 def section(config: Config, results: Results) -> Section:
     """The figure and its verdict."""
-    charts = [_error_chart(config, results, target, n) for target in config.targets for n in sorted(config.sizes)]
+    charts = [
+        _error_chart(config, results, target, n)
+        for target in config.targets
+        for n in sorted(config.sizes)
+    ]
     charts += [_approximation_chart(config, results, target) for target in config.targets]
     slopes = {target: _slopes(config, results, target) for target in config.targets}
     table = Table(
@@ -123,7 +144,9 @@ def section(config: Config, results: Results) -> Section:
         "M random heads approximate a target with a squared error that falls like 1/M; beyond that, more heads bring "
         "a finite layer to its infinite-head kernel.",
         [*charts, table],
-        _verdict(config, results, slopes, deviation_text([row for chart in charts for row in chart.rows])),
+        _verdict(
+            config, results, slopes, deviation_text([row for chart in charts for row in chart.rows])
+        ),
         config.describe(),
     )
 
@@ -137,7 +160,10 @@ def _error_chart(config: Config, results: Results, target: str, n: int) -> Chart
         curve, oracle = sweep.curve(results), sweep.curve(results, "oracle")
         limit = config.limit(model, target, n).curve(results)
         series.append(curve.series(words, model))
-        asked = {m: predicted_error(target, config.dim, config.n_keys, n, m, model) for m in (*heads, math.inf)}
+        asked = {
+            m: predicted_error(target, config.dim, config.n_keys, n, m, model)
+            for m in (*heads, math.inf)
+        }
         known = {m: error for m, error in asked.items() if error is not None}
         told = [known.get(m, math.nan) for m in heads]
         series.append(Series(f"{words}, predicted", heads, told, look="dashed", role=model))
@@ -160,7 +186,9 @@ def _error_chart(config: Config, results: Results, target: str, n: int) -> Chart
 def _slopes(config: Config, results: Results, target: str) -> Slopes:
     """Slopes from the first M at which half of the variance is explained: before, there is nothing to fall from."""
     curve = config.slope_sweep(target).curve(results)
-    first = int(np.argmax(curve.mean <= EXPLAINED)) if (curve.mean <= EXPLAINED).any() else len(curve.x)
+    first = (
+        int(np.argmax(curve.mean <= EXPLAINED)) if (curve.mean <= EXPLAINED).any() else len(curve.x)
+    )
     kept = Curve(curve.x[first:], curve.runs[:, first:])
     if len(kept.x) < 2:
         return Slopes(Estimate(None), math.nan, [])
@@ -178,14 +206,18 @@ def _approximation_chart(config: Config, results: Results, target: str) -> Chart
     heads, dim, n = sorted(config.slope_heads), config.slope_dim, config.slope_samples
     polynomial = read_target(target, dim)
     curve = config.slope_sweep(target).curve(results)
-    here, limit = ([_approximation(config, target, m, size) for m in heads] for size in (n, ENDLESS))
+    here, limit = (
+        [_approximation(config, target, m, size) for m in heads] for size in (n, ENDLESS)
+    )
     bounds = [approximation_bound(polynomial, m) / target_variance(polynomial, dim) for m in heads]
     start = float(curve.mean[0])
     series = [
         curve.series(f"measured at n = {n}", "attention"),
         Series(f"predicted at n = {n}", heads, here, look="dashed", role="attention"),
         Series("predicted for n → ∞", heads, limit, look="dashed", role="prediction"),
-        Series("slope of 1/M", heads, [start * heads[0] / m for m in heads], look="thin", role="oracle"),
+        Series(
+            "slope of 1/M", heads, [start * heads[0] / m for m in heads], look="thin", role="oracle"
+        ),
     ]
     rows: list[Row] = [
         {
@@ -214,7 +246,9 @@ def _slug(target: str) -> str:
     return "".join(c if c.isalnum() else "-" for c in target).strip("-").replace("---", "-")
 
 
-def _verdict(config: Config, results: Results, slopes: dict[str, Slopes], deviation: str) -> Verdict:
+def _verdict(
+    config: Config, results: Results, slopes: dict[str, Slopes], deviation: str
+) -> Verdict:
     numbers = {
         f"slope on `{target}`, M = {found.range}": f"{found.measured.text()} (predicted {found.predicted:.2f})"
         for target, found in slopes.items()
@@ -228,13 +262,13 @@ def _verdict(config: Config, results: Results, slopes: dict[str, Slopes], deviat
     numbers[DEVIATION] = deviation
     known = [found.measured for found in slopes.values() if found.measured.value is not None]
     if not known:
-        sentence = (
-            "No number of heads here explains half of a target and has few enough features for n to show its slope."
-        )
+        sentence = "No number of heads here explains half of a target and has few enough features for n to show its slope."
         return Verdict("not tested", sentence, numbers)
     values = [estimate.value or 0.0 for estimate in known]
     shallowest = max(estimate.upper for estimate in known)
-    state: State = "holds" if shallowest <= -1 else "partly" if max(values) <= -1 else "does not show"
+    state: State = (
+        "holds" if shallowest <= -1 else "partly" if max(values) <= -1 else "does not show"
+    )
     sentence = (
         f"Once half of the target is explained, the approximation error falls with slopes between {min(values):.2f} "
         f"and {max(values):.2f} in M, where the theorem's bound has −1; with {most} heads the error at n = {n} is "

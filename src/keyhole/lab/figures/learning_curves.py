@@ -10,7 +10,7 @@ from itertools import product
 
 from keyhole.attention.heads import GaussianHeads
 from keyhole.lab.cells import Cell
-from keyhole.lab.jobs import LAWS, read_target, target_variance
+from keyhole.lab.jobs import DISTRIBUTIONS, read_target, target_variance
 from keyhole.lab.measured import CellSweep, Curve, Results, log_chart
 from keyhole.lab.report.document import Chart, Row, Series
 from keyhole.theory.bounds import samples_needed
@@ -53,7 +53,11 @@ class CurveConfig:
 
     def describe(self) -> str:
         """The settings in a sentence or two."""
-        more = f", {self.more_repetitions} more up to n = {self.more_up_to}" if self.more_repetitions else ""
+        more = (
+            f", {self.more_repetitions} more up to n = {self.more_up_to}"
+            if self.more_repetitions
+            else ""
+        )
         return (
             f"Our settings: query and keys uniform on the unit sphere, d = {self.dim}, N = {self.n_keys}, "
             f"M = {self.n_heads} heads, MLP of width M(d+1) = {self.n_heads * (self.dim + 1)}; {self.repetitions} "
@@ -66,7 +70,9 @@ class CurveConfig:
         """The largest n at which a model is run."""
         return self.largest
 
-    def sweep(self, model: str, target: str, sizes: Sequence[int], *, exact: bool = False) -> CellSweep:
+    def sweep(
+        self, model: str, target: str, sizes: Sequence[int], *, exact: bool = False
+    ) -> CellSweep:
         """Error against n of one model on one target, in every repetition up to its largest n."""
         heads, reach = None if exact else self.n_heads, self.reach(model, exact=exact)
         runs = []
@@ -77,32 +83,57 @@ class CurveConfig:
         return CellSweep(tuple(n for n in sizes if n <= reach), tuple(runs))
 
 
-def curve_cells(config: CurveConfig, targets: Iterable[str], sizes: Sequence[int] | None = None) -> list[Cell]:
+def curve_cells(
+    config: CurveConfig, targets: Iterable[str], sizes: Sequence[int] | None = None
+) -> list[Cell]:
     """Every model, finite and infinite, on every target, size and repetition."""
     asked = product(targets, (False, True), MODELS)
-    sweeps = (config.sweep(model, target, sizes or config.sizes, exact=exact) for target, exact, model in asked)
+    sweeps = (
+        config.sweep(model, target, sizes or config.sizes, exact=exact)
+        for target, exact, model in asked
+    )
     return [cell for sweep in sweeps for cell in sweep.cells]
 
 
 def measured_curve(
-    config: CurveConfig, results: Results, model: str, target: str, *, exact: bool = False, name: str = "error"
+    config: CurveConfig,
+    results: Results,
+    model: str,
+    target: str,
+    *,
+    exact: bool = False,
+    name: str = "error",
 ) -> Curve:
     """Error against n of one model on one target."""
     return config.sweep(model, target, config.sizes, exact=exact).curve(results, name)
 
 
 def predicted_curve(
-    config: CurveConfig, model: str, target: str, *, exact: bool = False, sizes: Sequence[int] | None = None
+    config: CurveConfig,
+    model: str,
+    target: str,
+    *,
+    exact: bool = False,
+    sizes: Sequence[int] | None = None,
 ) -> dict[float, float]:
     """Relative error predicted from exact spectra at the best ridge, by n."""
     heads = math.inf if exact else config.n_heads
-    errors = {n: predicted_error(target, config.dim, config.n_keys, n, heads, model) for n in sizes or config.sizes}
+    errors = {
+        n: predicted_error(target, config.dim, config.n_keys, n, heads, model)
+        for n in sizes or config.sizes
+    }
     return {n: error for n, error in errors.items() if error is not None}
 
 
 @lru_cache(maxsize=16384)
 def predicted_error(
-    target: str, dim: int, n_keys: int, n: float, heads: float, model: str = "attention", noise: float = 0.0
+    target: str,
+    dim: int,
+    n_keys: int,
+    n: float,
+    heads: float,
+    model: str = "attention",
+    noise: float = 0.0,
 ) -> float | None:
     """Test error over Var f* at the best ridge, label noise of ``noise`` Var f* taken off.
 
@@ -123,39 +154,59 @@ def predicted_samples(
 ) -> int | None:
     """Samples predicted to reach a share of Var f*; None where theory finds none or keeps no spectrum fine enough."""
     polynomial = read_target(target, dim)
-    error, (kind, law) = level * target_variance(polynomial, n_keys), _theory_of(model)
+    error, (kind, distribution) = level * target_variance(polynomial, n_keys), _theory_of(model)
     try:
-        return samples_needed(polynomial, n_keys, error, kind, n_heads=heads, law=law)
+        return samples_needed(polynomial, n_keys, error, kind, n_heads=heads, heads=distribution)
     except ValueError:
         return None
 
 
 def _theory_of(model: str) -> tuple[str, GaussianHeads | None]:
-    """A model as the theory names it, and the law of its heads."""
-    return ("mlp", None) if model == "mlp" else ("attention", LAWS[model])
+    """A model as the theory names it, and the head distribution of its heads."""
+    return ("mlp", None) if model == "mlp" else ("attention", DISTRIBUTIONS[model])
 
 
-def curve_rows(config: CurveConfig, results: Results, target: str, sizes: Sequence[int] | None = None) -> list[Row]:
+def curve_rows(
+    config: CurveConfig, results: Results, target: str, sizes: Sequence[int] | None = None
+) -> list[Row]:
     """One row per model, finite and infinite, and n: measured, oracle, predicted."""
     rows: list[Row] = []
     for model, words in MODELS.items():
         for exact in (False, True):
             sweep = config.sweep(model, target, sizes or config.sizes, exact=exact)
             predicted = predicted_curve(config, model, target, exact=exact, sizes=sizes)
-            common = {"target": target, "model": words, "heads": "∞" if exact else str(config.n_heads)}
-            rows += sweep.curve(results).rows("n", common, predicted, sweep.curve(results, "oracle"))
+            common = {
+                "target": target,
+                "model": words,
+                "heads": "∞" if exact else str(config.n_heads),
+            }
+            rows += sweep.curve(results).rows(
+                "n", common, predicted, sweep.curve(results, "oracle")
+            )
     return rows
 
 
-def curve_chart(config: CurveConfig, results: Results, target: str, name: str, title: str, level: float) -> Chart:
+def curve_chart(
+    config: CurveConfig, results: Results, target: str, name: str, title: str, level: float
+) -> Chart:
     """Error against n of all models: measured, oracle, predicted, and infinitely many heads."""
     measured, predicted, limits, oracles = [], [], [], []
     for model, words in MODELS.items():
         measured.append(measured_curve(config, results, model, target).series(words, model))
         if told := predicted_curve(config, model, target):
-            predicted.append(Series(f"{words}, predicted", list(told), list(told.values()), look="dashed", role=model))
+            predicted.append(
+                Series(
+                    f"{words}, predicted",
+                    list(told),
+                    list(told.values()),
+                    look="dashed",
+                    role=model,
+                )
+            )
         limit = measured_curve(config, results, model, target, exact=True)
-        limits.append(limit.series(f"{words}, ∞ {'units' if model == 'mlp' else 'heads'}", model, "line"))
+        limits.append(
+            limit.series(f"{words}, ∞ {'units' if model == 'mlp' else 'heads'}", model, "line")
+        )
         oracle = measured_curve(config, results, model, target, name="oracle")
         oracles.append(oracle.series(f"{words}, oracle penalty", model, "thin"))
     return log_chart(

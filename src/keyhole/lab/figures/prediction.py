@@ -1,7 +1,7 @@
 """Figure 8. Predicted against measured test error: a grid of fitted layers, and how many more samples an MLP needs.
 
 What the theory describes is fitted, and nothing else: ridge without intercept on the raw kernel or features (the
-constant is an eigenfunction like any other), α = nλ, on the sphere law.
+constant is an eigenfunction like any other), α = nλ, on the sphere distribution.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from keyhole.lab.cells import Cell
 from keyhole.lab.figures.learning_curves import DEVIATION, MODELS, predicted_samples
-from keyhole.lab.jobs import HEADS_DRAWN, LAWS, read_target, target_variance
+from keyhole.lab.jobs import DISTRIBUTIONS, HEADS_DRAWN, read_target, target_variance
 from keyhole.lab.measured import (
     CellSweep,
     Estimate,
@@ -71,7 +71,9 @@ class Config:
 
     def __post_init__(self) -> None:
         pairs = sorted(zip(self.sizes, self.repetitions, strict=False))
-        if len(self.sizes) != len(self.repetitions) or pairs != sorted(pairs, key=lambda pair: (-pair[1], pair[0])):
+        if len(self.sizes) != len(self.repetitions) or pairs != sorted(
+            pairs, key=lambda pair: (-pair[1], pair[0])
+        ):
             raise ValueError(
                 "`sizes` and `repetitions` must be as many, and a larger size may not have more repetitions: got "
                 f"{self.sizes} and {self.repetitions}."
@@ -80,7 +82,7 @@ class Config:
     def describe(self) -> str:
         """The settings in a sentence or two."""
         return (
-            "Our settings: sphere law; ridge with α = nλ and no intercept, on the raw kernel or features; sizes "
+            "Our settings: sphere distribution; ridge with α = nλ and no intercept, on the raw kernel or features; sizes "
             f"{', '.join(map(str, self.sizes))} with {', '.join(map(str, self.repetitions))} repetitions (sets, heads "
             f"and noise drawn anew; heads drawn again until {HEADS_DRAWN} have been); {self.n_test} test sets."
         )
@@ -91,13 +93,18 @@ class Config:
     ) -> CellSweep:  # fmt: skip
         """Mean squared error against n."""
         counts = {
-            n: c for n, c in sorted(zip(self.sizes, self.repetitions, strict=True)) if n * n_keys <= self.most_keys
+            n: c
+            for n, c in sorted(zip(self.sizes, self.repetitions, strict=True))
+            if n * n_keys <= self.most_keys
         }
         runs = []
         for r in range(max(counts.values(), default=0)):
             own = [n for n, count in counts.items() if r < count]
             base, rest = (target, dim, n_keys, heads), (own[-1], self.n_test, self.seed, r)
-            cells = (Cell(model, *base, n, *rest, "fixed", noise=noise, ridge=ridge, mean=mean) for n in own)
+            cells = (
+                Cell(model, *base, n, *rest, "fixed", noise=noise, ridge=ridge, mean=mean)
+                for n in own
+            )
             runs.append(tuple(cells))
         return CellSweep(tuple(counts), tuple(runs))
 
@@ -111,7 +118,9 @@ class Config:
         most = sizes[-1]
         repetitions = self.attention_repetitions if model == "attention" else self.mlp_repetitions
         options = (most, most, self.ratio_test, self.seed, 0, "fixed")
-        cells = [Cell(model, target, dim, n_keys, None, *options, ridge=ridge) for ridge in NO_RIDGE]
+        cells = [
+            Cell(model, target, dim, n_keys, None, *options, ridge=ridge) for ridge in NO_RIDGE
+        ]
         return [CellSweep.over(cell, "n_samples", sizes, repetitions) for cell in cells]
 
 
@@ -140,14 +149,26 @@ def tolerance(dim: int) -> float:
 def _grid(config: Config) -> list[tuple[Any, ...]]:
     """(model, d, N, name of the target, heads, λ, share of noise)."""
     zero = (config.dims, config.keys, TARGETS, (*config.heads, None), config.ridges, config.noises)
-    dims = tuple(dim for dim in config.dims if dim > 1)  # there is no mean to speak of in one dimension
-    biased = (dims, config.keys, TARGETS, (*config.heads[-1:], None), config.ridges, config.noises[:1])
+    dims = tuple(
+        dim for dim in config.dims if dim > 1
+    )  # there is no mean to speak of in one dimension
+    biased = (
+        dims,
+        config.keys,
+        TARGETS,
+        (*config.heads[-1:], None),
+        config.ridges,
+        config.noises[:1],
+    )
     return [*product(("attention",), *zero), *product(("biased",), *biased)]
 
 
 def cells(config: Config) -> list[Cell]:
     """What has to be known."""
-    sweeps = [config.sweep(model, d, n, TARGETS[name], *rest) for model, d, n, name, *rest in _grid(config)]
+    sweeps = [
+        config.sweep(model, d, n, TARGETS[name], *rest)
+        for model, d, n, name, *rest in _grid(config)
+    ]
     for n_keys in config.ratio_keys:
         sweeps += [*config.ratio_sweeps("attention", n_keys), *config.ratio_sweeps("mlp", n_keys)]
     return [cell for sweep in sweeps for cell in sweep.cells]
@@ -160,9 +181,13 @@ def grid_rows(config: Config, results: Results) -> list[dict[str, Any]]:
         target = read_target(TARGETS[name], dim)
         spread = target_variance(target, n_keys)
         noise, many = share * spread, math.inf if heads is None else heads
-        curve = config.sweep(model, dim, n_keys, TARGETS[name], heads, ridge, share).curve(results, "mean_square")
+        curve = config.sweep(model, dim, n_keys, TARGETS[name], heads, ridge, share).curve(
+            results, "mean_square"
+        )
         for i, n in enumerate(map(int, curve.x)):
-            predicted = float(learning_curve(target, n, n_keys, ridge, noise, many, law=LAWS[model]))
+            predicted = float(
+                learning_curve(target, n, n_keys, ridge, noise, many, heads=DISTRIBUTIONS[model])
+            )
             mean = float(curve.mean[i]) + noise
             rows.append(
                 {
@@ -216,7 +241,11 @@ def _summary(name: str, rows: Sequence[Any]) -> Row:
         "no floor": np.median(np.abs([row["excess_deviation"] for row in rows])),
         "s.e.": np.median([row["standard_error"] / row["measured"] for row in rows]),
     }
-    return {"cells": name, "number": str(len(rows)), **{key: f"{100 * v:.1f} %" for key, v in shares.items()}}
+    return {
+        "cells": name,
+        "number": str(len(rows)),
+        **{key: f"{100 * v:.1f} %" for key, v in shares.items()},
+    }
 
 
 def _readable(row: Any) -> Row:
@@ -243,7 +272,11 @@ def section(config: Config, results: Results) -> Section:
             "the share within the tolerance of their dimension (20 % below d = 8, 12 % from there on); the "
             "median with the noise floor taken off both; the median standard error of a measured mean.",
         ),
-        Table("prediction-outliers", "Cells beyond the tolerance", [_readable(row) for row in outliers(rows)]),
+        Table(
+            "prediction-outliers",
+            "Cells beyond the tolerance",
+            [_readable(row) for row in outliers(rows)],
+        ),
         Table(
             "prediction-ratio",
             f"Samples for {config.level:.0%} error on f_{{1,2}}, d = {config.ratio_dim}, kernel limits",
@@ -257,7 +290,7 @@ def section(config: Config, results: Results) -> Section:
         "The spectrum of the kernel and the target's power in each eigenspace tell the test error of ridge for any "
         "number of samples, heads, any penalty and noise.",
         [
-            *(_chart(rows, name, MODELS[model]) for model, name in product(LAWS, TARGETS)),
+            *(_chart(rows, name, MODELS[model]) for model, name in product(DISTRIBUTIONS, TARGETS)),
             *(table for table in tables if table.rows),
         ],
         _verdict(rows, ratios),
@@ -273,13 +306,20 @@ def _chart(rows: list[dict[str, Any]], target: str, model: str) -> Chart:
             found = [row for row in own if (row["d"], row["M"] == "inf") == (dim, infinite)]
             x = [row["relative_error"] for row in found]
             y = [row["predicted"] / row["measured"] for row in found]
-            error = [b * row["standard_error"] / row["measured"] for b, row in zip(y, found, strict=True)]
-            hover = [f"N = {row['N']}, n = {row['n']}, M = {row['M']}, λ = {row['ridge']:g}" for row in found]
+            error = [
+                b * row["standard_error"] / row["measured"] for b, row in zip(y, found, strict=True)
+            ]
+            hover = [
+                f"N = {row['N']}, n = {row['n']}, M = {row['M']}, λ = {row['ridge']:g}"
+                for row in found
+            ]
             label = f"d = {dim}, {'∞' if infinite else 'finite'} heads"
             series.append(apart(bars(label, x, y, error, label, hover)))
     at = [row["relative_error"] for row in own]
     if own:
-        series.append(Series("as predicted", [min(at), max(at)], [1.0, 1.0], look="dashed", role="prediction"))
+        series.append(
+            Series("as predicted", [min(at), max(at)], [1.0, 1.0], look="dashed", role="prediction")
+        )
     return Chart(
         f"prediction-{'biased-' * (model == MODELS['biased'])}{''.join(c for c in target if c.isdigit())}",
         f"{target}, {model}",
@@ -289,7 +329,11 @@ def _chart(rows: list[dict[str, Any]], target: str, model: str) -> Chart:
         rows=own,
         x_log=True,
         note="Bars are one standard error. Hover for the cell.",
-        marks={f"{sign}{share:.0%}": 1 + float(f"{sign}{share}") for share in (0.12, 0.2) for sign in "+-"},
+        marks={
+            f"{sign}{share:.0%}": 1 + float(f"{sign}{share}")
+            for share in (0.12, 0.2)
+            for sign in "+-"
+        },
     )
 
 
@@ -302,7 +346,11 @@ def _samples(config: Config, results: Results, model: str, n_keys: int) -> Estim
     curves = [sweep.curve(results, "mean_square") for sweep in sweeps]
 
     def statistic(tables: list[np.ndarray]) -> float | None:
-        return falls_to(curves[0].x, np.min([table.mean(axis=0) for table in tables], axis=0), config.level * spread)
+        return falls_to(
+            curves[0].x,
+            np.min([table.mean(axis=0) for table in tables], axis=0),
+            config.level * spread,
+        )
 
     return resample(statistic, [curve.runs for curve in curves], config.seed)
 
@@ -317,7 +365,9 @@ def _ratio_row(config: Config, results: Results, n_keys: int) -> Row:
     found, told = [], []
     for model in ("attention", "mlp"):
         found.append(_samples(config, results, model, n_keys))
-        told.append(predicted_samples(TARGETS["f_{1,2}"], config.ratio_dim, n_keys, config.level, model))
+        told.append(
+            predicted_samples(TARGETS["f_{1,2}"], config.ratio_dim, n_keys, config.level, model)
+        )
         row |= {f"{model}, predicted": count_text(told[-1]), f"{model}, measured": found[-1].text()}
     row["ratio, predicted"] = "–" if None in told else f"{(told[1] or 0) / (told[0] or 1):.2f}"
     return {**row, "ratio, measured": quotient(found[1], found[0]).text()}
@@ -332,14 +382,22 @@ def _verdict(rows: list[dict[str, Any]], ratios: list[Row]) -> Verdict:
     for row in ratios:
         name = f"samples of the MLP over attention's, N = {row['N']}"
         numbers[name] = f"{row['ratio, measured']} (predicted {row['ratio, predicted']})"
-    state: State = "holds" if median <= 0.06 and within >= 0.9 else "partly" if within >= 0.5 else "does not show"
+    state: State = (
+        "holds"
+        if median <= 0.06 and within >= 0.9
+        else "partly"
+        if within >= 0.5
+        else "does not show"
+    )
     sentence = (
         f"The test errors of {len(rows)} settings are predicted to {100 * median:.1f} % in the median, {within:.0%} of "
         "them within 12 % (20 % below d = 8)."
     )
     exact = [abs(row["deviation"]) for row in rows if row["M"] == "inf"]
     if exact:
-        sentence += f" With infinitely many heads the median is {100 * float(np.median(exact)):.1f} %."
+        sentence += (
+            f" With infinitely many heads the median is {100 * float(np.median(exact)):.1f} %."
+        )
     biased = [abs(row["deviation"]) for row in rows if row["model"] == MODELS["biased"]]
     if biased:
         sentence += f" With biased heads it is {100 * float(np.median(biased)):.1f} %."

