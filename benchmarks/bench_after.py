@@ -190,7 +190,7 @@ def cost() -> Iterator[harness.Row]:
 
         def factor(m: Any = model) -> None:
             vars(m).pop("_refits", None)
-            m._left_out_fits()
+            m.training_.refits()
 
         yield harness.row(
             f"the factor, {heads} heads", seconds := harness.best_seconds(factor), seconds / fit

@@ -450,7 +450,7 @@ def child_slopes(given: argparse.Namespace) -> dict[str, Any]:
             scaling="none",
             query="given",
         )
-        recipe_of = model.partial_fit(batch[:64], np.zeros(64))._stream.recipe
+        recipe_of = model.partial_fit(batch[:64], np.zeros(64)).stream_.recipe
         answer[f"features {name}"] = best_of(
             lambda recipe=recipe_of, batch=batch: recipe.features(batch)
         )
@@ -502,7 +502,7 @@ def child_accuracy(given: argparse.Namespace) -> dict[str, Any]:
         )
         for part in range(0, 20_000, 2000):
             model.partial_fit(batch[part : part + 2000], y[part : part + 2000])
-        found[dtype] = (np.tril(model._stream.sums.moments.gram), model.predict(batch[:1000]))
+        found[dtype] = (np.tril(model.stream_.sums.moments.gram), model.predict(batch[:1000]))
     seconds = time.perf_counter() - start
     (exact, direct), (gram, predictions) = found["float64"], found["float32"]
     whole = (

@@ -75,7 +75,7 @@ def main() -> None:
         weights = model.hop_weights(X[test])
         found = support_shown(weights, [problem.support[row] for row in test])
         print(
-            f"{name}: {model.drawn_heads_.hops} looks, test accuracy {100 * right.mean():.1f}, support found in "
+            f"{name}: {model.layer_.heads.hops} looks, test accuracy {100 * right.mean():.1f}, support found in "
             f"{100 * found[right].mean():.1f} % of the right answers, {MORE} sentences more: "
             f"{100 * more.mean():.1f}",
             flush=True,

@@ -71,7 +71,7 @@ def main() -> None:
         f"{time.perf_counter() - began:.1f} s; test accuracy {model.score(problem.X[test], problem.y[test]):.3f}"
     )
     print(
-        f"{model.drawn_heads_.chosen} in {model.drawn_heads_.steps} steps: {model.drawn_heads_.reason}"
+        f"{model.layer_.heads.chosen} in {model.layer_.heads.steps} steps: {model.layer_.heads.reason}"
     )
     for query, key, entry in model.heads_.strongest_pairs(problem.names, 12):
         print(f"  {query:12} → {key:12} {entry:6.2f}")

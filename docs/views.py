@@ -18,7 +18,7 @@ from keyhole.lab.report.html import write_chart
 
 SHOWN = {
     "explore": ("", "curves"),
-    "explore-law": ("view=law", "law"),
+    "explore-heads": ("view=heads", "heads"),
     "explore-learned": ("view=spectrum", "learned"),
 }
 """Name of the picture: the address of the view, and which of its charts."""

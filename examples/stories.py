@@ -1,9 +1,11 @@
-"""Questions about stories: where is the football? Somebody took it, and then went somewhere: two facts, two looks.
+"""Questions about stories: where is the football?
 
-    python examples/stories.py tasks_1-20_v1-2.tar.gz 2          (the bAbI tasks; 1000 questions to learn from)
+    python examples/stories.py tasks_1-20_v1-2.tar.gz 2
 
-One layer looks once. With several looks each asks with what the earlier ones found, and the weights of every look show
-the sentences behind an answer. The rival without attention reads question and story as two bags of words.
+The archive has the bAbI tasks, 1000 questions to learn from in each. Somebody took the
+football, and then went somewhere: two facts, two hops. One layer has one hop. With several,
+each asks with what the earlier ones found, and the weights of every hop show the sentences
+behind an answer. The baseline without attention reads question and story as two bags of words.
 """
 
 import sys
@@ -22,7 +24,7 @@ def bags(sets):
 
 
 def show(data, i, model):
-    """The sentences that each look turned to, as bags of the words they hold."""
+    """Print the sentences that each hop attends to, as bags of the words they hold."""
     keys = data.sets[i : i + 1].tokens
     for hop, (weights,) in enumerate(model.hop_weights(data.sets[i : i + 1])):
         best = int(weights.max(axis=0).argmax())
@@ -32,7 +34,8 @@ def show(data, i, model):
             if value > 0 and name.isalpha()
         ]
         print(
-            f"  look {hop + 1}: sentence {best + 1} of {len(keys)} ({', '.join(said)}), weight {weights.max():.2f}"
+            f"  hop {hop + 1}: sentence {best + 1} of {len(keys)} ({', '.join(said)}), "
+            f"weight {weights.max():.2f}"
         )
     print(f"  answer: {model.predict(data.sets[i : i + 1])[0]} (right: {data.target[i]})")
 
@@ -46,13 +49,13 @@ def main(path, task=2, steps=300, n_heads=256):
     )
     model.fit(bags(data.sets[train]), data.target[train])
     right["bags of words, logistic"] = model.predict(bags(data.sets[test])) == data.target[test]
-    for name, hops in {"attention, one look": 1, "attention, looks it chose": "auto"}.items():
-        distribution = kh.LearnedHeads(
+    for name, hops in {"attention, one hop": 1, "attention, hops it chose": "auto"}.items():
+        heads = kh.LearnedHeads(
             n_means=2, steps=steps, learning_rate=0.05, max_samples=1000, hops=hops
         )
         model = kh.AttentionClassifier(
             n_heads,
-            distribution,
+            heads,
             activation="softmax",
             scaling="none",
             query="given",
@@ -62,7 +65,7 @@ def main(path, task=2, steps=300, n_heads=256):
         right[name] = model.predict(data.sets[test]) == data.target[test]
     for name, hits in right.items():
         print(f"{name:28}{100 * hits.mean():6.1f} % ± {100 * hits.std() / len(hits) ** 0.5:.1f}")
-    print(f"the first question of the test, with {len(model.hop_weights(data.sets[:1]))} looks:")
+    print(f"the first question of the test, with {len(model.hop_weights(data.sets[:1]))} hops:")
     show(data, int(test[0]), model)
 
 

@@ -9,6 +9,10 @@ from typing import Any
 import numpy as np
 
 
+class FeatureOverflowError(ValueError, OverflowError):
+    """Features or kernels of these tokens under these heads are beyond the range of floating point."""
+
+
 def check_finite(array: np.ndarray, name: str) -> None:
     """Raise if ``array`` holds NaN or infinity; the message names the first offender."""
     finite = np.isfinite(array)
@@ -45,7 +49,13 @@ def check_no_mask(value: Any, name: str) -> None:
 def check_float_array(value: Any, name: str) -> np.ndarray:
     """Return ``value`` as a float32 or float64 array; integers and numeric objects become float64."""
     check_no_mask(value, name)
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise ValueError(
+            f"`{name}` must be an array of numbers: its rows have different lengths ({error}). "
+            "Give every row the same length."
+        ) from error
     if array.dtype == object:
         try:
             array = array.astype(np.float64)

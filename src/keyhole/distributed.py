@@ -22,19 +22,24 @@ from keyhole._array import thread_count
 from keyhole._checks import check_choice
 from keyhole.data.batches import Batch, as_batch
 from keyhole.data.reader import ParquetSets
-from keyhole.estimators.base import SetEstimator
-from keyhole.estimators.states import twin_of
-from keyhole.estimators.streaming import (
+from keyhole.estimators.batches import (
     N_PENDING,
-    OF_A_WHOLE_FIT,
     SampleForm,
     adopt,
+    begin_all_classes,
+    check_batch,
     check_second_pass,
-    forget_stream,
+    forget,
     gathered,
+    open_stream,
+    settle,
+    snapshot,
+    solve_stream,
 )
+from keyhole.estimators.states import twin_of
 from keyhole.ridge.design import PrincipalAxes
-from keyhole.streaming import CheckedSamples, LayerRecipe, LayerSums, merge
+from keyhole.streaming import LayerRecipe, LayerSums, merge
+from keyhole.training import TrainingSet
 
 FAN_IN = 4  # sums that one task adds
 RETRIES = 3  # times that a task is tried again, on whatever worker is left
@@ -87,33 +92,33 @@ def fit_dask(
     with connected(client) as cluster:
         parts = _partitions(data, partitions or 4 * _threads(cluster))
         draft = twin_of(estimator)
-        forget_stream(draft)
+        forget(draft)
 
         # labels, and what the first sample says of all
         if classes is None and hasattr(estimator, "decision_function"):
             classes = _all_labels(cluster, parts)
         if classes is not None:
-            draft._begin_classes(None, classes, again=True)
-        samples, single = draft._checked(_first_sample(cluster, parts), first=True)
+            begin_all_classes(draft, None, classes, can_read_twice=True)
+        data, single = check_batch(draft, _first_sample(cluster, parts), first=True)
         template = light(draft)
-        draft._open(samples, single)
-        form = draft._stream.form
+        open_stream(draft, data, single=single)
+        form = draft.stream_.form
 
         # what is automatic, on the samples that fit_batches settles it on
         first_samples = _first_samples(cluster, parts, template, form)
-        recipe = draft._settle(draft._stream.plan, first_samples)
+        recipe = settle(draft, first_samples)
 
         # the sums of all samples
         leaves = [_delayed(_summarise)(template, form, recipe, part) for part in parts]
         total = _gather(cluster, [_tree(leaves, _merge)])[0]
         draft.n_samples_seen_ = total.n_samples
-        draft._stream = draft._stream.with_recipe(recipe, total.sums)
+        draft.stream_ = draft.stream_.with_recipe(recipe, total.sums)
 
         # the values, which take another pass for leave-one-out
         error_sums = None
         if selection != "gcv":
             error_sums = partial(_error_pass, cluster, parts, template, draft)
-        draft._solve_stream(error_sums)
+        solve_stream(draft, error_sums)
         adopt(estimator, draft)
     return estimator
 
@@ -167,11 +172,8 @@ def connected(client: Any) -> Iterator[Any]:
 
 def light(estimator: Any) -> Any:
     """A copy with its values, and without the sums and training samples, which no worker needs."""
-    if isinstance(estimator, SetEstimator):
-        estimator = estimator._snapshot()
-    copied = copy.copy(estimator)
-    for name in OF_A_WHOLE_FIT:
-        vars(copied).pop(name, None)
+    copied = copy.copy(snapshot(estimator))
+    vars(copied).pop("training_", None)
     return copied
 
 
@@ -203,12 +205,12 @@ def _batches(part: Any) -> Iterator[Batch]:
         yield as_batch(part)
 
 
-def _checked_batches(template: Any, form: SampleForm, part: Any) -> Iterator[CheckedSamples]:
+def _checked_batches(template: Any, form: SampleForm, part: Any) -> Iterator[TrainingSet]:
     """The batches of a partition as the estimator takes them, all of the form of the first sample."""
     for batch in _batches(part):
-        samples, single = template._checked(batch, first=False)
-        form.check(samples, single=single)
-        yield samples
+        data, single = check_batch(template, batch, first=False)
+        form.check(data, single=single)
+        yield data
 
 
 def _peek(part: Any) -> Batch | None:
@@ -221,11 +223,11 @@ def _peek(part: Any) -> Batch | None:
     return None
 
 
-def _leading(template: Any, form: SampleForm, count: int, part: Any) -> list[CheckedSamples]:
+def _leading(template: Any, form: SampleForm, count: int, part: Any) -> list[TrainingSet]:
     """The first samples of positive weight of a partition, at most ``count``."""
-    leading: list[CheckedSamples] = []
-    for samples in _checked_batches(template, form, part):
-        counted = samples.of_positive_weight()
+    leading: list[TrainingSet] = []
+    for data in _checked_batches(template, form, part):
+        counted = data.of_positive_weight()
         if len(counted):
             leading.append(counted[:count])
             count -= len(leading[-1])
@@ -256,25 +258,23 @@ def _first_sample(cluster: Any, parts: list[Any]) -> Batch:
     )
 
 
-def _first_samples(
-    cluster: Any, parts: list[Any], template: Any, form: SampleForm
-) -> CheckedSamples:
+def _first_samples(cluster: Any, parts: list[Any], template: Any, form: SampleForm) -> TrainingSet:
     """The first N_PENDING samples of positive weight, in the order of the partitions."""
-    leading: list[CheckedSamples] = []
+    leading: list[TrainingSet] = []
     missing = N_PENDING
     for some in _rounds(parts):
         tasks = [_delayed(_leading)(template, form, missing, part) for part in some]
-        for samples in chain.from_iterable(_gather(cluster, tasks)):
-            leading.append(samples[:missing])
+        for data in chain.from_iterable(_gather(cluster, tasks)):
+            leading.append(data[:missing])
             missing -= len(leading[-1])
             if missing == 0:
-                return CheckedSamples.joined(leading)
+                return TrainingSet.joined(leading)
     if not leading:
         raise ValueError(
             "a fit needs one sample of positive weight, and two to choose a penalty: got 0. Give some "
             "samples a positive weight."
         )
-    return CheckedSamples.joined(leading)
+    return TrainingSet.joined(leading)
 
 
 def _all_labels(cluster: Any, parts: list[Any]) -> np.ndarray:
@@ -311,9 +311,9 @@ def _summarise(template: Any, form: SampleForm, recipe: LayerRecipe, part: Any) 
     """The sums over one partition."""
     sums = recipe.empty()
     n_samples = 0
-    for samples in gathered(_checked_batches(template, form, part)):
-        sums = recipe.add(sums, samples.sets, samples.columns, samples.weights)
-        n_samples += len(samples)
+    for data in gathered(_checked_batches(template, form, part)):
+        sums = recipe.add(sums, data)
+        n_samples += len(data)
     return PartitionSums(sums=sums, n_samples=n_samples)
 
 
@@ -344,9 +344,9 @@ def _error_sums(
     """The leave-one-out errors of one partition."""
     total = np.zeros((len(alphas), recipe.n_outputs))
     n_samples = 0
-    for samples in gathered(_checked_batches(template, form, part)):
-        total += recipe.error_sums(axes, alphas, samples.sets, samples.columns, samples.weights)
-        n_samples += len(samples)
+    for data in gathered(_checked_batches(template, form, part)):
+        total += recipe.error_sums(axes, alphas, data)
+        n_samples += len(data)
     return PartitionErrors(sums=total, n_samples=n_samples)
 
 
@@ -372,8 +372,8 @@ def _error_pass(
     """Sums of squared leave-one-out errors. The axes are sent out again should all workers that hold them die."""
     from distributed import CancelledError, KilledWorker
 
-    form = draft._stream.form
-    recipe = draft._stream.recipe
+    form = draft.stream_.form
+    recipe = draft.stream_.recipe
     for attempt in range(RETRIES + 1):
         try:
             shared = cluster.scatter(axes, broadcast=True, hash=False)

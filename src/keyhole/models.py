@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +18,17 @@ from keyhole._checks import check_choice
 from keyhole.attention.activations import check_activation
 from keyhole.attention.heads import HeadDraw
 from keyhole.attention.learned import UnfittedHeads
+from keyhole.ball_layer import PrunedLayer
+from keyhole.choose import Candidate
 from keyhole.data.schema import Coding, Schema
-from keyhole.data.sets import PooledSets, SetBatch, SetGroups
+from keyhole.data.sets import PooledSets, SampleBatch, SetBatch
 from keyhole.data.tokens import TokenRule
 from keyhole.estimators.attention import AttentionClassifier, AttentionRegressor
+from keyhole.estimators.batches import N_KEPT, resume_stream, solved_twin
 from keyhole.estimators.features import AttentionFeatures
-from keyhole.estimators.intervals import TrainingSamples
-from keyhole.estimators.norm_ball import NormBallClassifier, NormBallRegressor, PrunedLayer
-from keyhole.estimators.streaming import N_KEPT, resume_stream, solved_twin
-from keyhole.layer import FiniteLayer, KernelLayer
+from keyhole.estimators.norm_ball import NormBallClassifier, NormBallRegressor
+from keyhole.estimators.selection import Selection
+from keyhole.estimators.uncertainty import TrainingRecord
 from keyhole.packing import (
     PRECISIONS,
     Packer,
@@ -39,7 +41,9 @@ from keyhole.packing import (
     refuse_if,
     write_container,
 )
+from keyhole.solvers.layers import FiniteLayer, KernelLayer
 from keyhole.streaming import LayerSums
+from keyhole.training import TrainingSet
 
 ESTIMATORS: dict[str, type] = {
     kind.__name__: kind
@@ -51,9 +55,11 @@ ESTIMATORS: dict[str, type] = {
         NormBallClassifier,
     )
 }
-_NOTE = re.compile(r"[a-z][a-z0-9_]{0,60}_|_single")  # names of fitted attributes
+_NOTE = re.compile(r"[a-z][a-z0-9_]{0,60}_")  # names of fitted attributes
 LARGEST_TRIAL = 4_000_000  # entries of a head drawn while loading
-_BUILT = {"layer_", "values_", "drawn_heads_", "n_heads_", "dual_coef_", "active_heads_"}
+_BUILT = {
+    "layer_", "values_", "drawn_heads_", "n_heads_", "dual_coef_", "active_heads_", "stream_", "training_",
+}  # fmt: skip
 """Attributes that are parts of the layer: stored once, as the layer."""
 
 
@@ -166,11 +172,13 @@ def save(
             "codings": [coding.as_list() for coding in schema.codings],
         },
     }
-    stream, training = (vars(estimator).get(name) for name in ("_stream", "_training"))
+    stream = vars(estimator).get("stream_")
+    training = vars(estimator).get("training_")
     if keep == "all" and stream is not None:
         document["stream"] = packer.pack(stream.sums, "sums")
     if keep == "all" and training is not None:
-        document["training"] = packer.pack(training, "training samples")
+        document["training"] = packer.pack(training.data, "training samples")
+        document["training_intercept"] = training.spec.fit_intercept
     try:
         _restore(json.loads(json.dumps(document)), Unpacker(packer.arrays))
     except UNREADABLE as error:
@@ -224,6 +232,8 @@ def _parameters(estimator: Any) -> dict[str, Any]:
     parameters = dict(estimator.get_params(deep=False))
     if not isinstance(parameters["random_state"], (int, type(None))):
         heads = getattr(estimator, "drawn_heads_", None)
+        if heads is None:
+            heads = getattr(getattr(estimator, "layer_", None), "heads", None)
         parameters["random_state"] = None if heads is None else heads.seed
     if not isinstance(parameters["dtype"], str):
         parameters["dtype"] = np.dtype(parameters["dtype"]).name
@@ -254,8 +264,8 @@ def _restore(document: dict[str, Any], unpacker: Unpacker) -> SavedModel:
     }
     estimator = kind(**parameters)  # an unknown parameter is a TypeError
     try:
-        estimator._check_parameters()
-        _check_unfitted_law(estimator.heads)
+        estimator._validate_params()
+        _check_unfitted_heads(estimator.heads)
     except (TypeError, ValueError) as error:
         raise ValueError(f"a parameter that no fit takes ({error})") from None
     for name, value in document["fitted"].items():
@@ -283,6 +293,10 @@ def _restore(document: dict[str, Any], unpacker: Unpacker) -> SavedModel:
     count = estimator.n_extras_in_
     refuse_if(type(count) is not int or count < 0, f"{count!r:.40} columns of extras")
     _attach_layer(estimator, document["layer"], unpacker)
+    if "heads_" not in vars(estimator):  # files of version 1 have it for two estimators only
+        estimator.heads_ = _distribution_of(estimator)
+    if isinstance(estimator, (AttentionRegressor, AttentionClassifier)):
+        estimator.__dict__.setdefault("candidates_", ())
     values, rule = (
         getattr(getattr(estimator, "layer_", None), "extras_values", None),
         getattr(estimator, "tokens_", None),
@@ -298,7 +312,9 @@ def _restore(document: dict[str, Any], unpacker: Unpacker) -> SavedModel:
     if "training" in document:
         training = unpacker.unpack(document["training"])
         _check_training(estimator, training)
-        estimator._keep_training(training)
+        fit_intercept = document.get("training_intercept", estimator.fit_intercept)
+        refuse_if(type(fit_intercept) is not bool, "no word about the intercept of its fit")
+        estimator.training_ = _training_record(estimator, training, fit_intercept)
     found = document["schema"]
     schema = Schema(
         estimator.n_features_in_,
@@ -315,7 +331,7 @@ def _restore(document: dict[str, Any], unpacker: Unpacker) -> SavedModel:
     return SavedModel(estimator, schema)
 
 
-def _check_unfitted_law(distribution: Any) -> None:
+def _check_unfitted_heads(distribution: Any) -> None:
     """Raise for a parameter of a head distribution that learns which is not of the kind that it should be.
 
     Which numbers it takes is checked when it is fitted, with the samples at hand.
@@ -381,7 +397,7 @@ def _attach_layer(estimator: Any, described: Any, unpacker: Unpacker) -> None:
         _attach_hops(estimator, getattr(layer, "heads", layer))
         if isinstance(layer, FiniteLayer):
             _check_heads(layer.heads, estimator)
-            estimator.drawn_heads_, estimator.n_heads_ = layer.heads, layer.heads.n_heads
+            estimator.n_heads_ = layer.heads.n_heads
             estimator.values_ = layer.values[..., 0] if single else layer.values
         elif isinstance(layer, KernelLayer):
             _check_training_sets(estimator, layer.sets)
@@ -419,10 +435,25 @@ def _resume(estimator: Any, sums: Any) -> None:
         raise ValueError("no samples to calibrate on, or of other labels")
     if kept.sets is not None:
         _check_input(estimator, kept.sets, "samples to calibrate on")
-    resume_stream(estimator, sums, single=_is_single(estimator))
+    resume_stream(estimator, sums)
 
 
-def _check_input(estimator: Any, samples: SetBatch | SetGroups, what: str) -> None:
+def _training_record(estimator: Any, data: TrainingSet, fit_intercept: bool) -> TrainingRecord:
+    """What the leave-one-out fits of a loaded model are made from."""
+    layer = estimator.layer_
+    spec = replace(
+        estimator.layer_spec(None),
+        heads=estimator.heads_,
+        n_heads=estimator.n_heads_,
+        activation=layer.activation,
+        fit_intercept=fit_intercept,
+    )
+    if isinstance(layer, FiniteLayer):
+        spec = replace(spec, seed=layer.heads.seed)
+    return TrainingRecord(data, spec, estimator.tokens_, float(estimator.alpha_))
+
+
+def _check_input(estimator: Any, samples: SampleBatch, what: str) -> None:
     """Samples must be such as the model takes."""
     refuse_if(samples.dim != estimator.n_features_in_, f"{what} of another dimension")
     if (samples.query_dim if samples.query is not None else 0) != estimator.n_query_features_in_:
@@ -433,17 +464,17 @@ def _check_input(estimator: Any, samples: SetBatch | SetGroups, what: str) -> No
 
 def _check_training(estimator: Any, training: Any) -> None:
     """Samples that the leave-one-out fits are made from, checked against the layer."""
-    known = isinstance(training, TrainingSamples) and isinstance(
+    known = isinstance(training, TrainingSet) and isinstance(
         estimator, (AttentionRegressor, AttentionClassifier)
     )
     refuse_if(
         not known or estimator.solver_ == "cg",
         "training samples that are none, or of a model that has none",
     )
-    _check_input(estimator, training.batch, "training samples")
-    if training.columns.shape[1] != len(estimator.layer_.intercept):
+    _check_input(estimator, training.samples, "training samples")
+    if training.outputs.shape[1] != len(estimator.layer_.intercept):
         raise ValueError("training samples with other outputs than the layer")
-    if isinstance(estimator, AttentionClassifier) and not (np.abs(training.columns) == 1).all():
+    if isinstance(estimator, AttentionClassifier) and not (np.abs(training.outputs) == 1).all():
         raise ValueError("training samples of other labels")
 
 
@@ -499,7 +530,8 @@ def _attach_pruned(estimator: Any, parts: dict[str, Any]) -> None:
     refuse_if(np.delete(kept, active, axis=0).any(), "values of heads that are not active")
     if intercept.shape != kept.shape[2:] or intercept.dtype.kind != "f":
         raise ValueError("an intercept that does not fit the values")
-    estimator.drawn_heads_, estimator.active_heads_, estimator.values_ = heads, active, values
+    estimator.active_heads_ = active
+    estimator.values_ = values
     estimator.layer_ = PrunedLayer(
         heads, active, kept[active], intercept, activation, dtype, parts.get("extras_values")
     )
@@ -525,6 +557,14 @@ def _query_dim(estimator: Any) -> int:
     return asked + sum(len(hop) for hop in rule.hops) * int(estimator.n_features_in_)
 
 
+def _distribution_of(estimator: Any) -> Any:
+    """The head distribution that a model draws from, or has the kernel of."""
+    if isinstance(estimator, AttentionFeatures):
+        return estimator.drawn_heads_.distribution
+    layer = estimator.layer_
+    return layer.distribution if isinstance(layer, KernelLayer) else layer.heads.distribution
+
+
 def _check_heads(heads: Any, estimator: Any) -> None:
     shape = (_query_dim(estimator) + 1, estimator.n_features_in_ + 1)
     if (
@@ -544,9 +584,10 @@ def _check_heads(heads: Any, estimator: Any) -> None:
 
 def _is_single(estimator: Any) -> bool:
     if isinstance(estimator, AttentionClassifier):
-        return len(estimator.classes_) == 2
-    refuse_if(type(estimator._single) is not bool, "no word about whether there is one output")
-    return bool(estimator._single)
+        estimator.single_output_ = len(estimator.classes_) == 2
+    single = estimator.single_output_
+    refuse_if(type(single) is not bool, "no word about whether there is one output")
+    return bool(single)
 
 
 def _check_labels(estimator: Any) -> None:
@@ -591,7 +632,7 @@ def _fits(name: str, value: Any, estimator: Any) -> bool:
             | "n_query_features_in_"
             | "n_extras_in_"
             | "has_query_"
-            | "_single"
+            | "single_output_"
             | "classes_"
             | "activation_"
             | "dtype_"
@@ -604,9 +645,7 @@ def _fits(name: str, value: Any, estimator: Any) -> bool:
         case "feature_names_in_":
             return _is_array(value, "OU", (estimator.n_features_in_,))
         case "heads_":
-            return _same_distribution(
-                value, getattr(estimator, "drawn_heads_", estimator.layer_).distribution
-            )
+            return _same_distribution(value, _distribution_of(estimator))
         case "tokens_":
             if not isinstance(value, TokenRule):
                 return False
@@ -621,7 +660,7 @@ def _fits(name: str, value: Any, estimator: Any) -> bool:
             return value.centre is None or (len(value.centre) == estimator.n_features_in_ and fits)
         case "intercept_":
             intercept = estimator.layer_.intercept
-            if getattr(estimator, "_single", False):
+            if getattr(estimator, "single_output_", False) and not hasattr(estimator, "classes_"):
                 return (
                     isinstance(value, float)
                     and intercept.shape == (1,)
@@ -632,22 +671,9 @@ def _fits(name: str, value: Any, estimator: Any) -> bool:
             return isinstance(value, (float, np.floating)) and bool(0 <= value < math.inf)
         case "group_radius_" | "ball_radius_":
             return isinstance(value, (float, np.floating)) and bool(value >= 0)
-        case "alphas_":
-            return _is_array(value, "f", (None,)) and bool((value >= 0).all())
-        case "loo_errors_" | "gcv_errors_" | "holdout_errors_" | "log_losses_":
-            return _is_array(value, "f", estimator.alphas_.shape)
-        case (
-            "loo_error_"
-            | "gcv_error_"
-            | "holdout_error_"
-            | "log_loss_"
-            | "residual_"
-            | "objective_"
-            | "duality_gap_"
-        ):
-            return isinstance(
-                value, (float, np.floating)
-            )  # NaN where there was nothing to leave out
+        case "loo_error_" | "residual_" | "objective_" | "duality_gap_":
+            # NaN where there was nothing to leave out
+            return isinstance(value, (float, np.floating))
         case "n_iter_" | "n_samples_seen_":
             return (
                 isinstance(value, (int, np.integer))
@@ -658,19 +684,19 @@ def _fits(name: str, value: Any, estimator: Any) -> bool:
             exact = isinstance(estimator.layer_, KernelLayer)
             return value == "kernel" if exact else value in ("primal", "dual", "cg")
         case "selection_":
-            return value in ("loo", "gcv", "holdout")
+            return isinstance(value, Selection)
         case "loo_predictions_" | "loo_decision_":
             outputs = () if _is_single(estimator) else (len(estimator.layer_.intercept),)
             return _is_array(value, "f", (None, *outputs))
-        case "left_out_errors_":
+        case "jackknife_errors_":
             fits = _is_array(
                 value,
                 "f",
                 (None, 1 if hasattr(estimator, "classes_") else len(estimator.layer_.intercept)),
             )
             return fits and bool((value >= 0).all())
-        case "scaling_errors_":
-            return isinstance(value, dict) and all(isinstance(v, float) for v in value.values())
+        case "candidates_":
+            return isinstance(value, tuple) and all(isinstance(v, Candidate) for v in value)
         case "cv_results_":
             return isinstance(value, dict) and all(
                 isinstance(v, np.ndarray) for v in value.values()

@@ -18,14 +18,21 @@ from keyhole._files import refuse_special_file, write_whole
 from keyhole.attention.activations import check_activation, check_pointwise
 from keyhole.attention.heads import FittedHeads, GaussianHeads, HeadDraw, QueryKeyHeads, Step
 from keyhole.attention.learned import IdentityHeads, LearnedHeads, UnfittedHeads
+from keyhole.choose import Candidate
 from keyhole.data.sets import POOLINGS, PooledSets, SetBatch, SetGroups
 from keyhole.data.tokens import QUERIES, SCALINGS, TokenRule
-from keyhole.estimators.intervals import TrainingSamples
-from keyhole.layer import FiniteLayer, KernelLayer
+from keyhole.estimators.selection import Selection
 from keyhole.ridge.design import DesignMoments
+from keyhole.solvers.layers import FiniteLayer, KernelLayer
 from keyhole.streaming import KeptSamples, LayerSums
+from keyhole.training import TrainingSet
 
-FORMAT, VERSION = "keyhole-model", 1
+FORMAT = "keyhole-model"
+VERSION = 2
+"""Of the files that are written. Version 1, of keyhole 0.1.0, is read too: see `upgraded`."""
+
+READABLE_VERSIONS = ("1", "2")
+
 _NAMES = {
     np.dtype(code): name
     for name, code in {
@@ -73,10 +80,11 @@ def read_container(path: Path) -> tuple[Any, dict[str, np.ndarray]]:
         ) from None
     if metadata.get("format") != FORMAT:
         raise damaged(path, f"a model file says that its format is {FORMAT!r}", "no such words")
-    if metadata.get("version") != str(VERSION):
+    version = metadata.get("version")
+    if version not in READABLE_VERSIONS:
         raise ValueError(
-            f"this keyhole reads version {VERSION} of its model files: {path.name!r} has version "
-            f"{metadata.get('version')!r:.40}. Use the keyhole that wrote it, or a newer one."
+            f"this keyhole reads versions {' and '.join(READABLE_VERSIONS)} of its model files: "
+            f"{path.name!r} has version {version!r:.40}. Use the keyhole that wrote it, or a newer one."
         )
     text = metadata.get("document", "")
     if any(array.dtype not in _NAMES for array in arrays.values()) or _digest(
@@ -95,7 +103,82 @@ def read_container(path: Path) -> tuple[Any, dict[str, np.ndarray]]:
         raise damaged(
             path, "the description of a model must be a JSON object", f"a {type(document).__name__}"
         )
+    if version == "1":
+        try:
+            document = upgraded(document)
+        except (KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise damaged(
+                path, "a file of version 1 must describe a model", f"no {str(error)[:80]}"
+            ) from None
     return document, arrays
+
+
+RENAMED_FIELDS = {
+    "HeadDraw": {"law": "distribution"},
+    "KernelLayer": {"law": "distribution"},
+    "FittedHeads": {"looks_": "hops_"},
+    "TrainingSamples": {"batch": "samples", "columns": "outputs"},
+}
+"""Fields of objects in files of version 1, and their names since."""
+
+RENAMED_OBJECTS = {"TrainingSamples": "TrainingSet"}
+RENAMED_ATTRIBUTES = {
+    "law_": "heads_",
+    "_single": "single_output_",
+    "left_out_errors_": "jackknife_errors_",
+}
+DROPPED_ATTRIBUTES = (
+    "alphas_", "loo_errors_", "gcv_error_", "gcv_errors_", "holdout_error_", "holdout_errors_",
+    "log_loss_", "log_losses_", "scaling_errors_",
+)  # fmt: skip
+"""Fitted attributes of version 1 that ``selection_`` holds since, or that are gone."""
+
+
+def upgraded(document: dict[str, Any]) -> dict[str, Any]:
+    """The description of a model in a file of version 1, as version 2 has it."""
+    document = _with_new_names(document)
+    parameters = dict(document["parameters"])
+    parameters["heads"] = parameters.pop("law")
+    attributes = dict(document["fitted"])
+    if "selection_" in attributes:
+        attributes["selection_"] = _selection_of_version_1(attributes)
+    fitted = {
+        RENAMED_ATTRIBUTES.get(name, name): value
+        for name, value in attributes.items()
+        if name not in DROPPED_ATTRIBUTES
+    }
+    return {**document, "parameters": parameters, "fitted": fitted}
+
+
+def _with_new_names(value: Any) -> Any:
+    """Objects of version 1 under their names of version 2, wherever they stand."""
+    if isinstance(value, list):
+        return [_with_new_names(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if set(value) == {"object", "with"}:
+        kind = value["object"]
+        renamed = RENAMED_FIELDS.get(kind, {})
+        fields_of_kind = {
+            renamed.get(name, name): _with_new_names(part) for name, part in value["with"].items()
+        }
+        return {"object": RENAMED_OBJECTS.get(kind, kind), "with": fields_of_kind}
+    return {name: _with_new_names(part) for name, part in value.items()}
+
+
+def _selection_of_version_1(attributes: dict[str, Any]) -> dict[str, Any]:
+    """``selection_`` from the attributes that held its parts; the penalty used is found again by value."""
+    method = attributes["selection_"]
+    errors = attributes[f"{method}_errors_"]
+    return {
+        "selection of version 1": {
+            "method": method,
+            "alphas": attributes["alphas_"],
+            "errors": errors,
+            "log_losses": attributes.get("log_losses_"),
+            "alpha": attributes["alpha_"],
+        }
+    }
 
 
 def damaged(path: Path, rule: str, evidence: str) -> ValueError:
@@ -130,7 +213,7 @@ RECORDS: dict[str, type] = {
     record.__name__: record
     for record in (
         TokenRule, FittedHeads, Step, FiniteLayer, KernelLayer, PooledSets, LayerSums, DesignMoments, KeptSamples,
-        TrainingSamples,
+        TrainingSet, Selection, Candidate,
     )
 }  # fmt: skip
 UNSAVED = {
@@ -138,9 +221,13 @@ UNSAVED = {
     "FiniteLayer": {"device"},
     "KernelLayer": {"device", "dtype"},
     "TokenRule": {"hops"},
+    "TrainingSet": {"ranks"},
 }
 """What is not in a file: functions, which are no data; devices, which the reader may not have: NumPy predicts; and the
 hops of a rule, which are those of the head distribution."""
+CHECKED_BY_RULES = {"Selection": {"scores", "errors"}}
+"""Arrays that may hold NaN and infinity, where rounding forbids a judgement."""
+
 PRECISIONS = ("float64", "float32")
 CHOICES = ("zero-mean", "identity", "learned")  # what a fitted head distribution was chosen as
 MOST_HEADS = 10**9
@@ -274,6 +361,8 @@ class Unpacker:
                 return (array.T if turned else array) if array.ndim else array[()]
             case {"strings": list(items), "shape": list(shape), "as": ("text" | "object") as kind}:
                 return self._strings(items, shape, kind)
+            case {"selection of version 1": dict(parts)}:
+                return _old_selection({str(k): self.unpack(v) for k, v in parts.items()})
             case {"object": str(kind), "with": dict(held)}:
                 return _build(kind, {str(k): self.unpack(v) for k, v in held.items()})
         raise ValueError(f"an unknown description, {str(value)[:60]}")
@@ -320,6 +409,22 @@ def padding_of(items: list[str]) -> int:
     """
     lengths = [len(item) for item in items]
     return 4 * (len(lengths) * max(lengths, default=0) - sum(lengths))
+
+
+def _old_selection(parts: dict[str, Any]) -> Selection:
+    """How the penalty of a model in a file of version 1 was chosen."""
+    check_array(parts["alphas"], 1, "penalties")
+    log_losses = parts["log_losses"]
+    selection = Selection(
+        method=parts["method"],
+        criterion="squared_error" if log_losses is None else "log_loss",
+        alphas=parts["alphas"],
+        scores=parts["errors"] if log_losses is None else log_losses,
+        errors=parts["errors"],
+        best=int(np.argmin(np.abs(parts["alphas"] - parts["alpha"]))),
+    )
+    _check_record(selection)
+    return selection
 
 
 def _build(kind: str, held: dict[str, Any]) -> Any:
@@ -425,7 +530,7 @@ def _check_record(record: Any) -> None:
     """What a record's methods rely on: that its fields are what their annotations say, and the rules of its kind."""
     kind, sizes = type(record).__name__, dict[str, int]()
     for name, hint in get_type_hints(type(record)).items():
-        if name not in UNSAVED.get(kind, ()):
+        if name not in UNSAVED.get(kind, ()) and name not in CHECKED_BY_RULES.get(kind, ()):
             _check_field(getattr(record, name), hint, name, sizes)
     for words, wrong in RULES.get(kind, {}).items():
         refuse_if(wrong(record), words)
@@ -453,6 +558,12 @@ def _check_field(value: Any, hint: Any, name: str, sizes: dict[str, int]) -> Non
         if not isinstance(value, wider) or (isinstance(value, bool) and bool not in kinds):
             words = " or ".join(kind.__name__ for kind in kinds)
             raise ValueError(f"{name} that is no {words}, {value!r:.60}")
+
+
+def _is_vector(array: Any, length: int) -> bool:
+    """Whether a value is a vector of floats of a given length; they need not be finite."""
+    is_array = isinstance(array, np.ndarray) and array.dtype.kind == "f"
+    return is_array and array.shape == (length,)
 
 
 def _odd_pair(centre: Any, spread: Any) -> bool:
@@ -558,13 +669,25 @@ RULES: dict[str, dict[str, Callable[[Any], Any]]] = {
             len(r.hashes) > 0 if r.sets is None else len(r.sets) != len(r.hashes)
         ),
     },
-    "TrainingSamples": {
-        "outputs of other training samples": lambda r: len(r.columns) != len(r.batch),
+    "TrainingSet": {
+        "training samples that are none": lambda r: not isinstance(r.samples, SetBatch | SetGroups),
+        "outputs of other training samples": lambda r: len(r.outputs) != len(r.samples),
         "weights of training samples that do not fit": lambda r: (
             r.weights is not None and not (r.weights.min() >= 0 and r.weights.any())
         ),
         "groups of training samples that do not fit": lambda r: (
             r.groups is not None and r.groups.min() < 0
+        ),
+    },
+    "Selection": {
+        "a penalty chosen in an unknown way": lambda r: r.method not in ("loo", "gcv", "holdout"),
+        "a penalty chosen by an unknown criterion": lambda r: (
+            r.criterion not in ("squared_error", "log_loss")
+        ),
+        "a penalty that is none of those tried": lambda r: not 0 <= r.best < len(r.alphas),
+        "penalties below zero": lambda r: not (r.alphas >= 0).all(),
+        "scores of other penalties": lambda r: (
+            not _is_vector(r.scores, len(r.alphas)) or not _is_vector(r.errors, len(r.alphas))
         ),
     },
 }

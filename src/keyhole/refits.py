@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from keyhole._array import MEMORY_BUDGET, block_size, blocks, unit_exponent
+from keyhole._array import MEMORY_BUDGET, block_size, blocks
 from keyhole.attention.features import attention_features
 from keyhole.attention.heads import HeadDistribution, HeadDraw
 from keyhole.attention.kernels import attention_kernel
-from keyhole.data.sets import PooledSets, SampleBatch, SetBatch
-from keyhole.layer import beside, fit_layer
+from keyhole.data.sets import SampleBatch
 from keyhole.ridge.problem import Smoother
+from keyhole.solvers.solve import beside, mean_feature, solve_values
+from keyhole.spec import LayerSpec
+from keyhole.training import TrainingSet
 
 SETS_SQUARED = 16
 """Sets whose kernels with themselves are computed at a time, all pairs of them: few beside the samples of a fit."""
-
 
 LEAST_LEVERAGE = 1e-6
 """Leverages below this are not taken as what is left of 1, which would cost more than six of their digits."""
@@ -36,7 +37,7 @@ class Refits:
     batch : SetBatch or PooledSets
         The n' distinct samples of positive weight that were fitted, those of a group next to each other.
     smoother : Smoother
-    columns, residuals : arrays (n', t)
+    outputs, residuals : arrays (n', t)
         Outputs, and outputs less the prediction without the sample or its group; infinite where rounding hides it.
     coef, intercept : arrays
         Of the fit itself: dual coefficients, or values on the primal route.
@@ -44,6 +45,9 @@ class Refits:
         The first sample of each of the G groups, of one sample each where there are none.
     rows : array (n',)
         Where each stood among the samples given.
+    centre : array (M·D,) or None
+        What is taken off features before they are compared, as the fit does: ``coef`` and
+        ``intercept`` are about it.
     """
 
     heads: HeadDraw | HeadDistribution
@@ -51,7 +55,7 @@ class Refits:
     route: str
     batch: Any
     smoother: Smoother = field(repr=False)
-    columns: Float[np.ndarray, "n t"] = field(repr=False)
+    outputs: Float[np.ndarray, "n t"] = field(repr=False)
     residuals: Float[np.ndarray, "n t"] = field(repr=False)
     coef: Float[np.ndarray, "q t"] = field(repr=False)
     intercept: Float[np.ndarray, " t"]
@@ -60,72 +64,85 @@ class Refits:
     rows: Int[np.ndarray, " n"] = field(repr=False)
     alpha: float
     has_variance: bool
+    centre: Float[np.ndarray, " p"] | None = field(default=None, repr=False)
 
     @classmethod
-    def of(
-        cls,
-        batch: SetBatch | PooledSets,
-        columns: Float[np.ndarray, "n t"],
-        heads: HeadDraw | HeadDistribution,
-        alpha: float,
-        *,
-        weights: Float[np.ndarray, " n"] | None,
-        groups: Int[np.ndarray, " n"] | None,
-        **options: Any,
-    ) -> Refits:
-        """Factorise the fit at one penalty, in float64, by NumPy; at most what a fit that chooses a penalty costs."""
-        heard = np.arange(len(batch)) if weights is None else np.flatnonzero(weights > 0)
-        if groups is not None:
-            heard = heard[np.argsort(groups[heard], kind="stable")]
-        batch, columns = batch[heard], columns[heard]
-        weights, groups = (None if a is None else a[heard] for a in (weights, groups))
-        given: dict[str, Any] = {
-            "weights": weights,
-            "groups": groups,
-            "keep_factor": True,
-            "solver": "direct",
-        }
-        units = int(
-            unit_exponent(columns)
-        )  # as in the fit, so that squares neither overflow nor vanish
-        fit = fit_layer(
-            batch, np.ldexp(columns, -units), heads, np.array([alpha]), **given, **options
+    def of(cls, spec: LayerSpec, data: TrainingSet, alpha: float) -> Refits:
+        """Factorise the fit at one penalty, in float64, by NumPy.
+
+        Costs at most what a fit that chooses a penalty does. ``data`` are prepared samples.
+        """
+        # samples with weight, those of a group next to each other
+        rows = data.positive_rows
+        if data.groups is not None:
+            rows = rows[np.argsort(data.groups[rows], kind="stable")]
+        data = data[rows]
+
+        # in units in which squares neither overflow nor vanish, as in the fit
+        exponent = data.output_exponent()
+        spec = replace(
+            spec,
+            alphas=np.array([alpha]),
+            criterion="squared_error",
+            dtype="float64",
+            device=None,
+            solver="direct",
         )
-        samples, ridge = fit.samples, fit.ridge
-        assert samples is not None
+        assert spec.heads is not None
+        heads = spec.draw(spec.heads, data.samples)
+        fit = solve_values(spec, data.with_outputs_in_units(exponent), heads, keep_factor=True)
+        ridge = fit.ridge
+        assert fit.samples is not None
         assert ridge.factor is not None
         assert ridge.left_out is not None
-        n = len(samples.batch)
-        names = np.arange(n) if samples.groups is None else samples.groups
+
+        joined = fit.samples.data
+        centre = None
+        if fit.route == "dual" and spec.fit_intercept:
+            assert isinstance(heads, HeadDraw)
+            centre = mean_feature(joined.samples, heads, spec)
+        n = len(joined)
+        group_of_sample = np.arange(n) if joined.groups is None else joined.groups
+        _, first_row = np.unique(fit.samples.owner, return_index=True)
         return cls(
-            heads,
-            options["activation"],
-            fit.route,
-            samples.batch,
-            ridge.factor.smoother(0),
-            np.ldexp(samples.columns, units),
-            np.ldexp(ridge.left_out, units),
-            np.ldexp(ridge.coef, units),
-            np.ldexp(ridge.intercept, units),
-            np.ones(n) if samples.weights is None else samples.weights,
-            np.flatnonzero(np.diff(names, prepend=-1)),
-            heard[np.unique(samples.owner, return_index=True)[1]],
-            alpha,
-            bool(alpha > 0 and alpha >= ridge.floor),
+            heads=heads,
+            activation=spec.activation,
+            route=fit.route,
+            batch=joined.samples,
+            smoother=ridge.factor.smoother(0),
+            outputs=np.ldexp(joined.outputs, exponent),
+            residuals=np.ldexp(ridge.left_out, exponent),
+            coef=np.ldexp(ridge.coef, exponent),
+            intercept=np.ldexp(ridge.intercept, exponent),
+            weights=np.ones(n) if joined.weights is None else joined.weights,
+            starts=np.flatnonzero(np.diff(group_of_sample, prepend=-1)),
+            rows=rows[first_row],
+            alpha=alpha,
+            has_variance=bool(alpha > 0 and alpha >= ridge.floor),
+            centre=centre,
         )
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether some samples are left out together."""
+        return len(self.starts) < len(self.outputs)
 
     @property
     def sizes(self) -> Int[np.ndarray, " g"]:
         """Samples of each group."""
-        return np.diff(self.starts, append=len(self.columns))
+        return np.diff(self.starts, append=len(self.outputs))
 
     @property
     def shares(self) -> Float[np.ndarray, " n"]:
         """What each sample counts in a rank over groups: one over the size of its group."""
         return np.repeat(1.0 / self.sizes, self.sizes)
 
+    def members(self) -> list[Int[np.ndarray, " g"]]:
+        """The samples of each group."""
+        return np.split(np.arange(len(self.outputs)), self.starts[1:])
+
     def mean_and_error(self, numbers: Float[np.ndarray, " n"]) -> tuple[float, float]:
-        """The mean over groups of numbers of samples, and its standard error; of those that are known."""
+        """The mean over groups of numbers of samples, and its standard error; of those that are finite."""
         means = np.add.reduceat(numbers * self.shares, self.starts)
         means = means[np.isfinite(means)]
         return float(means.mean()), float(means.std(ddof=1) / math.sqrt(len(means)))
@@ -133,11 +150,16 @@ class Refits:
     def without(
         self, outputs: Float[np.ndarray, "m t"], hat: Float[np.ndarray, "m n"]
     ) -> Float[np.ndarray, "m t n"]:
-        """Predictions of the fits without each sample's group; NaN of a fit that rounding hides."""
-        moved = hat[:, None, :] * np.where(np.isfinite(self.residuals), self.residuals, np.nan).T
-        if len(self.starts) < len(self.columns):
-            moved = np.repeat(np.add.reduceat(moved, self.starts, axis=2), self.sizes, axis=2)
-        return np.subtract(outputs[:, :, None], moved, out=moved)
+        """Predictions of the fits without each sample's group: f_{−g}(x) = f(x) − Σ_{j in g} h_j(x) e_j.
+
+        NaN of a fit that rounding hides.
+        """
+        residuals = np.where(np.isfinite(self.residuals), self.residuals, np.nan)
+        shifts = hat[:, None, :] * residuals.T
+        if self.has_groups:
+            of_groups = np.add.reduceat(shifts, self.starts, axis=2)
+            shifts = np.repeat(of_groups, self.sizes, axis=2)
+        return np.subtract(outputs[:, :, None], shifts, out=shifts)
 
     def predictions(
         self, batch: SampleBatch, memory_budget: int, *, variances: bool
@@ -145,13 +167,14 @@ class Refits:
         tuple[slice, Float[np.ndarray, "m t"], Float[np.ndarray, "m n"], Float[np.ndarray, " m"]]
     ]:
         """f(x), h(x) and, if asked for, v(x) of some samples at a time."""
-        width = self.heads.n_heads * (self.heads.dim + 1) if isinstance(self.heads, HeadDraw) else 0
-        each = 8 * (
-            width * (self.route == "primal") + 4 * len(self.columns) * (2 + self.columns.shape[1])
-        )
-        for rows in blocks(len(batch), block_size(each, memory_budget)):
+        n, n_outputs = self.outputs.shape
+        bytes_per_sample = 8 * 4 * n * (2 + n_outputs)
+        if self.route == "primal" and isinstance(self.heads, HeadDraw):
+            bytes_per_sample += 8 * self.heads.n_heads * (self.heads.dim + 1)
+        for rows in blocks(len(batch), block_size(bytes_per_sample, memory_budget)):
             compared, own = self._compared(batch[rows], memory_budget, variances=variances)
-            yield rows, compared @ self.coef + self.intercept, *self.smoother.apply(compared, own)
+            hat, variance = self.smoother.apply(compared, own)
+            yield rows, compared @ self.coef + self.intercept, hat, variance
 
     def _compared(
         self, batch: SampleBatch, memory_budget: int, *, variances: bool
@@ -160,52 +183,63 @@ class Refits:
         extras = batch.extras
         if self.route == "primal":
             features = attention_features(batch, self.heads, self.activation)
-            return features if extras is None else beside(features, extras), np.zeros(len(batch))
-        cross, own = np.zeros((len(batch), len(self.batch))), np.zeros(len(batch))
+            if extras is not None:
+                features = beside(features, extras)
+            return features, np.zeros(len(batch))
         if isinstance(self.heads, HeadDraw):
-            heads, width = self.heads.seen_by(query=self.batch.has_query), self.heads.dim + 1
-            row = 8 * (len(batch) + len(self.batch)) * width
-            for part in blocks(heads.n_heads, block_size(row, memory_budget // 2)):
-                drawn = heads.block(part.start, part.stop)
-                new, known = (
-                    attention_features(b, drawn, self.activation) for b in (batch, self.batch)
-                )
-                share = len(drawn) / heads.n_heads  # M^{-1/2} is that of all heads
-                cross += share * (new @ known.T)
-                if variances:
-                    own += share * np.einsum("np,np->n", new, new)
+            cross, own = self._compared_by_heads(batch, memory_budget, variances=variances)
         else:
-            options: dict[str, Any] = {"memory_budget": memory_budget}
-            cross += attention_kernel(batch, self.batch, self.heads, self.activation, **options)
-            for rows in blocks(len(batch) if variances else 0, SETS_SQUARED):
-                own[rows] = attention_kernel(
-                    batch[rows], None, self.heads, self.activation, **options
-                ).diagonal()
+            cross, own = self._compared_by_kernel(batch, memory_budget, variances=variances)
         if extras is not None:
             cross += extras @ self.batch.extras.T
             own += np.einsum("nc,nc->n", extras, extras)
         return cross, own
 
-    def deviations(self, batch: SampleBatch, memory_budget: int) -> Float[np.ndarray, "m t"]:
-        """√(A (v(x) + alpha)) of new samples, with the amplitude A that the left-out errors have for each output.
+    def _compared_by_heads(
+        self, batch: SampleBatch, memory_budget: int, *, variances: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """K(x, x_j) and K(x, x) as sums over blocks of heads."""
+        assert isinstance(self.heads, HeadDraw)
+        cross = np.zeros((len(batch), len(self.batch)))
+        own = np.zeros(len(batch))
+        heads = self.heads.seen_by(query=self.batch.has_query)
+        width = heads.dim + 1
+        bytes_per_head = 8 * (len(batch) + len(self.batch)) * width
+        for part in blocks(heads.n_heads, block_size(bytes_per_head, memory_budget // 2)):
+            drawn = heads.block(part.start, part.stop)
+            new = attention_features(batch, drawn, self.activation)
+            fitted = attention_features(self.batch, drawn, self.activation)
+            # the scale M^{-1/2} is that of all heads, not of the block
+            share = len(drawn) / heads.n_heads
+            if self.centre is not None:
+                columns = slice(part.start * width, part.stop * width)
+                centre = self.centre[columns] / math.sqrt(share)
+                new -= centre
+                fitted -= centre
+            cross += share * (new @ fitted.T)
+            if variances:
+                own += share * np.einsum("np,np->n", new, new)
+        return cross, own
 
-        A is the mean of e_i² / (v_{−i}(x_i) + alpha) over groups; infinite where no error is known.
-        """
-        known = np.isfinite(self.residuals).all(axis=1)
-        if not known.any():
-            return np.full((len(batch), self.residuals.shape[1]), np.inf)
-        # in units of the errors, so that their squares neither overflow nor vanish
-        units = int(unit_exponent(self.residuals[known]))
-        squares = np.square(np.ldexp(self.residuals[known], -units))
-        shares = self.shares[known]
-        noisy = self.own_variances()[known] + self.alpha
-        amplitude = shares @ (squares / noisy[:, None]) / shares.sum()
-        parts = [part[3] for part in self.predictions(batch, memory_budget, variances=True)]
-        variances = np.concatenate(parts)
-        return np.ldexp(np.sqrt(amplitude * (variances[:, None] + self.alpha)), units)
+    def _compared_by_kernel(
+        self, batch: SampleBatch, memory_budget: int, *, variances: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """K(x, x_j) and K(x, x) by the exact kernel."""
+        assert not isinstance(self.heads, HeadDraw)
+        cross = attention_kernel(
+            batch, self.batch, self.heads, self.activation, memory_budget=memory_budget
+        )
+        own = np.zeros(len(batch))
+        if variances:
+            for rows in blocks(len(batch), SETS_SQUARED):
+                square = attention_kernel(
+                    batch[rows], None, self.heads, self.activation, memory_budget=memory_budget
+                )
+                own[rows] = square.diagonal()
+        return cross, own
 
     def own_variances(self) -> Float[np.ndarray, " n"]:
-        """v_{−g}(x_i), the variance of each sample under the fit without its group."""
+        """v_{−g}(x_i), the variance of each sample under the fit without its group; computed once."""
         return self._own_variances
 
     @cached_property
@@ -217,21 +251,25 @@ class Refits:
         """
         precisions = self.smoother.precisions()
         leverages = 1.0 - self.alpha * precisions / self.weights
-        lost = leverages < LEAST_LEVERAGE
-        if len(self.starts) == len(self.columns):
-            if lost.any():
-                leverages[lost] = self._hat_matrix()[lost, lost]
+        is_lost = leverages < LEAST_LEVERAGE
+        hat_matrix = self._hat_matrix() if is_lost.any() else None
+
+        # every sample by itself
+        if not self.has_groups:
+            if hat_matrix is not None:
+                leverages[is_lost] = hat_matrix[is_lost, is_lost]
             variances = np.full(len(precisions), np.inf)
             np.divide(leverages, precisions, out=variances, where=precisions > 0)
             return np.maximum(variances, 0.0)
-        hat = self._hat_matrix() if lost.any() else None
+
+        # whole groups
         parts = []
-        for group in np.split(np.arange(len(self.columns)), self.starts[1:]):
-            inverse = np.linalg.inv(self.smoother.precision(group))
-            if hat is None or not lost[group].any():
-                parts.append(inverse.diagonal() - self.alpha / self.weights[group])
+        for rows in self.members():
+            inverse = np.linalg.inv(self.smoother.precision(rows))
+            if hat_matrix is None or not is_lost[rows].any():
+                parts.append(inverse.diagonal() - self.alpha / self.weights[rows])
             else:
-                parts.append(np.einsum("ij,ji->i", hat[np.ix_(group, group)], inverse))
+                parts.append(np.einsum("ij,ji->i", hat_matrix[np.ix_(rows, rows)], inverse))
         return np.maximum(np.concatenate(parts), 0.0)
 
     def _hat_matrix(self) -> Float[np.ndarray, "n n"]:
@@ -242,12 +280,13 @@ class Refits:
     def variances_without(
         self, hat: Float[np.ndarray, "m n"], variance: Float[np.ndarray, " m"]
     ) -> Float[np.ndarray, "m n"]:
-        """v_{−g}(x) of new samples, for the group of each sample of the fit."""
-        if len(self.starts) == len(self.columns):
+        """v_{−g}(x) = v(x) + h_gᵀ Q_gg⁻¹ h_g of new samples, for the group g of each sample of the fit."""
+        if not self.has_groups:
             with np.errstate(divide="ignore"):
                 return np.asarray(variance[:, None] + np.square(hat) / self.smoother.precisions())
         result = np.empty_like(hat)
-        for own in np.split(np.arange(len(self.columns)), self.starts[1:]):
-            pulled = np.linalg.solve(self.smoother.precision(own), hat[:, own].T).T
-            result[:, own] = (variance + np.einsum("mg,mg->m", pulled, hat[:, own]))[:, None]
+        for rows in self.members():
+            solved = np.linalg.solve(self.smoother.precision(rows), hat[:, rows].T).T
+            growth = np.einsum("mg,mg->m", solved, hat[:, rows])
+            result[:, rows] = (variance + growth)[:, None]
         return result

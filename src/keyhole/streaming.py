@@ -7,9 +7,8 @@ the partitions of a cluster.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float, UInt64
@@ -17,12 +16,15 @@ from jaxtyping import Float, UInt64
 from keyhole._array import MEMORY_BUDGET, block_size, blocks
 from keyhole.attention.features import attention_features
 from keyhole.attention.heads import HeadDraw
-from keyhole.data.sets import PooledSets, SetBatch, SetGroups, concatenate, hash_samples
+from keyhole.choose import EXTRAS_SCALES, extras_unit
+from keyhole.data.sets import SampleBatch, concatenate, hash_samples
 from keyhole.data.tokens import TokenRule
-from keyhole.layer import EXTRAS_SCALES, FiniteLayer, LayerFit, beside, extras_unit
 from keyhole.ridge.calibration import PathLosses
 from keyhole.ridge.design import DesignMoments, PrincipalAxes
 from keyhole.ridge.problem import LARGEST_GRAM, check_gram_size
+from keyhole.solvers.layers import FiniteLayer
+from keyhole.solvers.solve import LayerFit, beside
+from keyhole.training import TrainingSet
 
 BLOCK = (
     2**27
@@ -33,48 +35,6 @@ LARGEST_PRODUCT = 1e307
 
 
 @dataclass(frozen=True)
-class CheckedSamples:
-    """Samples that were checked: n sets, their outputs, and their weights, None for ones."""
-
-    sets: SetBatch | SetGroups
-    columns: Float[np.ndarray, "n t"] = field(repr=False)
-    weights: Float[np.ndarray, " n"] | None = field(default=None, repr=False)
-
-    def __len__(self) -> int:
-        return len(self.columns)
-
-    def __getitem__(self, rows: Any) -> CheckedSamples:
-        """Some of the samples: a slice, or integers."""
-        weights = None if self.weights is None else self.weights[rows]
-        return CheckedSamples(sets=self.sets[rows], columns=self.columns[rows], weights=weights)
-
-    def of_positive_weight(self) -> CheckedSamples:
-        """The samples that count: none of the others has any effect on a fit."""
-        if self.weights is None or self.weights.all():
-            return self
-        return self[np.flatnonzero(self.weights)]
-
-    def copy(self) -> CheckedSamples:
-        """The same samples in memory of their own."""
-        return self[np.arange(len(self))]
-
-    @classmethod
-    def joined(cls, parts: Sequence[CheckedSamples]) -> CheckedSamples:
-        """Samples end to end; a part without weights has ones if another part has weights."""
-        if len(parts) == 1:
-            return parts[0]
-        weights = None
-        if any(part.weights is not None for part in parts):
-            ones = [np.ones(len(part)) if part.weights is None else part.weights for part in parts]
-            weights = np.concatenate(ones)
-        return cls(
-            sets=concatenate([part.sets for part in parts]),
-            columns=np.concatenate([part.columns for part in parts]),
-            weights=weights,
-        )
-
-
-@dataclass(frozen=True)
 class SumSizes:
     """How large sums of squares are: Σ w |φ|² over features, and Σ w y² over outputs."""
 
@@ -82,13 +42,13 @@ class SumSizes:
     outputs: float = 0.0
 
     @classmethod
-    def of_rows(cls, features: Float[np.ndarray, "n p"], samples: CheckedSamples) -> SumSizes:
+    def of_rows(cls, features: Float[np.ndarray, "n p"], data: TrainingSet) -> SumSizes:
         """Sizes of samples and their features, or infinity where a square overflows its dtype."""
-        weights = np.ones(len(samples)) if samples.weights is None else samples.weights
+        weights = np.ones(len(data)) if data.weights is None else data.weights
         with np.errstate(over="ignore", invalid="ignore"):
             # in the dtype of the features, because that is the dtype their products are made in
             lengths = np.einsum("np,np->n", features, features).astype(np.float64)
-            squares = np.square(samples.columns).sum(axis=1)
+            squares = np.square(data.outputs).sum(axis=1)
             return cls(features=float(weights @ lengths), outputs=float(weights @ squares))
 
     @classmethod
@@ -120,21 +80,19 @@ class SumSizes:
             )
 
 
-def check_rows(
-    features: Float[np.ndarray, "n p"], samples: CheckedSamples, others: SumSizes
-) -> SumSizes:
+def check_rows(features: Float[np.ndarray, "n p"], data: TrainingSet, others: SumSizes) -> SumSizes:
     """Sizes of samples and ``others`` together; raise if no fit could be made from both."""
-    sizes = others + SumSizes.of_rows(features, samples)
+    sizes = others + SumSizes.of_rows(features, data)
     try:
         sizes.check()
     except ValueError:
         # name what is too large: the weights, if the same samples would do without them
-        if samples.weights is not None:
-            unweighted = SumSizes.of_rows(features, replace(samples, weights=None))
+        if data.weights is not None:
+            unweighted = SumSizes.of_rows(features, replace(data, weights=None))
             if unweighted.fits():
                 raise ValueError(
                     "weights must be such that weighted sums of squares fit float64: the largest "
-                    f"entry of `sample_weight` is {samples.weights.max():.3g}. Divide `sample_weight` "
+                    f"entry of `sample_weight` is {data.weights.max():.3g}. Divide `sample_weight` "
                     "by its size; a fit has the same values for a penalty divided likewise."
                 ) from None
         raise
@@ -172,7 +130,7 @@ class KeptSamples:
 
     limit: int
     hashes: UInt64[np.ndarray, " k"] = field(repr=False)
-    sets: SetBatch | SetGroups | None
+    sets: SampleBatch | None
     columns: Float[np.ndarray, "k t"] = field(repr=False)
     weights: Float[np.ndarray, " k"] = field(repr=False)
 
@@ -181,9 +139,7 @@ class KeptSamples:
         """None yet, of at most ``limit``."""
         return cls(limit, np.zeros(0, np.uint64), None, np.zeros((0, n_outputs)), np.zeros(0))
 
-    def put(
-        self, sets: SetBatch | SetGroups, columns: np.ndarray, weights: np.ndarray
-    ) -> KeptSamples:
+    def put(self, sets: SampleBatch, columns: np.ndarray, weights: np.ndarray) -> KeptSamples:
         """Keep these samples too, as far as they are among the least."""
         if self.limit == 0:
             return self
@@ -249,7 +205,8 @@ class LayerRecipe:
     >>> batch = kh.targets.sphere_sets(60, n_keys=4, dim=3, seed=0)
     >>> y = kh.targets.TokenPower(2, 3)(batch)[:, None]
     >>> recipe = LayerRecipe(HeadDraw(kh.GaussianHeads(), 5, 3, seed=0), TokenRule("none", "given", "mean"), 1)
-    >>> sums = recipe.add(recipe.empty(), batch[:20], y[:20]) + recipe.add(recipe.empty(), batch[20:], y[20:])
+    >>> data = TrainingSet(batch, y)
+    >>> sums = recipe.add(recipe.empty(), data[:20]) + recipe.add(recipe.empty(), data[20:])
     >>> sums.moments.count, recipe.fit(PrincipalAxes.of(sums.moments), None).ridge.selection
     (60, 'gcv')
     """
@@ -276,32 +233,26 @@ class LayerRecipe:
         )
         return LayerSums(moments, KeptSamples.none(self.n_kept, self.n_outputs))
 
-    def add(
-        self,
-        sums: LayerSums,
-        batch: SetBatch | SetGroups,
-        columns: Float[np.ndarray, "n t"],
-        weights: Float[np.ndarray, " n"] | None = None,
-    ) -> LayerSums:
+    def add(self, sums: LayerSums, data: TrainingSet) -> LayerSums:
         """The sums with more samples. n (M (2D² + 4DN) + p²) operations, and a second p × p matrix.
 
         ``sums`` stay as they are: if anything fails midway, or is interrupted, nothing was added.
         """
-        samples = CheckedSamples(sets=batch, columns=columns, weights=weights).of_positive_weight()
-        if len(samples) == 0:
+        data = data.of_positive_weight()
+        if len(data) == 0:
             return sums
         moments = sums.moments.copy()
-        for rows in blocks(len(samples), self._rows(copies=2)):
-            some = samples[rows]
-            features = self.features(some.sets)
-            moments.add_rows(features, some.columns, some.weights, overwrite_rows=True)
+        for rows in blocks(len(data), self._rows(copies=2)):
+            part = data[rows]
+            features = self.features(part.samples)
+            moments.add_rows(features, part.outputs, part.weights, overwrite_rows=True)
         SumSizes.of_moments(moments).check()
-        kept_weights = np.ones(len(samples)) if samples.weights is None else samples.weights
-        kept = sums.kept.put(samples.sets, samples.columns, kept_weights)
+        weights = np.ones(len(data)) if data.weights is None else data.weights
+        kept = sums.kept.put(data.samples, data.outputs, weights)
         return LayerSums(moments=moments, kept=kept)
 
     def check_addable(
-        self, samples: CheckedSamples, sizes: SumSizes, yardstick: Yardstick
+        self, data: TrainingSet, sizes: SumSizes, yardstick: Yardstick
     ) -> tuple[SumSizes, Yardstick]:
         """Raise if samples could not be added to sums of some sizes, without adding them.
 
@@ -312,20 +263,20 @@ class LayerRecipe:
         -------
         The sizes with these samples, as far as they were computed, and the yardstick with them.
         """
-        ready = self.rule.apply(samples.sets)
+        ready = self.rule.apply(data.samples)
         parts = (ready.sets.tokens, ready.sets.query, ready.extras)
         largest = max(1.0, *(float(np.abs(part).max()) for part in parts if part is not None))
-        total_weight = float(len(samples))
-        if samples.weights is not None:
+        total_weight = float(len(data))
+        if data.weights is not None:
             with np.errstate(over="ignore"):
-                total_weight = float(samples.weights.sum())
+                total_weight = float(data.weights.sum())
 
         # under "exp" the direction of a token decides as well as its length
         if self.activation != "exp" and yardstick.covers(largest, total_weight):
-            no_features = np.zeros((len(samples), 0))
-            return check_rows(no_features, samples, sizes), yardstick
+            no_features = np.zeros((len(data), 0))
+            return check_rows(no_features, data, sizes), yardstick
         features = self._features_of(ready)
-        sizes = check_rows(features, samples, sizes)
+        sizes = check_rows(features, data, sizes)
         square = float(np.einsum("np,np->n", features, features).max())
         yardstick = Yardstick(
             largest=max(largest, yardstick.largest), square=max(square, yardstick.square)
@@ -333,31 +284,29 @@ class LayerRecipe:
         return sizes, yardstick
 
     def error_sums(
-        self,
-        axes: PrincipalAxes,
-        alphas: Float[np.ndarray, " a"],
-        batch: SetBatch | SetGroups,
-        columns: Float[np.ndarray, "n t"],
-        weights: Float[np.ndarray, " n"] | None = None,
+        self, axes: PrincipalAxes, alphas: Float[np.ndarray, " a"], data: TrainingSet
     ) -> Float[np.ndarray, "a t"]:
-        """Σ w e² over some samples, e their exact leave-one-out residuals at every penalty. 2np² operations."""
+        """Σ w e² over some samples, e their exact leave-one-out residuals at every penalty.
+
+        2np² operations.
+        """
         total = np.zeros((len(alphas), self.n_outputs))
-        samples = CheckedSamples(sets=batch, columns=columns, weights=weights).of_positive_weight()
-        for rows in blocks(len(samples), self._rows(copies=5)):
-            some = samples[rows]
+        data = data.of_positive_weight()
+        for rows in blocks(len(data), self._rows(copies=5)):
+            part = data[rows]
             total += axes.error_sums(
-                self.features(some.sets),
-                some.columns - axes.y_mean,
-                np.ones(len(some)) if some.weights is None else some.weights,
+                self.features(part.samples),
+                part.outputs - axes.y_mean,
+                np.ones(len(part)) if part.weights is None else part.weights,
                 alphas,
             )
         return total
 
-    def features(self, batch: SetBatch | SetGroups) -> Float[np.ndarray, "n p"]:
+    def features(self, batch: SampleBatch) -> Float[np.ndarray, "n p"]:
         """Φ of some samples, and their extras beside it."""
         return self._features_of(self.rule.apply(batch))
 
-    def _features_of(self, ready: SetBatch | PooledSets) -> Float[np.ndarray, "n p"]:
+    def _features_of(self, ready: SampleBatch) -> Float[np.ndarray, "n p"]:
         """Φ of samples as the layer sees them."""
         features = attention_features(ready, self.heads, self.activation, dtype=self.dtype)
         return features if ready.extras is None else beside(features, ready.extras)
@@ -447,7 +396,8 @@ class LayerRecipe:
         layer = FiniteLayer(
             self.heads, values, ridge.intercept, self.activation, self.dtype, extras_values=extras
         )
-        return LayerFit(layer, ridge, np.empty((0, self.n_outputs)), "primal")
+        no_predictions = np.empty((0, self.n_outputs))
+        return LayerFit(layer=layer, ridge=ridge, predictions=no_predictions, route="primal")
 
     def left_out(
         self, axes: PrincipalAxes, kept: KeptSamples, alpha: float

@@ -83,8 +83,8 @@ def test_numbers_that_are_read_from_text_have_bounds(value, tmp_path, monkeypatc
         2, alpha=1.0, heads=kh.GaussianHeads(), scaling="none", query="given", random_state=0
     )
     kh.save(fitted.fit(sets, sets.query[:, 0]), "m")
-    assert "--heads must be" in refusal("fit", "t.parquet", "n", "--heads", value)
-    assert "--heads must be" in refusal("theory", "--heads", value)
+    assert "--n-heads must be" in refusal("fit", "t.parquet", "n", "--n-heads", value)
+    assert "--n-heads must be" in refusal("theory", "--n-heads", value)
     assert "--set must be" in refusal("explain", "m", "t.parquet", "--set", value, "--out", "page")
 
 

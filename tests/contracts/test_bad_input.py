@@ -43,7 +43,7 @@ def test_nan_and_infinity_are_named_wherever_they_are(model, bad, sets, labels, 
     keys = rng.normal(size=(12, 4, 3))
     keys[7, 2, 1] = bad
     with pytest.raises(
-        ValueError, match=r"`x` must be finite: found (NaN|infinity).*index \(7, 2, 1\)"
+        ValueError, match=r"`keys` must be finite: found (NaN|infinity).*index \(7, 2, 1\)"
     ):
         model.fit(keys, labels)
     table = rng.normal(size=(12, 3))
@@ -64,8 +64,8 @@ def test_nan_and_infinity_are_named_wherever_they_are(model, bad, sets, labels, 
 @pytest.mark.parametrize("model", MODELS)
 def test_an_empty_set_and_no_sets_are_refused(model, labels, rng):
     tokens = [rng.normal(size=(4, 3)) for _ in range(12)]
-    tokens[3] = tokens[3][:1]
-    with pytest.raises(ValueError, match="set 3 has no keys, only its query"):
+    tokens[3] = tokens[3][:0]
+    with pytest.raises(ValueError, match="set 3 has no keys"):
         model.fit(tokens, labels)
     with pytest.raises(ValueError, match=r"at least one set: got .*0 sets"):
         model.fit(kh.SetBatch(np.ones((2, 1, 3)))[:0], labels[:0])
@@ -211,11 +211,11 @@ def test_integers_and_objects_are_numbers_too(rng, labels):
 @pytest.mark.parametrize(
     ("alpha", "words"),
     [
-        (-1.0, r"`alpha` must be at least 0: got -1"),
+        (-1.0, r"'alpha' parameter of AttentionRegressor must be .*Got -1.0"),
         ([1.0, -2.0], r"`alpha\[1\]` must be at least 0: got -2"),
         ([], "non-empty sequence"),
-        ("gcv", "must be 'loo', a number or a sequence of numbers: got 'gcv'"),
-        (np.nan, "must be finite: got nan"),
+        ("gcv", "'alpha' parameter of AttentionRegressor must be .*Got 'gcv'"),
+        (np.nan, "'alpha' parameter of AttentionRegressor must be .*Got nan"),
     ],
 )
 @pytest.mark.parametrize("n_heads", [8, math.inf])
@@ -229,11 +229,11 @@ def test_a_penalty_is_not_negative(alpha, words, n_heads, sets, labels):
 @pytest.mark.parametrize(
     ("n_heads", "error", "words"),
     [
-        (0, ValueError, "`n_heads` must be at least 1: got 0"),
-        (-3, ValueError, "`n_heads` must be at least 1: got -3"),
-        (2.5, TypeError, "positive integer, math.inf for the exact kernel, or 'auto': got 2.5"),
-        (math.nan, TypeError, "positive integer, math.inf for the exact kernel, or 'auto'"),
-        ("many", TypeError, "positive integer, math.inf for the exact kernel, or 'auto'"),
+        (0, ValueError, "'n_heads' parameter of .* must be an int in the range .*Got 0"),
+        (-3, ValueError, "'n_heads' parameter of .* must be an int in the range .*Got -3"),
+        (2.5, TypeError, "'n_heads' parameter of .* must be .*Got 2.5"),
+        (math.nan, TypeError, "'n_heads' parameter of .* must be .*Got nan"),
+        ("many", TypeError, "'n_heads' parameter of .* must be .*Got 'many'"),
     ],
 )
 def test_heads_are_counted(n_heads, error, words, sets, labels):
@@ -243,12 +243,12 @@ def test_heads_are_counted(n_heads, error, words, sets, labels):
     ):
         with pytest.raises(error, match=words):
             model.fit(sets, labels)
-    with pytest.raises(error, match=words):
+    with pytest.raises(error, match=r"`n_heads` must be|'n_heads' parameter of"):
         kh.AttentionFeatures(n_heads).fit(sets)
 
 
 def test_infinitely_many_heads_have_no_features(sets):
-    with pytest.raises(ValueError, match="infinitely many heads have infinitely many columns"):
+    with pytest.raises(ValueError, match="infinitely many heads have infinitely many features"):
         kh.AttentionFeatures(math.inf).fit(sets)
 
 
@@ -266,8 +266,8 @@ def test_kernels_that_do_not_exist_name_the_remedy(sets, labels):
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"activation": "tanh"}, ValueError, r"`activation` must be one of 'relu'.*: got 'tanh'"),
-        ({"heads": "gaussian"}, TypeError, "`heads` must be a head distribution"),
+        ({"activation": "tanh"}, ValueError, "'activation' parameter .*'relu'.*Got 'tanh'"),
+        ({"heads": "gaussian"}, TypeError, "'heads' parameter .*Got 'gaussian'"),
         ({"heads": kh.GaussianHeads}, TypeError, "`heads` must be a head distribution"),
         (
             {"heads": kh.GaussianHeads(mean=np.eye(3))},
@@ -276,8 +276,8 @@ def test_kernels_that_do_not_exist_name_the_remedy(sets, labels):
         ),
         ({"heads": kh.GaussianHeads(scale=0.0)}, ValueError, "`scale` must be larger than 0"),
         ({"heads": kh.QueryKeyHeads(rank=0)}, ValueError, "`rank` must be at least 1"),
-        ({"dtype": "float16"}, ValueError, "`dtype` must be one of 'float64', 'float32'"),
-        ({"random_state": -1}, ValueError, "`random_state` must be at least 0"),
+        ({"dtype": "float16"}, ValueError, "'dtype' parameter .*'float64'.*Got 'float16'"),
+        ({"random_state": -1}, ValueError, "'random_state' parameter .*Got -1"),
     ],
 )
 def test_options_are_checked_before_any_work(options, error, words, sets, labels):

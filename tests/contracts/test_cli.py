@@ -49,7 +49,7 @@ def test_json_has_stable_keys():
         8,
         "--keys",
         8,
-        "--heads",
+        "--n-heads",
         100,
         "--samples",
         "100,1000",
@@ -147,7 +147,7 @@ def test_a_bias_is_asked_of_the_same_functions():
 
 def test_tables_name_every_part():
     output = invoke(
-        "theory", "--target", "corr * token", "--dim", 4, "--keys", 4, "--heads", 50
+        "theory", "--target", "corr * token", "--dim", 4, "--keys", 4, "--n-heads", 50
     ).output
     for words in (
         "coefficient norms",
@@ -178,7 +178,7 @@ def test_degenerate_targets_answer_or_say_why(target, dim):
         dim,
         "--keys",
         1,
-        "--heads",
+        "--n-heads",
         3,
         "--ridge",
         0,
@@ -216,8 +216,8 @@ def test_theory_draws(tmp_path):
             ("--target", "corr^3 * tokn"),
             ("character 10", "Did you mean 'token'?", "corr, token, query"),
         ),
-        (("--heads", "many"), ("--heads", "'many'")),
-        (("--heads", "0"), ("--heads", "'0'")),
+        (("--n-heads", "many"), ("--n-heads", "'many'")),
+        (("--n-heads", "0"), ("--n-heads", "'0'")),
         (("--samples", "10,,20"), ("--samples", "'10,,20'")),
         (("--samples", "0"), ("--samples", "at least 1")),
         (("--samples", "inf"), ("--samples",)),

@@ -13,7 +13,7 @@ from keyhole.cli._app import app
 from keyhole.data import read_table
 from keyhole.models import read_model
 
-FAST = ("--heads", "4", "--head distribution", "zero", "--scaling", "none", "--make-query", "given")
+FAST = ("--n-heads", "4", "--heads", "zero-mean", "--scaling", "none", "--make-query", "given")
 
 
 def invoke(*arguments, code=0):
@@ -60,7 +60,7 @@ def test_from_a_table_to_a_saved_model(tables):
 
 def test_every_option_reaches_the_model(tables):
     invoke(
-        "fit", "sets.npz", "m", "--heads", "5", "--head distribution", "biased", "--alpha", "0.5", "--activation", "softmax",
+        "fit", "sets.npz", "m", "--n-heads", "5", "--heads", "biased", "--alpha", "0.5", "--activation", "softmax",
         "--pooling", "sum", "--scaling", "sphere", "--make-query", "mean", "--seed", "3", "--task", "regression",
     )  # fmt: skip
     model = kh.load("m")
@@ -95,11 +95,12 @@ def test_a_model_is_not_replaced_unless_asked(tables):
         (("sets.csv", "--missing", "guess"), "`missing` must be one of"),
         (("sets.csv", "--task", "ranking"), "auto, regression, classification"),
         (("sets.csv", "--target", "label", "--task", "regression"), "target of numbers"),
-        (("sets.parquet", "--heads", "many"), "--heads"),
-        (("sets.parquet", "--heads", "0"), "--heads"),
+        (("sets.parquet", "--n-heads", "many"), "--n-heads"),
+        (("sets.parquet", "--heads", "64"), "use --n-heads 64"),
+        (("sets.parquet", "--n-heads", "0"), "--n-heads"),
         (
-            ("sets.parquet", "--head distribution", "martial"),
-            "auto, zero, biased, identity, learned",
+            ("sets.parquet", "--heads", "martial"),
+            "auto, zero-mean, biased, identity, learned",
         ),
         (("sets.parquet", "--alpha", "x"), "--alpha"),
         (("sets.parquet", "--alpha", "-1"), "alpha"),

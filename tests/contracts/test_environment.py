@@ -183,10 +183,10 @@ def test_no_terminal_ascii_and_a_strict_umask(files):
         folder / "new",
         "--target",
         "y",
-        "--heads",
+        "--n-heads",
         "4",
-        "--head distribution",
-        "zero",
+        "--heads",
+        "zero-mean",
     )
     fitting = start(*MAIN, *arguments, env=ascii_only, umask=0o077)
     predicting = start(
@@ -266,10 +266,10 @@ def test_two_of_a_command_on_one_output(files):
         folder / "new",
         "--target",
         "y",
-        "--heads",
+        "--n-heads",
         "4",
-        "--head distribution",
-        "zero",
+        "--heads",
+        "zero-mean",
     )
     predict = ("predict", folder / "model", folder / "in.parquet", folder / "out")
     for pair in [[start(*MAIN, *arguments) for _ in range(2)] for arguments in (fit, predict)]:

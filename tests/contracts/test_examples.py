@@ -25,9 +25,8 @@ def example(name: str) -> Any:
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
-def test_an_example_says_what_it_is_and_is_short(path: Path) -> None:
+def test_an_example_says_what_it_is(path: Path) -> None:
     assert ast.get_docstring(ast.parse(path.read_text()))
-    assert len(path.read_text().splitlines()) <= 60
 
 
 def figures(shown: str) -> dict[str, float]:
@@ -45,7 +44,7 @@ def test_bags(tmp_path: Path, rng: np.random.Generator, capsys: pytest.CaptureFi
         lines += [f"{bag % 2},{bag},{','.join(map(str, key))}" for key in keys]
     (tmp_path / "bags.csv").write_text("\n".join(lines))
     example("bags").main(tmp_path / "bags.csv", repeats=2, folds=2)
-    assert figures(capsys.readouterr().out)["attention, no settings"] > 80
+    assert figures(capsys.readouterr().out)["attention, default settings"] > 80
 
 
 def test_gestures(
@@ -123,5 +122,5 @@ def test_stories(
         (tmp_path / f"qa2_x_{part}.txt").write_text("\n".join(lines))
     example("stories").main(tmp_path, steps=5, n_heads=16)
     shown = capsys.readouterr().out
-    assert figures(shown)["attention, one look"] > 80
-    assert "look 1: sentence" in shown
+    assert figures(shown)["attention, one hop"] > 80
+    assert "hop 1: sentence" in shown

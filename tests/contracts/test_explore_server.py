@@ -184,9 +184,9 @@ def test_without_the_token_there_is_nothing(server, token):
 
 
 def test_an_address_without_its_last_slash_keeps_the_token(server):
-    status, headers, _ = ask(server, "?view=head distribution&d=4")
+    status, headers, _ = ask(server, "?view=heads&d=4")
     assert status == 307
-    assert headers["location"] == f"/{server.token}/?view=head distribution&d=4"
+    assert headers["location"] == f"/{server.token}/?view=heads&d=4"
     assert ask(server, "")[1]["location"] == f"/{server.token}/"
     assert (
         "<title>keyhole explore</title>"

@@ -44,7 +44,7 @@ def result_of(model, method, samples):
     """What a method returns, in the form in which the file beside the model holds it."""
     if method == "hop_weights":
         hops = model.hop_weights(samples)
-        return np.concatenate([weights.ravel() for hop in looks for weights in hop])
+        return np.concatenate([weights.ravel() for hop in hops for weights in hop])
     if method in ("predict_interval", "predict_set"):
         return getattr(model, method)(samples, 0.8)
     result = getattr(model, method)(samples)

@@ -311,7 +311,7 @@ def test_brackets_in_names_are_brackets(files, sets):
     _, folder = files
     write_parquet(folder / "in.parquet", [(sets, sets.query[:, 0])])
     result = runner.invoke(
-        app, ["fit", str(folder / "in.parquet"), str(folder / "a[/b]"), "--heads", "4"]
+        app, ["fit", str(folder / "in.parquet"), str(folder / "a[/b]"), "--n-heads", "4"]
     )
     assert result.exit_code == 0, result.exception
     assert "a[/b]" in result.output
@@ -337,7 +337,7 @@ def test_a_full_disk_is_said(command, files, sets, monkeypatch):
     arguments = [
         command,
         *(str(folder / name) for name in names),
-        *["--heads=4"] * (command == "fit"),
+        *["--n-heads=4"] * (command == "fit"),
     ]
     result = runner.invoke(app, arguments)
     assert result.exit_code == 2, result.exception
@@ -371,7 +371,7 @@ def test_from_one_row_per_token_to_predictions(tmp_path, rng):
         price = rng.normal()
         rows += [f"{i},{rng.normal() + price},{rng.normal()},{price}" for _ in range(1 + i % 4)]
     (tmp_path / "in.csv").write_text("\n".join(rows) + "\n")
-    arguments = ["--set", "basket", "--keys", "a,b", "--target", "price", "--heads", "20"]
+    arguments = ["--set", "basket", "--keys", "a,b", "--target", "price", "--n-heads", "20"]
     done = runner.invoke(
         app, ["fit", str(tmp_path / "in.csv"), str(tmp_path / "model"), *arguments]
     )
@@ -431,7 +431,7 @@ def test_whatever_fit_reads_predict_reads(shape, rng, tmp_path):
         ):
             writer.write_table(table, max_chunksize=7)
     places = [str(tmp_path / n) for n in ("model", name, "out.parquet")]
-    done = runner.invoke(app, ["fit", places[1], places[0], *options, "--heads", "5"])
+    done = runner.invoke(app, ["fit", places[1], places[0], *options, "--n-heads", "5"])
     assert done.exit_code == 0, done.output
     done = runner.invoke(app, ["predict", *places, "--batch-size", "4"])
     assert done.exit_code == 0, done.output
@@ -463,7 +463,7 @@ def test_columns_of_tokens_are_copied_where_a_set_has_one_value(tmp_path):
     )
     (tmp_path / "in.csv").write_text(text)
     places = [str(tmp_path / n) for n in ("model", "in.csv", "out.parquet")]
-    done = runner.invoke(app, ["fit", places[1], places[0], "--keys", "x", "--heads", "3"])
+    done = runner.invoke(app, ["fit", places[1], places[0], "--keys", "x", "--n-heads", "3"])
     assert done.exit_code == 0, done.output
     done = runner.invoke(app, ["predict", *places, "--id", "shop"])
     assert done.exit_code == 0, done.output
@@ -540,7 +540,7 @@ def test_keys_keep_their_ids(tmp_path):
             "fit",
             *places,
             *more,
-            "--heads",
+            "--n-heads",
             "3",
             "--task",
             "regression",

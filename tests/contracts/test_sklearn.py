@@ -156,7 +156,7 @@ def test_tables_tokens_and_batches_are_the_same_data(rng):
     np.testing.assert_array_equal(model.fit(as_batch, y).predict(as_batch), from_table)
     tokens = rng.normal(size=(30, 5, 4))
     from_tokens = model.fit(tokens, y).predict(list(tokens))
-    batch = kh.SetBatch(tokens[:, 1:], tokens[:, 0])
+    batch = kh.SetBatch(tokens)
     np.testing.assert_array_equal(model.fit(batch, y).predict(batch), from_tokens)
 
 

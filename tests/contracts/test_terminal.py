@@ -80,16 +80,16 @@ def test_commands_that_read_tables(tmp_path, monkeypatch):
     options = (
         "--target",
         target,
-        "--heads",
+        "--n-heads",
         "4",
-        "--head distribution",
-        "zero",
+        "--heads",
+        "zero-mean",
         "--scaling",
         "none",
     )
     said = check_output("fit", f"{name}.parquet", f"{name}.model", *options, codes=(0,))
     assert "left out: 'id" in said
-    look = ("--budget", "5", "--heads", "4", "--no-report")
+    look = ("--budget", "5", "--n-heads", "4", "--no-report")
     check_output("lens", f"{name}.parquet", "--target", target, *look, codes=(0,))
     check_output("predict", f"{name}.model", f"{name}.parquet", f"{name}.out", codes=(0,))
     check_output("predict", f"{name}.model", f"{name}.parquet", f"{name}.out", codes=(2,))

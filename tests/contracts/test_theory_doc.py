@@ -1,4 +1,4 @@
-"""docs/theory.md names functions and head distribution tests: both must exist, and every public function must be named."""
+"""docs/theory.md names functions and property tests: both must exist, and every public function must be named."""
 
 import ast
 import importlib
@@ -65,4 +65,4 @@ def test_a_wrong_name_is_noticed():
     """Broken twin."""
     with pytest.raises(AttributeError):
         find("keyhole.theory.no_such_function")
-    assert not has_test("tests/head distributions/test_rkhs_norm.py", "test_no_such_test")
+    assert not has_test("tests/properties/test_rkhs_norm.py", "test_no_such_test")

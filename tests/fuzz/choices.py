@@ -279,7 +279,7 @@ def shown(losses: dict[Any, float]) -> str:
 def differ_in_penalty(with_left: Any, with_right: Any) -> bool:
     """Whether another penalty was chosen that is as good within rounding; raise if it is not."""
     models = (with_left, with_right)
-    places = [int(np.flatnonzero(model.alphas_ == model.alpha_)[0]) for model in models]
+    places = [int(np.flatnonzero(model.selection_.alphas == model.alpha_)[0]) for model in models]
     if places[0] == places[1]:
         return False
     if draw.are_as_good(with_left, places[0], places[1]):

@@ -42,6 +42,7 @@ from keyhole.data.sets import SetGroups
 from keyhole.lab.cells import Store, export
 from keyhole.lab.reproduce import check_names, choose_figures
 from keyhole.models import read_model
+from keyhole.packing import VERSION
 from keyhole.theory.notation import parse_target
 
 DIM = 2
@@ -179,7 +180,7 @@ def model_mutate(rng: Random, state: dict[str, Any]) -> dict[str, Any]:
 
 
 NEWER = (
-    "n_heads_", "n_extras_in_", "n_query_features_in_", "tokens_", "log_losses_", "log_loss_", "scaling_errors_",
+    "n_heads_", "n_extras_in_", "n_query_features_in_", "tokens_", "selection_", "candidates_", "jackknife_errors_",
     "criterion", "extras_scale", "scaling", "query", "extras_values", "extras_centre", "extras_spread", "query_centre",
     "query_dim", "codings", "pairs",
 )  # fmt: skip
@@ -243,7 +244,7 @@ def array_changed(rng: Random, arrays: dict[str, Any]) -> dict[str, Any]:
 def model_finish(rng: Random, state: dict[str, Any]) -> Case:
     text = mutate.text_of(state["document"])
     parts = safetensors(state["arrays"], None)
-    metadata = {"format": "keyhole-model", "version": "1", "document": text}
+    metadata = {"format": "keyhole-model", "version": str(VERSION), "document": text}
     for seed in state["lies"]:
         parts["header"] = mutate.twist(Random(seed), parts["header"])
     if isinstance(parts["header"], dict):
@@ -765,7 +766,7 @@ def npz_base(rng: Random) -> dict[str, Any]:
 
 
 DESCRIPTIONS = (
-    "'<f8'", "'>f4'", "'|O'", "'<i8'", "'|b1'", "'<c16'", "'<M8[ns]'", "'|V10'", "'<U9'", "'|S0'", "'<U0'", "'<U500000'",  # noqa: E501
+    "'<f8'", "'>f4'", "'|O'", "'<i8'", "'|b1'", "'<c16'", "'<M8[ns]'", "'|V10'", "'<U9'", "'|S0'", "'<U0'", "'<U500000'",
     "[('a', '<f8'), ('b', '<i4')]", "[('a', '|O')]", "('<f8', (2,))", "'f8,f8'", "None", "'<g16'", "'<f2'", "b'<f8'",
 )  # fmt: skip
 SHAPES = ("()", "(0,)", "(-1,)", "(3,)", "(6, 2)", "(2, 6)", "(99999999999, 2)", "(3, 2, 2)", "(1,)*9", "[6, 2]",
@@ -889,7 +890,7 @@ def babi_mutate(rng: Random, state: dict[str, Any]) -> dict[str, Any]:
         files[name] = mutate.retype(rng, files[name], " \t.")
     elif kind < 0.55:
         where = rng.choice(("../outside/qa1_x_train.txt", "/tmp/qa1_x_train.txt", f"{mutate.word(rng)}/qa1_x_train.txt",
-                            "tasks/en/qa1_" + "x" * rng.choice((1, 120, 300)) + "_test.txt", mutate.word(rng)))  # fmt: skip  # noqa: E501
+                            "tasks/en/qa1_" + "x" * rng.choice((1, 120, 300)) + "_test.txt", mutate.word(rng)))  # fmt: skip
         files[where] = files.pop(name)
     elif kind < 0.65:
         state["odd"] = [
@@ -1006,7 +1007,7 @@ FAMILIES = (
     {"h.{}.attn.c_attn.weight": (4, 12), "h.{}.ln_1.weight": (4,)},
     {"layers.{}.attention.query_key_value.weight": (12, 4)},
     {"layers.{}.self_attn.qkv_proj.weight": (12, 4)},
-    {"encoder.block.{}.layer.0.SelfAttention.q.weight": (4, 4), "encoder.block.{}.layer.0.SelfAttention.k.weight": (4, 4)},  # noqa: E501
+    {"encoder.block.{}.layer.0.SelfAttention.q.weight": (4, 4), "encoder.block.{}.layer.0.SelfAttention.k.weight": (4, 4)},
 )  # fmt: skip
 
 
@@ -1057,7 +1058,7 @@ def checkpoint_finish(rng: Random, state: dict[str, Any]) -> Case:
             "utf-8", "surrogatepass"
         )
     more = ["--json"] if rng.random() < 0.9 else []
-    more += ["--heads", rng.choice(("1", "2", "0", "999999999"))] if rng.random() < 0.2 else []
+    more += ["--n-heads", rng.choice(("1", "2", "0", "999999999"))] if rng.random() < 0.2 else []
     more += ["--no-fold-norm"] if rng.random() < 0.2 else []
     return Case("checkpoint", "heads", files, {"more": more})
 
@@ -1223,8 +1224,8 @@ STATEMENTS = (
     "SELECT x AS key, x AS config, x AS result FROM c",
     "CREATE TRIGGER t AFTER INSERT ON results BEGIN DELETE FROM results; END",
     "CREATE TRIGGER t BEFORE INSERT ON results BEGIN SELECT RAISE(FAIL, 'no'); END",
-    "CREATE TRIGGER t AFTER INSERT ON timings BEGIN INSERT INTO results SELECT randomblob(16), zeroblob(400000000), '{}'; END",  # noqa: E501
-    "DROP TABLE results; CREATE TABLE results (key TEXT)", "DROP TABLE results; CREATE TABLE results (result, config, key)",  # noqa: E501
+    "CREATE TRIGGER t AFTER INSERT ON timings BEGIN INSERT INTO results SELECT randomblob(16), zeroblob(400000000), '{}'; END",
+    "DROP TABLE results; CREATE TABLE results (key TEXT)", "DROP TABLE results; CREATE TABLE results (result, config, key)",
     "DROP TABLE results; CREATE TABLE results (key TEXT PRIMARY KEY, config TEXT, result TEXT) WITHOUT ROWID",
     "DROP TABLE results; CREATE TABLE results (key, config, result AS (zeroblob(600000000)))",
     "PRAGMA user_version = 99", "PRAGMA application_id = 1", "DELETE FROM results", "UPDATE timings SET seconds = 'x'",

@@ -305,7 +305,7 @@ class Fitted:
                 return
             scale = float(np.abs(wanted[np.isfinite(wanted)]).max(initial=0.0))
             share = 1e-6
-            if hasattr(self.twin, "alphas_"):
+            if hasattr(self.twin, "selection_"):
                 scale = max(scale, draw.scale_of(self.samples.y))
                 share = 100 * draw.share_allowed(self.twin)
         draw.compare(f"{name} of fit and later", got, wanted, scale=scale, share=share)

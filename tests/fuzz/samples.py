@@ -360,14 +360,15 @@ def choices_of(model: Any) -> dict[str, Any]:
 
 def losses_of_rules(model: Any) -> dict[Any, float]:
     """The leave-one-out loss of every (scaling, query) that was tried."""
-    return dict(model.scaling_errors_)
+    losses: dict[Any, float] = {}
+    for candidate in model.candidates_:
+        losses.setdefault((candidate.scaling, candidate.query), candidate.loss)
+    return losses
 
 
 def penalty_losses(model: Any) -> np.ndarray:
     """What the penalty was chosen by, one number for each candidate."""
-    if hasattr(model, "log_losses_"):
-        return np.asarray(model.log_losses_)
-    return np.asarray(getattr(model, f"{model.selection_}_errors_"))
+    return np.asarray(model.selection_.scores)
 
 
 # ---------------------------------------------------------------- tolerances
@@ -375,7 +376,7 @@ def penalty_losses(model: Any) -> np.ndarray:
 
 def condition(model: Any, alpha: float | None = None) -> float:
     """Largest eigenvalue of the Gram matrix over a penalty: what rounding is multiplied by."""
-    alphas = np.asarray(model.alphas_)
+    alphas = np.asarray(model.selection_.alphas)
     if len(alphas) >= 10:
         # the automatic grid ends at ten times the largest eigenvalue
         return float(alphas.max() / 10 / (alpha or model.alpha_))
@@ -400,7 +401,7 @@ def share_allowed(model: Any, alpha: float | None = None) -> float:
 def are_as_good(model: Any, first: int, second: int) -> bool:
     """Whether two penalties of the grid of a model have the same loss within rounding."""
     losses = penalty_losses(model)[[first, second]]
-    alpha = float(np.asarray(model.alphas_)[[first, second]].min())
+    alpha = float(np.asarray(model.selection_.alphas)[[first, second]].min())
     share = share_allowed(model, alpha)
     return bool(abs(losses[0] - losses[1]) <= share * losses.max())
 

@@ -357,8 +357,8 @@ class Stream:
     def other_penalty(self, reference: Any) -> bool:
         """Whether another penalty was chosen, as good within rounding; raise if it is not."""
         losses = draw.penalty_losses(reference)
-        chosen = int(np.argmin(np.abs(np.log(reference.alphas_ / self.model.alpha_))))
-        best = int(np.flatnonzero(reference.alphas_ == reference.alpha_)[0])
+        chosen = int(np.argmin(np.abs(np.log(reference.selection_.alphas / self.model.alpha_))))
+        best = int(np.flatnonzero(reference.selection_.alphas == reference.alpha_)[0])
         if chosen == best:
             return False
         if draw.are_as_good(reference, chosen, best):

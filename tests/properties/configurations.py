@@ -62,7 +62,7 @@ class Configuration:
     scaling: str
     pooling: str
     activation: str
-    distribution: str
+    heads: str
     fit_intercept: bool
     weights: str
     groups: bool
@@ -87,7 +87,7 @@ class Configuration:
         """The nearest configuration that is allowed: what a route cannot do is left out."""
         new = {}
         if "kernel" in self.route:
-            new |= {"heads": "biased" if self.distribution == "query-key" else self.distribution}
+            new |= {"heads": "biased" if self.heads == "query-key" else self.heads}
             new |= {"activation": "relu" if self.activation == "softmax" else self.activation}
             new |= {"dtype": self.dtype if self.route.startswith("torch") else "float64"}
         if self.route == "stream":
@@ -259,7 +259,7 @@ def heads_of(config):
         "biased": kh.GaussianHeads(mean=1.0),
         "query-key": kh.QueryKeyHeads(2),
     }
-    return distributions[config.distribution]
+    return distributions[config.heads]
 
 
 def estimator(config, alpha):

@@ -65,16 +65,17 @@ def choices(model):
     rule = model.tokens_
     names = {"scaling": rule.scaling, "query": rule.query}
     numbers = {"extras scale": rule.extras_scale}
-    for (scaling, query), error in getattr(model, "scaling_errors_", {}).items():
-        numbers[f"error of {scaling} and {query}"] = error
+    for candidate in getattr(model, "candidates_", ()):
+        numbers[f"loss of {candidate.scaling}, {candidate.query}, {candidate.heads}"] = (
+            candidate.loss
+        )
     if hasattr(model, "n_heads_"):
         names["heads"] = model.n_heads_
         numbers["alpha"] = model.alpha_
     if hasattr(model, "heads_"):
         names["heads"] = repr(model.heads_)
-    for name in ("loo_error_", "holdout_error_"):
-        if hasattr(model, name):
-            numbers[name] = getattr(model, name)
+    if hasattr(model, "selection_"):
+        numbers["error"] = model.selection_.error
     return names, numbers
 
 
@@ -244,3 +245,33 @@ def test_infinitely_many_heads_or_finitely_many_are_chosen_by_distinct_samples(r
     zeros = (np.arange(len(rows)) < 40).astype(float)
     # 40 samples of weight 1 and many of weight 0
     assert kh.AttentionRegressor(**options).fit(sets[rows], y[rows], zeros).n_heads_ == math.inf
+
+
+def test_a_head_distribution_that_overflows_is_passed_over(seed, monkeypatch):
+    monkeypatch.setattr("keyhole.choose.STRENGTHS", (1000.0,))
+    sets = kh.targets.sphere_sets(40, n_keys=4, dim=3, seed=seed)
+    y = sets.tokens[::4, 0].copy()
+    settings = {"activation": "exp", "scaling": "none", "query": "given", "random_state": 0}
+    around_identity = kh.AttentionRegressor(8, kh.GaussianHeads(mean=1000.0), **settings)
+    with pytest.raises(ValueError, match=r"overflow|squares below"):
+        around_identity.fit(sets, y)
+    zero_mean = kh.AttentionRegressor(8, kh.GaussianHeads(), **settings).fit(sets, y)
+    chosen = kh.AttentionRegressor(8, **settings).fit(sets, y)
+    np.testing.assert_array_equal(chosen.predict(sets), zero_mean.predict(sets))
+    assert chosen.candidates_[-1].loss == np.inf
+
+
+def test_a_scaling_that_overflows_is_passed_over_unless_it_was_asked_for(seed):
+    rng = np.random.default_rng([seed, 12])
+    x = 1e4 * rng.normal(size=(40, 3))
+    y = x[:, 0]
+    settings = {
+        "activation": "exp",
+        "heads": kh.GaussianHeads(),
+        "query": "given",
+        "random_state": 0,
+    }
+    with pytest.raises(ValueError, match=r"overflow|squares below"):
+        kh.AttentionRegressor(8, scaling="none", **settings).fit(x, y)
+    chosen = kh.AttentionRegressor(8, **settings).fit(x, y)
+    assert chosen.tokens_.scaling != "none"

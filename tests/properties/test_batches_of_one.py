@@ -372,7 +372,7 @@ def beside_refits(case, change=0.0):
     of_keys = contributions_beside_refits(problem, model, refits.alpha, slack)
     if of_keys is not None:
         shares["contribution"] = of_keys
-    if not np.isfinite(model._left_out_fits().residuals).all():  # a leverage of 1 within rounding
+    if not np.isfinite(model.training_.refits().residuals).all():  # a leverage of 1 within rounding
         return shares
     allowed = OF_REFITS * spread + slack * refits.prediction_unit
     if not hasattr(model, "classes_"):
@@ -382,7 +382,7 @@ def beside_refits(case, change=0.0):
         assert (interval[~is_finite] == wanted[~is_finite]).all()
         off = np.abs(interval[is_finite] - wanted[is_finite])
         shares["interval"] = off.max(initial=0.0) / allowed
-    if not model._left_out_fits().has_variance:
+    if not model.training_.refits().has_variance:
         return shares
     # deviations: by the shares of errors, of variances and of left-out variances that rounding may move
     alpha = float(refits.alpha)

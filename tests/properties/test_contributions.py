@@ -74,7 +74,7 @@ def test_contributions_are_the_formula(activation, pooling, query, rng):
         "heads": kh.GaussianHeads(scale=0.2),
     }
     model = kh.AttentionRegressor(9, activation=activation, random_state=0, **options).fit(sets, y)
-    heads = model.drawn_heads_.block(0, 9)
+    heads = model.layer_.heads.block(0, 9)
     for one, found in zip(sets, model.contributions(sets), strict=True):
         n = len(one.tokens)
         queries = {"given": one.query, "mean": one.tokens.mean(axis=0)[None], "each": one.tokens}[

@@ -136,9 +136,9 @@ def leave_one_out_is_refits(config, spoil=None):
     if spoil is not None:
         spoil(plain)
     alpha = model.alpha_
-    if model.selection_ == "loo":
+    if model.selection_.method == "loo":
         _compare_left_out(trial)
-    elif len(model.alphas_) > 1 or hasattr(model, "classes_"):
+    elif len(model.selection_.alphas) > 1 or hasattr(model, "classes_"):
         _compare_held_out(trial)
     new = np.arange(config.n, len(plain.gram))
     refit = plain.fit_without(np.array([], int), new, alpha)
@@ -154,9 +154,9 @@ def _compare_left_out(trial):
     alone = (
         np.arange(config.n) if config.route == "stream" else None
     )  # copies count as samples of their own there
-    chosen = np.flatnonzero(model.alphas_ == model.alpha_)[0]
-    for i in sorted({0, len(model.alphas_) // 2, int(chosen)}):
-        alpha, error = model.alphas_[i], model.loo_errors_[i]
+    chosen = np.flatnonzero(model.selection_.alphas == model.alpha_)[0]
+    for i in sorted({0, len(model.selection_.alphas) // 2, int(chosen)}):
+        alpha, error = model.selection_.alphas[i], model.selection_.errors[i]
         if not plain.judged(alpha):
             continue
         refits = plain.left_out(alpha, alone)
@@ -166,7 +166,7 @@ def _compare_left_out(trial):
             trial.compare("prediction of a sample left out", got, refits.predictions, bound)
         wanted, allowed = mean_square(trial, refits.predictions, bound)
         trial.compare(f"error at penalty {alpha:g}", error, wanted, allowed)
-    assert model.loo_error_ == model.loo_errors_[chosen]
+    assert model.loo_error_ == model.selection_.errors[chosen]
 
 
 def mean_square(trial, predictions, bound, rows=slice(None)):
@@ -187,7 +187,7 @@ def _compare_held_out(trial):
     found = 0
     for held in itertools.combinations(distinct, -(-len(distinct) // 10)):
         out = np.flatnonzero(np.isin(plain.copies, held))
-        for alpha, error in zip(model.alphas_, model.holdout_errors_, strict=True):
+        for alpha, error in zip(model.selection_.alphas, model.selection_.errors, strict=True):
             refit = plain.fit_without(out, out, alpha)
             whole = np.zeros_like(trial.problem.columns)
             whole[out], bound = refit.predictions, np.zeros_like(whole)
@@ -199,10 +199,10 @@ def _compare_held_out(trial):
                 break
         else:
             found += 1
-    trial.compared += len(model.alphas_)
+    trial.compared += len(model.selection_.alphas)
     if not found:
         raise DisagreementError(
-            f"errors {model.holdout_errors_} are those of no tenth held out: {trial.problem.config!r}"
+            f"errors {model.selection_.errors} are those of no tenth held out: {trial.problem.config!r}"
         )
 
 

@@ -8,9 +8,9 @@ from sklearn.linear_model import Ridge
 
 import keyhole as kh
 from keyhole.attention.heads import HeadDraw
+from keyhole.ball_layer import head_design
+from keyhole.choose import EXTRAS_SCALES, extras_unit
 from keyhole.data.sets import first_occurrences
-from keyhole.estimators.norm_ball import head_design
-from keyhole.layer import EXTRAS_SCALES, extras_unit
 
 N = 60
 
@@ -104,7 +104,7 @@ def test_every_route_is_the_same_ridge(groups, rng):
         options = {"alpha": 0.3, "extras_scale": 2.0, "fit_intercept": fit_intercept, "n_heads": 12}
         dual = fit("dual", sets, y, **options)
         z = 2.0 * standardised(sets.extras, centred=fit_intercept)
-        design = np.hstack([kh.attention_features(sets, dual.drawn_heads_), z])
+        design = np.hstack([kh.attention_features(sets, dual.layer_.heads), z])
         truth = Ridge(alpha=0.3, fit_intercept=fit_intercept, solver="svd").fit(design, y)
         np.testing.assert_allclose(dual.predict(sets), truth.predict(design), rtol=1e-9)
         np.testing.assert_allclose(dual.layer_.extras_values[:, 0], truth.coef_[-2:], rtol=1e-8)
@@ -148,7 +148,7 @@ def test_leave_one_out_is_refits(route, rng):
     if route == "kernel":
         gram = kh.attention_kernel(bare) + z @ z.T
     else:
-        design = np.hstack([kh.attention_features(bare, model.drawn_heads_), z])
+        design = np.hstack([kh.attention_features(bare, model.layer_.heads), z])
         gram = design @ design.T
     for i in range(24):
         rest = np.arange(24) != i if together is None else together != together[i]
@@ -168,7 +168,7 @@ def test_the_scale_is_that_of_least_leave_one_out_error(n_heads, rng):
     ).fit(sets, y)
     bare = sets.with_extras(None)
     if n_heads == 30:
-        features = kh.attention_features(bare, model.drawn_heads_)
+        features = kh.attention_features(bare, model.layer_.heads)
         gram = features @ features.T
     else:
         gram = kh.attention_kernel(bare)
@@ -264,11 +264,11 @@ def test_mistakes_are_named(rng):
         ValueError, match="X has 0 columns of extras, but AttentionRegressor is expecting 2"
     ):
         model.predict(sets.with_extras(None))
-    with pytest.raises(ValueError, match="`extras_scale` must be larger than 0"):
+    with pytest.raises(ValueError, match=r"'extras_scale' parameter .*Got 0.0"):
         kh.AttentionRegressor(
             5, extras_scale=0.0, heads=kh.GaussianHeads(), scaling="none", query="given"
         ).fit(sets, y)
-    with pytest.raises(ValueError, match="`extras_scale` must be one of"):
+    with pytest.raises(ValueError, match=r"'extras_scale' parameter .*Got"):
         kh.AttentionRegressor(
             5, extras_scale="many", heads=kh.GaussianHeads(), scaling="none", query="given"
         ).fit(sets, y)
@@ -344,7 +344,7 @@ def test_the_norm_ball_is_least_squares_where_nothing_binds(rng):
     )
     model.fit(sets, y)
     assert model.values_.shape == (2, 4)
-    design = np.hstack([kh.attention_features(sets, model.drawn_heads_), standardised(sets.extras)])
+    design = np.hstack([kh.attention_features(sets, model.layer_.heads), standardised(sets.extras)])
     truth = Ridge(alpha=1e-10, solver="svd").fit(design, y).predict(design)
     assert np.abs(model.predict(sets) - truth).max() < 0.02 * y.std()
 

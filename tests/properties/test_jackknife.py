@@ -6,11 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from configurations import CHOICES, Configuration, Plain, fit, penalties, pose
+from layers import fit_layer
 
 import keyhole as kh
 from keyhole.data.sets import first_occurrences
-from keyhole.estimators.intervals import PlainJackknifeWarning
-from keyhole.layer import fit_layer
+from keyhole.estimators.uncertainty import PlainJackknifeWarning
 
 COVERAGE = 0.6
 ROUTES = ("primal", "dual", "kernel", "primal", "dual", "kernel", "torch dual", "torch kernel")
@@ -223,7 +223,7 @@ def plain(model, sets, coverage):
     """f(x) ± the ⌈c(n + 1)⌉-th smallest left-out error."""
     with pytest.warns(PlainJackknifeWarning, match="plain jackknife"):
         found = model.predict_interval(sets, coverage)
-    errors = np.sort(model.left_out_errors_[:, 0])
+    errors = np.sort(model.jackknife_errors_[:, 0])
     size = errors[math.ceil(coverage * (len(errors) + 1)) - 1]
     f = model.predict(sets)
     np.testing.assert_allclose(found, np.stack([f - size, f + size], axis=1), rtol=1e-12)
@@ -246,7 +246,7 @@ def test_without_a_factor_the_jackknife_is_plain_and_says_so(tmp_path, rng):
     errors = np.sort(np.abs(y - whole.loo_predictions_))
     np.testing.assert_allclose(sizes, errors[math.ceil(0.8 * (N + 1)) - 1], rtol=1e-9)
     few = kh.AttentionRegressor(5, alpha=[1.0, 2.0], solver="cg", **options).fit(sets, y)
-    assert len(few.left_out_errors_) == N // 10
+    assert len(few.jackknife_errors_) == N // 10
     plain(few, sets, 0.6)
     for model, why in ((lean, "keep='all'"), (stream, "in batches"), (few, "conjugate gradients")):
         for ask in (
@@ -280,7 +280,7 @@ def test_factors_travel_and_go_with_what_they_were_made_from(tmp_path, rng):
     assert plain(again, sets, 0.7) != before
     loaded = kh.load(tmp_path / "stream")
     loaded.partial_fit(sets[:5], y[:5] + 1)
-    assert len(loaded.left_out_errors_) == N + 5
+    assert len(loaded.solve().jackknife_errors_) == N + 5
     again.fit(sets, y)
     assert again.interval_method == "jackknife+"
 
@@ -294,7 +294,7 @@ def test_labels_without_a_factor(tmp_path, rng):
         found = kh.load(tmp_path / "lean").predict_set(x, 0.7)
     p = model.predict_proba(x)
     expected = [
-        [(1 - model.left_out_errors_ > chance).sum() < 0.7 * 61 for chance in row] for row in p
+        [(1 - model.jackknife_errors_ > chance).sum() < 0.7 * 61 for chance in row] for row in p
     ]
     np.testing.assert_array_equal(found, expected)
     # exchangeable samples: the sets of all leave-one-out fits hold the right label about as often as asked for
@@ -342,14 +342,14 @@ def test_variances_of_weighted_samples_are_those_of_fits_without_them(seed, rng,
     if math.isinf(n_heads):
         kernel = kh.attention_kernel(sets)
     else:
-        features = kh.attention_features(sets, model.drawn_heads_)
+        features = kh.attention_features(sets, model.layer_.heads)
         kernel = features @ features.T
     expected = np.empty(12)
     for i in range(12):
         rest = np.arange(12) != i if groups is None else groups != groups[i]
         noisy = kernel[np.ix_(rest, rest)] + 0.1 * np.diag(1 / weights[rest])
         expected[i] = kernel[i, i] - kernel[i, rest] @ np.linalg.solve(noisy, kernel[rest, i])
-    assert np.allclose(model._left_out_fits().own_variances(), expected, rtol=1e-9)
+    assert np.allclose(model.training_.refits().own_variances(), expected, rtol=1e-9)
 
 
 def test_standard_errors_are_those_of_a_mean(seed, rng):
@@ -358,13 +358,13 @@ def test_standard_errors_are_those_of_a_mean(seed, rng):
         20, kh.GaussianHeads(), 0.1, scaling="none", query="given", random_state=0
     )
     numbers = rng.normal(size=12)
-    mean, error = model.fit(sets, sets.query[:, 0])._left_out_fits().mean_and_error(numbers)
+    mean, error = model.fit(sets, sets.query[:, 0]).training_.refits().mean_and_error(numbers)
     assert (mean, error) == pytest.approx(
         (numbers.mean(), numbers.std(ddof=1) / math.sqrt(12)), rel=1e-12
     )
     groups = np.repeat(np.arange(4), 3)
     mean, error = (
-        model.fit(sets, sets.query[:, 0], groups=groups)._left_out_fits().mean_and_error(numbers)
+        model.fit(sets, sets.query[:, 0], groups=groups).training_.refits().mean_and_error(numbers)
     )
     means = numbers.reshape(4, 3).mean(axis=1)
     assert (mean, error) == pytest.approx((means.mean(), means.std(ddof=1) / 2), rel=1e-12)

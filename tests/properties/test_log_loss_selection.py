@@ -121,8 +121,8 @@ def test_a_classifier_tells_the_log_loss_it_chose_by(rng, n_heads):
     ).fit(sets, y)
     chances = log_softmax(model.loo_decision_ * model.temperature_, axis=1)
     told = -chances[np.arange(60), np.searchsorted(model.classes_, y)].mean()
-    assert model.log_loss_ == pytest.approx(told, rel=1e-6)
-    assert model.log_loss_ == model.log_losses_.min()
+    assert model.selection_.score == pytest.approx(told, rel=1e-6)
+    assert model.selection_.score == model.selection_.scores.min()
     squared = kh.AttentionClassifier(
         n_heads,
         random_state=0,
@@ -131,9 +131,9 @@ def test_a_classifier_tells_the_log_loss_it_chose_by(rng, n_heads):
         scaling="none",
         query="given",
     ).fit(sets, y)
-    assert squared.loo_error_ == squared.loo_errors_.min()
+    assert squared.loo_error_ == squared.selection_.errors.min()
     assert not hasattr(squared, "log_loss_")
-    np.testing.assert_allclose(squared.loo_errors_, model.loo_errors_, rtol=1e-9)
+    np.testing.assert_allclose(squared.selection_.errors, model.selection_.errors, rtol=1e-9)
 
 
 def test_batches_and_hold_out_choose_by_the_same_measure(rng):
@@ -158,8 +158,8 @@ def test_batches_and_hold_out_choose_by_the_same_measure(rng):
                 **options,
             }
         ).fit_batches([(sets[:50], y[:50]), (sets[50:], y[50:])], selection=selection)
-        assert model.selection_ == selection
-        np.testing.assert_allclose(model.log_losses_, whole.log_losses_, rtol=1e-6)
+        assert model.selection_.method == selection
+        np.testing.assert_allclose(model.selection_.scores, whole.selection_.scores, rtol=1e-6)
         assert model.alpha_ == whole.alpha_
     held = kh.AttentionClassifier(
         **{
@@ -171,8 +171,8 @@ def test_batches_and_hold_out_choose_by_the_same_measure(rng):
         },
         solver="cg",
     ).fit(sets, y)
-    assert held.selection_ == "holdout"
-    assert held.log_loss_ == held.log_losses_.min() < np.log(3)
+    assert held.selection_.method == "holdout"
+    assert held.selection_.score == held.selection_.scores.min() < np.log(3)
 
 
 def test_very_many_samples_are_judged_by_some_of_them(rng, monkeypatch):
@@ -184,7 +184,7 @@ def test_very_many_samples_are_judged_by_some_of_them(rng, monkeypatch):
     scores = model.loo_decision_[::3]
     labels = np.searchsorted(model.classes_, y)[::3]
     _, losses = calibrate(scores[None], labels, np.ones(30))
-    assert model.log_loss_ == pytest.approx(losses.mean(), rel=1e-6)
+    assert model.selection_.score == pytest.approx(losses.mean(), rel=1e-6)
     columns, left_out = np.eye(3)[rng.integers(3, size=90)], rng.normal(size=(30, 90, 3))
     whole, parts = (calibration.PathLosses(columns, np.ones(90), 30) for _ in range(2))
     whole.put(slice(None), slice(None), left_out)

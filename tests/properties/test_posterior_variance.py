@@ -5,6 +5,7 @@ import math
 import mpmath
 import numpy as np
 import pytest
+from configurations import solve
 
 import keyhole as kh
 
@@ -65,7 +66,7 @@ def noise_free_fit(seed, alpha):
 def test_variances_and_novelty_are_those_of_forty_digits(seed, alpha):
     model, x = noise_free_fit(seed, alpha)
     variances, left_out = exact_variances(x[:, 0], model.alpha_)
-    refits = model._left_out_fits()
+    refits = model.training_.refits()
     ready = model.tokens_.apply(kh.SetBatch(x[N_TRAINING:, None, :]))
     [(_, _, hat, found)] = refits.predictions(ready, 2**20, variances=True)
     # v(x) = |φ(x) − Σ_i h_i φ_i|² + α |h|²: an error of u in every K, of size one, moves it by u (1 + Σ_i |h_i|)²
@@ -90,7 +91,7 @@ def test_a_variance_is_at_least_what_the_penalty_makes_it(seed, n_heads, groups)
         n_heads, kh.GaussianHeads(), scaling="none", query="given", random_state=0
     )
     model.fit(x, np.sin(3 * x[:, 0]), groups=groups)
-    refits = model._left_out_fits()
+    refits = model.training_.refits()
     ready = model.tokens_.apply(kh.SetBatch(x[:, None, :]))
     for _, _, hat, variances in refits.predictions(ready, 2**20, variances=True):
         assert (variances >= 0.999 * model.alpha_ * np.square(hat).sum(axis=1)).all()
@@ -119,8 +120,8 @@ def test_far_above_the_kernel_variances_are_those_of_the_kernel(seed, n_heads, g
     if math.isinf(n_heads):
         expected = kh.attention_kernel(sets).diagonal()
     else:
-        expected = np.square(kh.attention_features(sets, model.drawn_heads_)).sum(axis=1)
-    refits = model._left_out_fits()
+        expected = np.square(kh.attention_features(sets, model.layer_.heads)).sum(axis=1)
+    refits = model.training_.refits()
     np.testing.assert_allclose(refits.own_variances()[np.argsort(refits.rows)], expected, rtol=1e-5)
 
 
@@ -128,6 +129,9 @@ def test_a_kernel_of_many_sizes_ranks_small_samples_too(seed):
     """The kernel of exp on tokens as they are spans 30 orders: most leverages are below rounding."""
     rng = np.random.default_rng([seed, 9])
     x = 3.0 * rng.normal(size=(N_TRAINING, 3))
+    sizes = kh.attention_kernel(
+        kh.SetBatch(x[:, None, :]), None, kh.GaussianHeads(), "exp"
+    ).diagonal()
     options = {
         "activation": "exp",
         "fit_intercept": False,
@@ -135,10 +139,48 @@ def test_a_kernel_of_many_sizes_ranks_small_samples_too(seed):
         "query": "given",
         "random_state": 0,
     }
-    model = kh.AttentionRegressor(math.inf, kh.GaussianHeads(), 1e30, **options).fit(x, x[:, 0])
+    model = kh.AttentionRegressor(math.inf, kh.GaussianHeads(), sizes.max(), **options).fit(
+        x, x[:, 0]
+    )
     small = np.zeros((1, 3))
-    sizes = kh.attention_kernel(
-        kh.SetBatch(x[:, None, :]), None, kh.GaussianHeads(), "exp"
-    ).diagonal()
     own = kh.attention_kernel(kh.SetBatch(small[:, None, :]), None, kh.GaussianHeads(), "exp")[0, 0]
     assert model.novelty(small)[0] == pytest.approx((sizes < own).mean(), abs=1e-12)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_penalty_that_we_chose_has_variances(seed, grouped):
+    """Tokens far from zero: the fit takes the mean off its features, and so do the refits."""
+    rng = np.random.default_rng([seed, 10])
+    x = 300.0 + rng.uniform(-1, 1, size=(N_TRAINING, 2))
+    sets = kh.SetBatch(x[:, None, :])
+    groups = np.arange(N_TRAINING) // 2 if grouped else None
+    heads = kh.GaussianHeads()
+    features = kh.attention_features(sets, heads.sample(60, 2, 0))
+    centred = features - features.mean(axis=0)
+    y = centred @ rng.normal(size=centred.shape[1])
+    options = {"scaling": "none", "query": "given", "random_state": 0}
+    model = kh.AttentionRegressor(60, heads, **options).fit(sets, y, groups=groups)
+    # v(x) = min over h with Σ h = 1 of |φ(x) − Σ_i h_i φ_i|² + α |h|², in long doubles
+    gram = centred.astype(np.longdouble) @ centred.astype(np.longdouble).T
+    expected = longdouble_variances(gram, model.alpha_)
+    refits = model.training_.refits()
+    ready = model.tokens_.apply(sets)
+    found = np.concatenate([part[3] for part in refits.predictions(ready, 2**20, variances=True)])
+    # the penalty is near the rounding of what varies, and far below that of the features themselves,
+    # which would make some of them hundreds of times as large
+    assert (found < 3 * expected).all()
+    assert (found > expected / 3).all()
+    assert (model.predict_std(sets) > 0).all()
+
+
+def longdouble_variances(gram, alpha):
+    """v(x_i) of the samples fitted, with a free intercept."""
+    n = len(gram)
+    bordered = np.ones((n + 1, n + 1), np.longdouble)
+    bordered[:n, :n] = gram + np.longdouble(alpha) * np.eye(n)
+    bordered[n, n] = 0
+    right = np.ones((n + 1, n), np.longdouble)
+    right[:n] = gram
+    hat = solve(bordered, right)[:n]
+    apart = gram.diagonal() - 2 * (hat * gram).sum(axis=0) + (hat * (gram @ hat)).sum(axis=0)
+    return (apart + np.longdouble(alpha) * np.square(hat).sum(axis=0)).astype(float)

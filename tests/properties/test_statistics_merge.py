@@ -11,6 +11,7 @@ from keyhole.attention.heads import HeadDraw
 from keyhole.data.tokens import TokenRule
 from keyhole.ridge.design import DesignMoments, PrincipalAxes
 from keyhole.streaming import LayerRecipe, merge
+from keyhole.training import TrainingSet
 
 ALPHAS = [0.01, 1.0, 100.0]
 
@@ -230,8 +231,10 @@ def test_kept_samples_are_those_of_the_data_whatever_the_batches(rng, seed):
     recipe = LayerRecipe(
         HeadDraw(kh.GaussianHeads(), 2, 2, 0), TokenRule("none", "given", "mean"), 1, n_kept=20
     )
-    whole = recipe.add(recipe.empty(), sets, y).kept
-    parts = [recipe.add(recipe.empty(), sets[rows], y[rows]) for rows in cuts(rng, 90, 6)]
+    whole = recipe.add(recipe.empty(), TrainingSet(sets, y)).kept
+    parts = [
+        recipe.add(recipe.empty(), TrainingSet(sets[rows], y[rows])) for rows in cuts(rng, 90, 6)
+    ]
     merged = merge(parts).kept
     np.testing.assert_array_equal(merged.hashes, whole.hashes)
     np.testing.assert_array_equal(merged.columns, whole.columns)

@@ -236,7 +236,7 @@ def test_the_penalty_of_least_leave_one_out_error_is_chosen(train, y, route):
     for alpha in alphas:
         _, _, e = textbook.ridge(fit.K, y, alpha)
         errors.append(np.mean(e**2))
-    np.testing.assert_allclose(model.loo_errors_, errors, rtol=1e-7)
+    np.testing.assert_allclose(model.selection_.errors, errors, rtol=1e-7)
     assert model.alpha_ == alphas[int(np.argmin(errors))]
 
 

@@ -397,7 +397,7 @@ def refusal(folder, tensors, heads=None, config=None):
 
 def test_refusals_say_what_to_do(rng, tmp_path):
     bert = model("bert", [planted(rng)])
-    assert "Give it: --heads H" in refusal(tmp_path / "a", bert)
+    assert "Give it: --n-heads H" in refusal(tmp_path / "a", bert)
     assert "config.json does not say" in refusal(tmp_path / "b", bert, config={"n_head": "four"})
     assert "24 rows do not divide into 5 heads" in refusal(tmp_path / "c", bert, heads=5)
     assert "at least 1: got 0" in refusal(tmp_path / "d", bert, heads=0)
@@ -473,7 +473,7 @@ def test_the_command(rng, tmp_path):
     invoke(path, "--out", tmp_path / "out", "--overwrite")
     text = invoke(path, "--no-fold-norm").output
     assert "layer norms are left out" in " ".join(text.split())
-    assert "error: weights must divide into heads" in invoke(path, "--heads", 5, code=2).stderr
+    assert "error: weights must divide into heads" in invoke(path, "--n-heads", 5, code=2).stderr
     assert "error: the checkpoint must be a file" in invoke(tmp_path / "no", code=2).stderr
 
 

@@ -2,15 +2,25 @@
 
 import inspect
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from layers import token_losses
 
 import keyhole as kh
+from keyhole import choose as chooser
+from keyhole.choose import AUTO_HEADS, AUTO_SECONDS, choose_n_heads, fit_seconds
 from keyhole.cli.fit import fit as fit_command
-from keyhole.estimators import inputs, streaming
-from keyhole.estimators.inputs import AUTO_HEADS, AUTO_SECONDS, cheaper_heads, fit_seconds
+from keyhole.estimators import batches
 from keyhole.ridge.problem import N_ALPHAS
+from keyhole.spec import LayerSpec
+
+
+def best_rule(model):
+    """The scaling and the query of least loss."""
+    losses = token_losses(model)
+    return min(losses, key=losses.get)
 
 
 @pytest.fixture
@@ -31,7 +41,7 @@ def test_no_settings_is_every_setting_automatic(bags):
     np.testing.assert_array_equal(model.predict(bags), named.predict(bags))
     assert model.n_heads_ == math.inf
     assert model.solver_ == "kernel"
-    assert model.tokens_.scaling == min(model.scaling_errors_, key=model.scaling_errors_.get)[0]
+    assert model.tokens_.scaling == best_rule(model)[0]
 
 
 def test_a_query_that_points_at_keys_makes_the_law_lean_on_the_identity(seed):
@@ -45,34 +55,46 @@ def test_a_query_that_points_at_keys_makes_the_law_lean_on_the_identity(seed):
 
 def test_what_all_samples_chose_by_is_not_fitted_again(bags, monkeypatch):
     counted = []
-    fit_layer = inputs.fit_layer
-    monkeypatch.setattr(
-        inputs, "fit_layer", lambda *a, **k: counted.append(len(a[0])) or fit_layer(*a, **k)
-    )
+    honest_fit = chooser.fit
+
+    def counting_fit(spec, data, **options):
+        counted.append(len(data))
+        return honest_fit(spec, data, **options)
+
+    monkeypatch.setattr(chooser, "fit", counting_fit)
+    monkeypatch.setattr("keyhole.estimators.attention.fit", counting_fit)
     model = kh.AttentionClassifier(math.inf, kh.GaussianHeads(), random_state=0).fit(
         bags, first_sign(bags)
     )
-    assert counted == [60] * len(model.scaling_errors_) == [60] * 4
+    assert counted == [60] * len(model.candidates_) == [60] * 4
 
 
 def test_drafts_are_coarse_and_a_fit_that_is_kept_is_not(bags, monkeypatch):
     drafts = []
-    fit_layer = inputs.fit_layer
-    monkeypatch.setattr(
-        inputs, "fit_layer", lambda *a, **k: drafts.append(k.get("draft")) or fit_layer(*a, **k)
-    )
+    honest_fit = chooser.fit
+
+    def noting_fit(spec, data, **options):
+        drafts.append(options.get("draft"))
+        return honest_fit(spec, data, **options)
+
+    monkeypatch.setattr(chooser, "fit", noting_fit)
+    monkeypatch.setattr("keyhole.estimators.attention.fit", noting_fit)
     y = first_sign(bags)
     assert (
         len(
             kh.AttentionClassifier(math.inf, kh.GaussianHeads(), random_state=0)
             .fit(bags, y)
-            .alphas_
+            .selection_.alphas
         )
         == N_ALPHAS
     )
     assert drafts == [False] * 4
     assert (
-        len(kh.AttentionClassifier(100, kh.GaussianHeads(), random_state=0).fit(bags, y).alphas_)
+        len(
+            kh.AttentionClassifier(100, kh.GaussianHeads(), random_state=0)
+            .fit(bags, y)
+            .selection_.alphas
+        )
         == N_ALPHAS
     )
     assert drafts[4:] == [True] * 4 + [None]
@@ -105,28 +127,30 @@ def test_heads_are_fewer_where_a_fit_would_take_long():
         np.broadcast_to(np.zeros(d), (n, d)) for n, d in ((77_000 * 43, 23), (77_000, 22))
     )  # no memory
     many = kh.SetBatch._from_flat(tokens, np.arange(0, 77_000 * 43 + 1, 43), query)
-    options = {"activation": "softmax", "solver": "auto", "device": None}
-    heads = cheaper_heads(many, None, "auto", options)
+    spec = LayerSpec(activation="softmax")
+    rows = np.arange(77_000)
+    heads = choose_n_heads(spec, many, rows)
     assert heads == 128
     assert fit_seconds(77_000, 77_000 * 43, 23, heads, has_query=True) <= AUTO_SECONDS
     assert fit_seconds(77_000, 77_000 * 43, 23, 2 * heads, has_query=True) > AUTO_SECONDS
-    assert cheaper_heads(many, None, "auto", {**options, "solver": "cg"}) == AUTO_HEADS
-    assert cheaper_heads(many, None, "auto", {**options, "device": "cuda"}) == AUTO_HEADS
+    assert choose_n_heads(replace(spec, solver="cg"), many, rows) == AUTO_HEADS
+    assert choose_n_heads(replace(spec, device="cuda"), many, rows) == AUTO_HEADS
 
 
 def test_batches_without_settings_settle_on_the_first_samples_and_tell(bags, monkeypatch):
-    monkeypatch.setattr(streaming, "MAX_COLUMNS", 40)
+    monkeypatch.setattr(batches, "MAX_FEATURES", 40)
     y = first_sign(bags)
     whole = kh.AttentionClassifier(random_state=0).fit_batches([(bags, y)])
     parts = kh.AttentionClassifier(random_state=0)
     for rows in np.split(np.arange(60), 6):
         parts.partial_fit(bags[rows], y[rows], classes=["down", "up"])
+    parts.solve()
     assert parts.n_heads_ == whole.n_heads_ == 10
     assert (parts.tokens_.scaling, parts.tokens_.query) == (
         whole.tokens_.scaling,
         whole.tokens_.query,
     )
-    assert parts.scaling_errors_ == whole.scaling_errors_ != {}
+    assert parts.candidates_ == whole.candidates_ != ()
     settled = parts.tokens_.scaling, parts.tokens_.query
     parts.partial_fit(bags[:30], y[:30])
     assert parts.decision_function(bags).shape == (60,)
@@ -137,15 +161,15 @@ def test_batches_without_settings_settle_on_the_first_samples_and_tell(bags, mon
 def test_few_samples_choose_nothing(rng):
     sets = kh.SetBatch(rng.normal(size=(1, 3, 2)))
     model = kh.AttentionRegressor(alpha=1.0).fit(sets, [1.0])
-    assert (model.tokens_.scaling, model.tokens_.query, model.scaling_errors_) == (
+    assert (model.tokens_.scaling, model.tokens_.query, model.candidates_) == (
         "none",
         "given",
-        {},
+        (),
     )
 
 
 def test_a_long_fit_says_so_beforehand(bags, monkeypatch):
-    monkeypatch.setattr(inputs, "LONG_FIT", 0.0)
+    monkeypatch.setattr(chooser, "LONG_FIT_SECONDS", 0.0)
     with pytest.warns(
         UserWarning, match=r"this fit will take about \d+ s: the exact kernel .* 60 samples"
     ):
@@ -171,7 +195,7 @@ def test_where_units_differ_tokens_are_standardised_unless_that_is_worse_beyond_
     )
     y = keys[:, :, 1].mean(axis=1)
     monkeypatch.setattr(
-        "keyhole.estimators.inputs.improvement", lambda *_: (0.0, 1.0)
+        "keyhole.choose.improvement", lambda *_: (0.0, 1.0)
     )  # no doubt is ever removed
     options = {"n_heads": 8, "heads": kh.GaussianHeads(), "random_state": 0}
     assert (
@@ -180,7 +204,7 @@ def test_where_units_differ_tokens_are_standardised_unless_that_is_worse_beyond_
     )
     keys[..., 0], query[..., 0] = keys[..., 0] % 5, query[..., 0] % 5
     model = kh.AttentionRegressor(**options).fit(kh.SetBatch(keys, query), y)
-    assert model.tokens_.scaling == min(model.scaling_errors_, key=model.scaling_errors_.get)[0]
+    assert model.tokens_.scaling == best_rule(model)[0]
 
 
 def test_softmax_heads_that_differ_in_what_they_compare(rng):

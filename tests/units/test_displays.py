@@ -3,11 +3,12 @@
 import matplotlib as mpl
 import numpy as np
 import pytest
+from layers import fit_layer
 
 import keyhole as kh
 from keyhole.data.sets import first_occurrences
+from keyhole.estimators.uncertainty import _left_out_losses
 from keyhole.lab.displays import CoverageDisplay, LeftOutDisplay, ReliabilityDisplay
-from keyhole.layer import fit_layer
 
 mpl.use("Agg")
 
@@ -52,13 +53,14 @@ def test_importance_is_the_error_of_refits_on_permuted_samples(grouped, rng):
     assert np.isfinite(found.across_error).all()
     assert found.baseline == pytest.approx(model.loo_error_)
     # nothing permuted, nothing lost; and the losses are those of refits on other samples in their place
-    rows = model._left_out_fits().rows
+    rows = model.training_.refits().rows
     changed = kh.SetBatch([k[:, ::-1] for k in keys], sets.query, sets.extras)[rows]
     ready = model.tokens_.apply(sets)
     unit = groups if grouped else first_occurrences(ready, y[:, None])
-    for i, loss in zip(rows, model._left_out_losses(changed), strict=True):
+    losses = _left_out_losses(model.training_.refits(), model.tokens_.apply(changed), 2**30)
+    for i, loss in zip(rows, losses, strict=True):
         rest = np.flatnonzero(unit != unit[i])
-        fit = fit_layer(ready[rest], y[rest, None], model.drawn_heads_, np.array([0.1]))
+        fit = fit_layer(ready[rest], y[rest, None], model.layer_.heads, np.array([0.1]))
         new = kh.SetBatch([keys[i][:, ::-1]], sets.query[i : i + 1], sets.extras[i : i + 1])
         assert loss == pytest.approx(
             float((y[i] - fit.layer.predict(model.tokens_.apply(new))[0, 0]) ** 2), rel=1e-7

@@ -8,8 +8,8 @@ from sklearn.metrics import log_loss
 
 import keyhole as kh
 from keyhole.attention.heads import HeadDraw
-from keyhole.layer import _finite
 from keyhole.ridge.calibration import fit_temperature
+from keyhole.solvers.layers import check_finite_predictions
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_an_integer_random_state_names_the_heads(sets, y):
         5, heads=distribution, alpha=1.0, random_state=11, scaling="none", query="given"
     ).fit(sets, y)
     heads = distribution.sample(5, 3, 11)
-    np.testing.assert_array_equal(model.drawn_heads_.block(0, 5), heads)
+    np.testing.assert_array_equal(model.layer_.heads.block(0, 5), heads)
     phi = kh.attention_features(sets, heads)
     np.testing.assert_allclose(
         phi @ model.values_.ravel() + model.intercept_, model.predict(sets), atol=1e-12
@@ -121,7 +121,7 @@ def test_a_sequence_is_chosen_from_by_leave_one_out(n_heads, route, sets, y):
     model = kh.AttentionRegressor(
         n_heads, alpha=grid, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
     ).fit(sets, y)
-    np.testing.assert_array_equal(model.alphas_, grid)
+    np.testing.assert_array_equal(model.selection_.alphas, grid)
     alone = [
         kh.AttentionRegressor(
             n_heads,
@@ -135,9 +135,9 @@ def test_a_sequence_is_chosen_from_by_leave_one_out(n_heads, route, sets, y):
         .loo_error_
         for a in grid
     ]
-    np.testing.assert_allclose(model.loo_errors_, alone, rtol=1e-6)
+    np.testing.assert_allclose(model.selection_.errors, alone, rtol=1e-6)
     assert model.alpha_ == grid[int(np.argmin(alone))]
-    assert model.loo_error_ == model.loo_errors_.min()
+    assert model.loo_error_ == model.selection_.errors.min()
 
 
 @pytest.mark.parametrize(("n_heads", "route"), ROUTES)
@@ -268,7 +268,7 @@ def test_fitted_heads_are_a_draw_not_an_array(sets, y):
     model = kh.AttentionRegressor(
         6, random_state=1, heads=kh.GaussianHeads(), scaling="none", query="given"
     ).fit(sets, y)
-    assert isinstance(model.drawn_heads_, HeadDraw)
+    assert isinstance(model.layer_.heads, HeadDraw)
     kernel = kh.AttentionRegressor(
         math.inf, heads=kh.GaussianHeads(), scaling="none", query="given"
     ).fit(sets, y)
@@ -314,7 +314,7 @@ def test_scores_that_say_nothing_are_left_out_of_calibration():
 
 def test_a_prediction_that_outgrows_floating_point_is_named():
     fine = np.array([[1.0, -1e308], [0.0, 3.0]])
-    assert _finite(fine) is fine
+    assert check_finite_predictions(fine) is fine
     for wrong in (np.inf, np.nan):
         with pytest.raises(ValueError, match=r"that of sample 1 is .*\(2 in all\)"):
-            _finite(np.array([[1.0, 2.0], [0.0, wrong], [wrong, wrong]]))
+            check_finite_predictions(np.array([[1.0, 2.0], [0.0, wrong], [wrong, wrong]]))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import keyhole as kh
-from keyhole.estimators.intervals import PlainJackknifeWarning
+from keyhole.estimators.uncertainty import PlainJackknifeWarning
 
 FIXED = {"scaling": "none", "query": "given", "random_state": 0}
 """Tokens as they are: what is kept of them then may share memory with what was given."""
@@ -157,7 +157,7 @@ def test_parameters_that_change_after_a_fit_change_nothing(name, inputs):
 def test_a_head_distribution_that_changes_after_a_fit_changes_nothing(name, inputs):
     expected = answers(inputs.fit(MODELS[name]()), inputs.new)
     model = inputs.fit(MODELS[name]())
-    model.set_params(law__scale=5.0)
+    model.set_params(heads__scale=5.0)
     if np.ndim(model.heads.mean) == 2:
         model.heads.mean[:] = 3.0
     check_same_answers(model, expected, inputs.new)
@@ -171,7 +171,7 @@ def test_a_head_distribution_that_changes_between_batches_changes_nothing(inputs
     changed = kh.AttentionRegressor(10, kh.GaussianHeads(), **FIXED).partial_fit(
         sets[:20], inputs.y[:20]
     )
-    changed.distribution.scale = 5.0
+    changed.heads.scale = 5.0
     for model in (kept, changed):
         model.partial_fit(sets[20:], inputs.y[20:])
     np.testing.assert_array_equal(changed.predict(inputs.new), kept.predict(inputs.new))
@@ -221,7 +221,7 @@ def test_a_model_that_reads_live_weights_is_caught(inputs):
     model = inputs.fit(MODELS["kernel"]())
     expected = answers(model, inputs.new)
     broken = inputs.fit(MODELS["kernel"]())
-    object.__setattr__(broken._training, "weights", inputs.weights)
+    object.__setattr__(broken.training_.data, "weights", inputs.weights)
     inputs.overwrite()
     with pytest.raises(AssertionError):
         check_same_answers(broken, expected, inputs.new)

@@ -2,15 +2,19 @@
 
 import numpy as np
 import pytest
+from layers import fit_layer
 from ridges import design_path
 from sklearn.base import clone
 
 import keyhole as kh
-from keyhole import layer as large_layer
 from keyhole.attention.heads import HeadDraw
-from keyhole.layer import HeadDesign
 from keyhole.ridge.iterative import Preconditioner, ResidualWarning, ridge_cg
 from keyhole.ridge.problem import RidgeProblem
+from keyhole.solvers import gradients as gradient_solver
+from keyhole.solvers import solve as solvers
+from keyhole.solvers.gradients import HeadDesign
+from keyhole.spec import LayerSpec
+from keyhole.training import JoinedSamples, TrainingSet
 
 
 class Plain:
@@ -174,7 +178,7 @@ def test_the_estimator_predicts_what_the_direct_one_does(sets, y, rng, n_heads, 
     )
     direct = clone(model).fit(sets, y, sample_weight=weights)
     large = clone(model).set_params(solver="cg").fit(sets, y, sample_weight=weights)
-    assert (large.solver_, large.selection_) == ("cg", "holdout")
+    assert (large.solver_, large.selection_.method) == ("cg", "holdout")
     assert large.residual_ <= 1e-8
     off = np.abs(large.predict(sets) - direct.predict(sets)).max()
     assert off < 1e-6 * np.ptp(direct.predict(sets))
@@ -192,8 +196,8 @@ def test_a_few_penalties_are_chosen_on_held_out_samples(sets, y):
         scaling="none",
         query="given",
     ).fit(sets, y)
-    assert model.alpha_ == model.alphas_[np.argmin(model.holdout_errors_)] != 1e4
-    assert model.holdout_error_ == model.holdout_errors_.min()
+    assert model.alpha_ == model.selection_.alphas[np.argmin(model.selection_.errors)] != 1e4
+    assert model.selection_.error == model.selection_.errors.min()
     with pytest.raises(ValueError, match=r"alpha='loo' needs an n × n or a p × p matrix"):
         kh.AttentionRegressor(
             60, solver="cg", heads=kh.GaussianHeads(), scaling="none", query="given"
@@ -207,7 +211,7 @@ def test_a_few_penalties_are_chosen_on_held_out_samples(sets, y):
             scaling="none",
             query="given",
         ).fit(sets, y)
-    with pytest.raises(ValueError, match="`solver` must be one of"):
+    with pytest.raises(ValueError, match="'solver' parameter of AttentionRegressor must be"):
         kh.AttentionRegressor(
             60, solver="magic", heads=kh.GaussianHeads(), scaling="none", query="given"
         ).fit(sets, y)
@@ -248,7 +252,7 @@ def test_float32_reaches_its_own_tolerance(sets, y):
 
 
 def test_a_residual_that_stays_is_told(sets, y, monkeypatch):
-    monkeypatch.setattr(large_layer, "TOLERANCE", {"float64": 1e-30})
+    monkeypatch.setattr(gradient_solver, "TOLERANCE", {"float64": 1e-30})
     with pytest.warns(ResidualWarning, match="relative residual of"):
         kh.AttentionRegressor(
             30,
@@ -262,9 +266,9 @@ def test_a_residual_that_stays_is_told(sets, y, monkeypatch):
 
 
 def test_memory_decides_when_nobody_does(sets, y, monkeypatch):
-    assert not large_layer.exceeds_memory(1000, 10**7, "float64")
-    assert large_layer.exceeds_memory(10**6, 10**6, "float32")
-    monkeypatch.setattr(large_layer, "exceeds_memory", lambda *_: True)
+    assert not solvers.exceeds_memory(1000, 10**7, "float64")
+    assert solvers.exceeds_memory(10**6, 10**6, "float32")
+    monkeypatch.setattr(solvers, "exceeds_memory", lambda *_: True)
     assert (
         kh.AttentionRegressor(
             30, alpha=0.1, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
@@ -309,7 +313,7 @@ def test_one_distinct_sample_is_enough_for_a_penalty(sets, n_heads, fit_intercep
 
 def fitted(sets, y, penalties, n_heads=5, **options):
     heads = HeadDraw(kh.GaussianHeads(), n_heads, 3, 0)
-    return large_layer.fit_layer(sets, y[:, None], heads, np.array(penalties), **options)
+    return fit_layer(sets, y[:, None], heads, np.array(penalties), **options)
 
 
 @pytest.mark.parametrize("weighted", [True, False])
@@ -360,7 +364,7 @@ def test_one_sample_has_a_layer_and_nothing_to_leave_out(sets, y, n_heads):
         with pytest.raises(
             ValueError, match="leave-one-out needs at least two samples: got 1 sample"
         ):
-            large_layer.fit_layer(
+            fit_layer(
                 sets[[0, 0]], y[[0, 0], None], HeadDraw(kh.GaussianHeads(), n_heads, 3, 0),
                 None if penalties is None else np.array(penalties),
             )  # fmt: skip
@@ -375,29 +379,22 @@ def test_a_gram_matrix_and_its_factors_may_take_four_fifths_of_the_memory(
 ):
     for memory, exceeds in ((needed / 0.8 * 1.001, False), (needed / 0.8 * 0.999, True)):
         asked = {"SC_PHYS_PAGES": memory / 4096, "SC_PAGE_SIZE": 4096}
-        monkeypatch.setattr(large_layer.os, "sysconf", asked.__getitem__)
-        assert large_layer.exceeds_memory(n, p, dtype) is exceeds
+        monkeypatch.setattr(solvers.os, "sysconf", asked.__getitem__)
+        assert solvers.exceeds_memory(n, p, dtype) is exceeds
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_features_are_centred_by_the_mean_of_some_samples(sets, dtype):
     heads = HeadDraw(kh.GaussianHeads(1.0), 9, 3, 0)
     features = kh.attention_features(sets, heads, dtype=dtype).astype(np.float64)
-
-    def mean_feature(weights):
-        samples = large_layer.distinct_samples(
-            sets, np.arange(120.0)[:, None], weights, np.zeros(120, np.int64)
-        )
-        problem = RidgeProblem.of(samples.columns, [1.0], weights=weights, groups=samples.groups)
-        task = large_layer._Task(samples, heads, problem, "relu", dtype, None, 2**30)
-        return large_layer.mean_feature(heads, task)
-
-    found = mean_feature(None)
+    spec = LayerSpec(dtype=dtype)
+    found = solvers.mean_feature(sets, heads, spec)
     assert (found == found.astype(dtype)).all(), "as it is in the precision of the features"
     off = np.abs(found - features.mean(axis=0))
     assert (off < features.std(axis=0)).all()
-    only_five = (np.arange(120) < 5).astype(float)
-    np.testing.assert_allclose(mean_feature(only_five), features[:5].mean(axis=0), rtol=1e-6)
+    np.testing.assert_allclose(
+        solvers.mean_feature(sets[:5], heads, spec), features[:5].mean(axis=0), rtol=1e-6
+    )
 
 
 def test_fewer_heads_have_a_larger_centre(sets, rng):
@@ -416,7 +413,7 @@ def test_fewer_heads_have_a_larger_centre(sets, rng):
 
 def test_units_of_a_fit(sets, y):
     for heads in (HeadDraw(kh.GaussianHeads(), 5, 3, 0), kh.GaussianHeads()):
-        fit = large_layer.fit_layer(sets, y[:, None], heads, np.array([0.1]))
+        fit = fit_layer(sets, y[:, None], heads, np.array([0.1]))
         larger = fit.in_units(3)
         np.testing.assert_allclose(
             larger.layer.predict(sets), 8 * fit.layer.predict(sets), rtol=1e-12
@@ -428,31 +425,32 @@ def test_units_of_a_fit(sets, y):
 def test_copies_are_joined_and_what_has_no_weight_is_dropped(sets):
     rows = np.array([0, 1, 0, 2, 3, 3])
     columns = rows[:, None] * 1.0
-    plain = large_layer.distinct_samples(sets[rows], columns, None)
+    plain = JoinedSamples.of(TrainingSet(sets[rows], columns))
     assert plain.owner.tolist() == [0, 1, 0, 2, 3, 3]
-    assert plain.weights.tolist() == [2.0, 1.0, 1.0, 2.0]
-    assert plain.columns.tolist() == [[0.0], [1.0], [2.0], [3.0]]
-    weighed = large_layer.distinct_samples(
-        sets[rows], columns, np.array([0.0, 0.0, 3.0, 1.0, 0.5, 0.5])
-    )
-    assert weighed.owner.tolist() == [0, -1, 0, 1, 2, 2]
-    assert weighed.weights.tolist() == [3.0, 1.0, 1.0]
-    assert weighed.weighed.tolist() == [0, 1, 2]
-    np.testing.assert_array_equal(weighed.batch.tokens, sets[[0, 2, 3]].tokens)
-    single = large_layer.distinct_samples(sets[:3], np.zeros((3, 1)), np.ones(3))
-    assert single.weights is None
-    grouped = large_layer.distinct_samples(
-        sets[:5],
-        np.arange(5.0)[:, None],
-        np.array([0.0, 1.0, 0.0, 2.0, 0.0]),
-        np.array([7, 7, 8, 9, 9]),
+    assert plain.data.weights.tolist() == [2.0, 1.0, 1.0, 2.0]
+    assert plain.data.outputs.tolist() == [[0.0], [1.0], [2.0], [3.0]]
+    weights = np.array([0.0, 0.0, 3.0, 1.0, 0.5, 0.5])
+    weighted = JoinedSamples.of(TrainingSet(sets[rows], columns, weights))
+    assert weighted.owner.tolist() == [0, -1, 0, 1, 2, 2]
+    assert weighted.data.weights.tolist() == [3.0, 1.0, 1.0]
+    assert weighted.data.positive_rows.tolist() == [0, 1, 2]
+    np.testing.assert_array_equal(weighted.data.samples.tokens, sets[[0, 2, 3]].tokens)
+    single = JoinedSamples.of(TrainingSet(sets[:3], np.zeros((3, 1)), np.ones(3)))
+    assert single.data.weights is None
+    grouped = JoinedSamples.of(
+        TrainingSet(
+            sets[:5],
+            np.arange(5.0)[:, None],
+            np.array([0.0, 1.0, 0.0, 2.0, 0.0]),
+            np.array([7, 7, 8, 9, 9]),
+        )
     )
     assert grouped.owner.tolist() == [0, 1, -1, 2, 3]
-    assert grouped.groups.tolist() == [7, 7, 9, 9]
-    assert grouped.columns.ravel().tolist() == [0.0, 1.0, 3.0, 0.0]
-    assert grouped.weights.tolist() == [0.0, 1.0, 2.0, 0.0]
-    assert grouped.weighed.tolist() == [1, 2]
-    np.testing.assert_array_equal(grouped.batch.tokens, sets[[0, 1, 3, 4]].tokens)
+    assert grouped.data.groups.tolist() == [7, 7, 9, 9]
+    assert grouped.data.outputs.ravel().tolist() == [0.0, 1.0, 3.0, 0.0]
+    assert grouped.data.weights.tolist() == [0.0, 1.0, 2.0, 0.0]
+    assert grouped.data.positive_rows.tolist() == [1, 2]
+    np.testing.assert_array_equal(grouped.data.samples.tokens, sets[[0, 1, 3, 4]].tokens)
 
 
 @pytest.mark.parametrize("n_heads", [2, 40])

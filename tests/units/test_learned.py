@@ -124,7 +124,7 @@ def test_estimators_fit_the_law_first(activation, n_means, task):
     ).fit(sets, y)
     assert model.heads is distribution, "the parameter is left alone"
     assert isinstance(model.heads_, FittedHeads)
-    np.testing.assert_array_equal(model.drawn_heads_.block(0, 16), model.heads_.sample(16, 3, 0))
+    np.testing.assert_array_equal(model.layer_.heads.block(0, 16), model.heads_.sample(16, 3, 0))
     assert model.heads_.reason
 
 
@@ -213,7 +213,7 @@ def test_estimators_leave_groups_out(n_heads, task):
             model.loo_predictions_[~others], refit.predict(sets[~others]), atol=1e-8
         )
     np.testing.assert_allclose(model.loo_error_, np.mean((y - model.loo_predictions_) ** 2))
-    assert model.alpha_ == model.alphas_[np.argmin(model.loo_errors_)]
+    assert model.alpha_ == model.selection_.alphas[np.argmin(model.selection_.errors)]
 
 
 def test_scales_of_coordinates(rng):

@@ -112,7 +112,7 @@ def test_a_law_is_learned_and_softmax_has_no_kernel(seed):
         next(m for m in found.learners if m.role == role) for role in ("learned", "looks")
     )
     assert len(learned.losses) == len(looks.losses) == 2
-    assert {distribution.looks for distribution in looks.distribution.values()} <= {1, 2}, (
+    assert {distribution.hops for distribution in looks.distribution.values()} <= {1, 2}, (
         "two looks, or nothing learned"
     )
     assert looks.error < found.learners[0].error
@@ -333,7 +333,7 @@ def test_the_command(tmp_path, monkeypatch):
         query=data.sets.query,
         y=data.target,
     )
-    run = CliRunner().invoke(app, ["lens", "sets.npz", "--budget", "5", "--heads", "8", "--json"])
+    run = CliRunner().invoke(app, ["lens", "sets.npz", "--budget", "5", "--n-heads", "8", "--json"])
     assert run.exit_code == 0, run.output
     answer = json.loads(run.stdout)
     assert set(answer["answers"]) == {"attention", "query", "data", "heads"}

@@ -116,18 +116,20 @@ def test_what_loads_can_be_fitted_anew(name, samples, tmp_path):
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "features"])
 def test_an_intercept_is_there_or_not(name, junk, samples, tmp_path):
     model = MODELS[name]()
-    with pytest.raises((TypeError, ValueError), match="`fit_intercept` must be True or False: got"):
+    with pytest.raises(
+        (TypeError, ValueError), match=r"'fit_intercept' parameter .* must be an instance of 'bool'"
+    ):
         fitted(clone(model).set_params(fit_intercept=junk), samples)
     kh.save(fitted(model, samples), tmp_path / "model.keyhole")
     changed = with_junk(tmp_path / "model.keyhole", ("parameters", "fit_intercept"), junk)
     with pytest.raises(
-        ValueError, match=r"a parameter that no fit takes.*`fit_intercept` must be True or False"
+        ValueError, match=r"a parameter that no fit takes.*'fit_intercept' parameter"
     ):
         kh.load(changed)
 
 
-@pytest.mark.parametrize("flag", [True, False, np.True_, np.False_, 1, 0])
-def test_flags_may_be_those_of_numpy_and_of_integers(flag, samples):
+@pytest.mark.parametrize("flag", [True, False, np.True_, np.False_])
+def test_flags_may_be_those_of_numpy(flag, samples):
     model = fitted(kh.AttentionRegressor(4, fit_intercept=flag, random_state=0), samples)
     assert (model.intercept_ != 0.0) == bool(flag)
 

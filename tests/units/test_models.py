@@ -17,9 +17,10 @@ from safetensors.numpy import load_file, save_file
 
 import keyhole as kh
 from keyhole.attention.heads import FittedHeads, HeadDraw, Step
+from keyhole.choose import Candidate
 from keyhole.data.sets import PooledSets, SetGroups
 from keyhole.data.tokens import TokenRule
-from keyhole.layer import FiniteLayer, KernelLayer
+from keyhole.estimators.selection import Selection
 from keyhole.models import (
     Schema,
     _check_labels,
@@ -44,6 +45,7 @@ from keyhole.packing import (
     read_container,
     write_container,
 )
+from keyhole.solvers.layers import FiniteLayer, KernelLayer
 
 DIM = 3
 N_RANDOM = 25
@@ -235,7 +237,7 @@ def test_a_failed_save_leaves_nothing(rng, tmp_path):
     class Own(kh.GaussianHeads):
         pass
 
-    with pytest.raises(ValueError, match=r"head distribution is a Own.*kh.GaussianHeads"):
+    with pytest.raises(ValueError, match=r"heads is a Own.*kh.GaussianHeads"):
         kh.save(
             kh.AttentionFeatures(3, heads=Own(), random_state=0).fit(sets_of(rng)), tmp_path / "m"
         )
@@ -306,7 +308,7 @@ def test_a_crafted_file_is_refused(saved, change):
 def test_heads_that_cannot_be_drawn_are_refused(saved):
     def change(document, _):
         for distribution in (
-            document["layer"]["with"]["heads"]["with"]["heads"],
+            document["layer"]["with"]["heads"]["with"]["distribution"],
             document["fitted"]["heads_"],
         ):
             distribution["with"]["scale"] = 1.7e308
@@ -397,8 +399,8 @@ def test_active_heads_must_be_those_that_have_values(active, words, rng, tmp_pat
         (("fitted", "temperature_"), -1.0),
         (("fitted", "tokens_", "with", "pooling"), "median"),
         (("fitted", "alpha_"), None),
-        (("fitted", "alphas_"), "x"),
-        (("fitted", "loo_errors_"), {"strings": [], "shape": [0], "as": "text"}),
+        (("fitted", "selection_", "with", "alphas"), "x"),
+        (("fitted", "selection_", "with", "scores"), {"strings": [], "shape": [0], "as": "text"}),
         (("fitted", "solver_"), "kernel"),
         (("fitted", "selection_"), 3),
         (("fitted", "loo_decision_"), None),
@@ -408,9 +410,9 @@ def test_active_heads_must_be_those_that_have_values(active, words, rng, tmp_pat
         (("fitted", "n_features_in_"), True),
         (("fitted", "n_extras_in_"), False),
         (("fitted", "n_extras_in_"), -1),
-        ((*HEADS, "heads", "with", "mean"), {"number": "nan"}),
-        ((*HEADS, "heads"), {"object": "LearnedHeads", "with": {}}),
-        ((*HEADS, "heads"), {"object": "GaussianHeads", "with": {"mean": 2.0}}),  # heads_ says otherwise
+        ((*HEADS, "distribution", "with", "mean"), {"number": "nan"}),
+        ((*HEADS, "distribution"), {"object": "LearnedHeads", "with": {}}),
+        ((*HEADS, "distribution"), {"object": "GaussianHeads", "with": {"mean": 2.0}}),  # heads_ says otherwise
         ((*HEADS, "dim"), 2),
         (("layer", "with", "dtype"), "int8"),
         (("layer", "with", "intercept"), 3.0),
@@ -474,9 +476,9 @@ def test_other_files_are_refused(saved, tmp_path):
         path.write_bytes(content)
         with pytest.raises(ValueError, match=r"damaged, or was not written by kh.save"):
             kh.load(path)
-    header["__metadata__"]["version"] = "2"
+    header["__metadata__"]["version"] = "3"
     saved.write_bytes(with_header(header, data))
-    with pytest.raises(ValueError, match=r"version 1 .*'model' has version '2'.*newer"):
+    with pytest.raises(ValueError, match=r"versions 1 and 2 .*'model' has version '3'.*newer"):
         kh.load(saved)
     save_file({"w": np.zeros(3)}, tmp_path / "weights.safetensors")
     with pytest.raises(ValueError, match="format is 'keyhole-model'"):
@@ -644,7 +646,7 @@ def test_a_streamed_model_goes_on_after_loading_where_it_was(kind, first, rng, t
         model = assert_same(model, tmp_path / str(k), sets)
         model.partial_fit(sets[part], y[part])
     assert model.n_samples_seen_ == len(sets)
-    np.testing.assert_allclose(model.alpha_, whole.alpha_, rtol=1e-9)
+    np.testing.assert_allclose(model.solve().alpha_, whole.solve().alpha_, rtol=1e-9)
     scores = "decision_function" if "classes" in kind else "predict"
     found, wanted = getattr(model, scores)(sets), getattr(whole, scores)(sets)
     np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-9 * np.abs(wanted).max())
@@ -872,8 +874,12 @@ WRONG = [
     (KERNEL, {"intercept": 0.0}, "intercept that are not"),
     (KERNEL, {"sets": SetGroups(PLAIN, [3])}, "sets that is no SetBatch or PooledSets"),
     (KERNEL, {"activation": "softmax"}, "softmax"),
-    (KERNEL, {"heads": kh.QueryKeyHeads(2)}, "a kernel of a head distribution that has none"),
-    (KERNEL, {"heads": HEADS}, "a kernel of a head distribution that has none"),
+    (
+        KERNEL,
+        {"distribution": kh.QueryKeyHeads(2)},
+        "a kernel of a head distribution that has none",
+    ),
+    (KERNEL, {"distribution": HEADS}, "a kernel of a head distribution that has none"),
     (KERNEL, {"dual": np.zeros((2, 2))}, "dual coefficients of other sets"),
     (KERNEL, {"intercept": np.zeros(1)}, "intercept of shape"),
 ]
@@ -895,8 +901,8 @@ def streamed(rng):
     model = kh.AttentionClassifier(4, random_state=0).partial_fit(
         sets, y > 0, classes=[False, True]
     )
-    assert model.layer_ is not None  # adds up what waits
-    return model, model._stream.sums
+    model.solve()  # adds up what waits
+    return model, model.stream_.sums
 
 
 def of_diagonal(gram, factor):
@@ -1011,26 +1017,45 @@ def test_sets_are_refused_for_one_wrong_part(wrong, words):
         _sets(**{**right, **wrong})
 
 
+SELECTION = Selection("loo", "squared_error", np.ones(2), np.ones(2), np.ones(2), 0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"method": "groups"}, "unknown way"),
+        ({"criterion": "accuracy"}, "unknown criterion"),
+        ({"best": 2}, "none of those tried"),
+        ({"best": -1}, "none of those tried"),
+        ({"alphas": -np.ones(2)}, "penalties below zero"),
+        ({"alphas": np.ones((2, 1))}, "alphas"),
+        ({"scores": np.ones(3)}, "scores of other penalties"),
+        ({"errors": np.ones(2, int)}, "scores of other penalties"),
+    ],
+)
+def test_selections_are_refused_for_one_wrong_part(wrong, words):
+    _check_record(SELECTION)
+    _check_record(replace(SELECTION, scores=np.array([np.nan, np.inf])))
+    with pytest.raises(ValueError, match=words):
+        _check_record(spoiled(SELECTION, **wrong))
+
+
 NUMBERS = {"good": [0.0, 1.5, np.float32(2.0)], "bad": [-1.0, "1", None, 1]}
 FITS = {
     "alpha_": {**NUMBERS, "bad": [*NUMBERS["bad"], math.inf, math.nan]},
     "temperature_": {**NUMBERS, "bad": [*NUMBERS["bad"], math.inf, math.nan]},
     "group_radius_": {**NUMBERS, "good": [*NUMBERS["good"], math.inf], "bad": [*NUMBERS["bad"], math.nan]},
     "ball_radius_": {**NUMBERS, "good": [*NUMBERS["good"], math.inf], "bad": [*NUMBERS["bad"], math.nan]},
-    "alphas_": {"good": [np.zeros(2), np.ones(5)], "bad": [-np.ones(2), np.ones((2, 1)), np.ones(2, int), [1.0]]},
-    "loo_errors_": {"good": [np.ones(3), np.full(3, np.nan)], "bad": [np.ones(2), np.ones((3, 1)), None]},
-    "gcv_errors_": {"good": [np.ones(3)], "bad": [np.ones(4)]},
-    "holdout_errors_": {"good": [np.ones(3)], "bad": [np.ones(3, int)]},
     "loo_error_": {"good": [math.nan, 1.0, np.float64(2.0)], "bad": [1, None, np.ones(1)]},
     "objective_": {"good": [-1.0], "bad": ["-1.0"]},
     "n_iter_": {"good": [0, 7, np.int64(3)], "bad": [-1, True, 1.0]},
     "n_samples_seen_": {"good": [0, 7], "bad": [-1, False, 1.0]},
     "solver_": {"good": ["primal", "dual", "cg"], "bad": ["kernel", "", 3]},
-    "selection_": {"good": ["loo", "gcv", "holdout"], "bad": ["groups", None]},
+    "selection_": {"good": [SELECTION], "bad": ["loo", None]},
     "loo_predictions_": {"good": [np.zeros(5)], "bad": [np.zeros((5, 1)), np.zeros(5, int), None]},
     "feature_names_in_": {"good": [np.array(["a", "b", "c"]), np.array(["a", "b", "c"], object)],
                           "bad": [np.array(["a", "b"]), ["a", "b", "c"], np.arange(3)]},
-    "scaling_errors_": {"good": [{}, {("none", "mean"): 1.0}], "bad": [{("none", "mean"): 1}, [1.0]]},
+    "candidates_": {"good": [(), (Candidate("none", "given", kh.GaussianHeads(), 1.0),)], "bad": [[], ({},), None]},
     "cv_results_": {"good": [{}, {"a": np.ones(2)}], "bad": [{"a": [1.0]}, []]},
     "tokens_": {"good": [STANDARD, TokenRule("none", "given", "mean")],
                 "bad": [spoiled(STANDARD, centre=np.zeros(2)), None, "none"]},
@@ -1278,7 +1303,7 @@ def test_what_is_no_data_is_not_packed(value, words):
         {"strings": ["a"], "shape": [2], "as": "text"}, {"strings": ["a"], "shape": [1], "as": "bytes"},
         {"object": "Popen", "with": {}}, {"object": "Step", "with": {"step": 0, "loo_error": 1.0}},
         {"object": "Step", "with": {"step": 0, "loo_error": 1.0, "held_out_error": 1.0, "more": 1}},
-        {"object": "HeadDraw", "with": {"heads": {"object": "GaussianHeads", "with": {}}, "n_heads": 10**9 + 1, "dim": 2,
+        {"object": "HeadDraw", "with": {"distribution": {"object": "GaussianHeads", "with": {}}, "n_heads": 10**9 + 1, "dim": 2,
                                         "seed": 0}},
         {"object": "FiniteLayer", "with": {"device": "cpu"}},
     ],
@@ -1292,7 +1317,7 @@ def test_the_most_heads_that_a_file_may_name_can_be_named():
     distribution = {"object": "GaussianHeads", "with": {}}
     draw = {
         "object": "HeadDraw",
-        "with": {"heads": distribution, "n_heads": 10**9, "dim": 2, "seed": 0},
+        "with": {"distribution": distribution, "n_heads": 10**9, "dim": 2, "seed": 0},
     }
     assert Unpacker({}).unpack(draw).n_heads == 10**9
 
@@ -1341,12 +1366,12 @@ def at(path, *where):
         (("layer", "heads", "with", "dim"), 2, "heads that do not fit tokens of dimension 3"),
         (("layer", "heads"), None, "heads that do not fit"),
         (
-            ("layer", "heads", "with", "heads"),
+            ("layer", "heads", "with", "distribution"),
             {"object": "LearnedHeads", "with": {}},
             "a head distribution that was never fitted",
         ),
         (
-            ("layer", "heads", "with", "heads", "with", "scale"),
+            ("layer", "heads", "with", "distribution", "with", "scale"),
             1.7e308,
             "heads that are not finite",
         ),
@@ -1424,7 +1449,7 @@ def test_a_dtype_and_a_generator_are_stored_by_name_and_seed(rng, tmp_path):
     )
     kh.save(model, tmp_path / "m")
     assert at(tmp_path / "m", "parameters", "dtype") == "float32"
-    assert at(tmp_path / "m", "parameters", "random_state") == model.drawn_heads_.seed
+    assert at(tmp_path / "m", "parameters", "random_state") == model.layer_.heads.seed
     exact = kh.AttentionRegressor(math.inf, random_state=state).fit(
         sets_of(rng, 12), rng.normal(size=12)
     )

@@ -8,8 +8,10 @@ import pytest
 import sklearn
 
 import keyhole as kh
-from keyhole.estimators import inputs, intervals, norm_ball
-from keyhole.layer import FiniteLayer
+from keyhole import choose
+from keyhole.estimators import attention, norm_ball
+from keyhole.refits import Refits
+from keyhole.solvers.layers import FiniteLayer
 
 
 @pytest.fixture
@@ -25,7 +27,8 @@ def out_of_memory(*_, **__):
 
 @pytest.mark.parametrize("n_heads", [math.inf, 10])
 def test_a_fit_says_what_takes_memory_and_what_takes_less(n_heads, samples, monkeypatch):
-    monkeypatch.setattr(inputs, "fit_layer", out_of_memory)
+    monkeypatch.setattr(attention, "fit", out_of_memory)
+    monkeypatch.setattr(choose, "fit", out_of_memory)
     with sklearn.config_context(working_memory=64), pytest.raises(MemoryError) as caught:
         kh.AttentionRegressor(n_heads, random_state=0).fit(*samples)
     words = str(caught.value)
@@ -73,7 +76,7 @@ def test_contributions_and_features_say_to_go_in_parts(samples, monkeypatch):
 
 def test_intervals_say_that_they_take_a_matrix_of_all_pairs(samples, monkeypatch):
     model = kh.AttentionRegressor(10, random_state=0).fit(*samples)
-    monkeypatch.setattr(intervals.Refits, "of", out_of_memory)
+    monkeypatch.setattr(Refits, "of", out_of_memory)
     with pytest.raises(
         MemoryError, match=r"memory ran out in leave-one-out fits: 20 samples.*fewer samples"
     ):
@@ -84,6 +87,7 @@ def test_other_errors_pass_unchanged(samples, monkeypatch):
     def fail(*_, **__):
         raise ZeroDivisionError("as it is")
 
-    monkeypatch.setattr(inputs, "fit_layer", fail)
+    monkeypatch.setattr(attention, "fit", fail)
+    monkeypatch.setattr(choose, "fit", fail)
     with pytest.raises(ZeroDivisionError, match="as it is"):
         kh.AttentionRegressor(10, random_state=0).fit(*samples)

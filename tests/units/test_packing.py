@@ -129,5 +129,5 @@ def test_training_samples_keep_their_pairs(rng, tmp_path):
         model = kh.AttentionRegressor(n_heads, random_state=0).fit(sets, sets.query[:, 0])
         kh.save(model, tmp_path / "model.keyhole", overwrite=True)
         loaded = kh.load(tmp_path / "model.keyhole")
-        assert loaded._training.batch.pairs == ((0, 1),)
+        assert loaded.training_.data.samples.pairs == ((0, 1),)
         np.testing.assert_array_equal(loaded.predict(sets), model.predict(sets))

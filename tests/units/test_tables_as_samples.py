@@ -101,7 +101,8 @@ def test_a_series_of_sets_is_taken_in_its_order_and_not_by_its_labels(rng):
     tokens = kh.SetBatch.from_tokens(series)
     np.testing.assert_array_equal(tokens.query, np.stack([keys[i][0] for i in order]))
     model = kh.AttentionRegressor(4, random_state=0).fit(series, np.arange(10.0))
-    np.testing.assert_array_equal(model.predict(series), model.predict(tokens))
+    batch = kh.SetBatch([keys[i] for i in order])
+    np.testing.assert_array_equal(model.predict(series), model.predict(batch))
     for change in (kh.tokens.drop_missing, lambda sets: kh.tokens.with_ages(sets, 2)):
         np.testing.assert_array_equal(change(series)[0], change([keys[order[0]]])[0])
     windows = kh.tokens.windows(series, width=2, split=False)

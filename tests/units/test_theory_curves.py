@@ -340,8 +340,8 @@ def test_the_finest_spectrum_is_used_where_it_nearly_suffices(monkeypatch):
 def test_the_default_means_are_tried_beside_none(monkeypatch):
     """Errors here are least at a mean of 0.8, and as large as without a mean at 1.6."""
 
-    def curve(target, samples, *_, distribution):
-        return SimpleNamespace(error=np.full(samples.shape, (float(distribution.mean) - 0.8) ** 2))
+    def curve(target, samples, *_, heads):
+        return SimpleNamespace(error=np.full(samples.shape, (float(heads.mean) - 0.8) ** 2))
 
     monkeypatch.setattr(curves, "best_ridge_curve", curve)
     best = curves.best_bias(Correlation(1, 3), [10, 100], 2)

@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from layers import token_losses
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import keyhole as kh
@@ -106,7 +107,7 @@ def test_defaults_change_nothing(sets, y):
         20, random_state=0, heads=kh.GaussianHeads(), scaling="none", query="given"
     ).fit(sets, y)
     assert model.tokens_.apply(sets) is sets
-    assert model.scaling_errors_ == {}
+    assert model.candidates_ == ()
     assert model.heads_ == kh.GaussianHeads()
 
 
@@ -132,20 +133,17 @@ def test_automatic_choice_takes_the_least_leave_one_out_error(n_heads, rng):
         n_heads, scaling="auto", query="auto", random_state=0, heads=kh.GaussianHeads()
     ).fit(X, y)
     # the query is tried under the scaling that won
-    assert len(model.scaling_errors_) == 4
-    assert (model.tokens_.scaling, model.tokens_.query) == min(
-        model.scaling_errors_, key=model.scaling_errors_.get
-    )
-    assert model.loo_error_ == pytest.approx(min(model.scaling_errors_.values()))
+    losses = token_losses(model)
+    assert len(losses) == 4
+    assert (model.tokens_.scaling, model.tokens_.query) == min(losses, key=losses.get)
+    assert model.loo_error_ == pytest.approx(min(losses.values()))
     with_query = kh.SetBatch([X[i].tokens for i in range(40)], rng.normal(size=(40, 3)))
-    tried = (
-        kh.AttentionRegressor(
-            20, scaling="auto", query="auto", random_state=0, heads=kh.GaussianHeads()
-        )
-        .fit(with_query, y)
-        .scaling_errors_
+    model = kh.AttentionRegressor(
+        20, scaling="auto", query="auto", random_state=0, heads=kh.GaussianHeads()
+    ).fit(with_query, y)
+    assert {candidate.query for candidate in model.candidates_} == {"given"}, (
+        "a query that was given is meant"
     )
-    assert {query for _, query in tried} == {"given"}, "a query that was given is meant"
 
 
 def test_class_weights_are_sample_weights(sets, rng):

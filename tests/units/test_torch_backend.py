@@ -306,8 +306,10 @@ def test_regressor_on_a_device_gives_the_same_numbers(rng, n_heads, alpha):
                 **options,
             }
         ).fit(sets, y, sample_weight=weights)
-        np.testing.assert_allclose(np.log(own.alphas_), np.log(there.alphas_), atol=3.0)
-        options["alpha"] = there.alphas_
+        np.testing.assert_allclose(
+            np.log(own.selection_.alphas), np.log(there.selection_.alphas), atol=3.0
+        )
+        options["alpha"] = there.selection_.alphas
     here = kh.AttentionRegressor(
         **{
             "n_heads": 512,
@@ -366,12 +368,11 @@ def test_classifier_follows_its_tensors(rng):
     ).fit(sets.to("cpu"), label)
     assert there.layer_.device == "cpu"
     assert np.abs(here.predict_proba(sets) - there.predict_proba(sets)).max() <= 1e-8
-    tokens = torch.tensor(
-        np.concatenate([sets.query[:, None], sets.tokens.reshape(90, 5, 4)], axis=1)
-    )
+    keys = torch.tensor(sets.tokens.reshape(90, 5, 4))
+    tensors = kh.SetBatch(keys, torch.tensor(sets.query))
     again = kh.AttentionClassifier(
         n_heads=math.inf, alpha=0.1, heads=kh.GaussianHeads(), scaling="none", query="given"
-    ).fit(tokens, label)
+    ).fit(tensors, label)
     assert np.abs(here.predict_proba(sets) - again.predict_proba(sets)).max() <= 1e-8
 
 
@@ -418,7 +419,7 @@ def test_a_device_that_is_not_there_is_named():
 
 
 def test_auto_is_numpy_without_a_gpu():
-    from keyhole.layer import pick_device
+    from keyhole.solvers.solve import pick_device
 
     expected = "cuda:0" if torch.cuda.is_available() else None
     assert pick_device("auto", kh.targets.sphere_sets(2, 2, 2, seed=0)) == expected
@@ -490,23 +491,23 @@ def test_heads_may_be_tensors_wherever_the_sets_are(rng):
 @pytest.mark.parametrize("n_heads", [3, 30])
 def test_a_device_without_room_leaves_the_gram_matrix_to_the_host(rng, n_heads, monkeypatch):
     """Three matrices of n × n numbers, of which the device has to hold all."""
-    from keyhole import layer
+    from keyhole.solvers import on_device as torch_solvers
 
     batch, y, asked = draw_sets(rng), rng.standard_normal(24), []
 
     def noted(name, plain):
         return lambda task: asked.append(name) or plain(task)
 
-    for name in ("_fit_primal", "_fit_dual"):
-        monkeypatch.setattr(layer, name, noted(name, getattr(layer, name)))
+    for name in ("solve_primal", "solve_dual"):
+        monkeypatch.setattr(torch_solvers, name, noted(name, getattr(torch_solvers, name)))
     settings = {"heads": kh.GaussianHeads(), "scaling": "none", "query": "given", "random_state": 0}
     model = kh.AttentionRegressor(n_heads, alpha=0.1, **settings)
     expected = clone(model).fit(batch, y).predict(batch)
     for room, route in (
         (24 * 24**2, []),
-        (24 * 24**2 - 1, ["_fit_primal" if n_heads == 3 else "_fit_dual"]),
+        (24 * 24**2 - 1, ["solve_primal" if n_heads == 3 else "solve_dual"]),
     ):
-        monkeypatch.setattr("keyhole._tensors.free_bytes", lambda device, room=room: room)
+        monkeypatch.setattr(torch_solvers, "free_bytes", lambda device, room=room: room)
         asked.clear()
         found = clone(model).set_params(device="cpu").fit(batch, y)
         assert asked == route

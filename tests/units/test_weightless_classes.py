@@ -88,7 +88,9 @@ def test_choices_and_sets_of_labels_are_those_of_the_fit_without(name, samples):
     plausible = model.predict_set(samples.new)
     assert not plausible[:, samples.is_absent].any()
     np.testing.assert_array_equal(plausible[:, ~samples.is_absent], rest.predict_set(samples.new))
-    np.testing.assert_allclose(model.left_out_errors_, rest.left_out_errors_, rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(
+        model.jackknife_errors_, rest.jackknife_errors_, rtol=1e-6, atol=1e-9
+    )
     assert model.loo_decision_.shape == (60, 4)
     np.testing.assert_allclose(model.novelty(samples.new), rest.novelty(samples.new), atol=1e-9)
 

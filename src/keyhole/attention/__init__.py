@@ -9,6 +9,7 @@ from keyhole._lazy import lazy_names
 _MODULES = {
     "GaussianHeads": "heads",
     "QueryKeyHeads": "heads",
+    "HeadDistribution": "heads",
     "HeadDraw": "heads",
     "IdentityHeads": "learned",
     "LearnedHeads": "learned",
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from keyhole.attention.features import attention_weights as attention_weights
     from keyhole.attention.features import mlp_features as mlp_features
     from keyhole.attention.heads import GaussianHeads as GaussianHeads
+    from keyhole.attention.heads import HeadDistribution as HeadDistribution
     from keyhole.attention.heads import HeadDraw as HeadDraw
     from keyhole.attention.heads import QueryKeyHeads as QueryKeyHeads
     from keyhole.attention.kernels import attention_kernel as attention_kernel

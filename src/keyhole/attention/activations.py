@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float
@@ -14,6 +14,12 @@ POINTWISE = ("relu", "linear", "square", "step", "exp")
 
 SOFTMAX = "softmax"
 """The weighting softmax_i(s_i), which sums to one over the set. No closed-form kernel."""
+
+
+ACTIVATIONS = (*POINTWISE, SOFTMAX)
+"""All activations."""
+
+Activation = Literal["relu", "linear", "square", "step", "exp", "softmax"]
 
 
 def check_activation(name: str) -> str:

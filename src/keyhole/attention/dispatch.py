@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from keyhole._array import block_size
+from keyhole._checks import FeatureOverflowError
 from keyhole._tensors import as_tensor
 from keyhole.attention.heads import DRAWN_BYTES, HeadArray, HeadDraw
 from keyhole.attention.torch_loops import TensorPanel, fill_features, fill_gram, prepare_panel
@@ -105,7 +106,7 @@ def attention_features(
         else:
             fill_features(*sets, activation, scale, columns, memory_budget)
     if activation in ("exp", "square") and not bool(torch.isfinite(out).all()):
-        raise ValueError(
+        raise FeatureOverflowError(
             f"features must be finite: some overflow {out.dtype} under activation {activation!r}. Scale the tokens or "
             "the heads down, or use activation='softmax'."
         )

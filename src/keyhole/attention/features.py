@@ -12,7 +12,13 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from keyhole._array import MEMORY_BUDGET, block_size, blocks, run_threads, set_blocks, thread_count
-from keyhole._checks import check_choice, check_count, check_finite, check_float_array
+from keyhole._checks import (
+    FeatureOverflowError,
+    check_choice,
+    check_count,
+    check_finite,
+    check_float_array,
+)
 from keyhole.attention.activations import POINTWISE, SOFTMAX, check_activation
 from keyhole.attention.heads import DRAWN_BYTES, HeadArray, HeadDraw, check_heads
 from keyhole.data.sets import SampleBatch, SetBatch, WrittenSets, check_samples, check_sets
@@ -196,7 +202,7 @@ class TiledLayer:
 
         run_threads(work, self._set_ranges(slice(0, len(self.batch)), len(block)))
 
-    def overflow(self, i: int) -> ValueError:
+    def overflow(self, i: int) -> FeatureOverflowError:
         """Return the error that says that set ``i`` has features that are not finite."""
         query = self.batch[i].seen_query().astype(np.float64)
         keys = self.batch[i].extended_keys().astype(np.float64)
@@ -210,7 +216,7 @@ class TiledLayer:
             remedy += ", or use activation='softmax'"
         elif self.dtype == np.float32:
             remedy += ", or use dtype='float64'"
-        return ValueError(
+        return FeatureOverflowError(
             f"features must be finite: those of set {i} overflow {self.dtype} under activation "
             f"{self.activation!r}, with scores of size up to {peak:.3g}. {remedy}."
         )

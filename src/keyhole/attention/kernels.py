@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from keyhole._array import MEMORY_BUDGET, block_size, blocks, run_threads, set_blocks
+from keyhole._checks import FeatureOverflowError
 from keyhole.attention.activations import POINTWISE, check_pointwise
 from keyhole.attention.features import check_equal_lengths, flatten_sets
 from keyhole.attention.heads import GaussianHeads, HeadDistribution
@@ -278,7 +279,7 @@ def _check_arguments(
 def _check_overflow(out: Any, activation: str) -> Any:
     """Return ``out``, which is finite unless the moments of exp outgrew its precision."""
     if activation == "exp" and not bool((abs(out) < np.inf).all()):
-        raise OverflowError(
+        raise FeatureOverflowError(
             f"the kernel of activation 'exp' exceeds the range of {str(out.dtype).removeprefix('torch.')}: E[exp(u + "
             "v)] grows with the exponential of the variance scale² |x~_0|² |x~_i|². Scale the tokens down, or use a "
             "smaller heads.scale."

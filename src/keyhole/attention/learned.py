@@ -84,7 +84,7 @@ class IdentityHeads(UnfittedHeads):
     >>> sets = kh.targets.sphere_sets(300, n_keys=5, dim=6, seed=0)
     >>> y = kh.targets.Correlation(3, dim=6)(sets)
     >>> model = kh.AttentionRegressor(100, heads=kh.IdentityHeads(), random_state=0).fit(sets, y)
-    >>> model.drawn_heads_.chosen, model.drawn_heads_.strength > 0
+    >>> model.heads_.chosen, model.heads_.strength > 0
     ('identity', True)
     """
 
@@ -428,7 +428,7 @@ class LearnedHeads(UnfittedHeads):
     >>> sets = kh.targets.sphere_sets(300, n_keys=4, dim=3, seed=0)
     >>> y = kh.targets.RotatedCorrelation(1.0, dim=3, seed=0)(sets)
     >>> model = kh.AttentionRegressor(64, heads=kh.LearnedHeads(steps=10), random_state=0).fit(sets, y)
-    >>> model.drawn_heads_.means_.shape, len(model.drawn_heads_.history)
+    >>> model.heads_.means_.shape, len(model.heads_.history)
     ((1, 4, 4), 3)
     """
 

@@ -246,10 +246,10 @@ def task_of(target: np.ndarray, task: str) -> str:
     return likely_task(target) if task == "auto" else task
 
 
-def read_heads(text: str) -> float:
+def read_n_heads(text: str) -> float:
     """A number of heads, or infinity."""
     if text.strip().lower() in ("inf", "∞"):
         return math.inf
     if not text.strip().isdecimal() or not 1 <= len(text.strip()) <= 9 or int(text) < 1:
-        refuse(f"--heads must be a whole number of at least 1, or inf: got {text!r:.40}.")
+        refuse(f"--n-heads must be a whole number of at least 1, or inf: got {text!r:.40}.")
     return int(text)

@@ -29,7 +29,7 @@ from keyhole.cli._app import (
     app,
     check_output,
     read_data,
-    read_heads,
+    read_n_heads,
     task_of,
 )
 from keyhole.cli._output import refuse, say
@@ -41,8 +41,7 @@ DATA is a table with one row per set (list columns) or one row per token, or a n
 digits. Text, dates and booleans become numbers. MODEL is the file to write, for kh.load and keyhole predict; how the
 table was read is stored in it. The leave-one-out error is printed, and the error of what --time or --split sets apart.
 """
-DISTRIBUTIONS = {"auto": "", "zero": "GaussianHeads", "biased": "GaussianHeads", "identity": "IdentityHeads",
-        "learned": "LearnedHeads"}  # fmt: skip
+HEADS = ("auto", "zero-mean", "biased", "identity", "learned")
 
 
 @app.command(help=_HELP)
@@ -61,13 +60,13 @@ def fit(
     time: Time = None,
     split: Split = None,
     task: Task = "auto",
-    heads: Annotated[
+    n_heads: Annotated[
         str | None, typer.Option(help="Heads M: a number, inf for the exact kernel, or auto.")
     ] = None,
-    distribution: Annotated[
+    heads: Annotated[
         str | None,
         typer.Option(
-            help="Of the heads: auto, zero, biased, identity (its strength chosen) or learned."
+            help="Head distribution: auto, zero-mean, biased, identity (its strength chosen) or learned."
         ),
     ] = None,
     alpha: Annotated[str | None, typer.Option(help="Ridge penalty, a number or loo.")] = None,
@@ -96,8 +95,8 @@ def fit(
             f"a file is not replaced unless asked: {model.name!r} exists. Choose another name, or add --overwrite."
         )
     named = {
-        "n_heads": heads if heads in (None, "auto") else read_heads(heads),
-        "heads": None if distribution is None else _law(distribution),
+        "n_heads": n_heads if n_heads in (None, "auto") else read_n_heads(n_heads),
+        "heads": None if heads is None else head_distribution(heads),
         "alpha": None if alpha is None else _alpha(alpha),
         "activation": activation,
         "pooling": pooling,
@@ -138,16 +137,25 @@ def fit(
     say(console, f"wrote {model}")
 
 
-def _law(name: str) -> Any:
+def head_distribution(name: str) -> Any:
+    """The head distribution of a name; None for the one that is chosen."""
     import keyhole as kh
 
-    if name not in DISTRIBUTIONS:
-        refuse(f"--head distribution must be one of {', '.join(DISTRIBUTIONS)}: got {name!r}.")
-    return (
-        getattr(kh, DISTRIBUTIONS[name])(*([1.0] if name == "biased" else []))
-        if DISTRIBUTIONS[name]
-        else None
-    )
+    distributions = {
+        "auto": None,
+        "zero-mean": kh.GaussianHeads(),
+        "biased": kh.GaussianHeads(mean=1.0),
+        "identity": kh.IdentityHeads(),
+        "learned": kh.LearnedHeads(),
+    }
+    if name not in distributions:
+        remedy = ""
+        if name.isdecimal() or name == "inf":
+            remedy = f" For the number of heads use --n-heads {name}."
+        refuse(
+            f"--heads is the head distribution, one of {', '.join(HEADS)}: got {name!r}.{remedy}"
+        )
+    return distributions[name]
 
 
 def _alpha(text: str) -> Any:
@@ -181,7 +189,8 @@ def _print(console: Console, estimator: Any, data: Any, kind: str, seconds: floa
             console,
             f"left out: {'; '.join(data.left_out)}. Name the keys with --keys to choose otherwise.",
         )
-    rule, distribution = estimator.tokens_, estimator.heads_
+    rule = estimator.tokens_
+    distribution = estimator.heads_
     heads = "the exact kernel" if estimator.solver_ == "kernel" else f"{estimator.n_heads_} heads"
     say(
         console,

@@ -23,7 +23,7 @@ W = QᵀK is held against chance, a random rotation between queries and keys: z 
 @app.command(help=_HELP)
 def heads(
     checkpoint: Annotated[Path, typer.Argument(help="A safetensors file, or a folder with one.")],
-    heads: Annotated[
+    n_heads: Annotated[
         int | None,
         typer.Option(
             help="Heads per layer [default: from config.json beside it].", min=1, max=MAX_COUNT
@@ -46,7 +46,7 @@ def heads(
 
     if out is not None:
         check_folder(out, overwrite=overwrite)
-    findings = answer_or_exit(lambda: figure.measure(checkpoint, heads, fold_norm=fold_norm))
+    findings = answer_or_exit(lambda: figure.measure(checkpoint, n_heads, fold_norm=fold_norm))
     if as_json:
         echo_json(figure.as_data(findings))
     else:

@@ -59,7 +59,7 @@ def lens(
     budget: Annotated[
         float, typer.Option(help="Seconds, predicted from sizes.", min=5.0, max=86400.0)
     ] = 60.0,
-    heads: Annotated[
+    n_heads: Annotated[
         int, typer.Option(help="Heads of the finite layers.", min=1, max=100_000)
     ] = 256,
     activation: Annotated[
@@ -103,7 +103,7 @@ def lens(
     from keyhole.lab.lens.look import look
     from keyhole.lab.report.html import as_json as plain
 
-    config = LensConfig(kind, budget, heads, activation, pooling, seed=seed)
+    config = LensConfig(kind, budget, n_heads, activation, pooling, seed=seed)
     console = Console(stderr=True)
     with console.status("starting …") as status:
         findings = answer_or_exit(lambda: look(found, config, status.update))

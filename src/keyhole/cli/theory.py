@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from keyhole.cli._app import MAX_COUNT, answer_or_exit, app, check_folder, read_heads
+from keyhole.cli._app import MAX_COUNT, answer_or_exit, app, check_folder, read_n_heads
 from keyhole.cli._output import echo, echo_json, refuse, say, show_table
 from keyhole.lab.report.html import number
 
@@ -34,7 +34,7 @@ def theory(
     samples: Annotated[
         str, typer.Option(help="Numbers of training sets n, with commas.")
     ] = "100,1000,10000,100000",
-    heads: Annotated[
+    n_heads: Annotated[
         str, typer.Option(help="Heads M, a number or inf; the MLP gets width M(d+1).")
     ] = "inf",
     ridge: Annotated[float, typer.Option(help="Ridge λ (alpha = nλ).", min=0.0)] = 1e-5,
@@ -67,8 +67,7 @@ def theory(
         refuse(f"--error must be a positive number: got {error:g}.")
     if out is not None:
         check_folder(out)
-    sizes, n_heads = _read_sizes(samples), read_heads(heads)
-    sizing = (dim, keys, sizes, n_heads, ridge, noise)
+    sizing = (dim, keys, _read_sizes(samples), read_n_heads(n_heads), ridge, noise)
     config = experiment.TheoryQuestion(
         target, *sizing, model, error, time_limit=time_limit, bias=bias
     )

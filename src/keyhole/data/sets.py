@@ -723,6 +723,17 @@ def first_occurrences(
     return first
 
 
+def first_in_group(
+    first: Int[np.ndarray, " n"], groups: Int[np.ndarray, " n"] | None
+) -> Int[np.ndarray, " n"]:
+    """For each sample, the first of its duplicates that is in its group, from the first of all."""
+    if groups is None:
+        return first
+    pairs = np.stack([first, groups], axis=1)
+    _, position, member = np.unique(pairs, axis=0, return_index=True, return_inverse=True)
+    return np.asarray(position[member.reshape(-1)])
+
+
 def hash_samples(batch: SampleBatch, labels: np.ndarray) -> np.ndarray:
     """One 64-bit hash per sample, the same for any order of its keys."""
     batch = batch.signature()
@@ -836,12 +847,7 @@ class DistinctSamples:
         >>> DistinctSamples.of(sets, np.zeros((4, 1)), np.array([1.0, 1.0, 2.0, 0.0]))
         DistinctSamples(rows=array([0, 1]), weights=array([3., 1.]))
         """
-        first = first_occurrences(batch, columns)
-        if groups is not None:
-            _, position, member = np.unique(
-                np.stack([first, groups], axis=1), axis=0, return_index=True, return_inverse=True
-            )
-            first = position[member.reshape(-1)]
+        first = first_in_group(first_occurrences(batch, columns), groups)
         single = np.ones(len(batch)) if weights is None else weights
         joint = np.bincount(first, weights=single, minlength=len(batch))
         rows = np.flatnonzero(joint > 0)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from keyhole.estimators.attention import AttentionClassifier, AttentionRegressor
 from keyhole.estimators.features import AttentionFeatures
-from keyhole.estimators.intervals import PlainJackknifeWarning
 from keyhole.estimators.norm_ball import NormBallClassifier, NormBallRegressor, NormBallWarning
+from keyhole.estimators.uncertainty import PlainJackknifeWarning
 
 __all__ = [
     "AttentionClassifier",

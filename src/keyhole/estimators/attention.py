@@ -3,189 +3,426 @@
 from __future__ import annotations
 
 import math
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from numbers import Integral, Real
+from typing import Any, ClassVar, Literal
 
 import numpy as np
-from jaxtyping import Float
-from scipy.special import log_softmax, softmax
+from jaxtyping import Bool, Float
 from sklearn.base import ClassifierMixin, MultiOutputMixin, RegressorMixin
+from sklearn.utils._param_validation import HasMethods, Interval, Options, StrOptions
+from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
-from keyhole._checks import check_choice, check_flag
-from keyhole.attention.features import attention_weights
-from keyhole.attention.heads import HeadDraw
-from keyhole.attention.learned import MAX_HEADS_TO_JUDGE
-from keyhole.data.sets import POOLINGS, DistinctSamples, SetBatch, SetGroups
-from keyhole.data.tokens import QUERIES, SCALINGS, weights_of_hop
+from keyhole._checks import check_choice, check_count, check_seed
+from keyhole.attention.activations import ACTIVATIONS, Activation
+from keyhole.attention.heads import HeadDistribution
+from keyhole.choose import choose, warn_if_long
+from keyhole.data.sets import POOLINGS
+from keyhole.data.tokens import QUERIES, SCALINGS
+from keyhole.estimators import batches as in_batches
 from keyhole.estimators.base import (
     LESS_FOR_A_FIT,
-    LESS_FOR_A_PREDICTION,
-    SCORE_WITHOUT_WEIGHT,
-    KeyContributions,
-    LabelScores,
-    SetEstimator,
-    class_scores,
+    SetModel,
     explained_memory_errors,
     memory_budget,
-    outputs,
+    without_output_axis,
 )
-from keyhole.estimators.inputs import (
-    LayerPlan,
-    as_columns,
+from keyhole.estimators.classes import (
+    SCORE_WITHOUT_WEIGHT,
+    WeightedClasses,
+    classes_with_weight,
+    number_labels,
+    one_vs_rest,
+    scores_per_class,
+    without_weightless,
+)
+from keyhole.estimators.explanations import weights_of_hops
+from keyhole.estimators.selection import Selection
+from keyhole.estimators.uncertainty import (
+    Calibration,
+    CoordinateImportance,
+    PlainJackknifeWarning,
+    TrainingRecord,
+    check_coverage,
+    importance_of_coordinates,
+    jackknife_plus_intervals,
+    jackknife_plus_label_sets,
+    novelty_ranks,
+    plain_intervals,
+    plain_label_sets,
+    posterior_std,
+    some_errors,
+)
+from keyhole.estimators.validation import (
+    as_alphas,
     as_distribution,
-    as_extras_scale,
+    as_dtype,
     as_groups,
-    as_heads,
-    as_penalties,
+    as_n_heads,
+    as_outputs,
     as_samples,
     as_seed,
     as_weights,
-    cheaper_heads,
-    check_class_weight,
-    check_layer_options,
-    check_random_state,
+    check_target_given,
     class_weights,
-    fit_sets,
 )
-from keyhole.estimators.intervals import (
-    ClassificationSets,
-    LeftOutFits,
-    RegressionIntervals,
-    TrainingSamples,
-)
-from keyhole.estimators.streaming import (
-    StreamedClassifier,
-    StreamedRegressor,
-    forget_stream,
-    store_log_losses,
-)
-from keyhole.layer import KernelLayer, LayerFit, pick_device
+from keyhole.layer import FittedLayer, fit
+from keyhole.refits import Refits
 from keyhole.ridge.calibration import fit_temperature
+from keyhole.solvers.layers import KernelLayer
+from keyhole.solvers.solve import pick_device
+from keyhole.spec import LayerSpec
+from keyhole.training import TrainingSet
 
-CRITERIA = ("squared_error", "log_loss")
-SOLVERS = ("auto", "direct", "cg")
 
+class AttentionModel(SetModel):
+    """What `AttentionRegressor` and `AttentionClassifier` share: settings, the fit, batches, and how sure they are."""
 
-class _AttentionModel(LeftOutFits, KeyContributions, SetEstimator):
-    """What regression and classification share: parameters, the fit of columns, and scores."""
+    _parameter_constraints: ClassVar[dict[str, Any]] = {
+        "n_heads": [
+            Interval(Integral, 1, None, closed="left"),
+            Options(Real, {math.inf}),
+            StrOptions({"auto"}),
+        ],
+        "heads": [HasMethods("sample"), None],
+        "alpha": [StrOptions({"loo"}), Interval(Real, 0, None, closed="left"), "array-like"],
+        "activation": [StrOptions(set(ACTIVATIONS))],
+        "fit_intercept": ["boolean"],
+        "random_state": ["random_state", np.random.Generator],
+        "dtype": [StrOptions({"float64", "float32"}), type, np.dtype],
+        "pooling": [StrOptions(set(POOLINGS))],
+        "scaling": [StrOptions({*SCALINGS, "auto"})],
+        "query": [StrOptions({*QUERIES, "auto"})],
+        "device": [str, None],
+        "solver": [StrOptions({"auto", "direct", "cg"})],
+        "extras_scale": [StrOptions({"loo"}), Interval(Real, 0, None, closed="neither")],
+    }
 
-    def __init__(
-        self,
-        n_heads: Any = "auto",
-        heads: Any = None,
-        alpha: Any = "loo",
-        activation: Any = "relu",
-        fit_intercept: Any = True,
-        random_state: Any = None,
-        *,
-        dtype: Any = "float64",
-        pooling: Any = "mean",
-        scaling: Any = "auto",
-        query: Any = "auto",
-        device: Any = None,
-        solver: Any = "auto",
-        extras_scale: Any = "loo",
-    ) -> None:
-        self._store_parameters(locals())
+    heads_: HeadDistribution
+    alpha_: float
+    solver_: str
+    selection_: Selection
+    jackknife_errors_: np.ndarray
 
-    def _check_parameters(self) -> None:
-        """Raise for a parameter that no fit takes, whatever the samples."""
-        check_layer_options(self.activation, self.dtype)
-        check_flag(self.fit_intercept, "fit_intercept")
-        check_choice(self.pooling, "pooling", POOLINGS)
-        check_choice(self.scaling, "scaling", (*SCALINGS, "auto"))
-        check_choice(self.query, "query", (*QUERIES, "auto"))
-        check_choice(self.solver, "solver", SOLVERS)
-        check_random_state(self.random_state)
-        as_penalties(self.alpha)
-        as_extras_scale(self.extras_scale)
-        if self.heads is not None:
-            as_distribution(self.heads)
-        if not (isinstance(self.n_heads, str) and self.n_heads == "auto"):
-            as_heads(self.n_heads)
-        if (
-            self.device is not None
-            and not isinstance(self.device, str)
-            and not hasattr(self.device, "type")
-        ):
-            raise TypeError(
-                f"`device` must be the name of a device, such as 'cuda', or None: got {self.device!r:.60}."
-            )
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, groups: Any = None) -> Any:
+        """Choose what is automatic on the training set, then solve for the values.
 
-    def _fit_columns(
-        self,
-        batch: SetBatch | SetGroups,
-        columns: np.ndarray,
-        weights: np.ndarray | None,
-        groups: Any,
-    ) -> LayerFit:
-        forget_stream(self)
-        self._check_parameters()
-        activation, dtype = check_layer_options(self.activation, self.dtype)
-        options: dict[str, Any] = {
-            "activation": activation,
-            "fit_intercept": bool(self.fit_intercept),
-            "weights": weights,
-            "groups": as_groups(groups, batch, weights),
-            "dtype": dtype,
-            "device": pick_device(self.device, batch.sets),
-            "solver": check_choice(self.solver, "solver", SOLVERS),
-            "hold_out": isinstance(self, ClassifierMixin),
-            "criterion": check_choice(
-                getattr(self, "criterion", "squared_error"), "criterion", CRITERIA
-            ),
-            "memory_budget": memory_budget(),
-        }
-        distribution = None if self.heads is None else as_distribution(self.heads)
-        penalties, seed = as_penalties(self.alpha), as_seed(self.random_state)
-        # duplicates and samples of weight 0 cost a fit nothing, and have no say in what is automatic
-        distinct = None
-        if isinstance(self.n_heads, str) and self.n_heads == "auto":
-            distinct = DistinctSamples.of(batch.numpy(), columns, weights, options["groups"])
-            n_heads = cheaper_heads(batch, distribution, self.query, options, distinct)
-        else:
-            n_heads = as_heads(self.n_heads)
-        extras_scale = as_extras_scale(self.extras_scale)
-        plan = LayerPlan(n_heads, distribution, penalties, seed, options, extras_scale, distinct)
-        with explained_memory_errors(
-            "fit", batch, math.inf if n_heads is None else n_heads, LESS_FOR_A_FIT
-        ):
-            fitted = fit_sets(batch, columns, plan, self.scaling, self.query, self.pooling)
-        fit, ridge = fitted.fit, fitted.fit.ridge
-        self.heads_, self.n_heads_ = fitted.distribution, math.inf if n_heads is None else n_heads
-        self.tokens_ = fitted.rule
-        self.scaling_errors_ = fitted.tried
-        layer = fit.layer
+        Parameters
+        ----------
+        X : SetBatch, SetGroups, array (n, N, d), list of arrays (N_i, d), or table (n, d)
+            Sets; see `keyhole.SetBatch` for queries and sample-level features.
+        y : array (n,) or (n, outputs)
+            Numbers for a regressor, labels for a classifier.
+        sample_weight : array (n,), optional
+            Weighs the squared error of each sample.
+        groups : array (n,), optional
+            Samples of one group (questions about one story, measurements of one patient) are left out together.
+            Penalty and settings are then chosen by the error on whole groups left out, and ``loo_error_`` and
+            leave-one-out predictions are of whole groups left out.
+
+        Returns
+        -------
+        self
+        """
+        self._validate_params()
+        in_batches.forget(self)
+        samples = as_samples(self, X, reset=True)
+        weights = self._training_weights(y, as_weights(sample_weight, samples))
+        outputs = self._training_outputs(y, samples, weights)
+        data = TrainingSet(samples, outputs, weights, as_groups(groups, samples, weights))
+
+        # settings, then values; a draft that used everything is the fit already
+        spec = self.layer_spec(samples)
+        with explained_memory_errors("fit", samples, spec.n_heads, LESS_FOR_A_FIT):
+            choice = choose(spec, data)
+            fitted = choice.final
+            if fitted is None:
+                warn_if_long(choice.spec, data)
+                fitted = fit(choice.spec, data)
+
+        fitted, data = self._with_every_output(fitted, data)
+        self._store_fit(fitted)
+        self.candidates_ = choice.candidates
+        self._store_training(fitted, data)
+        self._store_left_out(fitted, data, labels=y)
+        return self
+
+    def _training_outputs(
+        self, y: Any, samples: Any, weights: np.ndarray | None
+    ) -> Float[np.ndarray, "n t"]:
+        """Check y, and return the outputs to fit."""
+        raise NotImplementedError
+
+    def _training_weights(self, y: Any, weights: np.ndarray | None) -> np.ndarray | None:
+        """Sample weights, times those of the classes."""
+        return weights
+
+    def _with_every_output(
+        self, fitted: FittedLayer, data: TrainingSet
+    ) -> tuple[FittedLayer, TrainingSet]:
+        """The fit and its samples with outputs that had no part in it."""
+        return fitted, data
+
+    def _store_left_out(self, fitted: FittedLayer, data: TrainingSet, labels: Any) -> None:
+        """Keep leave-one-out predictions, and what follows from them."""
+        raise NotImplementedError
+
+    def layer_spec(self, samples: Any) -> LayerSpec:
+        """The specification that the parameters stand for, for samples like these (None: on the host)."""
+        is_classifier = isinstance(self, ClassifierMixin)
+        device = None if samples is None else pick_device(self.device, samples.sets)
+        return LayerSpec(
+            heads=None if self.heads is None else as_distribution(self.heads),
+            n_heads=as_n_heads(self.n_heads),
+            activation=self.activation,
+            pooling=self.pooling,
+            scaling=self.scaling,
+            query=self.query,
+            extras_scale=None if isinstance(self.extras_scale, str) else float(self.extras_scale),
+            alphas=as_alphas(self.alpha),
+            fit_intercept=bool(self.fit_intercept),
+            criterion=getattr(self, "criterion", "squared_error"),
+            seed=as_seed(self.random_state),
+            dtype=as_dtype(self.dtype),
+            device=device,
+            solver=self.solver,
+            hold_out=is_classifier,
+            memory_budget=memory_budget(),
+        )
+
+    def _store_fit(self, fitted: FittedLayer) -> None:
+        """Fitted attributes that every fit has."""
+        layer = fitted.layer
+        ridge = fitted.ridge
+        self.heads_ = fitted.heads
+        self.tokens_ = fitted.tokens
+        self.layer_ = layer
+        self.alpha_ = ridge.alpha
+        self.solver_ = fitted.solved.route
+        self.selection_ = Selection.of(ridge)
+        if self.selection_.method == "loo":
+            self.loo_error_ = ridge.error
+        if self.solver_ == "cg":
+            self.residual_ = ridge.residual
+            self.n_iter_ = ridge.n_iter
+        single = self._has_one_output()
         if isinstance(layer, KernelLayer):
             # a kernel compares with the training sets for ever, and what was given may be changed later
             layer = replace(layer, sets=layer.sets[np.arange(len(layer.sets))])
-        self.layer_ = layer
-        self.alpha_ = ridge.alpha
-        self.alphas_ = ridge.alphas
-        self.solver_ = fit.route
-        self.selection_ = "loo" if ridge.selection == "groups" else ridge.selection
-        setattr(self, f"{self.selection_}_errors_", ridge.errors)
-        setattr(self, f"{self.selection_}_error_", ridge.error)
-        store_log_losses(self, ridge)
-        if fit.route == "cg":
-            self.residual_, self.n_iter_ = ridge.residual, ridge.n_iter
-        self._keep_training(
-            TrainingSamples(batch, columns, weights, options["groups"], options["fit_intercept"])
+            self.layer_ = layer
+            self.n_heads_: float = math.inf
+            self.dual_coef_ = without_output_axis(layer.dual, single)
+        else:
+            self.n_heads_ = layer.heads.n_heads
+            self.values_ = without_output_axis(layer.values, single)
+
+    def _store_training(self, fitted: FittedLayer, data: TrainingSet) -> None:
+        """Keep the samples if a factor of their fit, n × n or n × p numbers, is within the memory budget."""
+        n = len(data)
+        width = n
+        if not isinstance(fitted.layer, KernelLayer) and data.groups is None:
+            width = min(n, fitted.layer.values[..., 0].size)
+        if self.solver_ == "cg" or 8 * n * width > memory_budget():
+            return
+        # a copy: what was given may be changed later
+        self.training_ = TrainingRecord(
+            data=data.copy(),
+            spec=fitted.spec,
+            tokens=fitted.tokens,
+            alpha=float(fitted.ridge.alpha),
         )
-        return fit
 
-    def _ready(self, X: Any) -> Any:
-        check_is_fitted(self)
-        batch = as_samples(self, X, reset=False).numpy()
-        with explained_memory_errors("predict", batch, None, LESS_FOR_A_PREDICTION):
-            return self.tokens_.apply(batch)
+    def solve(self) -> Any:
+        """Solve for the values of a model that was given batches by ``partial_fit``.
 
-    def _scores(self, X: Any) -> np.ndarray:
+        Every prediction does so first; call it to read ``alpha_``, ``values_`` and the like before
+        that. Nothing happens where all is solved.
+        """
+        in_batches.ensure_solved(self)
+        return self
+
+    def _snapshot(self) -> Any:
+        """The model with its values, as it is now, for a method that only reads."""
+        return in_batches.snapshot(self)
+
+    def __getattr__(self, name: str) -> Any:
+        """What is not there, with the reason where a model was, or cannot be, given batches."""
+        if name == "partial_fit":
+            raise AttributeError(in_batches.why_not_in_batches(self))
+        if name in in_batches.OF_A_STREAM and "stream_" in vars(self):
+            if "layer_" not in vars(self):
+                raise AttributeError(
+                    f"{name!r} follows from sums that have not been solved yet: samples came by "
+                    "partial_fit since. Call solve() first, or any method that predicts."
+                )
+            if name.startswith("loo_"):
+                raise AttributeError(
+                    f"{name!r} takes another pass over the data, and this fit had one: its "
+                    "selection_ is by generalised cross-validation. fit_batches on a list or a "
+                    "ParquetSets passes twice."
+                )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    # ------------------------------------------------------------------------------------------------ batches
+
+    def fit_batches(self, batches: Any, *, classes: Any = None, selection: str = "auto") -> Any:
+        """Fit from batches that are read one at a time.
+
+        Parameters
+        ----------
+        batches : iterable, or path
+            Gives (X, y) or (X, y, sample_weight), each as ``fit`` takes them: a list, a generator, a
+            `keyhole.data.ParquetSets`; or the path of a Parquet or Arrow file with columns keys, y and, if
+            there are queries, query.
+        classes : array, optional
+            For a classifier: all labels. Found by reading them first if ``batches`` can be read twice.
+        selection : "auto", "loo" or "gcv"
+            How the penalty is chosen: by exact leave-one-out, which takes another pass over ``batches`` and twice
+            the arithmetic of the first; or by exact generalised cross-validation, from the sums alone. "auto" is
+            "loo" if ``batches`` can be read twice (an iterator, such as a generator, cannot).
+
+        Returns
+        -------
+        self
+            ``selection_.method`` says which it was. Duplicates of a sample count as samples of their own.
+        """
+        self._validate_params()
+        return in_batches.fit_batches(self, batches, classes, selection)
+
+    def predict_batches(self, batches: Iterable[Any]) -> Iterator[np.ndarray]:
+        """Yield the predictions of each batch in turn: of sets alone, or of (X, y) whose y is not used."""
+        return in_batches.predict_batches(self, batches)
+
+    # ------------------------------------------------------------------------------------------------ how sure
+
+    @property
+    def interval_method(self) -> str:
+        """How intervals and label sets are made: "jackknife+", or "jackknife" without leave-one-out fits."""
+        return "jackknife+" if "training_" in vars(self) else "jackknife"
+
+    def predict_std(self, X: Any) -> Float[np.ndarray, "n ..."]:
+        """Return the standard deviation of a new outcome, (n,) or (n, outputs), by the Gaussian process view.
+
+        √(A (v(x) + alpha)): v(x) is the posterior variance under the prior whose covariance is the kernel of the layer,
+        with noise alpha and a free intercept; the amplitude A, one for each output, is fitted to the leave-one-out
+        errors, A = mean of e_i² / (v_{−i}(x_i) + alpha). Of a classifier, that of ``decision_function``. It is a model
+        of the errors, and no guarantee: that is what intervals are for.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import keyhole as kh
+        >>> x = np.random.default_rng(0).uniform(-1, 1, size=(50, 1))
+        >>> model = kh.AttentionRegressor(random_state=0).fit(x, np.sin(3 * x[:, 0]))
+        >>> near, far = model.predict_std([[0.1], [4.0]])
+        >>> bool(far > 3 * near)
+        True
+        """
         model = self._snapshot()
-        batch = model._ready(X)  # first: it says so if nothing was fitted
-        with explained_memory_errors("predict", batch, None, LESS_FOR_A_PREDICTION):
-            return np.asarray(model.layer_.predict(batch, memory_budget=memory_budget()))
+        samples = model._prepared(X)
+        refits = model._refits_with_variance("predict_std")
+        deviations = posterior_std(refits, samples, memory_budget())
+        return without_output_axis(deviations, model._has_one_output())
+
+    def novelty(self, X: Any) -> Float[np.ndarray, " n"]:
+        """Return how unlike the training samples each sample is, as a rank between 0 and 1.
+
+        The share of training samples (of groups, where there were any) whose posterior variance, under the fit without
+        them, is below that of the new sample: 0.5 is as usual as they are, above 0.99 the model has seen nothing like
+        it, and extrapolates. It uses X alone: whether the outcome is unusual it does not say.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import keyhole as kh
+        >>> rng = np.random.default_rng(0)
+        >>> x = rng.uniform(-1, 1, size=(50, 1))
+        >>> y = np.sin(3 * x[:, 0]) + 0.1 * rng.standard_normal(50)
+        >>> kh.AttentionRegressor(random_state=0).fit(x, y).novelty([[0.2], [4.0]]).round(1)
+        array([0.1, 1. ])
+        """
+        model = self._snapshot()
+        samples = model._prepared(X)
+        refits = model._refits_with_variance("novelty")
+        return novelty_ranks(refits, samples, memory_budget())
+
+    def coordinate_importance(
+        self, n_repeats: int = 3, random_state: int = 0
+    ) -> CoordinateImportance:
+        """Return what each coordinate of keys and queries, and each extra, is worth on the training samples.
+
+        A coordinate is permuted, and every sample predicted by the exact fit without it (or its group): what grows is
+        the error on samples that the fit has not seen, with no refit. Of a classifier, that of its one-vs-rest targets,
+        squared. A coordinate that acts alone, through its mean over the keys, shows when it is permuted across sets and
+        not within them; one that says which keys matter shows in both. Two coordinates that say the same share what
+        they are worth, and may both seem worthless. One prediction of all samples for each coordinate and repeat.
+
+        Examples
+        --------
+        >>> import keyhole as kh
+        >>> sets = kh.targets.sphere_sets(80, n_keys=4, dim=3, seed=0)
+        >>> y = kh.targets.QueryPower(1, dim=3)(sets)  # the first coordinate of the query
+        >>> model = kh.AttentionRegressor(30, random_state=0, query="given").fit(sets, y)
+        >>> importance = model.coordinate_importance()
+        >>> importance.names[int(importance.across.argmax())], len(importance.names)
+        ('query 0', 6)
+        """
+        model = self._snapshot()
+        if model.interval_method != "jackknife+":
+            raise ValueError(
+                f"coordinate_importance takes all leave-one-out fits, and {model._why_no_refits()}"
+            )
+        return importance_of_coordinates(
+            model.training_,
+            n_repeats=check_count(n_repeats, "n_repeats"),
+            seed=check_seed(random_state, "random_state"),
+            memory_budget=memory_budget(),
+        )
+
+    def _refits_with_variance(self, purpose: str) -> Refits:
+        """The leave-one-out fits, if they have variances."""
+        if self.interval_method != "jackknife+":
+            raise ValueError(
+                f"{purpose} takes the posterior variance of all leave-one-out fits, and {self._why_no_refits()}"
+            )
+        refits = self.training_.refits()
+        if not refits.has_variance:
+            raise ValueError(
+                f"{purpose} takes a posterior variance, and that a penalty above rounding: alpha is {self.alpha_:g}. "
+                "Use alpha='loo', or a larger number."
+            )
+        return refits
+
+    def _why_no_refits(self) -> str:
+        """Why there are no leave-one-out fits, and what to do about it."""
+        if self.solver_ == "cg":
+            return "conjugate gradients make no factor of it. Fit with solver='direct'."
+        if "n_samples_seen_" in vars(self):
+            return "a fit in batches keeps sums, and not its samples. Use fit, on a part of the samples if need be."
+        return (
+            "this model has no samples to make them from: it was loaded from a file saved with keep='predict', or they "
+            "were too many for a matrix of all pairs within the memory budget. Save with keep='all', raise scikit-"
+            "learn's working_memory setting, or fit fewer samples."
+        )
+
+    def _warn_of_plain_jackknife(self, what: str) -> None:
+        """Say that there are no leave-one-out fits; raise if there are no leave-one-out errors either."""
+        if not len(getattr(self, "jackknife_errors_", ())):
+            raise ValueError(
+                f"{what} take errors of samples that were left out, and this model has none: {self._why_no_refits()} "
+                "With a few numbers as `alpha`, conjugate gradients hold out a tenth."
+            )
+        warnings.warn(
+            f"{what} are those of the plain jackknife, the prediction and the spread of {len(self.jackknife_errors_)} "
+            f"leave-one-out errors: jackknife+ takes all leave-one-out fits, and {self._why_no_refits()}",
+            PlainJackknifeWarning,
+            stacklevel=3,
+        )
+
+    # ------------------------------------------------------------------------------------------------ evidence
 
     def hop_weights(self, X: Any) -> list[list[Float[np.ndarray, "p k"]]]:
         """Return how much each hop of the model weighs each key: for answers that show their evidence.
@@ -199,8 +436,8 @@ class _AttentionModel(LeftOutFits, KeyContributions, SetEstimator):
         -------
         list, one entry per hop, of n arrays (patterns, N_i)
             Hop h < H has softmax weights, a row for each of its patterns. The last hop is that of the random heads:
-            a row for each mean of the head distribution, the mean weight of the heads around it (of 256 heads drawn from the head distribution if
-            there are infinitely many). A head distribution of one hop has that alone.
+            a row for each mean of the head distribution, the mean weight of the heads around it (of 256 heads drawn
+            from it if there are infinitely many). Heads of one hop have that alone.
 
         Examples
         --------
@@ -213,31 +450,15 @@ class _AttentionModel(LeftOutFits, KeyContributions, SetEstimator):
         """
         model = self._snapshot()
         check_is_fitted(model)
-        batch = as_samples(model, X, reset=False).numpy()
-        rule = model.tokens_
-        found = []
-        for number, hop in enumerate(rule.hops):
-            sets = replace(rule, hops=rule.hops[:number]).apply(batch).sets
-            found.append(weights_of_hop(sets, hop))
-        ready = rule.apply(batch)
-        sets = ready.written_out().sets if rule.query == "each" else ready.sets
-        heads = getattr(model.layer_, "heads", None)
-        if heads is None:
-            heads = HeadDraw(model.heads_, MAX_HEADS_TO_JUDGE, sets.dim, 0, sets.query_dim)
-        n_means = len(getattr(model.heads_, "means_", (None,)))
-        options = model.layer_.activation, min(n_means, heads.n_heads)
-        found.append(attention_weights(sets, heads, *options, memory_budget=memory_budget()))
-        return [[part.T for part in np.split(weights, sets.offsets[1:-1])] for weights in found]
+        samples = as_samples(model, X, reset=False).numpy()
+        return weights_of_hops(samples, model.tokens_, model.layer_, model.heads_, memory_budget())
 
 
-class AttentionRegressor(
-    StreamedRegressor, RegressionIntervals, MultiOutputMixin, RegressorMixin, _AttentionModel
-):
-    """Regression on sets with a query, by one attention layer with frozen random heads and ridge values.
+class AttentionRegressor(MultiOutputMixin, RegressorMixin, AttentionModel):
+    """Regression on sets with an optional query, by one attention layer with frozen random heads and ridge values.
 
     The layer is f(x) = Σ_m <v_m, φ_m(x)> + b with features φ_m of M random heads; v minimises
-    Σ_i (y_i − f(x_i))² + α|v|², the intercept b being free. Primal if M·(d+1) < n, dual otherwise, the exact
-    kernel if ``n_heads=math.inf``; the same numbers by all three. Without settings everything is chosen on the training
+    Σ_i (y_i − f(x_i))² + α|v|², the intercept b being free. With default settings everything is chosen on the training
     set; the paper's layer is ``n_heads=512, heads=kh.GaussianHeads(), scaling="none", query="given"``.
 
     Parameters
@@ -246,20 +467,21 @@ class AttentionRegressor(
         M, or infinity for the exact kernel of infinitely many heads. "auto" is the exact kernel where it is predicted,
         from the sizes of the training set alone, to take less time than 512 heads, and 512 heads where it is not; half
         as many, and again, where a fit is predicted to take more than 120 s of one core. In batches, as many as make
-        2048 columns, 512 at most.
+        2048 features, 512 at most.
     heads : head distribution, optional
         ``kh.GaussianHeads(mean=1.0)`` favours targets that depend on <x_0, x_i>. None is ``kh.GaussianHeads()``, or a
-        multiple of the identity as its mean where there is a query and the left-out loss is lower beyond doubt; under
-        softmax also heads that draw a multiple for each coordinate, ``kh.GaussianHeads((0.3, 20.0), 0.1)``.
+        multiple of the identity as its mean where there is a query and the leave-one-out loss is lower by more than one
+        standard error; under softmax also heads that draw a multiple for each coordinate,
+        ``kh.GaussianHeads((0.3, 20.0), 0.1)``. ``kh.LearnedHeads()`` is fitted to the training set.
     alpha : "loo", number or sequence of numbers
         Ridge penalty; "loo" chooses from an automatic grid, a sequence from itself, both by exact leave-one-out.
-    activation : str
-        "relu" (weights ReLU(s)/N), "softmax" (softmax over the set), "linear", "square", "step" or "exp".
+    activation : "relu", "softmax", "linear", "square", "step" or "exp"
+        "relu" has weights ReLU(s)/N, "softmax" softmax weights over the set.
     fit_intercept : bool
     random_state : int, RandomState, Generator or None
         An integer s means the heads ``heads.sample(n_heads, d, s)``.
     dtype : "float64" or "float32"
-        Precision of the features and their Gram matrix. Kernels are always float64, but for those of a device.
+        Precision of the features and their Gram matrix. Kernels are always float64, except those of a device.
     pooling : "mean" or "sum"
         Whether features are averaged over keys (and queries, and sets of a sample) or added up, for targets that
         grow with the set.
@@ -287,29 +509,29 @@ class AttentionRegressor(
     Attributes
     ----------
     heads_ : head distribution
-        ``heads``, or what it became on the training set if it is one that learns, such as ``kh.LearnedHeads()``.
+        ``heads``, or what was chosen or learned on the training set; ``layer_.heads`` are the drawn matrices.
     tokens_ : TokenRule
         Scaling, query and pooling used.
-    scaling_errors_ : dict
-        Leave-one-out loss of every (scaling, query) tried; empty if there was nothing to choose.
+    candidates_ : tuple of Candidate
+        Every setting tried, with its leave-one-out loss; empty if there was nothing to choose.
     n_heads_ : int or math.inf
         Heads used; infinity for the exact kernel.
     alpha_ : float
         The penalty used.
     loo_error_ : float
-        Leave-one-out mean squared error at ``alpha_``.
-    alphas_, loo_errors_ : arrays
-        The penalties tried and the error of each; infinite where rounding makes it meaningless.
+        Leave-one-out mean squared error at ``alpha_``; not after a fit in one pass over batches, nor after "cg".
+    selection_ : Selection
+        How the penalty was chosen: method, criterion, penalties tried, their scores.
     loo_predictions_ : array (n,) or (n, outputs)
-        Prediction for each training sample by the model fitted without it and without its exact copies.
-    left_out_errors_ : array (k, outputs)
-        Sizes of left-out errors of up to 2048 samples, one of each group and of copies, each output's in order: what
-        `predict_interval` is made of where there are no leave-one-out fits. Few or none after "cg".
+        Prediction for each training sample by the model fitted without it and without its exact duplicates.
+    jackknife_errors_ : array (k, outputs)
+        Sizes of leave-one-out errors of up to 2048 samples, one of each group and of duplicates, each output's in
+        order: what `predict_interval` is made of where there are no leave-one-out fits. Few or none after "cg".
     intercept_ : float or array (outputs,)
     values_ : array (M, D) or (M, D, outputs)
         v, for finite heads.
-    drawn_heads_ : HeadDraw
-        The heads, for finite heads; ``drawn_heads_.block(0, M)`` draws them.
+    layer_ : FiniteLayer or KernelLayer
+        What predicts; for finite heads ``layer_.heads.block(0, M)`` draws the query-key matrices.
     dual_coef_ : array (n', outputs)
         For infinite heads: f(x) = Σ_i dual_coef_i K(x, x_i) + b over the n' distinct training sets.
     solver_ : str
@@ -317,22 +539,14 @@ class AttentionRegressor(
     residual_, n_iter_ : float and int
         After "cg": a certificate, and iterations. Fitted values are off, in root mean square, by at most that share
         of the standard deviation of y; a ``ResidualWarning`` says so if it is more than 1e-8 (float32: 1e-6).
-    selection_ : str
-        What ``alpha_`` was chosen by: "loo", or "gcv" (generalised cross-validation) after a fit in batches that
-        were gone through once, or "holdout" after "cg"; then ``gcv_error_`` and ``gcv_errors_``, or
-        ``holdout_error_`` and ``holdout_errors_``, stand in the place of the ``loo_`` ones.
     n_features_in_, n_query_features_in_, n_extras_in_ : int
-        Token dimension d, that of queries (0 without), and columns of extras.
+        Token dimension d, that of queries (0 without), and number of sample-level features.
 
     Notes
     -----
-    ``X`` is a SetBatch, or tokens as ``SetBatch.from_tokens`` takes them, or an (n, d) table of one key per set; or
-    SetGroups, samples of several sets whose features are pooled.
-    Exact copies of a sample (same keys in any order, same query, same y) count as one sample of their joint weight,
-    so leave-one-out leaves all of them out.
-    Blocks of features and of kernels stay within scikit-learn's ``working_memory`` setting (1 GiB). The n × n or p × p
-    Gram matrix comes on top, and so do copies of the tokens, which grow with the input: one at least, four where tokens
-    are standardised, up to nine of float32 tokens. Batches (`fit_batches`) keep them small.
+    Exact duplicates of a sample (same keys in any order, same query, same y) count as one sample of their joint weight,
+    so leave-one-out leaves all of them out. Temporaries stay within scikit-learn's ``working_memory`` setting
+    (1 GiB); the n × n or p × p Gram matrix comes on top.
     A fit keeps a copy of its training samples for `predict_interval` and the like, unless their factor, n × n or n × p
     numbers, would exceed ``working_memory``.
 
@@ -349,77 +563,185 @@ class AttentionRegressor(
     ('dual', (100, 5))
     """
 
-    def fit(
-        self, X: Any, y: Any, sample_weight: Any = None, *, groups: Any = None
-    ) -> AttentionRegressor:
-        """Fit the values. ``sample_weight`` weighs the squared error of each sample.
+    def __init__(
+        self,
+        n_heads: int | float | Literal["auto"] = "auto",
+        heads: HeadDistribution | None = None,
+        alpha: float | Sequence[float] | np.ndarray | Literal["loo"] = "loo",
+        activation: Activation = "relu",
+        fit_intercept: bool = True,
+        random_state: int | np.random.RandomState | np.random.Generator | None = None,
+        *,
+        dtype: Literal["float64", "float32"] | type | np.dtype = "float64",
+        pooling: Literal["mean", "sum"] = "mean",
+        scaling: Literal["none", "sphere", "standard", "auto"] = "auto",
+        query: Literal["given", "mean", "each", "auto"] = "auto",
+        device: str | None = None,
+        solver: Literal["auto", "direct", "cg"] = "auto",
+        extras_scale: float | Literal["loo"] = "loo",
+    ) -> None:
+        self.n_heads = n_heads
+        self.heads = heads
+        self.alpha = alpha
+        self.activation = activation
+        self.fit_intercept = fit_intercept
+        self.random_state = random_state
+        self.dtype = dtype
+        self.pooling = pooling
+        self.scaling = scaling
+        self.query = query
+        self.device = device
+        self.solver = solver
+        self.extras_scale = extras_scale
 
-        ``groups``, one label per sample, names siblings that leave-one-out should leave out together: questions
-        about one story, measurements of one patient. Penalty, scaling and head distribution are then chosen by the error on whole
-        groups left out, and ``loo_error_`` and ``loo_predictions_`` are theirs.
+    def _has_one_output(self) -> bool:
+        return self.single_output_
+
+    def _training_outputs(
+        self, y: Any, samples: Any, weights: np.ndarray | None
+    ) -> Float[np.ndarray, "n t"]:
+        outputs = as_outputs(self, y, samples)
+        self.single_output_ = np.asarray(y).ndim == 1
+        return outputs
+
+    def _store_left_out(self, fitted: FittedLayer, data: TrainingSet, labels: Any) -> None:
+        intercept = fitted.layer.intercept
+        self.intercept_ = float(intercept[0]) if self.single_output_ else intercept
+        if self.selection_.method == "loo":
+            self.loo_predictions_ = without_output_axis(fitted.predictions, self.single_output_)
+        rows = fitted.solved.judged_rows()
+        self.jackknife_errors_ = some_errors(np.abs(data.outputs - fitted.predictions)[rows])
+
+    @available_if(in_batches.can_fit_batches)
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> AttentionRegressor:
+        """Add samples to those seen so far; the same fit as on all of them at once.
+
+        The values are solved for by the next prediction, or by `solve`, so that many calls cost little more than one.
+        The penalty is chosen by exact generalised cross-validation: leave-one-out takes another pass over the data,
+        which `fit_batches` makes.
         """
-        batch = as_samples(self, X, reset=True)
-        columns = as_columns(self, y, batch)
-        fit = self._fit_columns(batch, columns, as_weights(sample_weight, batch), groups)
-        self._store(fit, single=np.asarray(y).ndim == 1)
-        rows = fit.judged()
-        self._keep_errors(np.abs(columns - fit.predictions)[rows])
+        in_batches.take(self, X, y, sample_weight)
         return self
-
-    def _store(self, fit: LayerFit, *, single: bool) -> None:
-        self._single = single
-        if self.selection_ == "loo":
-            self.loo_predictions_ = outputs(fit.predictions, single)
-        self.intercept_ = float(fit.layer.intercept[0]) if single else fit.layer.intercept
-        _store_coefficients(self, single)
 
     def predict(self, X: Any) -> Float[np.ndarray, "n ..."]:
         """Return predictions, shape (n,) or (n, outputs) as ``y`` had."""
         model = self._snapshot()
-        return outputs(model._scores(X), model._single)
+        outputs = model._layer_outputs(X)
+        return without_output_axis(outputs, model.single_output_)
+
+    def predict_interval(
+        self, X: Any, coverage: float = 0.9, *, width: Literal["constant", "adaptive"] = "constant"
+    ) -> Float[np.ndarray, "n ..."]:
+        """Return intervals for new outcomes by jackknife+, from all leave-one-out fits, without refitting.
+
+        f_{−i}(x) = f(x) − h_i(x) e_i is the prediction of the fit without sample i, e_i its error there. Jackknife+
+        (Barber, Candès, Ramdas and Tibshirani 2021) goes from the ⌊(1−c)(n+1)⌋-th smallest of f_{−i}(x) − |e_i| to the
+        ⌈c(n+1)⌉-th smallest of f_{−i}(x) + |e_i|, c being ``coverage``; an end is infinite where n is too small for c.
+
+        Parameters
+        ----------
+        X : samples, as for `predict`
+        coverage : float
+            Share of outcomes that should be inside.
+        width : "constant" or "adaptive"
+            "adaptive" divides |e_i| by √(v_{−i}(x_i) + alpha) and multiplies by √(v_{−i}(x) + alpha), v_{−i} being the
+            posterior variance without sample i: intervals are wider where training samples are few. Choose before you
+            see the result: choosing by it breaks the guarantee.
+
+        Returns
+        -------
+        array (n, 2) or (n, outputs, 2)
+            Lower and upper end, each output by itself.
+
+        Notes
+        -----
+        What is guaranteed: if training samples and new ones are exchangeable, at least 2c − 1 of new outcomes are
+        inside, in the mean over training sets; in practice about c. What is not: anything for one particular x, or
+        where new samples come from elsewhere (see `novelty`). Penalty, scaling and heads are taken as given, although
+        they were chosen on the same samples, which weakens the guarantee. Duplicates of a sample count as one.
+        ``sample_weight`` weighs the fit, and not the ranks: samples of positive weight count alike. With ``groups`` the
+        fits leave out whole groups, each sample counts one over the size of its group, and ranks are over groups: the
+        guarantee is for a sample of a new group.
+
+        Where no leave-one-out fits can be made (after a fit in batches, by conjugate gradients, from a lean file, of
+        too many samples) the interval is that of the plain jackknife, f(x) plus and minus a quantile of |e|, and a
+        `PlainJackknifeWarning` says so; ``interval_method`` is its name.
+
+        The fits are made on first use, at about the cost of a fit at one penalty, and kept: n × n or n × p numbers.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import keyhole as kh
+        >>> sets = kh.targets.sphere_sets(300, n_keys=4, dim=3, seed=0)
+        >>> y = kh.targets.TokenPower(2, dim=3)(sets) + 0.1 * np.random.default_rng(0).standard_normal(300)
+        >>> model = kh.AttentionRegressor(random_state=0).fit(sets[:200], y[:200])
+        >>> low, high = model.predict_interval(sets[200:], coverage=0.8).T
+        >>> float(((low <= y[200:]) & (y[200:] <= high)).mean())
+        0.77
+        """
+        coverage = check_coverage(coverage)
+        adaptive = check_choice(width, "width", ("constant", "adaptive")) == "adaptive"
+        model = self._snapshot()
+        samples = model._prepared(X)
+        if adaptive:
+            model._refits_with_variance("width='adaptive'")
+        if model.interval_method == "jackknife+":
+            intervals = jackknife_plus_intervals(
+                model.training_.refits(),
+                samples,
+                coverage,
+                adaptive=adaptive,
+                memory_budget=memory_budget(),
+            )
+        else:
+            model._warn_of_plain_jackknife("intervals")
+            predicted = model.layer_.predict(samples, memory_budget=memory_budget())
+            intervals = plain_intervals(predicted, model.jackknife_errors_, coverage)
+        return intervals[:, 0] if model.single_output_ else intervals
 
 
-class AttentionClassifier(
-    StreamedClassifier, ClassificationSets, LabelScores, ClassifierMixin, _AttentionModel
-):
-    """Classification of sets with a query, by one attention layer with frozen random heads and ridge values.
+class AttentionClassifier(ClassifierMixin, AttentionModel):
+    """Classification of sets with an optional query, by one attention layer with frozen random heads and ridge values.
 
-    Ridge on ±1 columns, one per class (a single one for two classes), as scikit-learn's ``RidgeClassifier`` does;
-    probabilities are softmax(c · scores) with the temperature c fitted to the leave-one-out scores.
+    Ridge on one-vs-rest targets ±1, one output per class (a single one for two classes), as scikit-learn's
+    ``RidgeClassifier`` does; probabilities are softmax(c · scores) with the temperature c fitted to the leave-one-out
+    scores.
 
     Parameters
     ----------
     n_heads, heads, alpha, activation, fit_intercept, random_state, dtype, pooling, scaling, query, device, solver
         As for `AttentionRegressor`.
+    extras_scale : "loo" or number
+        As for `AttentionRegressor`.
     class_weight : None, "balanced" or dict
-        Weight of the samples of each class; "balanced" gives every class that has weight the same total weight.
+        Weight of the samples of each class; "balanced" gives every class that has weight the same total
+        weight.
     criterion : "log_loss" or "squared_error"
-        What the penalty, and all else that is automatic, is chosen by: the log-loss of the calibrated left-out
-        scores, or the squared error of the ±1 columns. Fits in batches have the log-loss of the samples they keep for
-        calibration. `IdentityHeads` and `LearnedHeads` are fitted by the squared error, whose gradient is exact, in
-        either case: head distributions know nothing of classes.
+        What the penalty, and all else that is automatic, is chosen by: the log-loss of the calibrated leave-one-out
+        scores, or the squared error of the one-vs-rest targets. Fits in batches have the log-loss of the samples they
+        keep for calibration. `IdentityHeads` and `LearnedHeads` are fitted by the squared error, whose gradient is
+        exact, in either case: head distributions know nothing of classes.
 
     Attributes
     ----------
     classes_ : array (classes,)
-        The labels of y, sorted. One whose samples all have weight 0 keeps its place: its score is −1, its probability
-        0, and it is never predicted. All else is as without those samples.
+        The labels of y, sorted. A class whose samples all have weight 0 keeps its place: its score is
+        −1, its probability 0, and it is never predicted. All else is as without those samples.
     class_has_weight_ : bool array (classes,)
-        Which labels have a sample of positive weight.
+        Which classes have a sample of positive weight.
     loo_error_ : float
-        Leave-one-out mean squared error of the ±1 columns at ``alpha_``.
+        Leave-one-out mean squared error of the one-vs-rest targets at ``alpha_``.
     loo_decision_ : array (n,) or (n, classes)
         Leave-one-out decision function of the training samples.
     temperature_ : float
-        c.
-    left_out_errors_ : array (k, 1)
-        One less the left-out probability of the right label, of up to 2048 samples, in order.
-    log_loss_, log_losses_ : float and array (a,)
-        With ``criterion="log_loss"``: mean log-loss of left-out samples at ``alpha_``, and at every penalty tried, each
-        at the temperature that suits it. Left out is what ``selection_`` says: one sample or group ("loo"), or a tenth
-        ("holdout"); after a fit in batches, one of some 2000 samples.
-    alpha_, alphas_, loo_errors_, intercept_, values_, drawn_heads_, dual_coef_, solver_, n_features_in_, heads_, tokens_
-        As for `AttentionRegressor`; outputs are the columns.
+        The factor c that turns scores into probabilities.
+    jackknife_errors_ : array (k, 1)
+        One less the leave-one-out probability of the right label, of up to 2048 samples, in order.
+    selection_ : Selection
+        With ``criterion="log_loss"`` its scores are mean log-losses, each penalty's at the temperature that suits it.
+    alpha_, intercept_, values_, dual_coef_, solver_, n_features_in_, heads_, n_heads_, tokens_, layer_, candidates_
+        As for `AttentionRegressor`; outputs are the one-vs-rest targets.
 
     Examples
     --------
@@ -435,91 +757,188 @@ class AttentionClassifier(
     (100, 2)
     """
 
+    _parameter_constraints: ClassVar[dict[str, Any]] = {
+        **AttentionModel._parameter_constraints,
+        "class_weight": [dict, StrOptions({"balanced"}), None],
+        "criterion": [StrOptions({"squared_error", "log_loss"})],
+    }
+
     def __init__(
         self,
-        n_heads: Any = "auto",
-        heads: Any = None,
-        alpha: Any = "loo",
-        activation: Any = "relu",
-        fit_intercept: Any = True,
-        random_state: Any = None,
+        n_heads: int | float | Literal["auto"] = "auto",
+        heads: HeadDistribution | None = None,
+        alpha: float | Sequence[float] | np.ndarray | Literal["loo"] = "loo",
+        activation: Activation = "relu",
+        fit_intercept: bool = True,
+        random_state: int | np.random.RandomState | np.random.Generator | None = None,
         *,
-        dtype: Any = "float64",
-        pooling: Any = "mean",
-        scaling: Any = "auto",
-        query: Any = "auto",
-        device: Any = None,
-        solver: Any = "auto",
-        extras_scale: Any = "loo",
-        class_weight: Any = None,
-        criterion: Any = "log_loss",
+        dtype: Literal["float64", "float32"] | type | np.dtype = "float64",
+        pooling: Literal["mean", "sum"] = "mean",
+        scaling: Literal["none", "sphere", "standard", "auto"] = "auto",
+        query: Literal["given", "mean", "each", "auto"] = "auto",
+        device: str | None = None,
+        solver: Literal["auto", "direct", "cg"] = "auto",
+        extras_scale: float | Literal["loo"] = "loo",
+        class_weight: dict[Any, float] | Literal["balanced"] | None = None,
+        criterion: Literal["log_loss", "squared_error"] = "log_loss",
     ) -> None:
-        self._store_parameters(locals())
+        self.n_heads = n_heads
+        self.heads = heads
+        self.alpha = alpha
+        self.activation = activation
+        self.fit_intercept = fit_intercept
+        self.random_state = random_state
+        self.dtype = dtype
+        self.pooling = pooling
+        self.scaling = scaling
+        self.query = query
+        self.device = device
+        self.solver = solver
+        self.extras_scale = extras_scale
+        self.class_weight = class_weight
+        self.criterion = criterion
 
-    def _check_parameters(self) -> None:
-        """Raise for a parameter that no fit takes, whatever the samples."""
-        super()._check_parameters()
-        check_choice(self.criterion, "criterion", CRITERIA)
-        check_class_weight(self.class_weight)
+    def _has_one_output(self) -> bool:
+        return len(self.classes_) == 2
 
-    def fit(
-        self, X: Any, y: Any, sample_weight: Any = None, *, groups: Any = None
-    ) -> AttentionClassifier:
-        """Fit the values and the temperature; ``sample_weight`` and ``groups`` as for `AttentionRegressor.fit`."""
-        batch = as_samples(self, X, reset=True)
-        labels = self._encode(y, batch)
-        check_class_weight(self.class_weight)
-        weights = class_weights(
-            self.class_weight, self.classes_[labels], as_weights(sample_weight, batch)
+    def _training_outputs(
+        self, y: Any, samples: Any, weights: np.ndarray | None
+    ) -> Float[np.ndarray, "n t"]:
+        self.classes_, labels = number_labels(self, y, samples)
+        self.class_has_weight_ = classes_with_weight(self.classes_, labels, weights)
+        self.single_output_ = len(self.classes_) == 2
+        weighted = self._weighted_classes()
+        return one_vs_rest(weighted.numbers(labels), weighted.count)
+
+    def _weighted_classes(self) -> WeightedClasses:
+        """The classes that the fit is about: all, unless samples of some have weight 0."""
+        return WeightedClasses(self.class_has_weight_, first_of_two=-1.0)
+
+    def _with_every_output(
+        self, fitted: FittedLayer, data: TrainingSet
+    ) -> tuple[FittedLayer, TrainingSet]:
+        weighted = self._weighted_classes()
+        if self.class_has_weight_.all():
+            return fitted, data
+        solved = replace(
+            fitted.solved,
+            layer=weighted.of_layer(fitted.layer),
+            predictions=weighted.of_all_classes(fitted.predictions, SCORE_WITHOUT_WEIGHT),
         )
-        # ±1 columns of the classes that have weight: one per class, or a single one for two
-        classes = self._class_columns(labels, weights, first=-1.0)
-        numbers = classes.numbers(labels)
-        columns = np.where(numbers[:, None] == np.arange(classes.has_weight.sum()), 1.0, -1.0)
-        if columns.shape[1] == 2:
-            columns = columns[:, 1:]
-        fit = self._fit_columns(batch, columns, weights, groups)
-        # the temperature of scores that were left out
-        was_left_out = numbers >= 0
-        if self.selection_ != "loo":
-            was_left_out &= np.isfinite(fit.predictions[:, 0])
-        left_out_weights = None if weights is None else weights[was_left_out]
-        left_out_scores = class_scores(fit.predictions[was_left_out])
+        outputs = weighted.of_all_classes(data.outputs, SCORE_WITHOUT_WEIGHT)
+        return replace(fitted, solved=solved), replace(data, outputs=outputs)
+
+    def _training_weights(self, y: Any, weights: np.ndarray | None) -> np.ndarray | None:
+        check_target_given(self, y)
+        return class_weights(self.class_weight, np.asarray(y), weights)
+
+    def _store_left_out(self, fitted: FittedLayer, data: TrainingSet, labels: Any) -> None:
+        self.intercept_ = fitted.layer.intercept
+        scores = fitted.predictions
+        if self.selection_.method == "loo":
+            self.loo_decision_ = without_output_axis(scores, self._has_one_output())
+
+        # the temperature, on every sample of a class with weight that was left out or held out
+        labels = np.searchsorted(self.classes_, np.asarray(labels).ravel())
+        numbers = self._weighted_classes().numbers(labels)
+        rows = np.flatnonzero(np.isfinite(scores).all(axis=1) & (numbers >= 0))
+        weighted_scores = scores_per_class(scores[rows])[:, self.class_has_weight_]
         self.temperature_ = fit_temperature(
-            left_out_scores, numbers[was_left_out], left_out_weights
+            weighted_scores,
+            numbers[rows],
+            None if data.weights is None else data.weights[rows],
         )
-        rows = fit.judged()
-        self._keep_label_errors(fit.predictions[rows], columns[rows])
-        # one output for every class, those without weight too
-        self.class_has_weight_ = classes.has_weight
-        self.layer_ = classes.of_layer(self.layer_)
-        if "_training" in vars(self):
-            all_columns = classes.of_all_classes(columns, without_weight=SCORE_WITHOUT_WEIGHT)
-            self._training = replace(self._training, columns=all_columns)
-        single = len(self.classes_) == 2
-        if self.selection_ == "loo":
-            decision = classes.of_all_classes(fit.predictions, without_weight=SCORE_WITHOUT_WEIGHT)
-            self.loo_decision_ = outputs(decision, single)
-        self.intercept_ = self.layer_.intercept
-        _store_coefficients(self, single)
+        rows = fitted.solved.judged_rows()
+        errors = self._calibration().label_errors(scores[rows], data.outputs[rows])
+        self.jackknife_errors_ = some_errors(errors)
+
+    def _calibration(self) -> Calibration:
+        """What makes probabilities of scores."""
+        has_weight = getattr(self, "class_has_weight_", None)
+        return Calibration(self.temperature_, has_weight)
+
+    @available_if(in_batches.can_fit_batches)
+    def partial_fit(
+        self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None
+    ) -> AttentionClassifier:
+        """Add samples to those seen so far; ``classes``, all labels there will be, is needed in the first call.
+
+        As for `AttentionRegressor`. Probabilities are calibrated on the exact leave-one-out scores of some 2000
+        samples that are kept for it.
+        """
+        in_batches.take(self, X, y, sample_weight, classes)
         return self
+
+    def decision_function(self, X: Any) -> Float[np.ndarray, "n ..."]:
+        """Return scores: (n,) for two classes, positive for ``classes_[1]``; otherwise (n, classes)."""
+        model = self._snapshot()
+        outputs = model._layer_outputs(X)
+        return without_output_axis(outputs, model._has_one_output())
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Return the label with the highest score."""
+        model = self._snapshot()
+        scores = scores_per_class(model.decision_function(X))
+        scores = without_weightless(scores, getattr(model, "class_has_weight_", None))
+        return np.asarray(model.classes_[scores.argmax(axis=1)])
 
     def predict_proba(self, X: Any) -> Float[np.ndarray, "n c"]:
         """Return probabilities, calibrated on the leave-one-out scores."""
         model = self._snapshot()
-        return np.asarray(softmax(model._class_scores(X) * model.temperature_, axis=1))
+        outputs = model._layer_outputs(X)
+        return model._calibration().probabilities(outputs)
 
     def predict_log_proba(self, X: Any) -> Float[np.ndarray, "n c"]:
         """Return the logarithms of `predict_proba`, without underflow."""
         model = self._snapshot()
-        return np.asarray(log_softmax(model._class_scores(X) * model.temperature_, axis=1))
+        outputs = model._layer_outputs(X)
+        return model._calibration().log_probabilities(outputs)
 
+    def predict_set(self, X: Any, coverage: float = 0.9) -> Bool[np.ndarray, "n c"]:
+        """Return which labels are plausible for each sample, by jackknife+ from all leave-one-out fits.
 
-def _store_coefficients(model: _AttentionModel, single: bool) -> None:
-    """The parts of the layer under names of their own."""
-    layer = model.layer_
-    if isinstance(layer, KernelLayer):
-        model.dual_coef_ = outputs(layer.dual, single)
-    else:
-        model.values_ = outputs(layer.values, single)
-        model.drawn_heads_ = layer.heads
+        Label y is in the set of x unless at least c(n+1) of the training samples are more at home with their own label,
+        left out, than x is with y: {y : #{i : p_{−i}(x_i, y_i) > p_{−i}(x, y)} < c(n+1)}, with the probabilities p_{−i}
+        of the fit without sample i, at the temperature of the model.
+
+        Returns
+        -------
+        bool array (n, classes)
+            In the order of ``classes_``. A set may be empty: then x is less at home with every label than most of the
+            training samples were with theirs.
+
+        Notes
+        -----
+        As for `AttentionRegressor.predict_interval`: at least 2c − 1 of new samples have their label in their set,
+        about c in practice, for exchangeable samples, over all labels together and not for each. The temperature has
+        seen all training samples, as have penalty, scaling and heads. Without leave-one-out fits the plain jackknife
+        compares p(x, y) of the model with the leave-one-out p_{−i}(x_i, y_i), and a warning says so.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import keyhole as kh
+        >>> rng = np.random.default_rng(0)
+        >>> x = rng.standard_normal((200, 2))
+        >>> model = kh.AttentionClassifier(random_state=0).fit(x, x[:, 0] + 0.3 * rng.standard_normal(200) > 0)
+        >>> model.predict_set([[-2.0, 0.0], [0.0, 0.0], [2.0, 0.0]], coverage=0.95)
+        array([[ True, False],
+               [ True,  True],
+               [False,  True]])
+        """
+        coverage = check_coverage(coverage)
+        model = self._snapshot()
+        samples = model._prepared(X)
+        if model.interval_method == "jackknife+":
+            return jackknife_plus_label_sets(
+                model.training_.refits(),
+                samples,
+                coverage,
+                model._calibration(),
+                n_classes=len(model.classes_),
+                memory_budget=memory_budget(),
+            )
+        model._warn_of_plain_jackknife("sets")
+        scores = model.layer_.predict(samples, memory_budget=memory_budget())
+        probabilities = model._calibration().probabilities(scores)
+        return plain_label_sets(probabilities, model.jackknife_errors_, coverage)

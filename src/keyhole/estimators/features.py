@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any
+from numbers import Integral, Real
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from jaxtyping import Float
-from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils._param_validation import HasMethods, Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted
 
-from keyhole._checks import check_choice
+from keyhole.attention.activations import ACTIVATIONS, Activation
 from keyhole.attention.features import attention_features
-from keyhole.attention.heads import HeadDraw
+from keyhole.attention.heads import HeadDistribution, HeadDraw
 from keyhole.data.sets import PooledSets, SetBatch
 from keyhole.data.tokens import QUERIES, SCALINGS, TokenRule
-from keyhole.estimators.base import (
-    LESS_FOR_A_PREDICTION,
-    SetEstimator,
-    explained_memory_errors,
-    finite_heads,
-)
-from keyhole.estimators.inputs import (
+from keyhole.estimators.base import LESS_FOR_A_PREDICTION, explained_memory_errors
+from keyhole.estimators.validation import (
     as_distribution,
+    as_dtype,
+    as_finite_n_heads,
     as_seed,
     as_sets,
-    check_layer_options,
-    check_random_state,
 )
-from keyhole.layer import beside
+from keyhole.solvers.solve import beside
 
 
-class AttentionFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SetEstimator):
+class AttentionFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     """Turn sets with a query into the features of M frozen random attention heads.
 
     φ_m(x) = M^{-1/2} (1/N) Σ_i σ(x~_0ᵀ W_m x~_i) x~_i, so M·(d+1) columns, ready for any learner on tables.
@@ -78,70 +75,81 @@ class AttentionFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SetEs
     True
     """
 
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        "n_heads": [Interval(Integral, 1, None, closed="left"), Real],
+        "heads": [HasMethods("sample"), None],
+        "activation": [StrOptions(set(ACTIVATIONS))],
+        "random_state": ["random_state", np.random.Generator],
+        "dtype": [StrOptions({"float64", "float32"}), type, np.dtype],
+        "scaling": [StrOptions(set(SCALINGS))],
+        "query": [StrOptions(set(QUERIES))],
+    }
+
     def __init__(
         self,
-        n_heads: Any = 512,
-        heads: Any = None,
-        activation: Any = "relu",
-        random_state: Any = None,
+        n_heads: int = 512,
+        heads: HeadDistribution | None = None,
+        activation: Activation = "relu",
+        random_state: int | np.random.RandomState | np.random.Generator | None = None,
         *,
-        dtype: Any = "float64",
-        scaling: Any = "none",
-        query: Any = "given",
+        dtype: Literal["float64", "float32"] | type | np.dtype = "float64",
+        scaling: Literal["none", "sphere", "standard"] = "none",
+        query: Literal["given", "mean", "each"] = "given",
     ) -> None:
-        self._store_parameters(locals())
-
-    def _check_parameters(self) -> None:
-        """Raise for a parameter that no fit takes, whatever the samples."""
-        check_layer_options(self.activation, self.dtype)
-        check_choice(self.scaling, "scaling", SCALINGS)
-        check_choice(self.query, "query", QUERIES)
-        check_random_state(self.random_state)
-        as_distribution(self.heads)
-        self._finite_heads()
-
-    def _finite_heads(self) -> int:
-        """The number of heads, or an error that says why it must be finite."""
-        return finite_heads(
-            self.n_heads,
-            "AttentionFeatures: infinitely many heads have infinitely many columns. Use kh.attention_kernel, or "
-            "AttentionRegressor(n_heads=math.inf).",
-        )
+        self.n_heads = n_heads
+        self.heads = heads
+        self.activation = activation
+        self.random_state = random_state
+        self.dtype = dtype
+        self.scaling = scaling
+        self.query = query
 
     def fit(self, X: Any, y: Any = None) -> AttentionFeatures:
         """Draw the heads. ``X`` gives the token dimension, and the means and deviations of scaling="standard"."""
-        self._check_parameters()
-        activation, dtype = check_layer_options(self.activation, self.dtype)
-        n_heads = self._finite_heads()
-        batch = as_sets(self, X, reset=True)
-        learned_on = batch.numpy() if self.scaling == "standard" else batch
-        distribution = as_distribution(self.heads)
-        self.tokens_ = TokenRule.learn(
-            learned_on.with_extras(None), self.scaling, self.query
-        ).with_hops_of(distribution)
-        query_dim = self.tokens_.query_dim(batch)
-        self.drawn_heads_ = HeadDraw(
-            distribution, n_heads, batch.dim, as_seed(self.random_state), query_dim
+        self._validate_params()
+        n_heads = as_finite_n_heads(
+            self.n_heads,
+            "AttentionFeatures: infinitely many heads have infinitely many features. Use "
+            "kh.attention_kernel, or AttentionRegressor(n_heads=math.inf).",
         )
-        self.activation_ = activation
-        self.dtype_ = dtype
+        batch = as_sets(self, X, reset=True)
+        heads = as_distribution(self.heads)
+
+        # the token rule; means and deviations are learned on the host
+        learned_on = batch.numpy() if self.scaling == "standard" else batch
+        rule = TokenRule.learn(learned_on.with_extras(None), self.scaling, self.query)
+        self.tokens_ = rule.with_hops_of(heads)
+        self.heads_ = heads
+        self.drawn_heads_ = HeadDraw(
+            heads, n_heads, batch.dim, as_seed(self.random_state), self.tokens_.query_dim(batch)
+        )
+        self.activation_ = self.activation
+        self.dtype_ = as_dtype(self.dtype)
         return self
 
     def transform(self, X: Any) -> Float[np.ndarray, "n p"]:
-        """Return the features, (n, M·D): column m·D + e is coordinate e of head m; extras, as they are, come last."""
+        """Return the features, (n, M·D): column m·D + e is coordinate e of head m.
+
+        Extras, as they are, come last.
+        """
         check_is_fitted(self)
         batch: SetBatch | PooledSets = as_sets(self, X, reset=False)
-        if (self.tokens_.scaling, self.tokens_.query, self.tokens_.hops) != (
-            "none",
-            "given",
-            (),
-        ):  # done in NumPy
-            batch = self.tokens_.apply(batch.sets.numpy())
+        rule = self.tokens_
+        leaves_tokens_alone = (rule.scaling, rule.query, rule.hops) == ("none", "given", ())
+        if not leaves_tokens_alone:  # tokens are prepared on the host
+            batch = rule.apply(batch.sets.numpy())
         with explained_memory_errors("transform", batch, None, LESS_FOR_A_PREDICTION):
             features = attention_features(
                 batch, self.drawn_heads_, self.activation_, dtype=self.dtype_
             )
-            return features if batch.extras is None else beside(features, batch.extras)
+            if batch.extras is None:
+                return features
+            return beside(features, batch.extras)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.three_d_array = True
+        return tags
 
     @property
     def _n_features_out(self) -> int:

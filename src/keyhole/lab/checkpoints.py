@@ -247,7 +247,7 @@ def open_checkpoint(path: Path, n_heads: int | None = None) -> Checkpoint:
         )
         raise ValueError(
             f"the number of heads per layer must be known: {where}, and weights alone do not tell. "
-            "Give it: --heads H (n_heads in Python)."
+            "Give it: --n-heads H (n_heads in Python)."
         )
     return Checkpoint(path, files, config, check_count(heads, "n_heads"))
 
@@ -335,7 +335,7 @@ def _by_groups(weight: np.ndarray, rank: int, heads: int, place: _Place) -> np.n
 def _odd(place: _Place, evidence: str) -> ValueError:
     return ValueError(
         f"weights must divide into heads: in {place.query!r} {evidence}. "
-        "Give the right number of heads (--heads H; n_heads in Python)."
+        "Give the right number of heads (--n-heads H; n_heads in Python)."
     )
 
 

@@ -472,9 +472,9 @@ def _ball(cells: list[Cell]) -> Iterator[tuple[Cell, Values]]:
             target_variance(target, cell.n_keys)
         )  # the Huber loss bends at 1: labels in units of f*
         model = NormBallRegressor(
-            cell.n_heads,
+            cell.n_heads or 1,
             heads=DISTRIBUTIONS[cell.model],
-            loss=cell.learner,
+            loss=cell.learner,  # type: ignore[arg-type]
             tol=0.01,
             random_state=draw.head_seed,
         )

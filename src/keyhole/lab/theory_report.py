@@ -205,7 +205,7 @@ def _bound_row(sheet: _Sheet, kind: str, n: int) -> dict[str, Any]:
         )
     elif math.isinf(config.n_heads):
         raise ValueError(
-            "the paper's bound grows with log(dM): it needs finitely many heads. Pass --heads."
+            "the paper's bound grows with log(dM): it needs finitely many heads. Pass --n-heads."
         )
     else:
         found = theory.risk_bound(target, n, config.n_heads, config.delta, config.constant)

@@ -23,7 +23,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from keyhole._checks import check_count, check_finite, check_weight_sizes
+from keyhole._checks import FeatureOverflowError, check_count, check_finite, check_weight_sizes
 from keyhole.ridge.calibration import PathLosses
 
 EPS = float(np.finfo(np.float64).eps)  # unit of rounding of float64, the reference precision
@@ -449,7 +449,7 @@ def check_gram_size(diagonal: Float[np.ndarray, " n"]) -> None:
     """Raise if a Gram matrix is so large that its squares overflow, or has overflowed already."""
     largest = float(np.abs(diagonal).max(initial=0.0)) if np.isfinite(diagonal).all() else math.inf
     if not largest < LARGEST_GRAM:
-        raise ValueError(
+        raise FeatureOverflowError(
             f"features and kernels must have squares below {LARGEST_GRAM:.0e}, so that sums of their products fit "
             f"float64: the largest on the diagonal of `gram` is {largest:.3g}. Scale the tokens down, for instance by "
             "scaling='standard'; if they are of ordinary size, use another activation, dtype='float64', or smaller "

@@ -107,7 +107,7 @@
       const said = [...$$("notes").children].map((note) => note.textContent);
       $$("notes").append(...listed(answer.notes.filter((text) => !said.includes(text))));
       await show($$("more"), answer);
-      again("more", answer, { view: state.view === "law" ? "rotation" : "needs" });
+      again("more", answer, { view: state.view === "heads" ? "rotation" : "needs" });
     },
     async offer(answer) {
       offered = answer;
@@ -124,9 +124,9 @@
     clearTimeout(later);
     later = setTimeout(() => { // what is slower waits until the settings rest
       document.querySelectorAll("#shown .plot").forEach((plot) => draw(plot));
-      if (["curves", "surface", "law"].includes(state.view)) ask("offer", "offer");
+      if (["curves", "surface", "heads"].includes(state.view)) ask("offer", "offer");
       if (state.view === "curves") ask("more", "view", { view: "needs" });
-      if (state.view === "law") ask("more", "view", { view: "rotation" });
+      if (state.view === "heads") ask("more", "view", { view: "rotation" });
     }, 300);
   }
 
@@ -201,7 +201,7 @@
     const data = view === "data";
     $$("drop").hidden = !data;
     for (const id of ["measuring", "keeping", "python"]) $$(id).hidden = data;
-    $$("measuring").hidden = !["curves", "surface", "law"].includes(view);
+    $$("measuring").hidden = !["curves", "surface", "heads"].includes(view);
     for (const id of ["shown", "more", "notes"]) $$(id).replaceChildren();
     $$("problem").textContent = "";
     refresh();

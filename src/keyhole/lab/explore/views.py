@@ -707,7 +707,7 @@ def _level_rows(
     ]
 
 
-def distribution(state: ExploreState, results: Results) -> View:
+def heads(state: ExploreState, results: Results) -> View:
     """The error against the strength of the mean, at three numbers of samples."""
     answer = View("The head distribution")
     if state.dim < 2:
@@ -786,7 +786,7 @@ def rotation(state: ExploreState, results: Results) -> View:
 
 
 VIEWS: dict[str, Callable[[ExploreState, Results], View]] = {
-    view.__name__: view for view in (curves, needs, surface, spectrum, distribution, rotation)
+    view.__name__: view for view in (curves, needs, surface, spectrum, heads, rotation)
 }
 
 

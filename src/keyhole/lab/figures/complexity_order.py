@@ -147,8 +147,12 @@ def _readable(row: Row) -> Row:
 
 def _rank(rows: list[Row], name: str, seed: int) -> Estimate:
     pairs = np.array(
-        [[float(row[name]), float(row["measured"])] for row in rows if row[name] is not None]
-    )  # type: ignore[arg-type]
+        [
+            [float(row[name] or 0), float(row["measured"] or 0)]
+            for row in rows
+            if row[name] is not None
+        ]
+    )
     if len(pairs) < 4:
         return Estimate(None)
     rng = np.random.default_rng(seed)

@@ -24,11 +24,12 @@ from keyhole.attention.features import attention_features
 from keyhole.attention.heads import GaussianHeads, HeadDraw
 from keyhole.attention.kernels import attention_kernel
 from keyhole.attention.learned import CHECKS, MIN_SAMPLES_FOR_ONE_SPLIT, LearnedHeads
+from keyhole.choose import fit_seconds
 from keyhole.data.layout import Dataset
 from keyhole.data.sets import POOLINGS, PooledSets, SetBatch, SetGroups
 from keyhole.data.tokens import SCALINGS, TokenRule, pass_hops
 from keyhole.estimators.attention import AttentionRegressor
-from keyhole.estimators.inputs import as_samples, fit_seconds
+from keyhole.estimators.validation import as_samples
 from keyhole.lab.lens.findings import (
     Findings,
     HeldOutCurve,
@@ -40,9 +41,11 @@ from keyhole.lab.lens.findings import (
     difference,
     judge,
 )
-from keyhole.layer import fit_layer
 from keyhole.ridge.gram import ridge_gram
 from keyhole.ridge.problem import RidgeProblem
+from keyhole.solvers.solve import solve_values
+from keyhole.spec import LayerSpec
+from keyhole.training import TrainingSet
 
 N_FOLDS = 5
 MAX_EXAMPLES = 2  # samples taken apart of those that were right, and of those that were wrong
@@ -944,10 +947,10 @@ class _Look:
             )
             self._add(
                 m,
-                lambda n, distribution=distribution, heads=heads: make_gram(
+                lambda n, distribution=distribution, heads=heads: make_gram(  # type: ignore[misc]
                     self._ready(n), distribution, heads, self.config
                 ),
-            )  # type: ignore[misc]
+            )
         if self.choice.strength is None:
             self._skip("biased attention: without a query there is nothing for keys to resemble.")
         if not self.exact:
@@ -1179,8 +1182,9 @@ class _Look:
             best.distribution, int(best.heads), ready.dim, self.config.seed, ready.query_dim
         )
         groups = None if problem.groups is None else problem.groups[train]
-        options: dict[str, Any] = {"activation": self.config.activation, "groups": groups}
-        layer = fit_layer(ready[train], problem.columns[train], heads, **options).layer
+        spec = LayerSpec(activation=self.config.activation)
+        data = TrainingSet(ready[train], problem.columns[train], groups=groups)
+        layer = solve_values(spec, data, heads).layer
 
         def of_classes(found: np.ndarray) -> np.ndarray:
             two = problem.labels is not None and found.shape[1] == 1

@@ -1,0 +1,545 @@
+"""The one place where defaults are chosen: a specification with "auto" in it becomes a complete one.
+
+`choose` drafts the candidates on few samples and few heads, and compares their leave-one-out losses. What is chosen,
+one after the other: the number of heads (by predicted cost alone), the scaling of tokens, the query, the head
+distribution, the scale of extras. An explicit setting is never overridden.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from keyhole._array import block_size, thread_count
+from keyhole._checks import FeatureOverflowError
+from keyhole.attention.activations import POINTWISE
+from keyhole.attention.features import attention_features
+from keyhole.attention.head_error import improvement
+from keyhole.attention.heads import GaussianHeads, HeadDistribution, HeadDraw
+from keyhole.attention.kernels import attention_kernel
+from keyhole.data.sets import DistinctSamples, SetBatch
+from keyhole.data.tokens import SCALINGS, TokenRule
+from keyhole.layer import FittedLayer, fit, learn_tokens, with_ranks_if_drawn
+from keyhole.ridge.calibration import calibrate, class_scores, labels_of
+from keyhole.ridge.gram import ridge_gram
+from keyhole.ridge.problem import RidgeProblem
+from keyhole.solvers.solve import extras_or_none
+from keyhole.spec import AUTO, LayerSpec
+from keyhole.training import JoinedSamples, TrainingSet
+
+DRAFT_SAMPLES = (500, 350, 250, 180, 128)
+"""Samples that settings are chosen by: the first of these numbers that lets all drafts together cost no more than one
+fit. Rules that five hundred cannot tell apart may as well be exchanged (on digits "standard" and "none" are)."""
+
+MIN_DRAFT_SAMPLES = 8
+"""Distinct samples below which nothing is chosen: tokens stay as they are."""
+
+DRAFT_HEADS = 64
+"""Heads at most that settings are chosen with."""
+
+AUTO_HEADS = 512
+"""Heads of ``n_heads="auto"`` where the exact kernel is not cheaper, and a fit takes at most `AUTO_SECONDS`."""
+
+AUTO_SECONDS = 120.0
+"""Predicted seconds of one core that a fit with automatic heads may take: else their number is halved, and again."""
+
+MIN_AUTO_HEADS = 32
+"""The number of automatic heads is not halved below this."""
+
+STRENGTHS = (1.0, 3.0, 10.0, 30.0)
+"""Multiples of the identity that are tried as mean of the heads where there is a query."""
+
+DRAWN_STRENGTHS = GaussianHeads(mean=(0.3, 20.0), scale=0.1)
+"""Heads that differ in the coordinates they compare, tried under softmax: there the multiple is how sharply a head
+selects keys. Chosen on the first 80 % of MovieLens; ReLU gains little by it."""
+
+LOSS_ROUNDING = 1e-6
+"""Share of a loss below which a difference is rounding, and the candidate that comes first is kept: on tokens of length
+one "none" and "sphere" are the same rule, and the order of the samples decides the last digits of their losses."""
+
+MIXED_UNITS = 100.0
+"""Factor between the sizes of the largest coordinate and of the median one from which on coordinates have units of
+their own, such as years and stars: without standardising only the largest counts, and few samples may not show it."""
+
+MAX_SAMPLES_FOR_EXTRAS = 500
+"""Samples that the scale of extras is chosen by: one Gram matrix of so many serves every scale."""
+
+EXTRAS_SCALES = (0.1, 1.0, 10.0, 100.0)
+"""Scales of extras that are tried, in units in which extras vary as much as the features of sets do."""
+
+LONG_FIT_SECONDS = 60.0
+"""Predicted seconds above which a fit says so beforehand."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Settings that were tried, with their loss on the samples that were left out."""
+
+    scaling: str
+    query: str
+    heads: HeadDistribution
+    loss: float
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A complete specification, the candidates it was chosen from, and the final fit if a draft already is it."""
+
+    spec: LayerSpec
+    candidates: tuple[Candidate, ...]
+    final: FittedLayer | None
+
+    def token_rule(self, data: TrainingSet) -> TokenRule:
+        """The token rule that was chosen, learned on some samples."""
+        return learn_tokens(self.spec, data)
+
+
+def choose(spec: LayerSpec, data: TrainingSet) -> Choice:
+    """Fill in everything that a specification leaves open.
+
+    The scaling of least loss under the given query; where coordinates have units of their own, standardised tokens
+    unless another scaling is better by more than one standard error. Then the mean of the keys as query, if its loss is
+    less. Then a multiple of the identity as mean of the heads, if that lowers the loss by more than one standard error,
+    sample by sample; multiples grow until one is worse than the one before. Heads that are learned are learned later,
+    under the rule that suits zero-mean heads.
+    """
+    exponent = data.output_exponent()
+    data = data.with_outputs_in_units(exponent)
+    distinct = data.distinct()
+    spec = replace(spec, n_heads=choose_n_heads(spec, data.samples, distinct.rows))
+    chosen = _first_settings(spec)
+    drafts: list[Draft] = []
+    final = None
+    search = CandidateSearch.of(spec, data, distinct)
+    if search is not None:
+        # 1. the scaling of tokens, under the first query
+        for scaling in search.scalings:
+            drafts.append(search.draft(scaling, search.queries[0], spec.fixed_heads))
+        best = search.best_scaling(drafts)
+
+        # 2. another query, if its loss is less
+        for query in search.queries[1:]:
+            drafts.append(search.draft(best.spec.scaling, query, spec.fixed_heads))
+            if is_lower(drafts[-1].loss, best.loss):
+                best = drafts[-1]
+
+        # 3. the head distribution: strengths grow until one is worse than the one before
+        of_heads = [best]
+        for heads in search.strengths(best):
+            of_heads.append(search.draft(best.spec.scaling, best.spec.query, heads, best.tokens))
+            if not is_lower(of_heads[-1].loss, of_heads[-2].loss):
+                break
+        for heads in search.drawn_strengths(best):
+            of_heads.append(search.draft(best.spec.scaling, best.spec.query, heads, best.tokens))
+        drafts += of_heads[1:]
+        leader = best_draft(of_heads)
+        if search.is_better(leader, best):
+            best = leader
+        chosen = replace(chosen, scaling=best.spec.scaling, query=best.spec.query)
+        if spec.heads is None:
+            chosen = replace(chosen, heads=best.spec.heads)
+        if search.is_final and search.has_all_rows:
+            assert best.fitted is not None
+            final = best.fitted.in_units(exponent)
+
+    # 4. the scale of extras, under the settings that were chosen
+    if spec.extras_scale is None:
+        chosen = replace(chosen, extras_scale=1.0)
+        if data.has_extras:
+            chosen = replace(chosen, extras_scale=choose_extras_scale(chosen, data))
+
+    # losses in the units of y
+    loss_exponent = 0 if spec.criterion == "log_loss" else 2 * exponent
+    candidates = tuple(draft.candidate(loss_exponent) for draft in drafts)
+    return Choice(spec=chosen, candidates=candidates, final=final)
+
+
+def _first_settings(spec: LayerSpec) -> LayerSpec:
+    """The specification with what is tried first in the place of what is open."""
+    return replace(
+        spec,
+        scaling="none" if spec.scaling == AUTO else spec.scaling,
+        query="given" if spec.query == AUTO else spec.query,
+        heads=GaussianHeads() if spec.heads is None else spec.heads,
+    )
+
+
+@dataclass(frozen=True)
+class Draft:
+    """One candidate: its specification, its rule (learned on all samples) and its fit to the draft's samples.
+
+    A candidate whose features overflow has no fit, and an infinite loss.
+    """
+
+    spec: LayerSpec
+    tokens: TokenRule
+    fitted: FittedLayer | None
+    overflow: FeatureOverflowError | None = None
+
+    @property
+    def loss(self) -> float:
+        """Loss on the samples that were left out."""
+        return math.inf if self.fitted is None else self.fitted.loss
+
+    def candidate(self, exponent: int) -> Candidate:
+        """What is reported of it, with its loss times 2^exponent."""
+        assert self.spec.heads is not None
+        with np.errstate(over="ignore", under="ignore"):
+            loss = float(np.ldexp(self.loss, exponent))
+        return Candidate(self.spec.scaling, self.spec.query, self.spec.heads, loss)
+
+
+@dataclass(frozen=True)
+class CandidateSearch:
+    """A staged search over candidates, each drafted on the same few samples.
+
+    Attributes
+    ----------
+    spec : LayerSpec
+        What was asked for.
+    draft_spec : LayerSpec
+        What drafts are fitted with: few heads, an automatic grid of penalties, the direct solver.
+    data, part : TrainingSet
+        All samples, and those that drafts are fitted to.
+    scalings, queries : tuples of str
+        What is tried, the default first.
+    chooses_heads : bool
+        Whether the head distribution is open, and there may be a query that a mean could act on.
+    is_final : bool
+        Whether a draft is fitted as the final fit would be: all distinct samples, all heads, nothing left to tune.
+    has_all_rows : bool
+        Whether the draft's samples are those that were given, one by one, so that its results are theirs.
+    """
+
+    spec: LayerSpec
+    draft_spec: LayerSpec
+    data: TrainingSet
+    part: TrainingSet
+    scalings: tuple[str, ...]
+    queries: tuple[str, ...]
+    chooses_heads: bool
+    is_final: bool
+    has_all_rows: bool
+
+    @classmethod
+    def of(
+        cls, spec: LayerSpec, data: TrainingSet, distinct: DistinctSamples
+    ) -> CandidateSearch | None:
+        """A search for a specification, or None if nothing is open or too few samples could tell."""
+        data = data.with_samples(data.samples.numpy())
+        scalings = SCALINGS if spec.scaling == AUTO else (spec.scaling,)
+        queries: tuple[str, ...] = (spec.query,)
+        if spec.query == AUTO:
+            queries = ("given",) if data.samples.has_own_queries else ("given", "mean")
+        may_have_query = data.samples.sets.query is not None or queries[-1] != "given"
+        chooses_heads = spec.heads is None and may_have_query
+
+        # every draft costs: the scalings, further queries, at least two strengths, under softmax the drawn strengths
+        n_drafts = len(scalings) + len(queries) - 1
+        if chooses_heads:
+            n_drafts += 2 if spec.activation in POINTWISE else 3
+        if n_drafts == 1:
+            return None
+
+        # the samples that drafts are fitted to are picked by what they are: neither their order, nor duplicates, nor
+        # rows of weight 0 change the choice; duplicates are one sample of their joint weight
+        counts = data.samples.token_counts[distinct.rows]
+        n_samples, n_heads = affordable_draft(spec, counts, data.samples.dim, n_drafts)
+        if n_samples < MIN_DRAFT_SAMPLES:
+            return None
+        picked = np.arange(len(distinct))
+        if n_samples < len(distinct):
+            ranks = data.with_ranks(distinct, spec.seed).ranks
+            assert ranks is not None
+            picked = np.flatnonzero(ranks[distinct.rows] < n_samples)
+        weights = None if distinct.weights is None else distinct.weights[picked]
+        part = replace(data[distinct.rows[picked]], weights=weights)
+
+        uses_everything = len(part) == len(distinct) and n_heads == spec.n_heads
+        nothing_left_to_fit = spec.alphas is None and not spec.learns_heads and not data.has_extras
+        return cls(
+            spec=spec,
+            draft_spec=replace(
+                spec, n_heads=n_heads, alphas=None, solver="direct", extras_scale=1.0
+            ),
+            data=data,
+            part=part,
+            scalings=scalings,
+            queries=queries,
+            chooses_heads=chooses_heads,
+            is_final=uses_everything and nothing_left_to_fit and spec.solver != "cg",
+            has_all_rows=len(part) == len(data),
+        )
+
+    def best_scaling(self, drafts: list[Draft]) -> Draft:
+        """The draft of least loss; where units are mixed, standardised tokens unless another is clearly better."""
+        best = best_draft(drafts)
+        if best.overflow is not None:  # then all of them overflow
+            raise best.overflow
+        if "standard" in self.scalings and has_mixed_units(self.part.samples.sets):
+            standard = drafts[self.scalings.index("standard")]
+            if not self.is_better(best, standard):
+                return standard
+        return best
+
+    def strengths(self, zero_mean: Draft) -> list[HeadDistribution]:
+        """Head distributions around growing multiples of the identity; none where there is nothing to choose."""
+        if not self._has_heads_to_try(zero_mean):
+            return []
+        return [GaussianHeads(strength, pairs=self._pairs(zero_mean)) for strength in STRENGTHS]
+
+    def drawn_strengths(self, zero_mean: Draft) -> list[HeadDistribution]:
+        """Under softmax, heads that draw a multiple for each coordinate."""
+        if self.spec.activation in POINTWISE or not self._has_heads_to_try(zero_mean):
+            return []
+        return [
+            GaussianHeads(DRAWN_STRENGTHS.mean, DRAWN_STRENGTHS.scale, pairs=self._pairs(zero_mean))
+        ]
+
+    def _has_heads_to_try(self, zero_mean: Draft) -> bool:
+        """Whether the head distribution is open, and there is a query that a mean could act on."""
+        has_query = self.data.samples.sets.query is not None or zero_mean.spec.query != "given"
+        return self.chooses_heads and has_query
+
+    def _pairs(self, zero_mean: Draft) -> Any:
+        """Coordinates of query and key that mean the same, where queries are the given ones."""
+        return self.data.samples.sets.pairs if zero_mean.spec.query == "given" else None
+
+    def draft(
+        self, scaling: str, query: str, heads: HeadDistribution, tokens: TokenRule | None = None
+    ) -> Draft:
+        """Fit one candidate to the draft's samples, with a token rule that is learned on all samples."""
+        spec = replace(self.draft_spec, scaling=scaling, query=query, heads=heads)
+        if tokens is None:
+            tokens = learn_tokens(spec, self.data)
+        try:
+            fitted = fit(spec, self.part, tokens=tokens, draft=not self.is_final)
+        except FeatureOverflowError as error:
+            return Draft(spec=spec, tokens=tokens, fitted=None, overflow=error)
+        return Draft(spec=spec, tokens=tokens, fitted=fitted)
+
+    def is_better(self, new: Draft, old: Draft) -> bool:
+        """Whether a draft has less loss than another by more than one standard error of the paired differences."""
+        if old.fitted is None or new.fitted is None:
+            return new.loss < old.loss
+        gain, standard_error = improvement(
+            self._sample_losses(old), self._sample_losses(new), self.part.weights, self.part.groups
+        )
+        return gain > max(standard_error, LOSS_ROUNDING * old.loss)
+
+    def _sample_losses(self, draft: Draft) -> Float[np.ndarray, " n"]:
+        """The loss of every sample by the fit without it: its squared error, or log-loss at the best temperature."""
+        outputs = self.part.outputs
+        assert draft.fitted is not None
+        predictions = draft.fitted.predictions
+        if self.spec.criterion != "log_loss":
+            return np.asarray(np.square(outputs - predictions).mean(axis=1))
+        weights = np.ones(len(outputs)) if self.part.weights is None else self.part.weights
+        _, losses = calibrate(class_scores(predictions)[None], labels_of(outputs), weights, 1e-6)
+        return np.asarray(losses[0])
+
+
+def is_lower(loss: float, other: float) -> bool:
+    """Whether a loss is lower than another by more than rounding."""
+    if math.isinf(other):
+        return loss < other
+    return loss < other - LOSS_ROUNDING * abs(other)
+
+
+def best_draft(drafts: list[Draft]) -> Draft:
+    """The draft of least loss; the first of those that differ by rounding alone."""
+    best = drafts[0]
+    for draft in drafts[1:]:
+        if is_lower(draft.loss, best.loss):
+            best = draft
+    return best
+
+
+def has_mixed_units(sets: SetBatch) -> bool:
+    """Whether one coordinate of the keys, or of the queries, is `MIXED_UNITS` times larger than most."""
+    host = sets.numpy()
+    for tokens in (host.tokens, host.query):
+        if tokens is None:
+            continue
+        sizes = np.abs(tokens).max(axis=0)
+        sizes = sizes[sizes > 0]
+        if len(sizes) and sizes.max() > MIXED_UNITS * np.median(sizes):
+            return True
+    return False
+
+
+def affordable_draft(
+    spec: LayerSpec, token_counts: Int[np.ndarray, " n"], dim: int, n_drafts: int
+) -> tuple[int, float]:
+    """How many of n distinct samples, and how many heads, drafts are made with.
+
+    As many samples as let all drafts together cost what one fit does; by the exact kernel if that is what is asked for
+    and cheaper than few heads.
+    """
+    n = len(token_counts)
+    keys_per_sample = float(token_counts.sum()) / n
+
+    def seconds(n_samples: int, n_heads: float) -> float:
+        n_tokens = int(n_samples * keys_per_sample)
+        return fit_seconds(n_samples, n_tokens, dim, n_heads, has_query=True)
+
+    assert not isinstance(spec.n_heads, str)
+    few_heads = min(spec.n_heads, DRAFT_HEADS)
+    allowed = seconds(n, AUTO_HEADS if spec.is_exact else spec.n_heads)
+    for limit in DRAFT_SAMPLES:
+        n_samples = min(n, limit)
+        n_heads = few_heads
+        if spec.is_exact and seconds(n_samples, math.inf) <= seconds(n_samples, few_heads):
+            n_heads = math.inf
+        if n_drafts * seconds(n_samples, n_heads) <= allowed:
+            break
+    return n_samples, n_heads
+
+
+def fit_seconds(n: int, n_tokens: int, dim: int, n_heads: float, *, has_query: bool) -> float:
+    """Seconds of one core that a fit takes, predicted from sizes alone; ``math.inf`` heads are the exact kernel.
+
+    Measured at d = 4 … 400 on one core (Zen 4): pairs of keys take 2.2 + 0.075 D ns, entries of W that are drawn 30 ns,
+    features 0.1 ns an operation, products of matrices a fifth of that, a path of penalties n³/4 ns, and 6 ms all else.
+    """
+    width = dim + 1
+    overhead = 6e6
+    path = 0.25 * float(n) ** 3
+    if math.isinf(n_heads):
+        pairs = n_tokens**2 / 2 * (2.2 + 0.075 * width)
+        return 1e-9 * (pairs + path + overhead)
+    p = n_heads * width
+    entries = width**2 if has_query else width
+    features = n_heads * (30 * entries + 0.1 * (2 * n * entries + 4 * n_tokens * width))
+    if p >= n:
+        solve = 0.02 * n**2 * p + path
+    else:
+        solve = 0.06 * n * p**2 + 0.5 * p**3
+    return 1e-9 * (overhead + features + solve)
+
+
+def choose_n_heads(spec: LayerSpec, samples: Any, rows: Int[np.ndarray, " r"]) -> float:
+    """The number of heads: as asked; or the exact kernel where it exists and is predicted to be cheaper; else M heads.
+
+    M is `AUTO_HEADS`, halved until a direct fit without a device is predicted to take `AUTO_SECONDS` at most. Only the
+    distinct samples, ``rows``, cost time.
+    """
+    if not isinstance(spec.n_heads, str):
+        return spec.n_heads
+    has_query = samples.sets.query is not None or spec.query != "given"
+    keys_per_sample = samples.token_counts[rows].astype(float)
+    if spec.query == "each":  # every key is a query in turn
+        keys_per_sample = keys_per_sample**2
+
+    def seconds(n_heads: float) -> float:
+        n_tokens = int(keys_per_sample.sum())
+        return fit_seconds(len(rows), n_tokens, samples.dim, n_heads, has_query=has_query)
+
+    n_heads = AUTO_HEADS
+    may_halve = spec.solver != "cg" and spec.device is None
+    while may_halve and n_heads > MIN_AUTO_HEADS and seconds(n_heads) > AUTO_SECONDS:
+        n_heads //= 2
+    can_be_exact = has_kernel(spec.heads) and spec.activation in POINTWISE and spec.solver != "cg"
+    if can_be_exact and seconds(math.inf) <= seconds(n_heads):
+        return math.inf
+    return n_heads
+
+
+def has_kernel(heads: Any) -> bool:
+    """Whether infinitely many heads of a distribution have an exact kernel; None stands for Gaussian heads."""
+    if heads is None:
+        return True
+    if hasattr(heads, "fit") or getattr(heads, "strength_range", None) is not None:
+        return False
+    return hasattr(heads, "moments") or hasattr(heads, "components")
+
+
+def warn_if_long(spec: LayerSpec, data: TrainingSet) -> None:
+    """Say so before a fit that will take long."""
+    assert not isinstance(spec.n_heads, str)
+    if spec.device is not None:
+        return
+    n_tokens = int(data.samples.token_counts.sum())
+    seconds = (
+        fit_seconds(len(data), n_tokens, data.samples.dim, spec.n_heads, has_query=True)
+        / thread_count()
+    )
+    if seconds <= LONG_FIT_SECONDS:
+        return
+    if spec.is_exact:
+        kind = "the exact kernel of infinitely many heads"
+        remedy = "a finite `n_heads`"
+    else:
+        kind = f"{spec.n_heads} heads"
+        remedy = "fewer heads, a fixed alpha"
+    warnings.warn(
+        f"this fit will take about {seconds:.0f} s: {kind} on {len(data)} samples of {n_tokens} keys in all. For "
+        f"less, use {remedy}, fewer samples, or a GPU.",
+        stacklevel=4,
+    )
+
+
+def extras_unit(spread: float, size: float, extras: float) -> float:
+    """The scale at which extras vary as much as features, from sums of squares; 1 where one of them does not vary."""
+    if spread > 1e-12 * size and extras > 0:
+        return math.sqrt(spread / extras)
+    return 1.0
+
+
+def choose_extras_scale(spec: LayerSpec, data: TrainingSet) -> float:
+    """The scale of least leave-one-out squared error for extras that are standardised: K + scale²·ZZᵀ.
+
+    K is that of at most `MAX_SAMPLES_FOR_EXTRAS` samples under heads that need not be learned, and made once; each
+    scale then has a path of penalties, the ones asked for if these are all samples.
+    """
+    data = with_ranks_if_drawn(spec, data)
+    tokens = learn_tokens(spec, data)
+    samples = JoinedSamples.of(data.with_samples(tokens.apply(data.samples)))
+    rows = np.sort(samples.drawn(seed=0)[:MAX_SAMPLES_FOR_EXTRAS])
+    if len(rows) < 2:
+        return 1.0
+    part = samples.data[rows]
+    part = part.with_samples(part.samples.numpy())
+    is_all = len(rows) == samples.n_weighted
+    problem = RidgeProblem.of(
+        part.outputs,
+        spec.alphas if is_all else None,
+        fit_intercept=spec.fit_intercept,
+        weights=part.weights,
+        groups=part.groups,
+    )
+
+    # K, and the scale at which extras vary as much as the features do
+    gram = _gram_of_features(spec, part.samples)
+    extras = extras_or_none(part.samples)
+    linear = extras @ extras.T
+    spread = float(np.trace(gram))
+    if spec.fit_intercept:
+        spread -= float(gram.sum() / len(gram))
+    unit = extras_unit(spread, float(np.trace(gram)), float(np.trace(linear)))
+
+    errors = []
+    for ratio in EXTRAS_SCALES:
+        errors.append(ridge_gram(gram + (ratio * unit) ** 2 * linear, problem).error)
+    return unit * EXTRAS_SCALES[int(np.argmin(errors))]
+
+
+def _gram_of_features(spec: LayerSpec, samples: Any) -> Float[np.ndarray, "n n"]:
+    """K of the heads of a specification, of as many of them as fit a quarter of the budget."""
+    heads = spec.draw(spec.fixed_heads, samples)
+    if not isinstance(heads, HeadDraw):
+        return np.asarray(
+            attention_kernel(
+                samples, None, heads, spec.activation, memory_budget=spec.memory_budget
+            )
+        )
+    affordable = block_size(8 * len(samples) * (heads.dim + 1), spec.memory_budget // 4)
+    n_heads = min(heads.n_heads, affordable)
+    first_heads = HeadDraw(heads.distribution, n_heads, heads.dim, heads.seed, heads.query_dim)
+    features = attention_features(samples, first_heads, spec.activation)
+    return np.asarray(features @ features.T)

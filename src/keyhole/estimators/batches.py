@@ -1,0 +1,671 @@
+"""Fitting in batches: `partial_fit`, `fit_batches` and `predict_batches` as functions of an estimator.
+
+Samples are summed (`keyhole.streaming`) and never held as a whole. A model that was given batches has
+``stream_``, all that is known of its samples; its values are solved for by `ensure_solved`, which every
+method that predicts calls first, or by ``model.solve()``.
+
+Functions that change a model work on a draft of it (`keyhole.estimators.states.change`): a batch is
+added whole or not at all, also between threads. Methods that only read take a `snapshot` first, so that
+all they read belongs together.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from sklearn.base import is_classifier
+from sklearn.utils.validation import column_or_1d
+
+from keyhole._checks import check_choice
+from keyhole.attention.heads import HeadDraw
+from keyhole.choose import AUTO_HEADS, choose
+from keyhole.data.batches import Batch, as_batch, as_source
+from keyhole.data.tokens import TokenRule
+from keyhole.estimators.base import without_output_axis
+from keyhole.estimators.classes import one_vs_rest, scores_per_class
+from keyhole.estimators.selection import Selection
+from keyhole.estimators.states import change, twin_of
+from keyhole.estimators.uncertainty import Calibration, some_errors
+from keyhole.estimators.validation import (
+    as_outputs,
+    as_samples,
+    as_weights,
+    check_lengths,
+    check_target_given,
+    class_weights,
+)
+from keyhole.ridge.calibration import fit_temperature, labels_of
+from keyhole.ridge.design import PrincipalAxes
+from keyhole.solvers.layers import FiniteLayer
+from keyhole.solvers.solve import LayerFit
+from keyhole.spec import LayerSpec
+from keyhole.streaming import LayerRecipe, LayerSums, SumSizes, Yardstick, check_rows
+from keyhole.training import TrainingSet
+
+N_KEPT = 2048
+"""Samples kept to calibrate probabilities and intervals on."""
+
+N_PENDING = 1024
+"""Samples of positive weight that what is automatic is settled on. Later ones are gathered until they
+are as many, and added then: p² numbers are gone through at each addition, however few they are."""
+
+MAX_FEATURES = 2048
+"""Features that ``n_heads="auto"`` makes in batches: matrices of that order are summed, and decomposed
+in seconds."""
+
+SOLVED = (
+    "layer_", "alpha_", "selection_", "solver_", "values_", "intercept_", "temperature_", "loo_error_",
+    "loo_predictions_", "loo_decision_", "residual_", "n_iter_", "jackknife_errors_", "dual_coef_",
+)  # fmt: skip
+"""Fitted attributes that follow from the sums."""
+
+SETTLED = ("heads_", "tokens_", "n_heads_", "candidates_")
+"""Fitted attributes that the first samples decide, and later ones keep."""
+
+OF_A_STREAM = (*SOLVED, *SETTLED)
+"""Fitted attributes that a model may not have yet after `partial_fit`."""
+
+
+@dataclass(frozen=True)
+class SampleForm:
+    """What all batches of a stream have in common; ``kind`` is None where it is not known."""
+
+    kind: type | None
+    pairs: tuple[tuple[int, int], ...] | None
+    n_outputs: int
+    single: bool
+
+    @classmethod
+    def of(cls, data: TrainingSet, *, single: bool) -> SampleForm:
+        """The form of some samples; ``single`` says whether y has one axis."""
+        return cls(
+            kind=type(data.samples),
+            pairs=data.samples.sets.pairs,
+            n_outputs=data.outputs.shape[1],
+            single=single,
+        )
+
+    def check(self, data: TrainingSet, *, single: bool) -> None:
+        """Raise unless samples have this form."""
+        if data.outputs.shape[1] != self.n_outputs or single != self.single:
+            raise ValueError(
+                f"every batch must have the outputs of the first: got {data.outputs.shape[1]} "
+                f"for {self.n_outputs}, or y of another number of axes. Give y the shape it had."
+            )
+        if self.kind is None:
+            return
+        if type(data.samples) is not self.kind:
+            raise ValueError(
+                "every batch must be of the kind of the first: got "
+                f"{type(data.samples).__name__} for {self.kind.__name__}. SetGroups(batch, "
+                "np.ones(len(batch), int)) makes samples of one set each."
+            )
+        pairs = data.samples.sets.pairs
+        if pairs != self.pairs:
+            raise ValueError(
+                "every batch must pair the coordinates of query and key that the first paired: got "
+                f"pairs={pairs} for {self.pairs}. Read all batches in the same way, or pass the same "
+                "`pairs` to SetBatch."
+            )
+
+
+@dataclass(frozen=True)
+class Stream:
+    """All that a fit in batches knows of its samples; adding some makes another stream.
+
+    How samples become features, ``recipe``, is settled on the first `N_PENDING` samples, or on fewer
+    if values are asked for before that, and stays. Until then ``spec`` says what is asked for, and
+    ``trial`` is a recipe that the choice will try on the samples.
+
+    Nothing in a stream is ever written into: a model that fails to add samples still has the stream
+    that it had, and copies of a model may share one.
+    """
+
+    form: SampleForm
+    spec: LayerSpec | None
+    trial: LayerRecipe | None = None
+    recipe: LayerRecipe | None = None
+    sums: LayerSums | None = None
+    pending: tuple[TrainingSet, ...] = ()
+    sizes: SumSizes = field(default_factory=SumSizes)
+    """Of the sums, and of what is pending as far as it was computed."""
+    yardstick: Yardstick = field(default_factory=Yardstick)
+
+    @property
+    def n_pending(self) -> int:
+        """Samples that wait to be added."""
+        return sum(len(data) for data in self.pending)
+
+    def put(self, data: TrainingSet) -> Stream:
+        """The stream with more samples pending. Raise if they could never be added.
+
+        They are checked now and not when enough are there, so that the batch that is at fault is
+        refused and no other. Samples of weight zero are left out.
+        """
+        data = data.of_positive_weight()
+        if len(data) == 0:
+            return self
+        if len(data) >= N_PENDING:
+            # it will be added right away, block by block: it fails then, if it does
+            return replace(self, pending=(*self.pending, data))
+
+        yardstick = self.yardstick
+        if self.recipe is not None:
+            sizes, yardstick = self.recipe.check_addable(data, self.sizes, yardstick)
+        elif self.trial is not None:
+            without_extras = data.with_samples(data.samples.with_extras(None))
+            sizes, yardstick = self.trial.check_addable(without_extras, self.sizes, yardstick)
+        else:
+            no_features = np.zeros((len(data), 0))
+            sizes = check_rows(no_features, data, self.sizes)
+
+        # a copy: whoever makes batches may use their memory again
+        pending = (*self.pending, data.copy())
+        return replace(self, pending=pending, sizes=sizes, yardstick=yardstick)
+
+    def first_samples(self) -> TrainingSet:
+        """Pending samples, at most `N_PENDING`: what is automatic is settled on them."""
+        return TrainingSet.joined(self.pending)[:N_PENDING]
+
+    def with_recipe(self, recipe: LayerRecipe, sums: LayerSums) -> Stream:
+        """The stream with samples made into features otherwise: what was learned of sizes is void."""
+        return replace(
+            self,
+            trial=None,
+            recipe=recipe,
+            sums=sums,
+            sizes=SumSizes.of_moments(sums.moments),
+            yardstick=Yardstick(),
+        )
+
+    def flushed(self) -> Stream:
+        """The stream with all that is pending added to the sums."""
+        if not self.pending:
+            return self
+        assert self.recipe is not None
+        assert self.sums is not None
+        sums = self.recipe.add(self.sums, TrainingSet.joined(self.pending))
+        return replace(self, sums=sums, pending=(), sizes=SumSizes.of_moments(sums.moments))
+
+
+def gathered(batches: Iterable[TrainingSet]) -> Iterator[TrainingSet]:
+    """Batches of at least N_PENDING samples, except the last."""
+    parts: list[TrainingSet] = []
+    count = 0
+    for data in batches:
+        count += len(data)
+        if count >= N_PENDING:
+            yield TrainingSet.joined([*parts, data])
+            parts = []
+            count = 0
+        else:
+            # a copy: whoever makes batches may use their memory again
+            parts.append(data.copy())
+    if parts:
+        yield TrainingSet.joined(parts)
+
+
+# ------------------------------------------------------------------------------------------ what is possible
+
+
+def why_not_in_batches(model: Any) -> str | None:
+    """Why an estimator cannot be fitted in batches, and what to do about it; None if it can."""
+    whole = "needs the whole training set at once, and batches never are."
+    if isinstance(model.n_heads, float) and math.isinf(model.n_heads):
+        reason = f"n_heads=math.inf, the exact kernel, {whole} Use a finite number of heads"
+    elif hasattr(model.heads, "fit"):
+        reason = (
+            f"heads={model.heads!r} {whole} Fit it on a part of the data first and pass what it "
+            "became, heads=model.heads_"
+        )
+    elif model.solver == "cg":
+        reason = f"solver='cg' {whole} Leave it at solver='auto'"
+    elif model.device not in (None, "auto"):
+        reason = f"device={model.device!r} {whole} They are summed by NumPy. Leave `device` out"
+    else:
+        return None
+    return f"{reason}, or use fit."
+
+
+def can_fit_batches(model: Any) -> bool:
+    """Whether an estimator can be fitted in batches; otherwise an error that says why not."""
+    reason = why_not_in_batches(model)
+    if reason is not None:
+        raise AttributeError(reason)
+    return True
+
+
+def batch_spec(model: Any, samples: Any) -> LayerSpec:
+    """The specification of an estimator for batches, if they allow it."""
+    reason = why_not_in_batches(model)
+    if reason is not None:
+        raise ValueError(reason)
+    spec = model.layer_spec(samples)
+    width = samples.dim + 1
+    n_heads = spec.n_heads
+    if isinstance(n_heads, str):
+        n_heads = max(1, min(AUTO_HEADS, MAX_FEATURES // width))
+
+    # four p × p matrices: the sums, and their eigendecomposition
+    n_features = int(n_heads) * width
+    needed = 4 * 8 * n_features**2
+    memory = needed
+    if hasattr(os, "sysconf"):
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > memory:
+        raise MemoryError(
+            f"fitting in batches takes four p × p matrices with p = M·D: {n_features} features make "
+            f"{needed / 2**30:.0f} GiB, this machine has {memory / 2**30:.0f} GiB. Use fewer heads, or "
+            "fit with solver='cg'."
+        )
+    # the scale of extras is chosen among the sums, later
+    return replace(spec, n_heads=n_heads, device=None, solver="direct", extras_scale=1.0)
+
+
+# ------------------------------------------------------------------------------------------ whole fits
+
+
+def fit_batches(model: Any, batches: Any, classes: Any, selection: str) -> Any:
+    """Fit from batches that are read one at a time; see `AttentionRegressor.fit_batches`."""
+    source = as_source(batches)
+    can_read_twice = iter(source) is not source
+    check_choice(selection, "selection", ("auto", "loo", "gcv"))
+    if selection == "loo" and not can_read_twice:
+        raise ValueError(
+            "selection='loo' reads the batches twice, and an iterator such as a generator can be read "
+            "once. Pass a list or a ParquetSets, or use selection='gcv'."
+        )
+
+    # the sums, in a model of their own
+    draft = twin_of(model)
+    forget(draft)
+    begin_all_classes(draft, source, classes, can_read_twice)
+    for item in source:
+        add_batch(draft, as_batch(item))
+    if "stream_" not in vars(draft):
+        raise ValueError(
+            "`batches` must give at least one batch: got none. Was the iterator used up already?"
+        )
+
+    # the values, which take another pass for leave-one-out
+    error_sums = None
+    if can_read_twice and selection != "gcv":
+        error_sums = partial(_error_sums, draft, source)
+    solve_stream(draft, error_sums)
+    adopt(model, draft)
+    return model
+
+
+def predict_batches(model: Any, batches: Iterable[Any]) -> Iterator[np.ndarray]:
+    """Yield the predictions of each batch in turn."""
+    for item in as_source(batches):
+        yield model.predict(as_batch(item).sets)
+
+
+def _error_sums(
+    draft: Any, source: Iterable[Any], axes: PrincipalAxes, alphas: np.ndarray
+) -> np.ndarray:
+    """Sums of squared leave-one-out errors, by another pass over the batches."""
+    recipe = draft.stream_.recipe
+    sums = np.zeros((len(alphas), draft.stream_.form.n_outputs))
+    n_samples = 0
+    checked = (check_batch(draft, as_batch(item), first=False)[0] for item in source)
+    for data in gathered(checked):
+        sums += recipe.error_sums(axes, alphas, data)
+        n_samples += len(data)
+    check_second_pass(draft.n_samples_seen_, n_samples)
+    return sums
+
+
+def check_second_pass(first: int, second: int) -> None:
+    """Raise unless both passes over the batches gave as many samples."""
+    if first != second:
+        raise ValueError(
+            "`batches` must give the same samples every time they are read: got "
+            f"{first} the first time and {second} the second. Use selection='gcv', which needs "
+            "one pass."
+        )
+
+
+# ------------------------------------------------------------------------------------------ one batch
+
+
+def take(model: Any, X: Any, y: Any, sample_weight: Any, classes: Any = None) -> None:
+    """Add a batch to a model, whole or not at all: what `partial_fit` does."""
+    with change(model) as draft:
+        if is_classifier(draft):
+            begin_classes(draft, classes)
+        add_batch(draft, Batch(X, y, sample_weight))
+
+
+def add_batch(draft: Any, batch: Batch) -> None:
+    """Check a batch and add it to the stream, which the first one opens. To be called on a draft."""
+    first = "stream_" not in vars(draft)
+    if first and "n_samples_seen_" in vars(draft):
+        raise ValueError(
+            "this model was saved with keep='predict': the sums over its "
+            f"{draft.n_samples_seen_} samples are not in the file, so that none can be added to them. "
+            "Load a file saved with keep='all', or start over with fit or fit_batches."
+        )
+    if first and "layer_" in vars(draft):
+        warnings.warn(
+            "partial_fit starts over: fit keeps no sums that samples could be added to. Use "
+            "fit_batches for the first samples to add to them later.",
+            stacklevel=4,
+        )
+    if first:
+        forget(draft)
+    data, single = check_batch(draft, batch, first=first)
+    if first:
+        open_stream(draft, data, single=single)
+    else:
+        draft.stream_.form.check(data, single=single)
+
+    # what was solved for, and what every solve makes anew, is that of fewer samples
+    for name in SOLVED:
+        vars(draft).pop(name, None)
+    if draft.n_extras_in_:
+        vars(draft).pop("tokens_", None)
+
+    draft.stream_ = draft.stream_.put(data)
+    if draft.stream_.n_pending >= N_PENDING:
+        _flush(draft)
+    draft.n_samples_seen_ = vars(draft).get("n_samples_seen_", 0) + len(data)
+
+
+def check_batch(draft: Any, batch: Batch, *, first: bool) -> tuple[TrainingSet, bool]:
+    """A batch as a training set, and whether y has one axis only (or two classes)."""
+    samples = as_samples(draft, batch.sets, reset=first).numpy()
+    weights = _batch_weights(batch.weights, samples)
+    if not is_classifier(draft):
+        outputs = as_outputs(draft, batch.y, samples)
+        return TrainingSet(samples, outputs, weights), np.ndim(batch.y) == 1
+
+    # labels of a classifier
+    check_target_given(draft, batch.y)
+    labels = column_or_1d(batch.y, warn=True)
+    check_lengths(samples, labels, "y")
+    is_unknown = ~np.isin(labels, draft.classes_)
+    if is_unknown.any():
+        raise ValueError(
+            f"every label must be one of `classes`, {draft.classes_}: sample "
+            f"{int(np.flatnonzero(is_unknown)[0])} of this batch has {str(labels[is_unknown][0])!r}."
+        )
+    if isinstance(draft.class_weight, str):
+        raise ValueError(
+            f"class_weight={draft.class_weight!r} needs the whole training set: pass a dict of "
+            "weights to fit in batches."
+        )
+    outputs = one_vs_rest(np.searchsorted(draft.classes_, labels), len(draft.classes_))
+    weights = class_weights(draft.class_weight, labels, weights)
+    return TrainingSet(samples, outputs, weights), len(draft.classes_) == 2
+
+
+def _batch_weights(sample_weight: Any, samples: Any) -> np.ndarray | None:
+    """Checked weights; unlike those of a whole training set, those of a batch may all be zero."""
+    if sample_weight is not None and np.size(sample_weight) == len(samples):
+        if not np.any(sample_weight):
+            return np.zeros(len(samples))
+    return as_weights(sample_weight, samples)
+
+
+def begin_classes(draft: Any, classes: Any) -> None:
+    """The labels of a stream that begins, or a check that they are still the same."""
+    if "stream_" in vars(draft):
+        if classes is not None and not np.array_equal(np.unique(classes), draft.classes_):
+            raise ValueError(
+                f"`classes` must be the same in every call: got {np.unique(classes)}, it was "
+                f"{draft.classes_}. Labels cannot be added later."
+            )
+        return
+    if classes is None and "layer_" in vars(draft):
+        classes = draft.classes_
+    if classes is None:
+        raise ValueError(
+            "classes must be passed on the first call to partial_fit: all labels there will be."
+        )
+    _set_classes(draft, classes)
+
+
+def begin_all_classes(draft: Any, source: Any, classes: Any, can_read_twice: bool) -> None:
+    """The labels of a fit to all batches: given, or found by reading them first."""
+    if not is_classifier(draft):
+        if classes is not None:
+            raise ValueError(
+                "`classes` is for classifiers: this is a regressor, whose y are numbers."
+            )
+        return
+    if classes is None:
+        if not can_read_twice:
+            raise ValueError(
+                "`classes` must be given with batches that can be read only once: all labels there "
+                "will be."
+            )
+        if hasattr(source, "labels"):
+            classes = source.labels()
+        else:
+            classes = np.concatenate([np.unique(as_batch(item).y) for item in source])
+    _set_classes(draft, classes)
+
+
+def _set_classes(draft: Any, classes: Any) -> None:
+    draft.classes_ = np.unique(column_or_1d(classes))
+    if len(draft.classes_) < 2:
+        raise ValueError(
+            f"`classes` must hold at least two labels: got {len(draft.classes_)} class(es)."
+        )
+
+
+# ------------------------------------------------------------------------------------------ the stream
+
+
+def open_stream(draft: Any, data: TrainingSet, *, single: bool) -> None:
+    """Begin a stream for samples like these. To be called on a draft."""
+    spec = batch_spec(draft, data.samples)
+    if spec.query != "auto":
+        data.samples.check_query_rule(spec.query)
+    draft.single_output_ = single
+    draft.stream_ = Stream(
+        form=SampleForm.of(data, single=single),
+        spec=spec,
+        trial=_trial_recipe(spec, data),
+    )
+
+
+def _trial_recipe(spec: LayerSpec, data: TrainingSet) -> LayerRecipe | None:
+    """Features of tokens as they are, which must be finite wherever ``scaling`` may leave them so.
+
+    None where tokens will be scaled in any case: what the scale is, all of the first samples decide.
+    """
+    if spec.scaling not in ("none", "auto"):
+        return None
+    query = "given" if spec.query == "auto" else spec.query
+    rule = TokenRule("none", query, spec.pooling).with_hops_of(spec.fixed_heads)
+    return _recipe(spec, rule, spec.fixed_heads, data, n_kept=0, n_extras=0)
+
+
+def _recipe(
+    spec: LayerSpec, rule: TokenRule, heads: Any, data: TrainingSet, *, n_kept: int, n_extras: int
+) -> LayerRecipe:
+    """How samples like these become features under a token rule and a head distribution."""
+    drawn = HeadDraw(
+        heads, int(spec.n_heads), data.samples.dim, spec.seed, rule.query_dim(data.samples)
+    )
+    return LayerRecipe(
+        heads=drawn,
+        rule=rule,
+        n_outputs=data.outputs.shape[1],
+        n_kept=n_kept,
+        activation=spec.activation,
+        dtype=spec.dtype,
+        fit_intercept=spec.fit_intercept,
+        memory_budget=spec.memory_budget,
+        n_extras=n_extras,
+    )
+
+
+def settle(draft: Any, data: TrainingSet) -> LayerRecipe:
+    """Choose on the first samples what is automatic, and keep it. To be called on a draft."""
+    choice = choose(draft.stream_.spec, data)
+    rule = choice.token_rule(data)
+    recipe = _recipe(
+        choice.spec, rule, choice.spec.heads, data, n_kept=N_KEPT, n_extras=draft.n_extras_in_
+    )
+    draft.heads_ = choice.spec.heads
+    draft.tokens_ = rule
+    draft.n_heads_ = recipe.heads.n_heads
+    draft.candidates_ = choice.candidates
+    return recipe
+
+
+def _flush(draft: Any) -> None:
+    """Add all that is pending; the first time, settle what is automatic. To be called on a draft."""
+    stream = draft.stream_
+    if stream.recipe is None and stream.pending:
+        recipe = settle(draft, stream.first_samples())
+        stream = stream.with_recipe(recipe, recipe.empty())
+    draft.stream_ = stream.flushed()
+
+
+# ------------------------------------------------------------------------------------------ solving
+
+
+def solve_stream(
+    draft: Any, error_sums: Callable[[PrincipalAxes, np.ndarray], np.ndarray] | None = None
+) -> None:
+    """The values from the sums, at the penalty that the criterion prefers. To be called on a draft.
+
+    By leave-one-out if ``error_sums`` can tell its squared errors; the log-loss is that of the samples
+    kept.
+    """
+    _flush(draft)
+    stream = draft.stream_
+    if stream.recipe is None or stream.sums is None:
+        raise ValueError(
+            "a fit needs one sample of positive weight, and two to choose a penalty: got 0. Give "
+            "more batches, or one fixed number as `alpha`."
+        )
+
+    # extras are standardised among the sums; with their scale the rule for tokens is known
+    spec = draft.layer_spec(None)
+    recipe, moments, axes = stream.recipe.settle(stream.sums.moments, spec.extras_scale)
+    sums = LayerSums(moments=moments, kept=stream.sums.kept)
+    if recipe is not stream.recipe:
+        draft.stream_ = stream.with_recipe(recipe, sums)
+    draft.tokens_ = recipe.rule
+
+    # the penalty, and the values at it
+    alphas = axes.default_alphas() if spec.alphas is None else spec.alphas
+    errors = None if error_sums is None else error_sums(axes, alphas)
+    kept = sums.kept if spec.criterion == "log_loss" else None
+    _store_solution(draft, recipe.fit(axes, alphas, errors, kept), axes)
+
+
+def _store_solution(draft: Any, solved: LayerFit, axes: PrincipalAxes) -> None:
+    """Fitted attributes of a fit from sums. To be called on a draft."""
+    layer = solved.layer
+    assert isinstance(layer, FiniteLayer)
+    stream = draft.stream_
+    draft.layer_ = layer
+    draft.alpha_ = solved.ridge.alpha
+    draft.solver_ = solved.route
+    draft.selection_ = Selection.of(solved.ridge)
+    if draft.selection_.method == "loo":
+        draft.loo_error_ = solved.ridge.error
+    draft.values_ = without_output_axis(layer.values, stream.form.single)
+
+    # leave-one-out predictions of the samples kept: errors for intervals, and a temperature for labels
+    kept = stream.sums.kept
+    if not is_classifier(draft):
+        draft.intercept_ = float(layer.intercept[0]) if stream.form.single else layer.intercept
+        if kept.sets is not None:
+            predictions = stream.recipe.left_out(axes, kept, solved.ridge.alpha)
+            draft.jackknife_errors_ = some_errors(np.abs(kept.columns - predictions))
+        return
+    draft.intercept_ = layer.intercept
+    scores = stream.recipe.left_out(axes, kept, solved.ridge.alpha)
+    draft.temperature_ = fit_temperature(
+        scores_per_class(scores), labels_of(kept.columns), kept.weights
+    )
+    calibration = Calibration(draft.temperature_)
+    draft.jackknife_errors_ = some_errors(calibration.label_errors(scores, kept.columns))
+
+
+def ensure_solved(model: Any) -> Any:
+    """Solve for the values if samples came since the last time: one thread does, others wait for it.
+
+    Returns
+    -------
+    A twin of the model right then: samples may have come before the caller reads the model.
+    """
+    with change(model) as draft:
+        if "stream_" in vars(draft) and "layer_" not in vars(draft):
+            solve_stream(draft)
+    return draft
+
+
+def snapshot(model: Any) -> Any:
+    """The model with its values, as it is now: what comes later does not show in it.
+
+    The model itself unless samples are added to it. Sums are not part of a snapshot.
+    """
+    if "stream_" not in vars(model):
+        return model
+    twin = twin_of(model)
+    if "layer_" not in vars(twin):
+        twin = ensure_solved(model)
+    vars(twin).pop("stream_", None)
+    return twin
+
+
+def solved_twin(model: Any) -> Any:
+    """A twin with everything solved for and with its sums, all of one moment: what a file holds."""
+    if "stream_" not in vars(model):
+        return model
+    return ensure_solved(model)
+
+
+def forget(model: Any) -> None:
+    """Start over: drop the sums, and everything that was solved from them."""
+    of_a_whole_fit = ("training_", "class_has_weight_")
+    for name in ("stream_", "n_samples_seen_", *of_a_whole_fit, *SETTLED, *SOLVED):
+        vars(model).pop(name, None)
+
+
+def adopt(model: Any, draft: Any) -> None:
+    """Make a model what a draft of it has become, in the place of any fit before."""
+    with change(model) as current:
+        forget(current)
+        vars(current).update(vars(draft))
+
+
+def resume_stream(model: Any, sums: LayerSums) -> None:
+    """Go on from sums that were saved, of a model whose layer was solved from them."""
+    layer = model.layer_
+    spec = model.layer_spec(None)
+    recipe = LayerRecipe(
+        heads=layer.heads,
+        rule=model.tokens_,
+        n_outputs=len(layer.intercept),
+        n_kept=sums.kept.limit,
+        activation=layer.activation,
+        dtype=layer.dtype,
+        fit_intercept=sums.moments.fit_intercept,  # that of the fit, whatever the parameter is now
+        memory_budget=spec.memory_budget,
+        n_extras=model.n_extras_in_,
+    )
+    kept = sums.kept.sets
+    form = SampleForm(
+        kind=None if kept is None else type(kept),
+        pairs=None if kept is None else kept.sets.pairs,
+        n_outputs=recipe.n_outputs,
+        single=bool(model.single_output_),
+    )
+    model.stream_ = Stream(form=form, spec=None).with_recipe(recipe, sums)

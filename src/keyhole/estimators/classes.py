@@ -1,0 +1,120 @@
+"""Labels of classifiers: numbered, as one-vs-rest targets, and as scores and probabilities of classes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+from sklearn.base import BaseEstimator
+from sklearn.utils import assert_all_finite
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import column_or_1d
+
+from keyhole._checks import check_labels
+from keyhole.estimators.validation import check_lengths, check_target_given
+from keyhole.ridge import calibration
+
+SCORE_WITHOUT_WEIGHT = -1.0
+"""Score of a class whose samples all have weight 0: what ridge predicts for a target of −1."""
+
+
+def number_labels(
+    estimator: BaseEstimator, y: Any, samples: Any
+) -> tuple[np.ndarray, Int[np.ndarray, " n"]]:
+    """The classes of y, sorted, and the number of the class of every sample."""
+    check_target_given(estimator, y)
+    y = column_or_1d(y, warn=True)
+    assert_all_finite(y, input_name="y", estimator_name=type(estimator).__name__)
+    check_labels(y, "y", "class")
+    check_classification_targets(y)
+    check_lengths(samples, y, "y")
+    classes, labels = np.unique(y, return_inverse=True)
+    return classes, np.asarray(labels)
+
+
+def classes_with_weight(
+    classes: np.ndarray, labels: Int[np.ndarray, " n"], weights: Float[np.ndarray, " n"] | None
+) -> Bool[np.ndarray, " c"]:
+    """Which classes have a sample of positive weight. Raise unless there are two of them."""
+    weighted_labels = labels if weights is None else labels[weights > 0]
+    has_weight = np.bincount(weighted_labels, minlength=len(classes)) > 0
+    if has_weight.sum() < 2:
+        of_weight = "" if weights is None else " of positive weight"
+        raise ValueError(
+            f"`y` must have at least two classes: got 1 class, '{classes[has_weight][0]}', in "
+            f"{len(weighted_labels)} samples{of_weight}. There is nothing to tell apart."
+        )
+    return has_weight
+
+
+def one_vs_rest(labels: Int[np.ndarray, " n"], n_classes: int) -> Float[np.ndarray, "n t"]:
+    """Targets ±1, one output per class; a single output for two classes."""
+    targets = np.where(labels[:, None] == np.arange(n_classes), 1.0, -1.0)
+    if n_classes == 2:
+        return targets[:, 1:]
+    return targets
+
+
+def scores_per_class(decision: np.ndarray) -> np.ndarray:
+    """One column of scores per class, from a decision function."""
+    return calibration.class_scores(decision.reshape(len(decision), -1))
+
+
+def without_weightless(
+    scores: Float[np.ndarray, "*m c"], has_weight: Bool[np.ndarray, " c"] | None
+) -> Float[np.ndarray, "*m c"]:
+    """Scores of classes, −∞ for those without weight, which are never predicted; None if all have."""
+    if has_weight is None or has_weight.all():
+        return scores
+    return np.where(has_weight, scores, -np.inf)
+
+
+@dataclass(frozen=True)
+class WeightedClasses:
+    """The classes that a fit is about, among all classes of y.
+
+    A fit has one output for each class that has weight, or a single one for two of them. A class
+    whose samples all have weight 0 is not part of it, but keeps its place among the classes: its
+    values are 0, its score is `SCORE_WITHOUT_WEIGHT`, its probability is 0.
+
+    Attributes
+    ----------
+    has_weight : bool array (classes,)
+    first_of_two : float
+        The score of the first of two classes, in units of that of the second: −1 for ridge on ±1,
+        0 for the log-odds of the norm ball.
+    """
+
+    has_weight: Bool[np.ndarray, " c"]
+    first_of_two: float
+
+    @property
+    def count(self) -> int:
+        """How many classes the fit is about."""
+        return int(self.has_weight.sum())
+
+    def numbers(self, labels: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
+        """Labels numbered among the classes that have weight; −1 for the others."""
+        number = np.cumsum(self.has_weight) - 1
+        return np.where(self.has_weight[labels], number[labels], -1)
+
+    def of_all_classes(self, outputs: np.ndarray, without_weight: float) -> np.ndarray:
+        """Outputs (…, t) of the fit as outputs (…, classes) of all classes."""
+        if self.has_weight.all():
+            return outputs
+        if outputs.shape[-1] == 1:
+            outputs = np.concatenate([self.first_of_two * outputs, outputs], axis=-1)
+        expanded = np.full((*outputs.shape[:-1], len(self.has_weight)), without_weight)
+        expanded[..., self.has_weight] = outputs
+        return expanded
+
+    def of_layer(self, layer: Any) -> Any:
+        """A layer of all classes from the layer of the fit, of finitely or infinitely many heads."""
+        changes = {}
+        for name in ("values", "dual", "extras_values"):
+            if getattr(layer, name, None) is not None:
+                changes[name] = self.of_all_classes(getattr(layer, name), without_weight=0.0)
+        changes["intercept"] = self.of_all_classes(layer.intercept, SCORE_WITHOUT_WEIGHT)
+        return replace(layer, **changes)

@@ -1,0 +1,42 @@
+"""What a fitted model attends to: the weights of its hops on the keys of every sample."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from keyhole.attention.features import attention_weights
+from keyhole.attention.heads import HeadDistribution, HeadDraw
+from keyhole.attention.learned import MAX_HEADS_TO_JUDGE
+from keyhole.data.tokens import TokenRule, weights_of_hop
+from keyhole.solvers.layers import FiniteLayer, Layer
+
+
+def weights_of_hops(
+    samples: Any, tokens: TokenRule, layer: Layer, heads: HeadDistribution, memory_budget: int
+) -> list[list[Float[np.ndarray, "p k"]]]:
+    """For every hop, the weights (patterns, keys) of each sample; the last hop is that of the random heads."""
+    weights = []
+
+    # learned hops: each sees queries that the hops before it have extended
+    for number, hop in enumerate(tokens.hops):
+        before = replace(tokens, hops=tokens.hops[:number])
+        weights.append(weights_of_hop(before.apply(samples).sets, hop))
+
+    # random heads: the mean weight of the heads around each mean of their distribution
+    ready = tokens.apply(samples)
+    sets = ready.written_out().sets if tokens.query == "each" else ready.sets
+    if isinstance(layer, FiniteLayer):
+        drawn = layer.heads
+    else:
+        drawn = HeadDraw(heads, MAX_HEADS_TO_JUDGE, sets.dim, 0, sets.query_dim)
+    n_means = len(getattr(heads, "means_", (None,)))
+    weights.append(
+        attention_weights(
+            sets, drawn, layer.activation, min(n_means, drawn.n_heads), memory_budget=memory_budget
+        )
+    )
+    return [[of_set.T for of_set in np.split(of_hop, sets.offsets[1:-1])] for of_hop in weights]

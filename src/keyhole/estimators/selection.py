@@ -1,0 +1,65 @@
+"""How the penalty of a fit was chosen, as estimators show it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import Float
+
+from keyhole.ridge.problem import RidgeFit
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The penalties that were tried, and what each was worth.
+
+    Attributes
+    ----------
+    method : "loo", "gcv" or "holdout"
+        What the scores are of: samples (or groups) left out one by one; exact generalised cross-validation, after a
+        fit in batches that were read once; or a tenth of the samples held out, after conjugate gradients.
+    criterion : "squared_error" or "log_loss"
+    alphas : array (a,)
+        The penalties tried.
+    scores : array (a,)
+        The criterion at every penalty, less is better; infinite where rounding makes it meaningless.
+    errors : array (a,)
+        Mean squared errors at every penalty, equal to the scores if these are the criterion.
+    best : int
+        Position of the penalty used.
+    """
+
+    method: str
+    criterion: str
+    alphas: Float[np.ndarray, " a"] = field(repr=False)
+    scores: Float[np.ndarray, " a"] = field(repr=False)
+    errors: Float[np.ndarray, " a"] = field(repr=False)
+    best: int
+
+    @classmethod
+    def of(cls, ridge: RidgeFit) -> Selection:
+        """What a ridge fit says of its penalties."""
+        return cls(
+            method="loo" if ridge.selection == "groups" else ridge.selection,
+            criterion="squared_error" if ridge.log_losses is None else "log_loss",
+            alphas=ridge.alphas,
+            scores=ridge.errors if ridge.log_losses is None else ridge.log_losses,
+            errors=ridge.errors,
+            best=ridge.best,
+        )
+
+    @property
+    def alpha(self) -> float:
+        """The penalty used."""
+        return float(self.alphas[self.best])
+
+    @property
+    def score(self) -> float:
+        """The criterion at the penalty used."""
+        return float(self.scores[self.best])
+
+    @property
+    def error(self) -> float:
+        """The mean squared error at the penalty used."""
+        return float(self.errors[self.best])

@@ -1,0 +1,339 @@
+"""How sure a prediction is: intervals, label sets, standard deviations, novelty, importance of coordinates.
+
+Everything here is a function of exact leave-one-out fits (`keyhole.refits.Refits`), or of the leave-one-out errors that
+every model keeps. The estimators have thin methods for them, whose docstrings say what is guaranteed.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float
+from scipy.special import log_softmax, softmax
+
+from keyhole._checks import check_number
+from keyhole.data.tokens import TokenRule
+from keyhole.estimators.base import LESS_FOR_REFITS, explained_memory_errors
+from keyhole.estimators.classes import without_weightless
+from keyhole.refits import Refits
+from keyhole.ridge.calibration import class_scores, labels_of
+from keyhole.spec import LayerSpec
+from keyhole.training import TrainingSet
+
+MAX_ERRORS_KEPT = 2048
+"""Leave-one-out errors that every model keeps, for intervals where there is no factor; more are drawn from at random."""
+
+RANK_SLACK = 1e-9
+"""Relative slack in comparing sums of shares with a rank: sums of 1/|g| are rounded."""
+
+
+class PlainJackknifeWarning(UserWarning):
+    """Intervals are those of the plain jackknife, for which less is guaranteed than for jackknife+."""
+
+
+@dataclass(frozen=True)
+class TrainingRecord:
+    """What a fit used, frozen with it: nothing that is changed later moves an interval.
+
+    Its leave-one-out fits are made on first use, and kept.
+    """
+
+    data: TrainingSet
+    spec: LayerSpec
+    tokens: TokenRule
+    alpha: float
+    _cache: dict[str, Refits] = field(default_factory=dict, repr=False, compare=False)
+    _lock: Any = field(default_factory=threading.Lock, repr=False, compare=False)
+
+    def refits(self) -> Refits:
+        """All leave-one-out fits."""
+        with self._lock:
+            if "refits" not in self._cache:
+                samples = self.data.samples
+                with explained_memory_errors("leave-one-out fits", samples, None, LESS_FOR_REFITS):
+                    ready = self.data.with_samples(self.tokens.apply(samples))
+                    self._cache["refits"] = Refits.of(self.spec, ready, self.alpha)
+            return self._cache["refits"]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the lock and the fits, which are made anew."""
+        return {"data": self.data, "spec": self.spec, "tokens": self.tokens, "alpha": self.alpha}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "_cache", {})
+        object.__setattr__(self, "_lock", threading.Lock())
+
+
+def some_errors(errors: Float[np.ndarray, "k t"]) -> Float[np.ndarray, "l t"]:
+    """At most `MAX_ERRORS_KEPT` leave-one-out errors, each output's in order.
+
+    One that rounding hides (NaN) counts as infinite.
+    """
+    errors = np.where(np.isnan(errors), np.inf, errors)
+    if len(errors) > MAX_ERRORS_KEPT:
+        # sorted first, so that the order of the samples does not decide which are kept
+        errors = errors[np.lexsort(errors.T)]
+        rows = np.random.default_rng(0).permutation(len(errors))[:MAX_ERRORS_KEPT]
+        errors = errors[rows]
+    return np.sort(errors, axis=0)
+
+
+def check_coverage(coverage: Any) -> float:
+    """Return a share strictly between 0 and 1."""
+    value = check_number(coverage, "coverage", minimum=0.0, exclusive=True)
+    if value >= 1:
+        raise ValueError(
+            f"`coverage` must be between 0 and 1, the share of outcomes inside: got {value:g}. Try 0.9."
+        )
+    return value
+
+
+def upper_ends(
+    values: Float[np.ndarray, "*m n"], shares: Float[np.ndarray, " n"], coverage: float
+) -> Float[np.ndarray, "*m"]:
+    """The largest of ``values`` below which less than coverage·(G + 1) of them lie, in shares that add up to G.
+
+    Of n values with a share of one each, this is the ⌈coverage·(n + 1)⌉-th smallest; ∞ where there is none. NaN, of a
+    fit that is not known, counts as ∞.
+
+    >>> upper_ends(np.arange(10.0, 20.0), np.ones(10), 0.8)
+    array(18.)
+    """
+    total = float(shares.sum())
+    rank = (coverage - RANK_SLACK) * (total + 1)
+    if total < rank:
+        return np.full(values.shape[:-1], np.inf)
+    if (shares == shares[0]).all():
+        position = math.ceil(rank / float(shares[0])) - 1
+        ends = np.partition(values, position, axis=-1)[..., position]  # NaN is sorted last
+    else:
+        order = np.argsort(values, axis=-1, kind="stable")
+        share_below = np.cumsum(shares[order], axis=-1) - shares[order]
+        position = (share_below < rank).sum(axis=-1)[..., None] - 1
+        last = np.take_along_axis(order, position, axis=-1)
+        ends = np.take_along_axis(values, last, axis=-1)[..., 0]
+    return np.asarray(np.where(np.isnan(ends), np.inf, ends))
+
+
+def jackknife_plus_intervals(
+    refits: Refits, samples: Any, coverage: float, *, adaptive: bool, memory_budget: int
+) -> Float[np.ndarray, "m t 2"]:
+    """Lower and upper ends for every sample and output, from all leave-one-out fits."""
+    sizes = np.abs(refits.residuals).T
+    if adaptive:
+        sizes = sizes / np.sqrt(refits.own_variances() + refits.alpha)
+    intervals = np.empty((len(samples), len(sizes), 2))
+    for rows, predicted, hat, variance in refits.predictions(
+        samples, memory_budget, variances=adaptive
+    ):
+        without_each = refits.without(predicted, hat)
+        spread = sizes
+        if adaptive:
+            spread = (
+                sizes * np.sqrt(refits.variances_without(hat, variance) + refits.alpha)[:, None, :]
+            )
+        intervals[rows, :, 1] = upper_ends(without_each + spread, refits.shares, coverage)
+        intervals[rows, :, 0] = -upper_ends(spread - without_each, refits.shares, coverage)
+    return intervals
+
+
+def plain_intervals(
+    predicted: Float[np.ndarray, "m t"], errors: Float[np.ndarray, "k t"], coverage: float
+) -> Float[np.ndarray, "m t 2"]:
+    """f(x) plus and minus a quantile of the leave-one-out errors: the plain jackknife."""
+    size = upper_ends(errors.T, np.ones(len(errors)), coverage)
+    return np.stack([predicted - size, predicted + size], axis=2)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What makes probabilities of scores: softmax(temperature · scores), 0 for classes without weight."""
+
+    temperature: float
+    has_weight: Bool[np.ndarray, " c"] | None = None
+
+    def probabilities(self, scores: Float[np.ndarray, "*m t"]) -> Float[np.ndarray, "*m c"]:
+        """Probabilities of the classes, from the outputs of the layer."""
+        per_class = without_weightless(class_scores(scores), self.has_weight)
+        return np.asarray(softmax(per_class * self.temperature, axis=-1))
+
+    def log_probabilities(self, scores: Float[np.ndarray, "*m t"]) -> Float[np.ndarray, "*m c"]:
+        """Their logarithms, without underflow."""
+        per_class = without_weightless(class_scores(scores), self.has_weight)
+        return np.asarray(log_softmax(per_class * self.temperature, axis=-1))
+
+    def label_errors(
+        self, scores: Float[np.ndarray, "k t"], outputs: Float[np.ndarray, "k t"]
+    ) -> Float[np.ndarray, "k 1"]:
+        """One less the probability of the right label; 1 for a score that rounding hides (NaN)."""
+        probabilities = self.probabilities(scores)
+        of_label = np.take_along_axis(probabilities, labels_of(outputs)[:, None], axis=1)
+        return np.where(np.isnan(of_label), 1.0, 1 - of_label)
+
+
+def jackknife_plus_label_sets(
+    refits: Refits,
+    samples: Any,
+    coverage: float,
+    calibration: Calibration,
+    n_classes: int,
+    memory_budget: int,
+) -> Bool[np.ndarray, "m c"]:
+    """Which labels are plausible: those with which fewer than c(n+1) training samples were more at home."""
+    left_out_scores = refits.outputs - refits.residuals
+    of_training = 1 - calibration.label_errors(left_out_scores, refits.outputs)
+    limit = coverage * (len(refits.starts) + 1) * (1 - RANK_SLACK)
+    plausible = np.empty((len(samples), n_classes), bool)
+    for rows, scores, hat, _ in refits.predictions(samples, memory_budget, variances=False):
+        scores_without_each = np.moveaxis(refits.without(scores, hat), 1, 2)
+        of_new = calibration.probabilities(scores_without_each)
+        share_more_at_home = np.einsum("n,mnc->mc", refits.shares, of_training > of_new)
+        plausible[rows] = share_more_at_home < limit
+    return plausible
+
+
+def plain_label_sets(
+    probabilities: Float[np.ndarray, "m c"], errors: Float[np.ndarray, "k 1"], coverage: float
+) -> Bool[np.ndarray, "m c"]:
+    """The same by the plain jackknife: probabilities of the model against those of left-out training samples."""
+    of_training = np.sort(1 - errors[:, 0])
+    n = len(of_training)
+    more_at_home = n - np.searchsorted(of_training, probabilities, side="right")
+    return np.asarray(more_at_home < coverage * (n + 1) * (1 - RANK_SLACK))
+
+
+def posterior_std(refits: Refits, samples: Any, memory_budget: int) -> Float[np.ndarray, "m t"]:
+    """√(A (v(x) + alpha)), the amplitude A of each output fitted to the leave-one-out errors."""
+    is_known = np.isfinite(refits.residuals).all(axis=1)
+    if not is_known.any():
+        return np.full((len(samples), refits.residuals.shape[1]), np.inf)
+    shares = refits.shares[is_known]
+    # in units of the largest error, so that squares neither overflow nor vanish
+    exponent = int(np.frexp(np.abs(refits.residuals[is_known]).max(initial=0.0))[1])
+    squares = np.square(np.ldexp(refits.residuals[is_known], -exponent))
+    scaled = squares / (refits.own_variances()[is_known] + refits.alpha)[:, None]
+    amplitude = shares @ scaled / shares.sum()
+    variance = variances_of(refits, samples, memory_budget)
+    return np.ldexp(np.sqrt(amplitude * (variance[:, None] + refits.alpha)), exponent)
+
+
+def novelty_ranks(refits: Refits, samples: Any, memory_budget: int) -> Float[np.ndarray, " m"]:
+    """The share of training samples, or groups, whose own posterior variance is below that of the new sample."""
+    of_training = refits.own_variances()
+    order = np.argsort(of_training)
+    share_below = np.concatenate([[0.0], np.cumsum(refits.shares[order])])
+    of_new = variances_of(refits, samples, memory_budget)
+    positions = np.searchsorted(of_training[order], of_new)
+    return np.asarray(share_below[positions] / len(refits.starts))
+
+
+def variances_of(refits: Refits, samples: Any, memory_budget: int) -> Float[np.ndarray, " m"]:
+    """Posterior variances v(x) of new samples."""
+    parts = [
+        variance for *_, variance in refits.predictions(samples, memory_budget, variances=True)
+    ]
+    return np.concatenate(parts)
+
+
+@dataclass(frozen=True)
+class CoordinateImportance:
+    """What each coordinate is worth: by how much the leave-one-out squared error grows where it is permuted.
+
+    Attributes
+    ----------
+    names : tuple of str
+        "key 0", …, "query 0", …, "extra 0", ….
+    within, within_error : arrays (c,)
+        Permuted among the keys of each set: what is lost is which key has which value. NaN for queries and extras.
+    across, across_error : arrays (c,)
+        Permuted among all keys of all sets, or all samples: everything it says is lost. Each with its standard error
+        over samples, or groups.
+    baseline : float
+        The leave-one-out squared error itself.
+    """
+
+    names: tuple[str, ...]
+    within: Float[np.ndarray, " c"]
+    within_error: Float[np.ndarray, " c"]
+    across: Float[np.ndarray, " c"]
+    across_error: Float[np.ndarray, " c"]
+    baseline: float
+
+
+def importance_of_coordinates(
+    record: TrainingRecord, n_repeats: int, seed: int, memory_budget: int
+) -> CoordinateImportance:
+    """Permute one coordinate at a time, and predict every training sample by the fit without it."""
+    refits = record.refits()
+    samples = record.data.samples[refits.rows]
+    counts = {
+        "key": samples.dim,
+        "query": 0 if samples.query is None else samples.query_dim,
+        "extra": 0 if samples.extras is None else samples.extras.shape[1],
+    }
+    names = tuple(f"{kind} {j}" for kind, count in counts.items() for j in range(count))
+    usual = np.square(refits.residuals).mean(axis=1)
+    rng = np.random.default_rng(seed)
+
+    def growth(name: str, *, within: bool) -> tuple[float, float]:
+        losses = []
+        for _ in range(n_repeats):
+            permuted = _with_permuted_coordinate(samples, name, rng, within=within)
+            losses.append(_left_out_losses(refits, record.tokens.apply(permuted), memory_budget))
+        return refits.mean_and_error(np.mean(losses, axis=0) - usual)
+
+    # means and standard errors, (within, across) × coordinates
+    within = np.full((2, len(names)), np.nan)
+    across = np.full((2, len(names)), np.nan)
+    for column, name in enumerate(names):
+        if name.startswith("key"):
+            within[:, column] = growth(name, within=True)
+        across[:, column] = growth(name, within=False)
+    baseline, _ = refits.mean_and_error(usual)
+    return CoordinateImportance(
+        names=names,
+        within=within[0],
+        within_error=within[1],
+        across=across[0],
+        across_error=across[1],
+        baseline=baseline,
+    )
+
+
+def _left_out_losses(refits: Refits, ready: Any, memory_budget: int) -> Float[np.ndarray, " n"]:
+    """Squared errors of changed training samples, each by the fit without it or its group."""
+    losses = []
+    for rows, predicted, hat, _ in refits.predictions(ready, memory_budget, variances=False):
+        numbers = np.arange(rows.start, rows.stop)
+        without_itself = refits.without(predicted, hat)[numbers - rows.start, :, numbers]
+        losses.append(np.square(refits.outputs[rows] - without_itself).mean(axis=1))
+    return np.concatenate(losses)
+
+
+def _with_permuted_coordinate(
+    samples: Any, name: str, rng: np.random.Generator, *, within: bool
+) -> Any:
+    """Samples with one coordinate permuted, among the keys of each set or among all."""
+    kind, number = name.split()
+    column = int(number)
+    if kind == "extra":
+        extras = samples.extras.copy()
+        extras[:, column] = rng.permutation(extras[:, column])
+        return samples.with_extras(extras)
+    sets = samples.sets
+    source = sets.query if kind == "query" else sets.tokens
+    order = rng.permutation(len(source))
+    if within:
+        set_of_key = np.repeat(np.arange(len(sets)), sets.lengths)
+        order = np.lexsort([rng.random(len(source)), set_of_key])
+    changed = source.copy()
+    changed[:, column] = source[order, column]
+    if kind == "query":
+        return samples.with_sets(sets.with_query(changed))
+    return samples.with_sets(sets.with_query(None).mapped(lambda _: changed).with_query(sets.query))

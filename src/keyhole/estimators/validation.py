@@ -1,0 +1,340 @@
+"""What users pass to `fit` and `predict`, checked: samples, outputs, weights, groups, penalties, heads, seeds."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sized
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_array, check_random_state
+from sklearn.utils.class_weight import compute_sample_weight
+from sklearn.utils.validation import column_or_1d, validate_data
+
+from keyhole._checks import (
+    as_sequence,
+    check_choice,
+    check_count,
+    check_float_array,
+    check_labels,
+    check_no_mask,
+    check_number,
+    check_seed,
+    check_weight_sizes,
+    is_table,
+)
+from keyhole.attention.heads import GaussianHeads, HeadDistribution
+from keyhole.data.sets import SetBatch, SetGroups, check_sets, samples_in
+
+
+def as_sets(estimator: BaseEstimator, X: Any, *, reset: bool) -> SetBatch:
+    """Return ``X`` as a SetBatch: `as_samples` where a sample is one set."""
+    samples = as_samples(estimator, X, reset=reset)
+    check_sets(samples, "X")
+    return samples.sets
+
+
+def as_samples(estimator: BaseEstimator, X: Any, *, reset: bool) -> SetBatch | SetGroups:
+    """Return ``X`` as sets, or as the groups of sets it is, checked against what `fit` saw unless ``reset``."""
+    samples: Any = samples_in(X)
+    if samples is None:
+        samples = _as_sets(estimator, X, reset=reset)
+    else:
+        _as_sets(estimator, samples.sets, reset=reset)
+    _check_extras(estimator, samples, reset=reset)
+    return samples
+
+
+def _check_extras(estimator: BaseEstimator, samples: SetBatch | SetGroups, *, reset: bool) -> None:
+    """Record, or compare, the number of columns that samples have of their own."""
+    count = 0 if samples.extras is None else samples.extras.shape[1]
+    if reset:
+        estimator.n_extras_in_ = count
+    elif count != estimator.n_extras_in_:
+        raise ValueError(
+            f"X has {count} columns of extras, but {type(estimator).__name__} is expecting {estimator.n_extras_in_}: "
+            "samples must have the extras they had in fit. Pass them as SetBatch(keys, query, extras)."
+        )
+
+
+def _as_sets(estimator: BaseEstimator, X: Any, *, reset: bool) -> SetBatch:
+    """Return ``X`` as a SetBatch, and record (``reset``) or compare its dimension and whether it has queries.
+
+    ``X`` is a SetBatch; or n sets of keys without a query, as an array (n, N, d) or a list of arrays
+    (N_i, d); or an (n, d) table, one key per set.
+    """
+    X = as_sequence(X)
+    if isinstance(X, SetBatch):
+        batch = X
+        if len(batch) == 0:
+            raise ValueError(
+                "`X` must hold at least one set: got a SetBatch of 0 sets (0 sample(s))."
+            )
+    elif _holds_token_arrays(X):
+        batch = SetBatch(X)
+    else:
+        batch = SetBatch(_as_numbers(estimator, X, reset=reset)[:, None, :])
+    has_query = batch.query is not None
+    if reset:
+        estimator.n_features_in_ = batch.dim
+        estimator.has_query_ = has_query
+        estimator.n_query_features_in_ = batch.query_dim if has_query else 0
+        return batch
+    if batch.dim != estimator.n_features_in_:
+        raise ValueError(
+            f"X has {batch.dim} features, but {type(estimator).__name__} is expecting "
+            f"{estimator.n_features_in_} features as input: tokens must have the dimension they had in fit."
+        )
+    if has_query != estimator.has_query_:
+        fitted = "with" if estimator.has_query_ else "without"
+        given = "with" if has_query else "without"
+        raise ValueError(
+            f"`X` must carry queries exactly if the training sets did: {type(estimator).__name__} was fitted "
+            f"{fitted} queries and got sets {given}. Build both batches the same way."
+        )
+    if has_query and batch.query_dim != estimator.n_query_features_in_:
+        raise ValueError(
+            f"X has queries of {batch.query_dim} features, but {type(estimator).__name__} is expecting "
+            f"{estimator.n_query_features_in_}: queries must have the dimension they had in fit."
+        )
+    return batch
+
+
+def _as_numbers(estimator: BaseEstimator, X: Any, *, reset: bool) -> Float[np.ndarray, "n d"]:
+    """Return a table as an array of numbers, checked as scikit-learn checks tables."""
+    check_no_mask(X, "X")
+    rule = "`X` must be sets, or a table of numbers"
+    remedy = "Pass an array, a data frame of numbers or a SetBatch; kh.read_table makes sets of tables with text."
+    fields = getattr(getattr(X, "dtype", None), "names", None)
+    if fields:
+        raise TypeError(f"{rule}: got an array of fields {', '.join(fields)}. {remedy}")
+    if isinstance(X, dict) and not hasattr(X, "toarray"):  # a sparse matrix may be one too
+        raise TypeError(f"{rule}: got a dict. {remedy}")
+    if isinstance(X, (list, tuple)) and len(X) > 0 and isinstance(X[0], dict):
+        raise TypeError(f"{rule}: got a list of dicts. {remedy}")
+    if is_table(X) and hasattr(X, "collect"):
+        raise TypeError(
+            f"`X` must be a table in memory: got {type(X).__name__}, which is not computed yet. Call its "
+            "collect method."
+        )
+    try:
+        return np.asarray(validate_data(estimator, X, reset=reset, dtype=(np.float64, np.float32)))
+    except (TypeError, ValueError) as error:
+        text = _first_text(X)
+        if text is None:
+            raise
+        column, value = text
+        raise ValueError(
+            f"`X` must hold numbers: column {column!r} holds {value!r:.40}. Leave it out or encode it; kh.read_table "
+            "encodes text and dates as it makes sets of a table."
+        ) from error
+
+
+def _first_text(X: Any) -> tuple[str, str] | None:
+    """The name of the first column of a table that holds text, and that text; None if there is none."""
+    if not is_table(X):
+        return None
+    names = X.column_names if hasattr(X, "column_names") else X.columns
+    for name in names:
+        values = np.asarray(X[name])
+        if values.dtype.kind in "OUST":
+            for value in values.tolist():
+                if isinstance(value, str):
+                    return str(name), value
+    return None
+
+
+def _holds_token_arrays(X: Any) -> bool:
+    """Whether ``X`` is three levels deep: sets of tokens of coordinates."""
+    if is_table(X) or hasattr(X, "toarray"):
+        return False  # a data frame or a sparse matrix
+    if hasattr(X, "ndim") and X.ndim != 1:
+        return bool(X.ndim == 3)
+    if not hasattr(X, "__len__") or isinstance(X, (str, bytes, dict)) or len(X) == 0:
+        return False
+    try:
+        return np.ndim(X[0]) == 2
+    except (ValueError, TypeError, KeyError, IndexError):
+        return False
+
+
+def as_outputs(estimator: BaseEstimator, y: Any, batch: Sized) -> Float[np.ndarray, "n t"]:
+    """Return a regression target as float64 columns, one per output."""
+    check_target_given(estimator, y)
+    y = np.asarray(y)
+    if y.ndim not in (1, 2):
+        raise ValueError(f"`y` must have shape (n,) or (n, outputs): got shape {y.shape}.")
+    y = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y", estimator=estimator)
+    check_lengths(batch, y, "y")
+    return np.asarray(y.reshape(len(y), -1))
+
+
+def check_target_given(estimator: BaseEstimator, y: Any) -> None:
+    """Raise if there is no target, or one that is masked."""
+    if y is None:
+        raise ValueError(
+            f"{type(estimator).__name__} requires y to be passed, but the target y is None."
+        )
+    check_no_mask(y, "y")
+
+
+def check_lengths(batch: Sized, values: Any, name: str) -> None:
+    """Raise unless ``values`` has one entry per set."""
+    if len(values) != len(batch):
+        raise ValueError(
+            f"`{name}` must have one entry per set: got inconsistent numbers of samples, "
+            f"{len(batch)} sets and {len(values)} entries of `{name}`."
+        )
+
+
+def as_weights(sample_weight: Any, batch: Sized) -> Float[np.ndarray, " n"] | None:
+    """Return checked sample weights, or None."""
+    if sample_weight is None:
+        return None
+    check_no_mask(sample_weight, "sample_weight")
+    sample_weight = np.asarray(sample_weight)
+    if sample_weight.ndim == 0:
+        sample_weight = np.full(len(batch), sample_weight)
+    if sample_weight.ndim != 1:
+        # "1D" is what scikit-learn's own checks look for
+        raise ValueError(
+            "Sample weights must be 1D array or scalar: `sample_weight` has shape "
+            f"{sample_weight.shape} for {len(batch)} sets."
+        )
+    weights = check_array(
+        sample_weight, ensure_2d=False, dtype=np.float64, input_name="sample_weight"
+    )
+    check_lengths(batch, weights, "sample_weight")
+    if weights.min() < 0:
+        i = int(weights.argmin())
+        raise ValueError(
+            f"`sample_weight` must not be negative: sample {i} has weight {weights[i]:g}. Use 0 to leave a sample out."
+        )
+    if not weights.any():
+        raise ValueError("`sample_weight` must have a positive entry: all weights are zero.")
+    check_weight_sizes(weights, "sample_weight")
+    return np.asarray(weights)
+
+
+def as_alphas(alpha: Any) -> Float[np.ndarray, " a"] | None:
+    """Return the penalties to choose from, or None for the automatic grid of ``alpha="loo"``."""
+    if isinstance(alpha, str):
+        if alpha != "loo":
+            raise ValueError(
+                f"`alpha` must be 'loo', a number or a sequence of numbers: got {alpha!r}."
+            )
+        return None
+    penalties = check_float_array(alpha, "alpha").astype(np.float64)
+    if penalties.ndim == 0:
+        return np.array([check_number(alpha, "alpha", minimum=0.0)])
+    if penalties.ndim != 1 or len(penalties) == 0:
+        raise ValueError(f"`alpha` must be a non-empty sequence: got shape {penalties.shape}.")
+    for i, penalty in enumerate(penalties):
+        check_number(float(penalty), f"alpha[{i}]", minimum=0.0)
+    return penalties
+
+
+def as_n_heads(n_heads: Any) -> float | str:
+    """Return the number of heads, math.inf for infinitely many, or "auto"."""
+    if isinstance(n_heads, str):
+        return check_choice(n_heads, "n_heads", ("auto",))
+    if isinstance(n_heads, (float, np.floating)) and math.isinf(n_heads) and n_heads > 0:
+        return math.inf
+    try:
+        return check_count(n_heads, "n_heads")
+    except TypeError:
+        raise TypeError(
+            "`n_heads` must be a positive integer, math.inf for the exact kernel, or 'auto': "
+            f"got {n_heads!r}."
+        ) from None
+
+
+def as_finite_n_heads(n_heads: Any, reason: str) -> int:
+    """Return a finite number of heads; infinitely many are refused for a reason that ends in what to do."""
+    count = as_n_heads(n_heads)
+    if isinstance(count, str) or math.isinf(count):
+        raise ValueError(f"`n_heads` must be finite for {reason}")
+    return int(count)
+
+
+def as_distribution(distribution: Any) -> HeadDistribution:
+    """Return the head distribution, a copy of its own; None means zero-mean Gaussian heads.
+
+    Heads are drawn whenever they are needed: a distribution that is changed after the fit must not
+    change them. One that learns is the parameter itself, whose ``fit`` makes another distribution.
+    """
+    if distribution is None:
+        return GaussianHeads()
+    if isinstance(distribution, type) or not isinstance(distribution, HeadDistribution):
+        raise TypeError(
+            f"`heads` must be a head distribution such as kh.GaussianHeads(mean=1.0) or None: got {distribution!r}."
+        )
+    if hasattr(distribution, "fit"):
+        return distribution
+    return copy.deepcopy(distribution)
+
+
+def as_seed(random_state: Any) -> int:
+    """Return the seed of the heads: an integer as it is, otherwise one drawn from the generator or from entropy."""
+    if isinstance(random_state, np.random.Generator):
+        return int(random_state.integers(2**31))
+    if isinstance(random_state, (int, np.integer)) and not isinstance(random_state, bool):
+        return check_seed(random_state, "random_state")
+    if random_state is None:
+        return int(np.random.SeedSequence().generate_state(1, np.uint32)[0] >> 1)
+    return int(check_random_state(random_state).randint(2**31 - 1))
+
+
+def as_dtype(dtype: Any) -> str:
+    """Return the precision of the features, "float64" or "float32"."""
+    name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
+    return check_choice(name, "dtype", ("float64", "float32"))
+
+
+def as_groups(
+    groups: Any, batch: Sized, weights: Float[np.ndarray, " n"] | None = None
+) -> Int[np.ndarray, " n"] | None:
+    """Number the groups, or None; at least two of them must have weight."""
+    if groups is None:
+        return None
+    check_no_mask(groups, "groups")
+    groups = column_or_1d(groups)
+    check_lengths(batch, groups, "groups")
+    check_labels(groups, "groups", "group")
+    _, numbers = np.unique(groups, return_inverse=True)
+    has_weight = np.ones(len(groups), bool) if weights is None else weights > 0
+    names = np.unique(groups[has_weight])
+    if len(names) < 2:
+        raise ValueError(
+            f"`groups` must name at least two groups, so that one can be left out: got {names.tolist()[0]!r} for all "
+            f"{has_weight.sum()} samples of positive weight. Leave `groups` out to leave samples out one by one."
+        )
+    return np.asarray(numbers)
+
+
+def class_weights(
+    class_weight: Any, labels: np.ndarray, weights: np.ndarray | None
+) -> np.ndarray | None:
+    """Sample weights times those of the classes: None if both are None.
+
+    "balanced" counts a sample of weight two as two, and one of weight 0 as none: the classes that have weight share the
+    total weight in equal parts.
+    """
+    if class_weight is None:
+        return weights
+    single = np.ones(len(labels)) if weights is None else weights
+    if isinstance(class_weight, str):
+        _, member = np.unique(labels, return_inverse=True)
+        totals = np.bincount(member, weights=single)
+        share = single.sum() / (totals > 0).sum()
+        by_class = np.divide(share, totals, out=np.zeros_like(totals), where=totals > 0)
+        weight_of_class = by_class[member]
+    else:
+        weight_of_class = compute_sample_weight(class_weight, labels)
+    check_weight_sizes(weight_of_class, "class_weight")
+    both = np.asarray(weight_of_class * single)
+    check_weight_sizes(both, "sample_weight times class_weight")
+    return both

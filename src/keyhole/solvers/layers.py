@@ -1,0 +1,212 @@
+"""Fitted layers f(x) = Σ_m <v_m, φ_m(x)> + b: of finitely many heads, and of infinitely many through their kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from keyhole._array import MEMORY_BUDGET, block_size, blocks, unit_exponent
+from keyhole.attention.features import apply_values, key_contributions, written_blocks
+from keyhole.attention.heads import HeadDistribution, HeadDraw
+from keyhole.attention.kernels import attention_kernel
+from keyhole.data.sets import PooledSets, SampleBatch, SetBatch
+
+
+@dataclass(frozen=True)
+class FiniteLayer:
+    """A layer of M heads, regenerated from their seed as needed.
+
+    Attributes
+    ----------
+    heads : HeadDraw
+        The drawn query-key matrices.
+    values : array (M, D, t)
+        v, in the scaling where φ carries M^{-1/2}.
+    intercept : array (t,)
+    activation, dtype : str
+    device : str or None
+        Where features are computed; None is NumPy.
+    extras_values : array (c, t) or None
+        Coefficients of the scaled sample-level features.
+    """
+
+    heads: HeadDraw
+    values: Float[np.ndarray, "m e t"] = field(repr=False)
+    intercept: Float[np.ndarray, " t"]
+    activation: str
+    dtype: str
+    device: str | None = None
+    extras_values: Float[np.ndarray, "c t"] | None = field(default=None, repr=False)
+
+    def predict(
+        self, samples: SampleBatch, *, memory_budget: int = MEMORY_BUDGET
+    ) -> Float[np.ndarray, "n t"]:
+        """Return f on every sample. O(tokens · M · D) and no temporary beyond the budget."""
+        if self.device is None:
+            outputs = self._outputs_of_heads(samples, memory_budget)
+        else:
+            from keyhole.solvers.on_device import finite_outputs
+
+            outputs = finite_outputs(self, samples, memory_budget)
+        with np.errstate(over="ignore"):  # what overflows is reported below
+            outputs = outputs + self.intercept + extras_outputs(self, samples)
+        return check_finite_predictions(outputs)
+
+    def _outputs_of_heads(self, samples: SampleBatch, memory_budget: int) -> np.ndarray:
+        # values have the units of y, which may be beyond the range of float32: contract them in units of their own
+        exponents = unit_exponent(self.values, axis=(0, 1))
+        outputs = apply_values(
+            samples,
+            self.heads,
+            np.ldexp(self.values, -exponents),
+            self.activation,
+            dtype=self.dtype,
+            memory_budget=memory_budget,
+        )
+        with np.errstate(over="ignore"):
+            return np.ldexp(outputs.astype(np.float64), exponents)
+
+    def contributions(
+        self, samples: SampleBatch, *, memory_budget: int = MEMORY_BUDGET
+    ) -> Float[np.ndarray, "k t"]:
+        """What every key adds to f, sample after sample; by NumPy."""
+        exponents = unit_exponent(self.values, axis=(0, 1))
+        parts = key_contributions(
+            samples,
+            self.heads,
+            np.ldexp(self.values, -exponents),
+            self.activation,
+            dtype=self.dtype,
+            memory_budget=memory_budget,
+        )
+        return np.ldexp(parts, exponents)
+
+    def in_units(self, exponent: int) -> FiniteLayer:
+        """The layer of outputs 2^exponent times as large."""
+        return replace(
+            self,
+            values=np.ldexp(self.values, exponent),
+            intercept=np.ldexp(self.intercept, exponent),
+            extras_values=_scaled_or_none(self.extras_values, exponent),
+        )
+
+
+@dataclass(frozen=True)
+class KernelLayer:
+    """A layer of infinitely many heads: f(x) = Σ_i dual_i K(x, x_i) + b.
+
+    Attributes
+    ----------
+    distribution : head distribution
+        Of the infinitely many heads.
+    sets : SetBatch or PooledSets
+        The n training samples.
+    dual : array (n, t)
+    intercept : array (t,)
+    activation : str
+    device : str or None
+        Where the kernel is evaluated, in ``dtype``; None is NumPy, in float64 always.
+    dtype : str
+    extras_values : array (c, t) or None
+        Coefficients of the scaled sample-level features.
+    """
+
+    distribution: HeadDistribution
+    sets: SetBatch | PooledSets
+    dual: Float[np.ndarray, "n t"] = field(repr=False)
+    intercept: Float[np.ndarray, " t"]
+    activation: str
+    device: str | None = None
+    dtype: str = "float64"
+    extras_values: Float[np.ndarray, "c t"] | None = field(default=None, repr=False)
+
+    def predict(
+        self, samples: SampleBatch, *, memory_budget: int = MEMORY_BUDGET
+    ) -> Float[np.ndarray, "n t"]:
+        """Return f on every sample, in blocks of rows of the kernel."""
+        if self.device is None:
+            outputs = self._outputs_of_kernel(samples, memory_budget)
+        else:
+            from keyhole.solvers.on_device import kernel_outputs
+
+            outputs = kernel_outputs(self, samples, memory_budget)
+        with np.errstate(over="ignore"):
+            outputs = outputs + self.intercept + extras_outputs(self, samples)
+        return check_finite_predictions(outputs)
+
+    def _outputs_of_kernel(self, samples: SampleBatch, memory_budget: int) -> np.ndarray:
+        outputs = np.empty((len(samples), self.dual.shape[1]))
+        for rows in blocks(len(samples), block_size(8 * len(self.sets), memory_budget)):
+            kernel = attention_kernel(
+                samples[rows],
+                self.sets,
+                self.distribution,
+                self.activation,
+                memory_budget=memory_budget,
+            )
+            outputs[rows] = kernel @ self.dual
+        return outputs
+
+    def contributions(
+        self, samples: SampleBatch, *, memory_budget: int = MEMORY_BUDGET
+    ) -> Float[np.ndarray, "k t"]:
+        """What every key adds to f, sample after sample; by NumPy.
+
+        K of a set is the mean of K over its keys, each as a set of its own with the same query.
+        """
+        parts = []
+        for _, written in written_blocks(samples, 8 * self.dual.shape[1]):
+            keys = written.sets.single_keys()
+            lengths = written.sets.lengths
+            outputs = np.empty((len(keys), self.dual.shape[1]))
+            for rows in blocks(len(keys), block_size(8 * len(self.sets), memory_budget)):
+                # keys stand in the columns of the kernel, so that what is done once per row is done per training set
+                kernel = attention_kernel(
+                    self.sets,
+                    keys[rows],
+                    self.distribution,
+                    self.activation,
+                    memory_budget=memory_budget,
+                )
+                outputs[rows] = kernel.T @ self.dual
+            outputs /= np.repeat(lengths, lengths)[:, None]
+            parts.append(written.of_keys(outputs))
+        return np.concatenate(parts)
+
+    def in_units(self, exponent: int) -> KernelLayer:
+        """The layer of outputs 2^exponent times as large."""
+        return replace(
+            self,
+            dual=np.ldexp(self.dual, exponent),
+            intercept=np.ldexp(self.intercept, exponent),
+            extras_values=_scaled_or_none(self.extras_values, exponent),
+        )
+
+
+Layer = FiniteLayer | KernelLayer
+
+
+def extras_outputs(layer: Any, samples: SampleBatch) -> Any:
+    """What the scaled sample-level features add to the outputs of a layer; 0 where it has none."""
+    if layer.extras_values is None:
+        return 0.0
+    return samples.extras @ layer.extras_values
+
+
+def check_finite_predictions(predictions: Float[np.ndarray, "n t"]) -> Float[np.ndarray, "n t"]:
+    """Return predictions, all of them numbers; raise if one has outgrown float64."""
+    not_finite = np.flatnonzero(~np.isfinite(predictions).all(axis=1))
+    if len(not_finite):
+        first = not_finite[0]
+        raise ValueError(
+            f"predictions must be finite: that of sample {first} is {predictions[first]} ({len(not_finite)} in all). "
+            "Its tokens, or the values of the model, are too large for float64. Scale the tokens, or fit anew."
+        )
+    return np.asarray(predictions)
+
+
+def _scaled_or_none(array: np.ndarray | None, exponent: int) -> np.ndarray | None:
+    return None if array is None else np.ldexp(array, exponent)

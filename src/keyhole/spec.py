@@ -1,0 +1,94 @@
+"""The specification of a layer: everything that decides a fit, apart from the data."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from keyhole._array import MEMORY_BUDGET
+from keyhole.attention.heads import GaussianHeads, HeadDistribution, HeadDraw
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """What to fit: one attention layer with its settings, and how its values are solved for.
+
+    Fields that hold "auto" (None for ``heads`` and ``extras_scale``) are left to `keyhole.choose.choose`, which returns
+    a specification without any; `keyhole.layer.fit` takes only such. Samples, weights and groups are data, not
+    specification: they are a `keyhole.training.TrainingSet`.
+
+    Attributes
+    ----------
+    heads : head distribution or None
+        The distribution of the query-key matrices W.
+    n_heads : int, math.inf or "auto"
+        M; infinity is the exact kernel.
+    activation, pooling, scaling, query : str
+        As for `keyhole.AttentionRegressor`.
+    extras_scale : float or None
+        Scale of the standardised sample-level features beside the features of the heads.
+    alphas : array (a,) or None
+        Penalties to choose from by leave-one-out; one alone is used as it is; None is an automatic grid.
+    fit_intercept : bool
+    criterion : "squared_error" or "log_loss"
+        What penalties and settings are chosen by; the log-loss is that of calibrated scores of classes.
+    seed : int
+        Of the heads.
+    dtype : "float64" or "float32"
+        Precision of features and their Gram matrix. Exact kernels are float64, except those of a device.
+    device : str or None
+        Where torch computes; None is NumPy.
+    solver : "auto", "direct" or "cg"
+        "cg" is conjugate gradients; "auto" takes them only if the smaller Gram matrix exceeds the memory.
+    hold_out : bool
+        Whether conjugate gradients predict a tenth of the samples, held out, even if there is nothing to choose:
+        classifiers calibrate their probabilities on them.
+    memory_budget : int
+        Bound in bytes on any temporary but the Gram matrix, n × n or p × p with p = M·D.
+    """
+
+    heads: HeadDistribution | None = None
+    n_heads: float | str = AUTO
+    activation: str = "relu"
+    pooling: str = "mean"
+    scaling: str = AUTO
+    query: str = AUTO
+    extras_scale: float | None = None
+    alphas: Float[np.ndarray, " a"] | None = field(default=None, repr=False)
+    fit_intercept: bool = True
+    criterion: str = "squared_error"
+    seed: int = 0
+    dtype: str = "float64"
+    device: str | None = None
+    solver: str = "auto"
+    hold_out: bool = False
+    memory_budget: int = MEMORY_BUDGET
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the layer has infinitely many heads, so that its kernel is used."""
+        return isinstance(self.n_heads, float) and math.isinf(self.n_heads)
+
+    @property
+    def learns_heads(self) -> bool:
+        """Whether the head distribution has to be fitted to the training set first."""
+        return hasattr(self.heads, "fit")
+
+    @property
+    def fixed_heads(self) -> HeadDistribution:
+        """The head distribution that drafts are made with: zero mean where it is yet to be chosen or learned."""
+        if self.heads is None or self.learns_heads:
+            return GaussianHeads()
+        return self.heads
+
+    def draw(self, heads: HeadDistribution, samples: Any) -> HeadDraw | HeadDistribution:
+        """M heads for samples like these; or the distribution itself for infinitely many."""
+        if self.is_exact:
+            return heads
+        return HeadDraw(heads, int(self.n_heads), samples.dim, self.seed, samples.query_dim)
